@@ -1,0 +1,46 @@
+# All but `help` and `clean` work in .venv, which is made first, and again when the contents of these files have changed.
+READY := .venv/ready-$(shell cat settings.ini pyproject.toml setup.py | cksum | cut -d' ' -f1)
+PYTHON := $(or $(PYTHON),$(shell command -v python3))
+PREPARE := nbdev-export && nbdev-clean && python docs/build.py --readme-only
+
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
+export OMP_NUM_THREADS := 1
+export PYTHONWARNINGS := ignore::FutureWarning
+
+.PHONY: help demo test docs notebooks bench prepare clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+$(READY):
+	$(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python .venv/bin/python --disable-pip-version-check install -q uv
+	uv pip install -q pip -e '.[dev]'
+	rm -f .venv/ready-* && touch $@
+
+demo: $(READY) ## train dense, static and dynamic sparse networks on real digits, and show the table
+	python -m fastsparse.demo
+
+test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and a site without warnings
+	chkstyle nbs docs tests benchmarks setup.py
+	python docs/check.py "$(PREPARE)"
+	nbdev-test --timing
+	python -m pytest -q
+	python docs/build.py
+
+docs: $(READY) ## README.md, and the site in docs/_build/html
+	python docs/build.py
+
+notebooks: $(READY) ## open the notebooks in Jupyter
+	jupyter notebook --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root)
+
+bench: $(READY) ## time sparse training against dense training
+	python benchmarks/run.py
+
+prepare: $(READY) ## after editing a notebook: export the modules, clean the notebooks, write README.md
+	$(PREPARE)
+
+clean: ## remove what was built, but not .venv
+	rm -rf _proc docs/_build build dist demo_results .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,169 @@
+"Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
+import itertools,subprocess
+from base64 import b64decode
+from fastcore.nbio import *
+from fastcore.script import call_parse
+from fastcore.shutil import rmtree
+from fastcore.utils import *
+from nbdev.config import get_config,nbpath2html
+from nbdev.doclinks import nbglob
+from nbdev.serve import proc_nbs
+from os.path import relpath
+from shutil import copy2,copytree,ignore_patterns
+from urllib.parse import unquote,urlsplit
+
+cfg = get_config()
+root,nbs,docs = cfg.config_path,cfg.nbs_path,cfg.config_path/'docs'
+src,site,images = docs/'_build/src',docs/'_build/html',docs/'images'
+pages = {f: src/nbpath2html(f.relative_to(nbs)).with_suffix('.ipynb') for f in nbglob(as_path=True).sorted()}
+texts = {f: src/f.name for f in sorted(root.glob('*.md')) if f.name!='README.md'}
+symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for f,p in pages.items()}  # nbdev's start at the site's root
+
+_re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
+_re_show = re.compile(r'^show_doc\(([\w.]+)', re.MULTILINE)
+_re_source = re.compile(r'\[source\]\([^)]*\)\{[^}]*\}\n*')
+_re_modules = re.compile(r'\b(?:torch|fastai|fastcore)\.(?:\w+\.)*(?=[A-Z])')
+_tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold','show'): 'hide-input'}
+
+def relink(s, f, to):
+    "Send each link in markdown `s` of notebook `f` that leads to a file to `to(file, anchor, is_symbol)`"
+    def _sub(m):
+        t = symbol_links.get(m[1]) or (f.parent/m[1] if m[1] else f).resolve()
+        return f"]({to(t, m[2] or '', m[1] in symbol_links)})" if t.exists() else m[0]
+    return _re_link.sub(_sub, s)
+
+def title_md(nb, *notes):
+    "Title and description of processed `nb` as markdown, with `notes` between them"
+    fm = nb_frontmatter(nb)
+    return '\n\n'.join([f"# {fm['title']}", *notes, fm.get('description', '')])
+
+# The site
+
+def entry(c):
+    "The symbol whose API entry processed cell `c` is, if any"
+    m = c.cell_type=='code' and _re_show.search(c.source)
+    return m[1] if m else ''
+
+def in_order(cells, f):
+    "Processed `cells`, with API entries beside each other in the order of notebook `f`: nbdev reverses those of one cell"
+    code = '\n'.join(c.source for c in read_nb(f).cells if c.cell_type=='code')
+    def _place(c):
+        m = re.search(rf"(?:def|class) {entry(c).split('.')[-1]}\b", code)
+        return m.start() if m else -1
+    for is_entry,run in itertools.groupby(cells, lambda c: bool(entry(c))): yield from sorted(run, key=_place) if is_entry else run
+
+class Page:
+    "Notebook `f`, processed as `nb`, on its way to Sphinx; `entries` are the anchors of all API entries"
+    def __init__(self, f, nb, entries):
+        store_attr()
+        self.path = pages[f]
+        self.name = self.path.relative_to(src).with_suffix('').as_posix()
+
+    def _to(self, t, a, is_symbol):
+        "Address of file `t` from this page; a method without an entry is found at its class"
+        a = a.lower()
+        if is_symbol: a = first(o for o in (a, a.split('.')[0], '') if not o or o in self.entries)
+        return relpath((pages|texts).get(t, t), self.path.parent) + a.replace('.', '')
+
+    def md(self, s):
+        "Markdown `s`, written for Quarto, as a cell for Sphinx"
+        return mk_cell(relink(_re_source.sub('', s).removeprefix('---\n\n'), self.f, self._to), 'markdown')
+
+    def cell(self, c):
+        "Processed cell `c`: API entries as markdown, Quarto's options as tags, tables in the theme's style"
+        if c.cell_type=='raw': return
+        if c.cell_type=='markdown': return self.md(c.source)
+        if entry(c): return self.md(_re_modules.sub('', join_out(c.outputs[0]['data']['text/markdown'])))
+        dirs = c.directives
+        c.remove_directives()
+        c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=dict(alt=dirs.get('fig-alt', ''))))
+        for d in L(c.outputs).attrgot('data').filter():
+            if 'text/html' in d: d['text/html'] = re.sub('<table[^>]*>', '<table class="docutils">', join_out(d['text/html']))
+            if 'text/markdown' in d: d['text/markdown'] = self.md(join_out(d['text/markdown'])).source
+        return c
+
+    def save(self, *extra):
+        "Write the page, with markdown `extra` at its end"
+        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(extra).map(self.md)]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
+
+def toctree(names, caption):
+    "Pages `names` as a part of the sidebar"
+    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *names, '```'])
+
+def dead_links():
+    "Links within the site that lead to no page, or to no place on it"
+    htmls = {p.resolve(): p.read_text(encoding='utf-8') for p in site.rglob('*.html')}
+    ids = {p: set(re.findall(r'\sid="([^"]+)"', s)) for p,s in htmls.items()}
+    for p,s in htmls.items():
+        for l in set(re.findall(r'\s(?:href|src)="([^"]+)"', s)):
+            u = urlsplit(l)
+            t = (p.parent/unquote(u.path)).resolve() if u.path else p
+            if not u.scheme and (not t.exists() or u.fragment and u.fragment not in ids.get(t, ())): yield f'{p.relative_to(site)}: {l}'
+
+def write_site(proc):
+    "Build the site from the processed notebooks in `proc`"
+    rmtree(src.parent, ignore_errors=True)
+    copytree(proc, src, ignore=ignore_patterns('*.ipynb', '*.txt', '*.yml'))
+    for f,p in texts.items(): copy2(f, p)
+    read = {f: read_nb(proc/f.relative_to(nbs)) for f in pages}
+    entries = {f'#{entry(c)}'.lower() for nb in read.values() for c in nb.cells}
+    index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
+    for o in rest: o.save()
+    folders = groupby(L(rest).attrgot('name'), lambda o: o.rpartition('/')[0])
+    index.save(*(toctree(v, k.title() or 'Library') for k,v in folders.items()), toctree([p.name for p in texts.values()], 'Project'))
+    rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', docs, src, site]).returncode
+    dead = list(dead_links())
+    if rc or dead: sys.exit('\n'.join(['The site has warnings or dead links:', *dead]))
+
+# The README
+
+def md_table(h):
+    "HTML table `h` as a markdown table, its first row as the head"
+    rows = [re.findall(r'<t[hd][^>]*>(.*?)</t[hd]>', o, re.DOTALL) for o in re.findall(r'<tr.*?</tr>', h, re.DOTALL)]
+    rows = [[re.sub(r'<[^>]*>', '', o).strip().replace('|', '\\|') for o in r] for r in rows]
+    rows.insert(1, ['---']*len(rows[0]))
+    return '\n'.join(f"| {' | '.join(r)} |" for r in rows)
+
+def readme_md(s):
+    "Markdown `s` of the index with links to pages leading to their notebooks"
+    return relink(s, nbs/cfg.readme_nb, lambda t,a,is_symbol: relpath(t, root))
+
+def md_output(o, png, alt):
+    "Output `o` of a cell as markdown; a picture is written to `png`, described by `alt`, and shown at its notebook's size"
+    data = {k: join_out(v) for k,v in o.get('data', {}).items()}
+    if 'image/png' in data:
+        images.mkdir(exist_ok=True)
+        png.write_bytes(b64decode(data['image/png']))
+        width = nested_idx(o, 'metadata', 'image/png', 'width') or '100%'
+        return f'<img src="{png.relative_to(root).as_posix()}" alt="{alt}" width="{width}">'
+    if 'text/markdown' in data: return readme_md(data['text/markdown'])
+    if '<table' in data.get('text/html', ''): return md_table(data['text/html'])
+    return fenced(render_text([o]).strip())
+
+def readme_cell(c):
+    "Processed cell `c` of the index as parts of the README"
+    if c.cell_type=='raw' or c.source.startswith('<!--'): return []
+    if c.cell_type=='markdown': return [readme_md(c.source)]
+    dirs = c.directives
+    c.remove_directives()
+    code = [] if dirs.get('echo')=='false' else [fenced(c.source, 'python')]
+    outs = [] if dirs.get('output')=='false' else concat_streams(c.outputs)
+    return code + [md_output(o, images/f'{c.id}_{i}.png', dirs.get('fig-alt', '')) for i,o in enumerate(outs)]
+
+def write_readme(proc):
+    "Write README.md, and its pictures to docs/images, from the processed index in `proc`"
+    rmtree(images, ignore_errors=True)
+    nb = read_nb(proc/cfg.readme_nb)
+    parts = [title_md(nb, '<!-- Written by docs/build.py from nbs/index.ipynb -->'), *L(nb.cells).map(readme_cell).concat()]
+    (root/'README.md').write_text('\n\n'.join(parts)+'\n', encoding='utf-8')
+
+@call_parse
+def main(
+    readme_only:bool=False, # Write README.md and no site?
+):
+    "Write README.md with its pictures in docs/images, and the site in docs/_build/html"
+    proc = proc_nbs(force=True, file_glob=cfg.readme_nb if readme_only else '')
+    write_readme(proc)
+    if not readme_only: write_site(proc)

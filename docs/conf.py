@@ -1,0 +1,19 @@
+"Sphinx's settings for the pages that docs/build.py prepares"
+from nbdev.config import get_config
+
+cfg = get_config()
+project,author = cfg.lib_name,cfg.author
+version = release = cfg.version
+copyright = author
+extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx-mathjax-offline']
+nb_execution_mode = 'off'  # nbdev-test runs the notebooks, and nbdev's processors run what `show_doc` needs
+nb_render_markdown_format = 'myst'
+nb_ipywidgets_js = {}
+myst_enable_extensions = ['dollarmath']
+myst_dmath_double_inline = True
+myst_heading_anchors = 4
+suppress_warnings = ['myst.header']  # nbdev's API entries are H3 wherever they stand
+html_theme = 'furo'
+html_title = project
+html_copy_source = html_use_index = False
+pygments_style,pygments_dark_style = 'friendly','native'

@@ -1,0 +1,14 @@
+"Adds to pyproject.toml what settings.ini says: requirements, extras and how PyPI files the package"
+from configparser import ConfigParser
+from pathlib import Path
+from setuptools import setup
+
+ini = ConfigParser(delimiters=['='])
+ini.read(Path(__file__).with_name('settings.ini'), encoding='utf-8')
+cfg = ini['DEFAULT']
+statuses = ['Planning', 'Pre-Alpha', 'Alpha', 'Beta', 'Production/Stable', 'Mature', 'Inactive']
+dev,docs = cfg['dev_requirements'].split(),cfg['docs_requirements'].split()
+classifiers = [f"Development Status :: {cfg['status']} - {statuses[int(cfg['status'])-1]}", f"Intended Audience :: {cfg['audience']}",
+    f"Natural Language :: {cfg['language']}", 'Programming Language :: Python :: 3 :: Only']
+
+setup(install_requires=cfg['requirements'].split(), extras_require=dict(dev=dev+docs, docs=docs), classifiers=classifiers)
