@@ -81,7 +81,8 @@ def _exact_top(v, k):
 _n_sample = 2**14
 
 def _cut(s, among, n, k):
-    "A value with a little more than `k` of the `n` entries of `s` that lie in `among` at or above it, judged by a sample"
+    "A value with a little more than `k` of the `n` entries of `s` in `among` above it, judged by a sample; None if a sample can't help"
+    if n<=4*_n_sample or not k or not s.is_floating_point(): return
     step = n//_n_sample|1  # odd, so that it doesn't walk down one column of a weight
     v = s[::step][among[::step]]
     v = v.double() if v.dtype==torch.double else v.float()
@@ -97,7 +98,7 @@ def highest(
     s,among = score.reshape(-1),among.reshape(-1)
     n = int(among.count_nonzero())
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
-    cut = _cut(s, among, n, k) if n>4*_n_sample and k else None
+    cut = _cut(s, among, n, k)
     if cut is not None:
         idx = ((s>cut)&among).nonzero().view(-1)
         if len(idx)>=k: return idx[_exact_top(s.take(idx), k)]
@@ -116,7 +117,7 @@ def lowest(
     s,among = score.reshape(-1),among.reshape(-1)
     n = int(among.count_nonzero())
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
-    cut = _cut(-s, among, n, k) if n>4*_n_sample and k and s.is_floating_point() else None
+    cut = _cut(-s, among, n, k) if s.is_floating_point() else None
     idx = (among if cut is None else ~(s>-cut)&among).nonzero().view(-1)
     if len(idx)<k: idx = among.nonzero().view(-1)
     return idx[~_exact_top(s.take(idx), len(idx)-k)]

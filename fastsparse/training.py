@@ -25,12 +25,13 @@ def regrow_counts(
 ) -> list: # How many each grows; they add up to `total`, and none exceeds its room
     "Exact counts in proportion to `shares`, none more than there is room for"
     if bad := [s for s in shares if not (s>=0 and math.isfinite(s))]: raise ValueError(f"a redistribution returned {bad[0]}, and a share must be a finite number, 0 or more")
-    wanted,left = [0.]*len(room),total
-    for group in ([i for i,s in enumerate(shares) if s>0 and room[i]], [i for i,s in enumerate(shares) if s==0 and room[i]]):
+    wanted,left,top = [0.]*len(room),total,max(shares) or 1.
+    raw = [s/top/r if r else 0. for s,r in zip(shares,room)]
+    for group in ([i for i,o in enumerate(raw) if o>0], [i for i,o in enumerate(raw) if o==0 and room[i]]):
         fits = min(left, sum(room[i] for i in group))
         if not fits: continue
-        raw = [shares[i]/room[i] or 1. for i in group]
-        for i,d in zip(group, fill_budget(raw, [room[j] for j in group], fits)): wanted[i] = min(d*room[i], room[i])
+        densities = fill_budget([raw[i] or 1. for i in group], [room[i] for i in group], fits)
+        for i,d in zip(group, densities): wanted[i] = min(d*room[i], room[i])
         left -= fits
     return share_out(wanted, total)
 
@@ -70,8 +71,8 @@ class Slot:
         put_(put_(self.mask, dropped, False), grown, True)
         gone = dropped[~self.mask.take(dropped)]
         put_(self.p, torch.cat([gone, new]), 0)
-        fresh = new if self.guard.dense_history else torch.cat([gone, new])
-        for t in state_tensors(opt, self.p): put_(t, fresh, 0)
+        for t in slow_weights(opt, self.p): put_(t, torch.cat([gone, new]), 0)
+        for t in grad_history(opt, self.p): put_(t, new if self.guard.dense_history else torch.cat([gone, new]), 0)
         self.live = self.live-len(dropped)+len(grown)
         self.target = self.live
         show_sparsity(self.o._replace(mask=self.mask))
@@ -93,7 +94,7 @@ def _moving(entries, modules):
     if modules is None: return list(range_of(entries))
     inside = {id(sub) for m in modules for sub in m.modules()}
     idxs = [i for i,o in enumerate(entries) if id(o.module) in inside]
-    if not idxs: raise ValueError("none of sparse_modules has a mask: pass modules of the sparsified model, or None for all of them")
+    if not idxs: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
     return idxs
 
 # %% ../nbs/05_training.ipynb #939cb745
@@ -138,7 +139,8 @@ def _check_model(self:SparseEngine, sparsity, modules):
     if not entries and sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
     if sparsity is not None and not 0<=sparsity<1: raise ValueError(f"sparsity is {sparsity}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
     held = {id(p) for g in base_opt(self.opt).param_groups for p in g['params']}
-    moving = [entries[i] for i in _moving(entries, modules)] if entries else []
+    entries = entries or [Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,why in decide(self.model) if not why]
+    moving = [entries[i] for i in _moving(entries, modules)]
     missing = [o.name for o in moving if o.p.requires_grad and id(o.p) not in held]
     if missing or not any(id(p) in held for p in self.model.parameters()):
         raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
@@ -146,7 +148,7 @@ def _check_model(self:SparseEngine, sparsity, modules):
 @patch(as_prop=True)
 def dense_history(self:SparseEngine):
     "Does a score read the optimizer's state of dead weights?"
-    return any(getattr(f, 'dense_history', False) for f in (self.keep_score_f, self.grow_score_f, self.redistribute_f))
+    return any(says(f, 'dense_history') for f in (self.keep_score_f, self.grow_score_f, self.redistribute_f))
 
 @patch
 def _aim(self:SparseEngine, sparsity, sparse_f, entries):
@@ -253,8 +255,8 @@ def _dropped(self:SparseEngine, s, n_keep, t, generator):
     "The places that `s` drops"
     if n_keep==s.live: return s.mask.new_empty(0, dtype=torch.long)
     score = self._score(self.keep_score_f, s, n_keep, t, generator)
-    if score.dtype==torch.bool: return (s.mask & ~as_mask(score & s.mask, n_keep, s.o)).reshape(-1).nonzero().view(-1)
     check_score(score, s.o)
+    if score.dtype==torch.bool: return (s.mask & ~as_mask(score & s.mask, n_keep, s.o)).reshape(-1).nonzero().view(-1)
     return lowest(score, s.live-n_keep, among=s.mask)
 
 @patch
@@ -262,9 +264,9 @@ def _grown(self:SparseEngine, s, dropped, n_grow, t, generator):
     "The places that `s` grows, chosen from what was not kept"
     if not n_grow: return dropped.new_empty(0)
     score = self._score(self.grow_score_f, s, n_grow, t, generator)
+    check_score(score, s.o)
     free = put_(~s.mask, dropped, True)
     if score.dtype==torch.bool: return as_mask(score & free, n_grow, s.o).reshape(-1).nonzero().view(-1)
-    check_score(score, s.o)
     return highest(score, n_grow, among=free)
 
 # %% ../nbs/05_training.ipynb #b74945af
@@ -285,6 +287,7 @@ def update(self:SparseEngine,
     for s in self.slots: s.sync()
     f = self.drop_fraction(t)
     slots = [s for s in self.slots if s.p.grad is not None and s.p.requires_grad and (self._moves(s, f) or self.redistribute_f is not None)]
+    if self.dense_history: slots = [s for s in slots if grad_history(self.opt, s.p)] or slots  # a first gradient has no history yet
     if not any(self._moves(s, f) for s in slots): return False
     generators = [keyed_generator(self.seed, s.index, self.n_updates+1) for s in slots]
     n_keep = [self._n_keep(s, f) for s in slots]
@@ -323,7 +326,7 @@ def remove(self:SparseEngine):
         s.guard.lifted,s.guard.dense_history = False,False
     if self.own is None: return
     self.own.remove()
-    for e in enforcements(self.model): e.root = None
+    for e in enforcements(self.model): e.arm(e.root() if e.root else self.model)
 
 # %% ../nbs/05_training.ipynb #3fa63fed
 def _check_opt(opt):

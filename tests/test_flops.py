@@ -6,6 +6,8 @@ from fastai.callback.core import *
 from fastai.callback.schedule import *
 from fastai.callback.tracker import TrackerCallback
 from fastai.callback.training import GradientAccumulation,GradientClip
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner,load_learner
 from fastai.test_utils import synth_learner
 from fastai.torch_core import to_device
 from fastcore.basics import tuplify
@@ -107,6 +109,7 @@ def test_transformer_in_evaluation():
 recurrent = [(nn.RNN,1,{}), (nn.GRU,3,{}), (nn.LSTM,4,{}), (nn.LSTM,4,dict(bidirectional=True)), (nn.GRU,3,dict(num_layers=3,bidirectional=True)),
     (nn.LSTM,4,dict(batch_first=True,bias=False)), (nn.LSTM,4,dict(num_layers=2,dropout=.5)), (nn.LSTM,4,dict(proj_size=3,num_layers=2,bidirectional=True))]
 
+@pytest.mark.filterwarnings('ignore:LSTM with projections')
 @pytest.mark.parametrize('cls,gates,kw', recurrent)
 @pytest.mark.parametrize('packed', [False,True])
 def test_recurrent(cls, gates, kw, packed):
@@ -159,7 +162,7 @@ def test_recurrent_subclass():
 
 def test_meta_device():
     "A model too large for memory is counted by shapes"
-    m = nn.Sequential(nn.Linear(50_000,10_000), nn.BatchNorm1d(10_000), nn.Unflatten(1,(10,1000)), nn.LSTM(1000,1000)).to('meta')
+    with torch.device('meta'): m = nn.Sequential(nn.Linear(50_000,10_000), nn.BatchNorm1d(10_000), nn.Unflatten(1,(10,1000)), nn.LSTM(1000,1000))
     assert count_flops(m, ones(64,50_000,device='meta'))==2*64*(50_000*10_000 + 10*8*1000*1000)
 
 def test_tables_by_hand():
@@ -238,6 +241,9 @@ def test_two_parameters_in_one_product():
     m.register_buffer('weight_mask', mask35)
     m.register_buffer('start_mask', torch.zeros(4,5).bool())
     assert count_flops(m, ones(4,5), sparse=True)==2*4*5
+    m.f,m.vector = (lambda w,x: w@m.vector),nn.Parameter(ones(5))
+    m.register_buffer('vector_mask', torch.zeros(5).bool())
+    assert count_flops(m, ones(4,5), sparse=True)==2*5
 
 def test_a_bias_with_a_mask_costs_nothing():
     m = nn.Linear(5,3)
@@ -260,7 +266,9 @@ def test_modes_around_the_count(ctx):
 @pytest.mark.filterwarnings('ignore::UserWarning')
 def test_compiled_and_scripted_models():
     m = nn.Sequential(nn.Linear(5,6), nn.ReLU(), nn.Linear(6,2))
-    for o in (torch.jit.script(m), torch.compile(m, backend='eager')): assert count_flops(o, ones(4,5))==2*4*(30+12)
+    for o in (torch.jit.script(m), torch.compile(m, backend='eager')):
+        assert count_flops(o, ones(4,5))==2*4*(30+12)
+        assert o.training
 
 def test_awd_lstm():
     "fastai's language model keeps its hidden state and drops weights that it computes: counted, and left as they were"
@@ -300,13 +308,13 @@ def test_resnet50_costs_what_the_paper_says():
     assert profile.total(sparse=True)==sum(n*live(m.get_submodule(k.rpartition('.')[0])) for k,n in places.items())
 
 def test_uniform_sparsity_of_resnet50_in_the_paper():
-    "At 80 and 90 % uniform sparsity with a dense first layer, inference costs 0.23 and 0.10 times dense (table 2); ours to within the paper's rounding and its dense last layer"
+    "At 0.8 uniform sparsity with a dense first layer inference costs 0.2231 times dense (.2 of all but conv1's 0.0289); table 2 says 0.23"
     resnet50 = pytest.importorskip('torchvision.models').resnet50
     m = resnet50().eval()
-    profile = flop_profile(m, torch.zeros(1,3,64,64))
+    profile = flop_profile(m, torch.zeros(1,3,224,224))
     m = mask_all(m, sparsity=.8)
     m.conv1.weight_mask.fill_(True)
-    assert abs(profile.total(sparse=True)/profile.total()-.23)<.01
+    assert abs(profile.total(sparse=True)/profile.total()-.2231)<.0005
 
 # ---- Profiles follow masks ----
 
@@ -368,7 +376,7 @@ def snapshot(m):
     seen = [{k:attribute(v) for k,v in vars(o).items()} for o in m.modules()]
     hooks = [[list(v) for k,v in vars(o).items() if k.endswith('hooks')] for o in m.modules()]
     tensors = [(t.clone(), t.requires_grad, t.data_ptr(), None if t.grad is None else t.grad.clone()) for t in [*m.parameters(), *m.buffers()]]
-    rng = torch.get_rng_state(),random.getstate(),np.random.get_state()[1].tolist()
+    rng = torch.get_rng_state(),random.getstate(),[*map(str, np.random.get_state())]
     flags = torch.is_grad_enabled(),torch.backends.mha.get_fastpath_enabled(),torch.is_autocast_cache_enabled(),torch._C._len_torch_dispatch_stack()
     return seen,hooks,tensors,rng,flags
 
@@ -477,10 +485,10 @@ def test_counter_follows_moving_masks(given_to):
     assert dense_fc.fwd_train_flops()==3*5*16*2*16
     assert isinstance(fc.fwd_train_flops(), int) and 'forward' not in vars(learn.model)
 
-def test_only_training_counts():
+def test_only_training_counts(tmp_path):
     "`validate`, `get_preds` and `lr_find` before, between and after fits add nothing; fits add up"
-    fc = FlopsCounter()
-    learn = make_learner(cbs=fc)
+    fc = FlopsCounter(verbose=True)
+    learn = make_learner(cbs=fc, path=tmp_path)
     one = 5*16*2*sum(int(b.sum()) for n,b in learn.model.named_buffers() if n.endswith('_mask'))
     def others():
         with learn.no_bar(), learn.no_logging():
@@ -608,6 +616,14 @@ def test_cancelled_batches(cancel):
     want = 4*16*2 if cancel is CancelBatchException else 0
     assert [o.fwd_train_flops() for o in fcs]==[want,want] and 'forward' not in vars(learn.model)
 
+def test_nothing_but_cancelled_batches():
+    class Cancels(Callback):
+        order = 99
+        def before_batch(self): raise CancelBatchException
+    learn = make_learner(nn.Linear(1,1), cbs=[FlopsCounter(),FlopsCounter(sparse=False),Cancels()])
+    fit(learn, 1)
+    assert learn.flops_counter.fwd_train_flops()==0 and 'forward' not in vars(learn.model)
+
 @pytest.mark.parametrize('error', [ZeroDivisionError,KeyboardInterrupt])
 def test_a_forward_that_fails(error):
     "Also an interrupt in the middle of a forward leaves torch and the model as they were"
@@ -643,15 +659,26 @@ def test_verbose_column(capsys):
     with learn.no_bar(), learn.no_logging(): assert len(learn.validate())==2
     assert capsys.readouterr().out==''
 
-def test_export_and_copies(tmp_path):
-    "A learner with a counter that has run is exported, loaded, pickled and copied; the sum goes along"
-    fc = FlopsCounter(verbose=True)
-    learn = make_learner(nn.Linear(1,1), cbs=fc)
+class Pairs:
+    "Two tensors as a data set that `learn.export` can empty"
+    def __init__(self, x, y): self.x,self.y = x,y
+    def __len__(self): return len(self.x)
+    def __getitem__(self, i): return self.x[i],self.y[i]
+    def new_empty(self): return Pairs(self.x[:0], self.y[:0])
+
+@pytest.mark.filterwarnings('ignore:load_learner')
+def test_pickle_and_export(tmp_path):
+    "A counter that has run goes along with its learner, its sum too, but not its profiles; the loaded one counts on"
+    dls = DataLoaders.from_dsets(*[Pairs(ones(32,1), ones(32,1))]*2, bs=16, num_workers=0)
+    learn = Learner(dls, nn.Linear(1,1), loss_func=F.mse_loss, cbs=FlopsCounter(verbose=True), path=tmp_path)
     fit(learn, 1)
-    assert pickle.loads(pickle.dumps(fc)).fwd_train_flops()==160
-    assert copy.deepcopy(learn.model)(ones(2,1)).shape==(2,1)
-    other = FlopsCounter()
-    assert other.fwd_train_flops()==0
+    learn.export()
+    other = load_learner(tmp_path/'export.pkl')
+    assert other.flops_counter.fwd_train_flops()==2*16*2 and not hasattr(other.flops_counter, 'profiles')
+    assert pickle.loads(pickle.dumps(learn.flops_counter)).fwd_train_flops()==2*16*2
+    other.dls = dls
+    fit(other, 1)
+    assert (other.flops_counter.fwd_train_flops(),learn.flops_counter.fwd_train_flops())==(2*2*16*2,2*16*2)
 
 # ---- Training FLOPs ----
 

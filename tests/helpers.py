@@ -1,0 +1,67 @@
+"What several test files share: oracles by plain sorting, small models, and a look at dead bits"
+import torch, numpy as np
+from torch import nn
+from fastsparse.all import *
+
+ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
+
+def is_positive_zero(t):
+    "Is every entry of `t` exactly `+0.0`, bit for bit?"
+    t = t.detach().contiguous()
+    return not t.view(ints[t.element_size()]).any().item()
+
+def oracle_order(score, among):
+    "Indices of `among`, the highest of `score` first: by a full sort; NaN last, ties to the lowest index"
+    s,idx = np.asarray(score).reshape(-1),np.flatnonzero(among)
+    v = s[idx].astype(int) if s.dtype==bool else s[idx]
+    nan = np.isnan(v)
+    return idx[np.lexsort((idx, -np.where(nan, 0, v), nan))]
+
+def numpy_of(t):
+    "`t` as a NumPy array; bfloat16 goes through float32, which holds it exactly"
+    return t.detach().to(torch.float if t.dtype==torch.bfloat16 else t.dtype).cpu().contiguous().numpy()
+
+def mlp(sizes=(6,8,7,3), seed=0, dtype=torch.float, act=nn.Tanh):
+    "A seeded multi-layer perceptron"
+    torch.manual_seed(seed)
+    layers = [l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b, dtype=dtype), act())]
+    return nn.Sequential(*layers[:-1])
+
+def data(model, n=16, seed=1):
+    "A batch of inputs and targets for `model`"
+    g = torch.Generator().manual_seed(seed)
+    w = [p for p in model.parameters() if p.ndim>1]
+    return torch.randn(n, w[0].shape[1], generator=g).to(w[0].dtype),torch.randn(n, w[-1].shape[0], generator=g).to(w[0].dtype)
+
+def backward(model, xb, yb, scale=1.):
+    "Mean squared error and its gradients"
+    loss = nn.functional.mse_loss(model(xb), yb)*scale
+    loss.backward()
+    return loss.detach()
+
+def train(model, opt, n, xb, yb):
+    "`n` plain steps"
+    for _ in range(n):
+        opt.zero_grad()
+        backward(model, xb, yb)
+        opt.step()
+
+def assert_dead(model, opt=None, state=True):
+    "Law 3: dead weights, and optimizer state at their places, are exactly `+0.0`"
+    os = masked_params(model)
+    assert os
+    for o in os:
+        assert is_positive_zero(o.p[~o.mask]), f'{o.name}: a dead weight is not +0'
+        for t in (state_tensors(opt, o.p) if opt is not None and state else []): assert is_positive_zero(t[~o.mask]), f'{o.name}: state of a dead weight'
+
+def masks_of(model): return [o.mask.clone() for o in masked_params(model)]
+def same_masks(a, b): return len(a)==len(b) and all(torch.equal(x.cpu(), y.cpu()) for x,y in zip(a, b))
+
+def by_hand(p_value, mask, grad=None, opt_f=None, **kwargs):
+    "A one-row `Linear` without bias with given weights and mask, and an optimizer for it"
+    m = nn.Linear(len(p_value), 1, bias=False)
+    with torch.no_grad(): m.weight.copy_(torch.tensor([p_value]))
+    m.register_buffer('weight_mask', torch.tensor([mask], dtype=torch.bool))
+    opt = (opt_f or torch.optim.SGD)(m.parameters(), **(kwargs or dict(lr=.1)))
+    if grad is not None: m.weight.grad = torch.tensor([grad])
+    return m,opt

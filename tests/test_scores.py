@@ -1,0 +1,151 @@
+"Room 03: what a score may ask for, and what it returns"
+import functools, math, numpy as np, pytest, torch
+from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
+from fastsparse.scores import *
+from helpers import *
+from torch import nn
+
+torch_momentum = dict(SGD=dict(momentum=.9), Adam={}, AdamW={}, NAdam={}, RAdam={}, Adamax={}, RMSprop=dict(momentum=.9))
+
+def _param(n=8, seed=0):
+    torch.manual_seed(seed)
+    return nn.Parameter(torch.randn(2, n//2))
+
+def _steps(opt, p, k=3):
+    "`k` steps with known gradients, which are returned in float64"
+    grads = [torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) for i in range(k)]
+    for g in grads:
+        p.grad = g.clone()
+        opt.step()
+    return [numpy_of(g).astype(np.float64) for g in grads]
+
+def test_random_score():
+    "Uniform in [0,1), float32 whatever the parameter is (law 8), from the generator it is given, else torch's"
+    p,h = torch.zeros(50,40),torch.zeros(50,40, dtype=torch.half)
+    g = lambda: torch.Generator().manual_seed(3)
+    r = random_score(p, generator=g())
+    assert torch.equal(r, random_score(h, generator=g(), opt=None, anything=1)) and r.dtype==torch.float and r.shape==p.shape
+    assert 0<=r.min() and r.max()<1 and abs(r.mean()-.5)<.03
+    torch.manual_seed(5)
+    a = random_score(p)
+    torch.manual_seed(5)
+    assert torch.equal(a, torch.rand(50,40))
+
+def test_magnitudes():
+    "Absolute values, without history"
+    p = nn.Parameter(torch.tensor([-2.,1.,0.]))
+    p.grad = torch.tensor([3.,-4.,0.])
+    assert weight_magnitude(p, opt=None).tolist()==[2.,1.,0.] and not weight_magnitude(p).requires_grad
+    assert gradient_magnitude(p, opt=None).tolist()==[3.,4.,0.]
+
+def test_momentum_of_sgd_by_hand():
+    "abs(buffer), buffer = .9*buffer + g: magnitudes, never signed (2020's signed momentum made density fall)"
+    p = nn.Parameter(torch.zeros(3))
+    opt = torch.optim.SGD([p], lr=.1, momentum=.9)
+    for g in ([1.,-2.,0.],[1.,-2.,-1.]):
+        p.grad = torch.tensor(g)
+        opt.step()
+    assert torch.allclose(gradient_momentum(p, opt), torch.tensor([1.9,3.8,1.]))
+
+def test_momentum_of_adam_by_hand():
+    "abs(m)/(sqrt(v)+eps), from gradients 1 and -3: m = .9*.1-.3, v = .999*.001+.009"
+    p = nn.Parameter(torch.zeros(1))
+    opt = torch.optim.Adam([p], lr=.1, eps=1e-3)
+    for g in (1.,-3.):
+        p.grad = torch.tensor([g])
+        opt.step()
+    assert math.isclose(gradient_momentum(p, opt).item(), .21/(math.sqrt(.009999)+1e-3), rel_tol=1e-5)
+
+@pytest.mark.parametrize('wrap', [False,True])
+@pytest.mark.parametrize('name', torch_momentum)
+def test_momentum_of_torch(name, wrap):
+    "Every torch optimizer with momentum, bare and behind OptimWrapper: not negative, of the parameter's shape, and no copy of the state is changed"
+    p = _param()
+    f = functools.partial(getattr(torch.optim, name), **torch_momentum[name])
+    opt = OptimWrapper([p], f) if wrap else f([p], lr=.01)
+    _steps(opt, p)
+    before = [t.clone() for t in state_tensors(opt, p)]
+    score = gradient_momentum(p, opt)
+    assert before and score.shape==p.shape and (score>=0).all() and score.max()>0
+    assert all(torch.equal(a, b) for a,b in zip(before, state_tensors(opt, p)))
+
+@pytest.mark.parametrize('f', [functools.partial(SGD, mom=.9), Adam, functools.partial(RMSProp, mom=.9), QHAdam, Lamb, ranger])
+def test_momentum_of_fastai(f):
+    "fastai's optimizers, and Lookahead around them"
+    p = _param()
+    opt = f([p], lr=.01)
+    _steps(opt, p)
+    score = gradient_momentum(p, opt)
+    assert score.shape==p.shape and (score>=0).all() and score.max()>0
+
+def test_fastai_adam_by_numbers():
+    "fastai's Adam: abs(grad_avg)/(sqrt(sqr_avg)+eps), worked out in float64"
+    p = _param()
+    opt = Adam([p], lr=.01, mom=.9, sqr_mom=.99, eps=1e-5)
+    m,v = 0.,0.
+    for g in _steps(opt, p): m,v = .9*m+.1*g,.99*v+.01*g*g
+    assert np.allclose(gradient_momentum(p, opt).numpy(), np.abs(m)/(np.sqrt(v)+1e-5), rtol=1e-4)
+
+@pytest.mark.parametrize('opt_f', [functools.partial(torch.optim.SGD, lr=.1), functools.partial(torch.optim.RMSprop, lr=.1), functools.partial(SGD, lr=.1, mom=0.),
+    functools.partial(torch.optim.Adagrad, lr=.1)])
+def test_no_momentum(opt_f):
+    "Where there is no average of gradients the error names the parameter and says how to set one"
+    p = _param()
+    opt = opt_f([p])
+    _steps(opt, p, 1)
+    with pytest.raises(ValueError, match=r"0\.weight.*momentum"): gradient_momentum(p, opt, name='0.weight')
+
+def test_momentum_redistribution_by_hand():
+    "Mean abs(momentum) over the live, not normalised; 0 where none lives"
+    p = nn.Parameter(torch.zeros(4))
+    opt = torch.optim.SGD([p], lr=.1, momentum=.9)
+    p.grad = torch.tensor([1.,-3.,50.,-50.])
+    opt.step()
+    assert momentum_redistribution(p, opt, torch.tensor([True,True,False,False]), name='w', step=3)==2.
+    assert momentum_redistribution(p, opt, torch.zeros(4, dtype=torch.bool))==0.
+
+def test_scores_say_what_they_read():
+    "An attribute says that a score reads the state of dead weights"
+    assert gradient_momentum.dense_history and momentum_redistribution.dense_history
+    assert not any(getattr(f, 'dense_history', False) for f in (random_score, weight_magnitude, gradient_magnitude))
+
+@pytest.mark.parametrize('f,got', [
+    (lambda p: (p,), ('P',)),
+    (lambda param, opt: (param,opt), ('P','O')),
+    (lambda param, opt=None, **kwargs: (param,opt,sorted(kwargs)), ('P','O',['mask','n'])),
+    (lambda x, n, mask: (x,n,mask), ('P',4,'M')),
+    (lambda p, *, opt: (p,opt), ('P','O')),
+    (lambda p, unknown=7, n=0: (p,unknown,n), ('P',7,4)),
+    (functools.partial(lambda a, p, n: (a,p,n), 1), (1,'P',4)),
+    (functools.partial(lambda p, k, n: (p,k,n), k=2), ('P',2,4))])
+def test_call_shapes(f, got):
+    "A score takes what it names: the 2020 shape `f(param, opt=..., **kwargs)`, plain `f(param, opt)`, keyword-only, partials"
+    assert call_with(f, 'P', opt='O', mask='M', n=4)==got
+
+class _Score:
+    def __call__(self, p, n): return p,n
+    def method(self, p, opt): return p,opt
+
+def test_call_objects():
+    "Objects with `__call__`, bound methods and functions written in C are functions too"
+    assert call_with(_Score(), 'P', opt='O', n=4)==('P',4)
+    assert call_with(_Score().method, 'P', opt='O', n=4)==('P','O')
+    assert call_with(torch.abs, torch.tensor([-1.]), opt='O', n=4).tolist()==[1.]
+
+def test_unwrapping():
+    "The optimizer inside OptimWrapper and Lookahead holds the state; slow weights count as state"
+    p = _param()
+    opt = OptimWrapper([p], torch.optim.AdamW)
+    _steps(opt, p)
+    assert base_opt(opt) is opt.opt and {t.data_ptr() for t in state_tensors(opt, p)}=={opt.opt.state[p][k].data_ptr() for k in ('exp_avg','exp_avg_sq')}
+    la = Lookahead(SGD([p], lr=.1, mom=.9), k=2)
+    _steps(la, p)
+    assert base_opt(la) is la.opt and any(t is la.slow_weights[0][0] for t in state_tensors(la, p)) and len(state_tensors(la, p))==2
+
+def test_state_tensors_have_the_shape():
+    "Step counters and tensors of another shape are left out"
+    p = nn.Parameter(torch.randn(3,4))
+    opt = torch.optim.Adafactor([p], lr=.1)
+    _steps(opt, p)
+    assert all(t.shape==p.shape for t in state_tensors(opt, p)) and not any(t.ndim==0 for t in state_tensors(opt, p))
+    assert state_tensors(torch.optim.Adam([p]), p)==[]
