@@ -9,6 +9,7 @@ __all__ = ['DynamicSparseTrainingCallback']
 import inspect
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.training import GradientAccumulation
 from fastcore.basics import *
 from .distributions import *
 from .scores import *
@@ -20,7 +21,7 @@ _settings = [o for o in inspect.signature(SparseEngine).parameters if o not in (
 
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
-    order,run_valid = MixedPrecision.order+.5,False
+    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine',)
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
         batches_per_update:int=None, # Batches from one update to the next; None is once an epoch
@@ -35,20 +36,31 @@ class DynamicSparseTrainingCallback(Callback):
         seed:int=None, # Names the random choices; None takes a number from torch's generator
     ):
         store_attr(but='seed')
-        self.seed,self.engine,self.state,self.saved = draw_seed(seed),None,None,None
+        self.seed,self.state,self.saved = draw_seed(seed),None,None
+        self._init_state()
+
+    def _init_state(self): self.engine = None
+
+    @property
+    def learn(self): return vars(self).get('_learn')
+
+    @learn.setter
+    def learn(self, learn):
+        if learn is None: self._let_go()
+        vars(self)['_learn'] = learn
 
     def before_fit(self):
         "Attach an engine for this fit"
-        if self._is_no_fit(): return
-        self.after_fit()
+        if self.learn.lock.locked(): return
+        self._let_go()
+        if hasattr(self.learn, 'lr_finder'): return
         n_iter = len(self.dls.train)
         settings = dict(attrdict(self, *_settings), batches_per_update=ifnone(self.batches_per_update, n_iter))
         self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
         if self.state: self.engine.n_updates = self.state['n_updates']
         if self.saved: self.engine.load_state_dict(self.saved)
         self.saved,self.started = None,False
-
-    def _is_no_fit(self): return self.learn.lock.locked() or hasattr(self.learn, 'lr_finder') or hasattr(self.learn, 'gather_preds')
+        self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
     def before_train(self):
         "The epoch's first batch in steps of the fit"
@@ -57,14 +69,17 @@ class DynamicSparseTrainingCallback(Callback):
         if not self.started: self.engine.last_t,self.started = self.t0-1,True
 
     def before_batch(self):
-        if self.engine is not None: self.engine.prepare(self.t0+self.iter, accumulating=hasattr(self.learn, 'gradient_accumulation'))
+        if self.engine is not None: self.engine.prepare(self.t0+self.iter, self.accumulates)
 
     def before_step(self):
         if self.engine is not None and self.engine.before_step(self.t0+self.iter): raise CancelStepException()
 
     def after_fit(self):
-        "Let go of the model, and remember what a later fit needs"
-        if self.engine is None or self._is_no_fit(): return
+        if not self.learn.lock.locked(): self._let_go()
+
+    def _let_go(self):
+        "Detach from the model, and remember what a later fit needs"
+        if self.engine is None: return
         self.state = self.engine.state_dict()
         self.engine.remove()
         self.engine = None

@@ -161,14 +161,14 @@ def check(self:Guard):
     elif self.handle is None and p.requires_grad: self.hook()
     if self.stamp==(_stamp(p), _stamp(mask)): return
     zero_dead_(p, mask)
-    self.clean = weakref.WeakSet()
+    self.clean = weakref.WeakKeyDictionary()
     self.note()
 
 @patch
 def watch(self:Guard, p):
     "Turn to the parameter `p`"
     self.remove()
-    self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakSet()
+    self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
     _guards[p] = weakref.ref(self)
     if p.requires_grad: self.hook()
 
@@ -211,10 +211,11 @@ def after_step(self:Guard, opt):
     if self.mask is None: return
     known = keeps_zero(opt)
     if not known: self.costly = type(base_opt(opt)).__name__
-    if self.dense_history or not known or opt not in self.clean:
+    state = base_opt(opt).state
+    if self.dense_history or not known or self.clean.get(opt) is not state:
         held = slow_weights(opt, self.p) if self.dense_history else state_tensors(opt, self.p)
         for t in [self.p, *held]: zero_dead_(t, self.mask)
-        if not self.dense_history: self.clean.add(opt)
+        if not self.dense_history: self.clean[opt] = state
     self.note()
 
 @patch

@@ -204,7 +204,8 @@ def prepare(self:SparseEngine,
     accumulating:bool=False, # May the step come later than `t`, with this batch's gradient in it?
 ):
     "Let the gradients of the next batch arrive dense if an update will read them"
-    lift = self.grow_score_f is not None and (accumulating or self.pending is not None or self.due(t))
+    soon = accumulating or self.pending is not None or any(self.due(u) for u in range(self.last_t+1, t+1))
+    lift = self.grow_score_f is not None and soon
     for s in self.slots: s.guard.lifted = lift
 
 @contextmanager
