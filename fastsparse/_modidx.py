@@ -106,6 +106,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'fastsparse.flops.untouched': ('flops.html#untouched', 'fastsparse/flops.py')},
             'fastsparse.masks': { 'fastsparse.masks._cut': ('masks.html#_cut', 'fastsparse/masks.py'),
                                   'fastsparse.masks._exact_top': ('masks.html#_exact_top', 'fastsparse/masks.py'),
+                                  'fastsparse.masks._places': ('masks.html#_places', 'fastsparse/masks.py'),
                                   'fastsparse.masks.highest': ('masks.html#highest', 'fastsparse/masks.py'),
                                   'fastsparse.masks.keyed_generator': ('masks.html#keyed_generator', 'fastsparse/masks.py'),
                                   'fastsparse.masks.lowest': ('masks.html#lowest', 'fastsparse/masks.py'),
@@ -232,7 +233,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.training.SparseEngine': ('training.html#sparseengine', 'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine.__init__': ( 'training.html#sparseengine.__init__',
                                                                                     'fastsparse/training.py'),
-                                     'fastsparse.training.SparseEngine._aim': ('training.html#sparseengine._aim', 'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine._check_model': ( 'training.html#sparseengine._check_model',
                                                                                         'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine._dropped': ( 'training.html#sparseengine._dropped',
@@ -271,5 +271,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.training._check_opt': ('training.html#_check_opt', 'fastsparse/training.py'),
                                      'fastsparse.training._check_settings': ('training.html#_check_settings', 'fastsparse/training.py'),
                                      'fastsparse.training._moving': ('training.html#_moving', 'fastsparse/training.py'),
+                                     'fastsparse.training._targets': ('training.html#_targets', 'fastsparse/training.py'),
                                      'fastsparse.training.regrow_counts': ('training.html#regrow_counts', 'fastsparse/training.py'),
                                      'fastsparse.training.unscaled_grads': ('training.html#unscaled_grads', 'fastsparse/training.py')}}}

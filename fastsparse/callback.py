@@ -53,7 +53,7 @@ class DynamicSparseTrainingCallback(Callback):
         "Attach an engine for this fit"
         if self.learn.lock.locked(): return
         self._let_go()
-        if hasattr(self.learn, 'lr_finder'): return
+        if hasattr(self.learn, 'lr_finder') or not self.n_epoch: return
         n_iter = len(self.dls.train)
         settings = dict(attrdict(self, *_settings), batches_per_update=ifnone(self.batches_per_update, n_iter))
         self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
@@ -69,7 +69,9 @@ class DynamicSparseTrainingCallback(Callback):
         if not self.started: self.engine.last_t,self.started = self.t0-1,True
 
     def before_batch(self):
-        if self.engine is not None: self.engine.prepare(self.t0+self.iter, self.accumulates)
+        if self.engine is None: return
+        self.engine.opt = self.learn.opt  # `learn.export` makes a new one
+        self.engine.prepare(self.t0+self.iter, self.accumulates)
 
     def before_step(self):
         if self.engine is not None and self.engine.before_step(self.t0+self.iter): raise CancelStepException()
@@ -84,12 +86,15 @@ class DynamicSparseTrainingCallback(Callback):
         self.engine.remove()
         self.engine = None
 
-    def state_dict(self) -> dict: # Numbers, lists and strings only
-        "What a later process needs to go on, besides `learn.save`"
-        return self.engine.state_dict() if self.engine is not None else self.state
+# %% ../nbs/07_callback.ipynb #66e6e2cf
+@patch
+def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and strings only
+    "What a later process needs to go on, besides `learn.save`"
+    return self.engine.state_dict() if self.engine is not None else self.state
 
-    def load_state_dict(self,
-        state:dict, # From `state_dict`
-    ):
-        "Go on from `state` at the next fit, in the epoch that its `start_epoch` names"
-        self.saved,self.seed = state,state['seed']
+@patch
+def load_state_dict(self:DynamicSparseTrainingCallback,
+    state:dict, # From `state_dict`
+):
+    "Go on from `state` at the next fit, in the epoch that its `start_epoch` names"
+    self.saved,self.seed = state,state['seed']

@@ -31,12 +31,13 @@ def fill_budget(
     budget:float, # Live weights in all, a real number
 ) -> list: # Densities in [0,1]
     "Densities proportional to `raw` where that is at most 1, with `budget` live weights in all"
-    density,free = [1.]*len(raw),list(range_of(raw))
+    density,free = [1.]*len(raw),[i for i,n in enumerate(sizes) if n]
     while free:
-        eps = (budget-sum(n for i,n in enumerate(sizes) if i not in free))/sum(raw[i]*sizes[i] for i in free)
-        full = [i for i in free if eps*raw[i]>1]
+        top = max(raw[i] for i in free)  # keeps very small numbers from overflowing below
+        eps = (budget-sum(n for i,n in enumerate(sizes) if i not in free))/sum(raw[i]/top*sizes[i] for i in free)
+        full = [i for i in free if eps*(raw[i]/top)>1]
         if not full:
-            for i in free: density[i] = max(eps*raw[i], 0.)
+            for i in free: density[i] = max(eps*(raw[i]/top), 0.)
             break
         free = [i for i in free if i not in full]
     return density
@@ -49,7 +50,7 @@ def erdos_renyi_sparsity(
 ) -> list: # A sparsity for each parameter
     "Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser"
     shapes = [p.shape if include_kernel else p.shape[:2] for p in params]
-    raw = [(sum(o)/math.prod(o))**erk_power_scale for o in shapes]
+    raw = [(sum(o)/max(math.prod(o), 1))**erk_power_scale for o in shapes]
     sizes = [p.numel() for p in params]
     return [1-d for d in fill_budget(raw, sizes, (1-model_sparsity)*sum(sizes))]
 
@@ -60,6 +61,7 @@ def share_out(
 ) -> list: # An integer for each of `wanted`, within one of it
     "Round `wanted` to integers that add up to `total`, by largest remainder"
     whole = [math.floor(o) for o in wanted]
+    if not 0<=total-sum(whole)<=len(wanted): raise ValueError(f"total is {total}, and must lie in [{sum(whole)},{sum(whole)+len(wanted)}], within one each of what is wanted")
     order = sorted(range_of(wanted), key=lambda i: (whole[i]-wanted[i], i))
     for i in order[:total-sum(whole)]: whole[i] += 1
     return whole
@@ -75,4 +77,4 @@ def live_counts(
     wanted = [(1-float(s))*n for s,n in zip(sparsities, sizes)]
     total = math.fsum(wanted)
     aim = total if model_sparsity is None else (1-model_sparsity)*sum(sizes)
-    return share_out(wanted, round(aim if math.isclose(total, aim, rel_tol=1e-9) else total))
+    return share_out(wanted, round(aim if abs(total-aim)<1e-3 else total))

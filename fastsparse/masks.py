@@ -7,8 +7,7 @@ __all__ = ['n_live', 'sparse_mask', 'sparse_mask_like', 'mask_from_tensor', 'spa
            'lowest', 'top_k_mask', 'put_', 'zero_dead_', 'keyed_generator']
 
 # %% ../nbs/00_masks.ipynb #f644f8eb
-import hashlib,math
-import torch
+import hashlib,math,numpy as np,torch
 
 # %% ../nbs/00_masks.ipynb #d88e78c5
 def n_live(
@@ -80,6 +79,10 @@ def _exact_top(v, k):
 # %% ../nbs/00_masks.ipynb #d0004c00
 _n_sample = 2**14
 
+def _places(m):
+    "Where the bool vector `m` is `True`, in ascending order; on the CPU numpy finds them faster"
+    return m.nonzero().view(-1) if m.device.type!='cpu' else torch.from_numpy(np.flatnonzero(m.numpy()))
+
 def _cut(s, among, n, k):
     "A value with a little more than `k` of the `n` entries of `s` in `among` above it, judged by a sample; None if a sample can't help"
     if n<=4*_n_sample or not k or not s.is_floating_point(): return
@@ -100,11 +103,11 @@ def highest(
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
     cut = _cut(s, among, n, k)
     if cut is not None:
-        idx = ((s>cut)&among).nonzero().view(-1)
+        idx = _places((s>cut)&among)
         if len(idx)>=k: return idx[_exact_top(s.take(idx), k)]
-        ties = ((s==cut)&among).nonzero().view(-1)
+        ties = _places((s==cut)&among)
         if len(idx)+len(ties)>=k: return torch.cat([idx, ties[:k-len(idx)]]).sort().values
-    idx = among.nonzero().view(-1)
+    idx = _places(among)
     return idx[_exact_top(s.take(idx), k)]
 
 # %% ../nbs/00_masks.ipynb #ef4fcae9
@@ -118,8 +121,8 @@ def lowest(
     n = int(among.count_nonzero())
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
     cut = _cut(-s, among, n, k) if s.is_floating_point() else None
-    idx = (among if cut is None else ~(s>-cut)&among).nonzero().view(-1)
-    if len(idx)<k: idx = among.nonzero().view(-1)
+    idx = _places(among if cut is None else ~(s>-cut)&among)
+    if len(idx)<k: idx = _places(among)
     return idx[~_exact_top(s.take(idx), len(idx)-k)]
 
 # %% ../nbs/00_masks.ipynb #1cbbe88e

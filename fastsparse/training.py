@@ -7,6 +7,7 @@ __all__ = ['regrow_counts', 'Slot', 'SparseEngine', 'unscaled_grads', 'DynamicSp
 
 # %% ../nbs/05_training.ipynb #937c3f67
 import inspect,math,torch
+from bisect import bisect_left
 from contextlib import contextmanager
 from fastcore.basics import *
 from fastcore.meta import delegates
@@ -25,8 +26,8 @@ def regrow_counts(
 ) -> list: # How many each grows; they add up to `total`, and none exceeds its room
     "Exact counts in proportion to `shares`, none more than there is room for"
     if bad := [s for s in shares if not (s>=0 and math.isfinite(s))]: raise ValueError(f"a redistribution returned {bad[0]}, and a share must be a finite number, 0 or more")
-    wanted,left,top = [0.]*len(room),total,max(shares) or 1.
-    raw = [s/top/r if r else 0. for s,r in zip(shares,room)]
+    wanted,left = [0.]*len(room),total
+    raw = [s/r if r else 0. for s,r in zip(shares,room)]
     for group in ([i for i,o in enumerate(raw) if o>0], [i for i,o in enumerate(raw) if o==0 and room[i]]):
         fits = min(left, sum(room[i] for i in group))
         if not fits: continue
@@ -98,6 +99,15 @@ def _moving(entries, modules):
     return idxs
 
 # %% ../nbs/05_training.ipynb #939cb745
+def _targets(moving, fixed, sparsity, sparse_f):
+    "How many weights of each of `moving` live when the model's sparsity is `sparsity`"
+    sizes,n_fixed = [o.p.numel() for o in moving],sum(o.p.numel() for o in fixed)
+    live_fixed = sum(int(o.mask.count_nonzero()) for o in fixed)
+    own = 1-((1-sparsity)*(sum(sizes)+n_fixed)-live_fixed)/sum(sizes) if fixed else sparsity
+    if not 0<=own<1: raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
+    return live_counts(sizes, sparse_f([o.p for o in moving], own), own)
+
+# %% ../nbs/05_training.ipynb #e6ed35e1
 class SparseEngine:
     "Decides when and how the topology of `model` moves, and writes it"
     def __init__(self,
@@ -119,7 +129,7 @@ class SparseEngine:
         _check_settings(n_steps, batches_per_update, initial_drop_grow_pct, stop_pct, replace_step)
         store_attr('model,opt,n_steps,batches_per_update,initial_drop_grow_pct,stop_pct,keep_score_f,grow_score_f,redistribute_f,replace_step')
         self.seed,self.n_updates,self.last_t,self.pending = draw_seed(seed),0,-1,None
-        self._check_model(sparsity, sparse_modules)
+        targets = self._check_model(sparsity, sparse_f, sparse_modules)
         if not masked_params(model): sparsify_model(model, sparsity, sparse_f, seed=self.seed)
         entries = masked_params(model)
         self.all = [Slot(o, i) for i,o in enumerate(entries)]
@@ -129,31 +139,31 @@ class SparseEngine:
         for s in self.slots:
             s.sync()
             s.guard.dense_history = self.dense_history
-        if sparsity is not None: self._aim(sparsity, sparse_f, entries)
+        if sparsity is not None:
+            for s,target in zip(self.slots, targets or [s.live for s in self.slots]): s.aim(target)
         self._warn_if_idle()
 
 # %% ../nbs/05_training.ipynb #5c0fb56a
 @patch
-def _check_model(self:SparseEngine, sparsity, modules):
+def _check_model(self:SparseEngine, sparsity, sparse_f, modules):
+    "Raise a `ValueError` if model, optimizer and sparsity don't fit; return what `sparsity` asks of each moving parameter"
     entries = masked_params(self.model)
     if not entries and sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
     if sparsity is not None and not 0<=sparsity<1: raise ValueError(f"sparsity is {sparsity}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
     held = {id(p) for g in base_opt(self.opt).param_groups for p in g['params']}
+    dense = not entries
     entries = entries or [Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,why in decide(self.model) if not why]
-    moving = [entries[i] for i in _moving(entries, modules)]
+    idxs = _moving(entries, modules)
+    moving = [entries[i] for i in idxs]
     missing = [o.name for o in moving if o.p.requires_grad and id(o.p) not in held]
     if missing or not any(id(p) in held for p in self.model.parameters()):
         raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
+    return [] if sparsity is None or dense else _targets(moving, [o for i,o in enumerate(entries) if i not in idxs], sparsity, sparse_f)
 
 @patch(as_prop=True)
 def dense_history(self:SparseEngine):
     "Does a score read the optimizer's state of dead weights?"
     return any(says(f, 'dense_history') for f in (self.keep_score_f, self.grow_score_f, self.redistribute_f))
-
-@patch
-def _aim(self:SparseEngine, sparsity, sparse_f, entries):
-    counts = live_counts([o.p.numel() for o in entries], sparse_f([o.p for o in entries], sparsity), sparsity)
-    for s in self.slots: s.aim(counts[s.index])
 
 # %% ../nbs/05_training.ipynb #39453edb
 @patch
@@ -190,10 +200,11 @@ def due(self:SparseEngine,
 @patch
 def _warn_if_idle(self:SparseEngine):
     "Warn if the whole run contains no update, and say what would give one"
-    fits = lambda every: any(update_due(t, every, self.n_steps, self.stop_pct) and any(self._moves(s, self.drop_fraction(t)) for s in self.slots)
-        for t in range(every, self.n_steps, every))
+    fits = lambda every: update_due(every, every, self.n_steps, self.stop_pct) and any(self._moves(s, self.drop_fraction(every)) for s in self.slots)
     if fits(self.batches_per_update): return
-    best = next((b for b in range(min(self.batches_per_update, self.n_steps)-1, int(self.replace_step), -1) if fits(b)), None)
+    intervals = range(1+self.replace_step, min(self.batches_per_update, self.n_steps))
+    n = bisect_left(intervals, True, key=lambda every: not fits(every))  # later updates drop less, so the first decides
+    best = intervals[n-1] if n else None
     hint = f"the largest batches_per_update that gives one is {best}" if best else "no batches_per_update gives one: train longer, or start from sparser masks"
     warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={self.batches_per_update}; {hint}")
 

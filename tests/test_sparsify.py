@@ -603,7 +603,9 @@ def test_freeze_and_unfreeze(armed):
         train(m, opt, 2, xb, yb)
         assert_dead(m, opt)
         assert torch.equal(before, m[2].weight)==frozen
-        if not frozen: assert is_positive_zero(m[2].weight.grad[~m[2].weight_mask])
+        opt.zero_grad()
+        backward(m, xb, yb)
+        if not frozen: assert is_positive_zero(m[2].weight.grad[~m[2].weight_mask]), 'clipping would see it'
 
 def test_remove_ends_it():
     "`remove()` ends enforcement of weights, gradients and state, and leaves masks, buffers and zeros; twice does no harm"

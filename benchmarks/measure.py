@@ -1,0 +1,51 @@
+"Clocks that can be trusted beside a busy neighbour: interleaved rounds, process CPU time, medians and quartiles"
+import ctypes,platform,re,statistics,time,torch
+from pathlib import Path
+
+def machine():
+    "What the numbers depend on, without names of hosts or paths"
+    info = Path('/proc/cpuinfo')
+    model = re.search(r'model name\s*:\s*(.*)', info.read_text()) if info.exists() else None
+    import fastai,fastsparse
+    versions = dict(python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__, fastsparse=fastsparse.__version__)
+    return dict(cpu=model[1] if model else platform.processor(), threads=torch.get_num_threads(), **versions)
+
+def cpu_time(f):
+    "Seconds of CPU time that `f()` takes in this process"
+    start = time.process_time()
+    f()
+    return time.process_time()-start
+
+def spread(xs):
+    "Median and quartiles of `xs`"
+    q1,median,q3 = statistics.quantiles(xs, n=4, method='inclusive') if len(xs)>1 else [xs[0]]*3
+    return dict(median=median, q1=q1, q3=q3, n=len(xs))
+
+def interleaved(arms, rounds, warmup=2):
+    "CPU seconds of each of `arms`, functions by name, one after the other in each round, in an order that turns"
+    names,times = list(arms),{name:[] for name in arms}
+    for i in range(-warmup, rounds):
+        for name in names[i%len(names):]+names[:i%len(names)]:
+            t = cpu_time(arms[name])
+            if i>=0: times[name].append(t)
+    return times
+
+def ratios(a, b): return [x/y for x,y in zip(a,b)]
+
+def one_read(n_bytes, big=torch.ones(2**26)):
+    "Seconds to read `n_bytes` at the bandwidth of summing 256 MiB"
+    return cpu_time(big.sum)*n_bytes/(big.numel()*big.element_size())
+
+def _status(field): return 1024*int(re.search(rf'{field}:\s*(\d+)', Path('/proc/self/status').read_text())[1])
+
+def resident():
+    "Bytes of this process in memory, after free memory went back to the system (Linux)"
+    ctypes.CDLL('libc.so.6').malloc_trim(0)
+    return _status('VmRSS')
+
+def peak_over_resident(f):
+    "Bytes by which `f()` raises the process's memory at its highest point; the kernel keeps that mark (Linux)"
+    before = resident()
+    Path('/proc/self/clear_refs').write_text('5')
+    f()
+    return _status('VmHWM')-before

@@ -1,0 +1,144 @@
+"Measure what sparse training costs and what it is worth: `python benchmarks/run.py [--quick]`"
+import argparse,json,multiprocessing,os,time
+os.environ['OMP_NUM_THREADS'] = '1'
+import costs,quality
+import matplotlib.pyplot as plt
+from concurrent.futures import ProcessPoolExecutor
+from measure import machine
+from models import titles
+from pathlib import Path
+
+goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, evaluation=1., reads=80, steady=1, update_peak=2)
+
+def in_new_process(f, *args, **env):
+    "`f(*args)` in a process of its own, with `env` added to its environment"
+    os.environ.update(env)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool: res = pool.submit(f, *args).result()
+    for k in env: del os.environ[k]
+    return res
+
+def measure_steps(quick):
+    "Of each model, and of the first ResNet-18 through fastai's `Learner`"
+    rounds = dict(mlp=20, resnet18=12) if quick else dict(mlp=100, resnet18=60, resnet18_cifar=10, gpt=15)
+    rows = {name:dict(costs.training_step(name, n, block=20 if name=='mlp' else 1), goal=goals.get(name)) for name,n in rounds.items()}
+    rows['learner'] = dict(costs.learner_step('resnet18', 3 if quick else 15, 5 if quick else 9), goal=goals['learner'])
+    return rows
+
+def measure_updates(quick):
+    "Updates of each model and case; ratios of reads"
+    names,rounds = (['resnet18'],6) if quick else (['resnet18','resnet50'],15)
+    return [dict(model=name, case=case, goal=goals['reads'], **costs.update_reads(name, case, rounds)) for name in names for case in costs.cases]
+
+def measure_memory(quick):
+    "With an allocator that gives back at once what is freed, so that a process is as large as what is alive in it"
+    if not Path('/proc/self/clear_refs').exists(): return {}
+    names = ['resnet18'] if quick else ['resnet18','resnet50','gpt']
+    return {name:in_new_process(costs.memory, name, 3, MALLOC_MMAP_THRESHOLD_='65536') for name in names}
+
+def measure_evaluation(quick):
+    "Forward passes of each model"
+    rounds = dict(resnet18=20) if quick else dict(mlp=100, resnet18=60, gpt=20)
+    return {name:costs.evaluation(name, n, 50 if name=='mlp' else 1) for name,n in rounds.items()}
+
+def measure_quality(quick):
+    "Only at 99 % and with two seeds if it should be quick"
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context('spawn')) as pool:
+        return quality.table(*(([.99],2) if quick else ([.95,.98,.99],8)), pool)
+
+sections = dict(steps=measure_steps, updates=measure_updates, memory=measure_memory, evaluation=measure_evaluation, quality=measure_quality)
+
+def show(rows, heads):
+    "Print `rows` of strings under `heads`, aligned"
+    widths = [max(map(len, column)) for column in zip(heads, *rows)]
+    for row in (heads, ['-'*w for w in widths], *rows): print('  '.join(cell.ljust(w) for cell,w in zip(row, widths)).rstrip())
+    print(flush=True)
+
+def quartiles(d, digits=3): return f"{d['median']:.{digits}f} ({d['q1']:.{digits}f} to {d['q3']:.{digits}f})"
+
+def verdict(value, goal, digits=2): return '' if goal is None else f"{goal} {'met' if round(value, digits)<=goal else 'missed'}"
+
+def title(name): return titles.get(name, f"the ResNet-18 through fastai's Learner")
+
+def show_steps(rows):
+    lines = [[title(k), f"{r['dense_ms']:.1f} ms", *[quartiles(r[c]) for c in ('step','amortised','dense_again')],
+        verdict(r['step']['median'], r['goal'])] for k,r in rows.items()]
+    show(lines, ['training step against dense', 'dense', 'between updates', 'update every 100', 'dense again', 'goal'])
+
+def show_updates(rows):
+    lines = [[f"{titles[r['model']].split(',')[0]}, {costs.case_titles[r['case']]}", f"{r['weights']:,}", f"{r['ms']:.0f} ms", quartiles(r['reads'], 1),
+        verdict(r['reads']['median'], r['goal'], 0)] for r in rows]
+    show(lines, ['one update', 'weights', 'time', 'reads', 'goal'])
+
+def show_memory(rows):
+    lines = [[titles[k].split(',')[0], f"{r['steady']:.2f}", verdict(r['steady'], goals['steady'], 1), quartiles(r['update_peak'], 2),
+        verdict(r['update_peak']['median'], goals['update_peak'], 1)] for k,r in rows.items()]
+    show(lines, ['extra bytes a weight', 'steady', 'goal', 'peak of an update', 'goal'])
+
+def show_evaluation(rows):
+    lines = [[titles[k], f"{r['dense_ms']:.2f} ms", quartiles(r['masked']), quartiles(r['dense_again']), verdict(r['masked']['median'], goals['evaluation'])] for k,r in rows.items()]
+    show(lines, ['forward in evaluation against dense', 'dense', 'masked', 'dense again', 'goal'])
+
+def show_quality(rows):
+    sparsities = sorted({r['sparsity'] for r in rows if r['method']!='dense'})
+    of = {(r['method'],r['sparsity']):f"{100*r['mean']:.1f} ± {100*r['sd']:.1f}" for r in rows}
+    lines = [[m, *[of.get((m, s), of.get((m, 0.))) for s in sparsities]] for m in quality.methods]
+    show(lines, ['test accuracy on digits, %', *[f'sparsity {s}' for s in sparsities]])
+
+def plot_steps(rows):
+    "Each model's ratios with their quartiles, beside the noise"
+    fig,ax = plt.subplots(figsize=(7, .55*len(rows)+1.6), layout='constrained')
+    ys = range(len(rows))[::-1]
+    for key,label,dy,marker,color in (('dense_again','dense again (noise)',.2,'s','.6'), ('step','between updates',0,'o','0'), ('amortised','update every 100 steps',-.2,'^','.35')):
+        xs = [r[key] for r in rows.values()]
+        around = [[x['median']-x['q1'] for x in xs],[x['q3']-x['median'] for x in xs]]
+        ax.errorbar([x['median'] for x in xs], [y+dy for y in ys], xerr=around, fmt=marker, color=color, capsize=3, label=label)
+    ax.axvline(1, color='.6', lw=1)
+    ax.set(yticks=list(ys), yticklabels=[title(k).replace(', ', '\n', 1) for k in rows], xlabel='CPU time of a training step, dense = 1 (median, quartiles)')
+    return fig
+
+def plot_updates(rows):
+    "Reads of each case, and the goal"
+    fig,ax = plt.subplots(figsize=(7, .35*len(rows)+1.4), layout='constrained')
+    labels = [f"{titles[r['model']].split(',')[0]}, {costs.case_titles[r['case']]}" for r in rows][::-1]
+    ax.barh(labels, [r['reads']['median'] for r in rows][::-1], color='.7', edgecolor='0')
+    ax.axvline(goals['reads'], color='0', ls='--', lw=1, label='goal')
+    ax.set(xlabel='cost of an update, in reads of the weights')
+    return fig
+
+def plot_quality(rows):
+    "Accuracy against sparsity, a line a method"
+    fig,ax = plt.subplots(figsize=(6.4,4), layout='constrained')
+    styles = dict(static=('o',':','.6'), SET=('s','-.','.45'), SNFS=('^','--','.25'), RigL=('D','-','0'))
+    for method,(marker,ls,color) in styles.items():
+        rs = [r for r in rows if r['method']==method]
+        ax.errorbar([f"{r['sparsity']}" for r in rs], [100*r['mean'] for r in rs], [100*r['sd'] for r in rs], marker=marker, ls=ls, color=color, capsize=3, label=method)
+    ax.axhline(100*rows[0]['mean'], color='.3', lw=1, ls=(0,(6,4)), label='dense')
+    ax.set(xlabel='sparsity', ylabel='test accuracy on digits (%)')
+    return fig
+
+def plot(rows, f, path):
+    fig = f(rows)
+    fig.legend(loc='outside upper center', ncols=5, frameon=False)
+    fig.savefig(path, dpi=110)
+    plt.close(fig)
+
+shows = dict(steps=show_steps, updates=show_updates, memory=show_memory, evaluation=show_evaluation, quality=show_quality)
+plots = dict(steps=plot_steps, updates=plot_updates, quality=plot_quality)
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--quick', action='store_true', help='fewer models, rounds and seeds, in under three minutes; results go to results/quick')
+    parser.add_argument('--only', nargs='+', choices=list(sections), default=list(sections), help='sections to measure')
+    args = parser.parse_args()
+    out = Path(__file__).parent/'results'/('quick' if args.quick else '.')
+    out.mkdir(parents=True, exist_ok=True)
+    about = machine()
+    print(*[f'{k} {v}' for k,v in about.items()], sep=', ', end='\n\n', flush=True)
+    for name in args.only:
+        start = time.time()
+        rows = sections[name](args.quick)
+        (out/f'{name}.json').write_text(json.dumps(dict(machine=about, seconds=round(time.time()-start), rows=rows), indent=1)+'\n')
+        shows[name](rows)
+        if name in plots: plot(rows, plots[name], out/f'{name}.png')
+
+if __name__=='__main__': main()
