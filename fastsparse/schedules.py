@@ -27,4 +27,4 @@ def cosine_drop(
 ) -> float: # Drop fraction, in [0,`initial`]
     "Drop fraction at step `t`: half a cosine from `initial` to zero"
     stop = stop_pct*n_steps
-    return initial/2*(1+math.cos(math.pi*t/stop)) if t<stop else 0.
+    return initial*((1+math.cos(math.pi*t/stop))/2) if t<stop else 0.

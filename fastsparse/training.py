@@ -228,8 +228,9 @@ def unscaled_grads(
     scale = getattr(base, 'grad_scale', None)
     grads = [] if scale is None else [p.grad for g in base.param_groups for p in g['params'] if p.grad is not None]
     for g in grads: g.div_(scale)
-    yield
-    for g in grads: g.mul_(scale)
+    try: yield
+    finally:
+        for g in grads: g.mul_(scale)
 
 @patch
 def _finite(self:SparseEngine):
@@ -237,7 +238,7 @@ def _finite(self:SparseEngine):
     base = base_opt(self.opt)
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = [p.grad for g in base.param_groups for p in g['params'] if p.grad is not None]
-    values = [g.coalesce().values() if g.is_sparse else g for g in grads]
+    values = [g.coalesce().values() if g.is_sparse else torch.view_as_real(g) if g.is_complex() else g for g in grads]
     return all(torch.stack(g.aminmax()).isfinite().all() for g in values if g.numel())
 
 # %% ../nbs/05_training.ipynb #61ec3f0e

@@ -1,7 +1,7 @@
 "Room 02: when the topology moves, and how much of it. Pure functions of integers"
 import math, pytest
 from fastsparse.schedules import *
-from hypothesis import given,settings,strategies as st
+from hypothesis import example,given,settings,strategies as st
 
 @pytest.mark.parametrize('every,n,stop,due', [
     (10, 100, .75, [10,20,30,40,50,60,70]),
@@ -25,6 +25,7 @@ def test_cosine_by_hand(t, expect):
     assert math.isclose(cosine_drop(t, 200, .3, .5), expect, abs_tol=1e-12)
 
 @settings(max_examples=100, deadline=None)
+@example(n=1, initial=5e-324, stop=1.)
 @given(n=st.integers(1,5000), initial=st.floats(0,1), stop=st.floats(.01,1))
 def test_cosine_falls(n, initial, stop):
     "In [0, initial], never rising, zero at the end of its span; asking twice gives the same number"
