@@ -2,7 +2,8 @@
 import json, math, numpy as np, pickle, pytest, torch, yaml
 from fastsparse.distributions import *
 from fastsparse.flops import flop_profile
-from functools import partial
+from fastsparse.scores import call_with,wants
+from fastsparse.sparsify import masked_params,sparsify_model
 from helpers import oracle_order
 from hypothesis import given,settings,strategies as st
 from torch import nn
@@ -220,20 +221,30 @@ def test_inner_gets_its_share():
     def inner(params, model_sparsity, names, scores, structure):
         seen.update(n=len(params), s=model_sparsity, names=names, scores=scores, structure=structure)
         return [model_sparsity]*len(params)
-    out = call_sparse_f(layers_dense('blocks.*', inner), params(layers), .2, names=names, scores=[*'abcde'], structure='2:4', step=3)
+    out = call_with(layers_dense('blocks.*', inner), params(layers), .2, names=names, scores=[*'abcde'], structure='2:4', step=3)
     assert seen==dict(n=2, s=pytest.approx(.2*652/268), names=['stem.weight','head.weight'], scores=['a','e'], structure='2:4')
     assert out==[seen['s'],0,0,0,seen['s']]
     with pytest.raises(ValueError, match='returned 5 sparsities for 4'): layers_dense(0, lambda p,s: [.5]*5)(params(layers), .2)
     nested = layers_dense('head', layers_dense('stem'))
-    assert call_sparse_f(nested, params(layers), .5, names=names)==layers_dense([0,-1])(params(layers), .5)
+    assert call_with(nested, params(layers), .5, names=names)==layers_dense([0,-1])(params(layers), .5)
 
-def test_call_sparse_f():
-    "A distribution gets what it names, through partials too, and everything with `**kwargs`"
-    kw = dict(names=['a'], scores=[1])
-    assert call_sparse_f(lambda p,s: (p,s), 1, 2, **kw)==(1,2)
-    assert call_sparse_f(lambda p,s,scores: scores, 1, 2, **kw)==[1]
-    assert call_sparse_f(partial(lambda p,s,names,x: (names,x), x=5), 1, 2, **kw)==(['a'],5)
-    assert call_sparse_f(lambda p,s,**kw: kw, 1, 2, **kw)==kw
+def test_wants_scores():
+    "Scores are named, and so computed by who calls, only if the inner distribution wants them; nested too"
+    assert not wants(layers_dense(0), 'scores') and not wants(layers_dense(0, erdos_renyi_sparsity), 'scores')
+    assert wants(layers_dense(0, global_sparsity), 'scores') and wants(layers_dense(0, layers_dense(-1, global_sparsity)), 'scores')
+    p = params(layers)
+    up,down = [[torch.full(o, sign*i) for i,o in enumerate(layers)] for sign in (1.,-1.)]
+    last = lambda f,scores: call_with(f, p, .5, names=names, scores=scores)[-1]
+    assert last(layers_dense(0, global_sparsity), up)==0 and last(layers_dense(0, global_sparsity), down)==1  # 218 left for 192, 64, 128, 160
+    nested = layers_dense(0, layers_dense(0, global_sparsity))
+    assert last(nested, up)==pytest.approx(1-26/160) and last(nested, down)==1  # 26 left for 64, 128, 160
+
+def test_through_a_model():
+    "By name, through `sparsify_model`"
+    model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,16), nn.ReLU(), nn.Linear(16,4))
+    sparsify_model(model, .5, layers_dense('4'), seed=0)
+    assert [int(o.mask.count_nonzero()) for o in masked_params(model)]==[53,107,64]  # 224 of 448 live: 160 are left for 128 and 256
+    with pytest.raises(ValueError, match="'5' matches none"): sparsify_model(nn.Sequential(nn.Linear(3,3)), .5, layers_dense('5'))
 
 # --- by score
 
@@ -425,7 +436,7 @@ def test_made(f):
     torch.manual_seed(1)
     ps = [torch.randn(*o) for o in layers]
     before = [p.clone() for p in ps]
-    out = call_sparse_f(f, ps, .5, names=names)
+    out = call_with(f, ps, .5, names=names)
     assert len(out)==5 and all(0<=o<=1 for o in out) and all(map(torch.equal, ps, before))
-    assert call_sparse_f(pickle.loads(pickle.dumps(f)), ps, .5, names=names)==out
+    assert call_with(pickle.loads(pickle.dumps(f)), ps, .5, names=names)==out
     assert sum(live_counts(sizes, out, .5))==326
