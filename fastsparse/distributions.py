@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['uniform_sparsity', 'first_layer_dense_uniform', 'fill_budget', 'erdos_renyi_sparsity', 'matching', 'is_named',
-           'call_sparse_f', 'layers_dense', 'global_sparsity', 'balanced_flops_sparsity', 'given_sparsity',
-           'proportional_sparsity', 'read_sparsities', 'share_out', 'live_counts']
+           'layers_dense', 'global_sparsity', 'balanced_flops_sparsity', 'given_sparsity', 'proportional_sparsity',
+           'read_sparsities', 'share_out', 'live_counts']
 
 # %% ../nbs/01_distributions.ipynb #49c7e7de
 import csv,inspect,json,math,re,torch
@@ -91,18 +91,13 @@ def _need_names(names, n):
     return names
 
 # %% ../nbs/01_distributions.ipynb #ed3b2f44
-def call_sparse_f(
-    sparse_f, # A distribution
-    params:list, # Parameters
-    model_sparsity:float, # Fraction of all weights that is dead, in [0,1)
-    **kwargs # What it may ask for: `names`, `scores`, `structure`
-) -> list: # A sparsity for each parameter
-    "`sparse_f(params, model_sparsity)` with those of `kwargs` that it names, or all if it takes `**kwargs`"
+def _call(sparse_f, params, model_sparsity, kwargs):
+    "`sparse_f(params, model_sparsity)` with those of `kwargs` that it names"
     asked = inspect.signature(sparse_f).parameters
-    if not any(o.kind==o.VAR_KEYWORD for o in asked.values()): kwargs = {k: o for k,o in kwargs.items() if k in asked}
-    return sparse_f(params, model_sparsity, **kwargs)
+    takes_all = any(o.kind==o.VAR_KEYWORD for o in asked.values())
+    return sparse_f(params, model_sparsity, **{k: o for k,o in kwargs.items() if takes_all or k in asked})
 
-def _layers_dense(params, model_sparsity, names=None, scores=None, patterns=(), sparse_f=uniform_sparsity, **kwargs):
+def _layers_dense(params, model_sparsity, names=None, patterns=(), sparse_f=uniform_sparsity, **kwargs):
     dense = matching(patterns, len(params), names)
     rest = [i for i in range_of(params) if i not in dense]
     n_dense,n_rest = [sum(params[i].numel() for i in o) for o in (dense,rest)]
@@ -111,18 +106,22 @@ def _layers_dense(params, model_sparsity, names=None, scores=None, patterns=(), 
         most = n_rest/(n_dense+n_rest)
         raise ValueError(f"model_sparsity is {model_sparsity}, and must be below {most:.4g}: the dense layers alone hold {1-most:.4g} of the weights, "
             "and nothing is left for the others; keep fewer layers dense")
-    per = {k: [o[i] for i in rest] for k,o in (('names',names),('scores',scores)) if o is not None}
-    own = call_sparse_f(sparse_f, [params[i] for i in rest], 1-left/n_rest if n_rest else 0., **per, **kwargs)
+    kwargs = {k: [o[i] for i in rest] if k in ('names','scores') else o for k,o in dict(kwargs, names=names).items() if o is not None}
+    own = _call(sparse_f, [params[i] for i in rest], 1-left/n_rest if n_rest else 0., kwargs)
     if len(own)!=len(rest): raise ValueError(f"the distribution of the other layers returned {len(own)} sparsities for {len(rest)} parameters; it must return one for each")
     res = dict(zip(rest, own))
     return [res.get(i, 0.) for i in range_of(params)]
 
+def _layers_dense_by_score(params, model_sparsity, scores=None, **kwargs): return _layers_dense(params, model_sparsity, scores=scores, **kwargs)
+
+# %% ../nbs/01_distributions.ipynb #2f6d067c
 def layers_dense(
     patterns, # The dense ones: a name or pattern of parameters or modules, a place in the list, or a list of those
     sparse_f=uniform_sparsity, # The distribution of the others
 ): # A distribution
     "Some layers dense, and the model's sparsity kept by the others"
-    return partial(_layers_dense, patterns=patterns, sparse_f=sparse_f)
+    f = _layers_dense_by_score if 'scores' in inspect.signature(sparse_f).parameters else _layers_dense
+    return partial(f, patterns=patterns, sparse_f=sparse_f)
 
 # %% ../nbs/01_distributions.ipynb #a80e26f1
 def global_sparsity(
