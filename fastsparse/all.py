@@ -10,3 +10,4 @@ from .training import *
 from .methods import *
 from .callback import *
 from .flops import *
+from .rules import *

@@ -11,9 +11,8 @@ from fastcore.basics import *
 from . import distributions,methods,parts,schedules,scores
 from .methods import *
 from .parts import Method
-from .scores import call_with
 from .schedules import Schedule,schedule_spec
-from .sparsify import decide,masked_params,matches
+from .sparsify import decide,matches
 from .structures import Structure
 from inspect import signature
 from pathlib import Path
@@ -49,6 +48,7 @@ def _find(key, name):
     if f'{name}_sparsity' in known: return known[f'{name}_sparsity']
     raise ValueError(f"{key} is {name!r}, and must be one of {', '.join(known)}")
 
+# %% ../nbs/12_rules.ipynb #2bc0d2bb
 def part(
     key:str, # A setting of `Method`
     spec, # What a file says of it
@@ -107,12 +107,16 @@ def configure(
     return Rules([_rule(o) for o in data], data)
 
 # %% ../nbs/12_rules.ipynb #04846e9d
+def _arguments(o):
+    "What a file says of the arguments that the part `o` was made with"
+    return {k:_said('keep_score_f' if k=='score_f' else k, vars(o)[k]) for k in signature(type(o)).parameters}
+
 def _said(key, value):
     "What a file says of the setting `value`"
     if name := first(k for k,f in _known.get(key, {}).items() if f is value): return name
     if isinstance(value, Schedule): return schedule_spec(value)
     if isinstance(value, Structure): return str(value)
-    if isinstance(value, BasicRepr): return dict(type=type(value).__name__, **{k:_said('keep_score_f' if k=='score_f' else k, v) for k,v in vars(value).items() if k in signature(type(value)).parameters})
+    if isinstance(value, BasicRepr): return dict(type=type(value).__name__, **_arguments(value))
     if value is None or isinstance(value, (bool,int,float,str,list,tuple,dict)): return list(value) if isinstance(value, tuple) else value
     raise ValueError(f"{key} is {value!r}, which has no name in a file: the names are {', '.join(_known.get(key, []))}")
 
@@ -122,6 +126,7 @@ def rules_spec(
     "What a file would say"
     return rules.spec if isinstance(rules, Rules) else [_rule_spec(*o) for o in rules]
 
+# %% ../nbs/12_rules.ipynb #b7bbb1fb
 def _rule_spec(pattern, settings):
     if callable(pattern) and pattern is not default_filter: raise ValueError(f"the pattern {pattern!r} is a function, and a file can only say globs")
     said = {} if pattern is default_filter else dict(params=pattern)

@@ -620,4 +620,5 @@ def masks_like(
         if mask.shape!=p.shape: raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}: take masks of the same architecture")
         if shuffle: mask = _shuffled(mask, as_structure(structure), generator)
         return mask.to(p.device, copy=True)
+    _f.brings_count = True  # `sparsify_model` asks no distribution then
     return _f

@@ -44,6 +44,7 @@ class Slot:
         self.o,self.index,self.guard,self.n = o,index,guard(o),o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
+        self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
 
     @property
     def p(self): return self.guard.p
@@ -62,7 +63,7 @@ class Slot:
         live,asked = int(self.mask.count_nonzero()),asked_sparsity(o)
         if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
         elif not self.aims: self.target = live
-        self.live,self.seen = live,self._stamp()
+        self.live,self.seen,self.budget = live,self._stamp(),live
 
     def legal(self, n):
         "The count next to `n` that the structure allows"
@@ -74,7 +75,7 @@ class Slot:
 
 # %% ../nbs/05_training.ipynb #5f4888c0
 @patch
-def write(self:Slot, dropped, grown, start, opt):
+def write(self:Slot, dropped, grown, budget, start, opt):
     "Write an update into mask, weight and optimizer state; what is new starts at `start`, at zero if that is None. Returns the places that are new"
     new = grown[~self.mask.take(grown)]
     put_(put_(self.mask, dropped, False), grown, True)
@@ -85,7 +86,7 @@ def write(self:Slot, dropped, grown, start, opt):
     for t in slow_weights(opt, self.p): put_(t, changed, 0)
     for t in grad_history(opt, self.p): put_(t, new if self.guard.dense_history else changed, 0)
     self.live = self.live-len(dropped)+len(grown)
-    self.target = self.live
+    self.target,self.budget = self.live,budget
     show_sparsity(self.o._replace(mask=self.mask))
     self.guard.note()
     self.guard.grad_stamp,self.seen,self.last_update = None,self._stamp(),(len(gone),len(new))
@@ -373,8 +374,9 @@ def _check_choice(o, mask, chosen, n):
 # %% ../nbs/05_training.ipynb #b74945af
 @patch
 def _move(self:SparseEngine, s, n_keep, target, t):
-    "The places that `s` drops and grows, to have `target` live ones"
+    "The places that `s` drops and grows, to have `target` live ones, and that number"
     m,kept,wanted = s.method,[],[]
+    if target==s.live: target = s.budget
     g = keyed_generator(self.seed, s.index, self.n_updates+1)
     keep = self._scorer(m.keep_score_f, s, n_keep, t, g, kept)
     grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g, wanted)
@@ -382,7 +384,7 @@ def _move(self:SparseEngine, s, n_keep, target, t):
     stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
     if kept: _check_choice(s.o, kept[0] & s.mask, stays.reshape(-1).nonzero().view(-1), n_keep)
     if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))
-    return dropped,grown
+    return dropped,grown,target
 
 @patch
 def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
@@ -396,7 +398,7 @@ def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
 # %% ../nbs/05_training.ipynb #0026ccf3
 @patch
 def _choose(self:SparseEngine, m, t):
-    "Tuples of a slot, what it drops, and what it grows"
+    "Tuples of a slot, what it drops, what it grows, and how many should live then"
     f,slots = m.fraction(t),self.slots_of(m)
     for s in slots: s.sync()
     pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.p.grad is not None and s.p.requires_grad]
@@ -416,9 +418,9 @@ def update(self:SparseEngine,
     "Drop and grow now, with the drop fraction of those steps"
     if not isinstance(times, dict): times = {m:times for m in self.methods}
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
-    starts = [(m, s, d, g, self._start(m, s)) for m,moves in chosen.items() for s,d,g in moves]
-    for m,s,dropped,grown,start in starts:
-        new = s.write(dropped, grown, start, self.opt)
+    starts = [(m, move, self._start(m, move[0])) for m,moves in chosen.items() for move in moves]
+    for m,(s,dropped,grown,budget),start in starts:
+        new = s.write(dropped, grown, budget, start, self.opt)
         if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask)
     for m in times:
         for s in self.slots_of(m): s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
@@ -441,7 +443,7 @@ def _start(self:SparseEngine, m, s):
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients or remembers initial values
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, aims=s.aims, memos=s.memos, initial=s.initial) for s in self.slots]
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, memos=s.memos, initial=s.initial) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
     return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
 
@@ -457,7 +459,7 @@ def load_state_dict(self:SparseEngine,
     for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
-        s.target,s.aims,s.initial = o['target'],o['aims'],o['initial']
+        s.target,s.budget,s.aims,s.initial = [o[k] for k in ('target','budget','aims','initial')]
         s.memos = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()}
 
 @patch
