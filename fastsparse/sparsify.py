@@ -7,7 +7,8 @@ __all__ = ['Masked', 'masked_params', 'sparse_params', 'apply_masks', 'is_sparse
            'keeps_zero', 'guard_of', 'Guard', 'Enforcement', 'guard', 'enforcements', 'enforce_masks',
            'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting',
            'layer_counts', 'starting_masks', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast',
-           'unsparsify', 'asked_sparsity', 'SparseSummary', 'sparse_summary']
+           'unsparsify', 'sparsify_parameter', 'unsparsify_parameter', 'asked_sparsity', 'SparseSummary',
+           'sparse_summary']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
 import functools,pandas as pd,torch,weakref
@@ -508,6 +509,43 @@ def unsparsify(
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'):
         model._ddp_params_and_buffers_to_ignore = [o for o in model._ddp_params_and_buffers_to_ignore if o not in names]
+
+# %% ../nbs/04_sparsify.ipynb #c772fdf1
+def _own(module, name):
+    "The submodule of `module` that holds the parameter `name`, and its name there"
+    path,_,attr = name.rpartition('.')
+    m = module.get_submodule(path)
+    if not isinstance(m._parameters.get(attr), nn.Parameter): raise ValueError(f"{name} is no parameter of {type(module).__name__}: its parameters are {', '.join(n for n,_ in module.named_parameters())}")
+    return m,attr
+
+def sparsify_parameter(
+    module, # A module
+    name:str, # Its parameter, dotted if that lies deeper
+    sparsity:float, # Fraction dead, in [0,1]
+    mask_init='random', # As in `sparsify_model`
+    seed:int=None, # As in `sparsify_model`
+    structure=None, # Which masks are legal: a `Structure` or its text
+) -> Hooks: # Its `remove()` ends enforcement
+    "Give one parameter a mask"
+    m,attr = _own(module, name)
+    o = Masked(name, m, attr, getattr(m, attr), None)
+    if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name} has a mask already: call unsparsify_parameter first")
+    if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
+    mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    register_mask(o, mask)
+    keep_from_broadcast(module)
+    return enforce_masks(module)
+
+def unsparsify_parameter(
+    module, # A module
+    name:str, # Its parameter, dotted if that lies deeper
+):
+    "Remove the mask of one parameter; its weights stay as they are, zeros included"
+    m,attr = _own(module, name)
+    if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
+    if g := guard_of(getattr(m, attr)): g.remove()
+    for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
+    for e in enforcements(module): e.guards = [g for g in e.guards if g.mask is not None]
 
 # %% ../nbs/04_sparsify.ipynb #20657d38
 def asked_sparsity(

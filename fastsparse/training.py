@@ -124,10 +124,11 @@ class SparseEngine:
         seed:int=None, # Names the random choices; None takes a number from torch's generator
         rules:list=None, # Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
+        steps_per_epoch:int=None, # Needed where something is given in epochs
         on_update=(), # Functions of engine and step, called after each update
         **kwargs
     ):
-        store_attr('model,opt,n_steps,batch_size')
+        store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
@@ -150,7 +151,7 @@ def _check_model(self:SparseEngine, pairs):
         missing = [o.name for o in os if o.p.requires_grad and id(o.p) not in held]
         if not os or missing or not any(id(p) in held for p in self.model.parameters()):
             raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
-        m.bind(self.n_steps, self.batch_size)
+        m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
         if m.path is not None: check_sparsity(min_max_end(m.path, 0, self.n_steps or 1)[1])
         fitting(m.structure, os, 0)
         bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
@@ -242,6 +243,7 @@ def _due(self:SparseEngine, m, t):
     if m.path is not None and wants(m.sparse_f, 'scores'): return any(s.p.requires_grad for s in slots)
     return any(self._moves(s, n, m.fraction(t)) for s,n in zip(slots, self._targets(m, t)))
 
+# %% ../nbs/05_training.ipynb #5adcfed2
 @patch
 def due(self:SparseEngine,
     t:int, # Step, from 0
@@ -249,13 +251,14 @@ def due(self:SparseEngine,
     "Does an update fall due at step `t`?"
     return any(self._due(m, t) for m in self.methods)
 
+# %% ../nbs/05_training.ipynb #eb5a36ef
 @patch
 def _warn_if_idle(self:SparseEngine):
     "Warn if the whole run contains no update, or doesn't reach the sparsity that a schedule leads to"
     for m in self.methods:
         if self.n_steps is None: continue
         if m.times is None and m.path is None: self._warn_if_rare(m)
-        else: self._warn_if_short(m)
+        elif m.updates not in ([], ()): self._warn_if_short(m)
 
 @patch
 def _warn_if_short(self:SparseEngine, m):
@@ -367,6 +370,7 @@ def _check_choice(o, mask, chosen, n):
     if int(mask.count_nonzero())!=n or not mask.take(chosen).all():
         raise ValueError(f"a mask for {o.name} has {int(mask.count_nonzero())} live weights, and must have {n}: return a score instead, or a mask with that many")
 
+# %% ../nbs/05_training.ipynb #b74945af
 @patch
 def _move(self:SparseEngine, s, n_keep, target, t):
     "The places that `s` drops and grows, to have `target` live ones"
@@ -380,7 +384,6 @@ def _move(self:SparseEngine, s, n_keep, target, t):
     if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))
     return dropped,grown
 
-# %% ../nbs/05_training.ipynb #b74945af
 @patch
 def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
     "The targets of `slots`, with what grows shared out anew where the method does that"
@@ -390,6 +393,7 @@ def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
     grow = regrow_counts(shares, sum(grow), [s.n-k for s,k in zip(slots, n_keep)])
     return [s.legal(k+g) for s,k,g in zip(slots, n_keep, grow)]
 
+# %% ../nbs/05_training.ipynb #0026ccf3
 @patch
 def _choose(self:SparseEngine, m, t):
     "Tuples of a slot, what it drops, and what it grows"
