@@ -640,6 +640,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine._check_model': ( 'training.html#sparseengine._check_model',
                                                                                         'fastsparse/training.py'),
+                                     'fastsparse.training.SparseEngine._check_path': ( 'training.html#sparseengine._check_path',
+                                                                                       'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine._choose': ( 'training.html#sparseengine._choose',
                                                                                    'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine._collect': ( 'training.html#sparseengine._collect',

@@ -133,8 +133,8 @@ class SparseEngine:
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
-        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
+        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self.all = [Slot(o, i) for i,o in enumerate(masked_params(model))]
         watched = {id(g) for e in enforcements(model) for g in e.guards}
@@ -153,11 +153,19 @@ def _check_model(self:SparseEngine, pairs):
         if not os or missing or not any(id(p) in held for p in self.model.parameters()):
             raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
         m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
-        if m.path is not None: check_sparsity(min_max_end(m.path, 0, self.n_steps or 1)[1])
         fitting(m.structure, os, 0)
         bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
+        self._check_path(m, os)
     return pairs
+
+@patch
+def _check_path(self:SparseEngine, m, os):
+    "Raise a `ValueError` if the distribution or the structure can't follow the path"
+    if m.path is None: return
+    lowest,highest,_ = min_max_end(m.path, 0, self.n_steps or 1)
+    check_sparsity(highest)
+    for s in (lowest, highest): self._counts(m, os, s)
 
 # %% ../nbs/05_training.ipynb #39453edb
 @patch
