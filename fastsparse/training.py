@@ -124,7 +124,7 @@ class SparseEngine:
         seed:int=None, # Names the random choices; None takes a number from torch's generator
         rules:list=None, # Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
-        on_update=(), # Functions of engine and step, called after each update
+        on_update=(), # Functions of engine and step, called after each update; what has a `begin` gets the engine when it is made
         **kwargs
     ):
         store_attr('model,opt,n_steps,batch_size')
@@ -139,6 +139,8 @@ class SparseEngine:
         self.own = None if all(id(s.guard) in watched for s in self.all) else enforce_masks(model)
         self._take_slots(pairs, targets)
         self._warn_if_idle()
+        for f in self.on_update:
+            if hasattr(f, 'begin'): f.begin(self)
 
 # %% ../nbs/05_training.ipynb #5c0fb56a
 @patch
@@ -413,6 +415,8 @@ def update(self:SparseEngine,
     if not isinstance(times, dict): times = {m:times for m in self.methods}
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
     starts = [(m, s, d, g, self._start(m, s)) for m,moves in chosen.items() for s,d,g in moves]
+    if starts:
+        for s in self.slots: s.last_update = (0,0)
     for m,s,dropped,grown,start in starts:
         new = s.write(dropped, grown, start, self.opt)
         if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask)
@@ -437,7 +441,8 @@ def _start(self:SparseEngine, m, s):
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients or remembers initial values
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, aims=s.aims, memos=s.memos, initial=s.initial) for s in self.slots]
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
+        initial=s.initial) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
     return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
 
@@ -453,7 +458,7 @@ def load_state_dict(self:SparseEngine,
     for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
-        s.target,s.aims,s.initial = o['target'],o['aims'],o['initial']
+        s.target,s.aims,s.initial,s.last_update = o['target'],o['aims'],o['initial'],tuple(o['last_update'])
         s.memos = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()}
 
 @patch
