@@ -10,3 +10,5 @@ from .training import *
 from .methods import *
 from .callback import *
 from .flops import *
+from .history import *
+from .ledger import *
