@@ -12,3 +12,6 @@ from .callback import *
 from .flops import *
 from .history import *
 from .ledger import *
+from .rules import *
+from .kernels import *
+from .compute import *

@@ -57,7 +57,7 @@ class DynamicSparseTrainingCallback(Callback):
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch: return
         n_iter = len(self.dls.train)
-        settings = dict(batch_size=self.dls.train.bs, **self.settings)
+        settings = dict(batch_size=self.dls.train.bs, steps_per_epoch=n_iter, **self.settings)
         if settings['batches_per_update'] is None: settings['batches_per_update'] = n_iter
         self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
         if self.state: self.engine.n_updates = self.state['n_updates']

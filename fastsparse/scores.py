@@ -13,7 +13,6 @@ import inspect,torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from .schedules import *
-from functools import update_wrapper
 
 # %% ../nbs/03_scores.ipynb #2ea8ced7
 def random_score(
@@ -218,7 +217,7 @@ class Sampled(BasicRepr):
     def __call__(self, p, generator=None, **kwargs):
         score = call_with(self.score_f, p, generator=generator, **kwargs).double()
         noise = torch.empty(p.shape, dtype=torch.double).exponential_(generator=generator).to(p.device)
-        return score.log()/self.temperature-noise.log()
+        return score.clamp(min=torch.finfo(torch.double).tiny).log()/self.temperature-noise.log()
 
 # %% ../nbs/03_scores.ipynb #f05834a0
 def _half_ch2(a):

@@ -7,7 +7,8 @@ __all__ = ['Masked', 'masked_params', 'sparse_params', 'apply_masks', 'is_sparse
            'keeps_zero', 'guard_of', 'Guard', 'Enforcement', 'guard', 'enforcements', 'enforce_masks',
            'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting',
            'layer_counts', 'starting_masks', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast',
-           'unsparsify', 'asked_sparsity', 'SparseSummary', 'sparse_summary']
+           'unsparsify', 'sparsify_parameter', 'unsparsify_parameter', 'asked_sparsity', 'SparseSummary',
+           'sparse_summary']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
 import functools,pandas as pd,torch,weakref
@@ -47,6 +48,7 @@ def masked_params(
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
             mask = m._buffers.get(f'{attr}_mask')
+            p = vars(m).get(attr, p)  # the dense face of a weight that is stored sparse
             if p is not None and mask is not None: found.setdefault(id(p), Masked(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
     return list(found.values())
 
@@ -145,6 +147,7 @@ def guard_of(
 # %% ../nbs/04_sparsify.ipynb #d3711c02
 class Guard:
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
+    remark = ''  # what the summary says of the parameter
     def __init__(self, module, attr):
         self.module,self.attr,self.p,self.handle = module,attr,None,None
         self.lifted = False  # leave this batch's gradient dense: an update will read it
@@ -221,6 +224,14 @@ def after_step(self:Guard, opt):
         for t in [self.p, *held]: zero_dead_(t, self.mask)
         if not self.dense_history: self.clean[opt] = state
     self.note()
+
+# %% ../nbs/04_sparsify.ipynb #172b990c
+@patch
+def move(self:Guard, gone, new, opt):
+    "The mask has changed: weight and state start at zero where a weight is `gone` or `new`"
+    changed = torch.cat([gone, new])
+    for t in [self.p, *slow_weights(opt, self.p)]: put_(t, changed, 0)
+    for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 @patch
 def remove(self:Guard):
@@ -484,6 +495,7 @@ def register_mask(
         if sparse_init_mode: init_kaiming_normal_sparse_(p.copy_(mask), sparse_mode=sparse_init_mode)
         zero_dead_(p, m._buffers[f'{attr}_mask'])
 
+# %% ../nbs/04_sparsify.ipynb #eccde195
 def _buffer_names(model):
     return [f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity') if f'{o.attr}_{kind}' in o.module._buffers]
 
@@ -500,6 +512,8 @@ def unsparsify(
 ):
     "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
     model = _module(model)
+    if stored := [o.name for o in masked_params(model) if o.p is not o.module._parameters[o.attr]]:
+        raise ValueError(f"{stored[0]} is stored sparse: call remove() of the report of sparse_compute first")
     for m in model.modules():
         for e in enforcements(m): _unhook(m, e)
     names = set(_buffer_names(model))
@@ -508,6 +522,43 @@ def unsparsify(
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'):
         model._ddp_params_and_buffers_to_ignore = [o for o in model._ddp_params_and_buffers_to_ignore if o not in names]
+
+# %% ../nbs/04_sparsify.ipynb #c772fdf1
+def _own(module, name):
+    "The submodule of `module` that holds the parameter `name`, and its name there"
+    path,_,attr = name.rpartition('.')
+    m = module.get_submodule(path)
+    if not isinstance(m._parameters.get(attr), nn.Parameter): raise ValueError(f"{name} is no parameter of {type(module).__name__}: its parameters are {', '.join(n for n,_ in module.named_parameters())}")
+    return m,attr
+
+def sparsify_parameter(
+    module, # A module
+    name:str, # Its parameter, dotted if that lies deeper
+    sparsity:float, # Fraction dead, in [0,1]
+    mask_init='random', # As in `sparsify_model`
+    seed:int=None, # As in `sparsify_model`
+    structure=None, # Which masks are legal: a `Structure` or its text
+) -> Hooks: # Its `remove()` ends enforcement
+    "Give one parameter a mask"
+    m,attr = _own(module, name)
+    o = Masked(name, m, attr, getattr(m, attr), None)
+    if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name} has a mask already: call unsparsify_parameter first")
+    if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
+    mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    register_mask(o, mask)
+    keep_from_broadcast(module)
+    return enforce_masks(module)
+
+def unsparsify_parameter(
+    module, # A module
+    name:str, # Its parameter, dotted if that lies deeper
+):
+    "Remove the mask of one parameter; its weights stay as they are, zeros included"
+    m,attr = _own(module, name)
+    if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
+    if g := guard_of(getattr(m, attr)): g.remove()
+    for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
+    for e in enforcements(module): e.guards = [g for g in e.guards if g.mask is not None]
 
 # %% ../nbs/04_sparsify.ipynb #20657d38
 def asked_sparsity(
@@ -527,7 +578,7 @@ def _row(name, m, attr, why, marks):
     if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=why or 'no mask')
     s,g = sparsity_from_tensor(o.mask),guard_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
-    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []))
+    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []) + ([g.remark] if g and g.remark else []))
     return dict(row, live=int(o.mask.count_nonzero()), sparsity=s, target=ifnone(asked_sparsity(o), s), note=note)
 
 def _total(label, rows):

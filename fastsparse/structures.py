@@ -180,7 +180,7 @@ def _keep(self:Structure, mask, keep_f, n_drop, k, refill):
     live = self.split(mask).any(-1)
     each = live.sum(1, keepdim=True)
     if not (self.across and refill):
-        left = (each-n_drop//max(len(live), 1)).clamp(max=k)
+        left = (each-n_drop//max(int(each.count_nonzero()), 1)).clamp(max=k)
         return live if (left>=each).all() else _best(self._unit_scores(keep_f()), left, live)
     if not n_drop and (each<=k).all(): return live
     score = keep_f()
@@ -390,6 +390,7 @@ class FanIn(Structure):
         return (shape[0], math.prod(shape[1:])),[0],[1]
 
     def legal(self, mask):
+        self.check(mask.shape)
         some = mask.flatten(1).any(1)
         return super().legal(mask if self.ablate is None or not some.any() else mask[some])
 
@@ -619,4 +620,5 @@ def masks_like(
         if mask.shape!=p.shape: raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}: take masks of the same architecture")
         if shuffle: mask = _shuffled(mask, as_structure(structure), generator)
         return mask.to(p.device, copy=True)
+    _f.brings_count = True  # `sparsify_model` asks no distribution then
     return _f

@@ -41,9 +41,15 @@ def regrow_counts(
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
     def __init__(self, o, index):
-        self.o,self.index,self.guard,self.n = o,index,guard(o),o.p.numel()
+        self.o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
+        self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
+
+    @property
+    def guard(self):
+        self._guard = guard(self.o._replace(p=getattr(self.o.module, self.o.attr)))
+        return self._guard
 
     @property
     def p(self): return self.guard.p
@@ -62,7 +68,7 @@ class Slot:
         live,asked = int(self.mask.count_nonzero()),asked_sparsity(o)
         if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
         elif not self.aims: self.target = live
-        self.live,self.seen = live,self._stamp()
+        self.live,self.seen,self.budget = live,self._stamp(),live
 
     def legal(self, n):
         "The count next to `n` that the structure allows"
@@ -74,18 +80,15 @@ class Slot:
 
 # %% ../nbs/05_training.ipynb #5f4888c0
 @patch
-def write(self:Slot, dropped, grown, start, opt):
+def write(self:Slot, dropped, grown, budget, start, opt):
     "Write an update into mask, weight and optimizer state; what is new starts at `start`, at zero if that is None. Returns the places that are new"
     new = grown[~self.mask.take(grown)]
     put_(put_(self.mask, dropped, False), grown, True)
     gone = dropped[~self.mask.take(dropped)]
-    changed = torch.cat([gone, new])
-    put_(self.p, changed, 0)
+    self.guard.move(gone, new, opt)
     if start is not None: self.p.put_(new, start.take(new).to(self.p))
-    for t in slow_weights(opt, self.p): put_(t, changed, 0)
-    for t in grad_history(opt, self.p): put_(t, new if self.guard.dense_history else changed, 0)
     self.live = self.live-len(dropped)+len(grown)
-    self.target = self.live
+    self.target,self.budget = self.live,budget
     show_sparsity(self.o._replace(mask=self.mask))
     self.guard.note()
     self.guard.grad_stamp,self.seen,self.last_update = None,self._stamp(),(len(gone),len(new))
@@ -124,15 +127,16 @@ class SparseEngine:
         seed:int=None, # Names the random choices; None takes a number from torch's generator
         rules:list=None, # Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
+        steps_per_epoch:int=None, # Needed where something is given in epochs
         on_update=(), # Functions of engine and step, called after each update; what has a `begin` gets the engine when it is made
         **kwargs
     ):
-        store_attr('model,opt,n_steps,batch_size')
+        store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
-        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
+        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self.all = [Slot(o, i) for i,o in enumerate(masked_params(model))]
         watched = {id(g) for e in enforcements(model) for g in e.guards}
@@ -149,15 +153,23 @@ def _check_model(self:SparseEngine, pairs):
     held = {id(p) for g in base_opt(self.opt).param_groups for p in g['params']}
     for m,os in pairs:
         if self.dense and m.sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
-        missing = [o.name for o in os if o.p.requires_grad and id(o.p) not in held]
+        missing = [o.name for o in os if o.p.requires_grad and id(o.module._parameters[o.attr]) not in held]
         if not os or missing or not any(id(p) in held for p in self.model.parameters()):
             raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
-        m.bind(self.n_steps, self.batch_size)
-        if m.path is not None: check_sparsity(min_max_end(m.path, 0, self.n_steps or 1)[1])
+        m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
         fitting(m.structure, os, 0)
         bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
+        self._check_path(m, os)
     return pairs
+
+@patch
+def _check_path(self:SparseEngine, m, os):
+    "Raise a `ValueError` if the distribution or the structure can't follow the path"
+    if m.path is None: return
+    lowest,highest,_ = min_max_end(m.path, 0, self.n_steps or 1)
+    check_sparsity(highest)
+    for s in (lowest, highest): self._counts(m, os, s)
 
 # %% ../nbs/05_training.ipynb #39453edb
 @patch
@@ -244,6 +256,7 @@ def _due(self:SparseEngine, m, t):
     if m.path is not None and wants(m.sparse_f, 'scores'): return any(s.p.requires_grad for s in slots)
     return any(self._moves(s, n, m.fraction(t)) for s,n in zip(slots, self._targets(m, t)))
 
+# %% ../nbs/05_training.ipynb #5adcfed2
 @patch
 def due(self:SparseEngine,
     t:int, # Step, from 0
@@ -251,13 +264,14 @@ def due(self:SparseEngine,
     "Does an update fall due at step `t`?"
     return any(self._due(m, t) for m in self.methods)
 
+# %% ../nbs/05_training.ipynb #eb5a36ef
 @patch
 def _warn_if_idle(self:SparseEngine):
     "Warn if the whole run contains no update, or doesn't reach the sparsity that a schedule leads to"
     for m in self.methods:
         if self.n_steps is None: continue
         if m.times is None and m.path is None: self._warn_if_rare(m)
-        else: self._warn_if_short(m)
+        elif m.updates not in ([], ()): self._warn_if_short(m)
 
 @patch
 def _warn_if_short(self:SparseEngine, m):
@@ -369,10 +383,12 @@ def _check_choice(o, mask, chosen, n):
     if int(mask.count_nonzero())!=n or not mask.take(chosen).all():
         raise ValueError(f"a mask for {o.name} has {int(mask.count_nonzero())} live weights, and must have {n}: return a score instead, or a mask with that many")
 
+# %% ../nbs/05_training.ipynb #b74945af
 @patch
 def _move(self:SparseEngine, s, n_keep, target, t):
-    "The places that `s` drops and grows, to have `target` live ones"
+    "The places that `s` drops and grows, to have `target` live ones, and that number"
     m,kept,wanted = s.method,[],[]
+    if target==s.live: target = s.budget
     g = keyed_generator(self.seed, s.index, self.n_updates+1)
     keep = self._scorer(m.keep_score_f, s, n_keep, t, g, kept)
     grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g, wanted)
@@ -380,9 +396,8 @@ def _move(self:SparseEngine, s, n_keep, target, t):
     stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
     if kept: _check_choice(s.o, kept[0] & s.mask, stays.reshape(-1).nonzero().view(-1), n_keep)
     if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))
-    return dropped,grown
+    return dropped,grown,target
 
-# %% ../nbs/05_training.ipynb #b74945af
 @patch
 def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
     "The targets of `slots`, with what grows shared out anew where the method does that"
@@ -392,9 +407,10 @@ def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
     grow = regrow_counts(shares, sum(grow), [s.n-k for s,k in zip(slots, n_keep)])
     return [s.legal(k+g) for s,k,g in zip(slots, n_keep, grow)]
 
+# %% ../nbs/05_training.ipynb #0026ccf3
 @patch
 def _choose(self:SparseEngine, m, t):
-    "Tuples of a slot, what it drops, and what it grows"
+    "Tuples of a slot, what it drops, what it grows, and how many should live then"
     f,slots = m.fraction(t),self.slots_of(m)
     for s in slots: s.sync()
     pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.p.grad is not None and s.p.requires_grad]
@@ -414,11 +430,11 @@ def update(self:SparseEngine,
     "Drop and grow now, with the drop fraction of those steps"
     if not isinstance(times, dict): times = {m:times for m in self.methods}
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
-    starts = [(m, s, d, g, self._start(m, s)) for m,moves in chosen.items() for s,d,g in moves]
-    if starts:
+    if any(chosen.values()):
         for s in self.slots: s.last_update = (0,0)
-    for m,s,dropped,grown,start in starts:
-        new = s.write(dropped, grown, start, self.opt)
+    starts = [(m, move, self._start(m, move[0])) for m,moves in chosen.items() for move in moves]
+    for m,(s,dropped,grown,budget),start in starts:
+        new = s.write(dropped, grown, budget, start, self.opt)
         if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask)
     for m in times:
         for s in self.slots_of(m): s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
@@ -441,7 +457,7 @@ def _start(self:SparseEngine, m, s):
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients or remembers initial values
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
         initial=s.initial) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
     return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
@@ -458,7 +474,7 @@ def load_state_dict(self:SparseEngine,
     for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
-        s.target,s.aims,s.initial,s.last_update = o['target'],o['aims'],o['initial'],tuple(o['last_update'])
+        s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
         s.memos = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()}
 
 @patch

@@ -5,7 +5,7 @@ from fastai.callback.schedule import *
 from fastsparse.all import *
 from fastsparse.structures import *
 from helpers import *
-from hypothesis import given,settings,strategies as st
+from hypothesis import assume,given,settings,strategies as st
 from torch import nn
 
 some = settings(max_examples=60, deadline=None)
@@ -14,23 +14,12 @@ some = settings(max_examples=60, deadline=None)
 
 def flat_inputs(i, s): return int(np.ravel_multi_index(i[1:], s[1:]))
 
-homes = {
-    'unstructured': lambda i,s: ((), i),
-    '2:4': lambda i,s: ((i[0],i[1]//4,*i[2:]), i[1]),
-    '2:4 pad': lambda i,s: ((i[0],i[1]//4,*i[2:]), i[1]),
-    '1:3 axis 0': lambda i,s: ((i[0]//3,*i[1:]), i[0]),
-    '3:8 flat': lambda i,s: ((i[0],flat_inputs(i, s)//8), flat_inputs(i, s)),
-    '2:5 flat pad': lambda i,s: ((i[0],flat_inputs(i, s)//5), flat_inputs(i, s)),
-    '1:2 axis 2': lambda i,s: ((*i[:2],i[2]//2,*i[3:]), i[2]),
-    'fan-in': lambda i,s: (i[0], i[1:]),
-    'output groups 3': lambda i,s: (i[0]//(s[0]//3), i),
-    'input groups 2': lambda i,s: (i[1]//(s[1]//2), i),
-    'block 2x3': lambda i,s: ((), (i[0]//2,i[1]//3,*i[2:])),
-    'block 2x3 max': lambda i,s: ((), (i[0]//2,i[1]//3,*i[2:])),
-    'kernels': lambda i,s: ((), i[:2]),
-    'kernels l2': lambda i,s: ((), i[:2]),
-    'output channels min': lambda i,s: ((), i[0]),
-    'input channels': lambda i,s: ((), i[1])}
+homes = {'unstructured': lambda i,s: ((), i), 'fan-in': lambda i,s: (i[0], i[1:]), 'kernels': lambda i,s: ((), i[:2]), 'kernels l2': lambda i,s: ((), i[:2]),
+    '2:4': lambda i,s: ((i[0],i[1]//4,*i[2:]), i[1]), '2:4 pad': lambda i,s: ((i[0],i[1]//4,*i[2:]), i[1]), '1:3 axis 0': lambda i,s: ((i[0]//3,*i[1:]), i[0]),
+    '3:8 flat': lambda i,s: ((i[0],flat_inputs(i, s)//8), flat_inputs(i, s)), '2:5 flat pad': lambda i,s: ((i[0],flat_inputs(i, s)//5), flat_inputs(i, s)),
+    '1:2 axis 2': lambda i,s: ((*i[:2],i[2]//2,*i[3:]), i[2]), 'output groups 3': lambda i,s: (i[0]//(s[0]//3), i), 'input groups 2': lambda i,s: (i[1]//(s[1]//2), i),
+    'block 2x3': lambda i,s: ((), (i[0]//2,i[1]//3,*i[2:])), 'block 2x3 max': lambda i,s: ((), (i[0]//2,i[1]//3,*i[2:])),
+    'output channels min': lambda i,s: ((), i[0]), 'input channels': lambda i,s: ((), i[1])}
 
 shapes = {'unstructured':[(7,),(3,5),(2,3,2,2),(0,3)], '2:4':[(3,8),(2,4,3),(2,8,1,2),(1,4)], '2:4 pad':[(3,6),(2,5,2,2),(2,3),(1,1),(2,8)],
     '1:3 axis 0':[(6,4),(3,2,2)], '3:8 flat':[(3,8),(2,4,2,2)], '2:5 flat pad':[(3,7),(2,3,2,2)], '1:2 axis 2':[(2,3,4),(2,2,2,3)], 'fan-in':[(4,6),(3,2,2,2),(1,5)],
@@ -143,11 +132,9 @@ def test_move(case, seed, kind, grows, data):
     k0,k = draw_k(),draw_k()
     before,keep,grow = torch.from_numpy(some_mask(rng, text, shape, k0, kind)),some_scores(rng, shape),some_scores(rng, shape)
     live,n = int(before.sum()),by_k[k]
-    k = max(min(j for j in by_k if by_k[j]==n), least(text))
     n_drop = data.draw(st.integers(0, live))
-    if kind=='random' and not n_drop and n==live: return
+    assume(kind!='random' or n_drop or n!=live)
     E = len(groups_of(text, shape)[0][0])
-    if kind=='random' and E>1 and n_drop//E>len({tuple(u) for g in groups_of(text, shape) for u in g if before.view(-1)[u].any()}): return
     expect = oracle_move(text, before.numpy(), keep, grow if grows else None, n_drop//E if ':' in text or text=='fan-in' else n_drop, k)
     for mask in layouts(before):
         now = mask.clone()
@@ -468,9 +455,9 @@ def test_text_refused(x):
     with pytest.raises(ValueError, match='structure is|float|could not') as e: as_structure(x)
     if 'ablate x' not in str(x): assert 'transposable 2:4' in str(e.value)
 
-refused = [(NM,4,2), (NM,0,4), (NM,-1,4), (NM,2.,4), (NM,True,4), (NM,'2',4), (NM,2,4,-1), (NM,2,4,0,True), (TransposableNM,5,4), (TransposableNM,0,4), (Block,0,4),
-    (Block,2,2.), (Block,2,2,'sum'), (Kernels,3), (FanIn,1.5), (FanIn,-.1), (FanIn,math.nan), (FanIn,True), (OutputGroups,0), (InputGroups,2.), (as_structure,'4:2'),
-    (as_structure,'0:4'), (as_structure,'fan-in ablate 2'), (as_structure,'block 0x4')]
+refused = [(NM,4,2), (NM,0,4), (NM,-1,4), (NM,2.,4), (NM,True,4), (NM,'2',4), (NM,2,4,-1), (NM,2,4,0,True), (TransposableNM,5,4), (TransposableNM,0,4),
+    (Block,0,4), (Block,2,2.), (Block,2,2,'sum'), (Kernels,3), (FanIn,1.5), (FanIn,-.1), (FanIn,math.nan), (FanIn,True), (OutputGroups,0), (InputGroups,2.),
+    (as_structure,'4:2'), (as_structure,'0:4'), (as_structure,'fan-in ablate 2'), (as_structure,'block 0x4')]
 
 @pytest.mark.parametrize('f,args', [(f, args) for f,*args in refused])
 def test_settings_refused(f, args):
@@ -487,7 +474,7 @@ def test_own_function_in_the_text():
     ('fan-in ablate 0.3', [[1,0],[1,1]], False), ('fan-in ablate 0.3', [[0,0],[0,0]], True), ('fan-in', [[0,0],[0,0]], True), ('block 2x2', [[1,1,0,0],[1,1,0,0]], True), ('block 2x2', [[1,1,0,0],[1,0,0,0]], False),
     ('input channels', [[1,0],[1,0]], True), ('input channels', [[1,0],[0,1]], False), ('output groups 2', [[1,0],[0,1]], True), ('output groups 2', [[1,1],[0,0]], False), ('input groups 2', [[1,0],[1,0]], False),
     ('transposable 1:2', [[1,0],[0,1]], True), ('transposable 1:2', [[1,1],[0,0]], False), ('transposable 1:2', [[1,1],[1,1]], True), ('transposable 1:2', [[0,0],[0,0]], False), ('unstructured', [[1,0],[0,0]], True)])
-def test_legal_by_hand(text, mask, legal): 
+def test_legal_by_hand(text, mask, legal):
     "Units whole and groups equal; N:M holds N to M live; padding never lives"
     assert as_structure(text).legal(torch.tensor(mask).bool()) is legal
 
