@@ -20,7 +20,7 @@ class SparseStatus:
     "What an engine knows about its masks at one step; `df` is the table"
     def __init__(self,
         step:int, # The step that it is about, from 0
-        due:bool, # Does an update fall due at that step?
+        due:bool, # Does an update fall due at that step, or has it been made?
         n_updates:int, # Updates so far
         rows:list, # A dict for each parameter that has a mask
     ):
@@ -30,7 +30,7 @@ class SparseStatus:
         self.drop_fraction = max((o['drop_fraction'] for o in rows), default=0.)
 
     def __repr__(self):
-        return f"step {self.step}, {self.n_updates} updates, {'an update is' if self.due else 'no update'} due, drop fraction {self.drop_fraction:.3f}\n{self.df.to_string(index=False)}"
+        return f"step {self.step}, {self.n_updates} updates, {'' if self.due else 'not '}an update step, drop fraction {self.drop_fraction:.3f}\n{self.df.to_string(index=False)}"
 
 _columns = ['parameter','weights','live','target','dropped','grown','sparsity','target_sparsity','drop_fraction']
 
@@ -127,9 +127,7 @@ class SparseHistory:
 # %% ../nbs/10_history.ipynb #814aa04d
 def _fraction(s, t):
     "The drop fraction of the update that `s` had at step `t`; NaN if its method had none"
-    m = s.method
-    if m is None or not m.is_time(t): return float('nan')
-    return m.fraction(t) if m.fractions is None else fraction_at(m.fractions, t, max(m.n_updates-1, 0))
+    return s.method.fraction(t) if s.method and s.method.is_time(t) else float('nan')
 
 @patch
 def __call__(self:SparseHistory,
@@ -248,28 +246,33 @@ def _survival(lives, end):
 # %% ../nbs/10_history.ipynb #5740a061
 _styles = cycler(color=['0','.35','.55','.7'])*cycler(ls=['-','--'])
 
-def _axes(ax, **kwargs):
-    ax = ifnone(ax, plt.subplots(figsize=(6,3))[1] if ax is None else ax)
-    ax.set(xlabel='step', **kwargs)
+def _axes(ax, ylabel, **kwargs):
+    ax = plt.subplots(figsize=(6,3), layout='constrained')[1] if ax is None else ax
+    ax.set(xlabel='step', ylabel=ylabel, **kwargs)
     return ax
 
+def _legend(ax):
+    "A legend above `ax`"
+    ax.legend(loc='lower left', bbox_to_anchor=(0,1), ncols=2, frameon=False, fontsize='small', borderaxespad=.2)
+    return ax
+
+# %% ../nbs/10_history.ipynb #7940974a
 @patch
 def plot_schedules(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "Drop fraction and target sparsity of each update"
-    ax,df = _axes(ax, ylim=(0,1), title='schedules'),self.totals()
+    ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
     ax.plot(df.step[1:], df.drop_fraction[1:], 'k.--', ms=4, label='drop fraction')
     ax.step(df.step, df.target_sparsity, 'k-', where='post', label='target sparsity')
-    ax.legend(fontsize='small')
-    return ax
+    return _legend(ax)
 
 @patch
 def plot_layers(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "The density of each parameter"
-    ax,df = _axes(ax, ylabel='density', title='layers'),self.to_frame()
+    ax,df = _axes(ax, 'density'),self.to_frame()
     many = len(self.params)>8
     for (name,_),style in zip(self.params, _styles*len(self.params)):
         o = df[df.parameter==name]
@@ -277,8 +280,7 @@ def plot_layers(self:SparseHistory,
     totals = self.totals()
     ax.step(totals.step, 1-totals.sparsity, 'k:', lw=2, where='post', label='all')
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize='small')
-    return ax
+    return _legend(ax)
 
 # %% ../nbs/10_history.ipynb #fc4c5329
 @patch
@@ -286,24 +288,22 @@ def plot_churn(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "Weights grown and dropped by each update, as fractions of those live before it"
-    ax,df = _axes(ax, ylabel='fraction of live', title='churn'),self.totals()[1:]
+    ax,df = _axes(ax, 'fraction of live'),self.totals()[1:]
     ax.vlines(df.step, 0, df.grow_churn, color='.3', label='grown')
     ax.vlines(df.step, -df.drop_churn, 0, color='.7', label='dropped')
     ax.plot(df.step, -df.drop_fraction, 'k--', lw=1, label='drop fraction')
     ax.axhline(0, color='k', lw=.5)
-    ax.legend(fontsize='small')
-    return ax
+    return _legend(ax)
 
 @patch
 def plot_survival(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "How many of the starting connections are left, and how many were ever tried"
-    ax,df = _axes(ax, ylim=(0,1), title='survival'),self.totals()
-    ax.step(df.step, df.survival, 'k-', where='post', label='of the start, still live')
-    ax.step(df.step, df.ever_live, 'k--', where='post', label='of all, ever live')
-    ax.legend(fontsize='small')
-    return ax
+    ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
+    ax.step(df.step, df.survival, 'k-', where='post', label='start, still live')
+    ax.step(df.step, df.ever_live, 'k--', where='post', label='all, ever live')
+    return _legend(ax)
 
 # %% ../nbs/10_history.ipynb #3fbfc7cd
 @patch
@@ -312,18 +312,16 @@ def plot_lifetimes(self:SparseHistory,
 ):
     "How likely connections are to live through so many updates, those of the start and those grown"
     lives,end = self.lifetimes(),len(self.steps)-1
-    ax = _axes(ax, ylim=(0,1), ylabel='fraction that lives on', title='lifetimes')
+    ax = _axes(ax, 'fraction that lives on', ylim=(0,1))
     for label,ls,among in (('of the start','-',lives.born==0), ('grown','--',lives.born>0)):
         curve = _survival(lives[among], end)
         ax.step(range(len(curve)), curve, 'k', ls=ls, where='post', label=label)
     ax.set_xlabel('age in updates')
-    ax.legend(fontsize='small')
-    return ax
+    return _legend(ax)
 
 @patch
 def plot(self:SparseHistory):
     "Schedules, layers, churn and survival"
-    fig,axs = plt.subplots(2, 2, figsize=(7,5))
+    fig,axs = plt.subplots(2, 2, figsize=(7,5.5), layout='constrained')
     for f,ax in zip((self.plot_schedules, self.plot_layers, self.plot_churn, self.plot_survival), axs.flat): f(ax)
-    fig.tight_layout()
     return fig

@@ -212,6 +212,43 @@ def test_lifetimes_add_up():
         assert o.weights[o.born==0].sum()==int(plain.masks[0][i].sum()) and o.weights[o.died.isna()].sum()==int(plain.masks[-1][i].sum())
         assert o.weights[o.born>0].sum()==rows.grown.sum() and o.weights[o.died.notna()].sum()==rows.dropped.sum()
 
+# ---- Hooks ----
+
+def told(n=24, steps=None, **settings):
+    "What a hook is told after each update, and the masks then"
+    model,told = mlp(),[]
+    def hook(engine, t): told.append((engine.status(t), [int(o.mask.sum()) for o in masked_params(model)]))
+    dst = DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), lr=.1), n, on_update=hook, **settings)
+    for t in range(ifnone(steps, n)):
+        dst.opt.zero_grad()
+        backward(model, *data(model, seed=t))
+        dst.step()
+    return dst,told
+
+def test_hook_is_about_the_update_just_made():
+    "A trap of schedules that count updates: after one they are ahead by one, and would tell the next update's target and fraction"
+    dst,seen = told(sparsity=dict(type='cycling', values=[.8,.6,.4]), drop_fraction=[.5,.25], batches_per_update=4, stop_pct=1., seed=0)
+    assert [s.step for s,_ in seen]==[4,8,12,16,20] and all(s.due for s,_ in seen)
+    assert [s.drop_fraction for s,_ in seen]==[.5,.25,.5,.25,.5] and [s.n_updates for s,_ in seen]==[1,2,3,4,5]
+    n = 6*8+8*7+7*3
+    assert [s.n_target for s,_ in seen]==[round((1-o)*n) for o in (.6,.4,.8,.6,.4)]
+    for s,live in seen: assert s.df.target.tolist()==s.df.live.tolist()==live and s.df.target_sparsity.tolist()==s.df.sparsity.tolist()
+
+def test_hook_of_pruning():
+    "The target is a third and two thirds of the way, and an update that has done all remains an update step"
+    dst,seen = told(grow_score_f=None, sparsity=lambda step: min(.05*step, .9), updates=[6,12,18], replace_step=False, seed=0)
+    assert [s.target_sparsity for s,_ in seen]==pytest.approx([.3,.6,.9], abs=.01) and [s.sparsity for s,_ in seen]==[s.target_sparsity for s,_ in seen]
+    assert all(s.due for s,_ in seen) and dst.due(18) and not dst.due(12) and not dst.due(19)
+
+def test_resumed_engine_remembers_its_update():
+    "An engine saved right after an update still tells that update's numbers"
+    same = dict(drop_fraction=[.5,.25], batches_per_update=4, sparsity=.8, seed=0)
+    (dst,_),(twin,_) = told(steps=9, **same),told(steps=0, **same)
+    state = dst.state_dict()
+    twin.model.load_state_dict(dst.model.state_dict())
+    twin.load_state_dict(state)
+    assert twin.status().rows==dst.status().rows and twin.status().drop_fraction==.25 and twin.status(9).drop_fraction==.5
+
 # ---- Status ----
 
 def test_status_while_it_trains():
