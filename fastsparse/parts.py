@@ -13,6 +13,7 @@ from .schedules import *
 from .scores import *
 from .structures import *
 from functools import partial
+from numbers import Integral,Real
 
 # %% ../nbs/04a_parts.ipynb #b5c41b07
 def drop_of_live(
@@ -50,17 +51,32 @@ def soft_bound_path(
     return partial(_soft_bound, extra=extra)
 
 # %% ../nbs/04a_parts.ipynb #8611a987
-def _check_numbers(batches_per_update, initial_drop_grow_pct, stop_pct, replace_step):
-    if not isinstance(batches_per_update, int) or batches_per_update<1: raise ValueError(f"batches_per_update is {batches_per_update!r}, and must be an integer from 1, e.g. 100")
-    if batches_per_update==1 and replace_step: raise ValueError("batches_per_update is 1, and an update replaces its batch's step, so nothing would be trained: take 2 or more, or replace_step=False")
-    if not 0<=initial_drop_grow_pct<=1: raise ValueError(f"initial_drop_grow_pct is {initial_drop_grow_pct}, and must lie in [0,1]: the fraction of live weights dropped at first")
-    if not 0<stop_pct<=1: raise ValueError(f"stop_pct is {stop_pct}, and must lie in (0,1]: the fraction of the run after which the topology rests")
+def _within(x, low, high): return isinstance(x, Real) and low<=x<=high
+
+def _check_numbers(m):
+    every = m.batches_per_update
+    if m.updates is None and not (isinstance(every, Integral) and every>=1): raise ValueError(f"batches_per_update is {every!r}, and must be an integer from 1, e.g. 100")
+    if m.updates is None and every==1 and m.replace_step: raise ValueError(f"batches_per_update is 1, and {_untrained}")
+    if not _within(m.initial_drop_grow_pct, 0, 1): raise ValueError(f"initial_drop_grow_pct is {m.initial_drop_grow_pct!r}, and must lie in [0,1]: the fraction of live weights dropped at first")
+    if not (_within(m.stop_pct, 0, 1) and m.stop_pct): raise ValueError(f"stop_pct is {m.stop_pct!r}, and must lie in (0,1]: the fraction of the run after which the topology rests")
+    if isinstance(m.grow_init_f, Real) and not math.isfinite(m.grow_init_f): raise ValueError(f"grow_init_f is {m.grow_init_f}, and must be a finite number, a function or None")
+
+_untrained = "an update replaces its batch's step, so nothing would be trained: take 2 or more, or replace_step=False"
 
 def check_sparsity(
     sparsity, # A number, or anything else
 ):
     "A `ValueError` unless the number `sparsity` is a sparsity that a model can have"
     if not 0<=sparsity<1: raise ValueError(f"sparsity is {sparsity}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
+
+# %% ../nbs/04a_parts.ipynb #ed50e1ef
+_may_be_none = 'grow_score_f','redistribute_f','sparsity_path','grow_init_f','grow_state_f'
+
+def _check_functions(m):
+    for name in ('keep_score_f','sparse_f','drop_count_f',*_may_be_none):
+        f,none = getattr(m, name),name in _may_be_none
+        if callable(f) or f is None and none or name=='grow_init_f' and isinstance(f, Real): continue
+        raise ValueError(f"{name} is {f!r}, and must be a function{' or None' if none else ''}: pass the function itself; `configure` looks names up")
 
 # %% ../nbs/04a_parts.ipynb #64770a10
 class Method:
@@ -85,8 +101,9 @@ class Method:
         grow_state_f=None, # What is done to the optimizer's state at grown places once it is zero; None is nothing
     ):
         store_attr()
-        if updates is None: _check_numbers(batches_per_update, initial_drop_grow_pct, stop_pct, replace_step)
-        if isinstance(sparsity, (int,float)): check_sparsity(sparsity)
+        _check_numbers(self)
+        _check_functions(self)
+        if isinstance(sparsity, Real): check_sparsity(sparsity)
         elif sparsity_path is not None: raise ValueError(f"sparsity is {sparsity!r}, and sparsity_path wants the number at which it ends: pass sparsity=0.9, or a schedule without a path")
         self.structure,self.n_updates,self.updated_at,self.pending = as_structure(structure),0,None,None
 
@@ -100,12 +117,13 @@ def bind(self:Method,
     "Fix all times in steps"
     def steps(make, spec): return make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     if n_steps is None and (self.updates is None or self.drop_fraction is None): raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: pass the steps of the whole run, or both updates= and drop_fraction= in steps")
-    if n_steps is not None and (not isinstance(n_steps, int) or n_steps<1): raise ValueError(f"n_steps is {n_steps!r}, and must be an integer from 1: the steps of the whole run, of which stop_pct is a fraction")
+    if n_steps is not None and not (isinstance(n_steps, Integral) and n_steps>=1): raise ValueError(f"n_steps is {n_steps!r}, and must be an integer from 1: the steps of the whole run, of which stop_pct is a fraction")
     self.n_steps = n_steps
     self.times = None if self.updates is None else steps(make_update_schedule, self.updates)
     self.fractions = None if self.drop_fraction is None else steps(make_schedule, self.drop_fraction)
-    path = self.sparsity if self.sparsity_path is None else self._open_path()
-    self.path = None if path is None or isinstance(path, (int,float)) else steps(make_schedule, path)
+    if self.replace_step and getattr(self.times, 'freq', None)==1: raise ValueError(f"updates come at every step, and {_untrained}")
+    fixed = self.sparsity_path is None and (self.sparsity is None or isinstance(self.sparsity, Real))
+    self.path = None if fixed else steps(make_schedule, self.sparsity if self.sparsity_path is None else self._open_path())
     self.n_stop = None if n_steps is None else math.ceil(ifnone(getattr(self.path, 'stop', None), self.stop_pct*n_steps))
     return self
 
@@ -160,7 +178,9 @@ def n_keep(self:Method,
 ) -> int:
     "How many live weights an update keeps"
     if self.grow_score_f is None and (aims or self.path is not None): return min(live, target)
-    keep = live-self.drop_count_f(live, target, fraction)
+    n_drop = self.drop_count_f(live, target, fraction)
+    if not (isinstance(n_drop, Integral) and 0<=n_drop<=live): raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, and must return an integer in [0,{live}]")
+    keep = live-n_drop
     return keep if self.grow_score_f is None else min(keep, target)
 
 # %% ../nbs/04a_parts.ipynb #cc45e27e
