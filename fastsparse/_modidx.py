@@ -347,6 +347,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastsparse.ledger.RunCost.of_dense': ('ledger.html#runcost.of_dense', 'fastsparse/ledger.py'),
                                    'fastsparse.ledger.RunCost.parts': ('ledger.html#runcost.parts', 'fastsparse/ledger.py'),
                                    'fastsparse.ledger.RunCost.training': ('ledger.html#runcost.training', 'fastsparse/ledger.py'),
+                                   'fastsparse.ledger._costing': ('ledger.html#_costing', 'fastsparse/ledger.py'),
                                    'fastsparse.ledger._expected_flops': ('ledger.html#_expected_flops', 'fastsparse/ledger.py'),
                                    'fastsparse.ledger._foresee': ('ledger.html#_foresee', 'fastsparse/ledger.py'),
                                    'fastsparse.ledger.batch_flops': ('ledger.html#batch_flops', 'fastsparse/ledger.py'),

@@ -103,6 +103,12 @@ def _foresee(engine, m, t):
     m.n_updates += 1
 
 # %% ../nbs/11_ledger.ipynb #f2a35778
+_free = 'on_update','grow_init_f','grow_state_f'
+
+def _costing(settings):
+    "`settings`, those in rules included, without what moves no count"
+    return settings and {k:[(p, _costing(kw)) for p,kw in o] if k=='rules' and o else o for k,o in settings.items() if k not in _free}
+
 def predict_cost(
     model, # A module or a `Learner`; stays as it is
     xb, # Inputs of one batch, as for `flop_profile`
@@ -115,7 +121,7 @@ def predict_cost(
         flops = batch_flops(flop_profile(model, xb))
         for _ in range(n_steps): cost.add(*flops)
         return cost
-    model,settings = deepcopy((model, {k:o for k,o in settings.items() if k!='on_update'}))
+    model,settings = deepcopy((model, _costing(settings)))
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0.), n_steps, **{'seed':0, **settings})
     profile,slots = flop_profile(model, xb),{id(s.mask):s for s in engine.all}
     for s in engine.all: s.live = int(s.mask.count_nonzero())
