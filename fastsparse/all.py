@@ -11,3 +11,5 @@ from .methods import *
 from .callback import *
 from .flops import *
 from .rules import *
+from .kernels import *
+from .compute import *
