@@ -1,5 +1,5 @@
 "Whoever comes from another library finds every name of it in the tables of `coming_from.ipynb`"
-import html, json, re, pytest
+import ast, html, json, re, pytest
 from pathlib import Path
 
 NAMES = {
@@ -25,38 +25,58 @@ NAMES = {
         global_magnitude_prune magnitude_prune struct_magnitude_prune f(masking,mask,weight,name) grad_redistribution
         momentum_redistribution nonzero_redistribution f(masking,name,weight,mask)'''}
 
-def sections():
-    "The rows of all tables under each main heading: cells as text"
+@pytest.fixture(scope='module')
+def page():
+    "Runs every cell of the page: lists of (main heading, HTML shown now, HTML stored)"
     nb = json.loads((Path(__file__).parent.parent/'nbs'/'coming_from.ipynb').read_text())
-    found,heading = {},None
+    names,heading,found = {},None,[]
     for c in nb['cells']:
-        if c['cell_type']=='markdown': heading = ([heading]+re.findall(r'^## (.*)$', ''.join(c['source']), re.M))[-1]
-        for o in c.get('outputs', []):
-            rows = re.findall(r'<tr>((?:<td>.*?</td>)+)</tr>', ''.join(o.get('data', {}).get('text/html', [])))
-            cells = [[html.unescape(re.sub('<[^>]*>', '', td)) for td in re.findall('<td>(.*?)</td>', r)] for r in rows]
-            found.setdefault(heading, []).extend(cells)
+        source = ''.join(c['source'])
+        if c['cell_type']=='markdown': heading = ([heading]+re.findall(r'^## (.*)$', source, re.M))[-1]
+        if c['cell_type']!='code': continue
+        *body,last = ast.parse(source).body
+        shows = isinstance(last, ast.Expr)
+        exec(compile(ast.Module(body if shows else [*body, last], []), 'page', 'exec'), names)
+        if shows: found.append((heading, eval(compile(ast.Expression(last.value), 'page', 'eval'), names).data, stored(c)))
     return found
 
-def rows_of(library):
-    rows, = [v for k,v in sections().items() if library in k]
-    return rows
+def stored(cell): return ''.join(''.join(o.get('data', {}).get('text/html', [])) for o in cell['outputs'])
+
+def rows_of(page, library):
+    "The rows of the table of `library`: cells as text"
+    shown, = [o for heading,o,_ in page if library in heading]
+    rows = re.findall(r'<tr>((?:<td>.*?</td>)+)</tr>', shown)
+    return [[html.unescape(re.sub('<[^>]*>', '', td)) for td in re.findall('<td>(.*?)</td>', r)] for r in rows]
 
 def named(name, cell):
     "Does `name` stand in `cell` as a whole word?"
     return re.search(rf'(?<![\w{{}}]){re.escape(name)}(?!\w)', cell.replace(', ', ',')) is not None
 
 @pytest.mark.parametrize('library', NAMES)
-def test_every_name_of_the_library_has_a_row(library):
+def test_every_name_of_the_library_has_a_row(page, library):
     "No public name is left without a line that does it here"
-    left = [o[0] for o in rows_of(library)]
+    left = [o[0] for o in rows_of(page, library)]
     missing = [n for n in NAMES[library].split() if not any(named(n, o) for o in left)]
     assert not missing
 
 @pytest.mark.parametrize('library', NAMES)
-def test_every_row_has_a_line_that_fits_the_page(library):
+def test_every_row_has_a_line_that_fits_the_page(page, library):
     "A row without a line would be a promise, and a long one makes the table scroll"
-    rows = rows_of(library)
+    rows = rows_of(page, library)
     assert rows and all(len(o)==3 and 0<len(o[1])<80 for o in rows)
+
+def test_every_line_runs_and_the_page_shows_what_ran(page):
+    "A table that was not made by the cell above it could say anything"
+    assert len(page)==len(NAMES) and all(now==then for _,now,then in page)
+
+def test_a_false_claim_stops_the_page():
+    "Lines that fail and claims that don't hold are errors, not rows"
+    names = {}
+    nb = json.loads((Path(__file__).parent.parent/'nbs'/'coming_from.ipynb').read_text())
+    for c in nb['cells']:
+        if c['cell_type']=='code' and 'table(\'' not in (source := ''.join(c['source'])): exec(source, names)
+    with pytest.raises(AssertionError, match='sparse_mask'): names['table']('name | sparse_mask((10,), .5) | note\n    _.sum()==4')
+    with pytest.raises(NameError): names['table']('name | nothing_like_it(3) | note\n    True')
 
 @pytest.mark.parametrize('name,cell,fits', [('mask', 'sparse_mask(sizes)', False), ('{p}', '{p}_mask', False), ('{p}_mask', '{p}_mask', True),
     ('update', 'algorithm.update(optimizer)', True), ('update', 'update_mask(p)', False), ('f(a,b)', 'f(a, b)', True)])
