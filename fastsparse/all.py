@@ -11,3 +11,4 @@ from .methods import *
 from .callback import *
 from .flops import *
 from .rules import *
+from .learned import *
