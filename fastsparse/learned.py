@@ -292,6 +292,12 @@ def configure(self:Sparsify,
     if plan is None: return
     vars(self).update(plan[0])
     self.hold(*plan[1])
+    for p in self.resting(): p.grad = None  # an optimizer would go on with momentum and decay where it finds zeros
+
+@patch
+def resting(self:Sparsify) -> list:
+    "The parameters that this mode leaves as they are"
+    return {'STE': [self.score], 'supermask': [p for p in [self.scored()] if p is not None]}.get(self.backward_mode, [])
 
 # %% ../nbs/20_learned.ipynb #c7289960
 _saved = ('sparseness','backward_mode','backward_sparseness','every','seed','step')
@@ -469,7 +475,7 @@ def learn_masks(
     **settings
 ) -> list: # The `WeightSparsify` of each weight
     "Give weights of `model` masks that are chosen anew at each training step"
-    model = getattr(model, 'model', model) if not isinstance(model, nn.Module) else model
+    learn,model = (None,model) if isinstance(model, nn.Module) else (model,model.model)
     settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
     _settings(sparseness='DENSE', **settings)
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")
@@ -481,6 +487,7 @@ def learn_masks(
     sps = [WeightSparsify(m, attr, sparseness=kind, seed=s, **settings) for (_,m,attr,kind),s in zip(chosen, seeds)]
     for sp in sps: sp.owner[0].add_module(f'{sp.attr}_sparsifier', sp.train(sp.owner[0].training))
     _hook(model, sps)
+    if learn is not None and backward_mode!='STE': learn.opt = None  # the next fit makes one that holds the scores
     return sps
 
 # %% ../nbs/20_learned.ipynb #78317caa
@@ -500,7 +507,7 @@ def fold_masks(
     model, # A module or a `Learner`, after `learn_masks`
 ): # `Hooks`: its `remove()` ends enforcement
     "Write the learned masks into the weights as exact zeros, and keep them fixed from now on"
-    model = getattr(model, 'model', model) if not isinstance(model, nn.Module) else model
+    if not isinstance(model, nn.Module): model = model.model
     sps = weight_sparsifiers(model)
     if not sps: raise ValueError("the model has no learned masks to fold: call learn_masks first")
     for sp in sps: _fold(sp)
@@ -570,14 +577,14 @@ class LearnedMaskCallback(Callback):
     "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
     def __init__(self,
-        **schedules # Setting → `f(t)`, its value at step `t` of the fit, from 0
+        **schedules # Setting → `f(t)` or `f(t, n_updates)`, its value at step `t` of the fit, from 0
     ):
         self.schedules = schedules
 
     def before_fit(self): self.manager = SparsificationManager(self.learn.model)
     def before_batch(self):
         t = self.epoch*len(self.dls.train)+self.iter
-        self.manager.step(**{k: f(t) for k,f in self.schedules.items()})
+        self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.schedules.items()})
 
     def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 

@@ -465,6 +465,39 @@ def test_callback_follows_schedules(tmp_path):
     assert same_masks(masks_of(other.model), masks_of(learn.model)) and torch.equal(other.model.eval()(torch.ones(2,6)), learn.model.eval()(torch.ones(2,6)))
     learn.load('m')
 
+def test_a_learner_that_was_fit_learns_scores():
+    "Its optimizer is made anew, with the scores in it; a scheduled mode finds them there too"
+    learn = _learner(mlp())
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        sps = learn_masks(learn, **supermask_presets)
+        old = [sp.score.clone() for sp in sps]
+        learn.fit(1)
+        assert not any(torch.equal(o, sp.score) for o,sp in zip(old, sps))
+        SparsificationManager(learn.model).step(backward_mode='STE')
+        old,w = [sp.score.clone() for sp in sps],learn.model[0].weight.clone()
+        learn.fit(1, cbs=LearnedMaskCallback(density=lambda t, n_updates: .5-t/100))
+        w2 = learn.model[0].weight.clone()
+        assert all(torch.equal(o, sp.score) for o,sp in zip(old, sps))
+        learn.fit(1, cbs=LearnedMaskCallback(backward_mode=lambda t: 'supermask'))
+        assert torch.equal(w2, learn.model[0].weight)
+    assert not any(torch.equal(o, sp.score) for o,sp in zip(old, sps)) and not torch.equal(w, w2)
+    assert str(sps[0].sparseness)=='TOPK{0.45}(U)'
+
+@pytest.mark.parametrize('mask', [False,True])
+def test_encoders_with_padding(mask):
+    "A stack of transformer layers in evaluation, with and without a padding mask"
+    torch.manual_seed(0)
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    learn_masks(net, 'TOPK{0.2}(U)', seed=0)
+    x,pad = torch.randn(2,5,8),torch.tensor([[False]*5,[False]*3+[True]*2]) if mask else None
+    net.eval()
+    with torch.no_grad(): before = net(x, src_key_padding_mask=pad)
+    fold_masks(net)
+    with torch.no_grad(): after = net(x, src_key_padding_mask=pad)
+    live = slice(None) if pad is None else ~pad
+    assert torch.allclose(before[live], after[live], atol=1e-5)
+
 def test_after_folding_training_goes_on():
     "Fixed masks hold, RigL moves them, and unsparsify leaves plain weights with equal outputs"
     learn = _learner(mlp())
