@@ -12,3 +12,4 @@ from .callback import *
 from .flops import *
 from .rules import *
 from .learned import *
+from .oneshot import *
