@@ -13,3 +13,5 @@ from .flops import *
 from .rules import *
 from .learned import *
 from .oneshot import *
+from .kernels import *
+from .compute import *

@@ -49,10 +49,15 @@ MEST_presets = dict(keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random
 SRigL_presets = dict(RigL_presets, structure='fan-in ablate 0.3')
 
 # %% ../nbs/06_methods.ipynb #2658751e
-def reset_history(p, opt, **kwargs):
+def reset_history(
+    p, # Parameter
+    opt, # Its optimizer
+    **kwargs
+):
     "Forget all that `opt` remembers of the gradients of `p`"
     for t in grad_history(opt, p): t.zero_()
 
+# %% ../nbs/06_methods.ipynb #3ed1b5f8
 ACDC_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_history)
 

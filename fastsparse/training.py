@@ -41,10 +41,15 @@ def regrow_counts(
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
     def __init__(self, o, index):
-        self.o,self.index,self.guard,self.n = o,index,guard(o),o.p.numel()
+        self.o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
         self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
+
+    @property
+    def guard(self):
+        self._guard = guard(self.o._replace(p=getattr(self.o.module, self.o.attr)))
+        return self._guard
 
     @property
     def p(self): return self.guard.p
@@ -80,11 +85,8 @@ def write(self:Slot, dropped, grown, budget, start, opt):
     new = grown[~self.mask.take(grown)]
     put_(put_(self.mask, dropped, False), grown, True)
     gone = dropped[~self.mask.take(dropped)]
-    changed = torch.cat([gone, new])
-    put_(self.p, changed, 0)
+    self.guard.move(gone, new, opt)
     if start is not None: self.p.put_(new, start.take(new).to(self.p))
-    for t in slow_weights(opt, self.p): put_(t, changed, 0)
-    for t in grad_history(opt, self.p): put_(t, new if self.guard.dense_history else changed, 0)
     self.live = self.live-len(dropped)+len(grown)
     self.target,self.budget = self.live,budget
     show_sparsity(self.o._replace(mask=self.mask))
@@ -126,21 +128,23 @@ class SparseEngine:
         rules:list=None, # Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
         steps_per_epoch:int=None, # Needed where something is given in epochs
-        on_update=(), # Functions of engine and step, called after each update
+        on_update=(), # Functions of engine and step, called after each update; what has a `begin` gets the engine when it is made
         **kwargs
     ):
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
-        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
+        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self.all = [Slot(o, i) for i,o in enumerate(masked_params(model))]
         watched = {id(g) for e in enforcements(model) for g in e.guards}
         self.own = None if all(id(s.guard) in watched for s in self.all) else enforce_masks(model)
         self._take_slots(pairs, targets)
         self._warn_if_idle()
+        for f in self.on_update:
+            if hasattr(f, 'begin'): f.begin(self)
 
 # %% ../nbs/05_training.ipynb #5c0fb56a
 @patch
@@ -149,15 +153,23 @@ def _check_model(self:SparseEngine, pairs):
     held = {id(p) for g in base_opt(self.opt).param_groups for p in g['params']}
     for m,os in pairs:
         if self.dense and m.sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
-        missing = [o.name for o in os if o.p.requires_grad and id(o.p) not in held]
+        missing = [o.name for o in os if o.p.requires_grad and id(o.module._parameters[o.attr]) not in held]
         if not os or missing or not any(id(p) in held for p in self.model.parameters()):
             raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
         m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
-        if m.path is not None: check_sparsity(min_max_end(m.path, 0, self.n_steps or 1)[1])
         fitting(m.structure, os, 0)
         bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
+        self._check_path(m, os)
     return pairs
+
+@patch
+def _check_path(self:SparseEngine, m, os):
+    "Raise a `ValueError` if the distribution or the structure can't follow the path"
+    if m.path is None: return
+    lowest,highest,_ = min_max_end(m.path, 0, self.n_steps or 1)
+    check_sparsity(highest)
+    for s in (lowest, highest): self._counts(m, os, s)
 
 # %% ../nbs/05_training.ipynb #39453edb
 @patch
@@ -418,6 +430,8 @@ def update(self:SparseEngine,
     "Drop and grow now, with the drop fraction of those steps"
     if not isinstance(times, dict): times = {m:times for m in self.methods}
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
+    if any(chosen.values()):
+        for s in self.slots: s.last_update = (0,0)
     starts = [(m, move, self._start(m, move[0])) for m,moves in chosen.items() for move in moves]
     for m,(s,dropped,grown,budget),start in starts:
         new = s.write(dropped, grown, budget, start, self.opt)
@@ -443,7 +457,8 @@ def _start(self:SparseEngine, m, s):
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients or remembers initial values
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, memos=s.memos, initial=s.initial) for s in self.slots]
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
+        initial=s.initial) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
     return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
 
@@ -459,7 +474,7 @@ def load_state_dict(self:SparseEngine,
     for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
-        s.target,s.budget,s.aims,s.initial = [o[k] for k in ('target','budget','aims','initial')]
+        s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
         s.memos = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()}
 
 @patch

@@ -321,7 +321,7 @@ def test_balanced_by_profile():
     assert f(p, .8, names=['0.weight','3.weight'])==pytest.approx(balanced_flops_sparsity([72*16,192])(p, .8))
 
 @pytest.mark.parametrize('flops,say', [([1,2,3],'one for each'), ([1,0],'hold 0.*above 0'), ([1,math.nan],'above 0'),
-    ([1,math.inf],'above 0'), (dict(a=1),'nothing of b'), (dict(a=1, b=-1),'above 0')])
+    ([1,math.inf],'above 0'), (dict(a=1),'nothing of b'), ({'a':1, None:5},'nothing of b'), (dict(a=1, b=-1),'above 0')])
 def test_balanced_refused(flops, say):
     "FLOPs that are missing, zero or no number"
     with pytest.raises(ValueError, match=say): balanced_flops_sparsity(flops)(params([(2,5),(10,10)]), .9, names=['a','b'])
@@ -330,7 +330,8 @@ def test_balanced_refused(flops, say):
 
 @pytest.mark.parametrize('spec,expect', [
     ([.1,.2,.3,.4,0], [.1,.2,.3,.4,0]), ((0,0,0,0,1), [0,0,0,0,1]), ({'*':.5}, [.5]*5), ({'head':0, '*':.9}, [.9,.9,.9,.9,0]),
-    ({'blocks.0.*':.7, 'blocks.*':.8, '*':0}, [0,.7,.7,.8,0]),
+    ({'blocks.0.*':.7, 'blocks.*':.8, '*':0}, [0,.7,.7,.8,0]), ({'[h]ead.weight*':.1, 'head':.2, 'head.weight':.3, '*':.5}, [.5,.5,.5,.5,.3]),
+    ({'[h]ead.weight*':.1, 'head':.2, '*':.5}, [.5,.5,.5,.5,.2]),
     (dict(zip(names, [.1,.2,.3,.4,.5])), [.1,.2,.3,.4,.5]),
     ({'stem':.1, 'blocks.0.attn':.2, 'blocks.0.attn.out_proj':.3, 'blocks.1.fc':.4, 'head':.5}, [.1,.2,.3,.4,.5])])
 def test_given(spec, expect):

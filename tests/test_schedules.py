@@ -108,6 +108,7 @@ def test_decay_is_cosine_drop(n, init, stop):
     assert [s(t) for t in ts]==[cosine_drop(t, n, init, stop) for t in ts]
 
 @some
+@example(a=.03, b=.9, start=0, length=9)
 @given(a=unit, b=unit, start=st.integers(0,50), length=st.integers(0,100))
 def test_monotone(a, b, start, length):
     "Cubic and decay move one way, hit both ends exactly, never pass them and never come back (a cosine that rebounds, one that never arrives)"
