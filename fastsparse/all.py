@@ -11,5 +11,7 @@ from .methods import *
 from .callback import *
 from .flops import *
 from .rules import *
+from .learned import *
+from .oneshot import *
 from .kernels import *
 from .compute import *
