@@ -361,18 +361,18 @@ def _collect(self:SparseEngine, collecting):
 
 # %% ../nbs/05_training.ipynb #7b88148f
 @patch
-def _score(self:SparseEngine, f, s, n, t, generator):
+def _score(self:SparseEngine, f, s, n, t, generator, mask=None):
     memo = says(f, 'collector') and s.memos.get(f.collector.name)
     history = f.collector.value(memo) if memo else None
     if history is None and says(f, 'collector'): history = torch.zeros_like(s.p)
-    return call_with(f, s.p, opt=self.opt, mask=s.mask, name=s.o.name, module=s.o.module, step=t, n=n, generator=generator, history=history,
-        initial=s.initial, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size)
+    return call_with(f, s.p, opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator, history=history,
+        initial=s.initial, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
 @patch
 def _scorer(self:SparseEngine, f, s, n, t, generator, seen):
-    "A function without arguments that scores the weights of `s` and leaves the score in `seen` if it is a bool mask"
-    def _f():
-        score = self._score(f, s, n, t, generator)
+    "A function that scores the weights of `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
+    def _f(mask=None):
+        score = self._score(f, s, n, t, generator, mask)
         check_score(score, s.o)
         if score.dtype==torch.bool: seen.append(score)
         return score
