@@ -7,6 +7,7 @@ from .scores import *
 from .sparsify import *
 from .parts import *
 from .training import *
+from .grown import *
 from .methods import *
 from .callback import *
 from .flops import *
