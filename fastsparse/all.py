@@ -11,6 +11,8 @@ from .grown import *
 from .methods import *
 from .callback import *
 from .flops import *
+from .history import *
+from .ledger import *
 from .rules import *
 from .learned import *
 from .oneshot import *

@@ -244,7 +244,7 @@ def _targets(self:SparseEngine, m, t):
     if m.path is None: return [s.target for s in slots]
     os = [s.o._replace(mask=s.mask) for s in slots]
     extras = dict(scores=self._ranks(m, slots, t)) if wants(m.sparse_f, 'scores') else {}
-    return self._counts(m, os, m.sparsity_at(t, m.n_updates+1), **extras)
+    return self._counts(m, os, m.sparsity_at(t, m.updates_before(t)+1), **extras)
 
 @patch
 def _ranks(self:SparseEngine, m, slots, t):
@@ -276,7 +276,7 @@ def due(self:SparseEngine,
     t:int, # Step, from 0
 ) -> bool:
     "Does an update fall due at step `t`?"
-    return any(self._due(m, t) for m in self.methods)
+    return any(m.updated_at==t or self._due(m, t) for m in self.methods)
 
 # %% ../nbs/05_training.ipynb #eb5a36ef
 @patch
@@ -458,7 +458,7 @@ def update(self:SparseEngine,
     moved = [m for m,moves in chosen.items() if moves]
     if not moved: return moved
     self.n_updates += 1
-    for m in moved: m.n_updates += 1
+    for m in moved: m.n_updates,m.updated_at = m.n_updates+1,times[m]
     for f in list(self.on_update): f(self, max(times.values()))
     return moved
 
@@ -478,7 +478,7 @@ def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors
     "What the engine needs to go on, besides the model's and the optimizer's state"
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
         initial=s.initial, notes=dict(s.notes)) for s in self.slots]
-    methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
+    methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending) for m in self.methods]
     return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
 
 @patch
@@ -490,7 +490,7 @@ def load_state_dict(self:SparseEngine,
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
     if len(state['methods'])!=len(self.methods): raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(self.methods)}: pass the rules of the run that was saved")
     self.seed,self.n_updates,self.last_t = [state[k] for k in ('seed','n_updates','last_t')]
-    for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
+    for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending = o['n_updates'],o['updated_at'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
         s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
