@@ -17,6 +17,7 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from fastcore.meta import delegates
 from .masks import *
+from .schedules import *
 from .scores import *
 from .sparsify import *
 from fnmatch import fnmatchcase
@@ -577,14 +578,20 @@ class LearnedMaskCallback(Callback):
     "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
     def __init__(self,
-        **schedules # Setting → `f(t)` or `f(t, n_updates)`, its value at step `t` of the fit, from 0
+        **schedules # Setting → a `Schedule`, or `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
     ):
+        if bad := [k for k,f in schedules.items() if not callable(f)]: raise ValueError(f"{bad[0]} is {schedules[bad[0]]!r}, and must be a schedule or a function of the step; for a constant call configure")
         self.schedules = schedules
 
-    def before_fit(self): self.manager = SparsificationManager(self.learn.model)
+    def before_fit(self):
+        "Times of schedules become steps of this fit"
+        self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
+        bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
+        self.bound = {k: f.bind(**bound) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
+
     def before_batch(self):
         t = self.epoch*len(self.dls.train)+self.iter
-        self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.schedules.items()})
+        self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
 
     def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 

@@ -169,7 +169,7 @@ class Calibration:
         if data is None and isinstance(model, nn.Module): raise ValueError("data is None, and only a Learner brings its own: pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
         if not isinstance(n_samples, int) or n_samples<1: raise ValueError(f"n_samples is {n_samples!r}, and must be an integer from 1, e.g. 256")
         data,self.model = model.dls if data is None else data,_module(model)
-        self.loop,self.batches = None,[]
+        self.loop,self.batches,self.i = None,[],0
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
         else: self.read(_batches_of(data, bs), getattr(data, 'n_inp', None), n_samples)
 
@@ -181,10 +181,8 @@ class Calibration:
             if n>=n_samples: break
         if not n: raise ValueError("data has no batches: pass DataLoaders, a dataset or an iterable with examples in it; an iterator can be read only once")
 
-    def placed(self):
-        "The batches on the model's device"
-        device = first(self.model.parameters()).device
-        for b in self.batches: yield to_device(b, device)
+    @property
+    def device(self): return first(self.model.parameters()).device
 
 # %% ../nbs/21_oneshot.ipynb #4b629bca
 class _Enough(Exception): pass
@@ -205,7 +203,8 @@ def run(self:Calibration):
     "Run the model on everything; `_Enough` ends a batch early"
     with resting(self.model) as model:
         if self.loop is not None: return self.loop(model)
-        for xs,kwargs,_ in self.placed():
+        for self.i,b in enumerate(self.batches):
+            xs,kwargs,_ = to_device(b, self.device)
             try: model(*xs, **kwargs)
             except _Enough: pass
 
@@ -241,14 +240,13 @@ def _listening(modules, f):
         for h in hooks: h.remove()
 
 def _layer_order(calib, plan):
-    "The planned layers in the order in which data reaches them, and how often it does"
-    calls,by_module = {},{id(m):o for o in plan for m in _owners(calib.model, o)}
+    "The planned layers in the order in which data reaches them; does it so at most once a batch?"
+    calls,names = {},{m:o.name for o in plan for m in _owners(calib.model, o)}
     def _f(m, x):
-        name = by_module[id(m)].name
-        if not x.isfinite().all(): raise ValueError(f"the input of {name} is not finite: look at data and model first")
-        calls[name] = calls.get(name, 0)+1
-    with _listening([m for o in plan for m in _owners(calib.model, o)], _f): calib.run()
-    return calls
+        if not x.isfinite().all(): raise ValueError(f"the input of {names[m]} is not finite: look at data and model first")
+        if x.numel(): calls.setdefault(names[m], []).append(calib.i)
+    with _listening(names, _f): calib.run()
+    return {k: calib.loop is None and len(set(v))==len(v) for k,v in calls.items()}
 
 # %% ../nbs/21_oneshot.ipynb #86ed4ea4
 _piece = 2**22  # numbers of a layer's patches held at once
@@ -257,7 +255,7 @@ def layer_statistic(
     calib, # A `Calibration`
     o:Planned, # The layer
     f, # Patches, groups by rows by columns → a tensor to sum up
-    once:bool=False, # Is the layer reached once in each batch?
+    once:bool=False, # Is the layer reached at most once a batch?
 ) -> tuple: # The sum, and the number of rows
     "Sum `f` over all patches of a layer's inputs"
     total,rows = 0,0
@@ -266,7 +264,7 @@ def layer_statistic(
         for piece in _pieces(m, x):
             patches = layer_patches(m, piece)
             total,rows = total+f(patches),rows+patches.shape[1]
-        if once and calib.loop is None: raise _Enough
+        if once: raise _Enough
     with _listening(_owners(calib.model, o), _f): calib.run()
     return total,rows
 
@@ -281,22 +279,34 @@ def _bar(xs, progress): return progress_bar(xs, leave=False) if progress else xs
 
 def _prunable(o): return isinstance(o.module, (nn.Linear,_ConvNd)) and not isinstance(o.module, _ConvTransposeNd)
 
+@contextmanager
+def _all_or_nothing(ps):
+    "Values of `ps` are put back if something fails"
+    old = [p.detach().cpu().clone() for p in ps]
+    try: yield
+    except BaseException:
+        with torch.no_grad():
+            for p,o in zip(ps, old): p.copy_(o)
+        raise
+
+# %% ../nbs/21_oneshot.ipynb #57004540
 def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=False):
     "Prune layer by layer; `solve(o, n, statistic)` → the mask of a `Planned`, and its new weight"
     plan = plan_pruning(model, target)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
-    calls,n = _layer_order(calib, plan),dict(zip([o.name for o in plan], planned_counts(plan)))
-    left = [o.name for o in plan if not _prunable(o) or o.name not in calls]
+    once,n = _layer_order(calib, plan),dict(zip([o.name for o in plan], planned_counts(plan)))
+    left = [o.name for o in plan if not _prunable(o) or o.name not in once]
     if left: warn(f"{', '.join(left)} can't be pruned by inputs (only linear and convolutional layers whose own forward is run can), and stay dense")
     plan = {o.name:o for o in plan if o.name not in left}
     if not plan: raise ValueError("no layer to prune was reached by the data: check data and target")
-    masks,n_batches = {},len(calib.batches)
-    for name in _bar([k for k in calls if k in plan], progress):
-        o = plan[name]
-        mask,w = solve(o, n[name], lambda f: layer_statistic(calib, o, f, calls[name]==n_batches))
-        with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
-        masks[name] = mask
+    masks = {}
+    with _all_or_nothing([o.p for o in plan.values()]):
+        for name in _bar([k for k in once if k in plan], progress):
+            o = plan[name]
+            mask,w = solve(o, n[name], lambda f: layer_statistic(calib, o, f, once[name]))
+            with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
+            masks[name] = mask
     return sparsify_model(_module(model), 0., mask_init=masks, seed=0)
 
 # %% ../nbs/21_oneshot.ipynb #aaaec466
@@ -395,6 +405,7 @@ def _sparsegpt(block, damp, o, n, statistic):
 def _check_sparsegpt(o):
     ok = o.free or isinstance(o.structure, NM) and o.structure.axis==1
     if not ok: raise ValueError(f"{o.name} is to be pruned to {o.structure}, and SparseGPT can prune to a sparsity or to N:M along inputs, e.g. '2:4'")
+    if not o.p.isfinite().all(): raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: set them to numbers first, or leave {o.name} dense by a rule")
 
 def prune_sparsegpt(
     model, # A dense module or a `Learner`
@@ -422,34 +433,46 @@ def _untouched(model):
         finally:
             for (m,k,b),v in zip(buffers, values): m._buffers[k] = b.copy_(v)
 
-def _losses(model, calib, loss_func):
-    "The loss of each batch"
-    if not calib.batches: raise ValueError("data is a function, and this method needs batches with targets: pass DataLoaders, a dataset or an iterable of tuples")
-    for xs,kwargs,ys in calib.placed():
-        if loss_func is not None and not ys: raise ValueError("a batch has no targets: pass tuples of inputs and targets")
-        out = model(*xs, **kwargs)
-        yield (out.loss if loss_func is None else loss_func(out, *ys))/len(calib.batches)
+# %% ../nbs/21_oneshot.ipynb #983816da
+def _loss(model, b, loss_func):
+    xs,kwargs,ys = b
+    if loss_func is not None and not ys: raise ValueError("a batch has no targets: pass tuples of inputs and targets")
+    out = model(*xs, **kwargs)
+    if loss_func is not None: return loss_func(out, *ys)
+    if not hasattr(out, 'loss'): raise ValueError(f"loss_func is None, and the model returns a {type(out).__name__} without a loss: pass loss_func=f(output, *targets), e.g. F.cross_entropy")
+    return out.loss
+
+def _losses(calib, loss_func, progress):
+    "Loss and number of items of each batch"
+    if calib.loop is None:
+        for b in _bar(calib.batches, progress): yield _loss(calib.model, to_device(b, calib.device), loss_func),_n_items(b[0] or b[1])
+    else:
+        losses = calib.loop(calib.model)
+        if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'): raise ValueError(f"data is a function that returned a {type(losses).__name__}, and for this method must return the losses of its batches: write it as a generator that yields them")
+        for loss in losses: yield loss,1
 
 def _setup(model, target, data, loss_func, n_samples, bs):
     plan,calib = plan_pruning(model, target),Calibration(model, data, n_samples, bs)
-    return _module(model),plan,calib,ifnone(loss_func, getattr(model, 'loss_func', None))
+    return plan,calib,ifnone(loss_func, getattr(model, 'loss_func', None) if not isinstance(model, nn.Module) else None)
 
 # %% ../nbs/21_oneshot.ipynb #61fdf959
 def mean_grads(
-    model:nn.Module, # Any module
     ps:list, # Parameters
-    losses, # Iterable of losses
-) -> list: # Of the sum of `losses`; zeros for a parameter that has no part in it
-    "Gradients of all of `losses` together, one graph held at a time"
-    total = [torch.zeros_like(p) for p in ps]
-    for loss in losses:
-        for t,g in zip(total, torch.autograd.grad(loss, ps, allow_unused=True, materialize_grads=True)): t += g
-    return total
+    losses, # Iterable of losses and their weights
+) -> list: # Zeros for a parameter that has no part in any
+    "Gradients of the weighted mean of `losses`, one graph held at a time"
+    total,n = [torch.zeros_like(p) for p in ps],0
+    for loss,k in losses:
+        if not loss.isfinite(): raise ValueError(f"the loss of a batch is {loss.item()}, and must be finite: look at data and model first")
+        for t,g in zip(total, torch.autograd.grad(loss, ps, allow_unused=True, materialize_grads=True)): t += k*g
+        n += k
+    if not n: raise ValueError("data has no losses: the function must yield one for each batch")
+    return [t/n for t in total]
 
-def snip_scores(model, plan, calib, loss_func):
+def snip_scores(plan, calib, loss_func, progress=False):
     "`abs(w*g)` by name"
     ps = [o.p for o in plan]
-    with _untouched(model), _needing_grad(ps): grads = mean_grads(model, ps, _losses(model, calib, loss_func))
+    with _untouched(calib.model), _needing_grad(ps): grads = mean_grads(ps, _losses(calib, loss_func, progress))
     return {o.name: (o.p.detach()*g).abs() for o,g in zip(plan, grads)}
 
 @contextmanager
@@ -466,24 +489,24 @@ def _needing_grad(ps):
 def prune_snip(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
-    data=None, # Batches with targets: `DataLoaders`, a loader, a dataset or an iterable; a `Learner` brings its own
+    data=None, # Batches with targets: `DataLoaders`, a loader, a dataset or an iterable; or `f(model)` that yields losses; a `Learner` brings its own
     loss_func=None, # `f(output, *targets)`; by default the `Learner`'s, or `output.loss`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
+    progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune what the loss would miss least"
-    module,plan,calib,loss_func = _setup(model, target, data, loss_func, n_samples, bs)
-    return prune_by(model, snip_scores(module, plan, calib, loss_func), target, ranking)
+    return prune_by(model, snip_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #1eb55866
-def grasp_scores(model, plan, calib, loss_func):
+def grasp_scores(plan, calib, loss_func, progress=False):
     "`w*(Hg)` by name"
     ps = [o.p for o in plan]
-    with _untouched(model), _needing_grad(ps):
-        g = mean_grads(model, ps, _losses(model, calib, loss_func))
+    with _untouched(calib.model), _needing_grad(ps):
+        g = mean_grads(ps, _losses(calib, loss_func, progress))
         flow = lambda loss: sum((a*b).sum() for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
-        Hg = mean_grads(model, ps, map(flow, _losses(model, calib, loss_func)))
+        Hg = mean_grads(ps, ((flow(loss), n) for loss,n in _losses(calib, loss_func, progress)))
     return {o.name: o.p.detach()*h for o,h in zip(plan, Hg)}
 
 def prune_grasp(
@@ -494,10 +517,10 @@ def prune_grasp(
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
+    progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune what the gradient flow would miss least"
-    module,plan,calib,loss_func = _setup(model, target, data, loss_func, n_samples, bs)
-    return prune_by(model, grasp_scores(module, plan, calib, loss_func), target, ranking)
+    return prune_by(model, grasp_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #d1a39bc4
 def _ones_like_item(model, xb):
@@ -522,6 +545,7 @@ def prune_synflow(
     target, # As in `plan_pruning`
     xb=None, # A batch, or a tuple of inputs; only the shape of an item counts; a `Learner` brings its own
     rounds:int=100, # Rounds of pruning, 1 or more
+    progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune what carries the least flow, in many rounds"
     if not isinstance(rounds, int) or rounds<1: raise ValueError(f"rounds is {rounds!r}, and must be an integer from 1, e.g. 100")
@@ -529,18 +553,19 @@ def prune_synflow(
     net = deepcopy(_module(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
-        for t in [*net.parameters(), *net.buffers()]: t.abs_()
-    return prune_by(model, _synflow(net, plan, xs, rounds), target, global_masks)
+        for t in [*net.parameters(), *net.buffers()]:
+            if t.is_floating_point(): t.abs_()
+    return prune_by(model, _synflow(net, plan, xs, rounds, progress), target, global_masks)
 
-def _synflow(net, plan, xs, rounds):
+def _synflow(net, plan, xs, rounds, progress):
     "Scores after the last round; what went before is at -1"
     ps = [net.get_parameter(o.name) for o in plan]
     free = [i for i,o in enumerate(plan) if o.free]
     N,n = sum(ps[i].numel() for i in free),sum(k for k,o in zip(planned_counts(plan), plan) if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
-    for r in range(rounds):
+    for r in _bar(range(rounds), progress):
         scores = [s.masked_fill(~m, -1) for s,m in zip(flow_scores(net, ps, xs), masks)]
-        if not free or r==rounds-1: break
+        if not free: break
         keep = top_k_mask(torch.cat([scores[i].reshape(-1) for i in free]), round(N*(n/N)**((r+1)/rounds)))
         for i,m in zip(free, keep.split([ps[i].numel() for i in free])): zero_dead_(ps[i], masks[i].copy_(m.view(ps[i].shape)))
     return {o.name: s for o,s in zip(plan, scores)}
@@ -555,7 +580,7 @@ def sensitivity(
     progress:bool=False, # Show a progress bar?
 ) -> pd.DataFrame: # A row for each parameter, a column for each sparsity; sparsity 0 is the model as it is
     "How good is the model with one layer pruned?"
-    for s in sparsities: _parse_target(s)
+    if bad := [s for s in sparsities if isinstance(s, bool) or not isinstance(s, (int,float)) or not 0<=s<1]: raise ValueError(f"sparsities has {bad[0]!r}, and must hold numbers in [0,1): the fractions of a layer that are dead, e.g. 0.8")
     plan,base = plan_pruning(model, target),eval_f(model)
     rows = {}
     for o in _bar(plan, progress):
@@ -587,7 +612,7 @@ def plot_sensitivity(
     ylabel='score', # What the numbers are
 ) -> plt.Axes:
     "A line a layer"
-    ax = ifnone(ax, plt.subplots(figsize=(6,3.2))[1] if ax is None else ax)
+    if ax is None: ax = plt.subplots(figsize=(6,3.2))[1]
     styles = [(m,l,c) for l,c in (('-','0'),('--','.4'),(':','.6')) for m in 'osD^v*']
     for (name,row),(m,l,c) in zip(table.iterrows(), styles*(len(table)//len(styles)+1)): ax.plot(row.index, row.values, marker=m, ls=l, color=c, label=name)
     ax.set(xlabel='sparsity of the layer', ylabel=ylabel)
@@ -600,9 +625,15 @@ def restore_sparse(
     state:dict, # State dict of a sparse model
 ): # `Hooks`
     "Load weights and masks, and enforce them"
-    names = [o[0] for o in decide(_module(model)) if not o[3]]
-    masks = {k.removesuffix('_mask'): v for k,v in state.items() if k.endswith('_mask')}
-    if not set(names)&set(masks): raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in names)}")
-    hooks = sparsify_model(model, 0., mask_init=masks, seed=0)
-    _module(model).load_state_dict(state)
+    module = _module(model)
+    names = [o[0] for o in decide(module) if not o[3]]
+    masks = {n: state[f'{n}_mask'] for n in names if f'{n}_mask' in state}
+    if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in names)}")
+    own = module.state_dict()
+    kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
+    if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
+    for k,v in kept.items():
+        if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
+    hooks = sparsify_model(module, 0., mask_init=masks, seed=0, chosen=lambda name,p: name in masks)
+    module.load_state_dict(state)
     return hooks

@@ -188,6 +188,44 @@ def test_configure_at_any_time():
     sp.configure(k=3)
     assert sp.mask is mask
 
+@sparseness_kind('EVERY{n,first}[(M)]', lambda n, first: None if 0<=first<n else _refuse(first, n))
+def Every(score, n:int=2, first:int=0):
+    "Every `n`-th place lives, whatever the score"
+    return (torch.arange(score.numel(), device=score.device)%n==first).view(score.shape)
+
+def _refuse(first, n): raise ValueError(f"first is {first}, and must lie in [0,{n-1}]")
+
+@sparseness_kind('WRONG{how}(U|M)')
+def Wrong(score, how:int=0):
+    "A mask of the wrong type or shape"
+    return score if how==0 else score.flatten()>0
+
+def test_a_kind_of_ones_own():
+    "A function score → mask and its shorthand: parsed strictly, printed back, checked, pickled, changed by field, with gradients as asked"
+    kind = as_sparseness('EVERY{3,1}(M)')
+    assert (str(kind),str(Every(2)),kind)==('EVERY{3,1}(M)','EVERY{2,0}',Every(3, 1, True)) and pickle.loads(pickle.dumps(kind))==kind
+    for spec,what in [('EVERY{3,1}(U)','EVERY'), ('EVERY{3}','EVERY'), ('EVERY{3,3}',r'first is 3.*\[0,2\]')]:
+        with pytest.raises(ValueError, match=what): as_sparseness(spec)
+    sp = Sparsify(5, 'EVERY{2,0}(M)', 'supermask')
+    assert sp(torch.ones(5)).tolist()==[1,0,1,0,1]
+    sp(torch.ones(5)).sum().backward()
+    assert sp.score.grad.tolist()==[1,0,1,0,1]
+    sp.configure(n=5, first=4)
+    assert sp.mask.tolist()==[False]*4+[True] and str(sp.sparseness)=='EVERY{5,4}(M)'
+    for how,what in [(0,'torch.float32'), (1,r'\(4,\)')]:
+        with pytest.raises(ValueError, match=f'WRONG.*{what}'): Sparsify((2,2), Wrong(how))
+
+def test_moved():
+    "Trap 14: masks and scores go where the model goes"
+    for o in (Sparsify((2,3), 'TOPK{0.5}(U)', backward_sparseness='DENSE'), nn.Sequential(nn.Linear(3,2))):
+        if isinstance(o, nn.Sequential): learn_masks(o, 'BERN', 'joint')
+        assert {t.device.type for t in [*o.to('meta').parameters(), *o.buffers()]}=={'meta'}
+    layer = nn.Linear(4, 4).double()
+    sp, = learn_masks(layer, 'TOPK{0.5}(U)', 'joint')
+    assert sp.score.dtype==torch.double and sp.mask.dtype==torch.bool
+    layer.half()
+    assert sp.score.dtype==torch.half and sp.mask.dtype==torch.bool and sp.mask.sum()==8
+
 def _trained(kind='TOPK{0.5}(U)', mode='joint', **kwargs):
     sp = Sparsify((3,4), kind, mode, **kwargs)
     for i in range(3):
@@ -402,6 +440,28 @@ def test_learn_masks_refuses(spec, what):
     with pytest.raises(ValueError, match=what): learn_masks(net, spec)
     assert set(net.state_dict())==keys and not any(m._forward_pre_hooks for m in net.modules())
 
+def test_keys_do_not_depend_on_sparsity():
+    "Trap 9: dense, half and fully dead masks are all saved, and each loads into each"
+    nets = []
+    for spec in ('DENSE','TOPK{0.5}(U)','TOPK{0.0}(U)','TOPK{1.0}(M)'):
+        nets.append(mlp())
+        learn_masks(nets[-1], spec, seed=0)
+    for a in nets:
+        b = mlp(seed=1)
+        learn_masks(b, 'BERN')
+        b.load_state_dict(a.state_dict())
+        assert a.state_dict().keys()==nets[0].state_dict().keys() and same_masks(masks_of(a), masks_of(b))
+        assert torch.equal(a.eval()(torch.ones(2,6)), b.eval()(torch.ones(2,6)))
+
+def test_weights_can_be_written():
+    "Trap 14: what is written into `.weight`, in place or through `.data`, is what the next forward masks (004 lost it)"
+    layer = nn.Linear(4, 2, bias=False)
+    learn_masks(layer, 'TOPK{0.5}(U)', score_func=own_magnitude, seed=0)
+    layer.weight.data.copy_(torch.tensor([[4.,3.,2.,1.],[0.,-9.,0.,8.]]))
+    assert layer(torch.ones(1,4)).tolist()==[[7.,-1.]]
+    with torch.no_grad(): layer.weight.zero_()
+    assert layer(torch.ones(1,4)).tolist()==[[0.,0.]]
+
 def test_one_master():
     "Learned masks on a sparse model, twice, folding nothing, and enforcement beside them are refused"
     net = mlp()
@@ -463,6 +523,26 @@ def test_callback_follows_schedules(tmp_path):
     other = load_learner(tmp_path/'m.pkl')
     assert same_masks(masks_of(other.model), masks_of(learn.model)) and torch.equal(other.model.eval()(torch.ones(2,6)), learn.model.eval()(torch.ones(2,6)))
     learn.load('m')
+
+schedules = [ConstantSchedule(.3), LinearSchedule(1., -.05), ExpSchedule(1., -.1, .2), PowerSchedule(1., .9), CosineDecaySchedule(.9, .5, .1),
+    CosineSchedule(.8, epochs(1), .2), CubicSchedule(1., .2), SawtoothSchedule(.2, .8, epochs(1)), PiecewiseSchedule((.9,.5,.2), (epochs(.5),samples(32))),
+    CyclingSchedule((.5,.25,.75)), SquareSchedule(.2, .9, steps(3)), FunctionSchedule(lambda step: 1/(step+1)), PositionSchedule(lambda pos: 1-pos/2)]
+
+@pytest.mark.parametrize('schedule', schedules, ids=lambda o: type(o).__name__)
+def test_any_schedule(schedule):
+    "Times in epochs, samples and fractions are those of the fit; trap 7: densities are read anew at every step"
+    learn,seen = _learner(mlp()),[]
+    learn_masks(learn, seed=0)
+    class Look(Callback):
+        def after_batch(self):
+            if self.training: seen.append([sp.density for sp in weight_sparsifiers(self.learn.model)])
+    with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=[LearnedMaskCallback(density=schedule), Look()])
+    values = [schedule.bind(n_steps=12, batch_size=4, steps_per_epoch=6)(t, t) for t in range(12)]
+    assert seen==[[round(v*n)/n for n in (48,56,21)] for v in values]
+
+def test_callback_refuses():
+    "A constant is no schedule"
+    with pytest.raises(ValueError, match='density is 0.5.*configure'): LearnedMaskCallback(density=.5)
 
 def test_a_learner_that_was_fit_learns_scores():
     "Its optimizer is made anew, with the scores in it; a scheduled mode finds them there too"

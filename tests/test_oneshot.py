@@ -12,6 +12,7 @@ from helpers import *
 from hypothesis import given,settings,strategies as st
 from torch import nn
 from torch.nn import functional as F
+from types import SimpleNamespace
 
 def _net(seed=0): return mlp((8,12,6), seed=seed, act=nn.ReLU)
 def _data(n=40, seed=3, cols=8, outs=6):
@@ -94,6 +95,16 @@ def test_asp_by_hand(block, kept):
     prune_magnitude(layer, '2:4')
     assert layer.weight_mask.int().tolist()==[kept]
 
+def test_large_groups_are_not_enumerated():
+    "Trap 13: 16 of 64 has 5e14 patterns, and takes a sort"
+    layer = nn.Linear(256, 8, bias=False)
+    prune_magnitude(layer, '16:64')
+    assert np.array_equal(layer.weight_mask.numpy(), _best_nm(layer.weight_mask.numpy()*1., 16, 64)) and (layer.weight_mask.view(-1,64).sum(1)==16).all()
+    layer = nn.Linear(256, 8, bias=False)
+    w = layer.weight.detach().numpy().copy()
+    prune_magnitude(layer, '16:64')
+    assert np.array_equal(layer.weight_mask.numpy(), _best_nm(w, 16, 64))
+
 # ---- Wanda
 
 def test_wanda_by_hand():
@@ -107,6 +118,13 @@ def test_wanda_by_hand():
     with torch.no_grad(): layer.weight.copy_(torch.tensor([[1.,2.,3.,4.],[-4.,3.,-2.,1.]]))
     prune_wanda(layer, .6, [x])  # round(.4*8)=3 live: two in the first row, one in the second
     assert layer.weight.tolist()==[[1.,2.,0.,0.],[-4.,0.,0.,0.]]
+
+def test_wanda_beside_infinities():
+    "An infinite weight lives; one that is NaN, or infinite where no input comes, doesn't"
+    layer = nn.Linear(4, 1, bias=False)
+    with torch.no_grad(): layer.weight.copy_(torch.tensor([[math.nan,math.inf,-math.inf,1e-9]]))
+    prune_wanda(layer, .5, [torch.tensor([[1.,0.,1.,1.]])])
+    assert layer.weight_mask.tolist()==[[False,False,True,True]]
 
 convs = [(nn.Conv1d, dict(padding=1), (6,)), (nn.Conv1d, dict(padding='same', dilation=2, groups=2), (7,)),
     (nn.Conv2d, dict(stride=2, padding=(1,2), groups=4), (7,6)), (nn.Conv2d, dict(padding=1, padding_mode='circular'), (5,5)),
@@ -177,6 +195,24 @@ def test_sparsegpt_unstructured_against_plain_obs():
     prune_sparsegpt(layer, .65, [x])
     assert np.array_equal(layer.weight_mask.numpy(), mask) and np.allclose(layer.weight.detach().numpy(), want, atol=1e-9)
 
+@pytest.mark.parametrize('block', [1,3,4])
+def test_sparsegpt_blocks_against_plain_obs(block):
+    "At the start of each block the cheapest of all outputs go, by weights that made up for what was pruned before; a plain inverse for each column"
+    torch.manual_seed(3)
+    layer,x = nn.Linear(12, 5, dtype=torch.double),_data(cols=12)[0].double()
+    w = layer.weight.detach().numpy().copy()
+    H,_ = _hessian(x.numpy(), .01)
+    mask = np.ones(w.shape, bool)
+    for q in range(12):
+        if q%block==0:
+            cost = w[:,q:q+block]**2/np.array([np.linalg.inv(H[j:,j:])[0,0] for j in range(q,q+block)])
+            keep = oracle_order(cost, np.ones(cost.size, bool))[:cost.size*2//5]
+            mask[:,q:q+block] = np.isin(np.arange(cost.size), keep).reshape(cost.shape)
+        i = np.linalg.inv(H[q:,q:])
+        for r in np.flatnonzero(~mask[:,q]): w[r,q:] -= w[r,q]/i[0,0]*i[0]
+    prune_sparsegpt(layer, .6, [x], block=block)
+    assert np.array_equal(layer.weight_mask.numpy(), mask) and np.allclose(layer.weight.detach().numpy(), w*mask, atol=1e-9)
+
 @pytest.mark.parametrize('block', [3,4,7])
 def test_sparsegpt_counts(block):
     "Law 1: the total is exact whatever the blocks"
@@ -218,6 +254,33 @@ def test_sparsegpt_refuses():
         (dict(data=[]),'no batches'), (dict(data=None),'only a Learner'), (dict(data=[x*math.nan]),'not finite'), (dict(n_samples=0),'n_samples'), (dict(data=[x[:3]], damp=0.),'larger damp')]:
         with pytest.raises(ValueError, match=what): prune_sparsegpt(layer, **(dict(target=.5, data=[x])|kwargs))
     assert torch.equal(layer.weight, w) and 'weight_mask' not in dict(layer.named_buffers()) and not layer._forward_pre_hooks
+    with torch.no_grad(): layer.weight[1,2] = math.nan
+    with pytest.raises(ValueError, match='not finite'): prune_sparsegpt(layer, .5, [x])
+
+def test_all_or_nothing():
+    "A layer that can't be solved leaves those before it as they were, without masks"
+    net,x = nn.Sequential(nn.Linear(8,4), nn.Linear(4,20), nn.Linear(20,3)),_data(n=12)[0]
+    net[0].register_forward_hook(lambda m,a,o: o*0 if m.weight.count_nonzero()<32 else o)
+    old = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match='larger damp'): prune_sparsegpt(net, .5, [x], damp=0.)
+    assert net.state_dict().keys()==old.keys() and all(torch.equal(v, net.state_dict()[k]) for k,v in old.items())
+    def fail(m): raise KeyboardInterrupt
+    calls = iter(range(9))
+    with pytest.raises(KeyboardInterrupt): prune_sparsegpt(net, .5, lambda m: m(x) if next(calls)<2 else fail(m))
+    assert all(torch.equal(v, net.state_dict()[k]) for k,v in old.items()) and not any(m._forward_pre_hooks for m in net.modules()) and net.training
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+@pytest.mark.parametrize('target', [.5,'2:4'])
+def test_same_on_a_gpu(target):
+    "The Hessian is added up once there too (004 did so twice): masks and weights as on the CPU"
+    x = torch.randn(16, 4, 8, 8)
+    make = lambda: (torch.manual_seed(0), nn.Sequential(nn.Conv2d(4,8,3,padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512,16)))[1]
+    for f in (prune_sparsegpt, prune_wanda):
+        a,b = make(),make().cuda()
+        f(a, target, [x])
+        f(b, target, [x.cuda()])
+        assert all((p.cpu()==q).float().mean()>.999 for p,q in zip(masks_of(b), masks_of(a))) and all(m.is_cuda for m in masks_of(b))
+        assert torch.allclose(a(x), b(x.cuda()).cpu(), atol=1e-2)
 
 # ---- calibration
 
@@ -287,6 +350,59 @@ def test_memory_is_one_layer():
     for i,l in enumerate(net[::2]): l.register_forward_hook(lambda m,a,o,i=i: runs.append(i))
     prune_wanda(net, .5, [_data()[0]])
     assert runs==[0,1,2,3,4]+[i for k in range(5) for i in range(k)]
+
+@pytest.mark.parametrize('layer,shape', [(nn.Linear(8,4),(5,6,8)), (nn.Conv2d(4,6,3,padding=1),(5,4,6,6)), (nn.Conv1d(4,6,3,groups=2),(4,9))])
+def test_patches_in_pieces(layer, shape, monkeypatch):
+    "However small the pieces, the Hessian is the same, and none is larger than the bound, or one item"
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    sizes,whole = [],layer_patches(layer, x)
+    o,calib = plan_pruning(layer, .5)[0],Calibration(layer, [x])
+    for bound in (2**22, 500, 1):
+        monkeypatch.setattr(f'{layer_statistic.__module__}._piece', bound)
+        sizes.clear()
+        total,rows = layer_statistic(calib, o, lambda p: sizes.append(p.numel()) or p.mT@p)
+        assert rows==whole.shape[1] and torch.allclose(total, whole.mT@whole, atol=1e-4)
+        item = x.shape[-1] if isinstance(layer, nn.Linear) else whole.numel()//max(len(x)*(x.ndim==4), 1)
+        assert max(sizes)<=max(bound, item)
+
+def test_progress(monkeypatch):
+    "A bar over layers, batches or rounds, if asked for"
+    net,(x,y) = _net(),_data()
+    bars = []
+    monkeypatch.setattr(f'{prune_wanda.__module__}.progress_bar', lambda xs, **kwargs: bars.append(list(xs)) or xs)
+    prunes = [partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x]), partial(prune_snip, data=[(x,y)]*3, loss_func=F.mse_loss),
+        partial(prune_grasp, data=[(x,y)]*3, loss_func=F.mse_loss), partial(prune_synflow, xb=x, rounds=7)]
+    for progress in (False,True):
+        for f in prunes: f(_net(), .5, progress=progress)
+        sensitivity(_net(), lambda m: 1., (.5,), progress=progress)
+        if not progress: assert not bars
+    assert [len(o) for o in bars]==[2,2,3,3,3,7,2]
+
+class Routed(nn.Module):
+    "Batches of positive sums go through `a` twice, others never"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,8),nn.Linear(8,4)
+    def forward(self, x): return self.b(self.a(self.a(x)) if x.sum()>0 else x)
+
+def test_routes_that_depend_on_data():
+    "As many calls as batches, but not one in each: all of a layer's inputs count"
+    torch.manual_seed(0)
+    net,x = Routed(),_data()[0][:8]
+    a,first_ = copy.deepcopy(net.a),x.abs()
+    prune_wanda(net, .5, [first_, -first_])
+    prune_wanda(a, .5, [torch.cat([first_, a(first_).detach()])])
+    assert torch.equal(net.a.weight_mask, a.weight_mask)
+
+def test_half_precision():
+    "Statistics are kept in float64: a bfloat16 model of large inputs is pruned like its double"
+    torch.manual_seed(0)
+    net,x = nn.Linear(16, 8).bfloat16(),(_data(cols=16)[0]*1e3).bfloat16()
+    for f in (prune_wanda, prune_sparsegpt):
+        a,b = copy.deepcopy(net),copy.deepcopy(net).double()
+        f(a, '2:4', [x])
+        f(b, '2:4', [x.double()])
+        assert a.weight.dtype==torch.bfloat16 and torch.equal(a.weight_mask, b.weight_mask) and torch.allclose(a.weight.double(), b.weight, rtol=1e-2)
 
 def test_a_shared_layer_sees_all_its_inputs():
     "A layer that runs twice, and a weight that two layers share"
@@ -365,6 +481,24 @@ def test_snip_by_hand():
     prune_snip(net, .4, [(x[:5],y[:5]),(x[5:],y[5:])], F.mse_loss)
     assert set(np.flatnonzero(torch.cat([m.flatten() for m in masks_of(net)])))==set(oracle_order(score, np.ones(20, bool))[:12])
 
+class OwnLoss(nn.Module):
+    "Returns its loss, as language models do"
+    def __init__(self):
+        super().__init__()
+        self.net = _two_layers()
+    def forward(self, x, y): return SimpleNamespace(loss=F.mse_loss(self.net(x), y))
+
+@pytest.mark.parametrize('f', [prune_snip, prune_grasp])
+def test_batches_of_any_size_and_loops(f):
+    "A short last batch counts by its items; a generator of losses, and a model that returns its loss, are as good"
+    x,y = _xy()
+    losses = lambda m: (F.mse_loss(m(a), b) for a,b in zip(x.split(5), y.split(5)))
+    short = [(x[:7],y[:7]),(x[7:],y[7:])]
+    cases = [(_two_layers(),[(x,y)],F.mse_loss), (_two_layers(),short,F.mse_loss), (_two_layers(),losses,None), (OwnLoss(),[dict(x=x, y=y)],None)]
+    for net,data,loss_func in cases:
+        f(net, .4, data, loss_func)
+        assert same_masks(masks_of(net), masks_of(cases[0][0]))
+
 def test_grasp_by_hand():
     "w*(Hg), H the full Hessian of the two weights by autograd, the highest live"
     net,(x,y) = _two_layers(),_xy()
@@ -404,11 +538,29 @@ def test_synflow_keeps_layers_alive():
     prune_synflow(net, .99, torch.ones(1,30))
     assert min(int(m.sum()) for m in masks_of(net))>0 and sum(int(m.sum()) for m in masks_of(net))==360
 
+class Gated(nn.Module):
+    "A buffer of booleans and one of integers, as attention has"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 4)
+        self.register_buffer('gate', torch.tensor([True,False,True,True]))
+        self.register_buffer('order', torch.tensor([3,-1,1,0]))
+    def forward(self, x): return (self.lin(x)*self.gate)[...,self.order]
+
+def test_synflow_beside_other_buffers():
+    "Only floats are made positive; what a gate closes carries no flow"
+    net = Gated()
+    prune_synflow(net, .5, torch.randn(2,8))
+    assert net.lin.weight_mask.sum()==16 and not net.lin.weight_mask[1].any() and net.order.tolist()==[3,-1,1,0]
+
 def test_before_training_refuses():
     x,y = _data()
     for f in (prune_snip, prune_grasp):
-        for data,what in [(lambda m: m(x),'function'), ([x],'no targets'), (None,'only a Learner')]:
-            with pytest.raises(ValueError, match=what): f(_net(), .5, data, F.mse_loss)
+        for data,loss_func,what in [(lambda m: m(x),None,'a Tensor'), (lambda m: None,None,'a NoneType'), (lambda m: [],None,'no losses'), ([x],F.mse_loss,'no targets'),
+            (None,F.mse_loss,'only a Learner'), ([(x,y)],None,'a Tensor without a loss'), ([(x,y*math.nan)],F.mse_loss,'is nan, and must be finite')]:
+            net = _net()
+            with pytest.raises(ValueError, match=what): f(net, .5, data, loss_func)
+            assert not masked_params(net) and all(torch.equal(a, b) for a,b in zip(net.parameters(), _net().parameters()))
     for kwargs,what in [(dict(),'only a Learner'), (dict(xb=torch.ones(2,8).long()),'floats'), (dict(xb=x, rounds=0),'rounds is 0')]:
         with pytest.raises(ValueError, match=what): prune_synflow(_net(), .5, **kwargs)
 
@@ -450,6 +602,11 @@ def test_sensitivity_puts_weights_back():
     assert all(torch.equal(v, net.state_dict()[k]) for k,v in old.items())
     assert sensitivity(net, live, (.5,), {'2':.5}).index.tolist()==['2.weight']
     with pytest.raises(ValueError, match='allowed is -1'): sensitivity_rules(table, -1)
+    for bad in (1., -.5, '2:4', True):
+        with pytest.raises(ValueError, match=r'numbers in \[0,1\)'): sensitivity(net, live, (.5,bad))
+    by_name = {'0.weight': torch.arange(96.).view(12,8), '2.weight': -torch.arange(72.).view(6,12)}
+    halves = lambda m: float(m[0].weight[:6].count_nonzero()-m[2].weight[:3].count_nonzero())
+    assert sensitivity(net, halves, (.5,), score_f=by_name)[.5].tolist()==[0-36., 48-36.]
     assert len(plot_sensitivity(table).lines)==2
 
 @pytest.mark.parametrize('t,density', [([[1.,0.,2.],[0.,0.,3.]],.5), ([],1.), ([0.],0.), ([True,False,True,True],.75)])
@@ -473,11 +630,84 @@ def test_saved_and_restored():
     assert torch.equal(net(x), y) and net.state_dict().keys()==_net().state_dict().keys() and net[0].weight.count_nonzero()==48
     with pytest.raises(ValueError, match='no masks'): restore_sparse(_net(), _net().state_dict())
 
+def _loaders_learner(net=None):
+    ds = TensorData(*_data())
+    return Learner(DataLoaders(DataLoader(ds, bs=8), DataLoader(ds, bs=8)), net or _net(), loss_func=MSELossFlat(), opt_func=partial(SGD, mom=.9), lr=.05)
+
+class WithMasks(nn.Module):
+    "A buffer of the user's that ends like a mask of ours"
+    def __init__(self, sizes=(8,12,6)):
+        super().__init__()
+        self.body = mlp(sizes)
+        self.register_buffer('causal_mask', torch.ones(3, 3).tril().bool())
+    def forward(self, x): return self.body(x)
+
+def test_restored_only_where_it_fits():
+    "Law 10: a checkpoint that doesn't fit is refused before anything changed; a buffer that ends in _mask is no mask, and what had none gets none"
+    net,x = WithMasks(),_data()[0]
+    sparsify_model(net, .5, chosen='body.0.*', seed=0)
+    state,fresh = net.state_dict(),WithMasks()
+    restore_sparse(fresh, state)
+    assert torch.equal(fresh(x), net(x)) and [o.name for o in masked_params(fresh)]==['body.0.weight'] and fresh.state_dict().keys()==state.keys()
+    for other,what in [(WithMasks((8,12,12,6)),'body.4.bias is in the model only'), (WithMasks((8,13,6)),r'body.0.weight has shape \(12, 8\)'), (_net(),'no masks for this model'),
+        (nn.ModuleDict(dict(body=_net())),'causal_mask is in the state only')]:
+        old = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=what): restore_sparse(other, state)
+        assert other.state_dict().keys()==old.keys() and all(torch.equal(v, old[k]) for k,v in other.state_dict().items())
+
+def test_pruned_in_the_middle_of_a_run():
+    "An optimizer with momentum from dense steps goes on: dead weights and their state are zero after every step"
+    learn = _loaders_learner()
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        opt = learn.opt
+        for f in (prune_magnitude, prune_sparsegpt):
+            unsparsify(learn)
+            f(learn, '2:4')
+            masks = masks_of(learn.model)
+            learn.fit(1)
+            assert learn.opt is opt and same_masks(masks, masks_of(learn.model))
+            assert_dead(learn.model, learn.opt)
+
+presets = {k: v for k,v in globals().items() if k.endswith('_presets') and k not in ('supermask_presets','STE_presets','SRSTE_presets','TopKAST_presets','Static_presets')}
+
+@pytest.mark.parametrize('name', presets)
+def test_any_preset_goes_on(name):
+    "Every preset trains a pruned model on, in its sparsity or towards its own"
+    learn = _loaders_learner()
+    prune_magnitude(learn, (.5,'fan-in')) if name=='SRigL_presets' else prune_sparsegpt(learn, .5)
+    own = dict(sparsity=.8) if name in ('GMP_presets','GraNet_presets') else dict(sparsity=.5) if name in ('ACDC_presets','DSD_presets') else {}
+    kwargs = dict(presets[name], **own)
+    if 'updates' not in kwargs: kwargs['batches_per_update'] = 3
+    with learn.no_bar(), learn.no_logging(): learn.fit(20, cbs=DynamicSparseTrainingCallback(**kwargs, seed=0))
+    live = sum(int(m.sum()) for m in masks_of(learn.model))
+    assert abs(live-round((1-own.get('sparsity', .5))*168))<=6 if name!='DSD_presets' else live==168
+    assert_dead(learn.model) if live<168 else None
+
+def test_structure_goes_on():
+    "2:4 stays 2:4 under RigL that is told so"
+    learn = _loaders_learner()
+    prune_wanda(learn, '2:4')
+    masks = masks_of(learn.model)
+    with learn.no_bar(), learn.no_logging(): learn.fit(3, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=3, structure='2:4'), seed=0))
+    assert not same_masks(masks, masks_of(learn.model)) and all((m.view(len(m),-1,4).sum(2)==2).all() for m in masks_of(learn.model))
+
+@pytest.mark.parametrize('preset', [STE_presets, SRSTE_presets, TopKAST_presets, supermask_presets])
+def test_learned_masks_go_on(preset):
+    "Masks of a pruned model can be learned from there: magnitudes begin where pruning ended"
+    net,(x,y) = _net(),_data()
+    prune_magnitude(net, '2:4')
+    masks = masks_of(net)
+    unsparsify(net)
+    learn_masks(net, **dict(preset, sparseness='BTOPK{2:4,1}(U)'), seed=0)
+    if preset is not supermask_presets: assert same_masks(masks, masks_of(net))
+    train(net, torch.optim.SGD(net.parameters(), lr=.1), 2, x, y)
+    fold_masks(net)
+    assert [density_from_tensor(o.mask) for o in masked_params(net)]==[.5,.5]
+
 def test_training_goes_on():
     "Fixed masks hold, summaries count, and RigL moves them"
-    x,y = _data()
-    ds = TensorData(x, y)
-    learn = Learner(DataLoaders(DataLoader(ds, bs=8), DataLoader(ds, bs=8)), _net(), loss_func=MSELossFlat(), opt_func=partial(SGD, mom=.9), lr=.05)
+    learn = _loaders_learner()
     prune_wanda(learn, .5)
     masks,p = masks_of(learn.model),learn.model[0].weight
     with learn.no_bar(), learn.no_logging():
