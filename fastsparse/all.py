@@ -8,3 +8,4 @@ from .training import *
 from .methods import *
 from .callback import *
 from .flops import *
+from .kernels import *
