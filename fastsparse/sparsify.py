@@ -44,6 +44,7 @@ def masked_params(
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
             mask = m._buffers.get(f'{attr}_mask')
+            p = vars(m).get(attr, p)  # the dense face of a weight that is stored sparse
             if p is not None and mask is not None: found.setdefault(id(p), Masked(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
     return list(found.values())
 
@@ -141,6 +142,7 @@ def guard_of(
 # %% ../nbs/04_sparsify.ipynb #d3711c02
 class Guard:
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
+    remark = ''  # what the summary says of the parameter
     def __init__(self, module, attr):
         self.module,self.attr,self.p,self.handle = module,attr,None,None
         self.lifted = False  # leave this batch's gradient dense: an update will read it
@@ -217,6 +219,13 @@ def after_step(self:Guard, opt):
         for t in [self.p, *held]: zero_dead_(t, self.mask)
         if not self.dense_history: self.clean[opt] = state
     self.note()
+
+@patch
+def move(self:Guard, gone, new, opt):
+    "The mask has changed: weight and state start at zero where a weight is `gone` or `new`"
+    changed = torch.cat([gone, new])
+    for t in [self.p, *slow_weights(opt, self.p)]: put_(t, changed, 0)
+    for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 @patch
 def remove(self:Guard):
@@ -435,6 +444,8 @@ def unsparsify(
 ):
     "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
     model = _module(model)
+    if stored := [o.name for o in masked_params(model) if o.p is not o.module._parameters[o.attr]]:
+        raise ValueError(f"{stored[0]} is stored sparse: call remove() of the report of sparse_compute first")
     for m in model.modules():
         for e in enforcements(m): _unhook(m, e)
     names = set(_buffer_names(model))
@@ -462,7 +473,7 @@ def _row(name, m, attr, why, marks):
     if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=why or 'no mask')
     s,g = sparsity_from_tensor(o.mask),guard_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
-    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []))
+    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []) + ([g.remark] if g and g.remark else []))
     return dict(row, live=int(o.mask.count_nonzero()), sparsity=s, target=ifnone(asked_sparsity(o), s), note=note)
 
 def _total(label, rows):

@@ -40,8 +40,13 @@ def regrow_counts(
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, and its counts"
     def __init__(self, o, index):
-        self.o,self.index,self.guard,self.n = o,index,guard(o),o.p.numel()
+        self.o,self.index,self.n = o,index,o.p.numel()
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
+
+    @property
+    def guard(self):
+        self._guard = guard(self.o._replace(p=getattr(self.o.module, self.o.attr)))
+        return self._guard
 
     @property
     def p(self): return self.guard.p
@@ -71,9 +76,7 @@ class Slot:
         new = grown[~self.mask.take(grown)]
         put_(put_(self.mask, dropped, False), grown, True)
         gone = dropped[~self.mask.take(dropped)]
-        put_(self.p, torch.cat([gone, new]), 0)
-        for t in slow_weights(opt, self.p): put_(t, torch.cat([gone, new]), 0)
-        for t in grad_history(opt, self.p): put_(t, new if self.guard.dense_history else torch.cat([gone, new]), 0)
+        self.guard.move(gone, new, opt)
         self.live = self.live-len(dropped)+len(grown)
         self.target = self.live
         show_sparsity(self.o._replace(mask=self.mask))
