@@ -9,3 +9,4 @@ from .methods import *
 from .callback import *
 from .flops import *
 from .kernels import *
+from .compute import *

@@ -65,12 +65,16 @@ def dense(self:SparseIndex, values): # A value for each live weight
 # %% ../nbs/30_kernels.ipynb #c4399c2d
 _cache = 2**20
 
-def _widths(xT, shape):
-    "Into how many parts of columns to cut `xT`, for a weight of `shape`"
+def _n_parts(xT, shape):
+    "Into how many parts to cut the columns of `xT`, for a weight of `shape`"
     fits = max(_cache//(xT.element_size()*max(sum(shape), 1)), 64)
     return max(round(xT.shape[1]/fits), 1)
 
-def _bags(index, values, xT):
+def _part(index, values, xT):
+    "The product with a contiguous table"
+    if not (len(index) and xT.numel()): return xT.new_zeros(index.shape[0], xT.shape[1])
+    one = xT.shape[1]==1 and xT.dtype in (torch.float, torch.double) and torch.backends.mkl.is_available()
+    if one: return (index.csr(values) @ xT[:,0])[:,None]
     return F.embedding_bag(index.col, xT, index.crow, per_sample_weights=values, mode='sum', include_last_offset=True)
 
 def sparse_product(
@@ -78,15 +82,17 @@ def sparse_product(
     values:torch.Tensor, # Their values, in the index's order
     xT:torch.Tensor, # Table of inputs, a row a feature, a column a row of the batch
     bias:torch.Tensor=None, # Added to each column
-) -> torch.Tensor: # A row an output, contiguous; it has no gradient
+    by_columns=False, # Is the result to lie in memory column by column?
+) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
     values,xT = values.detach(),xT.detach()  # what requires a gradient would get a slower kernel
-    one = xT.shape[1]==1 and xT.dtype in (torch.float, torch.double) and torch.backends.mkl.is_available()
-    if not (len(index) and xT.numel()): parts = [xT.new_zeros(index.shape[0], xT.shape[1])]
-    elif one: parts = [(index.csr(values) @ xT[:,0])[:,None]]
-    else: parts = [_bags(index, values, x.contiguous()) for x in xT.chunk(_widths(xT, index.shape), 1)]
-    if bias is not None: parts = [o.add_(bias[:,None]) for o in parts]
-    return parts[0] if len(parts)==1 else torch.cat(parts, 1)
+    n = _n_parts(xT, index.shape)
+    parts = (_part(index, values, x.contiguous()) for x in xT.chunk(n, 1))
+    if bias is not None: parts = (o.add_(bias[:,None]) for o in parts)
+    if n==1 and not by_columns: return next(parts)
+    out = xT.new_empty(xT.shape[1], index.shape[0]).t() if by_columns else xT.new_empty(index.shape[0], xT.shape[1])
+    for o,part in zip(out.split(-(-xT.shape[1]//n) or 1, 1), parts): o.t().copy_(part.t())  # this way round torch transposes fast
+    return out
 
 # %% ../nbs/30_kernels.ipynb #16112351
 def sampled_product(
@@ -104,10 +110,10 @@ def sampled_product(
 # %% ../nbs/30_kernels.ipynb #0b90d04f
 class _Product(Function):
     @staticmethod
-    def forward(ctx, xT, values, bias, index, tap):
+    def forward(ctx, xT, values, bias, index, by_columns, tap):
         ctx.save_for_backward(xT, values)
         ctx.index,ctx.tap = index,tap
-        return sparse_product(index, values, xT, bias)
+        return sparse_product(index, values, xT, bias, by_columns)
 
     @staticmethod
     @once_differentiable
@@ -115,10 +121,10 @@ class _Product(Function):
         (xT,values),index,tap = ctx.saved_tensors,ctx.index,ctx.tap
         gx = gv = gb = None
         gT = gT.contiguous()
-        if ctx.needs_input_grad[0]: gx = sparse_product(index.t, values.index_select(0, index.t.order), gT)
+        if ctx.needs_input_grad[0]: gx = sparse_product(index.t, values.index_select(0, index.t.order), gT, by_columns=not xT.is_contiguous())
         if ctx.needs_input_grad[1]: gv = sampled_product(index, gT, xT) if tap is None else _tapped(index, gT@xT.t(), tap)
         if ctx.needs_input_grad[2]: gb = gT.sum(1)
-        return gx,gv,gb,None,None
+        return gx,gv,gb,None,None,None
 
 def _tapped(index, grad, tap):
     live = grad.view(-1).index_select(0, index.places)
@@ -137,12 +143,13 @@ def sparse_linear(
     values:torch.Tensor, # The live weights, in the index's order
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number an output
+    by_rows=True, # Is the result to lie in memory as `F.linear`'s does, row by row, or feature by feature?
     tap=None, # A function that the backward calls with the dense gradient of the weight
-) -> torch.Tensor: # Outputs, features last, stored feature by feature
+) -> torch.Tensor: # Outputs, features last
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
-    y = _Product.apply(x.reshape(-1, x.shape[-1]).t(), values, bias, index, tap)
+    y = _Product.apply(x.reshape(-1, x.shape[-1]).t(), values, bias, index, by_rows, tap)
     return y.t().view(*x.shape[:-1], index.shape[0])
 
 # %% ../nbs/30_kernels.ipynb #6dea013f
@@ -152,13 +159,15 @@ def sparse_conv1x1(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number an output channel
     stride:tuple=(1,), # One for each spatial dimension, or one for all
+    by_rows=True, # Is the result to lie in memory as `F.conv2d`'s does, image by image, or channel by channel?
     tap=None, # As in `sparse_linear`
-) -> torch.Tensor: # Batch of outputs, channels second, stored channel by channel
+) -> torch.Tensor: # Batch of outputs, channels second
     "A convolution with a kernel of size 1, live weights only"
     if x.shape[1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[1]} channels, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
     n_spatial = x.ndim-2
     stride = tuple(stride)*(n_spatial//len(stride))
     x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
-    y = _Product.apply(x.transpose(0, 1).reshape(x.shape[1], -1), values, bias, index, tap)
-    return y.view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
+    y = _Product.apply(x.transpose(0, 1).reshape(x.shape[1], -1), values, bias, index, False, tap)
+    y = y.view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
+    return y.contiguous() if by_rows else y

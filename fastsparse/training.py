@@ -158,7 +158,7 @@ def _check_model(self:SparseEngine, sparsity, sparse_f, modules):
     entries = entries or [Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,why in decide(self.model) if not why]
     idxs = _moving(entries, modules)
     moving = [entries[i] for i in idxs]
-    missing = [o.name for o in moving if o.p.requires_grad and id(o.p) not in held]
+    missing = [o.name for o in moving if o.p.requires_grad and id(o.module._parameters[o.attr]) not in held]
     if missing or not any(id(p) in held for p in self.model.parameters()):
         raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
     return [] if sparsity is None or dense else _targets(moving, [o for i,o in enumerate(entries) if i not in idxs], sparsity, sparse_f)

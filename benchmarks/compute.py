@@ -1,0 +1,52 @@
+"What computing with live weights only gains: training steps, single layers and memory against dense training on the CPU"
+import statistics,torch
+from copy import deepcopy
+from costs import amortised,every,rigl,stepper
+from fastsparse.all import *
+from measure import *
+from models import GPT
+from torch import nn
+
+def ffn(d=768, n=4): return nn.Sequential(*[l for _ in range(n) for l in (nn.Linear(d, 4*d), nn.ReLU(), nn.Linear(4*d, d), nn.ReLU())][:-1])
+def wide_mlp(): return nn.Sequential(nn.Linear(784,1024), nn.ReLU(), nn.Linear(1024,1024), nn.ReLU(), nn.Linear(1024,10))
+
+def classes(n, *shape): return torch.randint(n, shape)
+
+make = dict(mlp=lambda: (wide_mlp(), torch.randn(128,784), classes(10, 128)), ffn=lambda: (ffn(), torch.randn(256,768), classes(768, 256)),
+    gpt=lambda: (GPT(), classes(65, 8, 128), classes(65, 8, 128)))
+titles = dict(mlp='MLP 784-1024-1024-10, batch 128', ffn='feed-forward stack, width 768, 19M weights, 256 rows', gpt='GPT 6 layers, width 384, 10.7M weights, 8x128 tokens')
+dense_layers = dict(mlp=['4'], ffn=[], gpt=['head'])
+
+def sparsify(name, model, sparsity):
+    "Masks for all but the heads"
+    kept = [model.get_submodule(n).weight for n in dense_layers[name]]
+    is_kept = lambda p: any(p is k for k in kept)
+    def shares(ps, s):
+        n,n_kept = sum(p.numel() for p in ps),sum(p.numel() for p in ps if is_kept(p))
+        return [0. if is_kept(p) else s*n/(n-n_kept) for p in ps]
+    n,n_kept = [sum(o.numel() for o in os) for os in ([o[1]._parameters[o[2]] for o in decide(model) if not o[-1]], kept)]
+    sparsify_model(model, sparsity*(1-n_kept/n), shares, seed=0)
+
+def sgd(model): return torch.optim.SGD(model.parameters(), lr=.01, momentum=.9)
+
+def training(name, sparsity, rounds):
+    "A step with the engine and an update every 100 steps against a dense step, in turns, for the same optimizer"
+    torch.manual_seed(0)
+    model,xb,yb = make[name]()
+    dense_model = deepcopy(model)
+    dense = stepper(dense_model, sgd(dense_model), xb, yb)
+    sparsify(name, model, sparsity)
+    opt = sgd(model)
+    report = sparse_compute(model, xb, opt)
+    dst = rigl(model, opt)
+    step = stepper(model, opt, xb, yb)
+    def at(t):
+        dst.t,dst.last_t = t,t-1
+        dst.prepare(t)
+        step()
+    times = interleaved(dict(dense=dense, step=lambda: at(1)), rounds)
+    update = interleaved(dict(update=lambda: at(every)), max(rounds//5, 2), warmup=1)['update']
+    assert dst.n_updates
+    upd = statistics.median(update)
+    return dict(model=name, sparsity=sparsity, dense_ms=1e3*statistics.median(times['dense']), update_ms=1e3*upd, plan=report.plan,
+        step=spread(ratios(times['dense'], times['step'])), amortised=spread([d/amortised(s, upd) for s,d in zip(times['step'], times['dense'])]))

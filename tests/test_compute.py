@@ -1,0 +1,290 @@
+"Computing with live weights only against the masked run: equal masks, losses, checkpoints and optimizer state, and a way back"
+import io,pickle,pytest,torch
+from copy import deepcopy
+from fastai.optimizer import Adam as FastaiAdam,Lookahead,SGD as FastaiSGD
+from fastsparse.all import *
+from helpers import *
+from torch import nn
+
+torch_opts = dict(sgd=lambda ps: torch.optim.SGD(ps, lr=.05, momentum=.9, weight_decay=.01), adam=lambda ps: torch.optim.Adam(ps, lr=.01),
+    adamw=lambda ps: torch.optim.AdamW(ps, lr=.01), rmsprop=lambda ps: torch.optim.RMSprop(ps, lr=.001), adagrad=lambda ps: torch.optim.Adagrad(ps, lr=.01),
+    fused=lambda ps: torch.optim.AdamW(ps, lr=.01, fused=True))
+fastai_opts = dict(fastai_sgd=lambda ps: FastaiSGD(ps, lr=.05, mom=.9, wd=.01), fastai_adam=lambda ps: FastaiAdam(ps, lr=.01))
+opts = {**torch_opts, **fastai_opts}
+
+def full(model): return {o.name:'rows' for o in masked_params(model)}
+
+def pair(make, opt_f, sparsity=.7, route='rows'):
+    "The same sparse model twice, with optimizers: masked, and on live weights"
+    runs = []
+    for compute in (False,True):
+        torch.manual_seed(0)
+        model = make()
+        sparsify_model(model, sparsity, seed=0)
+        opt = opt_f(list(model.parameters()))
+        report = sparse_compute(model, None, opt, plan={n:'rows' if 'cross' in n else route for n in full(model)}) if compute else None
+        runs.append((model,opt,report))
+    return runs
+
+def steps(model, opt, n, xb, yb, dst=None):
+    losses = []
+    for i in range(n):
+        losses.append(backward(model, xb+.01*i, yb).item())
+        (dst or opt).step()
+        opt.zero_grad()
+    return losses
+
+def assert_equal_models(a, b, tol=1e-9):
+    "Same keys, masks and weights, whatever they compute with"
+    x,y = a.state_dict(),b.state_dict()
+    assert list(x)==list(y)
+    for k in x:
+        assert x[k].shape==y[k].shape and x[k].dtype==y[k].dtype, k
+        torch.testing.assert_close(x[k], y[k], rtol=tol, atol=tol)
+
+class Attention(nn.Module):
+    "Self-attention, then another with keys of its own"
+    def __init__(self, d=8):
+        super().__init__()
+        self.own,self.cross = nn.MultiheadAttention(d, 2, batch_first=True),nn.MultiheadAttention(d, 2, kdim=d, vdim=6, batch_first=True)
+        self.out = nn.Linear(d, 3)
+
+    def forward(self, x):
+        h = self.own(x, x, x)[0]
+        return self.out(self.cross(h, x, x[...,:6])[0])
+
+def convs(): return nn.Sequential(nn.Conv2d(4, 8, 1, stride=2), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 6, 1, bias=False))
+dmlp = lambda: mlp((6,16,12,3), dtype=torch.double)
+cases = dict(mlp=(dmlp, lambda: data(dmlp())), attention=(lambda: Attention().double(), lambda: (torch.randn(2,5,8).double(),torch.randn(2,5,3).double())),
+    encoder=(lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True).double(), lambda: tuple(torch.randn(2,2,5,8).double())),
+    convs=(lambda: convs().double(), lambda: (torch.randn(3,4,6,6).double(),torch.randn(3,6,3,3).double())))
+
+@pytest.mark.parametrize('route', ['rows','features'])
+@pytest.mark.parametrize('case', list(cases))
+def test_static_training_is_the_masked_one(case, route):
+    "Linear layers, attention's projections and 1x1 convolutions: equal losses and weights in training, equal outputs in evaluation"
+    make,batch = cases[case]
+    torch.manual_seed(1)
+    xb,yb = batch()
+    (a,oa,_),(b,ob,report) = pair(make, torch_opts['adam'], route=route)
+    assert any(isinstance(o.p, SparseWeight) for o in masked_params(b))
+    la,lb = steps(a, oa, 30, xb, yb),steps(b, ob, 30, xb, yb)
+    assert la==pytest.approx(lb, abs=1e-9)
+    assert_equal_models(a, b, 1e-7)
+    with torch.no_grad(): torch.testing.assert_close(a.eval()(xb), b.eval()(xb))
+
+@pytest.mark.parametrize('name', list(opts))
+@pytest.mark.parametrize('method', ['static','SET','RigL','prune'])
+def test_methods_are_the_masked_ones(name, method):
+    "200 steps in float64: equal masks, losses to 1e-6; with updates that replace the step, and with pruning, which doesn't and changes counts"
+    xb,yb = data(dmlp())
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, prune=dict(grow_score_f=None, sparsity=.9, replace_step=False))
+    res = []
+    for model,opt,_ in pair(dmlp, opts[name]):
+        settings = {**parts.get(method, {}), 'batches_per_update':20, 'seed':0}
+        engine = None if method=='static' else SparseEngine(model, opt, 200, **settings)
+        losses = []
+        for t in range(200):
+            if engine: engine.prepare(t)
+            losses.append(backward(model, xb+.001*t, yb).item())
+            if not (engine and engine.before_step(t)): opt.step()
+            opt.zero_grad()
+        res.append((losses,masks_of(model),model))
+        if method in ('SET','RigL'): assert engine.n_updates>5
+    assert res[0][0]==pytest.approx(res[1][0], abs=1e-6)
+    assert same_masks(res[0][1], res[1][1])
+    assert_equal_models(res[0][2], res[1][2], 1e-6)
+
+def test_accumulated_micro_batches():
+    "A dense gradient that an update reads is the sum over the step's micro-batches, also where gradients are zeroed in place"
+    xb,yb = data(dmlp())
+    for name in ('adam','fastai_adam'):
+        res = []
+        for model,opt,_ in pair(dmlp, opts[name]):
+            engine = SparseEngine(model, opt, 60, **{**RigL_presets, 'stop_pct':1., 'batches_per_update':6}, seed=0)
+            for t in range(60):
+                for i in range(3):
+                    engine.prepare(t, accumulating=True)
+                    backward(model, xb+.1*i+.01*t, yb)
+                if not engine.before_step(t): opt.step()
+                opt.zero_grad()
+            res.append(masks_of(model))
+        assert same_masks(*res)
+
+def test_redistribution_changes_counts():
+    "Updates that move weights between layers give values and state new lengths, and the optimizer goes on with them"
+    share = lambda p, mask: float(p.grad.abs()[mask].mean())
+    xb,yb = data(dmlp())
+    res = []
+    for model,opt,_ in pair(dmlp, opts['adam']):
+        dst = DynamicSparseTraining(model, opt, 60, **{**RigL_presets, 'stop_pct':1., 'batches_per_update':10}, redistribute_f=share, seed=0)
+        res.append((steps(model, opt, 60, xb, yb, dst),masks_of(model),model,opt))
+    assert res[0][0]==pytest.approx(res[1][0], abs=1e-6) and same_masks(res[0][1], res[1][1])
+    assert {int(m.sum()) for m in res[0][1]}!={int(o.mask.sum()) for o in masked_params(pair(dmlp, opts['adam'])[0][0])}
+    model,opt = res[1][2:]
+    held = {id(p) for g in opt.param_groups for p in g['params']}
+    assert held=={id(p) for p in model.parameters()} and all(opt.state[p]['exp_avg'].shape==p.shape for p in model.parameters())
+
+@pytest.mark.parametrize('name', list(opts))
+def test_there_and_back(name):
+    "After `remove` the parameter is the same object, in model and optimizer, with the state that the masked run has; going on is equal"
+    xb,yb = data(dmlp())
+    (a,oa,_),(b,ob,report) = pair(dmlp, opts[name])
+    c = [o.p for o in masked_params(a)]
+    for m,o in ((a,oa),(b,ob)): steps(m, o, 5, xb, yb)
+    report.remove()
+    assert [type(o.p) for o in masked_params(b)]==[nn.Parameter]*3 and not report.guards
+    for p,q in zip(c, [o.p for o in masked_params(b)]):
+        s,t = opt_state(oa, p),opt_state(ob, q)
+        assert s.keys()==t.keys()
+        for k in s:
+            if isinstance(s[k], torch.Tensor): torch.testing.assert_close(s[k], t[k])
+    assert_dead(b, ob)
+    assert steps(a, oa, 5, xb, yb)==pytest.approx(steps(b, ob, 5, xb, yb), abs=1e-9)
+    report = sparse_compute(b, None, ob, plan=full(b))
+    steps(b, ob, 2, xb, yb)
+    report.remove()
+    unsparsify(b)
+
+@pytest.mark.parametrize('name', list(opts))
+def test_checkpoints_are_the_masked_models(name):
+    "A checkpoint of model and optimizer from either run goes on in either run, with other masks than the loader had"
+    xb,yb = data(dmlp())
+    (a,oa,_),(b,ob,_) = pair(dmlp, opts[name])
+    for m,o in ((a,oa),(b,ob)): steps(m, o, 5, xb, yb)
+    files = [deepcopy((m.state_dict(), o.state_dict())) for m,o in ((a,oa),(b,ob))]
+    ref = steps(a, oa, 5, xb, yb)
+    for ms,os in files:
+        for model,opt,_ in pair(dmlp, opts[name], sparsity=.6):
+            if model is not None: steps(model, opt, 1, xb, yb)
+            model.load_state_dict(ms)
+            opt.load_state_dict(deepcopy(os))
+            assert steps(model, opt, 5, xb, yb)==pytest.approx(ref, abs=1e-9)
+
+def test_copies_and_pickles():
+    "`deepcopy` and pickle keep computing with live weights, apart from the original"
+    xb,yb = data(dmlp())
+    _,(b,ob,_) = pair(dmlp, opts['sgd'])
+    for copy in (deepcopy(b), pickle.loads(pickle.dumps(b))):
+        assert_equal_models(b, copy)
+        assert all(isinstance(o.p, SparseWeight) for o in masked_params(copy))
+        steps(copy, opts['sgd'](list(copy.parameters())), 3, xb, yb)
+        assert not torch.equal(copy[0].weight.sum(), b[0].weight.sum())
+        assert_dead_face(copy)
+    torch.save(b.state_dict(), f := io.BytesIO())
+    assert f.tell()
+
+def assert_dead_face(model):
+    for o in masked_params(model): assert is_positive_zero((o.p+0)[~o.mask])
+
+def test_weight_is_seen_and_not_written():
+    "Reading gives the masked weight, with gradient; every way to write raises and changes nothing"
+    (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
+    w,v = a[0].weight,b[0].weight
+    assert v.shape==w.shape and v.dtype==w.dtype and v.requires_grad and v.ndim==2 and v.numel()==w.numel() and len(v)==len(w)
+    assert torch.equal(v.detach(), w.detach()) and torch.equal(v.data, w.data) and torch.equal(v.T, w.T) and torch.equal(v[1], w[1])
+    for m in (a,b): (m[0].weight.pow(2).sum()+torch.cat([m[0].weight, m[0].weight]).sum()).backward()
+    torch.testing.assert_close(v.grad, zero_dead_(w.grad, a[0].weight_mask))
+    before = v.detach().clone()
+    writes = [lambda: v.mul_(2), lambda: v.__setitem__(0, 1.), lambda: v.copy_(w), lambda: nn.init.zeros_(v), lambda: torch.add(v, 1, out=v),
+        lambda: v.__iadd__(1), lambda: setattr(v, 'data', w)]
+    for write in writes:
+        with torch.no_grad(), pytest.raises(RuntimeError, match='read-only'): write()
+    assert torch.equal(v.detach(), before)
+
+def test_only_live_weights_cost_memory():
+    "Parameters, gradients and state have as many numbers as weights live; the dense parameter's memory is gone"
+    xb,yb = data(dmlp())
+    _,(b,ob,report) = pair(dmlp, opts['adam'])
+    backward(b, xb, yb)
+    ob.step()
+    for o in masked_params(b):
+        v,n = o.module._parameters[o.attr],int(o.mask.sum())
+        assert v.numel()==v.grad.numel()==n and all(t.numel()==n for t in grad_history(ob, v)) and grad_history(ob, v)
+        assert not guard_of(o.p).original.numel()
+
+def test_sparse_params_summary_and_hooks():
+    "What looks at a sparse model sees the same as before"
+    (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
+    for (p,m,s),(q,n,t) in zip(sparse_params(a), sparse_params(b)): assert torch.equal(p.detach(), q.detach()) and torch.equal(m, n) and s==t
+    x,y = [sparse_summary(m).df for m in (a,b)]
+    assert x.drop(columns='note').equals(y.drop(columns='note')) and set(y.note[y.target.notna()])=={'live weights only'}
+    apply_masks(b)
+    with pytest.raises(ValueError, match='call remove'): unsparsify(b)
+
+def test_mask_written_by_hand():
+    "A mask that somebody writes to is followed: what dies is gone, what is born starts at zero"
+    _,(b,ob,_) = pair(dmlp, opts['adam'])
+    xb,yb = data(dmlp())
+    steps(b, ob, 2, xb, yb)
+    w,mask = b[0].weight.detach(),b[0].weight_mask
+    born,died = (~mask).nonzero()[0],mask.nonzero()[0]
+    mask[tuple(born)],mask[tuple(died)] = True,False
+    steps(b, ob, 0, xb, yb)
+    b(xb)
+    new = b[0].weight.detach()
+    assert new[tuple(born)]==0 and new[tuple(died)]==0
+    keep = mask.clone()
+    keep[tuple(born)] = False
+    assert torch.equal(new[keep], w[keep])
+
+class Norm2(torch.optim.SGD): "An optimizer that might do anything"
+
+def test_what_is_refused():
+    "Each with the name of what is wrong, before anything changes"
+    def model():
+        m = mlp()
+        sparsify_model(m, .5, seed=0)
+        return m
+    m = model()
+    names = [o.name for o in masked_params(m)]
+    refused = [(dict(opt=Norm2(m.parameters(), lr=.1)), 'opt is a Norm2'), (dict(opt=torch.optim.LBFGS(m.parameters())), 'opt is a LBFGS'),
+        (dict(opt=Lookahead(FastaiSGD(list(m.parameters()), lr=.1))), 'opt is a Lookahead'), (dict(plan={'nobody':'rows'}), 'plan names nobody'),
+        (dict(plan={names[0]:'fast'}), "the route 'fast'")]
+    for kwargs,message in refused:
+        with pytest.raises(ValueError, match=message): sparse_compute(m, None, **kwargs)
+        assert all(isinstance(o.p, nn.Parameter) for o in masked_params(m))
+    with pytest.raises(ValueError, match='has no masks'): sparse_compute(mlp(), None)
+    report = sparse_compute(m, None, plan=full(m))
+    with pytest.raises(ValueError, match='computes sparsely already'): sparse_compute(m, None, plan=full(m))
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    with pytest.raises(ValueError, match='dense history'): DynamicSparseTraining(m, opt, 50, **{**SNFS_presets, 'batches_per_update':5})
+    report.remove()
+
+def test_measuring_changes_nothing():
+    "Choosing leaves weights, buffers, modes, gradients and random numbers as they were, and the plan makes the same choice again"
+    torch.manual_seed(0)
+    body = nn.Conv2d(3, 40, 3),nn.BatchNorm2d(40),nn.Conv2d(40, 30, 1),nn.Dropout(.5),nn.Flatten()
+    model = nn.Sequential(*body, nn.Linear(30*16, 300), nn.ReLU(), nn.Linear(300, 2))
+    sparsify_model(model, .95, seed=0)
+    xb = torch.randn(16, 3, 6, 6)
+    before,random = deepcopy(model.state_dict()),torch.get_rng_state()
+    report = sparse_compute(model, xb)
+    assert all(torch.equal(before[k], v) for k,v in model.state_dict().items()) and list(before)==list(model.state_dict())
+    assert all(m.training for m in model.modules()) and all(p.grad is None for p in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert set(report.plan)=={'2.weight','5.weight','7.weight'} and 'no sparse product in Conv2d' in set(report.df.note)
+    assert all((r!='dense')==(report.ratios[n]>=1.1) for n,r in report.plan.items())
+    report.remove()
+    again = sparse_compute(model, xb, plan=report.plan)
+    assert again.plan==report.plan
+
+def test_a_failing_model_is_left_as_it_was():
+    "An input that doesn't fit raises its own error, and nothing is swapped"
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    with pytest.raises(ValueError, match='features'): sparse_compute(m, torch.randn(2, 5))
+    assert all(isinstance(o.p, nn.Parameter) for o in masked_params(m))
+
+def test_frozen_and_shared_weights():
+    "A frozen weight stays frozen on both sides; a shared one stays dense"
+    m = nn.Sequential(nn.Linear(4,4), nn.Linear(4,4), nn.Linear(4,4))
+    m[2].weight = m[1].weight
+    m[0].weight.requires_grad_(False)
+    sparsify_model(m, .5, seed=0)
+    report = sparse_compute(m, None, plan={'0.weight':'rows'})
+    assert not m[0].weight.requires_grad and list(report.plan)==['0.weight']
+    m(torch.randn(2,4)).sum().backward()
+    assert m[0].weight.grad is None
+    report.remove()
+    assert not m[0].weight.requires_grad
