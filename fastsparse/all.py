@@ -10,3 +10,4 @@ from .callback import *
 from .flops import *
 from .kernels import *
 from .compute import *
+from .export import *

@@ -221,18 +221,19 @@ def after_step(self:Guard, opt):
     self.note()
 
 @patch
-def move(self:Guard, gone, new, opt):
-    "The mask has changed: weight and state start at zero where a weight is `gone` or `new`"
-    changed = torch.cat([gone, new])
-    for t in [self.p, *slow_weights(opt, self.p)]: put_(t, changed, 0)
-    for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
-
-@patch
 def remove(self:Guard):
     "Let go of the parameter"
     if self.handle is not None: self.handle.remove()
     self.handle = None
     if self.p is not None: _guards.pop(self.p, None)
+
+# %% ../nbs/04_sparsify.ipynb #76f4621f
+@patch
+def move(self:Guard, gone, new, opt):
+    "The mask has changed: weight and state start at zero where a weight is `gone` or `new`"
+    changed = torch.cat([gone, new])
+    for t in [self.p, *slow_weights(opt, self.p)]: put_(t, changed, 0)
+    for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 # %% ../nbs/04_sparsify.ipynb #57d3c65d
 def _told(opt):
