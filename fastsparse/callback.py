@@ -11,17 +11,16 @@ from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastcore.basics import *
-from .distributions import *
+from fastcore.meta import delegates
 from .scores import *
 from .sparsify import *
 from .training import *
 
 # %% ../nbs/07_callback.ipynb #84076984
-_settings = [o for o in inspect.signature(SparseEngine).parameters if o not in ('model','opt','n_steps')]
-
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine',)
+    @delegates(SparseEngine.__init__)
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
         batches_per_update:int=None, # Batches from one update to the next; None is once an epoch
@@ -30,14 +29,17 @@ class DynamicSparseTrainingCallback(Callback):
         keep_score_f=weight_magnitude, # Which live weights stay
         grow_score_f=gradient_magnitude, # Which dead weights come back; None only drops
         redistribute_f=None, # A parameter's share of what grows; None leaves each its own
-        sparsity:float=None, # The model's final sparsity, in [0,1); a dense model gets masks of it, a sparse one new targets
-        sparse_f=uniform_sparsity, # The distribution that `sparsity` is shared out by
-        replace_step:bool=True, # Does an update replace the step of its batch?
         seed:int=None, # Names the random choices; None takes a number from torch's generator
+        **kwargs
     ):
-        store_attr(but='seed')
-        self.seed,self.state,self.saved = draw_seed(seed),None,None
+        self.settings = dict(sparse_modules=sparse_modules, batches_per_update=batches_per_update, initial_drop_grow_pct=initial_drop_grow_pct,
+            stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f, redistribute_f=redistribute_f, seed=draw_seed(seed), **kwargs)
+        if unknown := set(self.settings)-set(inspect.signature(SparseEngine).parameters): raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine")
+        self.state,self.saved = None,None
         self._init_state()
+
+    @property
+    def seed(self): return self.settings['seed']
 
     def _init_state(self): self.engine = None
 
@@ -55,7 +57,8 @@ class DynamicSparseTrainingCallback(Callback):
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch: return
         n_iter = len(self.dls.train)
-        settings = dict(attrdict(self, *_settings), batches_per_update=ifnone(self.batches_per_update, n_iter))
+        settings = dict(batch_size=self.dls.train.bs, steps_per_epoch=n_iter, **self.settings)
+        if settings['batches_per_update'] is None: settings['batches_per_update'] = n_iter
         self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
         if self.state: self.engine.n_updates = self.state['n_updates']
         if self.saved: self.engine.load_state_dict(self.saved)
@@ -97,4 +100,4 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
     state:dict, # From `state_dict`
 ):
     "Go on from `state` at the next fit, in the epoch that its `start_epoch` names"
-    self.saved,self.seed = state,state['seed']
+    self.saved,self.settings['seed'] = state,state['seed']

@@ -59,6 +59,23 @@ def maybe_float(
     except (TypeError,ValueError,RuntimeError): return num
 
 # %% ../nbs/00_masks.ipynb #f065c59d
+def _count(m): return int(np.count_nonzero(m.numpy()) if m.device.type=='cpu' else m.count_nonzero())
+
+def _places(m):
+    "Where the bool vector `m` is `True`, in ascending order"
+    return torch.from_numpy(np.flatnonzero(m.numpy())) if m.device.type=='cpu' else m.nonzero().view(-1)
+
+def _pick(idx, m):
+    "The entries of the vector `idx` where the bool vector `m` is `True`"
+    return torch.from_numpy(np.compress(m.numpy(), idx.numpy())) if m.device.type=='cpu' else idx[m]
+
+# %% ../nbs/00_masks.ipynb #90e79865
+def _above(s, cut):
+    "Where the scores `s` exceed the one-element tensor `cut`; NaN never does"
+    if s.device.type!='cpu' or s.dtype==torch.bfloat16: return s>cut
+    return torch.from_numpy(np.asarray(s.numpy()>cut.to(s.dtype).numpy()))
+
+# %% ../nbs/00_masks.ipynb #d41d8ab0
 def _exact_top(v, k):
     "Bool tensor over the vector `v`, `True` at its `k` highest"
     n = len(v)
@@ -66,28 +83,24 @@ def _exact_top(v, k):
     if v.dtype in (torch.bool, torch.half, torch.bfloat16): v = v.float()
     if v.is_floating_point() and v.max().isnan():
         real = ~v.isnan()
-        n_real = int(real.count_nonzero())
+        n_real = _count(real)
         if n_real>=k: real[real.clone()] = _exact_top(v[real], k)
-        else: real[(~real).nonzero().view(-1)[:k-n_real]] = True
+        else: real[_places(~real)[:k-n_real]] = True
         return real
     kth = v.kthvalue(n-k+1).values
-    top = v>kth
-    short = k-int(top.count_nonzero())
-    top[(v==kth).nonzero().view(-1)[:short]] = True
+    top = v>=kth
+    spare = _count(top)-k
+    if spare: top[_places(v==kth)[-spare:]] = False
     return top
 
 # %% ../nbs/00_masks.ipynb #d0004c00
 _n_sample = 2**14
 
-def _places(m):
-    "Where the bool vector `m` is `True`, in ascending order; on the CPU numpy finds them faster"
-    return m.nonzero().view(-1) if m.device.type!='cpu' else torch.from_numpy(np.flatnonzero(m.numpy()))
-
-def _cut(s, among, n, k):
-    "A value with a little more than `k` of the `n` entries of `s` in `among` above it, judged by a sample; None if a sample can't help"
+def _cut(s, among, n, k, sign=1):
+    "A value with a little more than `k` of the `n` entries of `sign*s` in `among` above it, judged by a sample; None if a sample can't help"
     if n<=4*_n_sample or not k or not s.is_floating_point(): return
     step = n//_n_sample|1  # odd, so that it doesn't walk down one column of a weight
-    v = s[::step][among[::step]]
+    v = s[::step][among[::step]]*sign
     v = v.double() if v.dtype==torch.double else v.float()
     j = math.ceil(len(v)*k/n+4*math.sqrt(len(v)*k/n)+4)
     return v.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).kthvalue(len(v)-j+1).values if j<len(v) else None
@@ -99,16 +112,16 @@ def highest(
 ) -> torch.Tensor: # The chosen places, `k` row-major indices in ascending order
     "The `k` highest of `score` in `among`"
     s,among = score.reshape(-1),among.reshape(-1)
-    n = int(among.count_nonzero())
+    n = _count(among)
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
     cut = _cut(s, among, n, k)
     if cut is not None:
-        idx = _places((s>cut)&among)
-        if len(idx)>=k: return idx[_exact_top(s.take(idx), k)]
+        idx = _places(_above(s, cut).logical_and_(among))
+        if len(idx)>=k: return _pick(idx, _exact_top(s.index_select(0, idx), k))
         ties = _places((s==cut)&among)
         if len(idx)+len(ties)>=k: return torch.cat([idx, ties[:k-len(idx)]]).sort().values
     idx = _places(among)
-    return idx[_exact_top(s.take(idx), k)]
+    return _pick(idx, _exact_top(s.index_select(0, idx), k))
 
 # %% ../nbs/00_masks.ipynb #ef4fcae9
 def lowest(
@@ -118,12 +131,12 @@ def lowest(
 ) -> torch.Tensor: # `k` row-major indices in ascending order
     "The places of `among` that are left when all but `k` of them are taken by the `highest` of `score`"
     s,among = score.reshape(-1),among.reshape(-1)
-    n = int(among.count_nonzero())
+    n = _count(among)
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
-    cut = _cut(-s, among, n, k) if s.is_floating_point() else None
-    idx = _places(among if cut is None else ~(s>-cut)&among)
+    cut = _cut(s, among, n, k, sign=-1)
+    idx = _places(among if cut is None else _above(s, -cut).logical_not_().logical_and_(among))
     if len(idx)<k: idx = _places(among)
-    return idx[~_exact_top(s.take(idx), len(idx)-k)]
+    return _pick(idx, ~_exact_top(s.index_select(0, idx), len(idx)-k))
 
 # %% ../nbs/00_masks.ipynb #1cbbe88e
 def top_k_mask(
@@ -141,7 +154,9 @@ def put_(
     value, # A number or a bool
 ) -> torch.Tensor: # `t`
     "Write `value` at the places `idx` of `t`"
-    return t.put_(idx, torch.full(idx.shape, value, dtype=t.dtype, device=t.device))
+    if t.is_contiguous(): t.view(-1).index_fill_(0, idx, value)
+    else: t.put_(idx, torch.full(idx.shape, value, dtype=t.dtype, device=t.device))
+    return t
 
 # %% ../nbs/00_masks.ipynb #aa1319b4
 _ints = {1:torch.int8, 2:torch.int16, 4:torch.int32, 8:torch.int64}

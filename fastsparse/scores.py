@@ -4,10 +4,15 @@
 
 # %% auto #0
 __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'base_opt', 'opt_state', 'grad_history', 'slow_weights',
-           'state_tensors', 'gradient_momentum', 'says', 'momentum_redistribution', 'call_with']
+           'state_tensors', 'gradient_momentum', 'says', 'wants', 'call_with', 'gradient_saliency',
+           'MagnitudePlusGradient', 'Collector', 'MeanGradient', 'MovingGradient', 'fisher_saliency', 'Sampled',
+           'ch2_l3_score', 'momentum_redistribution', 'gradient_redistribution', 'nonzero_redistribution']
 
 # %% ../nbs/03_scores.ipynb #752c3500
 import inspect,torch
+from dataclasses import dataclass
+from fastcore.basics import *
+from .schedules import *
 
 # %% ../nbs/03_scores.ipynb #2ea8ced7
 def random_score(
@@ -100,6 +105,136 @@ def says(
     "Does `f` have the attribute `what`, and is it true?"
     return getattr(getattr(f, 'func', f), what, False)
 
+# %% ../nbs/03_scores.ipynb #b04d8e90
+def wants(
+    f, # Any function
+    name:str, # An argument's name
+) -> bool:
+    "Does `f` name the argument `name`?"
+    try: return name in inspect.signature(f).parameters
+    except ValueError: return False  # torch's own functions have no signature
+
+def call_with(
+    f, # A function
+    *args, # Its first arguments, such as the parameter
+    **kwargs # What `f` may ask for
+):
+    "`f(*args)` with those of `kwargs` that `f` names, or all if it takes `**kwargs`"
+    try: params = list(inspect.signature(f).parameters.values())
+    except ValueError: return f(*args)
+    if any(o.kind==o.VAR_KEYWORD for o in params): return f(*args, **kwargs)
+    return f(*args, **{o.name: kwargs[o.name] for o in params[len(args):] if o.name in kwargs})
+
+# %% ../nbs/03_scores.ipynb #16937ebb
+def gradient_saliency(
+    p:torch.Tensor, # Parameter with a gradient
+    **kwargs
+) -> torch.Tensor: # `abs(p*p.grad)`
+    "What the loss would change by if the weight were zero"
+    return (p.detach()*p.grad.detach()).abs()
+
+gradient_saliency.reads_grad = True
+
+class MagnitudePlusGradient(BasicRepr):
+    "The score `abs(p)+lam*abs(p.grad)`"
+    reads_grad,__name__ = True,'MagnitudePlusGradient'
+    def __init__(self,
+        lam=1., # Weight of the gradient, 0 or more: a number or a schedule
+    ):
+        self.lam = make_schedule(lam)
+
+    def __call__(self, p, step=0, n_updates=0, n_steps=None, batch_size=None, **kwargs):
+        lam = self.lam.bind(n_steps=n_steps, batch_size=batch_size)(step, n_updates)
+        return p.detach().abs()+lam*p.grad.detach().abs()
+
+# %% ../nbs/03_scores.ipynb #d228b301
+@dataclass(frozen=True)
+class Collector:
+    "What a score wants to know of the gradients before an update"
+    name:str # What is collected, the same for scores that share it
+    power:int=1 # Of the gradient, 1 or 2
+    window:int=None # Batches before an update, the update's own included; None is all
+    decay:float=None # Of a moving average that outlives updates, in (0,1); None is the plain mean, which starts anew
+    dense:bool=False # Also the gradients of dead weights?
+
+    def add(self, memo, grad):
+        "`memo`, a dict, with the gradient `grad` added; None for a new one"
+        g = grad.detach()**self.power
+        memo = memo or dict(total=torch.zeros_like(g), n=0)
+        if self.decay is None: memo['total'].add_(g)
+        else: memo['total'].mul_(self.decay).add_(g, alpha=1-self.decay)
+        return dict(memo, n=memo['n']+1)
+
+    def value(self, memo):
+        "The mean that `memo` stands for; a moving average is corrected for its start"
+        return memo['total']/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
+
+# %% ../nbs/03_scores.ipynb #e2f38501
+class MeanGradient(BasicRepr):
+    "The score `abs(mean of the gradients of the last batches)`"
+    reads_grad,__name__ = True,'MeanGradient'
+    def __init__(self,
+        n_batches:int=8, # Batches before an update, its own included, 1 or more
+    ):
+        if n_batches<1: raise ValueError(f"n_batches is {n_batches}, and must be 1 or more: the batches whose gradients are averaged")
+        self.n_batches,self.collector = n_batches,Collector(f'mean of {n_batches}', window=n_batches, dense=True)
+
+    def __call__(self, p, history, **kwargs): return history.abs()
+
+class MovingGradient(BasicRepr):
+    "The score `abs(moving average of the gradients)`"
+    reads_grad,dense_gradients,__name__ = True,True,'MovingGradient'
+    def __init__(self,
+        decay:float=0.9, # Of the average, in (0,1)
+    ):
+        if not 0<decay<1: raise ValueError(f"decay is {decay}, and must lie in (0,1): the part of the average that is kept at each batch")
+        self.decay,self.collector = decay,Collector(f'moving {decay}', decay=decay, dense=True)
+
+    def __call__(self, p, history, **kwargs): return history.abs()
+
+def fisher_saliency(
+    p:torch.Tensor, # Parameter
+    history:torch.Tensor, # Mean square of the gradients since the last update
+    **kwargs
+) -> torch.Tensor: # `abs(p)*sqrt(history)`
+    "Large weights with large gradients matter most"
+    return p.detach().abs()*history.sqrt()
+
+fisher_saliency.collector = Collector('square', power=2)
+
+# %% ../nbs/03_scores.ipynb #156a0eed
+class Sampled(BasicRepr):
+    "Scores whose top is a sample, in proportion to `score_f` to the power of `1/temperature`"
+    def __init__(self,
+        score_f, # A score that is nowhere negative
+        temperature:float=1., # Above 0; near 0 is the top itself
+    ):
+        if not temperature>0: raise ValueError(f"temperature is {temperature}, and must be above 0: near 0 the highest are taken, large values choose evenly")
+        self.score_f,self.temperature = score_f,temperature
+        self.__name__ = f'Sampled({getattr(score_f, "__name__", score_f)})'
+        for o in ('reads_grad','dense_history','dense_gradients','collector'): setattr(self, o, says(score_f, o))
+
+    def __call__(self, p, generator=None, **kwargs):
+        score = call_with(self.score_f, p, generator=generator, **kwargs).double()
+        noise = torch.empty(p.shape, dtype=torch.double).exponential_(generator=generator).to(p.device)
+        return score.clamp(min=torch.finfo(torch.double).tiny).log()/self.temperature-noise.log()
+
+# %% ../nbs/03_scores.ipynb #f05834a0
+def _half_ch2(a):
+    "Sum over the outputs on three-link paths; `a` is a matrix of links, outputs first"
+    common = a@a.T
+    outside = (a.sum(1)-common).clamp(min=1)
+    return ((common+1)/outside*(common>0))@a
+
+def ch2_l3_score(
+    p:torch.Tensor, # Parameter, outputs first
+    mask:torch.Tensor, # Its mask
+    **kwargs
+) -> torch.Tensor: # 0 where no path of three links leads
+    "How many paths of three links suggest a missing link, weighed by how closed their nodes are"
+    a = mask.reshape(len(mask), -1).double()
+    return (_half_ch2(a)+_half_ch2(a.T).T).reshape(mask.shape)
+
 # %% ../nbs/03_scores.ipynb #d087d78d
 def momentum_redistribution(
     p:torch.Tensor, # Parameter
@@ -112,14 +247,21 @@ def momentum_redistribution(
 
 momentum_redistribution.dense_history = True
 
-# %% ../nbs/03_scores.ipynb #b04d8e90
-def call_with(
-    f, # A function whose first argument is a parameter
-    p:torch.Tensor, # The parameter
-    **kwargs # What `f` may ask for
-):
-    "`f(p)` with those of `kwargs` that `f` names, or all if it takes `**kwargs`"
-    try: params = inspect.signature(f).parameters.values()
-    except ValueError: return f(p)  # torch's own functions have no signature
-    if any(o.kind==o.VAR_KEYWORD for o in params): return f(p, **kwargs)
-    return f(p, **{o.name: kwargs[o.name] for o in list(params)[1:] if o.name in kwargs})
+# %% ../nbs/03_scores.ipynb #5b78547a
+def gradient_redistribution(
+    p:torch.Tensor, # Parameter with a gradient
+    mask:torch.Tensor, # Bool tensor, the live weights
+    **kwargs
+) -> float: # Mean of `abs(p.grad)` over live weights; 0 where none lives
+    "A layer's share by the size of its live gradients"
+    return p.grad.detach().abs()[mask].mean().item() if mask.any() else 0.
+
+gradient_redistribution.reads_grad = True
+
+def nonzero_redistribution(
+    p:torch.Tensor, # Parameter
+    mask:torch.Tensor, # Bool tensor, the live weights
+    **kwargs
+) -> float: # The number of live weights
+    "A layer's share by its size"
+    return float(mask.count_nonzero())

@@ -5,8 +5,10 @@
 # %% auto #0
 __all__ = ['Masked', 'masked_params', 'sparse_params', 'apply_masks', 'is_sparseable_module', 'sparseable_modules', 'decide',
            'keeps_zero', 'guard_of', 'Guard', 'Enforcement', 'guard', 'enforcements', 'enforce_masks',
-           'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'sparsify_model', 'show_sparsity',
-           'unsparsify', 'asked_sparsity', 'SparseSummary', 'sparse_summary']
+           'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting',
+           'layer_counts', 'starting_masks', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast',
+           'unsparsify', 'sparsify_parameter', 'unsparsify_parameter', 'asked_sparsity', 'SparseSummary',
+           'sparse_summary']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
 import functools,pandas as pd,torch,weakref
@@ -17,6 +19,8 @@ from fastcore.basics import *
 from .distributions import *
 from .masks import *
 from .scores import *
+from .structures import *
+from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -95,6 +99,7 @@ def _refuse(name, m):
 def _why_dense(owners):
     "Why a parameter with these `owners`, tuples `(name, module, attribute)`, is left dense; empty if it isn't"
     p = getattr(*owners[0][1:])
+    if getattr(p, 'requires_dense', False) or any(getattr(m, 'requires_dense', False) for _,m,_ in owners): return 'requires_dense'
     if any(isinstance(m, _never) for _,m,_ in owners): return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
     if not any(is_sparseable_module(m) for _,m,_ in owners): return f'in {type(owners[0][1]).__name__}'
     if all(attr.startswith('bias') for *_,attr in owners): return 'bias'
@@ -220,20 +225,20 @@ def after_step(self:Guard, opt):
         if not self.dense_history: self.clean[opt] = state
     self.note()
 
-@patch
-def remove(self:Guard):
-    "Let go of the parameter"
-    if self.handle is not None: self.handle.remove()
-    self.handle = None
-    if self.p is not None: _guards.pop(self.p, None)
-
-# %% ../nbs/04_sparsify.ipynb #76f4621f
+# %% ../nbs/04_sparsify.ipynb #172b990c
 @patch
 def move(self:Guard, gone, new, opt):
     "The mask has changed: weight and state start at zero where a weight is `gone` or `new`"
     changed = torch.cat([gone, new])
     for t in [self.p, *slow_weights(opt, self.p)]: put_(t, changed, 0)
     for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
+
+@patch
+def remove(self:Guard):
+    "Let go of the parameter"
+    if self.handle is not None: self.handle.remove()
+    self.handle = None
+    if self.p is not None: _guards.pop(self.p, None)
 
 # %% ../nbs/04_sparsify.ipynb #57d3c65d
 def _told(opt):
@@ -334,6 +339,7 @@ def init_kaiming_normal_sparse_(
 
 # %% ../nbs/04_sparsify.ipynb #bdccec90
 def _zeros(p, **kwargs): return mask_from_tensor(p.detach())
+_zeros.brings_count = True
 _inits = dict(random=random_score, magnitude=weight_magnitude, zeros=_zeros)
 
 def draw_seed(
@@ -359,27 +365,72 @@ def as_mask(
     score:torch.Tensor, # A score, or a bool mask
     n:int, # Live weights; None takes a mask as it is
     o:Masked, # The parameter
+    structure:Structure=as_structure(None), # What masks are legal
 ) -> torch.Tensor: # Bool tensor
-    "The mask that a function's result means; a `ValueError` if shape or count is wrong"
+    "The mask that a function's result means; a `ValueError` if shape, count or structure is wrong"
     check_score(score, o)
-    if score.dtype!=torch.bool: return top_k_mask(score, n)
+    if score.dtype!=torch.bool: return structure.top(score, n)
+    if not structure.legal(score): raise ValueError(f"a mask for {o.name} breaks the structure {str(structure)!r}: return a score instead, from which the structure chooses")
     n_live = int(score.count_nonzero())
     if n not in (None, n_live): raise ValueError(f"a mask for {o.name} has {n_live} live weights, and must have {n}: return a score instead, or a mask with that many")
     return score
 
 # %% ../nbs/04_sparsify.ipynb #b318cf6a
-def _starting_masks(params, sparsity, sparse_f, init, seed):
-    "A mask for each of `params`, tuples that begin with name, module and attribute"
-    os = [Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,_ in params]
+def matches(
+    pattern, # A glob, a list of globs, or a function of name and parameter
+    name:str, # A parameter's full name
+    p:torch.Tensor, # The parameter
+) -> bool:
+    "Does `pattern` mean this parameter?"
+    if callable(pattern): return bool(pattern(name, p))
+    return any(fnmatchcase(name, o) for o in listify(pattern))
+
+def candidates(
+    model:nn.Module, # Any module
+) -> list: # A `Masked` for each, without masks, in parameter order
+    "The parameters that `decide` would make sparse"
+    os = [Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,why in decide(model) if not why]
+    for o in os:
+        if hasattr(o.module, f'{o.attr}_mask') and o.module._buffers.get(f'{o.attr}_mask') is None: raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
+    return os
+
+def fitting(
+    structure, # A `Structure`, its text, or None
+    os:list, # `Masked` parameters
+    sparsity:float, # Their sparsity as a whole
+) -> Structure:
+    "The structure, if all of `os` fit it; a `ValueError` that names the one that doesn't"
+    structure = as_structure(structure)
+    for o in os:
+        try: structure.check(o.p.shape)
+        except ValueError as e: raise ValueError(f"{o.name}: {e}") from None
+    if structure.sparsity is not None and sparsity not in (0, structure.sparsity):
+        raise ValueError(f"the sparsity is {sparsity}, and the structure {str(structure)!r} has a sparsity of {structure.sparsity}: pass that, or another structure")
+    return structure
+
+# %% ../nbs/04_sparsify.ipynb #e192699c
+def layer_counts(
+    os:list, # `Masked` parameters
+    sparsity:float, # Their sparsity as a whole, in [0,1]
+    sparse_f, # The distribution; besides parameters and sparsity it may name `names`, `structure` and what `extras` holds
+    structure:Structure, # What counts are legal
+    **extras # More that a distribution may name
+) -> list: # Live weights of each
+    "The counts that a distribution asks for, exact in all, and legal for the structure"
+    fractions = call_with(sparse_f, [o.p for o in os], sparsity, names=[o.name for o in os], structure=structure, **extras)
+    counts = live_counts([o.p.numel() for o in os], fractions, sparsity)
+    return [structure.count(o.p.shape, n) for o,n in zip(os, counts)]
+
+def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
+    "A mask for each of `os`; `idxs` name the random choices"
     if isinstance(init, dict):
         if unknown := set(init)-{o.name for o in os}: raise ValueError(f"mask_init names {sorted(unknown)[0]}, and the parameters to choose from are {', '.join(o.name for o in os)}")
-        return [as_mask(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), None, o) for o in os]
+        return [as_mask(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), None, o, structure) for o in os]
     f = _inits.get(init) if isinstance(init, str) else init
     if not callable(f): raise ValueError(f"mask_init is {init!r}, and must be one of {', '.join(map(repr, _inits))}, a function or a dict of masks")
-    sizes = [o.p.numel() for o in os]
-    counts = [None]*len(os) if f is _zeros else live_counts(sizes, sparse_f([o.p for o in os], sparsity), sparsity)
-    draw = lambda i,o,n: call_with(f, o.p, name=o.name, module=o.module, n=n, step=0, generator=keyed_generator(seed, i))
-    return [as_mask(draw(i,o,n), n, o) for i,(o,n) in enumerate(zip(os,counts))]
+    counts = [None]*len(os) if says(f, 'brings_count') else layer_counts(os, sparsity, sparse_f, structure)
+    draw = lambda i,o,n: call_with(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=structure, generator=keyed_generator(seed, i))
+    return [as_mask(draw(i,o,n), n, o, structure) for i,o,n in zip(idxs, os, counts)]
 
 # %% ../nbs/04_sparsify.ipynb #d1fbb71b
 def _moved(m):
@@ -402,21 +453,24 @@ def sparsify_model(
     sparse_init_mode=None, # Draw weights anew: None, or `sparse_mode` of `init_kaiming_normal_sparse_`
     mask_init='random', # 'random', 'magnitude', 'zeros' (what is zero is dead, whatever the sparsity), a function that returns a score or a mask, or a dict of masks by name
     seed:int=None, # Names the random choices; None takes a number from torch's generator
+    structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'; None is any
+    chosen=None, # Which of the parameters that `decide` would make sparse: a glob, a list of globs or a function of name and parameter; None is all
 ) -> Hooks: # Its `remove()` ends enforcement
     "Give the weights of `model` masks, and keep what is dead at zero"
     model = _module(model)
     if not 0<=model_sparsity<1: raise ValueError(f"model_sparsity is {model_sparsity}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")
-    params = [o for o in decide(model) if not o[-1]]
-    if not params: raise ValueError(f"{type(model).__name__} has no weights to make sparse: it needs linear, convolutional, attention or recurrent layers")
-    for name,m,attr,_ in params:
-        if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name}_mask exists and is no mask of ours: rename it")
     if sparse_init_mode not in (None,'fan_in','fan_out','fan_in_out'): raise ValueError(f"sparse_init_mode is {sparse_init_mode!r}, and must be None, 'fan_in', 'fan_out' or 'fan_in_out'")
-    masks = _starting_masks(params, model_sparsity, sparse_f, mask_init, draw_seed(seed))
+    os = candidates(model)
+    if not os: raise ValueError(f"{type(model).__name__} has no weights to make sparse: it needs linear, convolutional, attention or recurrent layers")
+    idxs = [i for i,o in enumerate(os) if chosen is None or matches(chosen, o.name, o.p)]
+    if not idxs: raise ValueError(f"chosen is {chosen!r} and names none of the parameters to choose from: {', '.join(o.name for o in os)}")
+    os,seed = [os[i] for i in idxs],draw_seed(seed)
+    masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
     if mask_init=='random' and sparse_init_mode is None and model_sparsity and _looks_trained(model):
         warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
-    for (name,m,attr,_),mask in zip(params, masks): _register(name, m, attr, mask, sparse_init_mode)
-    model._ddp_params_and_buffers_to_ignore = [*getattr(model, '_ddp_params_and_buffers_to_ignore', []), *_buffer_names(model)]
+    for o,mask in zip(os, masks): register_mask(o, mask, sparse_init_mode)
+    keep_from_broadcast(model)
     return enforce_masks(model) if enforce_mask else Hooks([], None)
 
 # %% ../nbs/04_sparsify.ipynb #97d322d7
@@ -427,17 +481,30 @@ def show_sparsity(
     shown = o.module._buffers.get(f'{o.attr}_sparsity')
     if shown is not None: shown.fill_(sparsity_from_tensor(o.mask))
 
-def _register(name, m, attr, mask, init_mode):
-    p = getattr(m, attr)
+def register_mask(
+    o:Masked, # A parameter without a mask
+    mask:torch.Tensor, # Bool tensor of its shape
+    sparse_init_mode=None, # As in `sparsify_model`
+):
+    "Register `mask` and its sparsity as buffers, and make dead weights zero"
+    m,attr,p = o.module,o.attr,o.p
     m.register_buffer(f'{attr}_mask', torch.empty_like(p, dtype=torch.bool, requires_grad=False).copy_(mask))
     m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(mask), device=p.device))
-    if p.numel() and not mask.any(): warn(f"{name} is left without live weights")
+    if p.numel() and not mask.any(): warn(f"{o.name} is left without live weights")
     with torch.no_grad():
-        if init_mode: init_kaiming_normal_sparse_(p.copy_(mask), sparse_mode=init_mode)
+        if sparse_init_mode: init_kaiming_normal_sparse_(p.copy_(mask), sparse_mode=sparse_init_mode)
         zero_dead_(p, m._buffers[f'{attr}_mask'])
 
+# %% ../nbs/04_sparsify.ipynb #eccde195
 def _buffer_names(model):
     return [f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity') if f'{o.attr}_{kind}' in o.module._buffers]
+
+def keep_from_broadcast(
+    model:nn.Module, # A model with masks
+):
+    "Take the buffers of all masks out of data parallel broadcasts"
+    others = [o for o in getattr(model, '_ddp_params_and_buffers_to_ignore', []) if not o.endswith(('_mask','_sparsity'))]
+    model._ddp_params_and_buffers_to_ignore = [*others, *_buffer_names(model)]
 
 # %% ../nbs/04_sparsify.ipynb #591da698
 def unsparsify(
@@ -455,6 +522,43 @@ def unsparsify(
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'):
         model._ddp_params_and_buffers_to_ignore = [o for o in model._ddp_params_and_buffers_to_ignore if o not in names]
+
+# %% ../nbs/04_sparsify.ipynb #c772fdf1
+def _own(module, name):
+    "The submodule of `module` that holds the parameter `name`, and its name there"
+    path,_,attr = name.rpartition('.')
+    m = module.get_submodule(path)
+    if not isinstance(m._parameters.get(attr), nn.Parameter): raise ValueError(f"{name} is no parameter of {type(module).__name__}: its parameters are {', '.join(n for n,_ in module.named_parameters())}")
+    return m,attr
+
+def sparsify_parameter(
+    module, # A module
+    name:str, # Its parameter, dotted if that lies deeper
+    sparsity:float, # Fraction dead, in [0,1]
+    mask_init='random', # As in `sparsify_model`
+    seed:int=None, # As in `sparsify_model`
+    structure=None, # Which masks are legal: a `Structure` or its text
+) -> Hooks: # Its `remove()` ends enforcement
+    "Give one parameter a mask"
+    m,attr = _own(module, name)
+    o = Masked(name, m, attr, getattr(m, attr), None)
+    if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name} has a mask already: call unsparsify_parameter first")
+    if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
+    mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    register_mask(o, mask)
+    keep_from_broadcast(module)
+    return enforce_masks(module)
+
+def unsparsify_parameter(
+    module, # A module
+    name:str, # Its parameter, dotted if that lies deeper
+):
+    "Remove the mask of one parameter; its weights stay as they are, zeros included"
+    m,attr = _own(module, name)
+    if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
+    if g := guard_of(getattr(m, attr)): g.remove()
+    for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
+    for e in enforcements(module): e.guards = [g for g in e.guards if g.mask is not None]
 
 # %% ../nbs/04_sparsify.ipynb #20657d38
 def asked_sparsity(

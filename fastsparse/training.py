@@ -13,6 +13,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from .distributions import *
 from .masks import *
+from .parts import *
 from .schedules import *
 from .scores import *
 from .sparsify import *
@@ -38,10 +39,12 @@ def regrow_counts(
 
 # %% ../nbs/05_training.ipynb #650977d2
 class Slot:
-    "One parameter as the engine sees it: its mask, its guard, its index in the model, and its counts"
+    "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
     def __init__(self, o, index):
         self.o,self.index,self.n = o,index,o.p.numel()
+        self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
+        self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
 
     @property
     def guard(self):
@@ -63,153 +66,230 @@ class Slot:
         if self._stamp()==self.seen: return
         o = self.o._replace(mask=self.mask)
         live,asked = int(self.mask.count_nonzero()),asked_sparsity(o)
-        if asked is not None: self.aim(n_live(self.n, asked))
+        if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
         elif not self.aims: self.target = live
-        self.live,self.seen = live,self._stamp()
+        self.live,self.seen,self.budget = live,self._stamp(),live
+
+    def legal(self, n):
+        "The count next to `n` that the structure allows"
+        return n if self.method is None else self.method.structure.count(self.p.shape, n)
 
     def aim(self, target):
         "Set the number of weights that should live"
         self.target,self.aims = target,True
 
-    def write(self, dropped, grown, opt):
-        "Write an update into mask, weight and optimizer state"
-        new = grown[~self.mask.take(grown)]
-        put_(put_(self.mask, dropped, False), grown, True)
-        gone = dropped[~self.mask.take(dropped)]
-        self.guard.move(gone, new, opt)
-        self.live = self.live-len(dropped)+len(grown)
-        self.target = self.live
-        show_sparsity(self.o._replace(mask=self.mask))
-        self.guard.note()
-        self.guard.grad_stamp,self.seen = None,self._stamp()
-        if self.n and not self.live: warn(f"{self.o.name} is left without live weights")
-
 # %% ../nbs/05_training.ipynb #5f4888c0
-def _check_settings(n_steps, batches_per_update, initial_drop_grow_pct, stop_pct, replace_step):
-    "Raise a `ValueError` for a setting out of range"
-    if not isinstance(n_steps, int) or n_steps<1: raise ValueError(f"n_steps is {n_steps!r}, and must be an integer from 1: the steps of the whole run, of which stop_pct is a fraction")
-    if not isinstance(batches_per_update, int) or batches_per_update<1: raise ValueError(f"batches_per_update is {batches_per_update!r}, and must be an integer from 1, e.g. 100")
-    if batches_per_update==1 and replace_step: raise ValueError("batches_per_update is 1, and an update replaces its batch's step, so nothing would be trained: take 2 or more, or replace_step=False")
-    if not 0<=initial_drop_grow_pct<=1: raise ValueError(f"initial_drop_grow_pct is {initial_drop_grow_pct}, and must lie in [0,1]: the fraction of live weights dropped at first")
-    if not 0<stop_pct<=1: raise ValueError(f"stop_pct is {stop_pct}, and must lie in (0,1]: the fraction of the run after which the topology rests")
-
-def _moving(entries, modules):
-    "The indices of the `entries` whose module lies in one of `modules`, all by default"
-    if modules is None: return list(range_of(entries))
-    inside = {id(sub) for m in modules for sub in m.modules()}
-    idxs = [i for i,o in enumerate(entries) if id(o.module) in inside]
-    if not idxs: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
-    return idxs
+@patch
+def write(self:Slot, dropped, grown, budget, start, opt):
+    "Write an update into mask, weight and optimizer state; what is new starts at `start`, at zero if that is None. Returns the places that are new"
+    new = grown[~self.mask.take(grown)]
+    put_(put_(self.mask, dropped, False), grown, True)
+    gone = dropped[~self.mask.take(dropped)]
+    self.guard.move(gone, new, opt)
+    if start is not None: self.p.put_(new, start.take(new).to(self.p))
+    self.live = self.live-len(dropped)+len(grown)
+    self.target,self.budget = self.live,budget
+    show_sparsity(self.o._replace(mask=self.mask))
+    self.guard.note()
+    self.guard.grad_stamp,self.seen,self.last_update = None,self._stamp(),(len(gone),len(new))
+    if self.n and not self.live: warn(f"{self.o.name} is left without live weights")
+    return new
 
 # %% ../nbs/05_training.ipynb #939cb745
-def _targets(moving, fixed, sparsity, sparse_f):
-    "How many weights of each of `moving` live when the model's sparsity is `sparsity`"
-    sizes,n_fixed = [o.p.numel() for o in moving],sum(o.p.numel() for o in fixed)
-    live_fixed = sum(int(o.mask.count_nonzero()) for o in fixed)
-    own = 1-((1-sparsity)*(sum(sizes)+n_fixed)-live_fixed)/sum(sizes) if fixed else sparsity
-    if not 0<=own<1: raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
-    return live_counts(sizes, sparse_f([o.p for o in moving], own), own)
+def _inside(os, modules):
+    "Those of `os` whose module lies in one of `modules`, all by default"
+    if modules is None: return os
+    inside = {id(sub) for m in modules for sub in m.modules()}
+    found = [o for o in os if id(o.module) in inside]
+    if not found: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
+    return found
+
+def _assign(os, rules, settings):
+    "Pairs of a `Method` and those of `os` that it serves"
+    if rules is None: return [(Method(**settings), os)]
+    taken = [first(range_of(rules), lambda k: matches(rules[k][0], o.name, o.p)) for o in os]
+    served = [[o for o,t in zip(os, taken) if t==k] for k in range_of(rules)]
+    for (pattern,_),own in zip(rules, served):
+        if not own: warn(f"the rule {pattern!r} serves no parameter: none of those with weights to move has such a name, or an earlier rule took it")
+    pairs = [(Method(**{**settings, **kw}), own) for (_,kw),own in zip(rules, served) if own and kw is not None]
+    if not pairs: raise ValueError(f"no rule gives a method to any of the parameters: {', '.join(o.name for o in os)}")
+    return pairs
 
 # %% ../nbs/05_training.ipynb #e6ed35e1
 class SparseEngine:
     "Decides when and how the topology of `model` moves, and writes it"
+    @delegates(Method)
     def __init__(self,
         model, # A module with masks, or a dense one with `sparsity`
         opt, # The optimizer that trains it, fastai's or torch's
-        n_steps:int, # Steps of the whole run
+        n_steps:int=None, # Steps of the whole run; needed where something is a fraction of it
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
-        batches_per_update:int=None, # Steps from one update to the next
-        initial_drop_grow_pct:float=0.3, # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
-        stop_pct:float=0.75, # Fraction of the run after which the topology rests, in (0,1]
-        keep_score_f=weight_magnitude, # Which live weights stay
-        grow_score_f=gradient_magnitude, # Which dead weights come back; None only drops
-        redistribute_f=None, # A parameter's share of what grows; None leaves each its own
-        sparsity:float=None, # The model's final sparsity, in [0,1); None leaves the masks' counts as they are
-        sparse_f=uniform_sparsity, # The distribution that `sparsity` is shared out by
-        replace_step:bool=True, # Does an update replace the step of its batch?
         seed:int=None, # Names the random choices; None takes a number from torch's generator
+        rules:list=None, # Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
+        batch_size:int=None, # Samples of a batch; needed where something is given in samples
+        steps_per_epoch:int=None, # Needed where something is given in epochs
+        on_update=(), # Functions of engine and step, called after each update; what has a `begin` gets the engine when it is made
+        **kwargs
     ):
-        _check_settings(n_steps, batches_per_update, initial_drop_grow_pct, stop_pct, replace_step)
-        store_attr('model,opt,n_steps,batches_per_update,initial_drop_grow_pct,stop_pct,keep_score_f,grow_score_f,redistribute_f,replace_step')
-        self.seed,self.n_updates,self.last_t,self.pending = draw_seed(seed),0,-1,None
-        targets = self._check_model(sparsity, sparse_f, sparse_modules)
-        if not masked_params(model): sparsify_model(model, sparsity, sparse_f, seed=self.seed)
-        entries = masked_params(model)
-        self.all = [Slot(o, i) for i,o in enumerate(entries)]
-        self.slots = [self.all[i] for i in _moving(entries, sparse_modules)]
+        store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
+        self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
+        self.dense = not masked_params(model)
+        entries = candidates(model) if self.dense else masked_params(model)
+        self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
+        pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
+        targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
+        self.all = [Slot(o, i) for i,o in enumerate(masked_params(model))]
         watched = {id(g) for e in enforcements(model) for g in e.guards}
         self.own = None if all(id(s.guard) in watched for s in self.all) else enforce_masks(model)
-        for s in self.slots:
-            s.sync()
-            s.guard.dense_history = self.dense_history
-        if sparsity is not None:
-            for s,target in zip(self.slots, targets or [s.live for s in self.slots]): s.aim(target)
+        self._take_slots(pairs, targets)
         self._warn_if_idle()
+        for f in self.on_update:
+            if hasattr(f, 'begin'): f.begin(self)
 
 # %% ../nbs/05_training.ipynb #5c0fb56a
 @patch
-def _check_model(self:SparseEngine, sparsity, sparse_f, modules):
-    "Raise a `ValueError` if model, optimizer and sparsity don't fit; return what `sparsity` asks of each moving parameter"
-    entries = masked_params(self.model)
-    if not entries and sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
-    if sparsity is not None and not 0<=sparsity<1: raise ValueError(f"sparsity is {sparsity}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
+def _check_model(self:SparseEngine, pairs):
+    "Raise a `ValueError` if model, optimizer and methods don't fit; bind the methods"
     held = {id(p) for g in base_opt(self.opt).param_groups for p in g['params']}
-    dense = not entries
-    entries = entries or [Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,why in decide(self.model) if not why]
-    idxs = _moving(entries, modules)
-    moving = [entries[i] for i in idxs]
-    missing = [o.name for o in moving if o.p.requires_grad and id(o.module._parameters[o.attr]) not in held]
-    if missing or not any(id(p) in held for p in self.model.parameters()):
-        raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
-    return [] if sparsity is None or dense else _targets(moving, [o for i,o in enumerate(entries) if i not in idxs], sparsity, sparse_f)
+    for m,os in pairs:
+        if self.dense and m.sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
+        missing = [o.name for o in os if o.p.requires_grad and id(o.module._parameters[o.attr]) not in held]
+        if not os or missing or not any(id(p) in held for p in self.model.parameters()):
+            raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
+        m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
+        fitting(m.structure, os, 0)
+        bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
+        if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
+        self._check_path(m, os)
+    return pairs
 
-@patch(as_prop=True)
-def dense_history(self:SparseEngine):
-    "Does a score read the optimizer's state of dead weights?"
-    return any(says(f, 'dense_history') for f in (self.keep_score_f, self.grow_score_f, self.redistribute_f))
+@patch
+def _check_path(self:SparseEngine, m, os):
+    "Raise a `ValueError` if the distribution or the structure can't follow the path"
+    if m.path is None: return
+    lowest,highest,_ = min_max_end(m.path, 0, self.n_steps or 1)
+    check_sparsity(highest)
+    for s in (lowest, highest): self._counts(m, os, s)
 
 # %% ../nbs/05_training.ipynb #39453edb
 @patch
-def drop_fraction(self:SparseEngine,
-    t:int, # Step, from 0
-) -> float: # In [0,1]
-    "The fraction of live weights that an update at step `t` drops"
-    return cosine_drop(t, self.n_steps, self.initial_drop_grow_pct, self.stop_pct)
+def _make_sparse(self:SparseEngine, entries, pairs):
+    "Give a dense model masks"
+    place,masks = {id(o.p):i for i,o in enumerate(entries)},[]
+    for m,os in pairs:
+        os = entries if self.whole else os
+        masks += zip(os, starting_masks(os, [place[id(o.p)] for o in os], m.sparsity_at(0), m.sparse_f, m.mask_init, self.seed, m.structure))
+    for o,mask in masks: register_mask(o, mask)
+    keep_from_broadcast(self.model)
+    enforce_masks(self.model)
+    return {}
 
 @patch
-def _n_keep(self:SparseEngine, s, f):
-    "How many live weights of `s` stay at drop fraction `f`"
-    if self.grow_score_f is None and s.aims: return min(s.live, s.target)
-    keep = s.live-int(f*s.live)
-    return keep if self.grow_score_f is None else min(keep, s.target)
+def _asked_at_start(self:SparseEngine, pairs):
+    "How many weights of each parameter should live, where a fixed sparsity is asked for"
+    return {id(o.p):n for m,os in pairs if m.path is None and m.sparsity is not None for o,n in zip(os, self._counts(m, os, m.sparsity))}
 
 @patch
-def _moves(self:SparseEngine, s, f):
-    "Would an update at drop fraction `f` change `s`?"
-    if not s.p.requires_grad: return False
-    if self.grow_score_f is None: return self._n_keep(s, f)<s.live
-    return s.target!=s.live or self._n_keep(s, f)<s.live and (s.live<s.n or self.redistribute_f is not None)
+def _counts(self:SparseEngine, m, os, sparsity, **extras):
+    "How many weights of each of `os` live when the sparsity is `sparsity`"
+    own,ours = sparsity,{id(o.p) for o in os}
+    fixed = [o for o in masked_params(self.model) if id(o.p) not in ours] if self.whole else []
+    if fixed:
+        n,n_fixed = sum(o.p.numel() for o in os),sum(o.p.numel() for o in fixed)
+        own = 1-((1-sparsity)*(n+n_fixed)-sum(int(o.mask.count_nonzero()) for o in fixed))/n
+        if m.path is not None: own = min(max(own, 0.), 1.)
+    if m.path is None and not 0<=own<1: raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
+    return layer_counts(os, own, m.sparse_f, m.structure, **extras)
 
 # %% ../nbs/05_training.ipynb #8fda77e2
+@patch
+def _take_slots(self:SparseEngine, pairs, targets):
+    "Hand every method its slots"
+    self.methods = [m for m,_ in pairs]
+    method = {id(o.p):m for m,os in pairs for o in os}
+    self.slots = [s for s in self.all if id(s.p) in method]
+    for s in self.slots:
+        m = s.method = method[id(s.p)]
+        s.sync()
+        s.guard.dense_history = m.dense_history
+        if m.sparsity is not None and m.path is None: s.aim(targets.get(id(s.p), s.live))
+        if says(m.grow_init_f, 'reads_initial'): s.initial = s.p.detach().clone()
+
+@patch
+def slots_of(self:SparseEngine,
+    m:Method, # One of `methods`
+) -> list:
+    "The parameters that `m` serves"
+    return [s for s in self.slots if s.method is m]
+
+# %% ../nbs/05_training.ipynb #f5fc6527
+@patch
+def _targets(self:SparseEngine, m, t):
+    "How many weights of each slot of `m` should live after an update at step `t`"
+    slots = self.slots_of(m)
+    if m.path is None: return [s.target for s in slots]
+    os = [s.o._replace(mask=s.mask) for s in slots]
+    extras = dict(scores=self._ranks(m, slots, t)) if wants(m.sparse_f, 'scores') else {}
+    return self._counts(m, os, m.sparsity_at(t, m.n_updates+1), **extras)
+
+@patch
+def _ranks(self:SparseEngine, m, slots, t):
+    "Keep scores for a distribution that compares weights across layers; dead ones come last"
+    scores = [self._score(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1)) for s in slots]
+    return [score.float().masked_fill(~s.mask, -math.inf) for s,score in zip(slots, scores)]
+
+@patch
+def _moves(self:SparseEngine, s, target, f):
+    "Would an update at drop fraction `f` change `s`?"
+    m = s.method
+    if not s.p.requires_grad: return False
+    kept = m.n_keep(s.live, target, f, s.aims)
+    if m.grow_score_f is None: return kept<s.live
+    return target!=s.live or kept<s.live and (s.live<s.n or m.redistribute_f is not None)
+
+# %% ../nbs/05_training.ipynb #d412ba15
+@patch
+def _due(self:SparseEngine, m, t):
+    if not m.is_time(t): return False
+    slots = self.slots_of(m)
+    for s in slots: s.sync()
+    if m.path is not None and wants(m.sparse_f, 'scores'): return any(s.p.requires_grad for s in slots)
+    return any(self._moves(s, n, m.fraction(t)) for s,n in zip(slots, self._targets(m, t)))
+
+# %% ../nbs/05_training.ipynb #5adcfed2
 @patch
 def due(self:SparseEngine,
     t:int, # Step, from 0
 ) -> bool:
     "Does an update fall due at step `t`?"
-    if not update_due(t, self.batches_per_update, self.n_steps, self.stop_pct): return False
-    for s in self.slots: s.sync()
-    return any(self._moves(s, self.drop_fraction(t)) for s in self.slots)
+    return any(self._due(m, t) for m in self.methods)
 
+# %% ../nbs/05_training.ipynb #eb5a36ef
 @patch
 def _warn_if_idle(self:SparseEngine):
-    "Warn if the whole run contains no update, and say what would give one"
-    fits = lambda every: update_due(every, every, self.n_steps, self.stop_pct) and any(self._moves(s, self.drop_fraction(every)) for s in self.slots)
-    if fits(self.batches_per_update): return
-    intervals = range(1+self.replace_step, min(self.batches_per_update, self.n_steps))
+    "Warn if the whole run contains no update, or doesn't reach the sparsity that a schedule leads to"
+    for m in self.methods:
+        if self.n_steps is None: continue
+        if m.times is None and m.path is None: self._warn_if_rare(m)
+        elif m.updates not in ([], ()): self._warn_if_short(m)
+
+@patch
+def _warn_if_short(self:SparseEngine, m):
+    last = first(t for t in range(self.n_steps-1, -1, -1) if m.is_time(t))
+    if last is None: warn(f"this run of {self.n_steps} steps contains no update of the topology: give earlier times, or train longer")
+    elif m.path is not None and not math.isclose(reached := m.sparsity_at(last), wanted := m.sparsity_at(self.n_steps), abs_tol=1e-9):
+        warn(f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, and the schedule goes on to {wanted:.3f}: let it end earlier, or update more often")
+
+@patch
+def _warn_if_rare(self:SparseEngine, m):
+    slots = self.slots_of(m)
+    fits = lambda every: update_due(every, every, self.n_steps, m.stop_pct) and any(self._moves(s, s.target, m.fraction(every)) for s in slots)
+    if fits(m.batches_per_update): return
+    intervals = range(1+m.replace_step, min(m.batches_per_update, self.n_steps))
     n = bisect_left(intervals, True, key=lambda every: not fits(every))  # later updates drop less, so the first decides
     best = intervals[n-1] if n else None
     hint = f"the largest batches_per_update that gives one is {best}" if best else "no batches_per_update gives one: train longer, or start from sparser masks"
-    warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={self.batches_per_update}; {hint}")
+    warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={m.batches_per_update}; {hint}")
 
 # %% ../nbs/05_training.ipynb #f5443f0f
 @patch
@@ -218,9 +298,10 @@ def prepare(self:SparseEngine,
     accumulating:bool=False, # May the step come later than `t`, with this batch's gradient in it?
 ):
     "Let the gradients of the next batch arrive dense if an update will read them"
-    soon = accumulating or self.pending is not None or any(self.due(u) for u in range(self.last_t+1, t+1))
-    lift = self.grow_score_f is not None and soon
-    for s in self.slots: s.guard.lifted = lift
+    for m in self.methods:
+        soon = accumulating or m.pending is not None or any(self._due(m, u) for u in range(self.last_t+1, t+1))
+        lift = m.grow_score_f is not None and soon or m.reads_dense(t)
+        for s in self.slots_of(m): s.guard.lifted = lift
 
 @contextmanager
 def unscaled_grads(
@@ -245,82 +326,141 @@ def _finite(self:SparseEngine):
     return all(torch.stack(g.aminmax()).isfinite().all() for g in values if g.numel())
 
 # %% ../nbs/05_training.ipynb #61ec3f0e
+@patch(as_prop=True)
+def pending(self:SparseEngine):
+    "The step at which an update fell due that waits for finite gradients, or None"
+    return max((m.pending for m in self.methods if m.pending is not None), default=None)
+
 @patch
 @torch.no_grad()
 def before_step(self:SparseEngine,
     t:int, # The step that is about to be made, from 0
 ) -> bool: # Was the step replaced by an update?
-    "Do the update that is due, and leave gradients masked where a step is to follow"
-    self.pending = max((u for u in range(self.last_t+1, t+1) if self.due(u)), default=self.pending)
+    "Do the updates that are due, and leave gradients masked where a step is to follow"
+    for m in self.methods: m.pending = max((u for u in range(self.last_t+1, t+1) if self._due(m, u)), default=m.pending)
+    collecting = [(m, c) for m in self.methods for c in m.collectors.values() if m.collects(c, t)]
     self.last_t = t
-    ready = self.pending is not None and self._finite()
-    updated = ready and self.update(self.pending)
-    if ready: self.pending = None
-    if updated and self.replace_step: return True
+    moved = []
+    if (collecting or self.pending is not None) and self._finite():
+        self._collect(collecting)
+        moved = self.update({m:m.pending for m in self.methods if m.pending is not None})
+        for m in self.methods: m.pending = None
+    if any(m.replace_step for m in moved): return True
     for s in self.slots:
         if not s.guard.dense_history: s.guard.mask_grad()
     return False
 
+@patch
+def _collect(self:SparseEngine, collecting):
+    "Show the gradients to the collectors"
+    if not collecting: return
+    with unscaled_grads(self.opt):
+        for m,c in collecting:
+            for s in self.slots_of(m):
+                if s.p.grad is not None: s.memos[c.name] = c.add(s.memos.get(c.name), s.p.grad)
+
 # %% ../nbs/05_training.ipynb #7b88148f
 @patch
 def _score(self:SparseEngine, f, s, n, t, generator):
-    return call_with(f, s.p, opt=self.opt, mask=s.mask, name=s.o.name, module=s.o.module, step=t, n=n, generator=generator)
+    memo = says(f, 'collector') and s.memos.get(f.collector.name)
+    history = f.collector.value(memo) if memo else None
+    if history is None and says(f, 'collector'): history = torch.zeros_like(s.p)
+    return call_with(f, s.p, opt=self.opt, mask=s.mask, name=s.o.name, module=s.o.module, step=t, n=n, generator=generator, history=history,
+        initial=s.initial, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size)
 
 @patch
-def _dropped(self:SparseEngine, s, n_keep, t, generator):
-    "The places that `s` drops"
-    if n_keep==s.live: return s.mask.new_empty(0, dtype=torch.long)
-    score = self._score(self.keep_score_f, s, n_keep, t, generator)
-    check_score(score, s.o)
-    if score.dtype==torch.bool: return (s.mask & ~as_mask(score & s.mask, n_keep, s.o)).reshape(-1).nonzero().view(-1)
-    return lowest(score, s.live-n_keep, among=s.mask)
+def _scorer(self:SparseEngine, f, s, n, t, generator, seen):
+    "A function without arguments that scores the weights of `s` and leaves the score in `seen` if it is a bool mask"
+    def _f():
+        score = self._score(f, s, n, t, generator)
+        check_score(score, s.o)
+        if score.dtype==torch.bool: seen.append(score)
+        return score
+    return _f
 
-@patch
-def _grown(self:SparseEngine, s, dropped, n_grow, t, generator):
-    "The places that `s` grows, chosen from what was not kept"
-    if not n_grow: return dropped.new_empty(0)
-    score = self._score(self.grow_score_f, s, n_grow, t, generator)
-    check_score(score, s.o)
-    free = put_(~s.mask, dropped, True)
-    if score.dtype==torch.bool: return as_mask(score & free, n_grow, s.o).reshape(-1).nonzero().view(-1)
-    return highest(score, n_grow, among=free)
+def _check_choice(o, mask, chosen, n):
+    "A `ValueError` unless the bool score `mask` has exactly the `n` places that were chosen"
+    if int(mask.count_nonzero())!=n or not mask.take(chosen).all():
+        raise ValueError(f"a mask for {o.name} has {int(mask.count_nonzero())} live weights, and must have {n}: return a score instead, or a mask with that many")
 
 # %% ../nbs/05_training.ipynb #b74945af
 @patch
-def _growth(self:SparseEngine, slots, n_keep, t):
-    "How many each of `slots` grows"
-    own = [max(s.target-k, 0) if self.grow_score_f is not None else 0 for s,k in zip(slots, n_keep)]
-    if self.redistribute_f is None or not sum(own): return own
-    shares = [float(self._score(self.redistribute_f, s, k, t, None)) for s,k in zip(slots, own)]
-    return regrow_counts(shares, sum(own), [s.n-k for s,k in zip(slots, n_keep)])
+def _move(self:SparseEngine, s, n_keep, target, t):
+    "The places that `s` drops and grows, to have `target` live ones, and that number"
+    m,kept,wanted = s.method,[],[]
+    if target==s.live: target = s.budget
+    g = keyed_generator(self.seed, s.index, self.n_updates+1)
+    keep = self._scorer(m.keep_score_f, s, n_keep, t, g, kept)
+    grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g, wanted)
+    dropped,grown = m.structure.move(s.mask, keep, grow, s.live-n_keep, target)
+    stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
+    if kept: _check_choice(s.o, kept[0] & s.mask, stays.reshape(-1).nonzero().view(-1), n_keep)
+    if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))
+    return dropped,grown,target
 
+@patch
+def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
+    "The targets of `slots`, with what grows shared out anew where the method does that"
+    grow = [max(n-k, 0) for n,k in zip(targets, n_keep)]
+    if m.redistribute_f is None or m.grow_score_f is None or not sum(grow): return targets
+    shares = [float(self._score(m.redistribute_f, s, k, t, None)) for s,k in zip(slots, grow)]
+    grow = regrow_counts(shares, sum(grow), [s.n-k for s,k in zip(slots, n_keep)])
+    return [s.legal(k+g) for s,k,g in zip(slots, n_keep, grow)]
+
+# %% ../nbs/05_training.ipynb #0026ccf3
+@patch
+def _choose(self:SparseEngine, m, t):
+    "Tuples of a slot, what it drops, what it grows, and how many should live then"
+    f,slots = m.fraction(t),self.slots_of(m)
+    for s in slots: s.sync()
+    pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.p.grad is not None and s.p.requires_grad]
+    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or pairs  # a first gradient has no history yet
+    if not any(self._moves(*o, f) for o in pairs): return []
+    if m.redistribute_f is None: pairs = [o for o in pairs if self._moves(*o, f)]
+    n_keep = [m.n_keep(s.live, n, f, s.aims) for s,n in pairs]
+    targets = self._shares(m, [s for s,_ in pairs], n_keep, [n if m.grow_score_f is not None else k for (_,n),k in zip(pairs, n_keep)], t)
+    return [(s, *self._move(s, k, n, t)) for (s,_),k,n in zip(pairs, n_keep, targets)]
+
+# %% ../nbs/05_training.ipynb #7bf407a3
 @patch
 @torch.no_grad()
 def update(self:SparseEngine,
-    t:int, # The step at which it fell due
-) -> bool: # Did anything move?
-    "Drop and grow now, with the drop fraction of step `t`"
-    for s in self.slots: s.sync()
-    f = self.drop_fraction(t)
-    slots = [s for s in self.slots if s.p.grad is not None and s.p.requires_grad and (self._moves(s, f) or self.redistribute_f is not None)]
-    if self.dense_history: slots = [s for s in slots if grad_history(self.opt, s.p)] or slots  # a first gradient has no history yet
-    if not any(self._moves(s, f) for s in slots): return False
-    generators = [keyed_generator(self.seed, s.index, self.n_updates+1) for s in slots]
-    n_keep = [self._n_keep(s, f) for s in slots]
-    with unscaled_grads(self.opt):
-        dropped = [self._dropped(s, k, t, g) for s,k,g in zip(slots, n_keep, generators)]
-        n_grow = self._growth(slots, n_keep, t)
-        grown = [self._grown(s, d, k, t, g) for s,d,k,g in zip(slots, dropped, n_grow, generators)]
-    for s,d,g in zip(slots, dropped, grown): s.write(d, g, self.opt)
+    times:dict, # The step at which an update of each method fell due, by `Method`; a number means all methods
+) -> list: # The methods that moved something
+    "Drop and grow now, with the drop fraction of those steps"
+    if not isinstance(times, dict): times = {m:times for m in self.methods}
+    with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
+    if any(chosen.values()):
+        for s in self.slots: s.last_update = (0,0)
+    starts = [(m, move, self._start(m, move[0])) for m,moves in chosen.items() for move in moves]
+    for m,(s,dropped,grown,budget),start in starts:
+        new = s.write(dropped, grown, budget, start, self.opt)
+        if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask)
+    for m in times:
+        for s in self.slots_of(m): s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
+    moved = [m for m,moves in chosen.items() if moves]
+    if not moved: return moved
     self.n_updates += 1
-    return True
+    for m in moved: m.n_updates += 1
+    for f in list(self.on_update): f(self, max(times.values()))
+    return moved
+
+@patch
+def _start(self:SparseEngine, m, s):
+    "Where grown weights of `s` start: a tensor like the parameter, or None for zero"
+    if m.grow_init_f is None: return None
+    if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
+    g = keyed_generator(self.seed, s.index, -self.n_updates-1)
+    return call_with(m.grow_init_f, s.p, mask=s.mask, name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
 
 # %% ../nbs/05_training.ipynb #f9f0bdb6
 @patch
-def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings only
+def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients or remembers initial values
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, aims=s.aims) for s in self.slots]
-    return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, pending=self.pending, slots=slots)
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
+        initial=s.initial) for s in self.slots]
+    methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
+    return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
 
 @patch
 def load_state_dict(self:SparseEngine,
@@ -329,10 +469,13 @@ def load_state_dict(self:SparseEngine,
     "Go on from `state`; a `ValueError` if it is another model's"
     mine,theirs = [[(s.o.name, s.n) for s in self.slots], [(o['name'], o['size']) for o in state['slots']]]
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
-    self.seed,self.n_updates,self.last_t,self.pending = [state[k] for k in ('seed','n_updates','last_t','pending')]
+    if len(state['methods'])!=len(self.methods): raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(self.methods)}: pass the rules of the run that was saved")
+    self.seed,self.n_updates,self.last_t = [state[k] for k in ('seed','n_updates','last_t')]
+    for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
-        s.target,s.aims = o['target'],o['aims']
+        s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
+        s.memos = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()}
 
 @patch
 def remove(self:SparseEngine):
@@ -357,7 +500,7 @@ def _check_opt(opt):
 class DynamicSparseTraining(SparseEngine):
     "Dynamic sparse training of `model` by whoever calls `opt.step()`"
     @delegates(SparseEngine.__init__)
-    def __init__(self, model, opt, n_steps, **kwargs):
+    def __init__(self, model, opt, n_steps=None, **kwargs):
         base = _check_opt(opt)
         super().__init__(model, opt, n_steps, **kwargs)
         self.t = 0

@@ -1,9 +1,15 @@
 "Room 01: how sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
-import math, numpy as np, pytest, torch
+import json, math, numpy as np, pickle, pytest, torch, yaml
 from fastsparse.distributions import *
+from fastsparse.flops import flop_profile
+from fastsparse.scores import call_with,wants
+from fastsparse.sparsify import masked_params,sparsify_model
+from helpers import oracle_order
 from hypothesis import given,settings,strategies as st
+from torch import nn
 
 some = settings(max_examples=150, deadline=None)
+sparsity = st.floats(0,1,exclude_max=True)
 shapes = st.lists(st.lists(st.integers(1,12), min_size=1, max_size=4), min_size=1, max_size=7)
 def params(shapes): return [torch.empty(*o) for o in shapes]
 
@@ -36,7 +42,7 @@ net = [(8,3,3,3),(16,8,3,3),(10,16)]
 
 @pytest.mark.parametrize('density,kernel,expect', [(.2,True,[.32883,.1088,.67894]), (.5,True,[1,.33681,1]), (.5,False,[1,.42459,.36798])])
 def test_published_densities(density, kernel, expect):
-    "The densities that another implementation's authors printed for this net (seeds.md 3.2), up to their rounding of counts"
+    "The densities that another implementation's authors printed for this net, up to their rounding of counts"
     got = [1-s for s in erdos_renyi_sparsity(params(net), 1-density, include_kernel=kernel)]
     assert np.allclose(got, expect, atol=1.5e-3)
 
@@ -72,7 +78,7 @@ def test_empty_parameter():
         assert live_counts([0,100,200], out, .8)[0]==0 and sum(live_counts([0,100,200], out, .8))==60
 
 @some
-@given(shapes=shapes, s=st.floats(0,1,exclude_max=True), kernel=st.booleans(), power=st.floats(0,2))
+@given(shapes=shapes, s=sparsity, kernel=st.booleans(), power=st.floats(0,2))
 def test_erk_is_the_water_level(shapes, s, kernel, power):
     "Law 1: densities in [0,1], proportional to the ratio until full, and they meet the budget in real numbers"
     sizes = [math.prod(o) for o in shapes]
@@ -118,7 +124,7 @@ def test_share_out(wanted, up):
 def _er(params, s): return erdos_renyi_sparsity(params, s, include_kernel=False, erk_power_scale=.7)
 
 @some
-@given(shapes=shapes, s=st.floats(0,1,exclude_max=True), f=st.sampled_from([uniform_sparsity, erdos_renyi_sparsity, _er]))
+@given(shapes=shapes, s=sparsity, f=st.sampled_from([uniform_sparsity, erdos_renyi_sparsity, _er]))
 def test_totals(shapes, s, f):
     "Law 1: uniform, ER and ERK have exactly `round((1-s)*N)` live weights, each layer within one of its own, none past its size"
     p,sizes = params(shapes),[math.prod(o) for o in shapes]
@@ -146,3 +152,292 @@ def test_uniform_counts_by_hand(s, n, k, live):
 def test_bad_distributions(bad):
     "Law 10: a wrong number of sparsities, or one outside of [0,1], is refused"
     with pytest.raises(ValueError, match='the distribution returned'): live_counts([10,10], bad, .5)
+
+# --- Erdős-Rényi of units
+
+@some
+@given(shapes=st.lists(st.tuples(*[st.integers(1,8)]*4), min_size=1, max_size=6), s=sparsity, b=st.sampled_from([2,4]))
+def test_er_of_units(shapes, s, b):
+    "By kernel it is ER without the kernel's sides; blocks of one size change nothing; by channel, one number each, it is uniform"
+    er = lambda shapes: np.array(erdos_renyi_sparsity(params(shapes), s, include_kernel=False))
+    sizes = [math.prod(o) for o in shapes]
+    assert np.allclose(1-er(shapes), water_fill([(o+i)/(o*i) for o,i,_,_ in shapes], sizes, (1-s)*sum(sizes)), atol=1e-6)
+    blocks = [((o*b+i*b)/b/(o*i)) for o,i,_,_ in shapes]
+    big = [(o*b,i*b,h,w) for o,i,h,w in shapes]
+    sizes = [math.prod(o) for o in big]
+    assert np.allclose(1-er(big), water_fill(blocks, sizes, (1-s)*sum(sizes)), atol=1e-6)
+
+# --- dense layers
+
+names = ['stem.weight','blocks.0.attn.in_proj_weight','blocks.0.attn.out_proj.weight','blocks.1.fc.weight','head.weight']
+layers = [(4,3,3,3),(24,8),(8,8),(16,8),(10,16)]
+sizes = [108,192,64,128,160]
+
+@pytest.mark.parametrize('patterns,places', [(0,[0]), (-1,[4]), ([0,-1],[0,4]), ('head',[4]), ('head.weight',[4]), ('blocks.*',[1,2,3]),
+    ('*.attn',[1]), ('blocks.?.attn*',[1,2]), (['stem','*.fc'],[0,3]), (('head','head',4),[4]), ('*',[0,1,2,3,4]), ('blocks.0.attn.out_proj',[2])])
+def test_matching(patterns, places):
+    "By parameter, by module, by pattern of either, or by place"
+    assert matching(patterns, 5, names)==places
+
+@pytest.mark.parametrize('patterns', ['fc', 'Head', 'block', 5, -6, True, .5, None, ['head','haed'], 'blocks.0.attn.out_proj.bias', 'stem.'])
+def test_matching_nothing(patterns):
+    "A name, whole and in its case, or a place that isn't there is refused with the names that are"
+    with pytest.raises(ValueError, match='matches none of the 5 parameters.*stem.weight'): matching(patterns, 5, names)
+
+def test_names_wanted():
+    "What goes by name says so where nobody passes names"
+    for f in (layers_dense('head'), given_sparsity({'*':.5}), proportional_sparsity({'*':.5}), balanced_flops_sparsity(dict(head=3))):
+        for kw in ({}, dict(names=names[:3])):
+            with pytest.raises(ValueError, match='names='): f(params(layers), .5, **kw)
+
+def test_layers_dense_by_hand():
+    "652 weights at .5 are 326 live: 268 in the dense ends leave 58 of 384"
+    got = layers_dense([0,-1])(params(layers), .5)
+    assert got[0]==got[-1]==0 and got[1:4]==pytest.approx([1-58/384]*3)
+    assert live_counts(sizes, got, .5)==[108,29,10,19,160]  # 29, 9.67, 19.33
+
+@some
+@given(dense=st.sets(st.integers(0,4)), s=st.floats(0,.99), inner=st.sampled_from([uniform_sparsity, erdos_renyi_sparsity, global_sparsity]))
+def test_layers_dense(dense, s, inner):
+    "The model's sparsity is met exactly, or refused because nothing would be left"
+    torch.manual_seed(0)
+    ps = [torch.randn(*o) for o in layers]
+    f = layers_dense(list(dense), inner)
+    held = sum(sizes[i] for i in dense)
+    if s>0 and (1-s)*652-held<1e-6:
+        with pytest.raises(ValueError, match='nothing is left.*fewer layers'): f(ps, s)
+        return
+    counts = live_counts(sizes, f(ps, s), s)
+    assert all(counts[i]==sizes[i] for i in dense) and all(0<=c<=n for c,n in zip(counts, sizes))
+    assert sum(counts)==round((1-s)*652) or inner is global_sparsity and abs(sum(counts)-(1-s)*652)<=.5+1e-6
+
+def test_nothing_left_says_how_much():
+    "The error names the highest sparsity that would do: the trap was a density below zero for the others"
+    with pytest.raises(ValueError, match='model_sparsity is 0.95, and must be below 0.589'): layers_dense([0,-1])(params(layers), .95)
+
+def test_inner_gets_its_share():
+    "The inner distribution sees only its own parameters, names and scores, and whatever else was passed"
+    seen = {}
+    def inner(params, model_sparsity, names, scores, structure):
+        seen.update(n=len(params), s=model_sparsity, names=names, scores=scores, structure=structure)
+        return [model_sparsity]*len(params)
+    out = call_with(layers_dense('blocks.*', inner), params(layers), .2, names=names, scores=[*'abcde'], structure='2:4', step=3)
+    assert seen==dict(n=2, s=pytest.approx(.2*652/268), names=['stem.weight','head.weight'], scores=['a','e'], structure='2:4')
+    assert out==[seen['s'],0,0,0,seen['s']]
+    with pytest.raises(ValueError, match='returned 5 sparsities for 4'): layers_dense(0, lambda p,s: [.5]*5)(params(layers), .2)
+    nested = layers_dense('head', layers_dense('stem'))
+    assert call_with(nested, params(layers), .5, names=names)==layers_dense([0,-1])(params(layers), .5)
+
+def test_wants_scores():
+    "Scores are named, and so computed by who calls, only if the inner distribution wants them; nested too"
+    assert not wants(layers_dense(0), 'scores') and not wants(layers_dense(0, erdos_renyi_sparsity), 'scores')
+    assert wants(layers_dense(0, global_sparsity), 'scores') and wants(layers_dense(0, layers_dense(-1, global_sparsity)), 'scores')
+    p = params(layers)
+    up,down = [[torch.full(o, sign*i) for i,o in enumerate(layers)] for sign in (1.,-1.)]
+    last = lambda f,scores: call_with(f, p, .5, names=names, scores=scores)[-1]
+    assert last(layers_dense(0, global_sparsity), up)==0 and last(layers_dense(0, global_sparsity), down)==1  # 218 left for 192, 64, 128, 160
+    nested = layers_dense(0, layers_dense(0, global_sparsity))
+    assert last(nested, up)==pytest.approx(1-26/160) and last(nested, down)==1  # 26 left for 64, 128, 160
+
+def test_through_a_model():
+    "By name, through `sparsify_model`"
+    model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,16), nn.ReLU(), nn.Linear(16,4))
+    sparsify_model(model, .5, layers_dense('4'), seed=0)
+    assert [int(o.mask.count_nonzero()) for o in masked_params(model)]==[53,107,64]  # 224 of 448 live: 160 are left for 128 and 256
+    with pytest.raises(ValueError, match="'5' matches none"): sparsify_model(nn.Sequential(nn.Linear(3,3)), .5, layers_dense('5'))
+
+# --- by score
+
+def test_global_by_hand():
+    "Of .9 .1 .8 .7 | .2 .3 .05 .6 the best half is .9 .8 .7 .6; at .75 it is .9 .8, and the second layer is left without"
+    a,b = torch.tensor([[.9,-.1,.8,-.7]]),torch.tensor([[-.2,.3,.05,.6]])
+    assert global_sparsity([a,b], .5)==[.25,.75]
+    assert global_sparsity([a,b], .75)==[.5,1.]
+    assert global_sparsity([a,b], 0)==[0,0] and global_sparsity([], .5)==[] and global_sparsity([torch.empty(0,3),a], .5)==[0,.5]
+
+def test_global_ties():
+    "Ties go to the earlier layer, NaN never wins"
+    assert global_sparsity([torch.ones(2,3), torch.ones(4,1)], .3)==pytest.approx([0,.75])
+    assert global_sparsity([torch.tensor([[math.nan,1.]]), torch.tensor([[2.,3.]])], .5)==[1,0]
+
+@some
+@given(shapes=st.lists(st.tuples(st.integers(0,6), st.integers(1,6)), min_size=1, max_size=6), s=sparsity, data=st.data())
+def test_global(shapes, s, data):
+    "The counts are those of a plain sort of everything, and the total is exact (law 1)"
+    given,levels = data.draw(st.booleans()),data.draw(st.sampled_from([3,1000]))
+    g = torch.Generator().manual_seed(data.draw(st.integers(0,99)))
+    draw = lambda: [torch.randint(-levels, levels, o, generator=g).to(t) for o,t in zip(shapes, [torch.float,torch.double,torch.half]*2)]
+    ps,scores = draw(),draw() if given else None
+    flat = np.concatenate([np.asarray(o.double()).ravel() for o in (scores or [p.abs() for p in ps])])
+    ns = [math.prod(o) for o in shapes]
+    k = round((1-s)*len(flat))
+    kept = np.zeros(len(flat), bool)
+    kept[oracle_order(flat, np.ones(len(flat), bool))[:k]] = True
+    expect = [int(o.sum()) for o in np.split(kept, np.cumsum(ns)[:-1])]
+    assert live_counts(ns, global_sparsity(ps, s, scores=scores), s)==expect and sum(expect)==k
+
+def test_global_scores_fit():
+    "One score for each weight"
+    with pytest.raises(ValueError, match='one for each weight'): global_sparsity(params([(2,3)]), .5, scores=[torch.ones(5)])
+
+# --- by cost
+
+def test_balanced_by_hand():
+    "Sizes 10 and 100, FLOPs 1000 and 100, so densities as 1 to 10: 11 live are 11/1010 a unit; at 105 live the second is full and 5 remain"
+    f,p = balanced_flops_sparsity([1000,100]),params([(2,5),(10,10)])
+    assert np.allclose(f(p, .9), [1-11/1010, 1-110/1010])
+    assert np.allclose(f(p, 5/110), [.5, 0])
+    assert f(p, 0)==[0,0]
+
+@some
+@given(data=st.lists(st.tuples(st.integers(1,20), st.integers(1,20), st.integers(1,1000)), min_size=1, max_size=6), s=sparsity)
+def test_balanced(data, s):
+    "Layers that are not dense spend the same, dense ones no more, and the budget of weights is met"
+    shapes,sizes = [o[:2] for o in data],[a*b for a,b,_ in data]
+    flops = [2*n*k for n,(_,_,k) in zip(sizes, data)]
+    d = 1-np.array(balanced_flops_sparsity(flops)(params(shapes), s))
+    spent = d*flops
+    level = water_fill([1/o for o in flops], sizes, (1-s)*sum(sizes))*flops
+    assert np.allclose(spent, level, rtol=1e-5, atol=1e-6) and math.isclose((d*sizes).sum(), (1-s)*sum(sizes), rel_tol=1e-9, abs_tol=1e-9)
+    partly = spent[d<1-1e-9]
+    assert (np.ptp(partly)<=1e-6*partly.max() if len(partly) else True) and (spent<=max(partly, default=math.inf)*(1+1e-6)).all()
+
+class View:
+    "What the keys of a profile of FLOPs have"
+    def __init__(self, name): self.name = name
+
+def test_balanced_by_name():
+    "A dict by name or a profile with several entries a parameter, and None for what reads none"
+    expect = balanced_flops_sparsity([1000,100])(params([(2,5),(10,10)]), .9)
+    for flops in (dict(a=1000, b=100, c=7), {View('a'):600, View('b'):100, None:50, View('a'):400}):
+        f = pickle.loads(pickle.dumps(balanced_flops_sparsity(flops)))
+        assert f(params([(2,5),(10,10)]), .9, names=['a','b'])==expect
+
+def test_balanced_by_profile():
+    "What `flop_profile` returns is taken as it is: an image of 6x6, 16 places of the convolution's output and one of the linear layer's"
+    model = nn.Sequential(nn.Conv2d(2,4,3), nn.ReLU(), nn.Flatten(), nn.Linear(64,3))
+    p = [model[0].weight,model[3].weight]
+    f = balanced_flops_sparsity(flop_profile(model, torch.randn(5,2,6,6)))
+    assert f(p, .8, names=['0.weight','3.weight'])==pytest.approx(balanced_flops_sparsity([72*16,192])(p, .8))
+
+@pytest.mark.parametrize('flops,say', [([1,2,3],'one for each'), ([1,0],'hold 0.*above 0'), ([1,math.nan],'above 0'),
+    ([1,math.inf],'above 0'), (dict(a=1),'nothing of b'), ({'a':1, None:5},'nothing of b'), (dict(a=1, b=-1),'above 0')])
+def test_balanced_refused(flops, say):
+    "FLOPs that are missing, zero or no number"
+    with pytest.raises(ValueError, match=say): balanced_flops_sparsity(flops)(params([(2,5),(10,10)]), .9, names=['a','b'])
+
+# --- given
+
+@pytest.mark.parametrize('spec,expect', [
+    ([.1,.2,.3,.4,0], [.1,.2,.3,.4,0]), ((0,0,0,0,1), [0,0,0,0,1]), ({'*':.5}, [.5]*5), ({'head':0, '*':.9}, [.9,.9,.9,.9,0]),
+    ({'blocks.0.*':.7, 'blocks.*':.8, '*':0}, [0,.7,.7,.8,0]), ({'[h]ead.weight*':.1, 'head':.2, 'head.weight':.3, '*':.5}, [.5,.5,.5,.5,.3]),
+    ({'[h]ead.weight*':.1, 'head':.2, '*':.5}, [.5,.5,.5,.5,.2]),
+    (dict(zip(names, [.1,.2,.3,.4,.5])), [.1,.2,.3,.4,.5]),
+    ({'stem':.1, 'blocks.0.attn':.2, 'blocks.0.attn.out_proj':.3, 'blocks.1.fc':.4, 'head':.5}, [.1,.2,.3,.4,.5])])
+def test_given(spec, expect):
+    "By place, or by name, module and pattern; names before patterns, long before short, whatever the order (files sort their keys). The model's sparsity plays no part"
+    flipped = dict(reversed(spec.items())) if isinstance(spec, dict) else spec
+    for f in (given_sparsity(spec),given_sparsity(flipped)):
+        for s in (0,.99): assert f(params(layers), s, names=names)==expect
+
+@pytest.mark.parametrize('spec,say', [([.5]*4,'4 sparsities'), ({'head':.5},"given for stem.weight: add it, 0 for dense, or '\\*'"),
+    ({'*':.5, 'haed':.5},"'haed' matches none"),
+    ({},'given for stem'), ([.5]*4+[90],r'90.*0.9'), ([.5]*4+[True],'True'), ([.5]*4+[math.nan],'nan'), ({'*':'0.5'},'fractions'),
+    ({'*':-.1},'-0.1'), (.5,'a list, a dict')])
+def test_given_refused(spec, say):
+    "Missing names, names that aren't there, percentages, bools and the like"
+    for f in (given_sparsity,proportional_sparsity):
+        with pytest.raises(ValueError, match=say): f(spec)(params(layers), .5, names=names)
+
+def test_proportional_by_hand():
+    "Densities .8 and .4 on sizes 10 and 100, as 2 to 1: 22 live are 22/120 a unit; at 70 live the first is full and 60 remain"
+    f,p = proportional_sparsity([.2,.6]),params([(2,5),(10,10)])
+    assert np.allclose(f(p, .8), [1-44/120, 1-22/120])
+    assert np.allclose(f(p, 4/11), [0, .4])
+    assert np.allclose(f(p, 1-48/110), given_sparsity([.2,.6])(p, .5))  # their own total: 8+40
+
+@some
+@given(data=st.lists(st.tuples(st.integers(0,12), st.integers(1,12), st.sampled_from([0,.2,.5,.9,1])), min_size=1, max_size=6), s=sparsity)
+def test_proportional(data, s):
+    "The water level over the given densities; a layer that is given none gets none, and a budget past the others is refused"
+    shapes,spec = [o[:2] for o in data],[o[2] for o in data]
+    ns = [math.prod(o) for o in shapes]
+    room = sum(n for n,o in zip(ns, spec) if o<1)
+    if (1-s)*sum(ns)>room+1e-6:
+        with pytest.raises(ValueError, match='at least'): proportional_sparsity(spec)(params(shapes), s)
+        return
+    d = 1-np.array(proportional_sparsity(spec)(params(shapes), s))
+    keep = [i for i,o in enumerate(spec) if o<1 and ns[i]]
+    assert all(d[i]==0 for i,o in enumerate(spec) if o==1)
+    if keep: assert np.allclose(d[keep], water_fill([1-spec[i] for i in keep], [ns[i] for i in keep], (1-s)*sum(ns)), atol=1e-6)
+    assert sum(live_counts(ns, d.__rsub__(1).tolist(), s))==round((1-s)*sum(ns))
+
+# --- files
+
+def test_json_and_yaml(tmp_path):
+    "A list or a dict, as `given_sparsity` takes them"
+    spec = {'head':0, '*':.9}
+    (tmp_path/'a.json').write_text(json.dumps(spec))
+    (tmp_path/'b.yml').write_text(yaml.safe_dump(spec))
+    (tmp_path/'c.JSON').write_text('[0.5, 0.25]')
+    for name in ('a.json','b.yml'): assert given_sparsity(tmp_path/name)(params(layers), .5, names=names)==[.9,.9,.9,.9,0]
+    assert given_sparsity(str(tmp_path/'c.JSON'))(params([(2,2),(3,3)]), .5)==[.5,.25]
+
+def read_table(tmp_path, text, column=None):
+    (tmp_path/'t.csv').write_text(text)
+    return read_sparsities(tmp_path/'t.csv', column)
+
+def test_csv(tmp_path):
+    "Names and numbers; fractions, or percentages by their sign in the cell or in the heading"
+    plain = {'a.weight':.5, 'b.weight':.25}
+    assert read_table(tmp_path, 'name,sparsity\na.weight,0.5\nb.weight,.25\n')==plain
+    assert read_table(tmp_path, '\ufeffname,s\na.weight,50%\nb.weight, 25 %\n')==plain
+    assert read_table(tmp_path, 'name,n,sparsity [%]\na.weight,7,50\nb.weight,9,25\n', 'sparsity [%]')==plain
+    assert read_table(tmp_path, 'layer,x,y\n1,10%,50%\n2,30%,25%\n', 'y')==[.5,.25]
+
+def test_csv_of_learned_budgets(tmp_path):
+    "As published: percent under one heading that goes on over empty ones, and rows for the whole model among those of layers"
+    text = 'Metric,Params,Sparsity (%),,\nOverall,99,79.55,81.27,87.7\nLayer 1 - conv1,40,51.46,51.4,63.02\nLayer 2 - layer1.0.conv1,50,69.36,73.24,87.57\nAP - average pool,0,100,100,100\n'
+    for column,expect in ((2,[.5146,.6936]), (4,[.6302,.8757]), ('Sparsity (%)',[.5146,.6936])):
+        (tmp_path/'t.csv').write_text(text)
+        f = given_sparsity(tmp_path/'t.csv', column)
+        assert f(params([(8,5),(10,5)]), .5, names=['conv1.weight','layer1.0.conv1.weight'])==pytest.approx(expect)
+    assert pickle.loads(pickle.dumps(f)).keywords==f.keywords
+
+@pytest.mark.parametrize('text,column,say', [('a,b,c\nx,1,2\n',None,'columns a, b, c'), ('a,b\nx,1\n','c',"'c', and the file has a, b"),
+    ('a,b\nx,1\n',2,'column 2'), ('a,b\nx,1\n',-1,'column -1'),
+    ('a,b\nx,one\n',None,"'one' is no number"), ('a,b\nx,1\nx,0\n',None,'twice'), ('x,0.5\ny,0.7\n',None,'must be a heading'),
+    ('a,b\nx,1\ny\n',None,'every row')])
+def test_csv_refused(tmp_path, text, column, say):
+    "Columns that aren't there or aren't named, cells that are no numbers, rows of one name, a table without heading"
+    with pytest.raises(ValueError, match=say): read_table(tmp_path, text, column)
+
+def test_files_refused(tmp_path):
+    "An unknown kind of file, none at all, percentages, and YAML without the library for it"
+    (tmp_path/'a.txt').write_text('[.5]')
+    (tmp_path/'b.json').write_text('[50.0]')
+    with pytest.raises(ValueError, match='.json, .yaml, .yml or .csv'): given_sparsity(tmp_path/'a.txt')
+    with pytest.raises(ValueError, match='fractions'): given_sparsity(tmp_path/'b.json')
+    with pytest.raises(FileNotFoundError): given_sparsity(tmp_path/'c.json')
+
+def test_yaml_missing(tmp_path, monkeypatch):
+    "Without PyYAML the error says what to install"
+    monkeypatch.setitem(__import__('sys').modules, 'yaml', None)
+    (tmp_path/'a.yaml').write_text('[0.5]')
+    with pytest.raises(ImportError, match='pip install pyyaml'): read_sparsities(tmp_path/'a.yaml')
+
+# --- all together
+
+made = [layers_dense([0,-1]), layers_dense('head', erdos_renyi_sparsity), global_sparsity, balanced_flops_sparsity([3,1,4,1,5]),
+    proportional_sparsity({'head':.1, '*':.8}), given_sparsity([.5]*5)]
+
+@pytest.mark.parametrize('f', made, ids=str)
+def test_made(f):
+    "One sparsity in [0,1] for each parameter, the same again after pickling, parameters untouched"
+    torch.manual_seed(1)
+    ps = [torch.randn(*o) for o in layers]
+    before = [p.clone() for p in ps]
+    out = call_with(f, ps, .5, names=names)
+    assert len(out)==5 and all(0<=o<=1 for o in out) and all(map(torch.equal, ps, before))
+    assert call_with(pickle.loads(pickle.dumps(f)), ps, .5, names=names)==out
+    assert sum(live_counts(sizes, out, .5))==326

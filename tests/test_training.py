@@ -957,7 +957,7 @@ def test_invariants(sizes, s, end, f, seed, keep, grow, share, replace, opt):
         for t in range(8):
             before = masks_of(m)
             train(m, opt, 1, xb, yb)
-            assert_dead(m, opt, state=not dst.dense_history)
+            assert_dead(m, opt, state=not dst.methods[0].dense_history)
             assert all(int(o.mask.sum())==slot.live==slot.target or end is not None and t<2 or grow is None for o,slot in zip(masked_params(m), dst.all))
             if t<2: assert total()==live
             elif grow is None: assert not any((b & ~a).any() for a,b in zip(before, masks_of(m)))
