@@ -11,4 +11,4 @@ dev,docs,export = [cfg[f'{o}_requirements'].split() for o in ('dev','docs','expo
 classifiers = [f"Development Status :: {cfg['status']} - {statuses[int(cfg['status'])-1]}", f"Intended Audience :: {cfg['audience']}",
     f"Natural Language :: {cfg['language']}", 'Programming Language :: Python :: 3 :: Only']
 
-setup(install_requires=cfg['requirements'].split(), extras_require=dict(dev=dev+docs, docs=docs, export=export), classifiers=classifiers)
+setup(install_requires=cfg['requirements'].split(), extras_require=dict(dev=dev+docs+export, docs=docs, export=export), classifiers=classifiers)

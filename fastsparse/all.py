@@ -13,4 +13,6 @@ from .flops import *
 from .rules import *
 from .kernels import *
 from .compute import *
+from .packing import *
+from .shrinking import *
 from .export import *
