@@ -6,7 +6,6 @@ from fastai_data import digits,loaders
 from fastai.learner import Learner,load_learner
 from fastai.losses import CrossEntropyLossFlat
 from helpers import *
-from pathlib import Path
 from torch import nn
 
 class Small(nn.Module):

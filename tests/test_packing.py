@@ -1,5 +1,5 @@
 "Layers that hold live weights only give the dense layer's outputs, whatever the storage, layout, batch and type"
-import copy,pickle,pytest,torch,torch.nn.functional as F
+import copy,pickle,pytest,torch
 from fastsparse.all import *
 from hypothesis import given,settings,strategies as st
 from torch import nn
