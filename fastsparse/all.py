@@ -7,9 +7,12 @@ from .scores import *
 from .sparsify import *
 from .parts import *
 from .training import *
+from .grown import *
 from .methods import *
 from .callback import *
 from .flops import *
+from .history import *
+from .ledger import *
 from .rules import *
 from .kernels import *
 from .compute import *

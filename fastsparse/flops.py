@@ -7,7 +7,7 @@ __all__ = ['WeightView', 'FlopProfile', 'FlopRecorder', 'record_flops', 'untouch
            'FlopsCounter', 'train_flops']
 
 # %% ../nbs/08_flops.ipynb #00017816
-import random,torch
+import math,random,torch
 import numpy as np
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
+from .scores import *
 from functools import partial
 from math import prod
 from torch import nn
@@ -342,9 +343,14 @@ class FlopsCounter(Callback):
         if tap := _tap(self.model): tap.remove()
 
 # %% ../nbs/08_flops.ipynb #a966cc9b
-def _needs(preset, attribute, parts):
-    "The first of `parts` whose function in `preset` has `attribute` set"
-    return first(part for part in parts if getattr(preset.get(part), attribute, False))
+_parts = ('keep_score_f','grow_score_f','redistribute_f')
+
+def _dense_batches(preset):
+    "Of how many batches before an update, its own included, dense gradients are read; infinity for all"
+    fs = [preset.get(part) for part in _parts]
+    windows = [ifnone(c.window, math.inf) for f in fs if (c := says(f, 'collector')) and c.dense]
+    if any(says(f, 'dense_history') for f in fs): return math.inf
+    return max([*windows, int(any(says(f, 'reads_grad') for f in fs[1:]))])
 
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
@@ -355,9 +361,10 @@ def train_flops(
     preset = ifnone(preset, {})
     if not isinstance(preset, Mapping): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")
     if not 0<=sparse_fwd<=dense_fwd: raise ValueError(f"sparse_fwd is {sparse_fwd}, and must lie in [0,{dense_fwd}], up to dense_fwd: pass the sparse count first")
-    if _needs(preset, 'dense_history', ('keep_score_f','grow_score_f','redistribute_f')): return 2*sparse_fwd+dense_fwd
-    part = _needs(preset, 'reads_grad', ('grow_score_f','redistribute_f'))
-    if part is None: return 3*sparse_fwd
+    k = _dense_batches(preset)
+    if k in (0,math.inf): return 2*sparse_fwd+(dense_fwd if k else sparse_fwd)
     every = preset.get('batches_per_update')
-    if every is None or every<1: raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for {part} reads a dense gradient at each update: pass dict(preset, batches_per_update=100)")
-    return (3*sparse_fwd*every + 2*sparse_fwd + dense_fwd)/(every+1)
+    if every is None or every<1:
+        part = first(o for o in _parts if says(preset.get(o), 'reads_grad') or says(preset.get(o), 'collector'))
+        raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for {part} reads dense gradients at each update: pass dict(preset, batches_per_update=100)")
+    return 3*sparse_fwd+min(k, every+1)*(dense_fwd-sparse_fwd)/(every+1)

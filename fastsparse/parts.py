@@ -88,7 +88,7 @@ class Method:
         if updates is None: _check_numbers(batches_per_update, initial_drop_grow_pct, stop_pct, replace_step)
         if isinstance(sparsity, (int,float)): check_sparsity(sparsity)
         elif sparsity_path is not None: raise ValueError(f"sparsity is {sparsity!r}, and sparsity_path wants the number at which it ends: pass sparsity=0.9, or a schedule without a path")
-        self.structure,self.n_updates,self.pending = as_structure(structure),0,None
+        self.structure,self.n_updates,self.updated_at,self.pending = as_structure(structure),0,None,None
 
 # %% ../nbs/04a_parts.ipynb #7c79cc25
 @patch
@@ -128,12 +128,20 @@ def is_time(self:Method,
 
 # %% ../nbs/04a_parts.ipynb #2e68fe94
 @patch
+def updates_before(self:Method,
+    t:int, # Step, from 0
+) -> int:
+    "Updates so far, without one that fell due at step `t`"
+    return self.n_updates-(t==self.updated_at)
+
+# %% ../nbs/04a_parts.ipynb #0a30b454
+@patch
 def fraction(self:Method,
     t:int, # Step, from 0
 ) -> float: # In [0,1]
     "The drop fraction of an update at step `t`"
     if self.fractions is None: return cosine_drop(t, self.n_steps, self.initial_drop_grow_pct, self.stop_pct)
-    return fraction_at(self.fractions, t, self.n_updates)
+    return fraction_at(self.fractions, t, self.updates_before(t))
 
 @patch
 def sparsity_at(self:Method,

@@ -143,8 +143,8 @@ class MagnitudePlusGradient(BasicRepr):
     ):
         self.lam = make_schedule(lam)
 
-    def __call__(self, p, step=0, n_updates=0, n_steps=None, batch_size=None, **kwargs):
-        lam = self.lam.bind(n_steps=n_steps, batch_size=batch_size)(step, n_updates)
+    def __call__(self, p, step=0, n_updates=0, n_steps=None, batch_size=None, steps_per_epoch=None, **kwargs):
+        lam = self.lam.bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)(step, n_updates)
         return p.detach().abs()+lam*p.grad.detach().abs()
 
 # %% ../nbs/03_scores.ipynb #d228b301
@@ -215,9 +215,11 @@ class Sampled(BasicRepr):
         for o in ('reads_grad','dense_history','dense_gradients','collector'): setattr(self, o, says(score_f, o))
 
     def __call__(self, p, generator=None, **kwargs):
-        score = call_with(self.score_f, p, generator=generator, **kwargs).double()
-        noise = torch.empty(p.shape, dtype=torch.double).exponential_(generator=generator).to(p.device)
-        return score.clamp(min=torch.finfo(torch.double).tiny).log()/self.temperature-noise.log()
+        score = call_with(self.score_f, p, generator=generator, **kwargs).double().clamp(max=torch.finfo(torch.double).max)
+        luck = -torch.empty(p.shape, dtype=torch.double).exponential_(generator=generator).to(p.device).log()
+        value,some = score.log()/self.temperature+luck,score>0
+        if some.any(): value = value-value[some].min()+luck.max()-luck.min()+1
+        return torch.where(score<=0, luck-luck.min(), value)
 
 # %% ../nbs/03_scores.ipynb #f05834a0
 def _half_ch2(a):

@@ -149,7 +149,7 @@ def legal(self:Structure,
 def move(self:Structure,
     mask:torch.Tensor, # Bool tensor, the live weights now
     keep_f, # Called without arguments: scores of the parameter's shape, the lowest of the live ones go
-    grow_f, # Called without arguments: scores of the parameter's shape, the highest come; None only drops
+    grow_f, # Called with the mask of what stays: scores of the parameter's shape, the highest come; None only drops
     n_drop:int, # How many live weights are dropped to make room, from 0 to all
     n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
 ) -> tuple: # What is dropped, and what of the rest is grown: row-major indices in ascending order
@@ -168,7 +168,7 @@ def _move(self:Structure, mask, keep_f, grow_f, n_drop, k):
     stay = self.join(kept, mask.shape)
     dropped = _places(mask & ~stay)
     if grow_f is None: return dropped,dropped.new_empty(0)
-    return dropped,_places(self.join(self._fill(kept, grow_f, k, self.split(~stay).any(-1)), mask.shape) & ~(mask & stay))
+    return dropped,_places(self.join(self._fill(kept, lambda: grow_f(stay), k, self.split(~stay).any(-1)), mask.shape) & ~(mask & stay))
 
 # %% ../nbs/00a_structures.ipynb #c4079ac7
 @patch
@@ -208,7 +208,7 @@ class Unstructured(Structure):
         n_grow = k-live+n_drop
         if grow_f is None or not n_grow: return dropped,none
         free = put_(~mask, dropped, True)
-        return dropped,highest(grow_f(), n_grow, among=free)
+        return dropped,highest(grow_f(~free), n_grow, among=free)
 
 # %% ../nbs/00a_structures.ipynb #59a9e52c
 def _check_int(name, v, low=1):
@@ -418,8 +418,9 @@ def move(self:FanIn, mask, keep_f, grow_f, n_drop, n):
     on = mask.flatten(1).any(1, keepdim=True)
     if not on.any(): on = ~on
     if n_drop and grow_f is not None:
-        keep,grow = keep_f().detach(),grow_f().detach()
-        on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda: grow
+        keep = keep_f().detach()
+        grow = grow_f(self._drop_across(mask, keep, n_drop)).detach()
+        on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
     return self._move(mask, keep_f, grow_f, n_drop, self._share(mask, n, on))
 
 # %% ../nbs/00a_structures.ipynb #04ca89f3

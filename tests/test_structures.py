@@ -138,7 +138,7 @@ def test_move(case, seed, kind, grows, data):
     expect = oracle_move(text, before.numpy(), keep, grow if grows else None, n_drop//E if ':' in text or text=='fan-in' else n_drop, k)
     for mask in layouts(before):
         now = mask.clone()
-        dropped,grown = s.move(mask, lambda: torch.from_numpy(keep), (lambda: torch.from_numpy(grow)) if grows else None, n_drop, n)
+        dropped,grown = s.move(mask, lambda: torch.from_numpy(keep), (lambda _: torch.from_numpy(grow)) if grows else None, n_drop, n)
         assert dropped.dtype==grown.dtype==torch.long and torch.equal(mask, now)
         assert (dropped.tolist(),grown.tolist())==expect
         new = after(mask, dropped, grown)
@@ -152,7 +152,7 @@ def test_dense_to_sparse_and_back(text, shape):
     mask = torch.ones(shape, dtype=torch.bool)
     for n in [*sorted(counts(text, shape).values(), reverse=True), *sorted(counts(text, shape).values())]:
         keep,grow = [torch.from_numpy(rng.random(shape)) for _ in range(2)]
-        mask = after(mask, *s.move(mask, lambda: keep, lambda: grow, int(mask.sum())//3, n))
+        mask = after(mask, *s.move(mask, lambda: keep, lambda _: grow, int(mask.sum())//3, n))
         assert int(mask.sum())==n and s.legal(mask)
 
 @pytest.mark.parametrize('text,shape', [c for c in cases if math.prod(c[1])]+[('transposable 2:4',(4,8))])
@@ -166,15 +166,15 @@ def test_scores_are_made_when_needed(text, shape):
     total = dense.numel()
     n = s.count(shape, total*2//3)
     mask = s.top(torch.rand(shape), n)
-    empty = s.move(mask, lambda: score('keep'), lambda: score('grow'), 0, n)
+    empty = s.move(mask, lambda: score('keep'), lambda _: score('grow'), 0, n)
     assert not made and not len(empty[0]) and not len(empty[1]) and empty[0].dtype==torch.long
-    s.move(dense, lambda: score('keep'), lambda: score('grow'), 0, n)
+    s.move(dense, lambda: score('keep'), lambda _: score('grow'), 0, n)
     assert made==['keep'] if n<total else not made
     made.clear()
-    s.move(mask, lambda: score('keep'), lambda: score('grow'), 0, total)
+    s.move(mask, lambda: score('keep'), lambda _: score('grow'), 0, total)
     assert made==['grow'] if n<total else not made
     made.clear()
-    s.move(mask, lambda: score('keep'), lambda: score('grow'), n, n)
+    s.move(mask, lambda: score('keep'), lambda _: score('grow'), n, n)
     assert made in (['keep','grow'], ['keep'] if n==0 else ['keep','grow'])
 
 @pytest.mark.parametrize('text', ['unstructured','2:4','fan-in','block 2x4'])
@@ -210,7 +210,7 @@ def test_unstructured_is_the_selection_of_masks():
         score = w.abs()
         held.append(weakref.ref(score))
         return score
-    def grow():
+    def grow(stay):
         assert held[0]() is None
         return grad.abs()
     for n in (live, live-5000, live+5000):
@@ -251,7 +251,7 @@ def test_large_m_is_quick():
 def test_srigl_refills_each_group():
     "arXiv:2305.02299: the lowest go across the layer, then each group is full again; a group that lost nothing keeps all"
     w = torch.tensor([[9.,8,0,0,1,2,0,0],[7,6,0,0,3,4,0,0]])
-    dropped,grown = as_structure('2:4').move(w!=0, lambda: w, lambda: 10-w, 3, 8)
+    dropped,grown = as_structure('2:4').move(w!=0, lambda: w, lambda _: 10-w, 3, 8)
     assert (dropped.tolist(),grown.tolist())==([4,5,12],[6,7,14])
 
 # --- units
@@ -273,7 +273,7 @@ def test_whole_kernels_through_updates():
     "Kernels stay whole from the first mask through updates, with a random one as a start repaired"
     s,mask = Kernels(),torch.rand(6,5,3,3)<.2
     for i in range(4):
-        mask = after(mask, *s.move(mask, lambda: torch.rand(6,5,3,3), lambda: torch.rand(6,5,3,3), int(mask.sum())//3, 9*12))
+        mask = after(mask, *s.move(mask, lambda: torch.rand(6,5,3,3), lambda _: torch.rand(6,5,3,3), int(mask.sum())//3, 9*12))
         assert int(mask.sum())==9*12 and torch.equal(mask, mask[:,:,:1,:1].expand_as(mask))
 
 @pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
@@ -340,7 +340,7 @@ def test_transposable_move(seed, n_drop, k0, k, grows):
     g = np.random.default_rng(seed)
     s,(keep,grow) = TransposableNM(2,4),g.random((2,4,8))
     mask = s.top(torch.from_numpy(g.random((4,8))), 8*k0)
-    dropped,grown = s.move(mask, lambda: torch.from_numpy(keep), (lambda: torch.from_numpy(grow)) if grows else None, n_drop, 8*k)
+    dropped,grown = s.move(mask, lambda: torch.from_numpy(keep), (lambda _: torch.from_numpy(grow)) if grows else None, n_drop, 8*k)
     new = after(mask, dropped, grown)
     if not grows: k,n_drop = min(k, k0-n_drop//8),0
     left = mask.numpy().reshape(-1).copy()
@@ -359,7 +359,7 @@ def test_transposable_move(seed, n_drop, k0, k, grows):
 def test_transposable_repairs_and_fits_convolutions():
     "A random mask is repaired by an update, at each position of a kernel; the page's rules of count hold"
     s,mask = TransposableNM(2,4),torch.rand(8,4,3,3)<.5
-    new = after(mask, *s.move(mask, lambda: torch.rand(8,4,3,3), lambda: torch.rand(8,4,3,3), 10, 144))
+    new = after(mask, *s.move(mask, lambda: torch.rand(8,4,3,3), lambda _: torch.rand(8,4,3,3), 10, 144))
     assert s.legal(new) and int(new.sum())==144 and s.legal(new.to(memory_format=torch.channels_last))
     assert [s.count((4,8), n) for n in (32,29,28,27,20,16,15,13)]==[32,32,24,24,16,16,16,16]
     with pytest.raises(ValueError, match='0.5 or less'): s.count((4,8), 12)
@@ -397,7 +397,7 @@ def test_ablation(seed, gamma, shape, density):
     for _ in range(5):
         keep,grow = rng.random(shape)*rng.random((shape[0],1))**3,rng.random(shape)*rng.random((shape[0],1))**3
         n_drop = int(.4*int(mask.sum()))
-        dropped,grown = s.move(mask, lambda: torch.from_numpy(keep), lambda: torch.from_numpy(grow), n_drop, n)
+        dropped,grown = s.move(mask, lambda: torch.from_numpy(keep), lambda _: torch.from_numpy(grow), n_drop, n)
         new = after(mask, dropped, grown)
         if n_drop: assert np.array_equal(new.numpy(), oracle_ablate(gamma, mask.numpy(), keep, grow, n_drop, n))
         assert s.legal(new) and new.any() and not (new.any(1)&~mask.any(1)).any()
@@ -409,12 +409,12 @@ def test_ablation_by_hand():
     s = FanIn(ablate=.9)
     w = torch.tensor([[9.,8,0,0,0],[9,8,0,0,0],[9,8,0,0,0],[1,2,0,0,0]])
     grad = torch.tensor([[0.,0,5,6,1],[0,0,1,1,1],[0,0,1,2,1],[0,0,0,0,0]])
-    dropped,grown = s.move(w!=0, lambda: w, lambda: grad, 2, 8)
+    dropped,grown = s.move(w!=0, lambda: w, lambda _: grad, 2, 8)
     new = after(w!=0, dropped, grown)
     assert new.int().tolist()==[[1,1,0,1,0],[1,1,1,0,0],[1,1,0,1,0],[0]*5]
     assert s.legal(new) and not FanIn().legal(new) and s.count((4,5), 8)==8
     assert [len(o) for o in s.move(new, None, None, 0, 8)]==[0,0]
-    dropped,grown = s.move(new, lambda: torch.ones(4,5), lambda: torch.ones(4,5), 0, 12)
+    dropped,grown = s.move(new, lambda: torch.ones(4,5), lambda _: torch.ones(4,5), 0, 12)
     assert after(new, dropped, grown).int().tolist()==[[1,1,1,1,0]]*3+[[0]*5]
     dropped,grown = s.move(new, lambda: torch.rand(4,5), None, 3, 9)
     assert after(new, dropped, grown).sum(1).tolist()==[2,2,2,0] and not len(grown)
@@ -424,8 +424,8 @@ def test_ablation_of_convolutions():
     g = torch.Generator().manual_seed(0)
     s,keep,grow = FanIn(.5),torch.rand(6,4,3,3, generator=g)*torch.arange(6).view(6,1,1,1),torch.rand(6,4,3,3, generator=g)*torch.arange(6).view(6,1,1,1)
     mask = s.top(torch.rand(6,4,3,3, generator=g), 60)
-    a = s.move(mask, lambda: keep, lambda: grow, 20, 60)
-    b = s.move(mask.to(memory_format=torch.channels_last), lambda: keep, lambda: grow, 20, 60)
+    a = s.move(mask, lambda: keep, lambda _: grow, 20, 60)
+    b = s.move(mask.to(memory_format=torch.channels_last), lambda: keep, lambda _: grow, 20, 60)
     new = after(mask, *a)
     assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and 0<new.flatten(1).any(1).sum()<6 and s.legal(new)
 

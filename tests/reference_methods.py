@@ -1,0 +1,148 @@
+"The methods of room 06 in float64 NumPy, one update each, from the papers' rules as the notebook gives them, on the small pieces of `reference`"
+import math, numpy as np
+from reference import best, gradients
+
+class Run:
+    "A two-layer perceptron, SGD with momentum, and `rule(run, gradients)`, which returns new masks where an update is due, or None"
+    def __init__(self, rule, ws, masks, x, y, n_steps, replace=True, forget=False, lr=.05, mom=.9):
+        self.rule,self.ws,self.masks,self.bufs = rule,[w*m for w,m in zip(ws, masks)],[m.copy() for m in masks],None
+        self.x,self.y,self.n,self.replace,self.forget,self.lr,self.mom,self.t,self.n_updates = x,y,n_steps,replace,forget,lr,mom,0,0
+
+    def step(self):
+        gs = gradients(self.ws, self.x, self.y)
+        new = self.rule(self, gs)
+        if new is not None: self.put(new)
+        self.t += 1
+        if new is not None and self.replace: return
+        gs = [g*m for g,m in zip(gs, self.masks)]
+        self.bufs = gs if self.bufs is None else [self.mom*b+g for b,g in zip(self.bufs, gs)]
+        self.ws = [w-self.lr*b for w,b in zip(self.ws, self.bufs)]
+
+    def put(self, new):
+        "New weights start at zero with zero momentum; who lived on keeps both, unless the method forgets"
+        if self.bufs is not None: self.bufs = [b*(m & old)*(not self.forget) for b,m,old in zip(self.bufs, new, self.masks)]
+        self.ws,self.masks,self.n_updates = [w*m for w,m in zip(self.ws, new)],new,self.n_updates+1
+
+def live(run): return [int(m.sum()) for m in run.masks]
+def due(t, every, n, stop=1.): return t>0 and t%every==0 and t<min(stop*n, n-1)
+def cosine(t, end, alpha): return alpha/2*(1+math.cos(math.pi*t/end)) if t<end else 0.
+def cubic(t, end, a, b): return b+(a-b)*(1-min(t/end, 1))**3
+
+def uniform_counts(s, masks):
+    "Law 1: `round((1-s)*N)` in all, by largest remainder"
+    wanted = [(1-s)*m.size for m in masks]
+    counts = [math.floor(o) for o in wanted]
+    for i in sorted(range(len(masks)), key=lambda i: (counts[i]-wanted[i], i))[:round(sum(wanted))-sum(counts)]: counts[i] += 1
+    return counts
+
+def global_counts(s, ws, masks):
+    "How many of the largest live weights of the whole model are in each layer; what is dead comes last"
+    every = np.concatenate([np.where(m, abs(w), -1).ravel() for w,m in zip(ws, masks)])
+    top = best(every, round((1-s)*len(every)), np.ones(len(every), bool))
+    return [int(o.sum()) for o in np.split(top, np.cumsum([w.size for w in ws])[:-1])]
+
+def drop_and_grow(run, n_keep, targets, keep=None, grow=lambda i: None):
+    "The `n_keep` highest of the live stay (by magnitude), and the highest of all that did not stay come; None if nothing is to move"
+    if n_keep==live(run)==targets: return None
+    keep = [abs(w) for w in run.ws] if keep is None else keep
+    stay = [best(k, min(n, m.sum()), m) for k,n,m in zip(keep, n_keep, run.masks)]
+    return [s | best(grow(i), n-s.sum(), ~s) if n>s.sum() else s for i,(s,n) in enumerate(zip(stay, targets))]
+
+def rigl(every, alpha, stop, draw=None):
+    "RigL's rule, and by its numbers ITOP's; SET's with random numbers to grow by"
+    def rule(run, gs):
+        if not due(run.t, every, run.n, stop): return None
+        return drop_and_grow(run, [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)], live(run),
+            grow=lambda i: abs(gs[i]) if draw is None else draw(i, run.n_updates+1))
+    return rule
+
+def on_the_way(run, every, stop): return due(run.t, every, run.n) or run.t==math.ceil(stop*run.n)<run.n-1
+
+def gmp(every, final, stop=.75):
+    "The largest weights of each layer stay; the sparsity rises along a cubic from 0"
+    def rule(run, gs):
+        if not on_the_way(run, every, stop): return None
+        counts = uniform_counts(cubic(run.t, stop*run.n, 0., final), run.masks)
+        return drop_and_grow(run, counts, counts)
+    return rule
+
+def granet(every, final, init=.5, alpha=.5, stop=.75):
+    "Prune globally to the cubic, then drop a part of what is left of each layer by magnitude, and grow as many by gradient"
+    def rule(run, gs):
+        if not on_the_way(run, every, stop): return None
+        counts = global_counts(cubic(run.t, stop*run.n, init, final), run.ws, run.masks)
+        n_keep = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in counts]
+        return drop_and_grow(run, n_keep, counts, grow=lambda i: abs(gs[i]))
+    return rule
+
+def mest(every, lam, draw, final=None, extra=0., stop=.75):
+    "2 %, 1 %, nothing: a third of the run each; with `final` the soft bound: `extra` more connections until the end"
+    def rule(run, gs):
+        if run.t==0 or run.t%every: return None
+        f = .02 if run.t<run.n/3 else .01 if run.t<2*run.n/3 else 0.
+        dead = None if final is None else final if run.t>=stop*run.n else 1-(1-final)*(1+extra)
+        targets = live(run) if final is None else uniform_counts(dead, run.masks)
+        n_keep = [min(n-int(f*n), c) for n,c in zip(live(run), targets)]
+        return drop_and_grow(run, n_keep, targets, [abs(w)+lam*abs(g) for w,g in zip(run.ws, gs)], lambda i: draw(i, run.n_updates+1))
+    return rule
+
+def ablate(w, g, mask, n_drop, n, gamma):
+    "SRigL: salient are the largest live weights but `n_drop`, and as many new ones by gradient; who has too few loses all, the others share `n`"
+    on = mask.any(1)
+    stay = best(abs(w), mask.sum()-n_drop, mask)
+    salient = stay | best(abs(g), n-stay.sum(), ~stay & on[:,None])
+    fan = lambda rows: min(range(1, mask.shape[1]+1), key=lambda k: (abs(k*rows.sum()-n), k))
+    on = on & (salient.sum(1)>=max(1, gamma*fan(on)-1e-9))
+    if not on.any(): on[salient.sum(1).argmax()] = True
+    new = np.zeros_like(mask)
+    for i in np.flatnonzero(on):
+        kept = best(abs(w[i]), min(stay[i].sum(), fan(on)), stay[i])
+        new[i] = kept | best(abs(g[i]), fan(on)-kept.sum(), ~kept)
+    return new
+
+def srigl(every, gamma, budget, alpha=.3, stop=.75):
+    "RigL's times and numbers; `budget` is what each layer had, and what active neurons share"
+    def rule(run, gs):
+        n_drop = [int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)]
+        if not due(run.t, every, run.n, stop) or not any(n_drop): return None
+        return [ablate(w, g, m, d, n, gamma) if d else m for w,g,m,d,n in zip(run.ws, gs, run.masks, n_drop, budget)]
+    return rule
+
+def in_waves(turns, counts):
+    "AC/DC and DSD: at the steps of `turns` dense, or as sparse as they say by magnitude"
+    def rule(run, gs):
+        if run.t not in turns: return None
+        n = counts(turns[run.t], run.ws, run.masks) if turns[run.t] else [m.size for m in run.masks]
+        return drop_and_grow(run, n, n, grow=lambda i: np.zeros(run.ws[i].shape))
+    return rule
+
+def ch2_l3(mask):
+    "A missing link's score: over all paths of three links between its ends, (1+i)/(1+e) of each inner node, link by link"
+    n_out,n_in = mask.shape
+    score = np.zeros(mask.shape)
+    for u in range(n_out):
+        for v in range(n_in):
+            paths = [(a,b) for a in range(n_in) for b in range(n_out) if mask[u,a] and mask[b,a] and mask[b,v] and b!=u and a!=v]
+            ins,outs = {a for a,_ in paths},{b for _,b in paths}
+            for a in ins: score[u,v] += (1+sum(mask[b,a] for b in outs))/(1+sum(mask[b,a] for b in range(n_out) if b!=u and b not in outs))
+            for b in outs: score[u,v] += (1+sum(mask[b,a] for a in ins))/(1+sum(mask[b,a] for a in range(n_in) if a!=v and a not in ins))
+    return score
+
+def cht(every, draw, f=.3):
+    "Remove the smallest `f`, then sample new links in proportion to the scores that what is left suggests (Gumbel's trick); zeros come last"
+    def rule(run, gs):
+        if run.t==0 or run.t%every: return None
+        n_keep = [n-int(f*n) for n in live(run)]
+        stay = [best(abs(w), n, m) for w,n,m in zip(run.ws, n_keep, run.masks)]
+        luck = lambda i: np.log(np.maximum(ch2_l3(stay[i]), 1e-300))-np.log(draw(i, run.n_updates+1))
+        return drop_and_grow(run, n_keep, live(run), grow=luck)
+    return rule
+
+def ticket(train, ws, final, rate, sparsity=0., masks=None):
+    "Train, prune `rate` of what lives in the whole model by magnitude, put the rest back to `ws`, and again until `final`"
+    masks = [np.ones(w.shape, bool) for w in ws] if masks is None else masks
+    while sparsity<final:
+        sparsity = min(1-(1-sparsity)*(1-rate), final)
+        trained = train([w*m for w,m in zip(ws, masks)], masks)
+        masks = [best(abs(w), n, m) for w,n,m in zip(trained, global_counts(sparsity, trained, masks), masks)]
+    return [w*m for w,m in zip(ws, masks)],masks
