@@ -18,3 +18,6 @@ from .learned import *
 from .oneshot import *
 from .kernels import *
 from .compute import *
+from .packing import *
+from .shrinking import *
+from .export import *

@@ -363,18 +363,22 @@ def candidates(
     counts = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     return {o.name:_why_not(o, counts) for o in masked_params(model)}
 
-def _turns(arms, rounds=5, seconds=.3):
-    "Ratios of the times of the first of `arms` to the second's, in turns"
-    ratios,start = [],time.perf_counter()
-    while len(ratios)<=rounds or time.perf_counter()-start<seconds and len(ratios)<50:
-        ts = []
+# %% ../nbs/31_compute.ipynb #69c6d641
+def _clock(arms, rounds=5, seconds=.3):
+    "Times of each of `arms`, in turns, without the first"
+    times,start = [],time.perf_counter()
+    while len(times)<=rounds or time.perf_counter()-start<seconds and len(times)<50:
+        times.append([])
         for f in arms:
             t = time.perf_counter()
             f()
             if torch.cuda.is_available(): torch.cuda.synchronize()
-            ts.append(time.perf_counter()-t)
-        ratios.append(ts[0]/ts[1])
-    return statistics.median(ratios[1:])
+            times[-1].append(time.perf_counter()-t)
+    return list(zip(*times[1:]))
+
+def _turns(arms, *args):
+    "Median ratio of the times of the first of `arms` to the second's"
+    return statistics.median(a/b for a,b in zip(*_clock(arms, *args)))
 
 # %% ../nbs/31_compute.ipynb #05636b90
 def _layer_ratio(guard, call, inputs):
