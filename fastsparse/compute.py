@@ -37,7 +37,7 @@ def _swap(opt, old, new, change):
 # %% ../nbs/31_compute.ipynb #2987ea40
 class LiveGuard(Guard):
     "Guards one parameter that is stored as its live values; `route` is how they are multiplied"
-    route,original,costly,grad_stamp,ratio = 'rows',None,None,None,None
+    route,original,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,None,False,None
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
         self.handle = self.stamp = self.seen = self._index = self.dense_grad = self.pending = None
@@ -94,9 +94,10 @@ def carry(self:LiveGuard):
     self.watch(w)
 
 @patch
-def move(self:LiveGuard, gone, new, opt):
+def move(self:LiveGuard, gone, new, opt, start=None):
     self.meet(opt)
     self.carry()
+    if start is not None: self.values.data.put_(torch.searchsorted(self.index.places, new), start.take(new).to(self.values))
 
 # %% ../nbs/31_compute.ipynb #a714a214
 @patch
@@ -126,11 +127,15 @@ def _lift(self, lifted):
     if not lifted: self.dense_grad = None
     self._lifted = lifted
 
-def _refuse_history(self, wanted):
-    if wanted: raise ValueError("gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights, and sparse compute keeps nothing of them: take another score, or call remove() of the report of sparse_compute")
+def _refusing(answer, what):
+    "A property that is always `answer`"
+    def _set(self, wanted):
+        if wanted: raise ValueError(f"{what}, and sparse compute keeps nothing of dead weights: take another, or call remove() of the report of sparse_compute")
+    return property(lambda self: answer, _set)
 
 LiveGuard.lifted = property(lambda self: self._lifted, _lift, doc="Will an update read this batch's dense gradient?")
-LiveGuard.dense_history = property(lambda self: False, _refuse_history)
+LiveGuard.dense_history = _refusing(False, "gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights")
+LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
 # %% ../nbs/31_compute.ipynb #20af25c6
 class _Dense(Function):
@@ -358,18 +363,22 @@ def candidates(
     counts = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     return {o.name:_why_not(o, counts) for o in masked_params(model)}
 
-def _turns(arms, rounds=5, seconds=.3):
-    "Ratios of the times of the first of `arms` to the second's, in turns"
-    ratios,start = [],time.perf_counter()
-    while len(ratios)<=rounds or time.perf_counter()-start<seconds and len(ratios)<50:
-        ts = []
+# %% ../nbs/31_compute.ipynb #69c6d641
+def _clock(arms, rounds=5, seconds=.3):
+    "Times of each of `arms`, in turns, without the first"
+    times,start = [],time.perf_counter()
+    while len(times)<=rounds or time.perf_counter()-start<seconds and len(times)<50:
+        times.append([])
         for f in arms:
             t = time.perf_counter()
             f()
             if torch.cuda.is_available(): torch.cuda.synchronize()
-            ts.append(time.perf_counter()-t)
-        ratios.append(ts[0]/ts[1])
-    return statistics.median(ratios[1:])
+            times[-1].append(time.perf_counter()-t)
+    return list(zip(*times[1:]))
+
+def _turns(arms, *args):
+    "Median ratio of the times of the first of `arms` to the second's"
+    return statistics.median(a/b for a,b in zip(*_clock(arms, *args)))
 
 # %% ../nbs/31_compute.ipynb #05636b90
 def _layer_ratio(guard, call, inputs):
