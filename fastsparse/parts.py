@@ -105,6 +105,8 @@ class Method:
         _check_functions(self)
         if isinstance(sparsity, Real): check_sparsity(sparsity)
         elif sparsity_path is not None: raise ValueError(f"sparsity is {sparsity!r}, and sparsity_path wants the number at which it ends: pass sparsity=0.9, or a schedule without a path")
+        for make,spec in ((make_schedule, drop_fraction), (make_update_schedule, updates), (make_schedule, sparsity)):
+            if spec is not None: make(spec)
         self.structure,self.n_updates,self.updated_at,self.pending = as_structure(structure),0,None,None
 
 # %% ../nbs/04a_parts.ipynb #7c79cc25
