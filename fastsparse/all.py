@@ -7,11 +7,17 @@ from .scores import *
 from .sparsify import *
 from .parts import *
 from .training import *
+from .grown import *
 from .methods import *
 from .callback import *
 from .flops import *
+from .history import *
+from .ledger import *
 from .rules import *
 from .learned import *
 from .oneshot import *
 from .kernels import *
 from .compute import *
+from .packing import *
+from .shrinking import *
+from .export import *

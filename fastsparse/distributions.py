@@ -135,8 +135,12 @@ def global_sparsity(
     if [s.numel() for s in scores]!=sizes: raise ValueError(f"scores have {[s.numel() for s in scores]} entries for parameters of {sizes}, and must have one for each weight")
     if not sizes: return []
     together = torch.cat([s.detach().reshape(-1).to(scores[0].device) for s in scores])
-    live = top_k_mask(together, n_live(len(together), model_sparsity)).split(sizes)
-    return [1-int(m.count_nonzero())/n if n else 0. for m,n in zip(live, sizes)]
+    budget = (1-float(model_sparsity))*len(together)
+    over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.  # the last weight lives in part
+    live = top_k_mask(together, round(budget+over))
+    last = int(lowest(together, 1, among=live)) if over else -1
+    counts = [int(m.count_nonzero())-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
+    return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
 
 # %% ../nbs/01_distributions.ipynb #bdfbe89e
 def _balanced_flops(params, model_sparsity, names=None, flops=()):

@@ -8,6 +8,8 @@ __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITO
            'rewind', 'find_ticket']
 
 # %% ../nbs/06_methods.ipynb #179ba8c9
+import math,torch
+from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
 from .masks import *
@@ -81,13 +83,22 @@ def prune_to(
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
-    scores = [call_with(score_f, o.p, mask=o.mask, name=o.name, module=o.module).masked_fill(~o.mask, -float('inf')) for o in os]
-    counts = layer_counts(os, sparsity, sparse_f, structure, scores=scores)
-    for o,n in zip(os, counts):
-        if n>o.mask.count_nonzero(): raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {int(o.mask.count_nonzero())}: pass a higher sparsity, or another sparse_f")
-    for o,score,n in zip(os, scores, counts):
-        zero_dead_(o.p, o.mask.copy_(structure.top(score, n)))
+    scores = [call_with(score_f, o.p, mask=o.mask, name=o.name, module=o.module) for o in os]
+    for score,o in zip(scores, os): check_score(score, o)
+    ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
+    counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
+    masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, scores, counts)]
+    for o,mask in zip(os, masks):
+        zero_dead_(o.p, o.mask.copy_(mask))
         show_sparsity(o)
+
+def _prune(o, score, n, sparsity, structure):
+    "A legal mask of the best `n` live weights"
+    live = int(o.mask.count_nonzero())
+    if n>live: raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {live}: pass a higher sparsity, or another sparse_f")
+    mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
+    if not structure.legal(mask): raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: pass structure={str(structure)!r} to sparsify_model too")
+    return mask
 
 def rewind(
     model, # A module with masks
@@ -95,7 +106,10 @@ def rewind(
 ):
     "Put parameters and buffers back to `state`, but not the masks"
     masks = {f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity')}
-    model.load_state_dict({k:v for k,v in state.items() if k not in masks}, strict=False)
+    mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
+    bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
+    if bad: raise ValueError(f"state has no {bad} as this model has it: pass an earlier state_dict() of the same model")
+    model.load_state_dict({k:state[k] for k in mine}, strict=False)
     apply_masks(model)
 
 # %% ../nbs/06_methods.ipynb #13aee802
@@ -110,10 +124,13 @@ def find_ticket(
     "Turn `model` into a ticket of `sparsity`, ready to be trained"
     check_sparsity(sparsity)
     if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
-    if not masked_params(model): sparsify_model(model, 0.)
+    masks = [o.mask for o in masked_params(model)]
+    density = sum(int(o.count_nonzero()) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
+    if sparsity<1-density-1e-9: raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: pass a higher one, or call unsparsify first")
+    if not masks: sparsify_model(model, 0.)
     if warm_up is not None: warm_up(model)
     state,levels = {k:v.clone() for k,v in model.state_dict().items()},[]
-    while not levels or levels[-1]<sparsity: levels.append(min(1-(1-rate)**(len(levels)+1), sparsity))
+    while not levels or levels[-1]<sparsity: levels.append(min(1-density*(1-rate)**(len(levels)+1), sparsity))
     for level in progress_bar(levels):
         train(model)
         prune_to(model, level, sparse_f)

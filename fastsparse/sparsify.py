@@ -148,11 +148,13 @@ def guard_of(
 class Guard:
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
     remark = ''  # what the summary says of the parameter
+    dense_state = True  # the optimizer has state for every weight
     def __init__(self, module, attr):
         self.module,self.attr,self.p,self.handle = module,attr,None,None
         self.lifted = False  # leave this batch's gradient dense: an update will read it
         self.dense_history = False  # leave gradients and state dense, and mask the weight after each step
         self.costly = None  # type of an optimizer that writes where the gradient is zero
+        self.around,self.finish = None,None  # what is called before each step, and what it left to do afterwards
         self.check()
 
     @property
@@ -209,13 +211,27 @@ def mask_grad(self:Guard):
 
 # %% ../nbs/04_sparsify.ipynb #76bb0ce5
 @patch
+def open_step(self:Guard, opt):
+    "Show the weight, as it is now, to `around`"
+    self.finish = None if self.around is None else self.around(opt)
+
+@patch
+def close_step(self:Guard):
+    "Do what `around` left to do"
+    finish,self.finish = self.finish,None
+    if finish is not None: finish()
+
+# %% ../nbs/04_sparsify.ipynb #172b990c
+@patch
 def before_step(self:Guard, opt):
     self.check()
     if not (self.lifted or self.dense_history): self.mask_grad()
+    self.open_step(opt)
 
 @patch
 def after_step(self:Guard, opt):
     if self.mask is None: return
+    self.close_step()
     known = keeps_zero(opt)
     if not known: self.costly = type(base_opt(opt)).__name__
     state = base_opt(opt).state
@@ -225,12 +241,14 @@ def after_step(self:Guard, opt):
         if not self.dense_history: self.clean[opt] = state
     self.note()
 
-# %% ../nbs/04_sparsify.ipynb #172b990c
+# %% ../nbs/04_sparsify.ipynb #74b97ac0
 @patch
-def move(self:Guard, gone, new, opt):
-    "The mask has changed: weight and state start at zero where a weight is `gone` or `new`"
+def move(self:Guard, gone, new, opt, start=None):
+    "The mask has changed: weight and state are zero where a weight is `gone` or `new`, but new ones take their value from `start`"
     changed = torch.cat([gone, new])
-    for t in [self.p, *slow_weights(opt, self.p)]: put_(t, changed, 0)
+    for t in [self.p, *slow_weights(opt, self.p)]:
+        put_(t, changed, 0)
+        if start is not None: t.put_(new, start.take(new).to(t))
     for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 @patch
@@ -355,11 +373,12 @@ def draw_seed(
 def check_score(
     score, # What a score function returned
     o:Masked, # The parameter it was called for
+    what='a score', # What an error calls it
 ):
     "A `ValueError` unless `score` is a tensor of the parameter's shape"
     if isinstance(score, torch.Tensor) and score.shape==o.p.shape: return
     got = f'has shape {tuple(score.shape)}' if isinstance(score, torch.Tensor) else f'is a {type(score).__name__}'
-    raise ValueError(f"a score for {o.name} {got}, and must be a tensor of the parameter's shape, {tuple(o.p.shape)}")
+    raise ValueError(f"{what} for {o.name} {got}, and must be a tensor of the parameter's shape, {tuple(o.p.shape)}")
 
 def as_mask(
     score:torch.Tensor, # A score, or a bool mask

@@ -43,6 +43,7 @@ class Slot:
     def __init__(self, o, index):
         self.o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
+        self.notes = {}  # what `grow_state_f` remembers
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
         self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
 
@@ -78,6 +79,10 @@ class Slot:
         "Set the number of weights that should live"
         self.target,self.aims = target,True
 
+    def around_step(self, opt):
+        "What `grow_state_f` wants to do before a step; it may return what is to be done after it"
+        return says(self.method.grow_state_f, 'around_step')(self.p, opt=opt, notes=self.notes)
+
 # %% ../nbs/05_training.ipynb #5f4888c0
 @patch
 def write(self:Slot, dropped, grown, budget, start, opt):
@@ -85,8 +90,7 @@ def write(self:Slot, dropped, grown, budget, start, opt):
     new = grown[~self.mask.take(grown)]
     put_(put_(self.mask, dropped, False), grown, True)
     gone = dropped[~self.mask.take(dropped)]
-    self.guard.move(gone, new, opt)
-    if start is not None: self.p.put_(new, start.take(new).to(self.p))
+    self.guard.move(gone, new, opt, start)
     self.live = self.live-len(dropped)+len(grown)
     self.target,self.budget = self.live,budget
     show_sparsity(self.o._replace(mask=self.mask))
@@ -99,14 +103,22 @@ def write(self:Slot, dropped, grown, budget, start, opt):
 def _inside(os, modules):
     "Those of `os` whose module lies in one of `modules`, all by default"
     if modules is None: return os
+    modules = [modules] if isinstance(modules, torch.nn.Module) else modules
+    if bad := [m for m in modules if not isinstance(m, torch.nn.Module)]: raise ValueError(f"sparse_modules holds {bad[0]!r}, and must hold modules of the model; rules= goes by name")
     inside = {id(sub) for m in modules for sub in m.modules()}
     found = [o for o in os if id(o.module) in inside]
     if not found: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
     return found
 
+def _check_rule(o):
+    pair = isinstance(o, (list,tuple)) and len(o)==2 and isinstance(o[1], (dict,type(None)))
+    if not (pair and (callable(o[0]) or all(isinstance(p, str) for p in listify(o[0])))):
+        raise ValueError(f"a rule is {o!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); `configure` makes pairs of plain data")
+
 def _assign(os, rules, settings):
     "Pairs of a `Method` and those of `os` that it serves"
     if rules is None: return [(Method(**settings), os)]
+    for o in rules if isinstance(rules, (list,tuple)) else [rules]: _check_rule(o)
     taken = [first(range_of(rules), lambda k: matches(rules[k][0], o.name, o.p)) for o in os]
     served = [[o for o,t in zip(os, taken) if t==k] for k in range_of(rules)]
     for (pattern,_),own in zip(rules, served):
@@ -133,15 +145,17 @@ class SparseEngine:
     ):
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
+        if bad := [f for f in self.on_update if not callable(f)]: raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
         pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
+        initial = {id(o.p):o.p.detach().clone() for m,os in pairs if says(m.grow_init_f, 'reads_initial') for o in os}  # before masks
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self.all = [Slot(o, i) for i,o in enumerate(masked_params(model))]
         watched = {id(g) for e in enforcements(model) for g in e.guards}
         self.own = None if all(id(s.guard) in watched for s in self.all) else enforce_masks(model)
-        self._take_slots(pairs, targets)
+        self._take_slots(pairs, targets, initial)
         self._warn_if_idle()
         for f in self.on_update:
             if hasattr(f, 'begin'): f.begin(self)
@@ -158,6 +172,7 @@ def _check_model(self:SparseEngine, pairs):
             raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
         m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
         fitting(m.structure, os, 0)
+        for o in os: self._check_state(m, o.p)
         bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
         self._check_path(m, os)
@@ -169,7 +184,15 @@ def _check_path(self:SparseEngine, m, os):
     if m.path is None: return
     lowest,highest,_ = min_max_end(m.path, 0, self.n_steps or 1)
     check_sparsity(highest)
-    for s in (lowest, highest): self._counts(m, os, s)
+    for s in (max(lowest, 0), highest): self._counts(m, os, s)
+
+# %% ../nbs/05_training.ipynb #c9ff88f7
+@patch
+def _check_state(self:SparseEngine, m, p):
+    "A `ValueError` if `grow_state_f` can't work with the optimizer's state of `p`"
+    if m.grow_state_f and not getattr(guard_of(p), 'dense_state', True):
+        raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute")
+    if check := says(m.grow_state_f, 'check'): check(p, self.opt)
 
 # %% ../nbs/05_training.ipynb #39453edb
 @patch
@@ -203,7 +226,7 @@ def _counts(self:SparseEngine, m, os, sparsity, **extras):
 
 # %% ../nbs/05_training.ipynb #8fda77e2
 @patch
-def _take_slots(self:SparseEngine, pairs, targets):
+def _take_slots(self:SparseEngine, pairs, targets, initial):
     "Hand every method its slots"
     self.methods = [m for m,_ in pairs]
     method = {id(o.p):m for m,os in pairs for o in os}
@@ -211,9 +234,9 @@ def _take_slots(self:SparseEngine, pairs, targets):
     for s in self.slots:
         m = s.method = method[id(s.p)]
         s.sync()
-        s.guard.dense_history = m.dense_history
+        s.guard.dense_history,s.initial = m.dense_history,initial.get(id(s.p))
+        s.guard.around = s.around_step if says(m.grow_state_f, 'around_step') else None
         if m.sparsity is not None and m.path is None: s.aim(targets.get(id(s.p), s.live))
-        if says(m.grow_init_f, 'reads_initial'): s.initial = s.p.detach().clone()
 
 @patch
 def slots_of(self:SparseEngine,
@@ -230,7 +253,7 @@ def _targets(self:SparseEngine, m, t):
     if m.path is None: return [s.target for s in slots]
     os = [s.o._replace(mask=s.mask) for s in slots]
     extras = dict(scores=self._ranks(m, slots, t)) if wants(m.sparse_f, 'scores') else {}
-    return self._counts(m, os, m.sparsity_at(t, m.n_updates+1), **extras)
+    return self._counts(m, os, m.sparsity_at(t, m.updates_before(t)+1), **extras)
 
 @patch
 def _ranks(self:SparseEngine, m, slots, t):
@@ -262,7 +285,7 @@ def due(self:SparseEngine,
     t:int, # Step, from 0
 ) -> bool:
     "Does an update fall due at step `t`?"
-    return any(self._due(m, t) for m in self.methods)
+    return any(m.updated_at==t or self._due(m, t) for m in self.methods)
 
 # %% ../nbs/05_training.ipynb #eb5a36ef
 @patch
@@ -430,36 +453,41 @@ def update(self:SparseEngine,
     "Drop and grow now, with the drop fraction of those steps"
     if not isinstance(times, dict): times = {m:times for m in self.methods}
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
-    if any(chosen.values()):
+    for m,moves in chosen.items():
+        for s,*_ in moves: self._check_state(m, s.p)
+    starts = [(m, move, self._start(m, *move[:3])) for m,moves in chosen.items() for move in moves]
+    if starts:
         for s in self.slots: s.last_update = (0,0)
-    starts = [(m, move, self._start(m, move[0])) for m,moves in chosen.items() for move in moves]
     for m,(s,dropped,grown,budget),start in starts:
         new = s.write(dropped, grown, budget, start, self.opt)
-        if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask)
+        if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask, notes=s.notes)
+        s.guard.open_step(self.opt)  # a step may follow, and torch has told the guard of it before the update
     for m in times:
         for s in self.slots_of(m): s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
     moved = [m for m,moves in chosen.items() if moves]
     if not moved: return moved
     self.n_updates += 1
-    for m in moved: m.n_updates += 1
+    for m in moved: m.n_updates,m.updated_at = m.n_updates+1,times[m]
     for f in list(self.on_update): f(self, max(times.values()))
     return moved
 
 @patch
-def _start(self:SparseEngine, m, s):
+def _start(self:SparseEngine, m, s, dropped, grown):
     "Where grown weights of `s` start: a tensor like the parameter, or None for zero"
     if m.grow_init_f is None: return None
     if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
-    g = keyed_generator(self.seed, s.index, -self.n_updates-1)
-    return call_with(m.grow_init_f, s.p, mask=s.mask, name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
+    g,mask = keyed_generator(self.seed, s.index, -self.n_updates-1),put_(put_(s.mask.clone(), dropped, False), grown, True)
+    start = call_with(m.grow_init_f, s.p, mask=mask, name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
+    check_score(start, s.o, 'a start')
+    return start
 
 # %% ../nbs/05_training.ipynb #f9f0bdb6
 @patch
-def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients or remembers initial values
+def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
     "What the engine needs to go on, besides the model's and the optimizer's state"
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
-        initial=s.initial) for s in self.slots]
-    methods = [dict(n_updates=m.n_updates, pending=m.pending) for m in self.methods]
+        initial=s.initial, notes=dict(s.notes)) for s in self.slots]
+    methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending) for m in self.methods]
     return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
 
 @patch
@@ -471,18 +499,18 @@ def load_state_dict(self:SparseEngine,
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
     if len(state['methods'])!=len(self.methods): raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(self.methods)}: pass the rules of the run that was saved")
     self.seed,self.n_updates,self.last_t = [state[k] for k in ('seed','n_updates','last_t')]
-    for m,o in zip(self.methods, state['methods']): m.n_updates,m.pending = o['n_updates'],o['pending']
+    for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending = o['n_updates'],o['updated_at'],o['pending']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
         s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
-        s.memos = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()}
+        s.memos,s.notes = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()},dict(o['notes'])
 
 @patch
 def remove(self:SparseEngine):
     "Let go of the model: gradients and state are masked again, and connections rest"
     for s in self.slots:
         if s.guard.dense_history: s.guard.clean.clear()
-        s.guard.lifted,s.guard.dense_history = False,False
+        s.guard.lifted,s.guard.dense_history,s.guard.around,s.guard.finish = False,False,None,None
     if self.own is None: return
     self.own.remove()
     for e in enforcements(self.model): e.arm(e.root() if e.root else self.model)

@@ -48,11 +48,12 @@ def drop_and_grow(run, n_keep, targets, keep=None, grow=lambda i: None):
     stay = [best(k, min(n, m.sum()), m) for k,n,m in zip(keep, n_keep, run.masks)]
     return [s | best(grow(i), n-s.sum(), ~s) if n>s.sum() else s for i,(s,n) in enumerate(zip(stay, targets))]
 
-def rigl(every, alpha, stop):
-    "RigL's rule, and by its numbers ITOP's"
+def rigl(every, alpha, stop, draw=None):
+    "RigL's rule, and by its numbers ITOP's; SET's with random numbers to grow by"
     def rule(run, gs):
         if not due(run.t, every, run.n, stop): return None
-        return drop_and_grow(run, [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)], live(run), grow=lambda i: abs(gs[i]))
+        return drop_and_grow(run, [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)], live(run),
+            grow=lambda i: abs(gs[i]) if draw is None else draw(i, run.n_updates+1))
     return rule
 
 def on_the_way(run, every, stop): return due(run.t, every, run.n) or run.t==math.ceil(stop*run.n)<run.n-1

@@ -5,7 +5,9 @@ from fastai.callback.core import CancelBatchException,CancelEpochException,Cance
 from fastai.callback.schedule import *
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.callback.training import GradientAccumulation,GradientClip
-from fastai.learner import load_learner
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner,load_learner
+from fastai.losses import MSELossFlat
 from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai.test_utils import synth_dbunch,synth_learner
 from fastai_data import *
@@ -613,6 +615,16 @@ def test_lr_find_after_a_dense_history(tmp_path):
     learn.fit(2, cbs=DST(**SNFS_presets, batches_per_update=4))
     learn.lr_find(num_it=15, end_lr=.1, show_plot=False, suggest_funcs=None)
     learn.fit(1, cbs=Probe())
+
+@pytest.mark.parametrize('dl', [list, lambda bs: torch.utils.data.DataLoader(bs, batch_size=None)])
+def test_any_iterable_of_batches(dl):
+    "DataLoaders hold whatever yields batches: lists and torch's loaders too"
+    batches,watch = [(torch.randn(4, 30), torch.randn(4, 20)) for _ in range(6)],Watch()
+    model = nn.Linear(30, 20)
+    sparsify_model(model, .5, seed=0)
+    learn = Learner(DataLoaders(dl(batches), dl(batches)), model, loss_func=MSELossFlat(), lr=.1)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[DST(batches_per_update=2, stop_pct=1., grow_score_f=elsewhere), watch])
+    assert watch.moved==[2,4]
 
 @pytest.mark.parametrize('opt_func', [momentum_sgd, Adam, opt_funcs['torch_sgd'], adamw])
 def test_optimizer_state_loaded_alone(opt_func, tmp_path):

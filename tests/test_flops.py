@@ -12,6 +12,8 @@ from fastai.test_utils import synth_learner
 from fastai.torch_core import to_device
 from fastcore.basics import tuplify
 from fastsparse.flops import *
+from fastsparse.scores import *
+from functools import partial
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence,pack_sequence
 from torch.utils.flop_counter import FlopCounterMode
@@ -689,7 +691,7 @@ momentum.dense_history,gradient.reads_grad = True,True
 
 costs = [
     # the appendix of arXiv:1911.11134 for a sparse forward of 20 and a dense one of 100
-    (None, 60), ({}, 60),
+    (None, 60), (dict(updates=[], grow_score_f=None), 60), (dict(batches_per_update=100), (3*20*100+2*20+100)/101),
     (dict(keep_score_f=magnitude, grow_score_f=magnitude), 60),
     (dict(keep_score_f=magnitude, grow_score_f=None), 60),
     (dict(keep_score_f=gradient, grow_score_f=None, batches_per_update=100), 60),
@@ -697,7 +699,16 @@ costs = [
     (dict(keep_score_f=magnitude, grow_score_f=gradient, batches_per_update=1), (60+140)/2),
     (dict(keep_score_f=magnitude, grow_score_f=magnitude, redistribute_f=gradient, batches_per_update=100), (3*20*100+2*20+100)/101),
     (dict(keep_score_f=magnitude, grow_score_f=momentum, redistribute_f=magnitude), 140),
-    (dict(keep_score_f=momentum, grow_score_f=gradient, batches_per_update=100), 140)]
+    (dict(keep_score_f=momentum, grow_score_f=gradient, batches_per_update=100), 140),
+    # a mean over the last k batches: k of 101 have a dense gradient, all where k exceeds the interval; a moving average reads them all
+    (dict(keep_score_f=magnitude, grow_score_f=MeanGradient(8), batches_per_update=100), (93*60+8*140)/101),
+    (dict(keep_score_f=MeanGradient(3), grow_score_f=gradient, batches_per_update=9), (7*60+3*140)/10),
+    (dict(keep_score_f=magnitude, grow_score_f=MeanGradient(1), batches_per_update=100), (3*20*100+2*20+100)/101),
+    (dict(keep_score_f=magnitude, grow_score_f=MeanGradient(50), batches_per_update=9), 140),
+    (dict(keep_score_f=magnitude, grow_score_f=Sampled(MovingGradient(.9))), 140),
+    (dict(keep_score_f=fisher_saliency, grow_score_f=magnitude), 60),
+    (dict(keep_score_f=fisher_saliency, grow_score_f=gradient, batches_per_update=100), (3*20*100+2*20+100)/101),
+    (dict(grow_score_f=partial(momentum)), 140), (dict(grow_score_f=partial(gradient), batches_per_update=1), 100)]
 
 @pytest.mark.parametrize('preset,want', costs)
 def test_training_flops(preset, want): assert train_flops(20, 100, preset)==pytest.approx(want, rel=1e-12)
@@ -711,7 +722,9 @@ def test_training_flops_of_the_paper():
 
 def test_training_flops_refuse():
     rigl = dict(grow_score_f=gradient)
-    with pytest.raises(ValueError, match='batches_per_update is None.*grow_score_f.*dict'): train_flops(20, 100, rigl)
+    with pytest.raises(ValueError, match='batches_per_update is None.*dict'): train_flops(20, 100, rigl)
+    with pytest.raises(ValueError, match='batches_per_update is None'): train_flops(20, 100, {})  # the callback's defaults grow by gradient
+    with pytest.raises(ValueError, match=r'updates is \[5, 9\].*predict_cost'): train_flops(20, 100, dict(rigl, batches_per_update=4, updates=[5,9]))
     with pytest.raises(ValueError, match='batches_per_update is 0'): train_flops(20, 100, dict(rigl, batches_per_update=0))
     with pytest.raises(ValueError, match=r'sparse_fwd is 100.*\[0,20\]'): train_flops(100, 20)
     with pytest.raises(ValueError, match='sparse_fwd is -1'): train_flops(-1, 20)

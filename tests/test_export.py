@@ -1,0 +1,304 @@
+"Exports give the dense model's outputs, in the bytes that they claim; what is missing is named"
+import io,pickle,pytest,subprocess,sys,torch,torchvision
+from copy import deepcopy
+from fastsparse.all import *
+from fastai_data import digits,loaders
+from fastai.learner import Learner,load_learner
+from fastai.losses import CrossEntropyLossFlat
+from helpers import *
+from torch import nn
+
+class Small(nn.Module):
+    "Convolutions, a norm, attention and a linear layer"
+    def __init__(self):
+        super().__init__()
+        self.conv,self.bn,self.point = nn.Conv2d(3, 8, 3, padding=1),nn.BatchNorm2d(8),nn.Conv2d(8, 12, 1)
+        self.attn,self.head = nn.MultiheadAttention(12, 2, batch_first=True),nn.Linear(12, 5)
+
+    def forward(self, x):
+        h = self.point(self.bn(self.conv(x)).tanh()).flatten(2).transpose(1, 2)
+        return self.head(self.attn(h, h, h)[0].mean(1))
+
+def small(sparsity=.8):
+    torch.manual_seed(0)
+    model = Small().eval()
+    sparsify_model(model, sparsity, seed=0)
+    return model,torch.randn(4, 3, 6, 6)
+
+modules = ['auto','dense','shrunk','live','csr']
+
+@pytest.mark.parametrize('format', modules)
+def test_modules_give_the_same_outputs(format):
+    "Within 1e-5 for the sample and for other batch sizes; a copy and a pickle too; the model is left as it was"
+    model,xb = small()
+    before = deepcopy(model.state_dict())
+    model.train()
+    new,report = export_sparse(model, format, xb, batch_sizes=[1,4])
+    assert model.training and all(torch.equal(v, before[k]) for k,v in model.state_dict().items()) and list(before)==list(model.state_dict())
+    assert report.error<1e-5 and list(report.speedup)==[1,4] and len(report.df)==2
+    model.eval()
+    for m in (new, deepcopy(new), pickle.loads(pickle.dumps(new))):
+        for x in (xb,xb[:1]):
+            with torch.no_grad(): torch.testing.assert_close(m(x), model(x), rtol=1e-5, atol=1e-5)
+
+def test_dense_is_plain():
+    "The folded model has no masks, hooks or types of ours, and exact zeros; also from a model that computes with live weights"
+    model,xb = small()
+    report = sparse_compute(model, xb, plan={'point.weight':'rows', 'attn.in_proj_weight':'rows', 'head.weight':'features'})
+    new = plain_copy(model)
+    assert isinstance(model.head.weight, SparseWeight)
+    report.remove()
+    assert list(new.state_dict())==list(Small().state_dict()) and not new._forward_pre_hooks and not masked_params(new)
+    for o in masked_params(model):
+        p = new.get_parameter(o.name)
+        assert type(p) is nn.Parameter and is_positive_zero(p[~o.mask]) and torch.equal(p[o.mask], o.p[o.mask])
+
+def test_live_uses_every_product():
+    "Linear layers, attention's projections and 1x1 convolutions are stored sparse, others are dense; each live weight once, in 8 bytes"
+    model,xb = small()
+    new,report = export_sparse(model, 'live', xb)
+    assert set(report.plan)=={'point','attn','head'} and set(report.plan.values())=={'rows'}
+    assert isinstance(new.point, PackedConv) and isinstance(new.attn, PackedAttention) and isinstance(new.head, PackedLinear) and type(new.conv) is nn.Conv2d
+    stored = sum(o.values.numel() for o in new.modules() if isinstance(o, LiveMatrix))
+    assert stored==sum(int(o.mask.sum()) for o in masked_params(model) if o.name!='conv.weight')
+    assert not masked_params(new) and not new._forward_pre_hooks and not any(p.requires_grad for p in new.parameters())
+
+@pytest.mark.parametrize('format,structure', [('condensed','fan-in'),('block','block 4x4')])
+def test_structured(format, structure):
+    "Layers that have the structure are stored by it; the others stay dense, and the note says so"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16,16), nn.ReLU(), nn.Linear(16,16), nn.ReLU(), nn.Linear(16,16))
+    sparsify_model(model, .5, seed=0, structure=structure)
+    xb = torch.randn(4, 16)
+    new,report = export_sparse(model, format, xb)
+    assert set(report.plan)=={'0','2','4'} and report.error<1e-5 and not report.note
+    model[2].weight_mask[:] = torch.eye(16).bool()
+    model[2].weight_mask[0,:2] = True
+    new,report = export_sparse(model, format, xb)
+    assert set(report.plan)=={'0','4'} and report.note.startswith('2 is dense: ') and report.error<1e-5
+
+def test_nothing_to_store():
+    "A recurrent layer has no sparse product: a named storage says so, 'auto' is dense"
+    class Rec(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(4,4)
+        def forward(self, x): return self.rnn(x)[0]
+    model,xb = Rec(),torch.randn(3,2,4)
+    sparsify_model(model, .5, seed=0)
+    with pytest.raises(ValueError, match="no masked layer can be stored sparse.*take 'dense', 'shrunk' or 'safetensors'"): export_sparse(model, 'csr', xb)
+    assert 'dense is fastest' in export_sparse(model, 'auto', xb)[1].note
+
+def test_from_live_weights():
+    "A model that computes with live weights is exported as the masked one is"
+    model,xb = small()
+    y = model(xb)
+    report = sparse_compute(model, xb, plan={'attn.in_proj_weight':'rows', 'head.weight':'features'})
+    for format in modules: assert export_sparse(model, format, xb)[1].error<1e-5
+    assert isinstance(model.head.weight, SparseWeight)
+    report.remove()
+    torch.testing.assert_close(model(xb), y)
+
+def test_auto_says_that_dense_is_fastest():
+    "Nothing pays in a tiny half-sparse layer: the result is plain and the report says so"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8))
+    sparsify_model(model, .1, seed=0)
+    new,report = export_sparse(model, 'auto', torch.randn(2, 8))
+    assert type(new[0]) is nn.Linear and not report.plan and 'dense is fastest' in report.note and 'dense is fastest' in repr(report)
+
+@pytest.mark.parametrize('rows', [1,128])
+def test_auto_takes_what_wins(rows):
+    "A large layer at 98 % is stored by live weights, for one row as for many, and the rest of its model is as it was"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 512))
+    sparsify_model(model, .98, seed=0)
+    new,report = export_sparse(model, 'auto', torch.randn(rows, 1024))
+    assert '0' in report.plan and isinstance(new[0], PackedLinear) and report.speedup[rows]>1 and not report.note and report.error<1e-5
+
+def test_auto_keeps_rows_for_models_that_call_view():
+    "Results that lie feature by feature have no rows to view"
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Linear(512,1024),nn.Linear(512,512)
+        def forward(self, x): return self.b(self.a(x).view(-1, 512))
+    torch.manual_seed(0)
+    model = Viewing()
+    sparsify_model(model, .98, seed=0)
+    new,report = export_sparse(model, 'auto', torch.randn(64, 512))
+    assert set(report.plan)=={'a','b'} and report.error<1e-5 and new.a.by_rows
+
+def test_report():
+    "Bytes as saved, times of both sides for every batch size, and the ratio's median; a copy stays what it was"
+    model,xb = small()
+    new,report = export_sparse(model, 'csr', xb, batch_sizes=[1,3,8])
+    for d in (report.ms,report.dense_ms,report.speedup): assert list(d)==[1,3,8] and all(v>0 for v in d.values())
+    torch.save(new.state_dict(), f := io.BytesIO())
+    assert report.bytes==f.tell() and list(report.df.batch)==[1,3,8] and report.df.share[0]==pytest.approx(report.bytes/report.dense_bytes, abs=1e-4)
+
+alone = """
+import sys,torch
+sys.modules['fastsparse'] = None
+path,data = sys.argv[1:]
+x,y = torch.load(data)
+m = torch.export.load(path).module() if path.endswith('.pt2') else torch.load(path, weights_only=False)
+for n in (len(x),1): torch.testing.assert_close(m(x[:n]).detach(), y[:n], rtol=1e-4, atol=1e-5)
+assert 'fastsparse' not in [k for k,v in sys.modules.items() if v is not None]
+"""
+
+def test_files_that_load_with_torch_alone(tmp_path):
+    "Dense and shrunk, and `.pt2` of every format that it can hold, for other batch sizes as well, in a process without this package"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3,8,1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8*16,24), nn.ReLU(), nn.Linear(24,8)).eval()
+    sparsify_model(model, .75, seed=0, structure='fan-in')
+    xb = torch.randn(3,3,4,4)
+    torch.save((xb,model(xb).detach()), tmp_path/'data.pt')
+    files = [('dense','a.pt'),('shrunk','b.pt'),('dense','c.pt2'),('shrunk','d.pt2'),('live','e.pt2'),('condensed','f.pt2'),('auto','g.pt2')]
+    for format,name in files:
+        path,report = export_sparse(model, format, xb, path=tmp_path/name, batch_sizes=[1,3])
+        assert path==tmp_path/name and report.error<1e-5 and report.bytes==path.stat().st_size
+    script = alone.replace('path,data = sys.argv[1:]', 'data,*paths = sys.argv[1:]').replace('m = ', 'for path in paths:\n  m = ').replace('for n in', '  for n in')
+    subprocess.run([sys.executable, '-c', script, tmp_path/'data.pt', *[tmp_path/n for _,n in files]], check=True)
+
+def test_one_row_does_not_fix_the_batch(tmp_path):
+    "A sample of one row gives a `.pt2` file for any number of rows"
+    model,xb = small()
+    path,_ = export_sparse(model, 'live', xb[:1], path=tmp_path/'m.pt2', batch_sizes=[1,4])
+    torch.testing.assert_close(torch.export.load(path).module()(xb), model(xb), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('dtype', [torch.float,torch.double,torch.bfloat16])
+def test_safetensors(dtype, tmp_path):
+    "The file holds live values and a bit a weight: at 95 % no more than .09 of dense, and it comes back bit for bit"
+    pytest.importorskip('safetensors')
+    torch.manual_seed(0)
+    model = mlp((300,400,300), dtype=dtype)
+    sparsify_model(model, .95, seed=0)
+    xb = torch.randn(4, 300).to(dtype)
+    path,report = export_sparse(model, 'safetensors', xb, path=tmp_path/'m.safetensors')
+    plain = plain_copy(model)
+    state = load_sparse(path)
+    assert state.keys()==plain.state_dict().keys() and all(torch.equal(v, state[k]) and v.dtype==state[k].dtype for k,v in plain.state_dict().items())
+    n,live = sum(o.p.numel() for o in masked_params(model)),sum(int(o.mask.sum()) for o in masked_params(model))
+    assert path.stat().st_size==report.bytes<live*xb.element_size()+n/8+700*xb.element_size()+2000 and report.error==0
+    if dtype==torch.float: assert report.bytes/report.dense_bytes<=.09
+
+class Recurrent(nn.Module):
+    "A language model's shape: embedding, LSTM, head"
+    def __init__(self):
+        super().__init__()
+        self.emb,self.rnn,self.head = nn.Embedding(11, 8),nn.LSTM(8, 12, 2, batch_first=True),nn.Linear(12, 11)
+
+    def forward(self, x): return self.head(self.rnn(self.emb(x))[0])
+
+class Mixing(nn.Module):
+    "A block of an MLP-Mixer (arXiv:2105.01601): over tokens, then over channels"
+    def __init__(self, d=16, n=9):
+        super().__init__()
+        def mlp(a, b): return nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Linear(b, a))
+        self.ln1,self.ln2,self.tokens,self.channels = nn.LayerNorm(d),nn.LayerNorm(d),mlp(n, 12),mlp(d, 24)
+
+    def forward(self, x):
+        x = x+self.tokens(self.ln1(x).transpose(1, 2)).transpose(1, 2)
+        return x+self.channels(self.ln2(x))
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem,self.blocks,self.head = nn.Conv2d(3, 16, 4, 4),nn.Sequential(Mixing(), Mixing()),nn.Linear(16, 5)
+
+    def forward(self, x): return self.head(self.blocks(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
+
+def vit(): return torchvision.models.VisionTransformer(image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
+
+archs = dict(resnet18=(lambda: torchvision.models.resnet18(num_classes=5), lambda: torch.randn(2,3,32,32)), vit=(vit, lambda: torch.randn(2,3,16,16)),
+    lstm=(Recurrent, lambda: torch.randint(11, (2,7))), mixer=(Mixer, lambda: torch.randn(2,3,12,12)))
+
+def arch(name, sparsity=.9):
+    make,batch = archs[name]
+    torch.manual_seed(0)
+    model,xb = make(),batch()
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d): m.running_mean.normal_(0, .1), m.running_var.uniform_(.8, 1.2), nn.init.normal_(m.bias, 0, .1)
+    for p in model.parameters():
+        if p.ndim==2: nn.init.normal_(p, 0, p.shape[1]**-.5)  # a head of zeros would hide all errors
+    sparsify_model(model.eval(), sparsity, seed=0)
+    return model,xb
+
+@pytest.mark.parametrize('format', [*modules,'safetensors','onnx'])
+@pytest.mark.parametrize('name', list(archs))
+def test_architectures(name, format, tmp_path):
+    "ResNet-18, a vision transformer, an LSTM and an MLP-Mixer, in every format, for the sample and one row"
+    model,xb = arch(name)
+    path = tmp_path/f'm.{format}' if format in ('safetensors','onnx') else None
+    res,report = export_sparse(model, format, xb, path=path, batch_sizes=[1,2])
+    assert report.error<2e-5 and list(report.ms)==[1,2] and (res==path if path else isinstance(res, nn.Module))
+
+@pytest.mark.parametrize('name', list(archs))
+def test_architectures_as_pt2(name, tmp_path):
+    "Each also as a file for `torch.export.load`"
+    model,xb = arch(name)
+    _,report = export_sparse(model, 'shrunk' if name=='lstm' else 'live', xb, path=tmp_path/'m.pt2', batch_sizes=[1,2])
+    assert report.error<2e-5
+
+def test_shrunk_resnet():
+    "Channels that a structure killed are gone, also across residual sums, and the file is smaller for it"
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=5)
+    sparsify_model(model, .5, seed=0, structure='output channels', chosen='*conv1.weight')
+    new,report = export_sparse(model.eval(), 'shrunk', torch.randn(2,3,32,32))
+    assert new.layer1[0].conv1.weight.shape==(32,64,3,3) and new.layer1[0].conv2.weight.shape==(64,32,3,3) and report.error<2e-5
+    assert report.bytes<.75*report.dense_bytes
+
+@pytest.mark.parametrize('format', modules)
+def test_learners(format, tmp_path):
+    "A trained learner gives a learner: it predicts, exports, and loads to predict the same; the first one trains on"
+    x,y = digits(dtype=torch.float)
+    model = nn.Sequential(nn.Linear(64,300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300,10))
+    learn = Learner(loaders(x, y), model, CrossEntropyLossFlat(), path=tmp_path, cbs=DynamicSparseTrainingCallback(batches_per_update=4, seed=0))
+    sparsify_model(learn, .9, seed=0)
+    with learn.no_logging(), learn.no_bar(): learn.fit(1)
+    new,report = export_sparse(learn, format, x[:8])
+    assert isinstance(new, Learner) and new.model is not learn.model and new.dls is learn.dls and learn.opt is not None and report.error<1e-5
+    with new.no_bar(), learn.no_bar():
+        ref = learn.get_preds(dl=learn.dls.valid)[0]
+        torch.testing.assert_close(new.get_preds(dl=new.dls.valid)[0], ref, rtol=1e-4, atol=1e-5)
+        new.export('m.pkl')
+        torch.testing.assert_close(new.get_preds(dl=new.dls.valid)[0], ref, rtol=1e-4, atol=1e-5)
+        loaded = load_learner(tmp_path/'m.pkl')
+        dl = learn.dls.valid
+        with loaded.no_bar(): torch.testing.assert_close(loaded.get_preds(dl=dl)[0], ref, rtol=1e-4, atol=1e-5)
+    with learn.no_logging(), learn.no_bar(): learn.fit(1)
+
+@pytest.mark.parametrize('format,package', [('safetensors','safetensors'), ('onnx','onnx')])
+def test_missing_packages_are_named(format, package, tmp_path, monkeypatch):
+    "With the way to install them"
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f'{package}.torch', None)
+    model,xb = small()
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install 'fastsparse\[export\]'"): export_sparse(model, format, xb, path=tmp_path/'m')
+
+def test_what_is_refused():
+    "Each with the name of what is wrong"
+    model,xb = small()
+    refused = ((('zip',xb), {}, "format is 'zip'"), (('dense',), {}, 'sample is missing'), (('onnx',xb), {}, 'path is missing'), (('2:4',xb), {}, 'point: .*CUDA devices only'),
+        (('block',xb), {}, 'point: .*no square blocks'), (('csr',xb), dict(path='m.pt2'), "torch.export can't write 'csr'"))
+    for args,kwargs,message in refused:
+        with pytest.raises(ValueError, match=message): export_sparse(model, *args, **kwargs)
+    with pytest.raises(ValueError, match='has no masks'): export_sparse(Small(), 'dense', xb)
+
+class Branching(nn.Module):
+    "A forward that depends on values"
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(600, 600)
+    def forward(self, x): return self.a(x) if x.sum()>0 else self.a(-x)
+
+def test_graphs_that_cannot_be_followed():
+    "Shrinking refuses by name, 'auto' goes on without it and says so"
+    torch.manual_seed(0)
+    model = Branching()
+    sparsify_model(model, .98, seed=0)
+    with pytest.raises(ValueError, match="graph of Branching can't be followed"): export_sparse(model, 'shrunk', torch.randn(64,600))
+    new,report = export_sparse(model, 'auto', torch.randn(64,600))
+    assert 'not shrunk: the graph of Branching' in report.note and report.plan

@@ -1,0 +1,178 @@
+"Shrunk models give the dense model's outputs, without the channels that are dead or unread, and no channel more is gone"
+import copy,pytest,torch,torch.nn.functional as F,torchvision
+from fastsparse.all import *
+from hypothesis import given,settings,strategies as st
+from torch import nn
+
+def settle(model, seed=0):
+    "BatchNorms with statistics of their own, in evaluation"
+    g = torch.Generator().manual_seed(seed)
+    for m in model.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            for t in (m.running_mean, m.weight, m.bias): t.data.normal_(generator=g)
+            m.running_var.uniform_(.5, 2, generator=g)
+    return model.eval().requires_grad_(False)
+
+def kill(m, rows=(), cols=()):
+    for r in rows: m.weight[r] = 0
+    for c in cols: m.weight[:,c] = 0
+
+def check(model, x, removed, tol=1e-4):
+    "Equal outputs, for other inputs as well, the channels gone that are expected, and the model as it was"
+    before = copy.deepcopy(model.state_dict())
+    small,got = shrink(model, x)
+    assert got==removed and all(torch.equal(v, before[k]) for k,v in model.state_dict().items())
+    for o in (x, torch.randn_like(x), x[:1]): torch.testing.assert_close(small(o), model(o), rtol=tol, atol=tol)
+    return small
+
+def test_neurons_without_inputs_or_readers():
+    "Neuron 1 has no input: its bias goes through the activation into the next bias. Nobody reads neuron 3"
+    torch.manual_seed(0)
+    m = settle(nn.Sequential(nn.Linear(5,6), nn.Tanh(), nn.Linear(6,4)))
+    kill(m[0], rows=[1]), kill(m[2], cols=[3])
+    small = check(m, torch.randn(3,5), {'0':2})
+    assert small[0].weight.shape==(4,5) and small[2].weight.shape==(4,4) and small[0].out_features==small[2].in_features==4
+    torch.testing.assert_close(small[2].bias, m[2].bias+m[2].weight[:,1]*m[0].bias[1].tanh())
+
+def test_one_removal_leads_to_the_next():
+    "Who is read only by the dead is unread, and who reads only the dead is constant"
+    torch.manual_seed(0)
+    m = settle(nn.Sequential(nn.Linear(5,6), nn.ReLU(), nn.Linear(6,4), nn.ReLU(), nn.Linear(4,3), nn.ReLU(), nn.Linear(3,2)))
+    kill(m[4], cols=[0])
+    m[2].weight[:,2] = 0
+    m[2].weight[0,2] = 1.
+    check(m, torch.randn(3,5), {'0':1,'2':1})
+    kill(m[0], rows=[4])
+    m[2].weight[1] = 0
+    m[2].weight[1,4] = 1.
+    check(m, torch.randn(3,5), {'0':2,'2':2})
+
+def test_outputs_and_inputs_stay():
+    "A dead output is still an output; inputs are given"
+    m = settle(nn.Sequential(nn.Linear(5,6), nn.ReLU(), nn.Linear(6,4)))
+    kill(m[0], cols=[0]), kill(m[2], rows=[1])
+    check(m, torch.randn(3,5), {})
+
+def test_a_layer_that_is_dead_keeps_one_channel():
+    "A tensor without channels would be no input for anybody"
+    m = settle(nn.Sequential(nn.Linear(5,6), nn.ReLU(), nn.Linear(6,4)))
+    m[0].weight.zero_()
+    assert check(m, torch.randn(3,5), {'0':5})[0].weight.shape==(1,5)
+
+def test_zero_padding_holds_back_constants():
+    "Where a convolution pads, a constant that isn't zero is not constant at the border, and stays; without padding it goes"
+    for padding,removed in ((1,{}),(0,{'0':1})):
+        m = settle(nn.Sequential(nn.Conv2d(2,3,1), nn.ReLU(), nn.Conv2d(3,2,3,padding=padding)))
+        kill(m[0], rows=[1])
+        m[0].bias[1] = 1.
+        check(m, torch.randn(2,2,5,5), removed)
+        m[0].bias[1] = -1.
+        check(m, torch.randn(2,2,5,5), {'0':1})
+
+def test_batchnorm_is_folded():
+    "Before or behind a layer without bias; where it can't be folded, it is cut"
+    m = settle(nn.Sequential(nn.Conv2d(2,4,3,bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4,3,1), nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3,2,1)))
+    kill(m[3], cols=[0]), kill(m[6], cols=[1,2])
+    small = check(m, torch.randn(2,2,5,5), {'0':1,'3':2,'5':2})
+    assert isinstance(small[1], nn.Identity) and small[5].num_features==1 and len(small[5].running_var)==1
+
+def test_batchnorm_over_another_dimension_is_not_folded():
+    "After a linear layer with three dimensions it normalises the second, whatever sizes agree"
+    m = settle(nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)))
+    check(m, torch.randn(3,4,5), {})
+
+def test_flattened_pixels():
+    "Each channel is several columns of the linear layer"
+    m = settle(nn.Sequential(nn.Conv2d(2,4,2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4*4,3)))
+    kill(m[0], rows=[1])
+    m[4].weight[:,8:12] = 0
+    assert check(m, torch.randn(2,2,5,5), {'0':2})[4].weight.shape==(3,8)
+
+class Residual(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way,self.a,self.b,self.c,self.head = way,nn.Conv2d(2,4,1),nn.Conv2d(4,4,3,padding=1),nn.Conv2d(4,4,1),nn.Linear(4,3)
+
+    def forward(self, x):
+        h = F.relu(self.a(x))
+        if self.way=='twice': h = self.b(F.relu(self.b(h)))
+        elif self.way=='view': h = self.b(h).view(x.shape[0], 4, -1).unflatten(2, (5,5))
+        elif self.way=='by hand': h = self.b(h)*self.c.weight.sum()
+        else: h = h+self.b(h)
+        h = F.relu(self.c(h)) if self.way=='by hand' else torch.add(h, F.relu(self.c(h)))
+        return self.head(h.mean((2,3)))
+
+def test_residual_sums():
+    "A channel goes only if it is dead or unread in every term"
+    torch.manual_seed(0)
+    m = settle(Residual('sum'))
+    for o in (m.a,m.b): kill(o, rows=[2])
+    m.a.bias[2],m.b.bias[2] = -1.,0.
+    check(m, torch.randn(2,2,5,5), {})
+    kill(m.c, rows=[2])
+    assert check(m, torch.randn(2,2,5,5), {'a':1,'b':1,'c':1}).head.in_features==3
+
+@pytest.mark.parametrize('way', ['twice','view','by hand'])
+def test_what_is_not_followed_stays(way):
+    "Shared layers agree on both calls; `view` and parameters taken by hand keep the channels that they touch"
+    torch.manual_seed(0)
+    m = settle(Residual(way))
+    for o in (m.a,m.b,m.c): kill(o, rows=[1])
+    for t in (m.a.bias,m.b.bias,m.c.bias): t[1] = 0.
+    for o in (m.b,m.c): kill(o, cols=[3])
+    small,removed = shrink(m, x := torch.randn(2,2,5,5))
+    torch.testing.assert_close(small(x), m(x), rtol=1e-4, atol=1e-4)
+    if way=='view': assert removed=={'a':2}
+    if way=='by hand': assert 'b' not in removed and 'c' not in removed
+
+def test_tied_layers_stay():
+    "A parameter in two layers would be cut for one of them only"
+    m = settle(nn.Sequential(nn.Linear(4,4), nn.ReLU(), nn.Linear(4,4), nn.ReLU(), nn.Linear(4,4)))
+    m[2].weight = m[0].weight
+    kill(m[0], rows=[1])
+    check(m, torch.randn(2,4), {})
+
+class Branch(nn.Module):
+    def forward(self, x): return x if x.sum()>0 else -x
+
+def test_what_cannot_be_followed_is_refused_by_name():
+    "A forward that depends on values"
+    with pytest.raises(ValueError, match="the graph of Branch can't be followed .*'dense' or 'auto'"): shrink(Branch(), torch.ones(2))
+
+def ragged(kind, sizes, dead, seed):
+    "A random network with random dead rows, columns and weights"
+    torch.manual_seed(seed)
+    layers = []
+    for i,o in zip(sizes, sizes[1:]):
+        layer = nn.Linear(i, o) if kind=='linear' else nn.Conv2d(i, o, 3, padding=seed%2, bias=bool(seed%3))
+        layers += [layer, *([nn.BatchNorm2d(o)] if kind=='conv' else []), [nn.ReLU(),nn.Tanh(),nn.Sigmoid()][seed%3]]
+        w = layer.weight.data
+        w *= (torch.rand(w.shape)<.5)&(torch.rand(o, *[1]*(w.ndim-1))>dead)&(torch.rand(1, i, *[1]*(w.ndim-2))>dead)
+    return settle(nn.Sequential(*layers), seed)
+
+@settings(max_examples=25)
+@given(st.sampled_from(['linear','conv']), st.lists(st.integers(1,6), min_size=2, max_size=5), st.floats(0,.7), st.integers(0,1000))
+def test_any_stack(kind, sizes, dead, seed):
+    "Outputs are the same whatever is dead, and shrinking twice removes nothing more"
+    m = ragged(kind, sizes, dead, seed).double()
+    x = torch.randn(3, sizes[0], *([12]*2 if kind=='conv' else [])).double()
+    small,_ = shrink(m, x)
+    y = torch.randn_like(x)
+    torch.testing.assert_close(small(y), m(y), rtol=1e-8, atol=1e-8)
+    assert shrink(small, x)[1]=={}
+
+def test_resnet18():
+    "Dead channels inside blocks and across the residual sums of a stage; half of each gives a quarter of the weights there"
+    torch.manual_seed(0)
+    m = settle(torchvision.models.resnet18(num_classes=7))
+    half = lambda n: range(n//2)
+    for stage in (m.layer1, m.layer2):
+        for block in stage:
+            for conv,bn in ((block.conv1,block.bn1),(block.conv2,block.bn2),*([tuple(block.downsample)] if block.downsample else [])):
+                kill(conv, rows=half(len(conv.weight)))
+                for t in (bn.bias,bn.running_mean): t[:len(t)//2] = 0
+    m.bn1.weight[:32],m.bn1.bias[:32] = 0,0
+    small,removed = shrink(m, x := torch.randn(2,3,64,64))
+    torch.testing.assert_close(small(x), m(x), rtol=1e-4, atol=1e-4)
+    assert removed['conv1']==32 and removed['layer1.1.conv2']==32 and removed['layer2.0.downsample.0']==removed['layer2.1.conv2']==64
+    assert small.layer2[1].conv2.weight.shape==(64,64,3,3) and not any(isinstance(o, nn.BatchNorm2d) for o in small.modules())
