@@ -164,7 +164,3 @@ def test_what_is_read():
     assert [t for t in range(31) if m.reads_dense(t)]==[8,9,10,18,19,20,28,29,30]
     assert all(m.collects(m.collectors['square'], t) for t in range(31))
     assert len(method(keep_score_f=MeanGradient(3), grow_score_f=MeanGradient(3)).collectors)==1
-
-def test_public_names():
-    "What is exported is tested here"
-    assert set(parts.__all__)=={'drop_of_live','drop_of_target','rising_path','soft_bound_path','check_sparsity','Method'}
