@@ -1,7 +1,6 @@
 "Room 04a: a method's parts: counts, paths, refusals, and times in steps, fractions, samples and epochs"
 import math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
-from fastsparse import parts
 from helpers import *
 from hypothesis import given, strategies as st
 
