@@ -1,7 +1,6 @@
 "Room 04a: a method's parts: counts, paths, refusals, and times in steps, fractions, samples and epochs"
 import math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
-from fastsparse import parts
 from helpers import *
 from hypothesis import given, strategies as st
 
@@ -164,7 +163,3 @@ def test_what_is_read():
     assert [t for t in range(31) if m.reads_dense(t)]==[8,9,10,18,19,20,28,29,30]
     assert all(m.collects(m.collectors['square'], t) for t in range(31))
     assert len(method(keep_score_f=MeanGradient(3), grow_score_f=MeanGradient(3)).collectors)==1
-
-def test_public_names():
-    "What is exported is tested here"
-    assert set(parts.__all__)=={'drop_of_live','drop_of_target','rising_path','soft_bound_path','check_sparsity','Method'}

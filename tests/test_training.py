@@ -71,6 +71,17 @@ def test_growth_by_hand(grad, grown):
     for g in ([0.]*8, [0.]*8, grad): step(dst, g)
     assert set(m.weight_mask.view(-1).nonzero().view(-1).tolist())=={0,1,3,grown}
 
+def test_growth_where_gradients_are_zero():
+    "More to grow than dead places with a gradient: dead ones are taken all the same, and the live stay (rigl-reproducibility zeroed a live weight, score 0 like the dead)"
+    m,opt = by_hand([2.,1.,3.,0.,0.,0.], [True,True,True,False,False,False])
+    dst = engine(m, opt, **half_at_2)
+    for _ in range(3): step(dst, [1.,1.,1.,0.,0.,0.])
+    assert m.weight_mask.tolist()==[[True,True,True,False,False,False]]
+    m,opt = by_hand([2.,1.,3.,0.,0.,0.], [True,True,True,False,False,False])
+    dst = engine(m, opt, 10, updates=[2], drop_fraction=0., sparsity=1/6)
+    for _ in range(3): step(dst, [0.]*6)
+    assert m.weight_mask.tolist()==[[True,True,True,True,True,False]] and m.weight.tolist()==[[2.,1.,3.,0.,0.,0.]]
+
 def test_scores_with_nan():
     "NaN never wins: a NaN keep score is dropped first, a NaN grow score is taken last"
     m,opt = by_hand([1.,1.,1.,1.,0.,0.,0.,0.], [True]*4+[False]*4, None, torch.optim.SGD, lr=0.)
@@ -745,9 +756,9 @@ going = dict(SET=SET_presets, SNFS=SNFS_presets, RigL=RigL_presets, GraNet=dict(
     rules=dict(rules=[('0.*', dict(RigL_presets, batches_per_update=4)), ('2.*', SNFS_presets), ('4.*', dict(GMP_presets, batches_per_update=3, sparsity=.8))]))
 runs = [(method,opt) for method in ('SET','SNFS','RigL') for opt in ('SGD','Adam')]+[(method, ('SGD','Adam')[i%2]) for i,method in enumerate(going) if i>2]
 
-def start(method, opt, n_steps=40):
+def start(method, opt, n_steps=40, dtype=torch.float):
     "A run of one of `runs`: model, optimizer, engine, and a batch a step"
-    m = mlp((6,12,9,3), seed=4)
+    m = mlp((6,12,9,3), seed=4, dtype=dtype)
     if method!='ACDC': sparsify_model(m, .7, erdos_renyi_sparsity, seed=5, structure={'SRigL':'fan-in', 'blocks':'block 3x3'}.get(method))
     opt = getattr(torch.optim, opt)(m.parameters(), lr=.03, **(dict(momentum=.9) if opt=='SGD' else {}))
     dst = engine(m, opt, n_steps, **{**going[method], 'batches_per_update':4, 'seed':None})
@@ -941,6 +952,35 @@ def test_two_ranks(tmp_path):
             backward(m, *data(m, 32, seed=t))
             opt.step()
         assert all(torch.equal(v, m.state_dict()[k]) if v.dtype==torch.bool else torch.allclose(v, m.state_dict()[k], atol=1e-8) for k,v in x['last'].items()), method
+
+@pytest.mark.parametrize('method', going)
+def test_accumulated_and_overflowing(method):
+    "Every kind of run: two halves accumulated are one batch; where a gradient overflows the scaler skips, nothing moves and stays finite, and the update comes at the next step"
+    made = []
+    for halves in (1,2):
+        m,opt,dst = start(method, 'SGD', dtype=torch.double)
+        dst.seed = 7
+        for t in range(20):
+            xb,yb = data(m, seed=t)
+            opt.zero_grad()
+            for x,y in zip(xb.chunk(halves), yb.chunk(halves)): backward(m, x, y, 1/halves)
+            opt.step()
+        made.append((dst.n_updates, masks_of(m)))
+    assert made[0][0]==made[1][0]>=2 and same_masks(made[0][1], made[1][1])
+    m,opt,dst = start(method, 'SGD')
+    scaler,done = torch.amp.GradScaler('cpu', init_scale=64., growth_interval=1000),0
+    for t in range(24):
+        opt.zero_grad()
+        scaler.scale(nn.functional.mse_loss(m(data(m, seed=t)[0]), data(m, seed=t)[1])).backward()
+        spoilt,before = t in (4,8,9,12,13),(dst.n_updates, masks_of(m))
+        if spoilt: m[2].weight.grad[m[2].weight_mask] = math.inf
+        scaler.step(opt)
+        scaler.update()
+        if spoilt: assert dst.n_updates==before[0] and same_masks(masks_of(m), before[1])
+        done += not spoilt and dst.n_updates>before[0]
+        assert all(p.isfinite().all() for p in m.parameters())
+        assert_dead(m, opt, state=not any(o.dense_history for o in dst.methods))
+    assert done>=2 and scaler.get_scale()==2.
 
 # --- structures, with everything else
 
