@@ -11,6 +11,7 @@ __all__ = ['Planned', 'plan_pruning', 'planned_counts', 'layer_masks', 'global_m
 
 # %% ../nbs/21_oneshot.ipynb #64388160
 import math,matplotlib.pyplot as plt,pandas as pd,torch
+from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from fastai.data.core import DataLoaders
@@ -51,6 +52,7 @@ def _parse_target(what):
     sparsity,s = what if isinstance(what, tuple) else (what, None) if isinstance(what, (int,float)) else (None, what)
     s = as_structure(s)
     if sparsity is None and s.sparsity is None: raise ValueError(f"the target {what!r} has no sparsity of its own: pass one with it, (0.8, {what!r})")
+    if s.sparsity is not None and sparsity not in (None, s.sparsity): raise ValueError(f"the target's sparsity is {sparsity}, and {str(s)!r} has a sparsity of {s.sparsity}: pass that, or {str(s)!r} alone")
     sparsity = s.sparsity if sparsity is None else sparsity
     if not 0<=sparsity<1: raise ValueError(f"the target's sparsity is {sparsity}, and must lie in [0,1): the fraction of weights that is dead, e.g. 0.8")
     return sparsity,s
@@ -146,21 +148,26 @@ def _is_loader(data): return isinstance(data, (DataLoader,torch.utils.data.DataL
 
 def _batches_of(data, bs):
     "An iterable of batches"
+    if isinstance(data, (str,Mapping)) or not (hasattr(data, '__iter__') or hasattr(data, '__getitem__')):
+        raise ValueError(f"data is a {type(data).__name__}, and must be DataLoaders, a loader, a dataset, an iterable of batches (one batch is a list of one), or a function f(model)")
     if isinstance(data, DataLoaders): return data.train
     if _is_loader(data) or isinstance(data, (list,tuple)) or not hasattr(data, '__getitem__'): return data
     return torch.utils.data.DataLoader(data, batch_size=bs)
 
 def _inputs(b, n_inp=None):
     "Arguments, keyword arguments and targets of a batch"
-    if isinstance(b, dict): return (),b,()
+    if isinstance(b, Mapping): return (),dict(b),()
     if not isinstance(b, (tuple,list)): return (b,),{},()
     n = ifnone(n_inp, max(len(b)-1, 1))
     return tuple(b[:n]),{},tuple(b[n:])
 
 # %% ../nbs/21_oneshot.ipynb #c14c76cf
 def _n_items(b):
-    while not isinstance(b, torch.Tensor): b = first(b.values() if isinstance(b, dict) else b)
-    return b.shape[0]
+    "Items of a batch: the length of the first tensor in it"
+    if isinstance(b, torch.Tensor): return len(b) if b.ndim else 1
+    found = first(map(_n_items, b.values() if isinstance(b, Mapping) else b if isinstance(b, (list,tuple)) else ()))
+    if found is None: raise ValueError(f"a batch begins with a {type(b).__name__} instead of a tensor: pass batches of tensors, in tuples, lists or dicts")
+    return found
 
 # %% ../nbs/21_oneshot.ipynb #cee7064c
 class Calibration:

@@ -182,6 +182,10 @@ def test_configure_at_any_time():
     assert [m.density for m in manager.modules]==[.5,.5]
     manager.step(density=.25, backward_mode='joint')
     assert str(sp.sparseness)=='TOPK{0.25}(M)' and sp.density==.25 and sp.backward_mode=='joint'
+    manager.step(score_func=own_magnitude)
+    big = torch.arange(32.).view(4,8)
+    assert sp(-big).flatten().nonzero().flatten().tolist()==[*range(24,32)]
+    assert manager.modules[1](torch.arange(16.).flip(0)).nonzero().flatten().tolist()==[0,1,2,3]
     sp.configure(sparseness='BTOPK{1:4,-1}(U)', k=3)
     assert sp.density==.75 and sp.mask.sum(1).tolist()==[6]*4
     mask = sp.mask
@@ -485,7 +489,15 @@ def test_rules_choose():
     o = net['body'][0]
     assert torch.equal(effective_weight(o), o.weight*o.weight_mask)
 
-@pytest.mark.parametrize('layer,axis', [(nn.Linear(4,8),1), (nn.Conv2d(4,8,4),1), (nn.ConvTranspose2d(4,8,4),0), (nn.Embedding(4,8),0), (nn.Bilinear(4,4,4),1)])
+class Conv1D(nn.Module):
+    "A linear layer whose weight lies inputs first, as in GPT-2"
+    def __init__(self, outs, ins):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ins, outs))
+    def forward(self, x): return x@self.weight
+
+@pytest.mark.parametrize('layer,axis', [(nn.Linear(4,8),1), (Conv1D(8,4),0), (nn.Conv2d(4,8,4),1), (nn.ConvTranspose2d(4,8,4),0), (nn.Embedding(4,8),0),
+    (nn.Bilinear(4,4,4),1)])
 def test_axes_whatever_the_sign(layer, axis):
     "002 compared -1 with 1 and warned"
     assert input_axis(layer)==axis
@@ -494,6 +506,17 @@ def test_axes_whatever_the_sign(layer, axis):
     for dim in range(-n, n):
         layer.weight_sparsifier.configure(dim=dim)
         assert blocks_along_inputs(layer)==(dim%n==axis)
+
+def test_bernoulli_folds():
+    "The last mask of training is the one of evaluation, and the one that stays"
+    net,x = mlp(),torch.randn(5,6)
+    sps = learn_masks(net, 'BERN', 'joint', seed=0)
+    net(x)
+    masks = masks_of(net)
+    y = net.eval()(x)
+    fold_masks(net)
+    assert torch.equal(net(x), y) and same_masks(masks, masks_of(net)) and 0<sum(int(m.sum()) for m in masks)<sum(m.numel() for m in masks) and len(sps)==3
+    assert_dead(net)
 
 def _learner(net, **kwargs):
     g = torch.Generator().manual_seed(0)

@@ -1,5 +1,6 @@
 "Room 21: one-shot pruning, against references solved by hand, by plain NumPy and by autograd"
 import copy, io, math, numpy as np, pytest, torch
+from collections import UserDict
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
@@ -21,7 +22,7 @@ def _data(n=40, seed=3, cols=8, outs=6):
 
 # ---- targets
 
-@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','3:2'), ('block 2x2','no sparsity of its own'), ((.5,'nonsense'),'nonsense'),
+@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','3:2'), ('block 2x2','no sparsity of its own'), ((.8,'2:4'),r'0\.8.*has a sparsity of 0\.5'), ((.5,'nonsense'),'nonsense'),
     ({'1':.5},"'1' fits no weight"), ({'*':None},'nothing to prune'), ('3:5',r'0\.weight: .*5'), ({'2':'5:5 flat'},r'2\.weight')])
 def test_targets_refused(target, what):
     "Law 10: value, range and way out, before anything changed, by every method"
@@ -125,6 +126,16 @@ def test_wanda_beside_infinities():
     with torch.no_grad(): layer.weight.copy_(torch.tensor([[math.nan,math.inf,-math.inf,1e-9]]))
     prune_wanda(layer, .5, [torch.tensor([[1.,0.,1.,1.]])])
     assert layer.weight_mask.tolist()==[[False,False,True,True]]
+
+def test_wanda_on_a_convolution():
+    "Norms of unfolded, padded inputs, a group of channels at a time; 2:4 along input channels"
+    torch.manual_seed(0)
+    conv,x = nn.Conv2d(8, 6, 3, padding=1, groups=2, bias=False),torch.randn(5,8,6,6)
+    score = torch.stack([F.unfold(o, 3, padding=1).square().sum((0,2)).sqrt().view(4,3,3) for o in x.chunk(2, 1)])
+    score = (conv.weight.abs().view(2,3,4,3,3)*score[:,None]).view(6,4,3,3).detach()
+    prune_wanda(conv, '2:4', [x[:2],x[2:]])
+    got = conv.weight_mask.movedim(1,-1).reshape(-1,4).numpy()
+    assert np.array_equal(got, _best_nm(score.movedim(1,-1).reshape(-1,4).numpy(), 2, 4))
 
 convs = [(nn.Conv1d, dict(padding=1), (6,)), (nn.Conv1d, dict(padding='same', dilation=2, groups=2), (7,)),
     (nn.Conv2d, dict(stride=2, padding=(1,2), groups=4), (7,6)), (nn.Conv2d, dict(padding=1, padding_mode='circular'), (5,5)),
@@ -311,6 +322,13 @@ def test_every_source_of_data():
     prune_sparsegpt(learn, '2:4')
     assert same_masks(masks_of(learn.model), masks_of(found[0]))
 
+@pytest.mark.parametrize('data,what', [(3,'data is a int'), ('x','data is a str'), (dict(x=torch.randn(3,8)),'data is a dict.*list of one'), (['ab'],'begins with a str'),
+    ([[]],'begins with a list'), (iter(()),'no batches'), ([torch.randn(0,8)],'no batches')])
+def test_data_refused(data, what):
+    "Law 10: what is no data, or holds none"
+    for f in (prune_wanda, partial(prune_snip, loss_func=F.mse_loss)):
+        with pytest.raises(ValueError, match=what): f(_net(), .5, data)
+
 class Dicts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -327,6 +345,10 @@ def test_batches_of_dicts_and_samples():
     net = Dicts()
     prune_wanda(net, .5, batches(), n_samples=15)
     assert len(read)==2 and [int(m.sum()) for m in masks_of(net)]==[32,16]
+    other = Dicts()
+    other.load_state_dict({k: v for k,v in net.state_dict().items() if k.endswith(('weight','bias'))})
+    prune_wanda(other, .5, [UserDict(x=x[:20], scale=2.)])
+    assert [int(m.sum()) for m in masks_of(other)]==[32,16]
 
 def test_layer_by_layer():
     "Each layer is pruned by the inputs that the pruned layers before it make, in the order of the data, not of the definition"
