@@ -1166,6 +1166,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.training.Slot._stamp': ('training.html#slot._stamp', 'fastsparse/training.py'),
                                      'fastsparse.training.Slot.aim': ('training.html#slot.aim', 'fastsparse/training.py'),
                                      'fastsparse.training.Slot.around_step': ('training.html#slot.around_step', 'fastsparse/training.py'),
+                                     'fastsparse.training.Slot.fit': ('training.html#slot.fit', 'fastsparse/training.py'),
                                      'fastsparse.training.Slot.guard': ('training.html#slot.guard', 'fastsparse/training.py'),
                                      'fastsparse.training.Slot.legal': ('training.html#slot.legal', 'fastsparse/training.py'),
                                      'fastsparse.training.Slot.mask': ('training.html#slot.mask', 'fastsparse/training.py'),
@@ -1240,5 +1241,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.training._check_opt': ('training.html#_check_opt', 'fastsparse/training.py'),
                                      'fastsparse.training._check_rule': ('training.html#_check_rule', 'fastsparse/training.py'),
                                      'fastsparse.training._inside': ('training.html#_inside', 'fastsparse/training.py'),
+                                     'fastsparse.training._legal_counts': ('training.html#_legal_counts', 'fastsparse/training.py'),
+                                     'fastsparse.training._steps': ('training.html#_steps', 'fastsparse/training.py'),
                                      'fastsparse.training.regrow_counts': ('training.html#regrow_counts', 'fastsparse/training.py'),
                                      'fastsparse.training.unscaled_grads': ('training.html#unscaled_grads', 'fastsparse/training.py')}}}

@@ -45,7 +45,7 @@ class Slot:
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.notes = {}  # what `grow_state_f` remembers
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
-        self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
+        self.budget = None  # what `live` was to be, where the structure made it another number
 
     @property
     def guard(self):
@@ -74,6 +74,11 @@ class Slot:
     def legal(self, n):
         "The count next to `n` that the structure allows"
         return n if self.method is None else self.method.structure.count(self.p.shape, n)
+
+    def fit(self, n):
+        "The count next to `n` that the structure allows, at least the fewest that it can have"
+        least = 1-ifnone(self.method.structure.sparsity, 1)
+        return self.legal(max(n, math.ceil(least*self.n-1e-9)))
 
     def aim(self, target):
         "Set the number of weights that should live"
@@ -150,7 +155,7 @@ class SparseEngine:
         entries = candidates(model) if self.dense else masked_params(model)
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
         pairs = self._check_model(_assign(_inside(entries, sparse_modules), rules, kwargs))
-        initial = {id(o.p):o.p.detach().clone() for m,os in pairs if says(m.grow_init_f, 'reads_initial') for o in os}  # before masks
+        initial = {id(o.p):o.p.detach().clone() for m,os in pairs if says(m.grow_init_f, 'reads_initial') or callable(m.grow_init_f) and wants(m.grow_init_f, 'initial') for o in os}  # before masks
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self.all = [Slot(o, i) for i,o in enumerate(masked_params(model))]
         watched = {id(g) for e in enforcements(model) for g in e.guards}
@@ -259,7 +264,7 @@ def _targets(self:SparseEngine, m, t):
 def _ranks(self:SparseEngine, m, slots, t):
     "Keep scores for a distribution that compares weights across layers; dead ones come last"
     scores = [self._score(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1)) for s in slots]
-    return [score.float().masked_fill(~s.mask, -math.inf) for s,score in zip(slots, scores)]
+    return [(score if score.dtype==torch.double else score.float()).masked_fill(~s.mask, -math.inf) for s,score in zip(slots, scores)]
 
 @patch
 def _moves(self:SparseEngine, s, target, f):
@@ -267,7 +272,7 @@ def _moves(self:SparseEngine, s, target, f):
     m = s.method
     if not s.p.requires_grad: return False
     kept = m.n_keep(s.live, target, f, s.aims)
-    if m.grow_score_f is None: return kept<s.live
+    if m.grow_score_f is None: return kept<s.live and s.fit(kept)<s.live
     return target!=s.live or kept<s.live and (s.live<s.n or m.redistribute_f is not None)
 
 # %% ../nbs/05_training.ipynb #d412ba15
@@ -411,24 +416,41 @@ def _check_choice(o, mask, chosen, n):
 def _move(self:SparseEngine, s, n_keep, target, t):
     "The places that `s` drops and grows, to have `target` live ones, and that number"
     m,kept,wanted = s.method,[],[]
-    if target==s.live: target = s.budget
     g = keyed_generator(self.seed, s.index, self.n_updates+1)
     keep = self._scorer(m.keep_score_f, s, n_keep, t, g, kept)
     grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g, wanted)
-    dropped,grown = m.structure.move(s.mask, keep, grow, s.live-n_keep, target)
+    dropped,grown = m.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
     stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
     if kept: _check_choice(s.o, kept[0] & s.mask, stays.reshape(-1).nonzero().view(-1), n_keep)
     if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))
-    return dropped,grown,target
+    return dropped,grown
 
 @patch
 def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
-    "The targets of `slots`, with what grows shared out anew where the method does that"
-    grow = [max(n-k, 0) for n,k in zip(targets, n_keep)]
-    if m.redistribute_f is None or m.grow_score_f is None or not sum(grow): return targets
-    shares = [float(self._score(m.redistribute_f, s, k, t, None)) for s,k in zip(slots, grow)]
-    grow = regrow_counts(shares, sum(grow), [s.n-k for s,k in zip(slots, n_keep)])
-    return [s.legal(k+g) for s,k,g in zip(slots, n_keep, grow)]
+    "The targets of `slots`, with what grows shared out anew"
+    room = [s.n-k for s,k in zip(slots, n_keep)]
+    total = min(max(sum(targets)-sum(n_keep), 0), sum(room))
+    if not total: return targets
+    shares = [float(self._score(m.redistribute_f, s, max(n-k, 0), t, None)) for s,n,k in zip(slots, targets, n_keep)]
+    return [k+g for k,g in zip(n_keep, regrow_counts(shares, total, room))]
+
+# %% ../nbs/05_training.ipynb #d7afc5bc
+def _steps(s, n, way):
+    "The counts of `s` next to `n` in direction `way`"
+    st,shape = s.method.structure,s.p.shape
+    k = st._per_group(shape, n)+way
+    return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
+
+def _legal_counts(slots, wanted):
+    "Counts that the structure allows, near `wanted` each and in all"
+    counts = [s.fit(n) for s,n in zip(slots, wanted)]
+    while off := sum(wanted)-sum(counts):
+        way = 1 if off>0 else -1
+        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(slots, counts, wanted)) for n in _steps(s, c, way)]
+        left,_,i,n = min(steps, default=(abs(off),0,0,0))
+        if left>=abs(off): break
+        counts[i] = n
+    return counts
 
 # %% ../nbs/05_training.ipynb #0026ccf3
 @patch
@@ -437,12 +459,16 @@ def _choose(self:SparseEngine, m, t):
     f,slots = m.fraction(t),self.slots_of(m)
     for s in slots: s.sync()
     pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.p.grad is not None and s.p.requires_grad]
-    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or pairs  # a first gradient has no history yet
+    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])  # a first gradient has no history yet
     if not any(self._moves(*o, f) for o in pairs): return []
     if m.redistribute_f is None: pairs = [o for o in pairs if self._moves(*o, f)]
-    n_keep = [m.n_keep(s.live, n, f, s.aims) for s,n in pairs]
-    targets = self._shares(m, [s for s,_ in pairs], n_keep, [n if m.grow_score_f is not None else k for (_,n),k in zip(pairs, n_keep)], t)
-    return [(s, *self._move(s, k, n, t)) for (s,_),k,n in zip(pairs, n_keep, targets)]
+    slots,n_keep = [s for s,_ in pairs],[m.n_keep(s.live, n, f, s.aims) for s,n in pairs]
+    targets = wanted = [s.budget if m.path is None and n==s.live else n for s,n in pairs]
+    if m.grow_score_f is None: targets = n_keep = [s.fit(k) if k<s.live else k for s,k in zip(slots, n_keep)]
+    elif m.redistribute_f is not None:
+        wanted = self._shares(m, slots, n_keep, targets, t)
+        targets = _legal_counts(slots, wanted)
+    return [(s, *self._move(s, k, n, t), w) for s,k,n,w in zip(slots, n_keep, targets, wanted if m.grow_score_f is not None else targets)]
 
 # %% ../nbs/05_training.ipynb #7bf407a3
 @patch

@@ -629,6 +629,22 @@ def test_hooks_are_fastai_hooks():
     with sparsify_model(m, .5) as hooks: assert isinstance(hooks, Hooks) and enforcements(m)
     assert not enforcements(m) and masked_params(m)
 
+def test_a_step_waits_for_nothing():
+    "2020 recomputed `sparse_params`, an unordered set, and read each sparsity from the device in every forward: the order is the parameters', and no step reads a number back"
+    from torch.utils._python_dispatch import TorchDispatchMode
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            reads.append(f._schema.name)
+            return f(*args, **(kwargs or {}))
+    m,reads = mlp((6,8,7,5,4,3)),[]
+    sparsify_model(m, .5, seed=0)
+    assert [id(p) for p,_,_ in sparse_params(m)]==[id(p) for p in m.parameters() if p.ndim>1]
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    xb,yb = data(m)
+    train(m, opt, 1, xb, yb)
+    with Reads(): train(m, opt, 2, xb, yb)
+    assert 'aten::_local_scalar_dense' not in reads and len(reads)>20
+
 def test_unsparsify_gives_back_a_plain_model():
     "Keys, hooks and DDP's ignore list are as before; zeros stay; the model can be made sparse again"
     m = mlp()

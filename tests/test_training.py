@@ -71,6 +71,17 @@ def test_growth_by_hand(grad, grown):
     for g in ([0.]*8, [0.]*8, grad): step(dst, g)
     assert set(m.weight_mask.view(-1).nonzero().view(-1).tolist())=={0,1,3,grown}
 
+def test_growth_where_gradients_are_zero():
+    "More to grow than dead places with a gradient: dead ones are taken all the same, and the live stay (rigl-reproducibility zeroed a live weight, score 0 like the dead)"
+    m,opt = by_hand([2.,1.,3.,0.,0.,0.], [True,True,True,False,False,False])
+    dst = engine(m, opt, **half_at_2)
+    for _ in range(3): step(dst, [1.,1.,1.,0.,0.,0.])
+    assert m.weight_mask.tolist()==[[True,True,True,False,False,False]]
+    m,opt = by_hand([2.,1.,3.,0.,0.,0.], [True,True,True,False,False,False])
+    dst = engine(m, opt, 10, updates=[2], drop_fraction=0., sparsity=1/6)
+    for _ in range(3): step(dst, [0.]*6)
+    assert m.weight_mask.tolist()==[[True,True,True,True,True,False]] and m.weight.tolist()==[[2.,1.,3.,0.,0.,0.]]
+
 def test_scores_with_nan():
     "NaN never wins: a NaN keep score is dropped first, a NaN grow score is taken last"
     m,opt = by_hand([1.,1.,1.,1.,0.,0.,0.,0.], [True]*4+[False]*4, None, torch.optim.SGD, lr=0.)
@@ -737,14 +748,20 @@ def test_a_fastai_optimizer_is_refused():
 
 # --- going on (law 6)
 
-runs = [(method,opt) for method in ('SET','SNFS','RigL') for opt in ('SGD','Adam')]
+going = dict(SET=SET_presets, SNFS=SNFS_presets, RigL=RigL_presets, GraNet=dict(GraNet_presets, sparsity=.8), SRigL=SRigL_presets,
+    soft=dict(MEST_presets, updates=4, drop_fraction=.3, sparsity=.85, sparsity_path=soft_bound_path(.3)),
+    collecting=dict(RigL_presets, keep_score_f=fisher_saliency, grow_score_f=MeanGradient(3)), moving=dict(SET_presets, grow_score_f=MovingGradient(.8)),
+    cycling=dict(SET_presets, sparsity=[.6,.7,.8], drop_fraction=[.1,.3]), initial=dict(RigL_presets, grow_init_f=initial_value),
+    blocks=dict(RigL_presets, structure='block 3x3', redistribute_f=gradient_redistribution), ACDC=dict(ACDC_presets, sparsity=.7),
+    rules=dict(rules=[('0.*', dict(RigL_presets, batches_per_update=4)), ('2.*', SNFS_presets), ('4.*', dict(GMP_presets, batches_per_update=3, sparsity=.8))]))
+runs = [(method,opt) for method in ('SET','SNFS','RigL') for opt in ('SGD','Adam')]+[(method, ('SGD','Adam')[i%2]) for i,method in enumerate(going) if i>2]
 
-def start(method, opt, n_steps=40):
+def start(method, opt, n_steps=40, dtype=torch.float):
     "A run of one of `runs`: model, optimizer, engine, and a batch a step"
-    m = mlp((6,12,9,3), seed=4)
-    sparsify_model(m, .7, erdos_renyi_sparsity, seed=5)
+    m = mlp((6,12,9,3), seed=4, dtype=dtype)
+    if method!='ACDC': sparsify_model(m, .7, erdos_renyi_sparsity, seed=5, structure={'SRigL':'fan-in', 'blocks':'block 3x3'}.get(method))
     opt = getattr(torch.optim, opt)(m.parameters(), lr=.03, **(dict(momentum=.9) if opt=='SGD' else {}))
-    dst = engine(m, opt, n_steps, **{**dict(SET=SET_presets, SNFS=SNFS_presets, RigL=RigL_presets)[method], 'batches_per_update':4, 'seed':None})
+    dst = engine(m, opt, n_steps, **{**going[method], 'batches_per_update':4, 'seed':None})
     return m,opt,dst
 
 def go(m, opt, t0, t1):
@@ -935,6 +952,125 @@ def test_two_ranks(tmp_path):
             backward(m, *data(m, 32, seed=t))
             opt.step()
         assert all(torch.equal(v, m.state_dict()[k]) if v.dtype==torch.bool else torch.allclose(v, m.state_dict()[k], atol=1e-8) for k,v in x['last'].items()), method
+
+@pytest.mark.parametrize('method', going)
+def test_accumulated_and_overflowing(method):
+    "Every kind of run: two halves accumulated are one batch; where a gradient overflows the scaler skips, nothing moves and stays finite, and the update comes at the next step"
+    made = []
+    for halves in (1,2):
+        m,opt,dst = start(method, 'SGD', dtype=torch.double)
+        dst.seed = 7
+        for t in range(20):
+            xb,yb = data(m, seed=t)
+            opt.zero_grad()
+            for x,y in zip(xb.chunk(halves), yb.chunk(halves)): backward(m, x, y, 1/halves)
+            opt.step()
+        made.append((dst.n_updates, masks_of(m)))
+    assert made[0][0]==made[1][0]>=2 and same_masks(made[0][1], made[1][1])
+    m,opt,dst = start(method, 'SGD')
+    scaler,done = torch.amp.GradScaler('cpu', init_scale=64., growth_interval=1000),0
+    for t in range(24):
+        opt.zero_grad()
+        scaler.scale(nn.functional.mse_loss(m(data(m, seed=t)[0]), data(m, seed=t)[1])).backward()
+        spoilt,before = t in (4,8,9,12,13),(dst.n_updates, masks_of(m))
+        if spoilt: m[2].weight.grad[m[2].weight_mask] = math.inf
+        scaler.step(opt)
+        scaler.update()
+        if spoilt: assert dst.n_updates==before[0] and same_masks(masks_of(m), before[1])
+        done += not spoilt and dst.n_updates>before[0]
+        assert all(p.isfinite().all() for p in m.parameters())
+        assert_dead(m, opt, state=not any(o.dense_history for o in dst.methods))
+    assert done>=2 and scaler.get_scale()==2.
+
+# --- structures, with everything else
+
+structures = {'2:4':24, 'block 2x2':4, 'fan-in':12, 'fan-in ablate 0.3':12, 'kernels':1, 'output channels':12, 'input channels':12, 'output groups 2':2,
+    'input groups 4':4, 'transposable 2:4':24}  # the largest step between counts, of layers of 12x8, 8x12 and 4x8
+
+@pytest.mark.parametrize('share', [momentum_redistribution, gradient_redistribution, lambda p, step: 1.+7*(p.shape[0]==(8,12,4)[step%3])])
+@pytest.mark.parametrize('text', structures)
+def test_redistribution_under_a_structure(text, share):
+    "Law 1: masks stay legal and the total is what it was, to less than a layer's step, however many updates round each layer (it drifted from 112 to 68)"
+    m = mlp((8,12,8,4), seed=1)
+    sparsify_model(m, .5, seed=0, structure=text)
+    opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
+    dst = DynamicSparseTraining(m, opt, 60, seed=0, structure=text, updates=FreqSchedule(2, start=2), drop_fraction=.3, redistribute_f=share)
+    assert sum(s.live for s in dst.slots)==112
+    moved = set()
+    for t in range(60):
+        train(m, opt, 1, *data(m, seed=t))
+        assert all(as_structure(text).legal(o.mask) for o in masked_params(m))
+        assert_dead(m, opt, state=not dst.methods[0].dense_history)
+        assert abs(sum(s.live for s in dst.slots)-112)<structures[text]
+        moved.add(tuple(s.live for s in dst.slots))
+    assert dst.n_updates>=25 and (len(moved)>1 or '2:4' in text)
+
+@pytest.mark.parametrize('start', [0.,.5])
+@pytest.mark.parametrize('text', structures)
+def test_grow_none_under_a_structure(text, start):
+    "An update without growth leaves the legal count next to what it would keep (it raised), never fewer than the structure has; without a change there is no update"
+    m = mlp((8,12,8,4), seed=1)
+    sparsify_model(m, start, seed=0, structure=text)
+    opt = torch.optim.SGD(m.parameters(), lr=.05)
+    dst = DynamicSparseTraining(m, opt, 30, seed=0, structure=text, updates=FreqSchedule(2, start=2), drop_fraction=.3, grow_score_f=None)
+    s,live,changes = as_structure(text),[o.live for o in dst.slots],0
+    for t in range(12):
+        train(m, opt, 1, *data(m))
+        if t>1 and t%2==0:
+            before,live = live,[min(n, s.count(o.p.shape, max(n-int(.3*n), o.n//2*(':' in text)))) for o,n in zip(dst.slots, live)]
+            changes += live!=before
+        assert [o.live for o in dst.slots]==live==[int(o.mask.sum()) for o in dst.slots] and all(s.legal(o.mask) for o in dst.slots)
+    assert dst.n_updates==changes and (changes>=2 or ':' in text and start)
+
+def test_momentum_at_the_first_step():
+    "An update due at step 0 finds no momentum in any parameter yet: it is left out, and the error about optimizers without momentum comes only where there is none"
+    m,_,(xb,yb) = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    dst = engine(m, opt, 20, updates=FreqSchedule(3), drop_fraction=.5, grow_score_f=gradient_momentum)
+    train(m, opt, 1, xb, yb)
+    assert dst.n_updates==0
+    train(m, opt, 3, xb, yb)
+    assert dst.n_updates==1
+    m,_,(xb,yb) = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    engine(m, opt, 20, updates=FreqSchedule(3), drop_fraction=.5, grow_score_f=gradient_momentum)
+    with pytest.raises(ValueError, match='keeps no average'): train(m, opt, 4, xb, yb)
+
+def test_start_functions_take_what_they_name():
+    "`grow_init_f` that names `initial` gets the values before masks were made; a tensor of another shape is refused with nothing changed"
+    m = mlp((8,12,4))
+    first = [o.p.detach().clone() for o in candidates(m)]
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = engine(m, opt, 20, sparsity=.5, updates=[2], drop_fraction=.5, grow_init_f=lambda p, initial: initial)
+    train(m, opt, 2, *data(m))
+    before = masks_of(m)
+    train(m, opt, 1, *data(m))
+    for o,old,w in zip(masked_params(m), before, first):
+        new = o.mask & ~old
+        assert new.any() and torch.equal(o.p[new], w[new])
+    m = mlp((8,12,4))
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    engine(m, opt, 20, sparsity=.5, updates=[2], drop_fraction=.5, grow_init_f=lambda p, name: torch.zeros(3) if name=='2.weight' else p.detach())
+    train(m, opt, 2, *data(m))
+    before = {k:v.clone() for k,v in m.state_dict().items()}
+    with pytest.raises(ValueError, match='a start for 2.weight has shape'): train(m, opt, 1, *data(m))
+    assert all(torch.equal(v, before[k]) for k,v in m.state_dict().items())
+
+def test_a_path_below_zero_ends_dense():
+    "Fractions are clamped after the schedule: a line through 0 is followed, and the model is dense from there on"
+    m = mlp((8,12,4))
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = engine(m, opt, 30, sparsity=dict(type='linear', init=.9, slope=-.1), updates=FreqSchedule(3), drop_fraction=.1, replace_step=False)
+    train(m, opt, 15, *data(m))
+    assert all(o.mask.all() for o in masked_params(m)) and dst.methods[0].sparsity_at(20)==0
+
+def test_sparse_modules_may_be_one():
+    "A module instead of a list; what is no module, or no function, is refused"
+    m,*_ = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    with pytest.raises(ValueError, match='sparse_modules holds .0.'): engine(m, opt, 20, sparse_modules=['0'], batches_per_update=4)
+    with pytest.raises(ValueError, match='on_update holds 3'): engine(m, opt, 20, on_update=[3], batches_per_update=4)
+    assert len(engine(m, opt, 20, sparse_modules=m[0], batches_per_update=4).slots)==1
 
 # --- anything goes
 
