@@ -479,7 +479,8 @@ def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
         initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending) for m in self.methods]
-    return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
+    plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
+    return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots, plan=plan)
 
 @patch
 def load_state_dict(self:SparseEngine,
