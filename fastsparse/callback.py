@@ -19,7 +19,7 @@ from .training import *
 # %% ../nbs/07_callback.ipynb #84076984
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
-    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine',)
+    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
     @delegates(SparseEngine.__init__)
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
@@ -36,14 +36,14 @@ class DynamicSparseTrainingCallback(Callback):
         self.settings = dict(sparse_modules=sparse_modules, batches_per_update=batches_per_update, initial_drop_grow_pct=initial_drop_grow_pct,
             stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f, redistribute_f=redistribute_f, seed=draw_seed(seed), **kwargs)
         if unknown := set(self.settings)-set(inspect.signature(SparseEngine).parameters): raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine")
-        self.state = self.saved = self.report = None
+        self.state = self.saved = None
         self.compute,self.plan = bool(sparse_compute),sparse_compute if isinstance(sparse_compute, dict) else None
         self._init_state()
 
     @property
     def seed(self): return self.settings['seed']
 
-    def _init_state(self): self.engine = None
+    def _init_state(self): self.engine = self.report = None
 
     @property
     def learn(self): return vars(self).get('_learn')

@@ -114,10 +114,20 @@ def arrived(self:LiveGuard):
     "The gradient is complete"
     if self.pending is None: return
     self.dense_grad = self.pending if self.fresh or self.dense_grad is None else self.dense_grad+self.pending
-    self.pending = None
+    self.pending,self.shared = None,False
 
 @patch
 def after_step(self:LiveGuard, opt): self.dense_grad = None
+
+# %% ../nbs/31_compute.ipynb #06598860
+@patch
+def whole_grad(self:LiveGuard):
+    "The dense gradient; the mean of all ranks' in a process group, as data parallel training makes it of what it knows"
+    if not self.shared and dist.is_available() and dist.is_initialized():
+        dist.all_reduce(self.dense_grad)
+        self.dense_grad /= dist.get_world_size()
+    self.shared = True
+    return self.dense_grad.view(self.shape)
 
 # %% ../nbs/31_compute.ipynb #d663fb35
 @patch
@@ -204,7 +214,7 @@ class SparseWeight(torch.Tensor):
     @property
     def grad(self):
         g = self.guard
-        return None if g.values.grad is None else g.spread(g.values.grad) if g.dense_grad is None else g.dense_grad.view(g.shape)
+        return None if g.values.grad is None else g.spread(g.values.grad) if g.dense_grad is None else g.whole_grad()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -41,15 +41,18 @@ def regrow_counts(
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
     def __init__(self, o, index):
-        self.o,self.index,self.n = o,index,o.p.numel()
+        self._o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.notes = {}  # what `grow_state_f` remembers
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
         self.budget = None  # what `live` was to be, where an ablating structure leaves fewer
 
     @property
+    def o(self): return self._o._replace(p=getattr(self._o.module, self._o.attr))
+
+    @property
     def guard(self):
-        self._guard = guard(self.o._replace(p=getattr(self.o.module, self.o.attr)))
+        self._guard = guard(self.o)
         return self._guard
 
     @property
