@@ -350,6 +350,7 @@ def meet(self:LiveGuard, opt):
     base = base_opt(opt)
     if any(o is base for o in self.opts): return
     self.opts.append(base)
+    if held := base.state.get(self.values): base.state[self.values] = _gather(self.values, held)
     if isinstance(base, Optimizer) or _give_state in base._optimizer_state_dict_post_hooks.values(): return
     base.register_state_dict_post_hook(_give_state)
     base.register_load_state_dict_pre_hook(_take_state)

@@ -168,6 +168,18 @@ def test_checkpoints_are_the_masked_models(name):
             opt.load_state_dict(deepcopy(os))
             assert steps(model, opt, 5, xb, yb)==pytest.approx(ref, abs=1e-9)
 
+@pytest.mark.parametrize('name', list(opts))
+def test_state_for_an_optimizer_made_later(name):
+    "An optimizer made after the swap takes a masked run's state before its first step"
+    xb,yb = data(dmlp())
+    (a,oa,_),(b,_,_) = pair(dmlp, opts[name])
+    steps(a, oa, 5, xb, yb)
+    ms,os = deepcopy((a.state_dict(), oa.state_dict()))
+    b.load_state_dict(ms)
+    ob = opts[name](list(b.parameters()))
+    ob.load_state_dict(os)
+    assert steps(b, ob, 5, xb, yb)==pytest.approx(steps(a, oa, 5, xb, yb), abs=1e-9)
+
 def test_copies_and_pickles():
     "`deepcopy` and pickle keep computing with live weights, apart from the original"
     xb,yb = data(dmlp())
@@ -436,7 +448,8 @@ def test_callback_saves_the_masked_run(opt_func, tmp_path):
     assert list(a['model'])==list(b['model'])
     for k in a['model']: torch.testing.assert_close(a['model'][k], b['model'][k], rtol=1e-9, atol=1e-9)
     sa,sb = [o['opt']['state'] for o in res]
-    for x,y in zip(sa.values() if isinstance(sa, dict) else sa, sb.values() if isinstance(sb, dict) else sb):
+    for i in (sa if isinstance(sa, dict) else range(len(sa))):
+        x,y = sa[i],sb[i]
         for k,t in x.items():
             if isinstance(t, torch.Tensor): torch.testing.assert_close(t, y[k], rtol=1e-9, atol=1e-9)
     learn.load('b', with_opt=True)

@@ -35,7 +35,8 @@ def test_linear(how, structure, bias, shape):
     torch.testing.assert_close(packed(m, how).weight, m.weight)
 
 @settings(max_examples=20)
-@given(st.integers(1,20), st.integers(2,20), st.integers(1,70), st.floats(0,1), st.sampled_from(plain), st.sampled_from([torch.float,torch.double,torch.bfloat16]))
+@given(st.integers(1,20), st.integers(2,20), st.integers(1,70), st.floats(0,1), st.sampled_from(plain),
+    st.sampled_from([torch.float,torch.double,torch.bfloat16]))
 def test_any_linear(n_out, n_in, rows, density, how, dtype):
     "Ragged and empty rows and columns, also without a live weight; half precision where torch has its product"
     if how=='csr' and dtype==torch.bfloat16: return

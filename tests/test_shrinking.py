@@ -110,7 +110,7 @@ def test_residual_sums():
     m.a.bias[2],m.b.bias[2] = -1.,0.
     check(m, torch.randn(2,2,5,5), {})
     kill(m.c, rows=[2])
-    assert check(m, torch.randn(2,2,5,5), {'a':1,'b':1,'c':1}).head.in_features==3
+    assert check(m, torch.randn(2,2,5,5), dict(a=1, b=1, c=1)).head.in_features==3
 
 @pytest.mark.parametrize('way', ['twice','view','by hand'])
 def test_what_is_not_followed_stays(way):
