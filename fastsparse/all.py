@@ -14,6 +14,8 @@ from .flops import *
 from .history import *
 from .ledger import *
 from .rules import *
+from .learned import *
+from .oneshot import *
 from .kernels import *
 from .compute import *
 from .packing import *

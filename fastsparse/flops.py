@@ -7,7 +7,7 @@ __all__ = ['WeightView', 'FlopProfile', 'FlopRecorder', 'record_flops', 'untouch
            'FlopsCounter', 'train_flops']
 
 # %% ../nbs/08_flops.ipynb #00017816
-import math,random,torch
+import inspect,math,random,torch
 import numpy as np
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
-from .scores import *
+from .parts import *
 from functools import partial
 from math import prod
 from torch import nn
@@ -343,28 +343,19 @@ class FlopsCounter(Callback):
         if tap := _tap(self.model): tap.remove()
 
 # %% ../nbs/08_flops.ipynb #a966cc9b
-_parts = ('keep_score_f','grow_score_f','redistribute_f')
-
-def _dense_batches(preset):
-    "Of how many batches before an update, its own included, dense gradients are read; infinity for all"
-    fs = [preset.get(part) for part in _parts]
-    windows = [ifnone(c.window, math.inf) for f in fs if (c := says(f, 'collector')) and c.dense]
-    if any(says(f, 'dense_history') for f in fs): return math.inf
-    return max([*windows, int(any(says(f, 'reads_grad') for f in fs[1:]))])
+_parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}
 
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
     dense_fwd:float, # Dense forward FLOPs of the same
-    preset:dict=None, # The callback's keywords, such as `RigL_presets`, where a part that isn't named is none; None for a static mask, and for dense training where both FLOPs are equal
+    preset:dict=None, # The callback's keywords, such as `RigL_presets`; None for a static mask, and for dense training where both FLOPs are equal
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
-    preset = ifnone(preset, {})
-    if not isinstance(preset, Mapping): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")
+    if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")
     if not 0<=sparse_fwd<=dense_fwd: raise ValueError(f"sparse_fwd is {sparse_fwd}, and must lie in [0,{dense_fwd}], up to dense_fwd: pass the sparse count first")
-    k = _dense_batches(preset)
+    k = 0 if preset is None else dense_batches(**{o:preset.get(o, default) for o,default in _parts.items()})
     if k in (0,math.inf): return 2*sparse_fwd+(dense_fwd if k else sparse_fwd)
+    if preset.get('updates') is not None: raise ValueError(f"updates is {preset['updates']!r}, and the formula wants updates at equal intervals: pass batches_per_update= instead, or play the run through with predict_cost")
     every = preset.get('batches_per_update')
-    if every is None or every<1:
-        part = first(o for o in _parts if says(preset.get(o), 'reads_grad') or says(preset.get(o), 'collector'))
-        raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for {part} reads dense gradients at each update: pass dict(preset, batches_per_update=100)")
+    if every is None or every<1: raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for dense gradients are read at each update: pass dict(preset, batches_per_update=100)")
     return 3*sparse_fwd+min(k, every+1)*(dense_fwd-sparse_fwd)/(every+1)

@@ -14,21 +14,16 @@ from .callback import *
 from .flops import *
 from .history import *
 from .parts import *
-from .scores import *
 from .sparsify import *
 from .training import *
 from torch import nn
 
 # %% ../nbs/11_ledger.ipynb #78867d7c
-def _reads_dense(m):
-    "Does the `Method` look at gradients of dead weights when it may?"
-    return any(says(f, 'reads_grad') for f in (m.grow_score_f, m.redistribute_f)) or any(c.dense for c in m.collectors.values())
-
 def dense_masks(
     engine:SparseEngine, # Has prepared a batch
 ) -> list: # Masks of parameters
     "Whose gradients of dead weights does this batch have to compute?"
-    return [s.mask for s in engine.slots if s.method.dense_history or s.guard.lifted and _reads_dense(s.method)]
+    return [s.mask for s in engine.slots if s.guard.dense_history or s.guard.lifted and dense_batches(*s.method.score_parts)]
 
 # %% ../nbs/11_ledger.ipynb #ee70f3cc
 def batch_flops(
@@ -108,6 +103,12 @@ def _foresee(engine, m, t):
     m.n_updates += 1
 
 # %% ../nbs/11_ledger.ipynb #f2a35778
+_free = 'on_update','grow_init_f','grow_state_f'
+
+def _costing(settings):
+    "`settings`, those in rules included, without what moves no count"
+    return settings and {k:[(p, _costing(kw)) for p,kw in o] if k=='rules' and o else o for k,o in settings.items() if k not in _free}
+
 def predict_cost(
     model, # A module or a `Learner`; stays as it is
     xb, # Inputs of one batch, as for `flop_profile`
@@ -120,7 +121,7 @@ def predict_cost(
         flops = batch_flops(flop_profile(model, xb))
         for _ in range(n_steps): cost.add(*flops)
         return cost
-    model,settings = deepcopy((model, {k:o for k,o in settings.items() if k!='on_update'}))
+    model,settings = deepcopy((model, _costing(settings)))
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0.), n_steps, **{'seed':0, **settings})
     profile,slots = flop_profile(model, xb),{id(s.mask):s for s in engine.all}
     for s in engine.all: s.live = int(s.mask.count_nonzero())
@@ -205,3 +206,18 @@ def look(self:Ledger) -> dict:
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')
     return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense, inference=now, mean_inference=self.cost.inference,
         bits=model_bits(self.model), dense_bits=model_bits(self.model, sparse=False))
+
+# %% ../nbs/11_ledger.ipynb #5b23e8b5
+@patch
+def state_dict(self:Ledger) -> dict: # Numbers, strings, lists and tensors
+    "All that was counted"
+    return dict(cost=dict(vars(self.cost)), n_flops=self.n_flops, report=dict(self.report), history=self.history.state_dict())
+
+@patch
+def load_state_dict(self:Ledger,
+    state:dict, # From `state_dict`
+):
+    "Go on from `state`"
+    vars(self.cost).update(state['cost'])
+    self.n_flops,self.report = state['n_flops'],dict(state['report'])
+    self.history.load_state_dict(state['history'])

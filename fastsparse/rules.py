@@ -18,7 +18,7 @@ from inspect import signature
 from pathlib import Path
 
 # %% ../nbs/12_rules.ipynb #f23fdd20
-_left_out = re.compile(r'(.*_)?(norm|ln|embed|embedding|embeddings|embedder|lm_head|pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding)\d*')
+_left_out = re.compile(r'(.*_)?(norm|ln|embed|embedding|embeddings|embedder|lm_head|pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding)_?\d*')
 
 def default_filter(
     name:str, # A parameter's full name
@@ -75,11 +75,14 @@ class Rules(list):
 
 def _read(path):
     if not Path(path).exists(): raise ValueError(f"{path} doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file")
-    text = Path(path).read_text()
-    if Path(path).suffix=='.json': return json.loads(text)
-    try: import yaml
-    except ImportError: raise ImportError("reading YAML needs PyYAML: pip install pyyaml, or write the rules as JSON") from None
-    return yaml.safe_load(text)
+    text,bad = Path(path).read_text(),json.JSONDecodeError
+    if Path(path).suffix=='.json': load = json.loads
+    else:
+        try: import yaml
+        except ImportError: raise ImportError("reading YAML needs PyYAML: pip install pyyaml, or write the rules as JSON") from None
+        load,bad = yaml.safe_load,yaml.YAMLError
+    try: return load(text)
+    except bad as e: raise ValueError(f"{path} can't be read, and must be plain YAML or JSON: {e}") from e
 
 # %% ../nbs/12_rules.ipynb #75c36d3f
 def _rule(spec):
@@ -87,7 +90,11 @@ def _rule(spec):
     if not isinstance(spec, dict): raise ValueError(f"a rule is {spec!r}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl', 'sparsity': 0.9}}")
     spec = dict(spec)
     pattern,method = spec.pop('params', default_filter),spec.pop('method', 'static')
-    if method is None or method=='dense': return pattern,None
+    if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
+        raise ValueError(f"params is {pattern!r}, and must be a glob, a list of globs or a function of name and parameter; leave it out for what is usual")
+    if method is None or method=='dense':
+        if spec: raise ValueError(f"a rule says {sorted(spec)[0]!r}, and one whose method is dense can say params alone")
+        return pattern,None
     if not isinstance(method, str) or method.lower() not in _methods: raise ValueError(f"method is {method!r}, and must be one of dense, {', '.join(_methods)}")
     known = signature(Method).parameters
     if bad := set(spec)-set(known): raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(known)}")
@@ -127,14 +134,20 @@ def rules_spec(
     return rules.spec if isinstance(rules, Rules) else [_rule_spec(*o) for o in rules]
 
 # %% ../nbs/12_rules.ipynb #b7bbb1fb
+def _same(settings, preset): return [k for k,v in preset.items() if k in settings and (settings[k] is v or type(settings[k]) is type(v) and settings[k]==v)]
+
+def _preset_of(settings):
+    "The name of the preset that `settings` began with, as far as one can see; None if they lack something of each"
+    fits = [k for k,v in _methods.items() if set(v)<=set(settings)]
+    return max(fits, key=lambda k: (2*len(_same(settings, _methods[k]))-len(_methods[k])), default=None)
+
 def _rule_spec(pattern, settings):
     if callable(pattern) and pattern is not default_filter: raise ValueError(f"the pattern {pattern!r} is a function, and a file can only say globs")
     said = {} if pattern is default_filter else dict(params=pattern)
     if settings is None: return dict(said, method='dense')
-    fits = [k for k,v in _methods.items() if all(o in settings and settings[o] is v[o] for o in v)]
-    method = max(fits, key=lambda k: len(_methods[k]), default=None)
+    method = _preset_of(settings)
     if method is None: raise ValueError("the settings are of no preset: begin with one, as in dict(RigL_presets, sparsity=0.9)")
-    return dict(said, method=method, **{k:_said(k, v) for k,v in settings.items() if k not in _methods[method]})
+    return dict(said, method=method, **{k:_said(k, v) for k,v in settings.items() if k not in _same(settings, _methods[method])})
 
 # %% ../nbs/12_rules.ipynb #687b09f7
 def _row(name, m, attr, why, rules):
@@ -146,8 +159,8 @@ def _row(name, m, attr, why, rules):
     pattern,kw = rules[k]
     row['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
     if kw is None: return dict(row, note='dense by rule')
-    name = first(n for n,v in _methods.items() if all(o in kw and kw[o] is v[o] for o in v if o not in rules.spec[k]))
-    return dict(row, method=ifnone(name, 'own'), sparsity=kw.get('sparsity', ''), structure=ifnone(kw.get('structure'), ''))
+    said = rules.spec[k].get('method', 'static').lower() if rules.spec[k] else _preset_of(kw)
+    return dict(row, method=ifnone(said, 'own'), sparsity=kw.get('sparsity', ''), structure=ifnone(kw.get('structure'), ''))
 
 def rules_table(
     model, # A module or a `Learner`
@@ -155,5 +168,6 @@ def rules_table(
 ) -> pd.DataFrame:
     "Which rule takes which parameter of `model`, and why none takes the others"
     model = getattr(model, 'model', model)
-    if not isinstance(rules, Rules): rules = Rules(rules, [{}]*len(rules)) if isinstance(rules, list) and not isinstance(rules[0], dict) else configure(rules)
+    in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
+    rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)
     return pd.DataFrame([_row(*o, rules) for o in decide(model)])

@@ -374,11 +374,12 @@ def draw_seed(
 def check_score(
     score, # What a score function returned
     o:Masked, # The parameter it was called for
+    what='a score', # What an error calls it
 ):
     "A `ValueError` unless `score` is a tensor of the parameter's shape"
     if isinstance(score, torch.Tensor) and score.shape==o.p.shape: return
     got = f'has shape {tuple(score.shape)}' if isinstance(score, torch.Tensor) else f'is a {type(score).__name__}'
-    raise ValueError(f"a score for {o.name} {got}, and must be a tensor of the parameter's shape, {tuple(o.p.shape)}")
+    raise ValueError(f"{what} for {o.name} {got}, and must be a tensor of the parameter's shape, {tuple(o.p.shape)}")
 
 def as_mask(
     score:torch.Tensor, # A score, or a bool mask

@@ -106,14 +106,22 @@ def write(self:Slot, dropped, grown, budget, start, opt):
 def _inside(os, modules):
     "Those of `os` whose module lies in one of `modules`, all by default"
     if modules is None: return os
+    modules = [modules] if isinstance(modules, torch.nn.Module) else modules
+    if bad := [m for m in modules if not isinstance(m, torch.nn.Module)]: raise ValueError(f"sparse_modules holds {bad[0]!r}, and must hold modules of the model; rules= goes by name")
     inside = {id(sub) for m in modules for sub in m.modules()}
     found = [o for o in os if id(o.module) in inside]
     if not found: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
     return found
 
+def _check_rule(o):
+    pair = isinstance(o, (list,tuple)) and len(o)==2 and isinstance(o[1], (dict,type(None)))
+    if not (pair and (callable(o[0]) or all(isinstance(p, str) for p in listify(o[0])))):
+        raise ValueError(f"a rule is {o!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); `configure` makes pairs of plain data")
+
 def _assign(os, rules, settings):
     "Pairs of a `Method` and those of `os` that it serves"
     if rules is None: return [(Method(**settings), os)]
+    for o in rules if isinstance(rules, (list,tuple)) else [rules]: _check_rule(o)
     taken = [first(range_of(rules), lambda k: matches(rules[k][0], o.name, o.p)) for o in os]
     served = [[o for o,t in zip(os, taken) if t==k] for k in range_of(rules)]
     for (pattern,_),own in zip(rules, served):
@@ -140,6 +148,7 @@ class SparseEngine:
     ):
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
+        if bad := [f for f in self.on_update if not callable(f)]: raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
@@ -178,7 +187,7 @@ def _check_path(self:SparseEngine, m, os):
     if m.path is None: return
     lowest,highest,_ = min_max_end(m.path, 0, self.n_steps or 1)
     check_sparsity(highest)
-    for s in (lowest, highest): self._counts(m, os, s)
+    for s in (max(lowest, 0), highest): self._counts(m, os, s)
 
 # %% ../nbs/05_training.ipynb #c9ff88f7
 @patch
@@ -472,7 +481,7 @@ def _start(self:SparseEngine, m, s, dropped, grown):
     if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
     g,mask = keyed_generator(self.seed, s.index, -self.n_updates-1),put_(put_(s.mask.clone(), dropped, False), grown, True)
     start = call_with(m.grow_init_f, s.p, mask=mask, name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
-    if start.shape!=s.p.shape: raise ValueError(f"the start of grown weights of {s.o.name} has shape {tuple(start.shape)}, and must be a tensor of the parameter's shape, {tuple(s.p.shape)}")
+    check_score(start, s.o, 'a start')
     return start
 
 # %% ../nbs/05_training.ipynb #f9f0bdb6

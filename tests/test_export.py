@@ -45,7 +45,7 @@ def test_dense_is_plain():
     "The folded model has no masks, hooks or types of ours, and exact zeros; also from a model that computes with live weights"
     model,xb = small()
     report = sparse_compute(model, xb, plan={'point.weight':'rows', 'attn.in_proj_weight':'rows', 'head.weight':'features'})
-    new = fold_masks(model)
+    new = plain_copy(model)
     assert isinstance(model.head.weight, SparseWeight)
     report.remove()
     assert list(new.state_dict())==list(Small().state_dict()) and not new._forward_pre_hooks and not masked_params(new)
@@ -176,7 +176,7 @@ def test_safetensors(dtype, tmp_path):
     sparsify_model(model, .95, seed=0)
     xb = torch.randn(4, 300).to(dtype)
     path,report = export_sparse(model, 'safetensors', xb, path=tmp_path/'m.safetensors')
-    plain = fold_masks(model)
+    plain = plain_copy(model)
     state = load_sparse(path)
     assert state.keys()==plain.state_dict().keys() and all(torch.equal(v, state[k]) and v.dtype==state[k].dtype for k,v in plain.state_dict().items())
     n,live = sum(o.p.numel() for o in masked_params(model)),sum(int(o.mask.sum()) for o in masked_params(model))

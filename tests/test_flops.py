@@ -691,7 +691,7 @@ momentum.dense_history,gradient.reads_grad = True,True
 
 costs = [
     # the appendix of arXiv:1911.11134 for a sparse forward of 20 and a dense one of 100
-    (None, 60), ({}, 60),
+    (None, 60), (dict(updates=[], grow_score_f=None), 60), (dict(batches_per_update=100), (3*20*100+2*20+100)/101),
     (dict(keep_score_f=magnitude, grow_score_f=magnitude), 60),
     (dict(keep_score_f=magnitude, grow_score_f=None), 60),
     (dict(keep_score_f=gradient, grow_score_f=None, batches_per_update=100), 60),
@@ -722,7 +722,9 @@ def test_training_flops_of_the_paper():
 
 def test_training_flops_refuse():
     rigl = dict(grow_score_f=gradient)
-    with pytest.raises(ValueError, match='batches_per_update is None.*grow_score_f.*dict'): train_flops(20, 100, rigl)
+    with pytest.raises(ValueError, match='batches_per_update is None.*dict'): train_flops(20, 100, rigl)
+    with pytest.raises(ValueError, match='batches_per_update is None'): train_flops(20, 100, {})  # the callback's defaults grow by gradient
+    with pytest.raises(ValueError, match=r'updates is \[5, 9\].*predict_cost'): train_flops(20, 100, dict(rigl, batches_per_update=4, updates=[5,9]))
     with pytest.raises(ValueError, match='batches_per_update is 0'): train_flops(20, 100, dict(rigl, batches_per_update=0))
     with pytest.raises(ValueError, match=r'sparse_fwd is 100.*\[0,20\]'): train_flops(100, 20)
     with pytest.raises(ValueError, match='sparse_fwd is -1'): train_flops(-1, 20)

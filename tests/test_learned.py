@@ -1,0 +1,620 @@
+"Room 20: masks that follow a score, of tensors and of weights"
+import copy, io, numpy as np, pickle, pytest, torch
+from fastai.callback.core import Callback
+from fastai.callback.schedule import *
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Learner,load_learner
+from fastai.optimizer import SGD
+from fastsparse.all import *
+from fastsparse.demo import TensorData
+from functools import partial
+from helpers import *
+from hypothesis import given,settings,strategies as st
+from torch import nn
+
+kinds = ['DENSE','TOPK{0.5}(U)','TOPK{0.5}(M)','TOPK{1.0}(U)','BTOPK{4:8,-1}(U)','BTOPK{2:4,1}(M)','BERN','BERN(M)']
+
+@pytest.mark.parametrize('spec', kinds)
+def test_shorthand_round_trips(spec):
+    "What is parsed is printed, and pickles, copies and compares"
+    kind = as_sparseness(spec)
+    assert str(kind)==repr(kind)==spec and as_sparseness(kind) is kind and hash(kind)==hash(as_sparseness(spec))
+    assert pickle.loads(pickle.dumps(kind))==copy.deepcopy(kind)==kind
+    assert kind.mask_gradient==('(M)' in spec)
+
+@pytest.mark.parametrize('spec,shown', [('TOPK{1}(U)','TOPK{1.0}(U)'), ('TOPK{5e-1}(U)','TOPK{0.5}(U)'), ('TOPK{.25}(M)','TOPK{0.25}(M)'), ('TOPK{1e-05}(U)','TOPK{1e-05}(U)')])
+def test_numbers_of_a_shorthand(spec, shown):
+    "Other spellings of a number (002 raised a TypeError) print in one way"
+    assert str(as_sparseness(spec))==shown and as_sparseness(shown)==as_sparseness(spec)
+
+@pytest.mark.parametrize('spec', ['', 'FOO', 'dense', 'DENSE ', 'DENSEx', 'DENSE(U)', 'TOPK{0.5}', 'TOPK{0.5}(X)', 'TOPK{0.5}(U)x', 'TOPK{}(U)', 'TOPK{a}(U)',
+    'TOPK{ 0.5}(U)', 'TOPK{nan}(U)', 'BTOPK{4:8}(U)', 'BTOPK{4.0:8,-1}(U)', 'BERNx', 'BERN(U)', None, .5])
+def test_strict_grammar(spec):
+    "002 took any trailing text, and any letter for U: here the error shows the grammar"
+    with pytest.raises(ValueError, match=r'DENSE or TOPK\{density\}\(U\|M\) or BTOPK\{k:block,dim\}\(U\|M\) or BERN\[\(M\)\]'): as_sparseness(spec)
+
+@pytest.mark.parametrize('f,what', [(lambda: TopK(1.5),r'1\.5.*\[0,1\]'), (lambda: as_sparseness('TOPK{-0.1}(U)'),r'-0\.1.*\[0,1\]'), (lambda: TopK('0.5'),'type float'),
+    (lambda: BlockTopK(5,4),r'5 of 4.*\[0,block\]'), (lambda: BlockTopK(0,0),'0 of 0'), (lambda: BlockTopK(2.,4),'type int'), (lambda: BlockTopK(2,4,2).mask(torch.rand(4,4)),r'\[-2,1\]'),
+    (lambda: BlockTopK(2,4).mask(torch.rand(4,6)),'blocks of 4.*divides 6')])
+def test_ranges(f, what):
+    "An argument out of range is refused with value, range and way out"
+    with pytest.raises(ValueError, match=what): f()
+
+@pytest.mark.parametrize('density,n,live', [(.9,10,9), (.5,10,5), (.25,10,2), (.35,10,4), (.3,10,3), (.1,10,1), (.04,10,0), (1.,7,7), (0.,7,0), (.29,100,29), (.57,100,57)])
+def test_counts_are_rounded(density, n, live):
+    "Trap 2: `round(density*n)`, never truncated (002 kept 10 of 10 at .9), whatever the ties"
+    for score in (torch.rand(n), torch.zeros(n)): assert TopK(density).mask(score).sum()==live
+
+specials = st.sampled_from([0.,-0.,1.,-1.,2.,float('inf'),-float('inf'),float('nan')])
+
+@given(st.lists(st.floats(-3,3,width=32)|specials, min_size=1, max_size=40), st.floats(0,1))
+@settings(max_examples=40)
+def test_top_k_against_sorting(values, density):
+    "The signed highest, ties to the lowest index, NaN last"
+    score,n = np.array(values, dtype=np.float32),round(density*len(values))
+    mask = TopK(density).mask(torch.from_numpy(score))
+    assert set(np.flatnonzero(mask))==set(oracle_order(score, np.ones(len(values), bool))[:n])
+
+@given(st.data(), st.integers(1,5), st.integers(1,3), st.integers(1,3), st.integers(-3,2))
+@settings(max_examples=40)
+def test_blocks_against_sorting(data, block, a, b, dim):
+    "The highest of every block along any dimension, ties to the lowest index, NaN last"
+    shape,k = [a,b,2],data.draw(st.integers(0,block))
+    shape[dim] *= block
+    values = data.draw(st.lists(st.floats(-3,3,width=32)|specials, min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
+    score = np.array(values, dtype=np.float32).reshape(shape)
+    mask = np.moveaxis(BlockTopK(k, block, dim).mask(torch.from_numpy(score)).numpy(), dim, -1).reshape(-1,block)
+    for got,s in zip(mask, np.moveaxis(score, dim, -1).reshape(-1,block)): assert set(np.flatnonzero(got))==set(oracle_order(s, np.ones(block, bool))[:k])
+
+def test_scores_of_any_layout():
+    "002 failed on scores that aren't contiguous; bool, half and strided ones do"
+    s = torch.randn(6,8)
+    for t in (s.t(), s.half(), s.bfloat16(), s[:,::2], s>0):
+        assert TopK(.5).mask(t).sum()==t.numel()//2
+        assert BlockTopK(1,2,0).mask(t).sum()==t.numel()//2
+    assert torch.equal(TopK(.5).mask(s.t()), TopK(.5).mask(s.t().contiguous()))
+
+# gradients by hand: x=[1,2,3,4], the score keeps places 1 and 3 (as a probability too, and in blocks of two), upstream gradient g=[10,20,30,40]
+x0,s0,g0 = [1.,2.,3.,4.],[-1.,2.,-.5,1.5],[10.,20.,30.,40.]
+gx_live,gx_all = [0.,20.,0.,40.],g0
+gs_all,gs_live = [10.,40.,90.,160.],[0.,40.,0.,160.]
+
+@pytest.mark.parametrize('training', [True,False])
+@pytest.mark.parametrize('kind', ['TOPK{0.5}','BTOPK{1:2,-1}','BERN'])
+@pytest.mark.parametrize('way', 'UM')
+@pytest.mark.parametrize('mode,back,gx', [('STE',None,gx_live), ('STE','DENSE',gx_all), ('supermask',None,None), ('joint',None,gx_live), ('joint','DENSE',gx_all),
+    ('STE','TOPK{0.75}(U)',[0.,20.,30.,40.])])
+def test_gradients_by_hand(kind, way, mode, back, gx, training):
+    "Every kind and mode, masked or not, in training and in evaluation alike (002: (M) had no effect in blocks, and nothing was detached in evaluation)"
+    spec = kind+('(M)' if way=='M' else '') if kind=='BERN' else f'{kind}({way})'
+    sp = Sparsify(4, spec, mode, backward_sparseness=back).train(training)
+    sp.update_mask(torch.tensor(s0))
+    x = torch.tensor(x0, requires_grad=True)
+    y = sp(x)
+    y.backward(torch.tensor(g0))
+    assert y.tolist()==[0.,2.,0.,4.] and is_positive_zero(y[~sp.mask])
+    assert (x.grad is None) if gx is None else x.grad.tolist()==gx
+    want = None if mode=='STE' else gs_live if way=='M' else gs_all
+    assert (sp.score.grad is None) if want is None else sp.score.grad.tolist()==want
+
+def test_dense_passes_as_it_is():
+    "Dense: the same tensor, whatever the mode"
+    x = torch.randn(3, requires_grad=True)
+    for mode in ('STE','supermask','joint'): assert Sparsify(3, 'DENSE', mode)(x) is x
+
+def test_dead_is_zero_whatever_stood_there():
+    "The forward is mask*x with zeros that are +0, where NaN, infinities and negatives stood"
+    sp = Sparsify(4, 'TOPK{0.25}(U)')
+    sp.eval().update_mask(torch.tensor([0.,1.,0.,0.]))
+    y = sp(torch.tensor([float('nan'),2.,-3.,float('inf')]))
+    assert y[1]==2 and is_positive_zero(y[[0,2,3]])
+
+def test_leading_dimensions_share_the_mask():
+    "A batch of activations: one mask, and the score's gradient sums over items"
+    sp = Sparsify((2,), 'TOPK{0.5}(U)', 'joint')
+    sp.update_mask(torch.tensor([1.,0.]))
+    x = torch.tensor([[1.,2.],[3.,4.]], requires_grad=True)
+    sp(x).backward(torch.tensor([[1.,1.],[10.,10.]]))
+    assert x.grad.tolist()==[[1.,0.],[10.,0.]] and sp.score.grad.tolist()==[31.,42.]
+    with pytest.raises(ValueError, match=r'\(2, 3\).*\(2,\)'): sp(torch.randn(2,3))
+
+def test_bernoulli():
+    "0 never lives, 1 always; training draws anew, evaluation uses the last mask (trap 14), and the same seed draws the same"
+    sp = Sparsify(1000, 'BERN', seed=3)
+    with torch.no_grad(): sp.score.copy_(torch.cat([torch.zeros(200), torch.ones(200), torch.full((600,), .3)]))
+    x,masks = torch.ones(1000),[]
+    for _ in range(4):
+        sp(x)
+        masks.append(sp.mask)
+        assert not sp.mask[:200].any() and sp.mask[200:400].all() and 120<sp.mask[400:].sum()<240
+    assert not torch.equal(masks[0], masks[1])
+    sp.eval()
+    assert all(torch.equal(sp(x).bool(), masks[-1]) for _ in range(3)) and sp.density==masks[-1].sum().item()/1000
+    twin = Sparsify(1000, 'BERN', seed=3)
+    with torch.no_grad(): twin.score.copy_(sp.score)
+    torch.manual_seed(99)
+    for m in masks:
+        twin(x)
+        assert torch.equal(twin.mask, m)
+
+def test_score_func_is_stored_and_run_at_each_update():
+    "Trap 14: 002's next forward reverted to the random score"
+    sp = Sparsify(4, 'TOPK{0.5}(U)', score_func=lambda score,x: x.abs())
+    a = torch.tensor([0.,-4.,3.,0.])
+    assert sp(a).tolist()==[0.,-4.,3.,0.] and sp.score.tolist()==[0.,4.,3.,0.]
+    assert sp(a).tolist()==[0.,-4.,3.,0.]
+    assert sp(-a[[1,0,3,2]]).tolist()==[4.,0.,0.,-3.] and sp.score.tolist()==[4.,0.,0.,3.]
+    sp.configure(score_func=lambda score,x: score+1)
+    sp(a)
+    assert sp.score.tolist()==[5.,1.,1.,4.]
+    sp.eval()(torch.ones(4))
+    assert sp.score.tolist()==[5.,1.,1.,4.]
+
+def test_every():
+    "Masks are chosen at training steps 0, every, 2*every"
+    sp = Sparsify(2, 'TOPK{0.5}(U)', score_func=lambda score,x: x, every=3)
+    a,b = torch.tensor([1.,0.]),torch.tensor([0.,1.])
+    assert [sp(x).sum().item() for x in (a,b,b,b,a,a,a)]==[1.,0.,0.,1.,0.,0.,1.]
+    sp.eval()
+    assert sp(b).sum()==0 and sp.step==7
+
+@pytest.mark.parametrize('changes,what', [(dict(backward_mode='ste'),"'STE', 'supermask', 'joint'"), (dict(sparseness='TOPK'),'TOPK{density}'), (dict(every=0),'integer from 1'),
+    (dict(score_func=3),'function or None'), (dict(score_func=lambda s,x: s[:1]),'shape'), (dict(density=2.),r'\[0,1\]'), (dict(colour=1),'choose from sparseness, backward_mode'),
+    (dict(k=2),'choose from'), (dict(sparseness='BTOPK{1:3,-1}(U)'),'blocks of 3')])
+def test_refused_and_nothing_changed(changes, what):
+    "Law 10, in one module and in many: all accept, or nothing changes"
+    layer = nn.Linear(4, 4)
+    sp, = learn_masks(layer, 'TOPK{0.5}(U)')
+    free = Sparsify(3, 'TOPK{0.5}(U)')
+    before = {**copy.deepcopy(layer.state_dict()), **free.state_dict()}
+    for f in (sp.configure, SparsificationManager([free,sp]).step):
+        with pytest.raises(ValueError, match=what): f(**changes)
+    now = {**layer.state_dict(), **free.state_dict()}
+    assert all(torch.equal(v, now[k]) if isinstance(v, torch.Tensor) else v==now[k] for k,v in before.items())
+
+def test_configure_at_any_time():
+    "Kind, a field of the kind, mode and score function; Dense to TopK works (002 failed once lazy)"
+    sp = Sparsify((4,8))
+    assert sp.density==1
+    manager = SparsificationManager([sp, Sparsify(16)])
+    manager.step(sparseness='TOPK{0.5}(M)')
+    assert [m.density for m in manager.modules]==[.5,.5]
+    manager.step(density=.25, backward_mode='joint')
+    assert str(sp.sparseness)=='TOPK{0.25}(M)' and sp.density==.25 and sp.backward_mode=='joint'
+    manager.step(score_func=own_magnitude)
+    big = torch.arange(32.).view(4,8)
+    assert sp(-big).flatten().nonzero().flatten().tolist()==[*range(24,32)]
+    assert manager.modules[1](torch.arange(16.).flip(0)).nonzero().flatten().tolist()==[0,1,2,3]
+    sp.configure(sparseness='BTOPK{1:4,-1}(U)', k=3)
+    assert sp.density==.75 and sp.mask.sum(1).tolist()==[6]*4
+    mask = sp.mask
+    sp.configure(k=3)
+    assert sp.mask is mask
+
+@sparseness_kind('EVERY{n,first}[(M)]', lambda n, first: None if 0<=first<n else _refuse(first, n))
+def Every(score, n:int=2, first:int=0):
+    "Every `n`-th place lives, whatever the score"
+    return (torch.arange(score.numel(), device=score.device)%n==first).view(score.shape)
+
+def _refuse(first, n): raise ValueError(f"first is {first}, and must lie in [0,{n-1}]")
+
+@sparseness_kind('WRONG{how}(U|M)')
+def Wrong(score, how:int=0):
+    "A mask of the wrong type or shape"
+    return score if how==0 else score.flatten()>0
+
+def test_a_kind_of_ones_own():
+    "A function score → mask and its shorthand: parsed strictly, printed back, checked, pickled, changed by field, with gradients as asked"
+    kind = as_sparseness('EVERY{3,1}(M)')
+    assert (str(kind),str(Every(2)),kind)==('EVERY{3,1}(M)','EVERY{2,0}',Every(3, 1, True)) and pickle.loads(pickle.dumps(kind))==kind
+    for spec,what in [('EVERY{3,1}(U)','EVERY'), ('EVERY{3}','EVERY'), ('EVERY{3,3}',r'first is 3.*\[0,2\]')]:
+        with pytest.raises(ValueError, match=what): as_sparseness(spec)
+    sp = Sparsify(5, 'EVERY{2,0}(M)', 'supermask')
+    assert sp(torch.ones(5)).tolist()==[1,0,1,0,1]
+    sp(torch.ones(5)).sum().backward()
+    assert sp.score.grad.tolist()==[1,0,1,0,1]
+    sp.configure(n=5, first=4)
+    assert sp.mask.tolist()==[False]*4+[True] and str(sp.sparseness)=='EVERY{5,4}(M)'
+    for how,what in [(0,'torch.float32'), (1,r'\(4,\)')]:
+        with pytest.raises(ValueError, match=f'WRONG.*{what}'): Sparsify((2,2), Wrong(how))
+
+def test_moved():
+    "Trap 14: masks and scores go where the model goes"
+    for o in (Sparsify((2,3), 'TOPK{0.5}(U)', backward_sparseness='DENSE'), nn.Sequential(nn.Linear(3,2))):
+        if isinstance(o, nn.Sequential): learn_masks(o, 'BERN', 'joint')
+        assert {t.device.type for t in [*o.to('meta').parameters(), *o.buffers()]}=={'meta'}
+    layer = nn.Linear(4, 4).double()
+    sp, = learn_masks(layer, 'TOPK{0.5}(U)', 'joint')
+    assert sp.score.dtype==torch.double and sp.mask.dtype==torch.bool
+    layer.half()
+    assert sp.score.dtype==torch.half and sp.mask.dtype==torch.bool and sp.mask.sum()==8
+
+def _trained(kind='TOPK{0.5}(U)', mode='joint', **kwargs):
+    sp = Sparsify((3,4), kind, mode, **kwargs)
+    for i in range(3):
+        sp(torch.ones(3,4)).square().sum().backward()
+        with torch.no_grad(): sp.score.sub_(.1*sp.score.grad*torch.arange(12.).view(3,4).sin())
+    return sp
+
+@pytest.mark.parametrize('kind', ['TOPK{0.5}(U)','BTOPK{2:4,-1}(M)','BERN'])
+def test_saved_moved_pickled_copied(kind):
+    "Trap 14: scores, masks and settings go with state dict, pickle, deepcopy and `.to`; a fresh module takes them over"
+    sp = _trained(kind, backward_sparseness='TOPK{0.75}(U)')
+    fresh = Sparsify((3,4))
+    buf = io.BytesIO()
+    torch.save(sp.state_dict(), buf)
+    buf.seek(0)
+    fresh.load_state_dict(torch.load(buf))
+    for other in (fresh, copy.deepcopy(sp), pickle.loads(pickle.dumps(sp)), sp.to(torch.double).to(torch.float)):
+        assert torch.equal(other.mask, sp.mask) and torch.equal(other.score, sp.score) and torch.equal(other.backward_mask, sp.backward_mask)
+        assert (str(other.sparseness),other.backward_mode,other.step,other.seed)==(kind,'joint',3,sp.seed)
+        a,b = copy.deepcopy(other),copy.deepcopy(sp)
+        assert torch.equal(a(torch.ones(3,4)), b(torch.ones(3,4))) and torch.equal(a.mask, b.mask)
+    assert {'score','mask','backward_mask'}<=set(sp.state_dict())
+
+def test_loading_one_mask_leaves_the_other():
+    "A module whose two masks are one tensor takes two from a checkpoint"
+    src,dst = Sparsify(8, 'TOPK{0.25}(U)', backward_sparseness='DENSE'),Sparsify(8, 'TOPK{0.5}(U)')
+    dst.load_state_dict(src.state_dict())
+    assert dst.density==.25 and dst.backward_mask.all()
+
+def test_lazy():
+    "The first batch tells the shape; saved state does too, and Dense can become sparse before and after"
+    lazy = LazySparsify('DENSE', 'joint')
+    assert torch.equal(lazy(torch.ones(5,6)), torch.ones(5,6)) and type(lazy) is Sparsify
+    lazy.configure(sparseness='TOPK{0.5}(U)')
+    assert lazy(torch.ones(5,6)).sum(1).tolist()==[3.]*5
+    other = LazySparsify()
+    other.load_state_dict(lazy.state_dict())
+    assert other.eval()(torch.ones(2,6)).tolist()==lazy.eval()(torch.ones(2,6)).tolist() and type(other) is Sparsify
+    whole = LazySparsify('TOPK{0.5}(U)', batch_dims=0)
+    whole(torch.ones(2,3))
+    assert whole.score.shape==(2,3)
+    for other in (copy.deepcopy(LazySparsify('BERN', 'joint')), pickle.loads(pickle.dumps(LazySparsify('BERN')))):
+        other.load_state_dict(lazy.state_dict())
+        assert other.mask.dtype==torch.bool and torch.equal(copy.deepcopy(other).eval()(torch.ones(6)), lazy(torch.ones(6)))
+
+def test_picture_by_hand():
+    "Braille: dots 1,2,3,7 down the left column of a cell, 4,5,6,8 down the right"
+    m = torch.zeros(5,3, dtype=torch.bool)
+    m[0,0] = m[3,1] = m[4,2] = True
+    assert mask_picture(m)==chr(0x2801+0x80)+chr(0x2800)+'\n'+chr(0x2800)+chr(0x2801)
+    assert mask_picture(torch.tensor([True,False,True]))==chr(0x2801)*2 and mask_picture(torch.tensor(True))==chr(0x2801)
+    assert mask_picture(torch.ones(8,2,3).bool(), rows=4)==chr(0x28ff)+'\n…'
+    assert mask_picture(torch.ones(3,8,2).bool(), dims=(-2,-1))==chr(0x28ff)+'\n'+chr(0x28ff)
+    sp = Sparsify((4,2), 'TOPK{1.0}(U)')
+    assert sp.mask_str()==chr(0x28ff) and 'TOPK{1.0}(U)' in repr(sp)
+
+class Net(nn.Module):
+    "One layer of each type, and a weight that two layers share"
+    def __init__(self):
+        super().__init__()
+        self.emb,self.bag = nn.Embedding(10, 8),nn.EmbeddingBag(10, 8)
+        self.conv1,self.conv2,self.conv3 = nn.Conv1d(8, 4, 3, padding=1, groups=2),nn.Conv2d(1, 4, 3),nn.Conv3d(1, 2, 2)
+        self.up = nn.ConvTranspose1d(4, 6, 2, stride=2)
+        self.lstm,self.gru,self.cell = nn.LSTM(8, 5, 2, bidirectional=True),nn.GRU(8, 5),nn.LSTMCell(8, 5)
+        self.att,self.att2 = nn.MultiheadAttention(8, 2, batch_first=True),nn.MultiheadAttention(8, 2, kdim=6, vdim=5, batch_first=True)
+        self.bil,self.lin,self.tied = nn.Bilinear(8, 8, 4),nn.Linear(8, 8),nn.Linear(8, 8)
+        self.tied.weight = self.lin.weight
+
+    def forward(self, i):
+        x = self.emb(i)
+        outs = [self.bag(i), self.conv1(x.mT), self.conv2(x[:,None]), self.conv3(x[:,None,:,:,None].expand(-1,-1,-1,-1,2)), self.up(self.conv1(x.mT))]
+        outs += [self.lstm(x)[0], self.gru(x)[0], self.cell(x[:,0])[0], self.att(x, x, x)[0], self.att2(x, x[...,:6], x[...,:5])[0]]
+        outs += [self.bil(x, x), self.tied(self.lin(x).relu())]
+        return torch.cat([o.flatten() for o in outs])
+
+@pytest.mark.parametrize('training', [True,False])
+def test_every_layer_sees_its_masked_weight(training):
+    "mask*weight in the forward of every layer (attention's out_proj, recurrent and shared weights too); parameters stay the same objects, dense"
+    torch.manual_seed(0)
+    net,i = Net(),torch.arange(12).view(2,6)%10
+    params = dict(net.named_parameters())
+    values = {k: v.clone() for k,v in params.items()}
+    sps = learn_masks(net, {'*':'TOPK{0.25}(U)'}, 'joint', seed=1)
+    net.train(training)
+    out = net(i)
+    assert len(sps)==sum(p.ndim>1 for p in params.values())
+    now = dict(net.named_parameters())
+    assert all(now[k] is p and torch.equal(p, values[k]) for k,p in params.items()) and isinstance(net.lin.weight, nn.Parameter)
+    ref = Net()
+    masks = {o.name:o.mask for o in masked_params(net)}
+    assert all(int(m.sum())==round(.25*m.numel()) for m in masks.values())
+    ref.load_state_dict({k: torch.where(masks[k], v, 0) if k in masks else v for k,v in values.items()} | {'tied.weight': torch.where(masks['lin.weight'], values['lin.weight'], 0)})
+    assert torch.equal(ref.train(training)(i), out)
+    out.sum().backward()
+    assert all(sp.weight.grad is not None and not sp.weight.grad[~sp.mask].any() and sp.score.grad is not None for sp in sps)
+    fold_masks(net)
+    assert torch.equal(net(i), out)
+    assert_dead(net)
+    assert set(net.state_dict())-set(values)-{'tied.weight'}=={f'{k}_{o}' for k in masks for o in ('mask','sparsity')}
+
+@pytest.mark.parametrize('norm_first', [False,True])
+def test_transformer_in_evaluation(norm_first):
+    "The fast path of evaluation sees masks too"
+    torch.manual_seed(0)
+    net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True, norm_first=norm_first)
+    learn_masks(net, 'TOPK{0.2}(U)', seed=0)
+    x = torch.randn(2,5,8)
+    net.eval()
+    with torch.no_grad(): before = net(x)
+    fold_masks(net)
+    with torch.no_grad(): assert torch.allclose(net(x), before, atol=1e-5)
+    assert not net.linear1._forward_hooks_always_called
+
+def test_saved_models():
+    "Pickle, deepcopy and state dicts of a model with learned masks; the copy learns on its own"
+    torch.manual_seed(0)
+    net = mlp()
+    learn_masks(net, **STE_presets, seed=0)
+    xb,yb = data(net)
+    backward(net, xb, yb)
+    fresh = mlp(seed=5)
+    learn_masks(fresh, 'DENSE', score_func=own_magnitude)
+    fresh.load_state_dict(net.state_dict())
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), fresh):
+        assert same_masks(masks_of(twin), masks_of(net)) and str(twin[0].weight_sparsifier.sparseness)=='TOPK{0.1}(U)'
+        old = masks_of(net)
+        with torch.no_grad(): twin[0].weight.copy_(twin[0].weight.flip(1))
+        twin(xb)
+        assert not torch.equal(twin[0].weight_mask, net[0].weight_mask) and same_masks(old, masks_of(net))
+        assert twin[0].weight_sparsifier.weight is twin[0].weight and not hasattr(vars(twin[0]), 'weight')
+
+def test_resume_is_bit_for_bit():
+    "Law 6: model and optimizer state restore a run, Bernoulli masks and Top-KAST's backward sets included"
+    for presets in (dict(supermask_presets, sparseness='BERN'), dict(TopKAST_presets, every=3), dict(SRSTE_presets, sparseness='BTOPK{1:2,1}(U)')):
+        def start(seed):
+            net = mlp((6,8,6,4), seed=seed)
+            learn_masks(net, **presets, seed=seed)
+            return net,torch.optim.SGD(net.parameters(), lr=.5, momentum=.9)
+        def steps(net, opt, n):
+            xb,yb = data(net)
+            for _ in range(n):
+                (nn.functional.mse_loss(net(xb), yb)+mask_penalty(net)).backward()
+                opt.step()
+                opt.zero_grad()
+        a,b = start(0),start(1)
+        steps(*a, 4)
+        for mine,theirs in zip(b,a): mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+        steps(*a, 4)
+        torch.rand(3)
+        steps(*b, 4)
+        assert same_masks(masks_of(a[0]), masks_of(b[0])) and all(torch.equal(p,q) for p,q in zip(a[0].parameters(), b[0].parameters()))
+
+def test_an_error_in_the_forward_leaves_the_weight():
+    "The parameter is back in its place after a forward that failed"
+    net = nn.Linear(4, 4)
+    p = net.weight
+    learn_masks(net)
+    with pytest.raises(RuntimeError): net(torch.randn(2,3))
+    assert net.weight is p and 'weight' not in vars(net)
+
+def test_functional_call_and_double_backward():
+    "Other tensors can take the parameter's place, and gradients have gradients"
+    net = nn.Linear(3, 1, bias=False)
+    sp, = learn_masks(net, 'TOPK{0.34}(U)', 'joint')
+    sp.update_mask(torch.tensor([[0.,1.,0.]]))
+    w,x = torch.tensor([[1.,2.,3.]], requires_grad=True),torch.tensor([[5.,6.,7.]])
+    net.eval()
+    y = torch.func.functional_call(net, {'weight':w}, (x,)).square().sum()
+    g, = torch.autograd.grad(y, w, create_graph=True)
+    h, = torch.autograd.grad(g.sum(), w)
+    assert y.item()==144 and g.tolist()==[[0.,144.,0.]] and h.tolist()==[[0.,72.,0.]]
+
+def test_sr_ste_by_hand():
+    "g + lambda*(1-m)*w: the gradient reaches dead weights, and they decay"
+    net = nn.Linear(4, 1, bias=False)
+    with torch.no_grad(): net.weight.copy_(torch.tensor([[1.,-2.,3.,-4.]]))
+    learn_masks(net, **dict(SRSTE_presets, penalty=partial(dead_decay, decay=.5)))
+    (net(torch.tensor([[10.,20.,30.,40.]])).sum()+mask_penalty(net)).backward()
+    assert net.weight_mask.tolist()==[[False,False,True,True]] and net.weight.grad.tolist()==[[10.5,19.,30.,40.]]
+
+def test_topkast_by_hand():
+    "Gradients in B only; the penalty is w^2 in A and w^2/density in B but not in A; masks rest between updates"
+    net = nn.Linear(4, 1, bias=False)
+    with torch.no_grad(): net.weight.copy_(torch.tensor([[1.,-2.,3.,-4.]]))
+    sp, = learn_masks(net, **dict(TopKAST_presets, sparseness='TOPK{0.25}(U)', backward_sparseness='TOPK{0.5}(U)', penalty=partial(explore_decay, decay=.5)))
+    y = net(torch.tensor([[10.,20.,30.,40.]]))
+    penalty = mask_penalty(net)
+    assert y.item()==-160 and penalty.item()==.5*(16+9*4)
+    (y.sum()+penalty).backward()
+    assert net.weight.grad.tolist()==[[0.,0.,30+.5*2*3*4,40-.5*2*4]]
+    with torch.no_grad(): net.weight.copy_(torch.tensor([[9.,-2.,3.,-4.]]))
+    for _ in range(99): net(torch.ones(1,4))
+    assert net.weight_mask.tolist()==[[False,False,False,True]]
+    net(torch.ones(1,4))
+    assert net.weight_mask.tolist()==[[True,False,False,False]] and sp.backward_mask.tolist()==[[True,False,False,True]]
+
+def test_supermask_leaves_weights():
+    "Scores learn, weights stay; their size is Kaiming's"
+    net = mlp()
+    for l in net[::2]: signed_constant_(l.weight)
+    assert torch.allclose(net[0].weight.abs(), torch.tensor((2/6)**.5))
+    learn_masks(net, **supermask_presets)
+    w,s = net[0].weight.clone(),net[0].weight_sparsifier.score.clone()
+    train(net, torch.optim.SGD(net.parameters(), lr=.1, momentum=.9, weight_decay=.1), 3, *data(net))
+    assert torch.equal(net[0].weight, w) and not torch.equal(net[0].weight_sparsifier.score, s)
+
+@pytest.mark.parametrize('spec,what', [('BTOPK{2:4,1}(U)',r'2\.weight: blocks of 4'), ({'*':'TOPK{0.5}(U)','lm_haed':None},"'lm_haed' fits no weight"), ({'0.weight':None},'no weights'), ('x','DENSE or')])
+def test_learn_masks_refuses(spec, what):
+    "Law 10: named, and before anything changed"
+    net = mlp((8,7,3))
+    keys = set(net.state_dict())
+    with pytest.raises(ValueError, match=what): learn_masks(net, spec)
+    assert set(net.state_dict())==keys and not any(m._forward_pre_hooks for m in net.modules())
+
+def test_keys_do_not_depend_on_sparsity():
+    "Trap 9: dense, half and fully dead masks are all saved, and each loads into each"
+    nets = []
+    for spec in ('DENSE','TOPK{0.5}(U)','TOPK{0.0}(U)','TOPK{1.0}(M)'):
+        nets.append(mlp())
+        learn_masks(nets[-1], spec, seed=0)
+    for a in nets:
+        b = mlp(seed=1)
+        learn_masks(b, 'BERN')
+        b.load_state_dict(a.state_dict())
+        assert a.state_dict().keys()==nets[0].state_dict().keys() and same_masks(masks_of(a), masks_of(b))
+        assert torch.equal(a.eval()(torch.ones(2,6)), b.eval()(torch.ones(2,6)))
+
+def test_weights_can_be_written():
+    "Trap 14: what is written into `.weight`, in place or through `.data`, is what the next forward masks (004 lost it)"
+    layer = nn.Linear(4, 2, bias=False)
+    learn_masks(layer, 'TOPK{0.5}(U)', score_func=own_magnitude, seed=0)
+    layer.weight.data.copy_(torch.tensor([[4.,3.,2.,1.],[0.,-9.,0.,8.]]))
+    assert layer(torch.ones(1,4)).tolist()==[[7.,-1.]]
+    with torch.no_grad(): layer.weight.zero_()
+    assert layer(torch.ones(1,4)).tolist()==[[0.,0.]]
+
+def test_one_master():
+    "Learned masks on a sparse model, twice, folding nothing, and enforcement beside them are refused"
+    net = mlp()
+    sparsify_model(net, .5, seed=0)
+    with pytest.raises(ValueError, match='unsparsify'): learn_masks(net)
+    net = mlp()
+    with pytest.raises(ValueError, match='learn_masks'): fold_masks(net)
+    learn_masks(net)
+    with pytest.raises(ValueError, match='fold_masks'): learn_masks(net)
+    enforce_masks(net)
+    with pytest.raises(RuntimeError, match='fold_masks'): net(torch.randn(2,6))
+
+def test_rules_choose():
+    "The last rule that fits decides; None leaves dense; without rules, what sparsify_model would choose"
+    net = nn.ModuleDict(dict(emb=nn.Embedding(6,4), body=mlp((4,4,4)), lm_head=nn.Linear(4,6)))
+    sps = learn_masks(net, {'*':'TOPK{0.5}(U)', 'body.*':'BTOPK{1:4,1}(U)', 'lm_head':None})
+    assert [(str(sp.sparseness),tuple(sp.score.shape)) for sp in sps]==[('TOPK{0.5}(U)',(6,4))]+[('BTOPK{1:4,1}(U)',(4,4))]*2
+    net = nn.ModuleDict(dict(emb=nn.Embedding(6,4), body=mlp((4,4,4))))
+    assert len(learn_masks(net, 'TOPK{0.5}(U)'))==2
+    assert effective_weight(net['emb']) is net['emb'].weight
+    o = net['body'][0]
+    assert torch.equal(effective_weight(o), o.weight*o.weight_mask)
+
+class Conv1D(nn.Module):
+    "A linear layer whose weight lies inputs first, as in GPT-2"
+    def __init__(self, outs, ins):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ins, outs))
+    def forward(self, x): return x@self.weight
+
+@pytest.mark.parametrize('layer,axis', [(nn.Linear(4,8),1), (Conv1D(8,4),0), (nn.Conv2d(4,8,4),1), (nn.ConvTranspose2d(4,8,4),0), (nn.Embedding(4,8),0),
+    (nn.Bilinear(4,4,4),1)])
+def test_axes_whatever_the_sign(layer, axis):
+    "002 compared -1 with 1 and warned"
+    assert input_axis(layer)==axis
+    learn_masks(layer, {'*':'BTOPK{2:4,0}(U)'})
+    n = layer.weight.ndim
+    for dim in range(-n, n):
+        layer.weight_sparsifier.configure(dim=dim)
+        assert blocks_along_inputs(layer)==(dim%n==axis)
+
+def test_bernoulli_folds():
+    "The last mask of training is the one of evaluation, and the one that stays"
+    net,x = mlp(),torch.randn(5,6)
+    sps = learn_masks(net, 'BERN', 'joint', seed=0)
+    net(x)
+    masks = masks_of(net)
+    y = net.eval()(x)
+    fold_masks(net)
+    assert torch.equal(net(x), y) and same_masks(masks, masks_of(net)) and 0<sum(int(m.sum()) for m in masks)<sum(m.numel() for m in masks) and len(sps)==3
+    assert_dead(net)
+
+def _learner(net, **kwargs):
+    g = torch.Generator().manual_seed(0)
+    ds = TensorData(torch.randn(24, 6, generator=g), torch.randn(24, 3, generator=g))
+    dls = DataLoaders(DataLoader(ds, bs=4), DataLoader(ds, bs=8))
+    return Learner(dls, net, loss_func=nn.MSELoss(), opt_func=partial(SGD, mom=.9), lr=.1, **kwargs)
+
+def test_callback_follows_schedules(tmp_path):
+    "Density and mode by functions of the step, the penalty in the loss; validation, get_preds and lr_find leave masks and step"
+    learn = _learner(mlp(), path=tmp_path)
+    learn_masks(learn, score_func=own_magnitude, backward_sparseness='DENSE', penalty=dead_decay, seed=0)
+    seen = []
+    class Look(Callback):
+        def after_batch(self):
+            if self.training: seen.append(weight_sparsifiers(self.learn.model)[0].density)
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(2, cbs=[LearnedMaskCallback(density=lambda t: 1-t/24, backward_mode=lambda t: 'joint' if t>5 else 'STE'), Look()])
+        assert seen==[round((1-t/24)*48)/48 for t in range(12)] and weight_sparsifiers(learn.model)[1].backward_mode=='joint'
+        state = copy.deepcopy(learn.model.state_dict())
+        learn.validate()
+        learn.get_preds()
+        learn.lr_find(num_it=5, show_plot=False)
+    now = learn.model.state_dict()
+    assert all(torch.equal(v, now[k]) if isinstance(v, torch.Tensor) else v==now[k] for k,v in state.items())
+    learn.save('m')
+    learn.export(tmp_path/'m.pkl')
+    other = load_learner(tmp_path/'m.pkl')
+    assert same_masks(masks_of(other.model), masks_of(learn.model)) and torch.equal(other.model.eval()(torch.ones(2,6)), learn.model.eval()(torch.ones(2,6)))
+    learn.load('m')
+
+schedules = [ConstantSchedule(.3), LinearSchedule(1., -.05), ExpSchedule(1., -.1, .2), PowerSchedule(1., .9), CosineDecaySchedule(.9, .5, .1),
+    CosineSchedule(.8, epochs(1), .2), CubicSchedule(1., .2), SawtoothSchedule(.2, .8, epochs(1)), PiecewiseSchedule((.9,.5,.2), (epochs(.5),samples(32))),
+    CyclingSchedule((.5,.25,.75)), SquareSchedule(.2, .9, steps(3)), FunctionSchedule(lambda step: 1/(step+1)), PositionSchedule(lambda pos: 1-pos/2)]
+
+@pytest.mark.parametrize('schedule', schedules, ids=lambda o: type(o).__name__)
+def test_any_schedule(schedule):
+    "Times in epochs, samples and fractions are those of the fit; trap 7: densities are read anew at every step"
+    learn,seen = _learner(mlp()),[]
+    learn_masks(learn, seed=0)
+    class Look(Callback):
+        def after_batch(self):
+            if self.training: seen.append([sp.density for sp in weight_sparsifiers(self.learn.model)])
+    with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=[LearnedMaskCallback(density=schedule), Look()])
+    values = [schedule.bind(n_steps=12, batch_size=4, steps_per_epoch=6)(t, t) for t in range(12)]
+    assert seen==[[round(v*n)/n for n in (48,56,21)] for v in values]
+
+def test_callback_refuses():
+    "A constant is no schedule"
+    with pytest.raises(ValueError, match='density is 0.5.*configure'): LearnedMaskCallback(density=.5)
+
+def test_a_learner_that_was_fit_learns_scores():
+    "Its optimizer is made anew, with the scores in it; a scheduled mode finds them there too"
+    learn = _learner(mlp())
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        sps = learn_masks(learn, **supermask_presets)
+        old = [sp.score.clone() for sp in sps]
+        learn.fit(1)
+        assert not any(torch.equal(o, sp.score) for o,sp in zip(old, sps))
+        SparsificationManager(learn.model).step(backward_mode='STE')
+        old,w = [sp.score.clone() for sp in sps],learn.model[0].weight.clone()
+        learn.fit(1, cbs=LearnedMaskCallback(density=lambda t, n_updates: .5-t/100))
+        w2 = learn.model[0].weight.clone()
+        assert all(torch.equal(o, sp.score) for o,sp in zip(old, sps))
+        learn.fit(1, cbs=LearnedMaskCallback(backward_mode=lambda t: 'supermask'))
+        assert torch.equal(w2, learn.model[0].weight)
+    assert not any(torch.equal(o, sp.score) for o,sp in zip(old, sps)) and not torch.equal(w, w2)
+    assert str(sps[0].sparseness)=='TOPK{0.45}(U)'
+
+@pytest.mark.parametrize('mask', [False,True])
+def test_encoders_with_padding(mask):
+    "A stack of transformer layers in evaluation, with and without a padding mask"
+    torch.manual_seed(0)
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    learn_masks(net, 'TOPK{0.2}(U)', seed=0)
+    x,pad = torch.randn(2,5,8),torch.tensor([[False]*5,[False]*3+[True]*2]) if mask else None
+    net.eval()
+    with torch.no_grad(): before = net(x, src_key_padding_mask=pad)
+    fold_masks(net)
+    with torch.no_grad(): after = net(x, src_key_padding_mask=pad)
+    live = slice(None) if pad is None else ~pad
+    assert torch.allclose(before[live], after[live], atol=1e-5)
+
+def test_after_folding_training_goes_on():
+    "Fixed masks hold, RigL moves them, and unsparsify leaves plain weights with equal outputs"
+    learn = _learner(mlp())
+    learn_masks(learn, **dict(STE_presets, sparseness='TOPK{0.5}(U)'), seed=0)
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        fold_masks(learn)
+        masks = masks_of(learn.model)
+        learn.fit(1)
+        assert same_masks(masks, masks_of(learn.model))
+        assert_dead(learn.model, learn.opt)
+        learn.fit(2, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=3)))
+    assert not same_masks(masks, masks_of(learn.model)) and [int(m.sum()) for m in masks]==[int(m.sum()) for m in masks_of(learn.model)]
+    assert_dead(learn.model)
+    x = torch.randn(3,6)
+    y = learn.model(x)
+    unsparsify(learn.model)
+    assert torch.equal(learn.model(x), y) and set(learn.model.state_dict())==set(mlp().state_dict())

@@ -1,0 +1,741 @@
+"Room 21: one-shot pruning, against references solved by hand, by plain NumPy and by autograd"
+import copy, io, math, numpy as np, pytest, torch
+from collections import UserDict
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Learner
+from fastai.losses import MSELossFlat
+from fastai.optimizer import SGD
+from fastsparse.all import *
+from fastsparse.demo import TensorData
+from functools import partial
+from helpers import *
+from hypothesis import given,settings,strategies as st
+from torch import nn
+from torch.nn import functional as F
+from types import SimpleNamespace
+
+def _net(seed=0): return mlp((8,12,6), seed=seed, act=nn.ReLU)
+def _data(n=40, seed=3, cols=8, outs=6):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, cols, generator=g)@torch.randn(cols, cols, generator=g),torch.randn(n, outs, generator=g)
+
+# ---- targets
+
+@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','3:2'), ('block 2x2','no sparsity of its own'), ((.8,'2:4'),r'0\.8.*has a sparsity of 0\.5'), ((.5,'nonsense'),'nonsense'),
+    ({'1':.5},"'1' fits no weight"), ({'*':None},'nothing to prune'), ('3:5',r'0\.weight: .*5'), ({'2':'5:5 flat'},r'2\.weight')])
+def test_targets_refused(target, what):
+    "Law 10: value, range and way out, before anything changed, by every method"
+    net,(x,y) = _net(),_data()
+    state = copy.deepcopy(net.state_dict())
+    methods = [prune_magnitude, prune_random, partial(prune_snip, data=[(x,y)], loss_func=F.mse_loss), partial(prune_grasp, data=[(x,y)], loss_func=F.mse_loss),
+        partial(prune_synflow, xb=x), partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x])]
+    for f in methods:
+        with pytest.raises(ValueError, match=what): f(net, target)
+    assert state.keys()==net.state_dict().keys() and all(torch.equal(v, net.state_dict()[k]) for k,v in state.items())
+
+def test_sparse_models_are_refused():
+    net = _net()
+    prune_magnitude(net, .5)
+    with pytest.raises(ValueError, match='unsparsify'): prune_magnitude(net, .8)
+
+def test_rules():
+    "The last glob that fits decides, by parameter or module; lm_head is dense unless a rule says otherwise"
+    net = nn.ModuleDict(dict(body=_net(), lm_head=nn.Linear(8,4)))
+    assert [o.name for o in plan_pruning(net, .5)]==['body.0.weight','body.2.weight']
+    assert [(o.name,o.sparsity,str(o.structure)) for o in plan_pruning(net, {'*':.5, 'body.*':'1:4', 'body.0':(.75,'block 2x2')})]==[
+        ('body.0.weight',.75,'block 2x2'), ('body.2.weight',.75,'1:4'), ('lm_head.weight',.5,'unstructured')]
+    prune_magnitude(net, .5)
+    assert net['lm_head'].weight.count_nonzero()==32 and net['lm_head'].weight_mask.all()
+
+def test_counts_and_rankings():
+    "Law 1: totals are exact by layer and over all layers; the best live"
+    for ranking in (layer_masks, global_masks):
+        net = _net()
+        flat = torch.cat([net[i].weight.detach().abs().flatten() for i in (0,2)]).numpy()
+        prune_magnitude(net, .7, ranking)
+        masks = masks_of(net)
+        assert sum(int(m.sum()) for m in masks)==round(.3*168)
+        if ranking is layer_masks: assert [int(m.sum()) for m in masks] in ([29,21],[28,22])
+        else: assert set(np.flatnonzero(torch.cat([m.flatten() for m in masks])))==set(oracle_order(flat, np.ones(168, bool))[:50])
+        assert_dead(net)
+
+# ---- N:M magnitude
+
+def _best_nm(w, n, m):
+    "The best pattern of each block by sorting, rows of a matrix, the last block shorter"
+    mask = np.zeros(w.shape, bool)
+    for r,row in enumerate(w):
+        for i in range(0, len(row), m):
+            for j in oracle_order(np.abs(row[i:i+m]), np.ones(len(row[i:i+m]), bool))[:n]: mask[r,i+j] = True
+    return mask
+
+specials = st.sampled_from([0.,1.,-1.,2.,float('inf'),-float('inf'),float('nan')])
+
+@given(st.data(), st.integers(1,4), st.integers(0,3), st.sampled_from([(3,2),(2,3,2),(2,1,2,2),(1,2,1,1,2)]), st.booleans())
+@settings(max_examples=40)
+def test_nm_against_sorting(data, n, more, shape, flat):
+    "Any N:M, Linear and Conv1-3d, along input channels or flattened, padded or not: ties to the lowest index, infinities live, NaN last"
+    m = n+more
+    pad = data.draw(st.booleans())
+    if not pad: shape = (shape[0], shape[1]*m, *shape[2:])
+    size = math.prod(shape)
+    w = torch.tensor(data.draw(st.lists(st.floats(-3,3,width=32)|specials, min_size=size, max_size=size))).view(shape)
+    layer = [nn.Linear,nn.Conv1d,nn.Conv2d,nn.Conv3d][len(shape)-2](shape[1], shape[0], *([shape[2:]] if len(shape)>2 else []), bias=False)
+    with torch.no_grad(): layer.weight.copy_(w)
+    prune_magnitude(layer, f'{n}:{m}'+' flat'*flat+' pad'*pad)
+    view = (lambda t: t.flatten(1)) if flat else (lambda t: t.movedim(1,-1).reshape(-1,shape[1]))
+    assert np.array_equal(view(layer.weight_mask).numpy(), _best_nm(view(w).numpy(), n, m))
+    assert is_positive_zero(layer.weight[~layer.weight_mask])
+
+@pytest.mark.parametrize('block,kept', [([1.,math.inf,3.,2.],[0,1,1,0]), ([5.,5.,5.,5.],[1,1,0,0]), ([math.nan,1.,math.nan,0.],[0,1,0,1]), ([-4.,3.,-3.,0.],[1,1,0,0])])
+def test_asp_by_hand(block, kept):
+    "Trap 13 and 004's inf*0: the infinity lives"
+    layer = nn.Linear(4, 1, bias=False)
+    with torch.no_grad(): layer.weight.copy_(torch.tensor([block]))
+    prune_magnitude(layer, '2:4')
+    assert layer.weight_mask.int().tolist()==[kept]
+
+def test_large_groups_are_not_enumerated():
+    "Trap 13: 16 of 64 has 5e14 patterns, and takes a sort"
+    layer = nn.Linear(256, 8, bias=False)
+    prune_magnitude(layer, '16:64')
+    assert np.array_equal(layer.weight_mask.numpy(), _best_nm(layer.weight_mask.numpy()*1., 16, 64)) and (layer.weight_mask.view(-1,64).sum(1)==16).all()
+    layer = nn.Linear(256, 8, bias=False)
+    w = layer.weight.detach().numpy().copy()
+    prune_magnitude(layer, '16:64')
+    assert np.array_equal(layer.weight_mask.numpy(), _best_nm(w, 16, 64))
+
+# ---- Wanda
+
+def test_wanda_by_hand():
+    "abs(w)*norm of the input column, the same number in each row; weights stay"
+    layer = nn.Linear(4, 2, bias=False)
+    with torch.no_grad(): layer.weight.copy_(torch.tensor([[1.,2.,3.,4.],[-4.,3.,-2.,1.]]))
+    x = torch.tensor([[3.,0.,1.,0.],[4.,2.,0.,1.]])  # norms 5, 2, 1, 1: scores [5,4,3,4] and [20,6,2,1]
+    prune_wanda(layer, .5, [x])
+    assert layer.weight.tolist()==[[1.,2.,0.,0.],[-4.,3.,0.,0.]]
+    layer = nn.Linear(4, 2, bias=False)
+    with torch.no_grad(): layer.weight.copy_(torch.tensor([[1.,2.,3.,4.],[-4.,3.,-2.,1.]]))
+    prune_wanda(layer, .6, [x])  # round(.4*8)=3 live: two in the first row, one in the second
+    assert layer.weight.tolist()==[[1.,2.,0.,0.],[-4.,0.,0.,0.]]
+
+def test_wanda_beside_infinities():
+    "An infinite weight lives; one that is NaN, or infinite where no input comes, doesn't"
+    layer = nn.Linear(4, 1, bias=False)
+    with torch.no_grad(): layer.weight.copy_(torch.tensor([[math.nan,math.inf,-math.inf,1e-9]]))
+    prune_wanda(layer, .5, [torch.tensor([[1.,0.,1.,1.]])])
+    assert layer.weight_mask.tolist()==[[False,False,True,True]]
+
+def test_wanda_on_a_convolution():
+    "Norms of unfolded, padded inputs, a group of channels at a time; 2:4 along input channels"
+    torch.manual_seed(0)
+    conv,x = nn.Conv2d(8, 6, 3, padding=1, groups=2, bias=False),torch.randn(5,8,6,6)
+    score = torch.stack([F.unfold(o, 3, padding=1).square().sum((0,2)).sqrt().view(4,3,3) for o in x.chunk(2, 1)])
+    score = (conv.weight.abs().view(2,3,4,3,3)*score[:,None]).view(6,4,3,3).detach()
+    prune_wanda(conv, '2:4', [x[:2],x[2:]])
+    got = conv.weight_mask.movedim(1,-1).reshape(-1,4).numpy()
+    assert np.array_equal(got, _best_nm(score.movedim(1,-1).reshape(-1,4).numpy(), 2, 4))
+
+convs = [(nn.Conv1d, dict(padding=1), (6,)), (nn.Conv1d, dict(padding='same', dilation=2, groups=2), (7,)),
+    (nn.Conv2d, dict(stride=2, padding=(1,2), groups=4), (7,6)), (nn.Conv2d, dict(padding=1, padding_mode='circular'), (5,5)),
+    (nn.Conv2d, dict(padding=2, padding_mode='reflect', dilation=(1,2)), (6,6)), (nn.Conv3d, dict(padding=1, stride=(1,2,1)), (3,4,3))]
+
+@pytest.mark.parametrize('cls,kwargs,size', convs)
+def test_patches_are_what_a_convolution_multiplies(cls, kwargs, size):
+    "Trap of 004's SparseGPT: padding, stride, dilation, groups and modes; patches times weights are the layer's output"
+    torch.manual_seed(0)
+    layer,x = cls(4, 8, 3, bias=False, **kwargs).double(),torch.randn(2, 4, *size, dtype=torch.double)
+    x = x[:1] if size==(7,) else x
+    got = layer_patches(layer, x)@layer.weight.flatten(1).unflatten(0, (layer.groups,-1)).mT
+    want = layer(x).movedim(1, -1)
+    assert torch.allclose(got.movedim(0,1).flatten(1), want.reshape(-1, 8))
+    assert torch.equal(layer_patches(layer, x[0]), layer_patches(layer, x[:1]))
+
+# ---- SparseGPT
+
+def _obs(w, H, groups, choose):
+    "Plain float64 optimal brain surgery of one row: an inverse of the rest of H for each column"
+    w,mask = w.copy(),np.ones(len(w), bool)
+    for q in range(len(w)):
+        inv = lambda j: np.linalg.inv(H[j:,j:])
+        if (g := [o for o in groups if o[0]==q]): mask[g[0][0]:g[0][1]] = choose(np.array([w[j]**2/inv(j)[0,0] for j in range(*g[0])]))
+        if not mask[q]:
+            i = inv(q)
+            w[q:] -= w[q]/i[0,0]*i[0]
+            w[q] = 0
+    return w,mask
+
+def _hessian(patches, damp):
+    H = 2/len(patches)*patches.T@patches
+    dead = np.diag(H)==0
+    H[dead,dead] = 1
+    return H+damp*np.diag(H).mean()*np.eye(len(H)),dead
+
+@pytest.mark.parametrize('block', [1,3,4,128])
+@pytest.mark.parametrize('target,n,m', [('2:4',2,4), ('1:4',1,4), ('3:4',3,4), ('2:5 pad',2,5)])
+def test_sparsegpt_nm_against_plain_obs(target, n, m, block):
+    "Column by column in float64; keeps n of m (004 pruned n), updates weights (004 threw the updates away), a dead column, any block"
+    torch.manual_seed(0)
+    layer,x = nn.Linear(12, 5, dtype=torch.double),_data(cols=12)[0].double()
+    x[:,7] = 0
+    w0,bias = layer.weight.detach().numpy().copy(),layer.bias.clone()
+    H,dead = _hessian(x.numpy(), .02)
+    w0[:,dead] = 0
+    def best(s):
+        keep = np.zeros(len(s), bool)
+        keep[oracle_order(s, np.ones(len(s), bool))[:n]] = True
+        return keep
+    want = [_obs(w, H, [(i,min(i+m,12)) for i in range(0,12,m)], best) for w in w0]
+    prune_sparsegpt(layer, target, [x[:16],x[16:]], block=block, damp=.02)
+    assert np.allclose(layer.weight.detach().numpy(), np.stack([w for w,_ in want]), atol=1e-9)
+    assert np.array_equal(layer.weight_mask.numpy(), np.stack([m for _,m in want])) and torch.equal(layer.bias, bias)
+    assert not np.allclose(w0[layer.weight_mask.numpy()], layer.weight.detach().numpy()[layer.weight_mask.numpy()])
+
+def test_sparsegpt_unstructured_against_plain_obs():
+    "One block: the cheapest of the whole layer go first; each row is then plain OBS with that mask"
+    torch.manual_seed(1)
+    layer,x = nn.Linear(10, 6, dtype=torch.double),_data(cols=10)[0].double()
+    w0 = layer.weight.detach().numpy().copy()
+    H,_ = _hessian(x.numpy(), .01)
+    cost = np.array([[w[j]**2/np.linalg.inv(H[j:,j:])[0,0] for j in range(10)] for w in w0])
+    mask = np.zeros(60, bool)
+    mask[oracle_order(cost, np.ones(60, bool))[:round(.35*60)]] = True
+    mask = mask.reshape(6,10)
+    want = np.stack([_obs(w, H, [(0,10)], lambda s: m)[0] for w,m in zip(w0,mask)])
+    prune_sparsegpt(layer, .65, [x])
+    assert np.array_equal(layer.weight_mask.numpy(), mask) and np.allclose(layer.weight.detach().numpy(), want, atol=1e-9)
+
+@pytest.mark.parametrize('block', [1,3,4])
+def test_sparsegpt_blocks_against_plain_obs(block):
+    "At the start of each block the cheapest of all outputs go, by weights that made up for what was pruned before; a plain inverse for each column"
+    torch.manual_seed(3)
+    layer,x = nn.Linear(12, 5, dtype=torch.double),_data(cols=12)[0].double()
+    w = layer.weight.detach().numpy().copy()
+    H,_ = _hessian(x.numpy(), .01)
+    mask = np.ones(w.shape, bool)
+    for q in range(12):
+        if q%block==0:
+            cost = w[:,q:q+block]**2/np.array([np.linalg.inv(H[j:,j:])[0,0] for j in range(q,q+block)])
+            keep = oracle_order(cost, np.ones(cost.size, bool))[:cost.size*2//5]
+            mask[:,q:q+block] = np.isin(np.arange(cost.size), keep).reshape(cost.shape)
+        i = np.linalg.inv(H[q:,q:])
+        for r in np.flatnonzero(~mask[:,q]): w[r,q:] -= w[r,q]/i[0,0]*i[0]
+    prune_sparsegpt(layer, .6, [x], block=block)
+    assert np.array_equal(layer.weight_mask.numpy(), mask) and np.allclose(layer.weight.detach().numpy(), w*mask, atol=1e-9)
+
+@pytest.mark.parametrize('block', [3,4,7])
+def test_sparsegpt_counts(block):
+    "Law 1: the total is exact whatever the blocks"
+    layer = nn.Linear(10, 7)
+    prune_sparsegpt(layer, .37, [_data(cols=10)[0]], block=block)
+    assert layer.weight_mask.sum()==round(.63*70)
+    assert_dead(layer)
+
+def test_sparsegpt_on_a_convolution_is_that_of_its_patches():
+    "N:M runs along input channels, as magnitudes do (004: one did, the other not); each group of channels has its own Hessian"
+    torch.manual_seed(2)
+    conv = nn.Conv2d(8, 6, 3, padding=1, stride=2, groups=2, dtype=torch.double)
+    x = torch.randn(4, 8, 9, 9, dtype=torch.double)
+    patches,w0 = layer_patches(conv, x),conv.weight.detach().clone()
+    prune_sparsegpt(conv, '2:4', [x])
+    order = torch.arange(36).view(4,9).T.flatten()
+    for g in range(2):
+        lin = nn.Linear(36, 3, bias=False, dtype=torch.double)
+        with torch.no_grad(): lin.weight.copy_(w0[3*g:3*g+3].flatten(1)[:,order])
+        prune_sparsegpt(lin, '2:4', [patches[g][:,order]])
+        assert torch.allclose(conv.weight[3*g:3*g+3].flatten(1)[:,order], lin.weight, atol=1e-9)
+    assert (conv.weight_mask.sum(1)==2).all()
+
+@pytest.mark.parametrize('cls,kwargs,size', convs)
+def test_sparsegpt_beats_its_own_mask(cls, kwargs, size):
+    "On every convolution the updated weights come nearer to the old outputs than the old weights under the same mask; flattened N:M too"
+    torch.manual_seed(0)
+    for target in (.5,'2:3 flat'):
+        layer,x = cls(4, 8, 3, **kwargs),torch.randn(6 if size!=(7,) else 20, 4, *size)
+        old,y = copy.deepcopy(layer),layer(x).detach()
+        prune_sparsegpt(layer, target, [x])
+        with torch.no_grad(): old.weight.mul_(layer.weight_mask)
+        assert F.mse_loss(layer(x), y)<F.mse_loss(old(x), y)
+
+def test_sparsegpt_refuses():
+    layer,x = nn.Linear(8, 4),_data()[0]
+    w = layer.weight.clone()
+    for kwargs,what in [(dict(block=0),'block is 0'), (dict(damp=-1.),'damp is -1'), (dict(target='2:4 axis 0'),'along inputs'), (dict(target=(.5,'block 2x2')),'along inputs'),
+        (dict(data=[]),'no batches'), (dict(data=None),'only a Learner'), (dict(data=[x*math.nan]),'not finite'), (dict(n_samples=0),'n_samples'), (dict(data=[x[:3]], damp=0.),'larger damp')]:
+        with pytest.raises(ValueError, match=what): prune_sparsegpt(layer, **(dict(target=.5, data=[x])|kwargs))
+    assert torch.equal(layer.weight, w) and 'weight_mask' not in dict(layer.named_buffers()) and not layer._forward_pre_hooks
+    with torch.no_grad(): layer.weight[1,2] = math.nan
+    with pytest.raises(ValueError, match='not finite'): prune_sparsegpt(layer, .5, [x])
+
+def test_all_or_nothing():
+    "A layer that can't be solved leaves those before it as they were, without masks"
+    net,x = nn.Sequential(nn.Linear(8,4), nn.Linear(4,20), nn.Linear(20,3)),_data(n=12)[0]
+    net[0].register_forward_hook(lambda m,a,o: o*0 if m.weight.count_nonzero()<32 else o)
+    old = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match='larger damp'): prune_sparsegpt(net, .5, [x], damp=0.)
+    assert net.state_dict().keys()==old.keys() and all(torch.equal(v, net.state_dict()[k]) for k,v in old.items())
+    def fail(m): raise KeyboardInterrupt
+    calls = iter(range(9))
+    with pytest.raises(KeyboardInterrupt): prune_sparsegpt(net, .5, lambda m: m(x) if next(calls)<2 else fail(m))
+    assert all(torch.equal(v, net.state_dict()[k]) for k,v in old.items()) and not any(m._forward_pre_hooks for m in net.modules()) and net.training
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+@pytest.mark.parametrize('target', [.5,'2:4'])
+def test_same_on_a_gpu(target):
+    "The Hessian is added up once there too (004 did so twice): masks and weights as on the CPU"
+    x = torch.randn(16, 4, 8, 8)
+    make = lambda: (torch.manual_seed(0), nn.Sequential(nn.Conv2d(4,8,3,padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512,16)))[1]
+    for f in (prune_sparsegpt, prune_wanda):
+        a,b = make(),make().cuda()
+        f(a, target, [x])
+        f(b, target, [x.cuda()])
+        assert all((p.cpu()==q).float().mean()>.999 for p,q in zip(masks_of(b), masks_of(a))) and all(m.is_cuda for m in masks_of(b))
+        assert torch.allclose(a(x), b(x.cuda()).cpu(), atol=1e-2)
+
+# ---- calibration
+
+def _loaders(x, y):
+    ds = TensorData(x, y)
+    yield DataLoaders(DataLoader(ds, bs=8), DataLoader(ds, bs=8))
+    yield DataLoader(ds, bs=16)
+    yield torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
+    yield ds
+    yield torch.utils.data.TensorDataset(x, y)
+    yield [(x[:20],y[:20]),(x[20:],y[20:])]
+    yield ((a,b) for a,b in zip(x.split(7), y.split(7)))
+    yield [x[:13],x[13:]]
+    yield lambda model: [model(o) for o in x.split(9)]
+
+def test_every_source_of_data():
+    "The same examples in other clothes give the same masks and weights (Hessians are averaged over items, not batches)"
+    x,y = _data()
+    found = []
+    for data in _loaders(x, y):
+        net = _net()
+        prune_sparsegpt(net, '2:4', data)
+        found.append(net)
+    for net in found[1:]:
+        assert same_masks(masks_of(net), masks_of(found[0]))
+        assert all(torch.allclose(a, b, atol=1e-5) for a,b in zip(net.parameters(), found[0].parameters()))
+    learn = Learner(next(_loaders(x, y)), _net(), loss_func=MSELossFlat())
+    prune_sparsegpt(learn, '2:4')
+    assert same_masks(masks_of(learn.model), masks_of(found[0]))
+
+@pytest.mark.parametrize('data,what', [(3,'data is a int'), ('x','data is a str'), (dict(x=torch.randn(3,8)),'data is a dict.*list of one'), (['ab'],'begins with a str'),
+    ([[]],'begins with a list'), (iter(()),'no batches'), ([torch.randn(0,8)],'no batches')])
+def test_data_refused(data, what):
+    "Law 10: what is no data, or holds none"
+    for f in (prune_wanda, partial(prune_snip, loss_func=F.mse_loss)):
+        with pytest.raises(ValueError, match=what): f(_net(), .5, data)
+
+class Dicts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,8),nn.Linear(8,4)
+    def forward(self, x, scale): return self.b(input=self.a(x).relu()*scale)
+
+def test_batches_of_dicts_and_samples():
+    "Keyword batches and inputs by keyword; no more batches are read than asked for"
+    x,read = _data()[0],[]
+    def batches():
+        for o in x.split(10):
+            read.append(1)
+            yield dict(x=o, scale=2.)
+    net = Dicts()
+    prune_wanda(net, .5, batches(), n_samples=15)
+    assert len(read)==2 and [int(m.sum()) for m in masks_of(net)]==[32,16]
+    other = Dicts()
+    other.load_state_dict({k: v for k,v in net.state_dict().items() if k.endswith(('weight','bias'))})
+    prune_wanda(other, .5, [UserDict(x=x[:20], scale=2.)])
+    assert [int(m.sum()) for m in masks_of(other)]==[32,16]
+
+def test_layer_by_layer():
+    "Each layer is pruned by the inputs that the pruned layers before it make, in the order of the data, not of the definition"
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last,self.first_ = nn.Linear(8,6),nn.Linear(8,8)
+        def forward(self, x): return self.last(self.first_(x).relu())
+    torch.manual_seed(0)
+    net,x = Net(),_data()[0]
+    a,b = copy.deepcopy(net.first_),copy.deepcopy(net.last)
+    prune_sparsegpt(net, '2:4', [x])
+    prune_sparsegpt(a, '2:4', [x])
+    prune_sparsegpt(b, '2:4', [a(x).relu().detach()])
+    assert torch.allclose(net.first_.weight, a.weight, atol=1e-6) and torch.allclose(net.last.weight, b.weight, atol=1e-5)
+
+def test_memory_is_one_layer():
+    "While a layer is worked on, nothing behind it runs, and no statistic of another is held"
+    net = mlp((8,)*6)
+    runs = []
+    for i,l in enumerate(net[::2]): l.register_forward_hook(lambda m,a,o,i=i: runs.append(i))
+    prune_wanda(net, .5, [_data()[0]])
+    assert runs==[0,1,2,3,4]+[i for k in range(5) for i in range(k)]
+
+@pytest.mark.parametrize('layer,shape', [(nn.Linear(8,4),(5,6,8)), (nn.Conv2d(4,6,3,padding=1),(5,4,6,6)), (nn.Conv1d(4,6,3,groups=2),(4,9))])
+def test_patches_in_pieces(layer, shape, monkeypatch):
+    "However small the pieces, the Hessian is the same, and none is larger than the bound, or one item"
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    sizes,whole = [],layer_patches(layer, x)
+    o,calib = plan_pruning(layer, .5)[0],Calibration(layer, [x])
+    for bound in (2**22, 500, 1):
+        monkeypatch.setattr(f'{layer_statistic.__module__}._piece', bound)
+        sizes.clear()
+        total,rows = layer_statistic(calib, o, lambda p: sizes.append(p.numel()) or p.mT@p)
+        assert rows==whole.shape[1] and torch.allclose(total, whole.mT@whole, atol=1e-4)
+        item = x.shape[-1] if isinstance(layer, nn.Linear) else whole.numel()//max(len(x)*(x.ndim==4), 1)
+        assert max(sizes)<=max(bound, item)
+
+def test_progress(monkeypatch):
+    "A bar over layers, batches or rounds, if asked for"
+    net,(x,y) = _net(),_data()
+    bars = []
+    monkeypatch.setattr(f'{prune_wanda.__module__}.progress_bar', lambda xs, **kwargs: bars.append(list(xs)) or xs)
+    prunes = [partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x]), partial(prune_snip, data=[(x,y)]*3, loss_func=F.mse_loss),
+        partial(prune_grasp, data=[(x,y)]*3, loss_func=F.mse_loss), partial(prune_synflow, xb=x, rounds=7)]
+    for progress in (False,True):
+        for f in prunes: f(_net(), .5, progress=progress)
+        sensitivity(_net(), lambda m: 1., (.5,), progress=progress)
+        if not progress: assert not bars
+    assert [len(o) for o in bars]==[2,2,3,3,3,7,2]
+
+class Routed(nn.Module):
+    "Batches of positive sums go through `a` twice, others never"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,8),nn.Linear(8,4)
+    def forward(self, x): return self.b(self.a(self.a(x)) if x.sum()>0 else x)
+
+def test_routes_that_depend_on_data():
+    "As many calls as batches, but not one in each: all of a layer's inputs count"
+    torch.manual_seed(0)
+    net,x = Routed(),_data()[0][:8]
+    a,first_ = copy.deepcopy(net.a),x.abs()
+    prune_wanda(net, .5, [first_, -first_])
+    prune_wanda(a, .5, [torch.cat([first_, a(first_).detach()])])
+    assert torch.equal(net.a.weight_mask, a.weight_mask)
+
+def test_half_precision():
+    "Statistics are kept in float64: a bfloat16 model of large inputs is pruned like its double"
+    torch.manual_seed(0)
+    net,x = nn.Linear(16, 8).bfloat16(),(_data(cols=16)[0]*1e3).bfloat16()
+    for f in (prune_wanda, prune_sparsegpt):
+        a,b = copy.deepcopy(net),copy.deepcopy(net).double()
+        f(a, '2:4', [x])
+        f(b, '2:4', [x.double()])
+        assert a.weight.dtype==torch.bfloat16 and torch.equal(a.weight_mask, b.weight_mask) and torch.allclose(a.weight.double(), b.weight, rtol=1e-2)
+
+def test_a_shared_layer_sees_all_its_inputs():
+    "A layer that runs twice, and a weight that two layers share"
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Linear(8,8,bias=False),nn.Linear(8,8,bias=False)
+            self.b.weight = self.a.weight
+        def forward(self, x): return self.b(self.a(self.a(x)))
+    torch.manual_seed(0)
+    net,x = Twice(),_data()[0]
+    w = net.a.weight.detach()
+    inputs = torch.cat([x, x@w.T, x@w.T@w.T])
+    lin = nn.Linear(8, 8, bias=False)
+    with torch.no_grad(): lin.weight.copy_(w)
+    prune_wanda(lin, .5, [inputs])
+    prune_wanda(net, .5, [x])
+    assert torch.equal(net.a.weight_mask, lin.weight_mask)
+
+def test_what_inputs_cannot_reach_stays_dense():
+    "Attention runs its projections itself, and recurrent layers have no patches: a warning names them"
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.att,self.rnn,self.lin = nn.MultiheadAttention(8,2),nn.GRU(8,8),nn.Linear(8,8)
+        def forward(self, x): return self.lin(self.rnn(self.att(x,x,x)[0])[0])
+    net = Net()
+    with pytest.warns(UserWarning, match=r'att\.in_proj_weight, att\.out_proj\.weight, rnn\.weight_ih_l0.* stay dense'): prune_wanda(net, .5, [torch.randn(5,3,8)])
+    assert {o.name: float(o.mask.float().mean()) for o in masked_params(net)}=={'att.in_proj_weight':1., 'att.out_proj.weight':1., 'rnn.weight_ih_l0':1., 'rnn.weight_hh_l0':1., 'lin.weight':.5}
+
+def _noisy():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(1,4,3,padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(.5), nn.Flatten(), nn.Linear(32,6))
+
+@pytest.mark.parametrize('training', [True,False])
+def test_the_rest_is_left_as_it_was(training):
+    "Modes, BatchNorm statistics, gradients, biases and random state (law 7), by every method"
+    x,y = _data()
+    for f in (partial(prune_wanda, data=[x[:,None]]), partial(prune_sparsegpt, data=[x[:,None]]), partial(prune_synflow, xb=x[:,None]),
+        partial(prune_snip, data=[(x[:,None],y)], loss_func=F.mse_loss), partial(prune_grasp, data=[(x[:,None],y)], loss_func=F.mse_loss), prune_magnitude):
+        net = _noisy().train(training)
+        net[0].eval()
+        net[5].weight.requires_grad_(False)
+        old,rng = copy.deepcopy(net),torch.get_rng_state()
+        modes = [m.training for m in net.modules()]
+        f(net, .5)
+        assert torch.equal(rng, torch.get_rng_state())
+        assert [m.training for m in net.modules()]==modes and [p.requires_grad for p in net.parameters()]==[p.requires_grad for p in old.parameters()]
+        assert all(p.grad is None for p in net.parameters())
+        keep = lambda m: {k:v for k,v in m.state_dict().items() if 'mask' not in k and 'sparsity' not in k and k not in ('0.weight','5.weight')}
+        assert all(torch.equal(v, keep(net)[k]) for k,v in keep(old).items())
+        if f is not prune_magnitude and f.func is not prune_sparsegpt:
+            for i in (0,5): assert torch.equal(net[i].weight, old[i].weight*net[i].weight_mask)
+
+# ---- before training
+
+def _two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3,4,dtype=torch.double), nn.Tanh(), nn.Linear(4,2,dtype=torch.double))
+
+def _by_hand(net, x, y):
+    "Loss of a two-layer tanh net as a function of its two weights"
+    b1,b2 = net[0].bias.detach(),net[2].bias.detach()
+    return lambda w1,w2: (((x@w1.T+b1).tanh()@w2.T+b2-y)**2).mean()
+
+def _xy():
+    g = torch.Generator().manual_seed(5)
+    return torch.randn(10,3,generator=g,dtype=torch.double),torch.randn(10,2,generator=g,dtype=torch.double)
+
+def test_snip_by_hand():
+    "abs(w*g) of the mean loss over equal batches, ranked globally"
+    net,(x,y) = _two_layers(),_xy()
+    ws = [net[i].weight.detach().clone().requires_grad_() for i in (0,2)]
+    grads = torch.autograd.grad(_by_hand(net, x, y)(*ws), ws)
+    score = torch.cat([(w*g).abs().flatten() for w,g in zip(ws, grads)]).detach().numpy()
+    prune_snip(net, .4, [(x[:5],y[:5]),(x[5:],y[5:])], F.mse_loss)
+    assert set(np.flatnonzero(torch.cat([m.flatten() for m in masks_of(net)])))==set(oracle_order(score, np.ones(20, bool))[:12])
+
+class OwnLoss(nn.Module):
+    "Returns its loss, as language models do"
+    def __init__(self):
+        super().__init__()
+        self.net = _two_layers()
+    def forward(self, x, y): return SimpleNamespace(loss=F.mse_loss(self.net(x), y))
+
+@pytest.mark.parametrize('f', [prune_snip, prune_grasp])
+def test_batches_of_any_size_and_loops(f):
+    "A short last batch counts by its items; a generator of losses, and a model that returns its loss, are as good"
+    x,y = _xy()
+    losses = lambda m: (F.mse_loss(m(a), b) for a,b in zip(x.split(5), y.split(5)))
+    short = [(x[:7],y[:7]),(x[7:],y[7:])]
+    cases = [(_two_layers(),[(x,y)],F.mse_loss), (_two_layers(),short,F.mse_loss), (_two_layers(),losses,None), (OwnLoss(),[dict(x=x, y=y)],None)]
+    for net,data,loss_func in cases:
+        f(net, .4, data, loss_func)
+        assert same_masks(masks_of(net), masks_of(cases[0][0]))
+
+def test_grasp_by_hand():
+    "w*(Hg), H the full Hessian of the two weights by autograd, the highest live"
+    net,(x,y) = _two_layers(),_xy()
+    ws = [net[i].weight.detach().clone() for i in (0,2)]
+    def loss(flat): return _by_hand(net, x, y)(flat[:12].view(4,3), flat[12:].view(2,4))
+    flat = torch.cat([w.flatten() for w in ws])
+    score = flat*(torch.autograd.functional.hessian(loss, flat)@torch.autograd.functional.jacobian(loss, flat))
+    prune_grasp(net, .4, [(x[:5],y[:5]),(x[5:],y[5:])], F.mse_loss)
+    got = torch.cat([m.flatten() for m in masks_of(net)])
+    assert set(np.flatnonzero(got))==set(oracle_order(score.numpy(), np.ones(20, bool))[:12])
+
+@pytest.mark.parametrize('rounds', [1,7,100])
+def test_synflow_by_hand(rounds):
+    "Rounds of w*dR/dw for positive weights and an input of ones; a linear net, so that R is a product of matrices"
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3,4), nn.ReLU(), nn.Linear(4,2))
+    a,b = [net[i].weight.detach().double().abs().numpy() for i in (0,2)]
+    b1 = net[0].bias.detach().double().abs().numpy()
+    alive = np.ones(20, bool)
+    for r in range(rounds):
+        A,B = a*alive[:12].reshape(4,3),b*alive[12:].reshape(2,4)
+        score = np.concatenate([(A*B.sum(0)[:,None]).ravel(), (B*(A.sum(1)+b1)).ravel()])
+        keep = oracle_order(score, alive)[:round(20*.4**((r+1)/rounds))]
+        alive = np.zeros(20, bool)
+        alive[keep] = True
+    old = copy.deepcopy(net)
+    prune_synflow(net, .6, torch.randn(5,3), rounds)
+    assert np.array_equal(torch.cat([m.flatten() for m in masks_of(net)]).numpy(), alive)
+    assert all(torch.equal(net[i].weight, old[i].weight*net[i].weight_mask) for i in (0,2))  # signs are back
+
+def test_synflow_keeps_layers_alive():
+    "At 99 %, where SNIP-like global magnitudes can lose a layer; scores of a deep net overflow in float32"
+    torch.manual_seed(0)
+    net = nn.Sequential(*[l for _ in range(40) for l in (nn.Linear(30,30),nn.ReLU())])
+    with torch.no_grad():
+        for l in net[::2]: l.weight.mul_(20)
+    prune_synflow(net, .99, torch.ones(1,30))
+    assert min(int(m.sum()) for m in masks_of(net))>0 and sum(int(m.sum()) for m in masks_of(net))==360
+
+class Gated(nn.Module):
+    "A buffer of booleans and one of integers, as attention has"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 4)
+        self.register_buffer('gate', torch.tensor([True,False,True,True]))
+        self.register_buffer('order', torch.tensor([3,-1,1,0]))
+    def forward(self, x): return (self.lin(x)*self.gate)[...,self.order]
+
+def test_synflow_beside_other_buffers():
+    "Only floats are made positive; what a gate closes carries no flow"
+    net = Gated()
+    prune_synflow(net, .5, torch.randn(2,8))
+    assert net.lin.weight_mask.sum()==16 and not net.lin.weight_mask[1].any() and net.order.tolist()==[3,-1,1,0]
+
+def test_before_training_refuses():
+    x,y = _data()
+    for f in (prune_snip, prune_grasp):
+        for data,loss_func,what in [(lambda m: m(x),None,'a Tensor'), (lambda m: None,None,'a NoneType'), (lambda m: [],None,'no losses'), ([x],F.mse_loss,'no targets'),
+            (None,F.mse_loss,'only a Learner'), ([(x,y)],None,'a Tensor without a loss'), ([(x,y*math.nan)],F.mse_loss,'is nan, and must be finite')]:
+            net = _net()
+            with pytest.raises(ValueError, match=what): f(net, .5, data, loss_func)
+            assert not masked_params(net) and all(torch.equal(a, b) for a,b in zip(net.parameters(), _net().parameters()))
+    for kwargs,what in [(dict(),'only a Learner'), (dict(xb=torch.ones(2,8).long()),'floats'), (dict(xb=x, rounds=0),'rounds is 0')]:
+        with pytest.raises(ValueError, match=what): prune_synflow(_net(), .5, **kwargs)
+
+def test_random_is_named_by_its_seed():
+    "Law 8: same seed, same masks"
+    nets = [_net() for _ in range(3)]
+    for n,seed in zip(nets, (1,1,2)):
+        torch.rand(seed)
+        prune_random(n, .5, seed)
+    assert same_masks(masks_of(nets[0]), masks_of(nets[1])) and not same_masks(masks_of(nets[0]), masks_of(nets[2]))
+
+def test_scores_of_ones_own():
+    "A function or a dict; wrong shapes and missing names are refused"
+    net = _net()
+    with pytest.raises(ValueError, match='lack 2.weight'): prune_by(net, {'0.weight':net[0].weight}, .5)
+    with pytest.raises(ValueError, match='shape'): prune_by(net, lambda p: p[:1], .5)
+    prune_by(net, lambda p: torch.arange(p.numel()).view(p.shape), '2:4')
+    big = nn.Linear(300, 300)
+    prune_by(big, lambda p: p*p, .5)  # a score with a history
+    assert big.weight_mask.sum()==45000
+    assert net[0].weight_mask[0].tolist()==[False,False,True,True]*2
+
+# ---- sensitivity, ratios, saving
+
+def test_sensitivity_puts_weights_back():
+    "One layer at a time, also when the evaluation fails; rules are the highest sparsity within the allowance"
+    net,seen = _net(),[]
+    old = copy.deepcopy(net.state_dict())
+    def live(m):
+        seen.append([int(m[i].weight.count_nonzero()) for i in (0,2)])
+        return float(sum(seen[-1]))
+    table = sensitivity(net, live, (.25,.5))
+    assert seen==[[96,72],[72,72],[48,72],[96,54],[96,36]] and table.loc['0.weight'].tolist()==[168.,144.,120.]
+    assert sensitivity_rules(table, 20.)=={'0.weight':None,'2.weight':.25} and sensitivity_rules(table, 36.)=={'0.weight':.25,'2.weight':.5}
+    def fail(m):
+        if m[0].weight.count_nonzero()<96: raise RuntimeError('no')
+        return 1.
+    with pytest.raises(RuntimeError): sensitivity(net, fail, (.5,))
+    assert all(torch.equal(v, net.state_dict()[k]) for k,v in old.items())
+    assert sensitivity(net, live, (.5,), {'2':.5}).index.tolist()==['2.weight']
+    with pytest.raises(ValueError, match='allowed is -1'): sensitivity_rules(table, -1)
+    for bad in (1., -.5, '2:4', True):
+        with pytest.raises(ValueError, match=r'numbers in \[0,1\)'): sensitivity(net, live, (.5,bad))
+    by_name = {'0.weight': torch.arange(96.).view(12,8), '2.weight': -torch.arange(72.).view(6,12)}
+    halves = lambda m: float(m[0].weight[:6].count_nonzero()-m[2].weight[:3].count_nonzero())
+    assert sensitivity(net, halves, (.5,), score_f=by_name)[.5].tolist()==[0-36., 48-36.]
+    assert len(plot_sensitivity(table).lines)==2
+
+@pytest.mark.parametrize('t,density', [([[1.,0.,2.],[0.,0.,3.]],.5), ([],1.), ([0.],0.), ([True,False,True,True],.75)])
+def test_density_and_sparsity(t, density):
+    "Each under its own name (004's `fill` is density; an empty tensor raised)"
+    t = torch.tensor(t)
+    assert density_from_tensor(t)==density and sparsity_from_tensor(t)==1-density
+
+def test_saved_and_restored():
+    "Through a file into a fresh model, fully live masks included (004 failed on them), and out to plain weights with equal outputs"
+    net,x = _net(),_data()[0]
+    prune_sparsegpt(net, {'0':'2:4'}, [x])
+    buf = io.BytesIO()
+    torch.save(net.state_dict(), buf)
+    buf.seek(0)
+    fresh = _net(9)
+    restore_sparse(fresh, torch.load(buf))
+    assert same_masks(masks_of(net), masks_of(fresh)) and torch.equal(net(x), fresh(x)) and fresh[2].weight_mask.all()
+    y = net(x)
+    unsparsify(net)
+    assert torch.equal(net(x), y) and net.state_dict().keys()==_net().state_dict().keys() and net[0].weight.count_nonzero()==48
+    with pytest.raises(ValueError, match='no masks'): restore_sparse(_net(), _net().state_dict())
+
+def _loaders_learner(net=None):
+    ds = TensorData(*_data())
+    return Learner(DataLoaders(DataLoader(ds, bs=8), DataLoader(ds, bs=8)), net or _net(), loss_func=MSELossFlat(), opt_func=partial(SGD, mom=.9), lr=.05)
+
+class WithMasks(nn.Module):
+    "A buffer of the user's that ends like a mask of ours"
+    def __init__(self, sizes=(8,12,6)):
+        super().__init__()
+        self.body = mlp(sizes)
+        self.register_buffer('causal_mask', torch.ones(3, 3).tril().bool())
+    def forward(self, x): return self.body(x)
+
+def test_restored_only_where_it_fits():
+    "Law 10: a checkpoint that doesn't fit is refused before anything changed; a buffer that ends in _mask is no mask, and what had none gets none"
+    net,x = WithMasks(),_data()[0]
+    sparsify_model(net, .5, chosen='body.0.*', seed=0)
+    state,fresh = net.state_dict(),WithMasks()
+    restore_sparse(fresh, state)
+    assert torch.equal(fresh(x), net(x)) and [o.name for o in masked_params(fresh)]==['body.0.weight'] and fresh.state_dict().keys()==state.keys()
+    for other,what in [(WithMasks((8,12,12,6)),'body.4.bias is in the model only'), (WithMasks((8,13,6)),r'body.0.weight has shape \(12, 8\)'), (_net(),'no masks for this model'),
+        (nn.ModuleDict(dict(body=_net())),'causal_mask is in the state only')]:
+        old = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=what): restore_sparse(other, state)
+        assert other.state_dict().keys()==old.keys() and all(torch.equal(v, old[k]) for k,v in other.state_dict().items())
+
+def test_pruned_in_the_middle_of_a_run():
+    "An optimizer with momentum from dense steps goes on: dead weights and their state are zero after every step"
+    learn = _loaders_learner()
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        opt = learn.opt
+        for f in (prune_magnitude, prune_sparsegpt):
+            unsparsify(learn)
+            f(learn, '2:4')
+            masks = masks_of(learn.model)
+            learn.fit(1)
+            assert learn.opt is opt and same_masks(masks, masks_of(learn.model))
+            assert_dead(learn.model, learn.opt)
+
+presets = {k: v for k,v in globals().items() if k.endswith('_presets') and k not in ('supermask_presets','STE_presets','SRSTE_presets','TopKAST_presets','Static_presets')}
+
+@pytest.mark.parametrize('name', presets)
+def test_any_preset_goes_on(name):
+    "Every preset trains a pruned model on, in its sparsity or towards its own"
+    learn = _loaders_learner()
+    prune_magnitude(learn, (.5,'fan-in')) if name=='SRigL_presets' else prune_sparsegpt(learn, .5)
+    own = dict(sparsity=.8) if name in ('GMP_presets','GraNet_presets') else dict(sparsity=.5) if name in ('ACDC_presets','DSD_presets') else {}
+    kwargs = dict(presets[name], **own)
+    if 'updates' not in kwargs: kwargs['batches_per_update'] = 3
+    with learn.no_bar(), learn.no_logging(): learn.fit(20, cbs=DynamicSparseTrainingCallback(**kwargs, seed=0))
+    live = sum(int(m.sum()) for m in masks_of(learn.model))
+    assert abs(live-round((1-own.get('sparsity', .5))*168))<=6 if name!='DSD_presets' else live==168
+    assert_dead(learn.model) if live<168 else None
+
+def test_structure_goes_on():
+    "2:4 stays 2:4 under RigL that is told so"
+    learn = _loaders_learner()
+    prune_wanda(learn, '2:4')
+    masks = masks_of(learn.model)
+    with learn.no_bar(), learn.no_logging(): learn.fit(3, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=3, structure='2:4'), seed=0))
+    assert not same_masks(masks, masks_of(learn.model)) and all((m.view(len(m),-1,4).sum(2)==2).all() for m in masks_of(learn.model))
+
+@pytest.mark.parametrize('preset', [STE_presets, SRSTE_presets, TopKAST_presets, supermask_presets])
+def test_learned_masks_go_on(preset):
+    "Masks of a pruned model can be learned from there: magnitudes begin where pruning ended"
+    net,(x,y) = _net(),_data()
+    prune_magnitude(net, '2:4')
+    masks = masks_of(net)
+    unsparsify(net)
+    learn_masks(net, **dict(preset, sparseness='BTOPK{2:4,1}(U)'), seed=0)
+    if preset is not supermask_presets: assert same_masks(masks, masks_of(net))
+    train(net, torch.optim.SGD(net.parameters(), lr=.1), 2, x, y)
+    fold_masks(net)
+    assert [density_from_tensor(o.mask) for o in masked_params(net)]==[.5,.5]
+
+def test_training_goes_on():
+    "Fixed masks hold, summaries count, and RigL moves them"
+    learn = _loaders_learner()
+    prune_wanda(learn, .5)
+    masks,p = masks_of(learn.model),learn.model[0].weight
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(2)
+        assert same_masks(masks, masks_of(learn.model)) and learn.model[0].weight is p
+        assert_dead(learn.model, learn.opt)
+        learn.fit(3, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=3)))
+    assert not same_masks(masks, masks_of(learn.model)) and sum(int(m.sum()) for m in masks_of(learn.model))==84
+    assert sparse_summary(learn).df.set_index('parameter').loc['sparse parameters','live']==84
