@@ -19,7 +19,7 @@ from .training import *
 # %% ../nbs/07_callback.ipynb #84076984
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
-    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine',)
+    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
     @delegates(SparseEngine.__init__)
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
@@ -30,18 +30,20 @@ class DynamicSparseTrainingCallback(Callback):
         grow_score_f=gradient_magnitude, # Which dead weights come back; None only drops
         redistribute_f=None, # A parameter's share of what grows; None leaves each its own
         seed:int=None, # Names the random choices; None takes a number from torch's generator
+        sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
         **kwargs
     ):
         self.settings = dict(sparse_modules=sparse_modules, batches_per_update=batches_per_update, initial_drop_grow_pct=initial_drop_grow_pct,
             stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f, redistribute_f=redistribute_f, seed=draw_seed(seed), **kwargs)
         if unknown := set(self.settings)-set(inspect.signature(SparseEngine).parameters): raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine")
-        self.state,self.saved = None,None
+        self.state = self.saved = None
+        self.compute,self.plan = bool(sparse_compute),sparse_compute if isinstance(sparse_compute, dict) else None
         self._init_state()
 
     @property
     def seed(self): return self.settings['seed']
 
-    def _init_state(self): self.engine = None
+    def _init_state(self): self.engine = self.report = None
 
     @property
     def learn(self): return vars(self).get('_learn')
@@ -62,7 +64,8 @@ class DynamicSparseTrainingCallback(Callback):
         self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
         if self.state: self.engine.n_updates = self.state['n_updates']
         if self.saved: self.engine.load_state_dict(self.saved)
-        self.saved,self.started = None,False
+        self.saved,self.started,self.report = None,False,None
+        if self.plan is not None: self.start_compute()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
     def before_train(self):
@@ -74,6 +77,7 @@ class DynamicSparseTrainingCallback(Callback):
     def before_batch(self):
         if self.engine is None: return
         self.engine.opt = self.learn.opt  # `learn.export` makes a new one
+        if self.compute and self.report is None: self.start_compute()
         self.engine.prepare(self.t0+self.iter, self.accumulates)
 
     def before_step(self):
@@ -82,14 +86,16 @@ class DynamicSparseTrainingCallback(Callback):
     def after_fit(self):
         if not self.learn.lock.locked(): self._let_go()
 
-    def _let_go(self):
-        "Detach from the model, and remember what a later fit needs"
-        if self.engine is None: return
-        self.state = self.engine.state_dict()
-        self.engine.remove()
-        self.engine = None
-
 # %% ../nbs/07_callback.ipynb #66e6e2cf
+@patch
+def _let_go(self:DynamicSparseTrainingCallback):
+    "Detach from the model, and remember what a later fit needs"
+    if self.engine is None: return
+    self.state = self.engine.state_dict()
+    self.engine.remove()
+    if self.report is not None: self.report.remove()
+    self.engine = None
+
 @patch
 def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and strings only
     "What a later process needs to go on, besides `learn.save`"
@@ -101,3 +107,10 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
 ):
     "Go on from `state` at the next fit, in the epoch that its `start_epoch` names"
     self.saved,self.settings['seed'] = state,state['seed']
+    if self.compute and state.get('plan'): self.plan = state['plan']
+
+# %% ../nbs/07_callback.ipynb #351aa94e
+@patch
+def start_compute(self:DynamicSparseTrainingCallback):
+    "What `sparse_compute` asks for"
+    raise ImportError("sparse_compute is an option of fastsparse.compute: from fastsparse.all import *")

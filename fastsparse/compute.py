@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import contextmanager
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
+from .callback import *
 from .kernels import *
 from .scores import *
 from .sparsify import *
@@ -18,6 +19,7 @@ from .sparsify import _guards,_module,_stamp
 from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
 from types import FunctionType
 
 # %% ../nbs/31_compute.ipynb #299d7bd2
@@ -112,10 +114,20 @@ def arrived(self:LiveGuard):
     "The gradient is complete"
     if self.pending is None: return
     self.dense_grad = self.pending if self.fresh or self.dense_grad is None else self.dense_grad+self.pending
-    self.pending = None
+    self.pending,self.shared = None,False
 
 @patch
 def after_step(self:LiveGuard, opt): self.dense_grad = None
+
+# %% ../nbs/31_compute.ipynb #06598860
+@patch
+def whole_grad(self:LiveGuard):
+    "The dense gradient; the mean of all ranks' in a process group, as data parallel training makes it of what it knows"
+    if not self.shared and dist.is_available() and dist.is_initialized():
+        dist.all_reduce(self.dense_grad)
+        self.dense_grad /= dist.get_world_size()
+    self.shared = True
+    return self.dense_grad.view(self.shape)
 
 # %% ../nbs/31_compute.ipynb #d663fb35
 @patch
@@ -202,7 +214,7 @@ class SparseWeight(torch.Tensor):
     @property
     def grad(self):
         g = self.guard
-        return None if g.values.grad is None else g.spread(g.values.grad) if g.dense_grad is None else g.dense_grad.view(g.shape)
+        return None if g.values.grad is None else g.spread(g.values.grad) if g.dense_grad is None else g.whole_grad()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -253,7 +265,8 @@ def _rearm(model):
 @torch.no_grad()
 def _store_sparse(o, opts):
     "Swap the dense parameter of `o` for its live values"
-    if g := guard_of(o.p): g.remove()
+    was = guard_of(o.p)
+    if was: was.remove()
     face = SparseWeight(o.module, o.attr, o.p.shape, o.p.dtype, o.p.device)
     guard,p = face.guard,o.p
     pick = lambda t: t.detach().reshape(-1)[guard.index.places]
@@ -265,6 +278,7 @@ def _store_sparse(o, opts):
     guard.original,p.grad = p,None
     p.data = p.data.new_empty(0)
     guard.check()
+    guard.lifted = bool(was) and was.lifted
     return guard
 
 @torch.no_grad()
@@ -280,6 +294,15 @@ def _store_dense(guard):
     vars(guard.module).pop(guard.attr)
     guard.module._parameters[guard.attr] = p
     for t in (v,face): _guards.pop(t, None)
+    new = Guard(guard.module, guard.attr)
+    new.lifted = guard.lifted
+    return new
+
+# %% ../nbs/31_compute.ipynb #b77f381e
+def _all_dense(model, guards):
+    new = [_store_dense(g) for g in guards]  # held until the model holds them
+    _rearm(model)
+    return new
 
 # %% ../nbs/31_compute.ipynb #73ff9032
 def _faces(module): return [(attr,w) for attr,w in vars(module).items() if isinstance(w, SparseWeight)]
@@ -327,6 +350,7 @@ def meet(self:LiveGuard, opt):
     base = base_opt(opt)
     if any(o is base for o in self.opts): return
     self.opts.append(base)
+    if held := base.state.get(self.values): base.state[self.values] = _gather(self.values, held)
     if isinstance(base, Optimizer) or _give_state in base._optimizer_state_dict_post_hooks.values(): return
     base.register_state_dict_post_hook(_give_state)
     base.register_load_state_dict_pre_hook(_take_state)
@@ -453,11 +477,15 @@ class SparseCompute:
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
         for h in self.handles: h.remove()
-        for g in self.guards.values(): _store_dense(g)
+        _all_dense(self.model, self.guards.values())
         self.guards,self.handles = {},[]
-        _rearm(self.model)
 
 # %% ../nbs/31_compute.ipynb #cfc80048
+def _check_engine(g):
+    "A `ValueError` if an engine that is there already needs what dead weights have"
+    for name in ('dense_history','around'):
+        if g is not None: getattr(LiveGuard, name).fset(g, getattr(g, name))
+
 def _check_plan(plan, names):
     for n,route in plan.items():
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
@@ -485,8 +513,7 @@ def _choose(model, guards, xb):
             box = [(plan,ratios)]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:
-        for g in guards.values(): _store_dense(g)
-        _rearm(model)
+        _all_dense(model, guards.values())
         raise
     return box[0]
 
@@ -502,7 +529,9 @@ def sparse_compute(
     entries = masked_params(model)
     if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if any(isinstance(o.p, SparseWeight) for o in entries): raise ValueError("the model computes sparsely already: call remove() of the report first")
+    if isinstance(model, DistributedDataParallel): raise ValueError("the model is wrapped for data parallel training, which has its parameters already: call sparse_compute before, or pass the callback a plan from one process")
     if opt is not None: _check_elementwise(opt)
+    for o in entries: _check_engine(guard_of(o.p))
     notes = {n:why for n,why in swappable(model).items() if why}
     names = [o.name for o in entries if o.name not in notes]
     if plan is not None: _check_plan(plan, names)
@@ -510,8 +539,14 @@ def sparse_compute(
     chosen = {o.name:_store_sparse(o, opts) for o in entries if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense')}
     _rearm(model)
     plan,ratios = _choose(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
-    for n,g in chosen.items():
-        g.route = plan[n]
-        if plan[n]=='dense': _store_dense(g)
-    _rearm(model)
+    for n,g in chosen.items(): g.route = plan[n]
+    _all_dense(model, [g for n,g in chosen.items() if plan[n]=='dense'])
     return SparseCompute(model, chosen, plan, ratios, notes)
+
+# %% ../nbs/31_compute.ipynb #10fc770f
+@patch
+def start_compute(self:DynamicSparseTrainingCallback):
+    "Compute with live weights only until the fit ends"
+    self.report = sparse_compute(self.learn.model, getattr(self.learn, 'xb', ()), self.learn.opt, self.plan)
+    for s in self.engine.slots: self.engine._check_state(s.method, s.p)
+    self.plan = self.report.plan

@@ -149,6 +149,7 @@ class Guard:
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
     remark = ''  # what the summary says of the parameter
     dense_state = True  # the optimizer has state for every weight
+    route = None  # how a weight that is stored sparse is multiplied
     def __init__(self, module, attr):
         self.module,self.attr,self.p,self.handle = module,attr,None,None
         self.lifted = False  # leave this batch's gradient dense: an update will read it
@@ -526,13 +527,16 @@ def keep_from_broadcast(
     model._ddp_params_and_buffers_to_ignore = [*others, *_buffer_names(model)]
 
 # %% ../nbs/04_sparsify.ipynb #591da698
+def _refuse_stored(name, m, attr):
+    "Raise if the parameter is stored as live values"
+    if attr in vars(m): raise ValueError(f"{name} is stored sparse: call remove() of the report of sparse_compute first")
+
 def unsparsify(
     model, # A module or a `Learner`
 ):
     "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
     model = _module(model)
-    if stored := [o.name for o in masked_params(model) if o.p is not o.module._parameters[o.attr]]:
-        raise ValueError(f"{stored[0]} is stored sparse: call remove() of the report of sparse_compute first")
+    for o in masked_params(model): _refuse_stored(o.name, o.module, o.attr)
     for m in model.modules():
         for e in enforcements(m): _unhook(m, e)
     names = set(_buffer_names(model))
@@ -575,6 +579,7 @@ def unsparsify_parameter(
     "Remove the mask of one parameter; its weights stay as they are, zeros included"
     m,attr = _own(module, name)
     if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
+    _refuse_stored(name, m, attr)
     if g := guard_of(getattr(m, attr)): g.remove()
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
     for e in enforcements(module): e.guards = [g for g in e.guards if g.mask is not None]

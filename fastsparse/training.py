@@ -41,15 +41,18 @@ def regrow_counts(
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
     def __init__(self, o, index):
-        self.o,self.index,self.n = o,index,o.p.numel()
+        self._o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.notes = {}  # what `grow_state_f` remembers
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
         self.budget = None  # what `live` was to be, where the structure made it another number
 
     @property
+    def o(self): return self._o._replace(p=getattr(self._o.module, self._o.attr))
+
+    @property
     def guard(self):
-        self._guard = guard(self.o._replace(p=getattr(self.o.module, self.o.attr)))
+        self._guard = guard(self.o)
         return self._guard
 
     @property
@@ -514,7 +517,8 @@ def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), memos=s.memos,
         initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending) for m in self.methods]
-    return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots)
+    plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
+    return dict(seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, methods=methods, slots=slots, plan=plan)
 
 @patch
 def load_state_dict(self:SparseEngine,

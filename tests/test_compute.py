@@ -1,8 +1,15 @@
 "Computing with live weights only against the masked run: equal masks, losses, checkpoints and optimizer state, and a way back"
 import io,pickle,pytest,torch
 from copy import deepcopy
-from fastai.optimizer import Adam as FastaiAdam,Lookahead,SGD as FastaiSGD
+from fastai.callback.core import Callback
+from fastai.callback.schedule import *
+from fastai.callback.training import GradientAccumulation
+from fastai.learner import Learner,load_learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import Adam as FastaiAdam,Lookahead,OptimWrapper,SGD as FastaiSGD
+from fastai_data import digits,loaders,mlp as digits_mlp
 from fastsparse.all import *
+from functools import partial
 from helpers import *
 from torch import nn
 
@@ -161,6 +168,18 @@ def test_checkpoints_are_the_masked_models(name):
             opt.load_state_dict(deepcopy(os))
             assert steps(model, opt, 5, xb, yb)==pytest.approx(ref, abs=1e-9)
 
+@pytest.mark.parametrize('name', list(opts))
+def test_state_for_an_optimizer_made_later(name):
+    "An optimizer made after the swap takes a masked run's state before its first step"
+    xb,yb = data(dmlp())
+    (a,oa,_),(b,_,_) = pair(dmlp, opts[name])
+    steps(a, oa, 5, xb, yb)
+    ms,os = deepcopy((a.state_dict(), oa.state_dict()))
+    b.load_state_dict(ms)
+    ob = opts[name](list(b.parameters()))
+    ob.load_state_dict(os)
+    assert steps(b, ob, 5, xb, yb)==pytest.approx(steps(a, oa, 5, xb, yb), abs=1e-9)
+
 def test_copies_and_pickles():
     "`deepcopy` and pickle keep computing with live weights, apart from the original"
     xb,yb = data(dmlp())
@@ -288,3 +307,207 @@ def test_frozen_and_shared_weights():
     assert m[0].weight.grad is None
     report.remove()
     assert not m[0].weight.requires_grad
+
+def test_unsparsify_parameter_refuses_live_values():
+    "As `unsparsify` does: the mask is what says where the live values lie"
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    report = sparse_compute(m, None, plan={'0.weight':'rows'})
+    with pytest.raises(ValueError, match='0.weight is stored sparse: call remove'): unsparsify_parameter(m, '0.weight')
+    assert '0.weight_mask' in m.state_dict()
+    unsparsify_parameter(m, '2.weight')
+    report.remove()
+    unsparsify_parameter(m, '0.weight')
+
+def test_dense_gradients_at_updates_only():
+    "The whole gradient is there for a batch that an update reads, and forgotten after its step"
+    xb,yb = data(dmlp())
+    _,(b,ob,_) = pair(dmlp, opts['sgd'])
+    engine,seen = SparseEngine(b, ob, 12, **{**RigL_presets, 'stop_pct':1., 'batches_per_update':4}, seed=0),[]
+    for t in range(12):
+        engine.prepare(t)
+        backward(b, xb, yb)
+        seen.append({guard_of(o.p).dense_grad is not None for o in masked_params(b)})
+        if not engine.before_step(t): ob.step()
+        ob.zero_grad()
+    assert [t for t,o in enumerate(seen) if True in o]==[4,8] and all(len(o)==1 for o in seen)
+
+def test_the_summary_shows_the_choice():
+    "With the ratio that was measured"
+    m = nn.Sequential(nn.Linear(512,1024), nn.ReLU(), nn.Linear(1024,4))
+    sparsify_model(m, .98, seed=0)
+    report = sparse_compute(m, torch.randn(64,512))
+    df = sparse_summary(m).df
+    notes = dict(zip(df.iloc[:,0], df.note))
+    assert report.plan['0.weight']!='dense' and notes['0.weight']==f"live weights only, {report.ratios['0.weight']:.1f} times as fast"
+
+@pytest.mark.parametrize('method', ['static','SET','RigL'])
+def test_float32_follows_the_masked_masks(method):
+    "Losses to 1e-4 when the masks of the masked run are replayed"
+    f32 = lambda: mlp((6,16,12,3))
+    xb,yb = data(f32())
+    (a,oa,_),(b,ob,_) = pair(f32, opts['sgd'])
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.})
+    engine = None if method=='static' else SparseEngine(a, oa, 200, **{**parts[method], 'batches_per_update':20}, seed=0)
+    for t in range(200):
+        if engine: engine.prepare(t)
+        losses = [backward(m, xb+.001*t, yb).item() for m in (a,b)]
+        assert losses[0]==pytest.approx(losses[1], abs=1e-4)
+        replaced = engine and engine.before_step(t)
+        for m,o in ((a,oa),(b,ob)):
+            if not replaced: o.step()
+            o.zero_grad()
+        for o,m in zip(masked_params(b), masks_of(a)): o.mask.copy_(m)
+        b(xb)
+    assert same_masks(masks_of(a), masks_of(b))
+
+def test_an_engine_that_is_there_already():
+    "Swapping after the engine was made, also right before an update, and back in the middle"
+    xb,yb = data(dmlp())
+    res = []
+    for compute in (False,True):
+        torch.manual_seed(0)
+        m = dmlp()
+        sparsify_model(m, .7, seed=0)
+        opt = opts['adam'](list(m.parameters()))
+        dst = DynamicSparseTraining(m, opt, 60, **{**RigL_presets, 'stop_pct':1., 'batches_per_update':6}, seed=0)
+        losses = steps(m, opt, 6, xb, yb, dst)
+        report = sparse_compute(m, None, opt, plan=full(m)) if compute else None
+        losses += steps(m, opt, 18, xb, yb, dst)
+        if compute: report.remove()
+        losses += steps(m, opt, 18, xb, yb, dst)
+        res.append((losses,masks_of(m)))
+    assert res[0][0]==pytest.approx(res[1][0], abs=1e-9) and same_masks(res[0][1], res[1][1])
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    DynamicSparseTraining(m, opt, 50, **{**SNFS_presets, 'batches_per_update':5})
+    with pytest.raises(ValueError, match='dense history'): sparse_compute(m, None, opt, plan=full(m))
+    assert all(isinstance(o.p, nn.Parameter) for o in masked_params(m))
+
+# --- the callback
+
+class Losses(Callback):
+    def __init__(self): self.losses = []
+    def after_loss(self):
+        if self.training: self.losses.append(self.learn.loss.item())
+
+def fitted(folder, compute=None, n=2, opt_func=FastaiAdam, cbs=(), learn=None, **settings):
+    "A learner on digits in float64, what it lost, and its callback"
+    if learn is None:
+        learn = Learner(loaders(*digits(), shuffle=False), digits_mlp(), CrossEntropyLossFlat(), path=folder, opt_func=opt_func)
+        sparsify_model(learn, .7, seed=0)
+    cb = DynamicSparseTrainingCallback(sparse_compute=compute, **{**RigL_presets, 'batches_per_update':3, 'seed':0, **settings})
+    watch = Losses()
+    with learn.no_bar(), learn.no_logging(): learn.fit(n, 1e-3, cbs=[cb, watch, *cbs])
+    return learn,watch.losses,cb
+
+whole_plan = {'0.weight':'rows', '2.weight':'features'}
+
+@pytest.mark.parametrize('n_acc', [None,48])
+def test_callback(n_acc, tmp_path):
+    "With a plan: the masked run's losses, masks and weights, and dense weights at the end; also with accumulated batches"
+    cbs = [GradientAccumulation(n_acc)] if n_acc else []
+    a,la,_ = fitted(tmp_path, cbs=cbs)
+    b,lb,cb = fitted(tmp_path, whole_plan, cbs=cbs)
+    assert la==pytest.approx(lb, abs=1e-9) and cb.report.plan==whole_plan and cb.state['n_updates']>2
+    assert_equal_models(a.model, b.model, 1e-9)
+    assert all(isinstance(o.p, nn.Parameter) for o in masked_params(b.model))
+
+def test_callback_measures_once(tmp_path):
+    "The first batch of the first fit decides; the next fit takes the plan, and so does a process that loads the saved state"
+    learn,_,cb = fitted(tmp_path, True)
+    assert set(cb.report.plan)=={'0.weight','2.weight'} and cb.report.ratios
+    cb.plan = whole_plan
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=cb)
+    assert cb.report.plan==whole_plan and not cb.report.ratios and cb.state['plan']==whole_plan
+    other = DynamicSparseTrainingCallback(sparse_compute=True, **{**RigL_presets, 'batches_per_update':3})
+    other.load_state_dict(cb.state)
+    assert other.plan==whole_plan
+    without = DynamicSparseTrainingCallback(**RigL_presets)
+    without.load_state_dict(cb.state)
+    assert without.plan is None
+
+@pytest.mark.parametrize('opt_func', [FastaiAdam, partial(OptimWrapper, opt=torch.optim.Adam)])
+def test_callback_saves_the_masked_run(opt_func, tmp_path):
+    "What is saved in the middle of a fit, optimizer included, loads into a masked learner, and an export works on"
+    class Saving(Callback):
+        order = 100
+        def after_batch(self):
+            if self.training and self.epoch==1 and self.iter==4: self.learn.save(self.name_)
+        def after_epoch(self): self.learn.export(f'{self.name_}.pkl')
+    res = []
+    for name,compute in (('a',None),('b',whole_plan)):
+        saving = Saving()
+        saving.name_ = name
+        learn,*_ = fitted(tmp_path, compute, opt_func=opt_func, cbs=[saving])
+        res.append(torch.load(tmp_path/'models'/f'{name}.pth', weights_only=False))
+        loaded = load_learner(tmp_path/f'{name}.pkl')
+        for o in masked_params(loaded.model): assert o.p.shape==o.mask.shape
+    a,b = res
+    assert list(a['model'])==list(b['model'])
+    for k in a['model']: torch.testing.assert_close(a['model'][k], b['model'][k], rtol=1e-9, atol=1e-9)
+    sa,sb = [o['opt']['state'] for o in res]
+    for i in (sa if isinstance(sa, dict) else range(len(sa))):
+        x,y = sa[i],sb[i]
+        for k,t in x.items():
+            if isinstance(t, torch.Tensor): torch.testing.assert_close(t, y[k], rtol=1e-9, atol=1e-9)
+    learn.load('b', with_opt=True)
+
+def test_callback_on_a_dense_model_and_lr_find(tmp_path):
+    "Masks that the engine makes are followed too; the learning-rate finder rests"
+    learn = Learner(loaders(*digits()), digits_mlp(), CrossEntropyLossFlat(), path=tmp_path)
+    fitted(tmp_path, whole_plan, learn=learn, sparsity=.5)
+    assert sum(int(o.mask.sum()) for o in masked_params(learn.model))==round(.5*sum(o.p.numel() for o in masked_params(learn.model)))
+    learn.add_cb(DynamicSparseTrainingCallback(sparse_compute=True, **RigL_presets))
+    with learn.no_bar(), learn.no_logging(): learn.lr_find(num_it=5, show_plot=False)
+    assert all(isinstance(o.p, nn.Parameter) for o in masked_params(learn.model))
+
+@pytest.mark.parametrize('kwargs,message', [(dict(opt_func=lambda ps, lr: Lookahead(FastaiSGD(ps, lr=lr))), 'Lookahead'),
+    (dict(grow_score_f=gradient_momentum, opt_func=partial(FastaiSGD, mom=.9)), 'dense history')])
+def test_callback_refuses_by_name(kwargs, message, tmp_path):
+    "Optimizers that are not elementwise and methods with a dense history; the model is left as it was"
+    learn = Learner(loaders(*digits()), digits_mlp(), CrossEntropyLossFlat(), path=tmp_path, opt_func=kwargs.pop('opt_func'))
+    sparsify_model(learn, .7, seed=0)
+    before = deepcopy(learn.model.state_dict())
+    with pytest.raises(ValueError, match=message): fitted(tmp_path, True, learn=learn, **kwargs)
+    assert all(isinstance(o.p, nn.Parameter) for o in masked_params(learn.model)) and all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
+
+# --- two ranks
+
+def two_ranks(rank, folder):
+    "One of two ranks under data parallel training, on live weights and masked; each measures for itself"
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/init', rank=rank, world_size=2)
+    out = {}
+    for compute in (False,True):
+        m = mlp((6,12,9,3), seed=4, dtype=torch.double)
+        sparsify_model(m, .6, seed=0)
+        opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+        if compute: sparse_compute(m, None, opt, plan=full(m))
+        ddp = nn.parallel.DistributedDataParallel(m)
+        if not compute:
+            with pytest.raises(ValueError, match='wrapped for data parallel'): sparse_compute(ddp, None)
+        engine = SparseEngine(m, opt, 30, **{**RigL_presets, 'stop_pct':1., 'batches_per_update':4}, seed=0)
+        for t in range(30):
+            engine.prepare(t)
+            xb,yb = data(m if not compute else mlp((6,12,9,3), dtype=torch.double), 32, seed=t)
+            backward(ddp, xb[rank::2], yb[rank::2])
+            if not engine.before_step(t): opt.step()
+            opt.zero_grad()
+        out[compute] = {k:v.clone() for k,v in m.state_dict().items()}
+    big = nn.Sequential(nn.Linear(256,512), nn.ReLU(), nn.Linear(512,256))
+    sparsify_model(big, .95, seed=0)
+    out['plan'] = sparse_compute(big, torch.randn(2+62*rank, 256)).plan
+    torch.save(out, f'{folder}/{rank}.pt')
+    dist.destroy_process_group()
+
+def test_two_ranks(tmp_path):
+    "Masks and weights of both ranks are the masked run's, whose gradients are averaged; rank 0's plan holds on both"
+    torch.multiprocessing.spawn(two_ranks, (str(tmp_path),), nprocs=2)
+    a,b = [torch.load(tmp_path/f'{r}.pt') for r in (0,1)]
+    assert a['plan']==b['plan']
+    for o in (a,b):
+        for k,v in a[False].items(): torch.testing.assert_close(o[True][k], v, rtol=1e-7, atol=1e-7)
+    assert all(torch.equal(a[True][k], b[True][k]) for k in a[True] if k.endswith('_mask'))
