@@ -987,23 +987,23 @@ def test_accumulated_and_overflowing(method):
 structures = {'2:4':24, 'block 2x2':4, 'fan-in':12, 'fan-in ablate 0.3':12, 'kernels':1, 'output channels':12, 'input channels':12, 'output groups 2':2,
     'input groups 4':4, 'transposable 2:4':24}  # the largest step between counts, of layers of 12x8, 8x12 and 4x8
 
-@pytest.mark.parametrize('share', [momentum_redistribution, gradient_redistribution, lambda p, step: 1.+7*(p.shape[0]==(8,12,4)[step%3])])
+@pytest.mark.parametrize('share', [momentum_redistribution, lambda p, step: 1.+7*(p.shape[0]==(8,12,4)[step%3])])
 @pytest.mark.parametrize('text', structures)
 def test_redistribution_under_a_structure(text, share):
     "Law 1: masks stay legal and the total is what it was, to less than a layer's step, however many updates round each layer (it drifted from 112 to 68)"
     m = mlp((8,12,8,4), seed=1)
     sparsify_model(m, .5, seed=0, structure=text)
     opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
-    dst = DynamicSparseTraining(m, opt, 60, seed=0, structure=text, updates=FreqSchedule(2, start=2), drop_fraction=.3, redistribute_f=share)
+    dst = DynamicSparseTraining(m, opt, 40, seed=0, structure=text, updates=FreqSchedule(2, start=2), drop_fraction=.3, redistribute_f=share)
     assert sum(s.live for s in dst.slots)==112
     moved = set()
-    for t in range(60):
+    for t in range(40):
         train(m, opt, 1, *data(m, seed=t))
         assert all(as_structure(text).legal(o.mask) for o in masked_params(m))
         assert_dead(m, opt, state=not dst.methods[0].dense_history)
         assert abs(sum(s.live for s in dst.slots)-112)<structures[text]
         moved.add(tuple(s.live for s in dst.slots))
-    assert dst.n_updates>=25 and (len(moved)>1 or '2:4' in text)
+    assert dst.n_updates>=15 and (len(moved)>1 or '2:4' in text)
 
 @pytest.mark.parametrize('start', [0.,.5])
 @pytest.mark.parametrize('text', structures)
