@@ -521,6 +521,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'fastsparse.masks._cut': ('masks.html#_cut', 'fastsparse/masks.py'),
                                   'fastsparse.masks._exact_top': ('masks.html#_exact_top', 'fastsparse/masks.py'),
                                   'fastsparse.masks._pick': ('masks.html#_pick', 'fastsparse/masks.py'),
+                                  'fastsparse.masks._pieces': ('masks.html#_pieces', 'fastsparse/masks.py'),
                                   'fastsparse.masks._places': ('masks.html#_places', 'fastsparse/masks.py'),
                                   'fastsparse.masks.highest': ('masks.html#highest', 'fastsparse/masks.py'),
                                   'fastsparse.masks.keyed_generator': ('masks.html#keyed_generator', 'fastsparse/masks.py'),

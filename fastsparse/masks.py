@@ -166,8 +166,15 @@ def zero_dead_(
     mask:torch.Tensor, # Bool tensor of `t`'s shape on `t`'s device
 ) -> torch.Tensor: # `t`
     "Make `t` exactly `+0.0` where `mask` is `False`, whatever stood there"
-    t.detach().view(_ints[t.element_size()]).mul_(mask.view(torch.uint8))
+    for bits,live in _pieces(t.detach().view(_ints[t.element_size()]), mask.view(torch.uint8)): bits.mul_(live)
     return t
+
+def _pieces(*ts, size=2**18):
+    "Tensors of one layout, piece by piece in the order of memory; whole on other devices or where the layouts differ"
+    t = ts[0]
+    dense = t.is_contiguous() or any(t.is_contiguous(memory_format=o) for n,o in {4:torch.channels_last, 5:torch.channels_last_3d}.items() if n==t.ndim)
+    if t.numel()<=size or t.device.type!='cpu' or not dense or any(o.stride()!=t.stride() for o in ts): return [ts]
+    return zip(*[o.as_strided((o.numel(),), (1,)).split(size) for o in ts])
 
 # %% ../nbs/00_masks.ipynb #17a7ae08
 def keyed_generator(

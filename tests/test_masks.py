@@ -221,6 +221,20 @@ def test_zero_dead(dtype, layout):
     assert is_positive_zero(t[~mask])
     assert torch.equal(t[mask].view(ints[t.element_size()]), before[mask].view(ints[t.element_size()]))
 
+@pytest.mark.parametrize('layout', ['rows','channels_last','unlike','transposed'])
+def test_zero_dead_of_a_large_one(layout):
+    "Law 2: pieces cover a large tensor of any layout, and nothing beside it; `t` itself is changed, whatever the layout of its mask"
+    g = torch.Generator().manual_seed(0)
+    room = torch.randn(2+64*128*8*8, generator=g)
+    t,mask = room[1:-1].view(64,128,8,8),torch.rand(64, 128, 8, 8, generator=g)<.3
+    if layout in ('channels_last','unlike'): t = t.permute(0,3,1,2)
+    if layout=='channels_last': mask = mask.permute(0,3,1,2)
+    if layout=='unlike': mask = mask.permute(0,3,1,2).contiguous()
+    if layout=='transposed': t,mask = t.transpose(0, 1),mask.transpose(0, 1)
+    before,ends,version = t.clone(),room[[0,-1]].clone(),t._version
+    assert zero_dead_(t, mask) is t and t._version>version
+    assert t.equal(torch.where(mask, before, 0.)) and room[[0,-1]].equal(ends)
+
 def test_zero_dead_of_a_leaf():
     "A parameter that requires gradients is changed in place, without a gradient history, and autograd sees the write"
     p = nn.Parameter(torch.tensor([1.,-2.,3.]))
