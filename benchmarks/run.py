@@ -19,9 +19,9 @@ def in_new_process(f, *args, **env):
 
 def measure_steps(quick):
     "Of each model, and of the first ResNet-18 through fastai's `Learner`"
-    rounds = dict(mlp=20, resnet18=12) if quick else dict(mlp=100, resnet18=60, resnet18_cifar=10, gpt=15)
+    rounds = dict(mlp=20, resnet18=12) if quick else dict(mlp=100, resnet18=100, resnet18_cifar=30, gpt=20)
     rows = {name:dict(costs.training_step(name, n, block=20 if name=='mlp' else 1), goal=goals.get(name)) for name,n in rounds.items()}
-    rows['learner'] = dict(costs.learner_step('resnet18', 3 if quick else 15, 5 if quick else 9), goal=goals['learner'])
+    rows['learner'] = dict(costs.learner_step('resnet18', 3 if quick else 30, 5 if quick else 9), goal=goals['learner'])
     return rows
 
 def measure_updates(quick):

@@ -233,6 +233,7 @@ def _dense_copies(o):
 
 @patch(cls_method=True)
 def __torch_function__(cls:SparseWeight, func, types, args=(), kwargs=None):
+    "Answer a function of the weight without a dense copy where there is a way"
     kwargs,name = kwargs or {},getattr(func, '__name__', '')
     if func in _about or name=='__get__' and func.__self__.__name__ not in _views:
         with torch._C.DisableTorchFunctionSubclass(): return func(*args, **kwargs)

@@ -248,6 +248,7 @@ def update_mask(self:Sparsify,
 # %% ../nbs/20_learned.ipynb #8dea7f42
 @patch
 def forward(self:Sparsify, x):
+    "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
     if self.training:
@@ -305,10 +306,12 @@ _saved = ('sparseness','backward_mode','backward_sparseness','every','seed','ste
 
 @patch
 def get_extra_state(self:Sparsify):
+    "What the state dict holds besides tensors: settings and counts"
     return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in _saved)}
 
 @patch
 def set_extra_state(self:Sparsify, state):
+    "Go on with settings and counts from `get_extra_state`"
     own = {k: state[k] for k in state if k in self.settings}
     vars(self).update(_settings(**self.settings|own), seed=state['seed'], step=state['step'])
 
@@ -343,6 +346,7 @@ def mask_str(self:Sparsify,
 
 @patch
 def extra_repr(self:Sparsify):
+    "Shape and sparseness, for `repr`"
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
     return ', '.join([str(tuple(self.score.shape)), str(self.sparseness), *mode, *back])
