@@ -354,6 +354,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastsparse/kernels.py'),
                                     'fastsparse.kernels.SparseIndex.csr': ('kernels.html#sparseindex.csr', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels.SparseIndex.dense': ('kernels.html#sparseindex.dense', 'fastsparse/kernels.py'),
+                                    'fastsparse.kernels.SparseIndex.places': ('kernels.html#sparseindex.places', 'fastsparse/kernels.py'),
+                                    'fastsparse.kernels.SparseIndex.rows': ('kernels.html#sparseindex.rows', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels.SparseIndex.t': ('kernels.html#sparseindex.t', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._Product': ('kernels.html#_product', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._Product.backward': ('kernels.html#_product.backward', 'fastsparse/kernels.py'),

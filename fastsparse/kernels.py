@@ -19,11 +19,18 @@ class SparseIndex:
         mask:torch.Tensor, # Bool tensor, outputs first; what follows the first dimension counts as one
     ):
         self.shape = mask.shape[0],mask.shape[1:].numel()
-        self.places = mask.reshape(-1).nonzero().view(-1)
-        self.rows = self.places.div(max(self.shape[1], 1), rounding_mode='floor').int()
-        self.col = (self.places-self.rows.long()*self.shape[1]).int()
-        self.crow = _starts(self.rows, self.shape[0])
-        self._t = None
+        rows,cols = mask.reshape(self.shape).nonzero(as_tuple=True)
+        self.col,self.crow,self._t = cols.int(),_starts(rows, self.shape[0]),None
+
+    @property
+    def rows(self):
+        "The row of each live weight, 64 bits"
+        return torch.arange(self.shape[0], device=self.crow.device).repeat_interleave(self.crow.diff())
+
+    @property
+    def places(self):
+        "The row-major place of each live weight, 64 bits"
+        return self.rows*self.shape[1]+self.col
 
     def __len__(self): return len(self.col)
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'
@@ -44,10 +51,8 @@ def t(self:SparseIndex):
     if self._t is None:
         new = self._t = object.__new__(SparseIndex)
         cols,order = self.col.sort(stable=True)
-        new.shape,new._t = self.shape[::-1],self
-        new.rows,new.col,new.order = cols,self.rows[order],order.int()
-        new.crow = _starts(cols, self.shape[1])
-        self.order = torch.empty_like(new.order).index_copy_(0, order, torch.arange(len(order), dtype=torch.int, device=order.device))
+        new.shape,new._t = self.shape[::-1],None
+        new.col,new.crow,new.order = self.rows[order].int(),_starts(cols, self.shape[1]),order.int()
     return self._t
 
 @patch

@@ -1,4 +1,5 @@
 "The sparse products against dense ones: every shape, type and layout, values and gradients"
+import gc,weakref
 import numpy as np,pytest,torch,torch.nn.functional as F
 from fastsparse.kernels import *
 from fastsparse.masks import sparse_mask
@@ -45,7 +46,17 @@ def test_index_is_the_mask(n_out, n_in, seed, density):
     values = torch.arange(len(index))
     assert index.dense(values)[torch.from_numpy(mask)].equal(values)
     assert values[index.t.order].equal(index.dense(values).t()[torch.from_numpy(mask.T)])
-    assert values[index.t.order][index.order].equal(values) and index.t.t is index
+    assert index.t.t.col.equal(index.col) and index.t.t.crow.equal(index.crow)
+
+def test_an_index_is_freed_at_once():
+    "No memory waits for the garbage collector when an update replaces an index and its transpose"
+    index = SparseIndex(torch.ones(3, 4, dtype=torch.bool))
+    refs = [weakref.ref(o) for o in (index, index.t, index.t.t)]
+    gc.disable()
+    try:
+        del index
+        assert [o() for o in refs]==[None]*3
+    finally: gc.enable()
 
 def test_later_dimensions_of_a_mask_count_as_one():
     "A mask of a convolution is a matrix with a column for each input of an output"
