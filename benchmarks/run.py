@@ -1,14 +1,18 @@
 "Measure what sparse training costs and what it is worth: `python benchmarks/run.py [--quick]`"
 import argparse,json,multiprocessing,os,time
 os.environ['OMP_NUM_THREADS'] = '1'
-import costs,quality
+import compute,costs,inference,quality
 import matplotlib.pyplot as plt
 from concurrent.futures import ProcessPoolExecutor
-from measure import machine
+from measure import machine,spread
 from models import titles
 from pathlib import Path
 
 goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, evaluation=1., reads=80, steady=1, update_peak=2)
+
+speed_goals = dict(mlp={.9:3.1, .95:4.9, .98:7.1}, ffn={.9:3.3, .95:5.7, .98:10.4}, gpt={.9:2.2, .95:2.85, .98:3.5})
+layer_goals = {(32,.8):3.5, (32,.9):7, (32,.95):14, (32,.98):30, (256,.9):6, (256,.95):11, (1,.9):3.7, (1,.95):7}
+model_goals = dict(ffn=8, gpt=2.6)
 
 def in_new_process(f, *args, **env):
     "`f(*args)` in a process of its own, with `env` added to its environment"
@@ -45,7 +49,34 @@ def measure_quality(quick):
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context('spawn')) as pool:
         return quality.table(*(([.99],2) if quick else ([.95,.98,.99],8)), pool)
 
-sections = dict(steps=measure_steps, updates=measure_updates, memory=measure_memory, evaluation=measure_evaluation, quality=measure_quality)
+def over_processes(runs):
+    "Of dicts of spreads from several processes: the spread of their medians"
+    return {k:spread([r[k]['median'] for r in runs]) if isinstance(v, dict) and 'median' in v else v for k,v in runs[0].items()}
+
+def measure_training(quick):
+    "Training on live weights only, in processes of their own"
+    names,sparsities,n = (['mlp'],[.9],1) if quick else (['mlp','ffn','gpt'],[.9,.95,.98],5)
+    runs = {(name,s):[in_new_process(compute.training, name, s, 5) for _ in range(n)] for name in names for s in sparsities}
+    return [dict(over_processes(rs), goal=speed_goals[name][s]) for (name,s),rs in runs.items()]
+
+def measure_adam(quick):
+    "Peak memory of training with Adam, dense and on live weights only"
+    if not Path('/proc/self/clear_refs').exists(): return {}
+    return {name:{k:in_new_process(compute.adam_memory, name, .9, k=='sparse', MALLOC_MMAP_THRESHOLD_='65536') for k in ('dense','sparse')}
+        for name in (['mlp'] if quick else ['mlp','ffn','gpt'])}
+
+def measure_layers(quick):
+    "Inference of one large layer"
+    cases = {(32,.9):7} if quick else layer_goals
+    return [dict(inference.layer(rows, s, 5 if quick else 15), goal=goal) for (rows,s),goal in cases.items()]
+
+def measure_models(quick):
+    "Inference of whole models, and their files"
+    names = ['mlp'] if quick else ['mlp','ffn','gpt']
+    return [dict(inference.whole(name, .95, 5 if quick else 15), files=inference.files(name, .95), goal=model_goals.get(name)) for name in names]
+
+sections = dict(steps=measure_steps, updates=measure_updates, memory=measure_memory, evaluation=measure_evaluation, training=measure_training,
+    adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
 
 def show(rows, heads):
     "Print `rows` of strings under `heads`, aligned"
@@ -56,6 +87,8 @@ def show(rows, heads):
 def quartiles(d, digits=3): return f"{d['median']:.{digits}f} ({d['q1']:.{digits}f} to {d['q3']:.{digits}f})"
 
 def verdict(value, goal, digits=2): return '' if goal is None else f"{goal} {'met' if round(value, digits)<=goal else 'missed'}"
+
+def reached(value, goal): return '' if goal is None else f"{goal} {'met' if value>=goal else 'missed'}"
 
 def title(name): return titles.get(name, f"the ResNet-18 through fastai's Learner")
 
@@ -78,6 +111,25 @@ def show_evaluation(rows):
     lines = [[titles[k], f"{r['dense_ms']:.2f} ms", quartiles(r['masked']), quartiles(r['dense_again']), verdict(r['masked']['median'], goals['evaluation'])] for k,r in rows.items()]
     show(lines, ['forward in evaluation against dense', 'dense', 'masked', 'dense again', 'goal'])
 
+def show_training(rows):
+    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", quartiles(r['bf16'], 2), quartiles(r['step'], 2), quartiles(r['amortised'], 2),
+        reached(r['amortised']['median'], r['goal'])] for r in rows]
+    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense in bfloat16', 'between updates', 'update every 100', 'goal'])
+
+def show_adam(rows):
+    lines = [[compute.titles[k], f"{r['dense']:.1f}", f"{r['sparse']:.1f}", f"{r['sparse']/r['dense']:.2f}", '0.5 '+('met' if r['sparse']<.5*r['dense'] else 'missed')] for k,r in rows.items()]
+    show(lines, ['peak bytes a weight with Adam', 'dense', 'at 0.9', 'ratio', 'goal'])
+
+def show_layers(rows):
+    lines = [[f"4096x4096, {r['rows']} rows", f"{r['sparsity']}", f"{r['dense_ms']:.2f} ms", quartiles(r['onednn'], 2), quartiles(r['bfloat16'], 2), quartiles(r['sparse'], 2),
+        reached(r['sparse']['median'], r['goal'])] for r in rows]
+    show(lines, ['inference: times faster than F.linear', 'sparsity', 'dense', 'oneDNN', 'bfloat16', 'sparse', 'goal'])
+
+def show_models(rows):
+    lines = [[compute.titles[r['model']], f"{r['dense_ms']:.1f} ms", quartiles(r['sparse'], 2), reached(r['sparse']['median'], r['goal']),
+        ', '.join(f'{k} {v:.3f}' for k,v in r['files'].items() if k not in ('model','sparsity'))] for r in rows]
+    show(lines, ['inference of whole models at 0.95', 'dense', 'times faster', 'goal', 'file bytes / dense'])
+
 def show_quality(rows):
     sparsities = sorted({r['sparsity'] for r in rows if r['method']!='dense'})
     of = {(r['method'],r['sparsity']):f"{100*r['mean']:.1f} ± {100*r['sd']:.1f}" for r in rows}
@@ -94,6 +146,20 @@ def plot_steps(rows):
         ax.errorbar([x['median'] for x in xs], [y+dy for y in ys], xerr=around, fmt=marker, color=color, capsize=3, label=label)
     ax.axvline(1, color='.6', lw=1)
     ax.set(yticks=list(ys), yticklabels=[title(k).replace(', ', '\n', 1) for k in rows], xlabel='CPU time of a training step, dense = 1 (median, quartiles)')
+    return fig
+
+def plot_training(rows):
+    "Speed-up against sparsity, a line a model, and the goals"
+    fig,ax = plt.subplots(figsize=(6.4,4), layout='constrained')
+    for name,(marker,ls) in zip(compute.titles, (('o','-'),('s','--'),('^','-.'))):
+        rs = [r for r in rows if r['model']==name]
+        if not rs: continue
+        xs,ys = [f"{r['sparsity']}" for r in rs],[r['amortised'] for r in rs]
+        around = [[y['median']-y['q1'] for y in ys],[y['q3']-y['median'] for y in ys]]
+        ax.errorbar(xs, [y['median'] for y in ys], yerr=around, marker=marker, ls=ls, color='0', capsize=3, label=compute.titles[name].split(',')[0])
+        ax.plot(xs, [r['goal'] for r in rs], marker=marker, ls='', mfc='none', color='.5')
+    ax.axhline(1, color='.6', lw=1)
+    ax.set(xlabel='sparsity', ylabel='times faster than dense training (hollow: goal)')
     return fig
 
 def plot_updates(rows):
@@ -122,8 +188,9 @@ def plot(rows, f, path):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-shows = dict(steps=show_steps, updates=show_updates, memory=show_memory, evaluation=show_evaluation, quality=show_quality)
-plots = dict(steps=plot_steps, updates=plot_updates, quality=plot_quality)
+shows = dict(steps=show_steps, updates=show_updates, memory=show_memory, evaluation=show_evaluation, training=show_training, adam=show_adam,
+    layers=show_layers, models=show_models, quality=show_quality)
+plots = dict(steps=plot_steps, updates=plot_updates, training=plot_training, quality=plot_quality)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
