@@ -971,6 +971,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.sparsify._after_step': ('sparsify.html#_after_step', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._before_step': ('sparsify.html#_before_step', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._buffer_names': ('sparsify.html#_buffer_names', 'fastsparse/sparsify.py'),
+                                     'fastsparse.sparsify._check_mask': ('sparsify.html#_check_mask', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._looks_trained': ('sparsify.html#_looks_trained', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._module': ('sparsify.html#_module', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._moved': ('sparsify.html#_moved', 'fastsparse/sparsify.py'),

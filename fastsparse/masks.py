@@ -15,7 +15,7 @@ def n_live(
     sparsity:float, # Fraction of them that is dead, from 0 to 1
 ) -> int: # `round((1-sparsity)*n)`
     "How many of `n` weights live at `sparsity`; a `ValueError` outside of [0,1]"
-    if not 0<=sparsity<=1: raise ValueError(f"sparsity is {sparsity}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
+    if isinstance(sparsity, str) or not 0<=sparsity<=1: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
     return round((1-float(sparsity))*n)
 
 # %% ../nbs/00_masks.ipynb #afa05d04

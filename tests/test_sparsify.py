@@ -810,3 +810,38 @@ def test_costs_are_reported(opt_f, costly):
     train(m, opt_f(list(m.parameters())), 1, xb, yb)
     note = sparse_summary(m).df['note'][0]
     assert (costly in note) if costly else note==''
+
+@pytest.mark.parametrize('mask', [torch.ones(3,5), torch.ones(5,3,dtype=torch.bool), torch.ones(15,dtype=torch.bool)])
+def test_masks_by_hand_are_checked(mask):
+    "Law 10: a mask of another type or shape is named, with what it must be, wherever it is used"
+    m = nn.Linear(5, 3)
+    m.register_buffer('weight_mask', mask)
+    before = m.weight.detach().clone()
+    for f in (sparse_params, apply_masks, enforce_masks, sparse_summary):
+        with pytest.raises(ValueError, match=r'weight_mask.*must be one of bool.*\(3, 5\)'): f(m)
+    assert m.weight.equal(before)
+
+def test_sparse_params_are_exact():
+    "The sparsity is that of the mask to the last bit, although the buffer has 32 bits; another number in the buffer is what was asked for"
+    m = nn.Linear(7, 9)
+    sparsify_model(m, .9, seed=0)
+    (_,mask,s), = sparse_params(m)
+    assert s==1-int(mask.sum())/mask.numel()
+    m.weight_sparsity.fill_(.5)
+    assert sparse_params(m)[0][2]==.5
+
+@pytest.mark.parametrize('f,match', [(lambda m: sparsify_model(m, '0.9'), "'0.9'.*\\[0,1\\)"), (lambda m: sparsify_model(m, .5, 'erk'), "sparse_f is 'erk'"),
+    (lambda m: sparsify_parameter(m, '9.weight', .5), '9.weight is no parameter'), (lambda m: sparsify_parameter(m, '0.weight', 1.5), 'sparsity is 1.5'),
+    (lambda m: init_kaiming_normal_sparse_(torch.ones(3)), r'shape \(3,\)'), (lambda m: sparse_mask((4,), 'x'), "sparsity is 'x'")])
+def test_wrong_arguments_are_named(f, match):
+    "Law 10: the value and what it must be, and nothing changed"
+    m = nn.Sequential(nn.Linear(4,4))
+    with pytest.raises(ValueError, match=match): f(m)
+    assert not masked_params(m)
+
+def test_no_model_and_nothing_to_make_sparse():
+    "What is no model is named; a model without a layer to make sparse says why each is left out"
+    with pytest.raises(TypeError, match='model is 5'): sparsify_model(5, .5)
+    m = nn.Sequential(nn.Linear(4,4))
+    m[0].requires_dense = True
+    with pytest.raises(ValueError, match='0.weight: requires_dense'): sparsify_model(m, .5)
