@@ -492,7 +492,7 @@ def learn_masks(
     sps = [WeightSparsify(m, attr, sparseness=kind, seed=s, **settings) for (_,m,attr,kind),s in zip(chosen, seeds)]
     for sp in sps: sp.owner[0].add_module(f'{sp.attr}_sparsifier', sp.train(sp.owner[0].training))
     _hook(model, sps)
-    if learn is not None and backward_mode!='STE': learn.opt = None  # the next fit makes one that holds the scores
+    if learn is not None: learn.opt = None  # the next fit makes one that holds the scores, for modes to come too
     return sps
 
 # %% ../nbs/20_learned.ipynb #78317caa

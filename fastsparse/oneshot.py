@@ -633,14 +633,21 @@ def restore_sparse(
 ): # `Hooks`
     "Load weights and masks, and enforce them"
     module = _module(model)
-    names = [o[0] for o in decide(module) if not o[3]]
-    masks = {n: state[f'{n}_mask'] for n in names if f'{n}_mask' in state}
-    if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in names)}")
+    if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
+    os = _maskable(module)
+    masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}
+    if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
     kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
     if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
     for k,v in kept.items():
         if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
-    hooks = sparsify_model(module, 0., mask_init=masks, seed=0, chosen=lambda name,p: name in masks)
+    masks = {n: as_mask(mask.to(os[n].p.device).bool(), None, os[n]) for n,mask in masks.items()}
+    for n,mask in masks.items(): register_mask(os[n], mask)
+    keep_from_broadcast(module)
     module.load_state_dict(state)
-    return hooks
+    return enforce_masks(module)
+
+def _maskable(module):
+    "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"
+    return {name: Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,_ in decide(module)}

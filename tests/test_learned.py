@@ -618,3 +618,31 @@ def test_after_folding_training_goes_on():
     y = learn.model(x)
     unsparsify(learn.model)
     assert torch.equal(learn.model(x), y) and set(learn.model.state_dict())==set(mlp().state_dict())
+
+@pytest.mark.parametrize('change', ['step','schedule'])
+@pytest.mark.parametrize('mode', ['supermask','joint'])
+def test_scores_learn_when_the_mode_is_changed_later(mode, change):
+    "A Learner that was fit before holds the scores from the start: they rest while 'STE', and learn from the change on"
+    learn = _learner(mlp())
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        sps = learn_masks(learn, 'TOPK{0.5}(U)', seed=0)
+        start = [sp.score.clone() for sp in sps]
+        learn.fit(1)
+        assert all(torch.equal(o, sp.score) for o,sp in zip(start, sps))
+        if change=='step': SparsificationManager(learn.model).step(backward_mode=mode)
+        learn.fit(2, cbs=LearnedMaskCallback(backward_mode=lambda t: 'STE' if t<4 else mode) if change=='schedule' else [])
+    assert not any(torch.equal(o, sp.score) for o,sp in zip(start, sps))
+
+def test_unsparsify_refuses_learned_masks():
+    "Half a removal would leave hooks without masks: nothing is changed, and fold_masks is named"
+    net,x = mlp(),torch.randn(4,6)
+    learn_masks(net, 'TOPK{0.5}(U)', seed=0)
+    net.eval()
+    y,keys = net(x),set(net.state_dict())
+    with pytest.raises(ValueError, match=r'0\.weight has a learned mask.*fold_masks'): unsparsify(net)
+    with pytest.raises(ValueError, match=r'2\.weight has a learned mask.*fold_masks'): unsparsify_parameter(net, '2.weight')
+    assert torch.equal(net(x), y) and set(net.state_dict())==keys
+    fold_masks(net)
+    unsparsify(net)
+    assert torch.equal(net(x), y)

@@ -739,3 +739,23 @@ def test_training_goes_on():
         learn.fit(3, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=3)))
     assert not same_masks(masks, masks_of(learn.model)) and sum(int(m.sum()) for m in masks_of(learn.model))==84
     assert sparse_summary(learn).df.set_index('parameter').loc['sparse parameters','live']==84
+
+def test_restores_every_mask_that_folding_leaves():
+    "Embeddings, bags, Bilinear and masks made by hand come back from a state dict, tied weights too"
+    def make():
+        net = nn.ModuleDict(dict(a=nn.Embedding(10,8), bag=nn.EmbeddingBag(6,8), bil=nn.Bilinear(8,8,4), b=nn.Linear(8,8), c=nn.Linear(8,8)))
+        net['c'].weight = net['b'].weight
+        return net
+    net,fresh = make(),make()
+    learn_masks(net, {'*':'TOPK{0.5}(U)'}, seed=0)
+    fold_masks(net)
+    sparsify_parameter(net, 'b.bias', .5, seed=0)
+    state = net.state_dict()
+    restore_sparse(fresh, state)
+    assert [o.name for o in masked_params(fresh)]==['a.weight','bag.weight','bil.weight','b.weight','b.bias']
+    assert fresh.state_dict().keys()==state.keys() and all(torch.equal(v, state[k]) for k,v in fresh.state_dict().items())
+    assert_dead(fresh)
+    with pytest.raises(ValueError, match='sparse already'): restore_sparse(fresh, state)
+    other = make()
+    with pytest.raises(ValueError, match=r'a\.weight.*shape'): restore_sparse(other, state|{'a.weight_mask': torch.ones(3,8).bool()})
+    assert not masked_params(other)
