@@ -221,6 +221,10 @@ class Sparsify(nn.Module):
     @property
     def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
     def scored(self): return None
+    @property
+    def shapeless(self): return isinstance(self.score, UninitializedParameter)
+    def need_shape(self):
+        if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
 
 # %% ../nbs/20_learned.ipynb #d042ea4f
 @patch
@@ -228,6 +232,7 @@ def update(self:Sparsify,
     x=None, # The tensor for the score function
 ):
     "Let the score function write the score, and choose the mask anew"
+    self.need_shape()
     self.hold(*_choose(self.settings, self.score, x, self.seed, self.step))
 
 @patch
@@ -242,16 +247,19 @@ def update_mask(self:Sparsify,
     score:torch.Tensor, # New scores, of the old shape
 ):
     "Store `score`, and choose the mask that it means"
+    self.need_shape()
     if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
     self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step))
 
 # %% ../nbs/20_learned.ipynb #8dea7f42
+def _in_backward(): return torch._C._current_graph_task_id()!=-1
+
 @patch
 def forward(self:Sparsify, x):
     "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
-    if self.training:
+    if self.training and not _in_backward():
         if self.step%self.every==0: self.update(x)
         self.step += 1
     return self.masked(x)
@@ -261,6 +269,7 @@ def masked(self:Sparsify,
     x:torch.Tensor, # A tensor whose shape ends in the score's
 ) -> torch.Tensor: # `x` where the mask lives, else zero
     "Apply the mask as it is, with gradients as the settings say"
+    self.need_shape()
     if isinstance(self.sparseness, Dense): return x
     if self.backward_mode=='supermask': x = x.detach()
     score = self.score.detach() if self.backward_mode=='STE' else self.score
@@ -269,20 +278,22 @@ def masked(self:Sparsify,
 @patch(as_prop=True)
 def density(self:Sparsify) -> float: # From 0 to 1
     "The fraction of places that live, as the mask says"
+    self.need_shape()
     return int(self.mask.count_nonzero())/max(self.mask.numel(), 1)
 
 # %% ../nbs/20_learned.ipynb #5ad311c2
 @patch
 def plan(self:Sparsify,
     **changes # Settings of `Sparsify`, or fields of its sparseness
-) -> tuple: # New settings, and what an update with them chooses; None if nothing changes
+) -> tuple: # New settings, and what an update with them chooses (None without a shape); None if nothing changes
     "What `configure` would do; a `ValueError` if it can't be done"
     new = {k: changes.pop(k, v) for k,v in self.settings.items()}
     new['sparseness'] = as_sparseness(new['sparseness'])
     fields = [o.name for o in dataclasses.fields(new['sparseness'])]
     if bad := [k for k in changes if k not in fields]: raise ValueError(f"{bad[0]!r} can't be set: choose from {', '.join([*new, *fields])}")
     new = _settings(**new|dict(sparseness=dataclasses.replace(new['sparseness'], **changes)))
-    return None if new==self.settings else (new, _choose(new, self.score, self.scored(), self.seed, self.step))
+    if new==self.settings: return None
+    return new,None if self.shapeless else _choose(new, self.score, self.scored(), self.seed, self.step)
 
 @patch
 def configure(self:Sparsify,
@@ -293,7 +304,7 @@ def configure(self:Sparsify,
     plan = plan or self.plan(**changes)
     if plan is None: return
     vars(self).update(plan[0])
-    self.hold(*plan[1])
+    if plan[1] is not None: self.hold(*plan[1])
     for p in self.resting(): p.grad = None  # an optimizer would go on with momentum and decay where it finds zeros
 
 @patch
@@ -342,6 +353,7 @@ def mask_str(self:Sparsify,
     **kwargs # As in `mask_picture`
 ) -> str:
     "A picture of the mask for a terminal"
+    self.need_shape()
     return mask_picture(self.mask, **kwargs)
 
 @patch
@@ -349,7 +361,8 @@ def extra_repr(self:Sparsify):
     "Shape and sparseness, for `repr`"
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
-    return ', '.join([str(tuple(self.score.shape)), str(self.sparseness), *mode, *back])
+    shape = 'no shape yet' if self.shapeless else str(tuple(self.score.shape))
+    return ', '.join([shape, str(self.sparseness), *mode, *back])
 
 # %% ../nbs/20_learned.ipynb #c539c5ff
 class _LazyMask(UninitializedBuffer):
@@ -383,6 +396,10 @@ class LazySparsify(LazyModuleMixin, Sparsify):
         "Draw uniform scores, and choose the mask that they mean"
         for k in self.own_masks: delattr(self, k)
         Sparsify.start(self, self.score.shape, device=self.score.device, dtype=self.score.dtype)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f'{prefix}_extra_state'] = self.get_extra_state()
 
 # %% ../nbs/20_learned.ipynb #72469025
 class WeightSparsify(Sparsify):

@@ -29,6 +29,7 @@ from .structures import *
 from functools import partial
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend,sdpa_kernel
 from torch.nn.modules.conv import _ConvNd,_ConvTransposeNd
 from typing import NamedTuple
 from warnings import warn
@@ -510,7 +511,7 @@ def prune_snip(
 def grasp_scores(plan, calib, loss_func, progress=False):
     "`w*(Hg)` by name"
     ps = [o.p for o in plan]
-    with _untouched(calib.model), _needing_grad(ps):
+    with _untouched(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
         g = mean_grads(ps, _losses(calib, loss_func, progress))
         flow = lambda loss: sum((a*b).sum() for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in _losses(calib, loss_func, progress)))
@@ -560,9 +561,14 @@ def prune_synflow(
     net = deepcopy(_module(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
-        for t in [*net.parameters(), *net.buffers()]:
-            if t.is_floating_point(): t.abs_()
+        for name,t in [*net.named_parameters(), *net.named_buffers()]:
+            if t.is_floating_point(): t.abs_().mul_(not _adds(name))
     return prune_by(model, _synflow(net, plan, xs, rounds, progress), target, global_masks)
+
+def _adds(name):
+    "Is this added to what flows, instead of multiplied with it?"
+    attr = name.rpartition('.')[2]
+    return attr=='running_mean' or 'bias' in attr.split('_')
 
 def _synflow(net, plan, xs, rounds, progress):
     "Scores after the last round; what went before is at -1"

@@ -1,5 +1,5 @@
 "Room 20: masks that follow a score, of tensors and of weights"
-import copy, io, numpy as np, pickle, pytest, torch
+import copy, io, numpy as np, pickle, pytest, torch, torch.utils.checkpoint
 from fastai.callback.core import Callback
 from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
@@ -646,3 +646,37 @@ def test_unsparsify_refuses_learned_masks():
     fold_masks(net)
     unsparsify(net)
     assert torch.equal(net(x), y)
+
+def test_lazy_before_its_first_batch():
+    "Settings can be changed, printed and saved; what needs a shape says what to do"
+    net = nn.Sequential(LazySparsify('BERN', seed=0), nn.Linear(6,2))
+    lazy = net[0]
+    assert 'BERN' in repr(net) and 'no shape yet' in repr(lazy)
+    lazy.configure(sparseness='TOPK{0.25}(U)', every=2)
+    SparsificationManager(net).step(density=.5)
+    assert lazy.sparseness==TopK(.5) and 'TOPK{0.5}(U)' in repr(net)
+    for f in (lambda: lazy.density, lazy.mask_str, lambda: lazy.update_mask(torch.rand(6)), lazy.update, lambda: lazy.masked(torch.rand(6))):
+        with pytest.raises(ValueError, match='no shape yet.*batch'): f()
+    with pytest.raises(ValueError, match='density is 2'): lazy.configure(density=2.)
+    other = nn.Sequential(LazySparsify(), nn.Linear(6,2))
+    other.load_state_dict(net.state_dict())
+    assert other[0].sparseness==TopK(.5) and other[0].every==2 and other[0].seed==0
+    x = torch.randn(3,6)
+    assert torch.equal(net(x), other(x)) and lazy.density==.5
+
+def _wrapped(net, reentrant):
+    f = partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
+    return lambda x: f(net, x)
+
+@pytest.mark.parametrize('reentrant', [False,True])
+@pytest.mark.parametrize('mode', ['STE','joint'])
+def test_checkpointing_counts_a_step_once(mode, reentrant):
+    "The forward that runs again in the backward uses the mask of the first, so gradients are those without checkpointing"
+    nets = [mlp(),mlp()]
+    for net in nets: learn_masks(net, 'BERN', mode, seed=0)
+    g = torch.Generator().manual_seed(0)
+    for t in range(3):
+        x = torch.randn(4,6, generator=g).requires_grad_()
+        for net,f in zip(nets, (nets[0], _wrapped(nets[1], reentrant))): f(x).square().sum().backward()
+        assert [sp.step for sp in weight_sparsifiers(nets[1])]==[t+1]*3 and same_masks(masks_of(nets[0]), masks_of(nets[1]))
+        for a,b in zip(*[net.parameters() for net in nets]): assert (a.grad is None)==(b.grad is None) and (a.grad is None or torch.equal(a.grad, b.grad))

@@ -534,15 +534,14 @@ def test_grasp_by_hand():
 
 @pytest.mark.parametrize('rounds', [1,7,100])
 def test_synflow_by_hand(rounds):
-    "Rounds of w*dR/dw for positive weights and an input of ones; a linear net, so that R is a product of matrices"
+    "Rounds of w*dR/dw for positive weights, no biases and an input of ones; a linear net, so that R is a product of matrices"
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3,4), nn.ReLU(), nn.Linear(4,2))
     a,b = [net[i].weight.detach().double().abs().numpy() for i in (0,2)]
-    b1 = net[0].bias.detach().double().abs().numpy()
     alive = np.ones(20, bool)
     for r in range(rounds):
         A,B = a*alive[:12].reshape(4,3),b*alive[12:].reshape(2,4)
-        score = np.concatenate([(A*B.sum(0)[:,None]).ravel(), (B*(A.sum(1)+b1)).ravel()])
+        score = np.concatenate([(A*B.sum(0)[:,None]).ravel(), (B*A.sum(1)).ravel()])
         keep = oracle_order(score, alive)[:round(20*.4**((r+1)/rounds))]
         alive = np.zeros(20, bool)
         alive[keep] = True
@@ -759,3 +758,38 @@ def test_restores_every_mask_that_folding_leaves():
     other = make()
     with pytest.raises(ValueError, match=r'a\.weight.*shape'): restore_sparse(other, state|{'a.weight_mask': torch.ones(3,8).bool()})
     assert not masked_params(other)
+
+@pytest.mark.parametrize('norm', [False,True])
+def test_synflow_ignores_what_is_added(norm):
+    "The paper's R is a product of weights: biases (those of norms too) and running means have no part in it, and no layer empties at 98 %"
+    torch.manual_seed(0)
+    block = lambda: (nn.Linear(30,30), *[nn.BatchNorm1d(30)]*norm, nn.ReLU())
+    net = nn.Sequential(*[l for i in range(6) for l in block()], nn.Linear(30,2))
+    bare = copy.deepcopy(net)
+    with torch.no_grad():
+        for k,p in bare.named_parameters():
+            if k.endswith('bias'): p.zero_()
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm1d): m.running_mean.fill_(50.)
+    for m in (net, bare): prune_synflow(m, .98, torch.randn(1,30))
+    assert all(m.any() for m in masks_of(net)) and same_masks(masks_of(net), masks_of(bare))
+    assert all(m.bias.any() for m in net if isinstance(m, nn.Linear))
+
+class Attending(nn.Module):
+    def __init__(self, att=F.scaled_dot_product_attention):
+        super().__init__()
+        self.qkv,self.out,self.att = nn.Linear(8,24),nn.Linear(8,6),att
+    def forward(self, x):
+        q,k,v = self.qkv(x)[:,None].chunk(3, dim=-1)
+        return self.out(self.att(q, k, v)[:,0].mean(1))
+
+def _attention(q, k, v): return (q@k.mT/q.shape[-1]**.5).softmax(-1)@v
+
+def test_grasp_through_attention():
+    "Fused attention has no second derivative: the scores are those of attention written out"
+    torch.manual_seed(0)
+    net,x,y = Attending(),torch.randn(6,5,8),torch.randn(6,6)
+    ref = Attending(_attention)
+    ref.load_state_dict(net.state_dict())
+    for m in (net, ref): prune_grasp(m, .5, [(x,y)], F.mse_loss)
+    assert same_masks(masks_of(net), masks_of(ref))
