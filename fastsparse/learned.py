@@ -93,13 +93,16 @@ def sparseness_kind(
 def as_sparseness(
     spec, # A shorthand, or a `Sparseness`
 ) -> Sparseness:
-    "Parse a shorthand; a `ValueError` that shows the grammar if it can't be"
+    "Parse a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
     if isinstance(spec, Sparseness): return spec
     for cls in _kinds.values():
-        if isinstance(spec, str) and (m := re.fullmatch(_pattern(cls), spec)):
+        if isinstance(spec, str) and (m := re.fullmatch(_pattern(cls), spec, re.ASCII)):
             flag = {'mask_gradient': True} if m.groupdict().get('flag')=='M' else {}
-            return cls(**{k: t(m[k]) for k,t in cls.types.items()}, **flag)
-    raise ValueError(f"the sparseness {spec!r} can't be read: write {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'")
+            try: return cls(**{k: t(m[k]) for k,t in cls.types.items()}, **flag)
+            except ValueError as e: raise ValueError(f"the sparseness {spec!r} is out of range: {e}; {_grammar()}") from e
+    raise ValueError(f"the sparseness {spec!r} can't be read: {_grammar()}")
+
+def _grammar(): return f"write {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'"
 
 # %% ../nbs/20_learned.ipynb #2c367cb2
 @sparseness_kind('DENSE')
@@ -218,6 +221,7 @@ class Sparsify(nn.Module):
         self.update(self.scored())
 
     own_masks = 'mask','backward_mask'
+    used = None  # While the forward of a model runs: has this been used in it?
     @property
     def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
     def scored(self): return None
@@ -259,9 +263,10 @@ def forward(self:Sparsify, x):
     "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
-    if self.training and not _in_backward():
+    if self.training and not self.used and not _in_backward():
         if self.step%self.every==0: self.update(x)
         self.step += 1
+        if self.used is not None: self.used = True
     return self.masked(x)
 
 @patch
@@ -337,8 +342,9 @@ def mask_picture(
     dims:tuple=(0,1), # The dimensions that are rows and columns; of others the first slice is shown
     rows:int=64, # Rows shown at most
     cols:int=160, # Columns shown at most
-) -> str: # Lines of braille, and an ellipsis if there is more
+) -> str: # Lines of braille, and an ellipsis if there is more; nothing for a mask without places
     "A picture of `mask` for a terminal"
+    if not mask.numel(): return ''
     m = mask.detach().cpu().int()
     m = m.reshape(1,-1) if m.ndim<2 else m.movedim(dims, (0,1)).reshape(m.shape[dims[0]], m.shape[dims[1]], -1)[...,0]
     more = m.shape[0]>rows or m.shape[1]>cols
@@ -442,6 +448,16 @@ class _MaskedWeights:
         "Recurrent layers read a list of their weights"
         if isinstance(module, nn.RNNBase): vars(module)['_flat_weights'] = [getattr(module, k) for k in module._flat_weights_names]
 
+# %% ../nbs/20_learned.ipynb #8f783c5a
+class _OneForward:
+    "Forward hooks of the model that tell its `WeightSparsify` modules where a forward begins and ends"
+    def __init__(self, sps): self.sps = sps
+    def mark(self, used):
+        for sp in self.sps: sp.used = used
+
+    def __call__(self, module, args): self.mark(False)
+    def end(self, module, args, out): self.mark(None)
+
 # %% ../nbs/20_learned.ipynb #5e657fe5
 def rule_for(
     name:str, # Name of a parameter
@@ -474,6 +490,9 @@ def _chosen(model, sparseness):
 # %% ../nbs/20_learned.ipynb #c22a2a73
 def _hook(model, sps):
     "Put the weights of `sps` in place wherever a layer of `model` runs them"
+    whole = _OneForward(sps)
+    model.register_forward_pre_hook(whole)
+    model.register_forward_hook(whole.end, always_call=True)
     host = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     by_weight,hooks = {id(sp.weight):sp for sp in sps},{}
     for m in list(model.modules()):
@@ -536,7 +555,7 @@ def fold_masks(
     for m in model.modules():
         for hooks in (m._forward_pre_hooks, m._forward_hooks):
             for k,h in list(hooks.items()):
-                if isinstance(getattr(h, '__self__', h), _MaskedWeights): del hooks[k]
+                if isinstance(getattr(h, '__self__', h), (_MaskedWeights,_OneForward)): del hooks[k]
         for k in set(m._forward_hooks_always_called)-set(m._forward_hooks): del m._forward_hooks_always_called[k]
     return enforce_masks(model)
 
@@ -583,9 +602,11 @@ def blocks_along_inputs(
 class SparsificationManager:
     "Changes settings of many `Sparsify` modules at once"
     def __init__(self,
-        modules, # A model, or a list of `Sparsify` modules
+        modules, # A model, or a list of models or of `Sparsify` modules
     ):
-        self.modules = sparsifiers(modules) if isinstance(modules, nn.Module) else list(modules)
+        ms = [modules] if isinstance(modules, nn.Module) else list(modules) if isinstance(modules, (list,tuple)) else [modules]
+        if bad := [m for m in ms if not isinstance(m, nn.Module)]: raise ValueError(f"modules has a {type(bad[0]).__name__}, and must be a model, or a list of models or of Sparsify modules")
+        self.modules = list(dict.fromkeys(o for m in ms for o in sparsifiers(m)))
 
     def step(self,
         **changes # As in `Sparsify.configure`
@@ -607,6 +628,7 @@ class LearnedMaskCallback(Callback):
     def before_fit(self):
         "Times of schedules become steps of this fit"
         self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
+        if not self.manager.modules: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
         bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
         self.bound = {k: f.bind(**bound) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
 

@@ -793,3 +793,51 @@ def test_grasp_through_attention():
     ref.load_state_dict(net.state_dict())
     for m in (net, ref): prune_grasp(m, .5, [(x,y)], F.mse_loss)
     assert same_masks(masks_of(net), masks_of(ref))
+
+def _legal_along(mask, axis):
+    "Do two of every four places along `axis` live?"
+    return bool((np.moveaxis(mask.numpy(), axis, -1).reshape(-1,4).sum(1)==2).all())
+
+@pytest.mark.parametrize('layer', [nn.ConvTranspose1d(8,12,3), nn.ConvTranspose2d(8,6,2), nn.ConvTranspose2d(8,8,2,groups=2)])
+def test_two_of_four_lie_along_the_inputs_of_transposed_convolutions(layer):
+    "Their inputs are dimension 0 of the weight; axis 0, outputs, is dimension 1; flat stays"
+    net = nn.Sequential(copy.deepcopy(layer))
+    prune_magnitude(net, '2:4')
+    w,mask = layer.weight.detach().movedim(0, -1).reshape(-1,4).abs().numpy(),net[0].weight_mask
+    assert _legal_along(mask, 0)
+    assert all(set(np.flatnonzero(m))==set(oracle_order(s, np.ones(4, bool))[:2]) for s,m in zip(w, mask.movedim(0, -1).reshape(-1,4).numpy()))
+    assert str(plan_pruning(nn.Sequential(layer), '2:4')[0].structure)=='2:4 axis 0'
+    assert [o.structure for o in plan_pruning(nn.Sequential(nn.Conv2d(8,4,2), nn.Linear(8,4)), '2:4')]==[as_structure('2:4')]*2
+    if layer.weight.shape[1]%4==0:
+        net = nn.Sequential(copy.deepcopy(layer))
+        prune_magnitude(net, '2:4 axis 0')
+        assert _legal_along(net[0].weight_mask, 1)
+
+def test_transposed_convolutions_stay_dense_with_sparsegpt():
+    "They can't be pruned by inputs: a warning, whatever the structure"
+    net = nn.Sequential(nn.Conv1d(4,8,1), nn.ConvTranspose1d(8,4,2))
+    with pytest.warns(UserWarning, match=r'1\.weight can.t be pruned by inputs'): prune_sparsegpt(net, '2:4', [torch.randn(8,4,5)])
+    assert net[1].weight_mask.all() and _legal_along(net[0].weight_mask, 1)
+
+def _refused(f, what):
+    net = _net()
+    with pytest.raises(ValueError, match=what): f(net, .5)
+    assert not masked_params(net) and all(torch.equal(a, b) for a,b in zip(net.parameters(), _net().parameters()))
+
+@pytest.mark.parametrize('v', [True,False,0,-1,2.,'3',None])
+def test_counts_are_integers(v):
+    "Law 10: a bool is no count"
+    x,y = _data()
+    for k,f in dict(n_samples=partial(prune_wanda, data=[x]), bs=partial(prune_wanda, data=[x]), block=partial(prune_sparsegpt, data=[x]), rounds=partial(prune_synflow, xb=x)).items():
+        _refused(partial(f, **{k:v}), f'{k} is {v!r}, and must be an integer from 1')
+
+@pytest.mark.parametrize('damp', ['0.01',None,True,-1.,math.nan,math.inf,[.1]])
+def test_damp_is_a_number(damp):
+    "Law 10: other types and values are refused with the range"
+    _refused(partial(prune_sparsegpt, data=[_data()[0]], damp=damp), 'damp is .*must be a number from 0')
+
+@pytest.mark.parametrize('ranking', ['global',None,.5])
+def test_ranking_is_a_function(ranking):
+    "Refused before any score is taken"
+    def data(m): raise AssertionError
+    for f in (prune_magnitude, partial(prune_snip, data=data), partial(prune_grasp, data=data)): _refused(partial(f, ranking=ranking), 'ranking is .*layer_masks')
