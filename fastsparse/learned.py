@@ -93,13 +93,16 @@ def sparseness_kind(
 def as_sparseness(
     spec, # A shorthand, or a `Sparseness`
 ) -> Sparseness:
-    "Parse a shorthand; a `ValueError` that shows the grammar if it can't be"
+    "Parse a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
     if isinstance(spec, Sparseness): return spec
     for cls in _kinds.values():
-        if isinstance(spec, str) and (m := re.fullmatch(_pattern(cls), spec)):
+        if isinstance(spec, str) and (m := re.fullmatch(_pattern(cls), spec, re.ASCII)):
             flag = {'mask_gradient': True} if m.groupdict().get('flag')=='M' else {}
-            return cls(**{k: t(m[k]) for k,t in cls.types.items()}, **flag)
-    raise ValueError(f"the sparseness {spec!r} can't be read: write {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'")
+            try: return cls(**{k: t(m[k]) for k,t in cls.types.items()}, **flag)
+            except ValueError as e: raise ValueError(f"the sparseness {spec!r} is out of range: {e}; {_grammar()}") from e
+    raise ValueError(f"the sparseness {spec!r} can't be read: {_grammar()}")
+
+def _grammar(): return f"write {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'"
 
 # %% ../nbs/20_learned.ipynb #2c367cb2
 @sparseness_kind('DENSE')
@@ -218,9 +221,14 @@ class Sparsify(nn.Module):
         self.update(self.scored())
 
     own_masks = 'mask','backward_mask'
+    used = None  # While the forward of a model runs: has this been used in it?
     @property
     def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
     def scored(self): return None
+    @property
+    def shapeless(self): return isinstance(self.score, UninitializedParameter)
+    def need_shape(self):
+        if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
 
 # %% ../nbs/20_learned.ipynb #d042ea4f
 @patch
@@ -228,6 +236,7 @@ def update(self:Sparsify,
     x=None, # The tensor for the score function
 ):
     "Let the score function write the score, and choose the mask anew"
+    self.need_shape()
     self.hold(*_choose(self.settings, self.score, x, self.seed, self.step))
 
 @patch
@@ -242,18 +251,22 @@ def update_mask(self:Sparsify,
     score:torch.Tensor, # New scores, of the old shape
 ):
     "Store `score`, and choose the mask that it means"
+    self.need_shape()
     if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
     self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step))
 
 # %% ../nbs/20_learned.ipynb #8dea7f42
+def _in_backward(): return torch._C._current_graph_task_id()!=-1
+
 @patch
 def forward(self:Sparsify, x):
     "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
-    if self.training:
+    if self.training and not self.used and not _in_backward():
         if self.step%self.every==0: self.update(x)
         self.step += 1
+        if self.used is not None: self.used = True
     return self.masked(x)
 
 @patch
@@ -261,6 +274,7 @@ def masked(self:Sparsify,
     x:torch.Tensor, # A tensor whose shape ends in the score's
 ) -> torch.Tensor: # `x` where the mask lives, else zero
     "Apply the mask as it is, with gradients as the settings say"
+    self.need_shape()
     if isinstance(self.sparseness, Dense): return x
     if self.backward_mode=='supermask': x = x.detach()
     score = self.score.detach() if self.backward_mode=='STE' else self.score
@@ -269,20 +283,22 @@ def masked(self:Sparsify,
 @patch(as_prop=True)
 def density(self:Sparsify) -> float: # From 0 to 1
     "The fraction of places that live, as the mask says"
+    self.need_shape()
     return int(self.mask.count_nonzero())/max(self.mask.numel(), 1)
 
 # %% ../nbs/20_learned.ipynb #5ad311c2
 @patch
 def plan(self:Sparsify,
     **changes # Settings of `Sparsify`, or fields of its sparseness
-) -> tuple: # New settings, and what an update with them chooses; None if nothing changes
+) -> tuple: # New settings, and what an update with them chooses (None without a shape); None if nothing changes
     "What `configure` would do; a `ValueError` if it can't be done"
     new = {k: changes.pop(k, v) for k,v in self.settings.items()}
     new['sparseness'] = as_sparseness(new['sparseness'])
     fields = [o.name for o in dataclasses.fields(new['sparseness'])]
     if bad := [k for k in changes if k not in fields]: raise ValueError(f"{bad[0]!r} can't be set: choose from {', '.join([*new, *fields])}")
     new = _settings(**new|dict(sparseness=dataclasses.replace(new['sparseness'], **changes)))
-    return None if new==self.settings else (new, _choose(new, self.score, self.scored(), self.seed, self.step))
+    if new==self.settings: return None
+    return new,None if self.shapeless else _choose(new, self.score, self.scored(), self.seed, self.step)
 
 @patch
 def configure(self:Sparsify,
@@ -293,7 +309,7 @@ def configure(self:Sparsify,
     plan = plan or self.plan(**changes)
     if plan is None: return
     vars(self).update(plan[0])
-    self.hold(*plan[1])
+    if plan[1] is not None: self.hold(*plan[1])
     for p in self.resting(): p.grad = None  # an optimizer would go on with momentum and decay where it finds zeros
 
 @patch
@@ -326,8 +342,9 @@ def mask_picture(
     dims:tuple=(0,1), # The dimensions that are rows and columns; of others the first slice is shown
     rows:int=64, # Rows shown at most
     cols:int=160, # Columns shown at most
-) -> str: # Lines of braille, and an ellipsis if there is more
+) -> str: # Lines of braille, and an ellipsis if there is more; nothing for a mask without places
     "A picture of `mask` for a terminal"
+    if not mask.numel(): return ''
     m = mask.detach().cpu().int()
     m = m.reshape(1,-1) if m.ndim<2 else m.movedim(dims, (0,1)).reshape(m.shape[dims[0]], m.shape[dims[1]], -1)[...,0]
     more = m.shape[0]>rows or m.shape[1]>cols
@@ -342,6 +359,7 @@ def mask_str(self:Sparsify,
     **kwargs # As in `mask_picture`
 ) -> str:
     "A picture of the mask for a terminal"
+    self.need_shape()
     return mask_picture(self.mask, **kwargs)
 
 @patch
@@ -349,7 +367,8 @@ def extra_repr(self:Sparsify):
     "Shape and sparseness, for `repr`"
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
-    return ', '.join([str(tuple(self.score.shape)), str(self.sparseness), *mode, *back])
+    shape = 'no shape yet' if self.shapeless else str(tuple(self.score.shape))
+    return ', '.join([shape, str(self.sparseness), *mode, *back])
 
 # %% ../nbs/20_learned.ipynb #c539c5ff
 class _LazyMask(UninitializedBuffer):
@@ -383,6 +402,10 @@ class LazySparsify(LazyModuleMixin, Sparsify):
         "Draw uniform scores, and choose the mask that they mean"
         for k in self.own_masks: delattr(self, k)
         Sparsify.start(self, self.score.shape, device=self.score.device, dtype=self.score.dtype)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f'{prefix}_extra_state'] = self.get_extra_state()
 
 # %% ../nbs/20_learned.ipynb #72469025
 class WeightSparsify(Sparsify):
@@ -425,6 +448,16 @@ class _MaskedWeights:
         "Recurrent layers read a list of their weights"
         if isinstance(module, nn.RNNBase): vars(module)['_flat_weights'] = [getattr(module, k) for k in module._flat_weights_names]
 
+# %% ../nbs/20_learned.ipynb #8f783c5a
+class _OneForward:
+    "Forward hooks of the model that tell its `WeightSparsify` modules where a forward begins and ends"
+    def __init__(self, sps): self.sps = sps
+    def mark(self, used):
+        for sp in self.sps: sp.used = used
+
+    def __call__(self, module, args): self.mark(False)
+    def end(self, module, args, out): self.mark(None)
+
 # %% ../nbs/20_learned.ipynb #5e657fe5
 def rule_for(
     name:str, # Name of a parameter
@@ -457,6 +490,9 @@ def _chosen(model, sparseness):
 # %% ../nbs/20_learned.ipynb #c22a2a73
 def _hook(model, sps):
     "Put the weights of `sps` in place wherever a layer of `model` runs them"
+    whole = _OneForward(sps)
+    model.register_forward_pre_hook(whole)
+    model.register_forward_hook(whole.end, always_call=True)
     host = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     by_weight,hooks = {id(sp.weight):sp for sp in sps},{}
     for m in list(model.modules()):
@@ -492,7 +528,7 @@ def learn_masks(
     sps = [WeightSparsify(m, attr, sparseness=kind, seed=s, **settings) for (_,m,attr,kind),s in zip(chosen, seeds)]
     for sp in sps: sp.owner[0].add_module(f'{sp.attr}_sparsifier', sp.train(sp.owner[0].training))
     _hook(model, sps)
-    if learn is not None and backward_mode!='STE': learn.opt = None  # the next fit makes one that holds the scores
+    if learn is not None: learn.opt = None  # the next fit makes one that holds the scores, for modes to come too
     return sps
 
 # %% ../nbs/20_learned.ipynb #78317caa
@@ -519,7 +555,7 @@ def fold_masks(
     for m in model.modules():
         for hooks in (m._forward_pre_hooks, m._forward_hooks):
             for k,h in list(hooks.items()):
-                if isinstance(getattr(h, '__self__', h), _MaskedWeights): del hooks[k]
+                if isinstance(getattr(h, '__self__', h), (_MaskedWeights,_OneForward)): del hooks[k]
         for k in set(m._forward_hooks_always_called)-set(m._forward_hooks): del m._forward_hooks_always_called[k]
     return enforce_masks(model)
 
@@ -566,9 +602,11 @@ def blocks_along_inputs(
 class SparsificationManager:
     "Changes settings of many `Sparsify` modules at once"
     def __init__(self,
-        modules, # A model, or a list of `Sparsify` modules
+        modules, # A model, or a list of models or of `Sparsify` modules
     ):
-        self.modules = sparsifiers(modules) if isinstance(modules, nn.Module) else list(modules)
+        ms = [modules] if isinstance(modules, nn.Module) else list(modules) if isinstance(modules, (list,tuple)) else [modules]
+        if bad := [m for m in ms if not isinstance(m, nn.Module)]: raise ValueError(f"modules has a {type(bad[0]).__name__}, and must be a model, or a list of models or of Sparsify modules")
+        self.modules = list(dict.fromkeys(o for m in ms for o in sparsifiers(m)))
 
     def step(self,
         **changes # As in `Sparsify.configure`
@@ -590,6 +628,7 @@ class LearnedMaskCallback(Callback):
     def before_fit(self):
         "Times of schedules become steps of this fit"
         self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
+        if not self.manager.modules: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
         bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
         self.bound = {k: f.bind(**bound) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
 

@@ -14,6 +14,7 @@ import math,matplotlib.pyplot as plt,pandas as pd,torch
 from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
@@ -29,6 +30,7 @@ from .structures import *
 from functools import partial
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend,sdpa_kernel
 from torch.nn.modules.conv import _ConvNd,_ConvTransposeNd
 from typing import NamedTuple
 from warnings import warn
@@ -60,6 +62,12 @@ def _parse_target(what):
 def _module(model): return model if isinstance(model, nn.Module) else model.model
 
 # %% ../nbs/21_oneshot.ipynb #ae8d2ec9
+def _along_inputs(o):
+    "Count N:M along the dimension in which the layer's inputs really lie"
+    s = o.structure
+    if not isinstance(s, NM) or s.flat or s.axis>1 or input_axis(o.module): return o
+    return o._replace(structure=replace(s, axis=1-s.axis))
+
 def plan_pruning(
     model, # A dense module or a `Learner`
     target, # Sparsity, structure, a tuple of both, or rules: a dict glob → target or None
@@ -70,7 +78,7 @@ def plan_pruning(
     entries = [o[:3] for o in decide(model) if not o[3]]
     if isinstance(target, dict): check_rules(target, [o[0] for o in entries])
     rules = target if isinstance(target, dict) else {'*':target, '*lm_head*':None}
-    plan = [Planned(*o, *_parse_target(what)) for o in entries if (what := rule_for(o[0], rules)) is not None]
+    plan = [_along_inputs(Planned(*o, *_parse_target(what))) for o in entries if (what := rule_for(o[0], rules)) is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(o[0] for o in entries) or 'none'}, and the target leaves all of them dense")
     for o in plan:
         try: o.structure.check(o.p.shape)
@@ -105,6 +113,9 @@ def global_masks(
     return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
 
 # %% ../nbs/21_oneshot.ipynb #b550fdc3
+def _check_ranking(ranking):
+    if not callable(ranking): raise ValueError(f"ranking is {ranking!r}, and must be a function: layer_masks, global_masks, or f(scores, plan) that returns masks by name")
+
 def prune_by(
     model, # A dense module or a `Learner`
     scores, # Name → score of the parameter's shape, or `f(p)` → score
@@ -113,6 +124,7 @@ def prune_by(
 ): # `Hooks`: its `remove()` ends enforcement
     "Prune by scores, the lowest first"
     plan = plan_pruning(model, target)
+    _check_ranking(ranking)
     if callable(scores): scores = {o.name: scores(o.p) for o in plan}
     for o in plan:
         if o.name not in scores: raise ValueError(f"scores lack {o.name}: give one for each of {', '.join(o.name for o in plan)}, or leave it dense by a rule")
@@ -144,6 +156,14 @@ def prune_random(
     return prune_by(model, {o.name: random_score(o.p, keyed_generator(seed, i)) for i,o in enumerate(plan)}, target)
 
 # %% ../nbs/21_oneshot.ipynb #80bdf3d9
+def _check_count(
+    name:str, # What an error calls it
+    v, # An integer from 1
+    usual:int, # What an error proposes
+):
+    "A `ValueError` unless `v` is an integer from 1"
+    if isinstance(v, bool) or not isinstance(v, int) or v<1: raise ValueError(f"{name} is {v!r}, and must be an integer from 1, e.g. {usual}")
+
 def _is_loader(data): return isinstance(data, (DataLoader,torch.utils.data.DataLoader))
 
 def _batches_of(data, bs):
@@ -174,7 +194,7 @@ class Calibration:
     "Examples for a model to be run on; see `prune_wanda` for the arguments"
     def __init__(self, model, data=None, n_samples=256, bs=32):
         if data is None and isinstance(model, nn.Module): raise ValueError("data is None, and only a Learner brings its own: pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
-        if not isinstance(n_samples, int) or n_samples<1: raise ValueError(f"n_samples is {n_samples!r}, and must be an integer from 1, e.g. 256")
+        for k,v,usual in (('n_samples',n_samples,256), ('bs',bs,32)): _check_count(k, v, usual)
         data,self.model = model.dls if data is None else data,_module(model)
         self.loop,self.batches,self.i = None,[],0
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
@@ -410,7 +430,7 @@ def _sparsegpt(block, damp, o, n, statistic):
 
 # %% ../nbs/21_oneshot.ipynb #0f2f135e
 def _check_sparsegpt(o):
-    ok = o.free or isinstance(o.structure, NM) and o.structure.axis==1
+    ok = o.free or not _prunable(o) or isinstance(o.structure, NM) and o.structure.axis==1
     if not ok: raise ValueError(f"{o.name} is to be pruned to {o.structure}, and SparseGPT can prune to a sparsity or to N:M along inputs, e.g. '2:4'")
     if not o.p.isfinite().all(): raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: set them to numbers first, or leave {o.name} dense by a rule")
 
@@ -425,8 +445,8 @@ def prune_sparsegpt(
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune, and let the weights that live make up for what is lost"
-    if not isinstance(block, int) or block<1: raise ValueError(f"block is {block!r}, and must be an integer from 1, e.g. 128")
-    if not 0<=damp<math.inf: raise ValueError(f"damp is {damp}, and must be a number from 0, e.g. 0.01")
+    _check_count('block', block, 128)
+    if isinstance(damp, bool) or not isinstance(damp, (int,float)) or not 0<=damp<math.inf: raise ValueError(f"damp is {damp!r}, and must be a number from 0, e.g. 0.01")
     return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress)
 
 # %% ../nbs/21_oneshot.ipynb #ca58d4c5
@@ -504,13 +524,14 @@ def prune_snip(
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune what the loss would miss least"
+    _check_ranking(ranking)
     return prune_by(model, snip_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #1eb55866
 def grasp_scores(plan, calib, loss_func, progress=False):
     "`w*(Hg)` by name"
     ps = [o.p for o in plan]
-    with _untouched(calib.model), _needing_grad(ps):
+    with _untouched(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
         g = mean_grads(ps, _losses(calib, loss_func, progress))
         flow = lambda loss: sum((a*b).sum() for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in _losses(calib, loss_func, progress)))
@@ -527,6 +548,7 @@ def prune_grasp(
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune what the gradient flow would miss least"
+    _check_ranking(ranking)
     return prune_by(model, grasp_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #d1a39bc4
@@ -555,14 +577,19 @@ def prune_synflow(
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
     "Prune what carries the least flow, in many rounds"
-    if not isinstance(rounds, int) or rounds<1: raise ValueError(f"rounds is {rounds!r}, and must be an integer from 1, e.g. 100")
+    _check_count('rounds', rounds, 100)
     plan,xs = plan_pruning(model, target),_ones_like_item(model, xb)
     net = deepcopy(_module(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
-        for t in [*net.parameters(), *net.buffers()]:
-            if t.is_floating_point(): t.abs_()
+        for name,t in [*net.named_parameters(), *net.named_buffers()]:
+            if t.is_floating_point(): t.abs_().mul_(not _adds(name))
     return prune_by(model, _synflow(net, plan, xs, rounds, progress), target, global_masks)
+
+def _adds(name):
+    "Is this added to what flows, instead of multiplied with it?"
+    attr = name.rpartition('.')[2]
+    return attr=='running_mean' or 'bias' in attr.split('_')
 
 def _synflow(net, plan, xs, rounds, progress):
     "Scores after the last round; what went before is at -1"
@@ -633,14 +660,21 @@ def restore_sparse(
 ): # `Hooks`
     "Load weights and masks, and enforce them"
     module = _module(model)
-    names = [o[0] for o in decide(module) if not o[3]]
-    masks = {n: state[f'{n}_mask'] for n in names if f'{n}_mask' in state}
-    if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in names)}")
+    if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
+    os = _maskable(module)
+    masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}
+    if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
     kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
     if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
     for k,v in kept.items():
         if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
-    hooks = sparsify_model(module, 0., mask_init=masks, seed=0, chosen=lambda name,p: name in masks)
+    masks = {n: as_mask(mask.to(os[n].p.device).bool(), None, os[n]) for n,mask in masks.items()}
+    for n,mask in masks.items(): register_mask(os[n], mask)
+    keep_from_broadcast(module)
     module.load_state_dict(state)
-    return hooks
+    return enforce_masks(module)
+
+def _maskable(module):
+    "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"
+    return {name: Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,_ in decide(module)}

@@ -551,8 +551,9 @@ def keep_from_broadcast(
     model._ddp_params_and_buffers_to_ignore = [*others, *_buffer_names(model)]
 
 # %% ../nbs/04_sparsify.ipynb #591da698
-def _refuse_stored(name, m, attr):
-    "Raise if the parameter is stored as live values"
+def _refuse_held(name, m, attr):
+    "Raise if the parameter is stored as live values, or its mask is learned"
+    if f'{attr}_sparsifier' in m._modules: raise ValueError(f"{name} has a learned mask: call fold_masks(model) first")
     if attr in vars(m): raise ValueError(f"{name} is stored sparse: call remove() of the report of sparse_compute first")
 
 def unsparsify(
@@ -560,7 +561,7 @@ def unsparsify(
 ):
     "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
     model = _module(model)
-    for o in masked_params(model): _refuse_stored(o.name, o.module, o.attr)
+    for o in masked_params(model): _refuse_held(o.name, o.module, o.attr)
     for m in model.modules():
         for e in enforcements(m): _unhook(m, e)
     names = set(_buffer_names(model))
@@ -604,7 +605,7 @@ def unsparsify_parameter(
     "Remove the mask of one parameter; its weights stay as they are, zeros included"
     m,attr = _own(module, name)
     if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
-    _refuse_stored(name, m, attr)
+    _refuse_held(name, m, attr)
     if g := guard_of(getattr(m, attr)): g.remove()
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
     for e in enforcements(module): e.guards = [g for g in e.guards if g.mask is not None]

@@ -1,5 +1,5 @@
 "Room 20: masks that follow a score, of tensors and of weights"
-import copy, io, numpy as np, pickle, pytest, torch
+import copy, io, numpy as np, pickle, pytest, torch, torch.utils.checkpoint
 from fastai.callback.core import Callback
 from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
@@ -618,3 +618,126 @@ def test_after_folding_training_goes_on():
     y = learn.model(x)
     unsparsify(learn.model)
     assert torch.equal(learn.model(x), y) and set(learn.model.state_dict())==set(mlp().state_dict())
+
+@pytest.mark.parametrize('change', ['step','schedule'])
+@pytest.mark.parametrize('mode', ['supermask','joint'])
+def test_scores_learn_when_the_mode_is_changed_later(mode, change):
+    "A Learner that was fit before holds the scores from the start: they rest while 'STE', and learn from the change on"
+    learn = _learner(mlp())
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        sps = learn_masks(learn, 'TOPK{0.5}(U)', seed=0)
+        start = [sp.score.clone() for sp in sps]
+        learn.fit(1)
+        assert all(torch.equal(o, sp.score) for o,sp in zip(start, sps))
+        if change=='step': SparsificationManager(learn.model).step(backward_mode=mode)
+        learn.fit(2, cbs=LearnedMaskCallback(backward_mode=lambda t: 'STE' if t<4 else mode) if change=='schedule' else [])
+    assert not any(torch.equal(o, sp.score) for o,sp in zip(start, sps))
+
+def test_unsparsify_refuses_learned_masks():
+    "Half a removal would leave hooks without masks: nothing is changed, and fold_masks is named"
+    net,x = mlp(),torch.randn(4,6)
+    learn_masks(net, 'TOPK{0.5}(U)', seed=0)
+    net.eval()
+    y,keys = net(x),set(net.state_dict())
+    with pytest.raises(ValueError, match=r'0\.weight has a learned mask.*fold_masks'): unsparsify(net)
+    with pytest.raises(ValueError, match=r'2\.weight has a learned mask.*fold_masks'): unsparsify_parameter(net, '2.weight')
+    assert torch.equal(net(x), y) and set(net.state_dict())==keys
+    fold_masks(net)
+    unsparsify(net)
+    assert torch.equal(net(x), y)
+
+def test_lazy_before_its_first_batch():
+    "Settings can be changed, printed and saved; what needs a shape says what to do"
+    net = nn.Sequential(LazySparsify('BERN', seed=0), nn.Linear(6,2))
+    lazy = net[0]
+    assert 'BERN' in repr(net) and 'no shape yet' in repr(lazy)
+    lazy.configure(sparseness='TOPK{0.25}(U)', every=2)
+    SparsificationManager(net).step(density=.5)
+    assert lazy.sparseness==TopK(.5) and 'TOPK{0.5}(U)' in repr(net)
+    for f in (lambda: lazy.density, lazy.mask_str, lambda: lazy.update_mask(torch.rand(6)), lazy.update, lambda: lazy.masked(torch.rand(6))):
+        with pytest.raises(ValueError, match='no shape yet.*batch'): f()
+    with pytest.raises(ValueError, match='density is 2'): lazy.configure(density=2.)
+    other = nn.Sequential(LazySparsify(), nn.Linear(6,2))
+    other.load_state_dict(net.state_dict())
+    assert other[0].sparseness==TopK(.5) and other[0].every==2 and other[0].seed==0
+    x = torch.randn(3,6)
+    assert torch.equal(net(x), other(x)) and lazy.density==.5
+
+def _wrapped(net, reentrant):
+    f = partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
+    return lambda x: f(net, x)
+
+@pytest.mark.parametrize('reentrant', [False,True])
+@pytest.mark.parametrize('mode', ['STE','joint'])
+def test_checkpointing_counts_a_step_once(mode, reentrant):
+    "The forward that runs again in the backward uses the mask of the first, so gradients are those without checkpointing"
+    nets = [mlp(),mlp()]
+    for net in nets: learn_masks(net, 'BERN', mode, seed=0)
+    g = torch.Generator().manual_seed(0)
+    for t in range(3):
+        x = torch.randn(4,6, generator=g).requires_grad_()
+        for net,f in zip(nets, (nets[0], _wrapped(nets[1], reentrant))): f(x).square().sum().backward()
+        assert [sp.step for sp in weight_sparsifiers(nets[1])]==[t+1]*3 and same_masks(masks_of(nets[0]), masks_of(nets[1]))
+        for a,b in zip(*[net.parameters() for net in nets]): assert (a.grad is None)==(b.grad is None) and (a.grad is None or torch.equal(a.grad, b.grad))
+
+@pytest.mark.parametrize('spec,what', [('TOPK{1.5}(U)',r'density is 1\.5'), ('BTOPK{5:4,-1}(U)','5 of 4'), ('TOPK{-0.1}(M)',r'density is -0\.1'), ('TOPK{٠.٥}(U)',"can't be read"), ('BTOPK{２:４,-1}(U)',"can't be read")])
+def test_parse_errors_show_the_grammar(spec, what):
+    "Out of range or with digits that aren't ASCII: value, reason and grammar"
+    with pytest.raises(ValueError, match=what+r'.*write DENSE or TOPK\{density\}\(U\|M\)'): as_sparseness(spec)
+
+def test_managers_take_models_and_lists():
+    "A list of models means the masks in them, each once; anything else is refused"
+    net = mlp()
+    sps = learn_masks(net, 'TOPK{0.5}(U)')
+    for modules in (net, [net], [net,sps[0]], sps, tuple(sps)): assert SparsificationManager(modules).modules==sps
+    SparsificationManager([net]).step(density=.25)
+    assert [str(sp.sparseness) for sp in sps]==['TOPK{0.25}(U)']*3
+    for bad in (None, 'net', [net,.5], _learner(net)):
+        with pytest.raises(ValueError, match='must be a model, or a list'): SparsificationManager(bad)
+
+def test_a_callback_without_masks_says_so():
+    "A schedule that would change nothing is refused before training"
+    learn = _learner(mlp())
+    w = learn.model[0].weight.clone()
+    with learn.no_bar(), learn.no_logging(), pytest.raises(ValueError, match='no learned masks.*learn_masks'): learn.fit(1, cbs=LearnedMaskCallback(density=lambda t: .5))
+    assert torch.equal(w, learn.model[0].weight)
+
+@pytest.mark.parametrize('shape', [(0,), (0,4), (4,0), (2,3,0)])
+def test_picture_of_nothing(shape):
+    "A mask without places has an empty picture"
+    assert mask_picture(torch.zeros(shape, dtype=torch.bool))==''
+
+class Reusing(nn.Module):
+    "Two layers share a weight, and a cell runs in a loop"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.cell = nn.Linear(6,6,bias=False),nn.Linear(6,6,bias=False),nn.RNNCell(6,6)
+        self.b.weight = self.a.weight
+    def forward(self, x):
+        self.seen = []
+        for f in (self.a, self.b): self.seen.append(f(torch.eye(6))!=0)
+        h = torch.zeros_like(x)
+        for _ in range(3): h = self.cell(x, h)
+        return h+self.b(self.a(x))
+
+def test_one_step_a_forward():
+    "A weight that is used many times in a forward has one mask in it, drawn anew for the next; a part that runs alone counts its own"
+    torch.manual_seed(0)
+    net = Reusing()
+    sps = learn_masks(net, 'BERN', 'joint', seed=0)
+    masks = []
+    for t in range(3):
+        net(torch.randn(2,6)).sum().backward()
+        masks.append(net.a.weight_mask.clone())
+        assert torch.equal(net.seen[0], net.seen[1]) and torch.equal(net.seen[0], masks[-1].T) and [sp.step for sp in sps]==[t+1]*3
+    assert not torch.equal(masks[0], masks[1]) and not torch.equal(masks[1], masks[2])
+    with pytest.raises(RuntimeError): net(torch.randn(2,5))
+    net.cell(torch.randn(2,6))
+    net.cell(torch.randn(2,6))
+    assert [sp.step for sp in sps]==[4,6,6]  # the forward that failed reached the cell
+    twin = pickle.loads(pickle.dumps(net))
+    twin(torch.randn(2,6))
+    assert [sp.step for sp in sparsifiers(twin)]==[5,7,7] and [sp.step for sp in sps]==[4,6,6]
+    fold_masks(twin)
+    assert not any(type(getattr(h, '__self__', h)).__module__=='fastsparse.learned' for m in twin.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))

@@ -534,15 +534,14 @@ def test_grasp_by_hand():
 
 @pytest.mark.parametrize('rounds', [1,7,100])
 def test_synflow_by_hand(rounds):
-    "Rounds of w*dR/dw for positive weights and an input of ones; a linear net, so that R is a product of matrices"
+    "Rounds of w*dR/dw for positive weights, no biases and an input of ones; a linear net, so that R is a product of matrices"
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3,4), nn.ReLU(), nn.Linear(4,2))
     a,b = [net[i].weight.detach().double().abs().numpy() for i in (0,2)]
-    b1 = net[0].bias.detach().double().abs().numpy()
     alive = np.ones(20, bool)
     for r in range(rounds):
         A,B = a*alive[:12].reshape(4,3),b*alive[12:].reshape(2,4)
-        score = np.concatenate([(A*B.sum(0)[:,None]).ravel(), (B*(A.sum(1)+b1)).ravel()])
+        score = np.concatenate([(A*B.sum(0)[:,None]).ravel(), (B*A.sum(1)).ravel()])
         keep = oracle_order(score, alive)[:round(20*.4**((r+1)/rounds))]
         alive = np.zeros(20, bool)
         alive[keep] = True
@@ -739,3 +738,106 @@ def test_training_goes_on():
         learn.fit(3, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=3)))
     assert not same_masks(masks, masks_of(learn.model)) and sum(int(m.sum()) for m in masks_of(learn.model))==84
     assert sparse_summary(learn).df.set_index('parameter').loc['sparse parameters','live']==84
+
+def test_restores_every_mask_that_folding_leaves():
+    "Embeddings, bags, Bilinear and masks made by hand come back from a state dict, tied weights too"
+    def make():
+        net = nn.ModuleDict(dict(a=nn.Embedding(10,8), bag=nn.EmbeddingBag(6,8), bil=nn.Bilinear(8,8,4), b=nn.Linear(8,8), c=nn.Linear(8,8)))
+        net['c'].weight = net['b'].weight
+        return net
+    net,fresh = make(),make()
+    learn_masks(net, {'*':'TOPK{0.5}(U)'}, seed=0)
+    fold_masks(net)
+    sparsify_parameter(net, 'b.bias', .5, seed=0)
+    state = net.state_dict()
+    restore_sparse(fresh, state)
+    assert [o.name for o in masked_params(fresh)]==['a.weight','bag.weight','bil.weight','b.weight','b.bias']
+    assert fresh.state_dict().keys()==state.keys() and all(torch.equal(v, state[k]) for k,v in fresh.state_dict().items())
+    assert_dead(fresh)
+    with pytest.raises(ValueError, match='sparse already'): restore_sparse(fresh, state)
+    other = make()
+    with pytest.raises(ValueError, match=r'a\.weight.*shape'): restore_sparse(other, state|{'a.weight_mask': torch.ones(3,8).bool()})
+    assert not masked_params(other)
+
+@pytest.mark.parametrize('norm', [False,True])
+def test_synflow_ignores_what_is_added(norm):
+    "The paper's R is a product of weights: biases (those of norms too) and running means have no part in it, and no layer empties at 98 %"
+    torch.manual_seed(0)
+    block = lambda: (nn.Linear(30,30), *[nn.BatchNorm1d(30)]*norm, nn.ReLU())
+    net = nn.Sequential(*[l for i in range(6) for l in block()], nn.Linear(30,2))
+    bare = copy.deepcopy(net)
+    with torch.no_grad():
+        for k,p in bare.named_parameters():
+            if k.endswith('bias'): p.zero_()
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm1d): m.running_mean.fill_(50.)
+    for m in (net, bare): prune_synflow(m, .98, torch.randn(1,30))
+    assert all(m.any() for m in masks_of(net)) and same_masks(masks_of(net), masks_of(bare))
+    assert all(m.bias.any() for m in net if isinstance(m, nn.Linear))
+
+class Attending(nn.Module):
+    def __init__(self, att=F.scaled_dot_product_attention):
+        super().__init__()
+        self.qkv,self.out,self.att = nn.Linear(8,24),nn.Linear(8,6),att
+    def forward(self, x):
+        q,k,v = self.qkv(x)[:,None].chunk(3, dim=-1)
+        return self.out(self.att(q, k, v)[:,0].mean(1))
+
+def _attention(q, k, v): return (q@k.mT/q.shape[-1]**.5).softmax(-1)@v
+
+def test_grasp_through_attention():
+    "Fused attention has no second derivative: the scores are those of attention written out"
+    torch.manual_seed(0)
+    net,x,y = Attending(),torch.randn(6,5,8),torch.randn(6,6)
+    ref = Attending(_attention)
+    ref.load_state_dict(net.state_dict())
+    for m in (net, ref): prune_grasp(m, .5, [(x,y)], F.mse_loss)
+    assert same_masks(masks_of(net), masks_of(ref))
+
+def _legal_along(mask, axis):
+    "Do two of every four places along `axis` live?"
+    return bool((np.moveaxis(mask.numpy(), axis, -1).reshape(-1,4).sum(1)==2).all())
+
+@pytest.mark.parametrize('layer', [nn.ConvTranspose1d(8,12,3), nn.ConvTranspose2d(8,6,2), nn.ConvTranspose2d(8,8,2,groups=2)])
+def test_two_of_four_lie_along_the_inputs_of_transposed_convolutions(layer):
+    "Their inputs are dimension 0 of the weight; axis 0, outputs, is dimension 1; flat stays"
+    net = nn.Sequential(copy.deepcopy(layer))
+    prune_magnitude(net, '2:4')
+    w,mask = layer.weight.detach().movedim(0, -1).reshape(-1,4).abs().numpy(),net[0].weight_mask
+    assert _legal_along(mask, 0)
+    assert all(set(np.flatnonzero(m))==set(oracle_order(s, np.ones(4, bool))[:2]) for s,m in zip(w, mask.movedim(0, -1).reshape(-1,4).numpy()))
+    assert str(plan_pruning(nn.Sequential(layer), '2:4')[0].structure)=='2:4 axis 0'
+    assert [o.structure for o in plan_pruning(nn.Sequential(nn.Conv2d(8,4,2), nn.Linear(8,4)), '2:4')]==[as_structure('2:4')]*2
+    if layer.weight.shape[1]%4==0:
+        net = nn.Sequential(copy.deepcopy(layer))
+        prune_magnitude(net, '2:4 axis 0')
+        assert _legal_along(net[0].weight_mask, 1)
+
+def test_transposed_convolutions_stay_dense_with_sparsegpt():
+    "They can't be pruned by inputs: a warning, whatever the structure"
+    net = nn.Sequential(nn.Conv1d(4,8,1), nn.ConvTranspose1d(8,4,2))
+    with pytest.warns(UserWarning, match=r'1\.weight can.t be pruned by inputs'): prune_sparsegpt(net, '2:4', [torch.randn(8,4,5)])
+    assert net[1].weight_mask.all() and _legal_along(net[0].weight_mask, 1)
+
+def _refused(f, what):
+    net = _net()
+    with pytest.raises(ValueError, match=what): f(net, .5)
+    assert not masked_params(net) and all(torch.equal(a, b) for a,b in zip(net.parameters(), _net().parameters()))
+
+@pytest.mark.parametrize('v', [True,False,0,-1,2.,'3',None])
+def test_counts_are_integers(v):
+    "Law 10: a bool is no count"
+    x,y = _data()
+    for k,f in dict(n_samples=partial(prune_wanda, data=[x]), bs=partial(prune_wanda, data=[x]), block=partial(prune_sparsegpt, data=[x]), rounds=partial(prune_synflow, xb=x)).items():
+        _refused(partial(f, **{k:v}), f'{k} is {v!r}, and must be an integer from 1')
+
+@pytest.mark.parametrize('damp', ['0.01',None,True,-1.,math.nan,math.inf,[.1]])
+def test_damp_is_a_number(damp):
+    "Law 10: other types and values are refused with the range"
+    _refused(partial(prune_sparsegpt, data=[_data()[0]], damp=damp), 'damp is .*must be a number from 0')
+
+@pytest.mark.parametrize('ranking', ['global',None,.5])
+def test_ranking_is_a_function(ranking):
+    "Refused before any score is taken"
+    def data(m): raise AssertionError
+    for f in (prune_magnitude, partial(prune_snip, data=data), partial(prune_grasp, data=data)): _refused(partial(f, ranking=ranking), 'ranking is .*layer_masks')
