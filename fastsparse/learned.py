@@ -258,6 +258,7 @@ def update_mask(self:Sparsify,
 # %% ../nbs/20_learned.ipynb #8dea7f42
 def _in_backward(): return torch._C._current_graph_task_id()!=-1
 
+# %% ../nbs/20_learned.ipynb #240a99c9
 @patch
 def forward(self:Sparsify, x):
     "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"

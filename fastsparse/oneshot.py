@@ -164,6 +164,7 @@ def _check_count(
     "A `ValueError` unless `v` is an integer from 1"
     if isinstance(v, bool) or not isinstance(v, int) or v<1: raise ValueError(f"{name} is {v!r}, and must be an integer from 1, e.g. {usual}")
 
+# %% ../nbs/21_oneshot.ipynb #f72bcfc4
 def _is_loader(data): return isinstance(data, (DataLoader,torch.utils.data.DataLoader))
 
 def _batches_of(data, bs):

@@ -828,7 +828,8 @@ def _refused(f, what):
 def test_counts_are_integers(v):
     "Law 10: a bool is no count"
     x,y = _data()
-    for k,f in dict(n_samples=partial(prune_wanda, data=[x]), bs=partial(prune_wanda, data=[x]), block=partial(prune_sparsegpt, data=[x]), rounds=partial(prune_synflow, xb=x)).items():
+    wanda,gpt,synflow = partial(prune_wanda, data=[x]),partial(prune_sparsegpt, data=[x]),partial(prune_synflow, xb=x)
+    for k,f in (('n_samples',wanda), ('bs',wanda), ('block',gpt), ('rounds',synflow)):
         _refused(partial(f, **{k:v}), f'{k} is {v!r}, and must be an integer from 1')
 
 @pytest.mark.parametrize('damp', ['0.01',None,True,-1.,math.nan,math.inf,[.1]])
