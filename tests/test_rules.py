@@ -144,6 +144,32 @@ def test_written_down(name):
             else: assert got[k] is v or repr(got[k])==repr(v), k
         if settings is bare: assert said[0]==dict(params='*', method=name, sparsity=.5)
 
+options = [('sparse_f', 'erdos_renyi', 'erdos_renyi_sparsity', dict(erk_power_scale=.5)), ('sparse_f', 'erdos_renyi_sparsity', 'erdos_renyi_sparsity', dict(include_kernel=False, erk_power_scale=2)),
+    ('grow_init_f', 'fresh_value', 'fresh_value', dict(gain=1.))]
+
+@pytest.mark.parametrize('key,said,name,kwargs', options)
+def test_options_of_a_function(key, said, name, kwargs):
+    "A dict whose type is a plain function binds the options that it names, and is written as a dict again"
+    (pattern,got), = configure({'method':'rigl', 'sparsity':.5, key:dict(type=said, **kwargs)})
+    f = globals()[name]
+    assert (got[key].func,got[key].args,got[key].keywords)==(f,(),kwargs)
+    assert json.loads(json.dumps(rules_spec([(pattern,got)])))==[dict(method='rigl', sparsity=.5, **{key:dict(type=name, **kwargs)})]
+    assert configure({'sparsity':.5, key:dict(type=said)})[0][1][key] is f
+
+@pytest.mark.parametrize('key', ['keep_score_f','grow_score_f','redistribute_f','grow_init_f','grow_state_f','drop_count_f'])
+def test_what_the_engine_passes_is_no_option(key):
+    "What the engine calls a function with, no file can bind, nor what the function doesn't name"
+    name = dict(keep_score_f='random_score', grow_score_f='gradient_momentum', redistribute_f='gradient_redistribution', grow_init_f='initial_value', grow_state_f='reset_state',
+        drop_count_f='drop_of_live')[key]
+    for bad in ('p','opt','generator','idx','live','mu'):
+        with pytest.raises(ValueError, match=f"{key} has the argument '{bad}'.*{name} takes none"): configure({'sparsity':.5, key:dict(type=name, **{bad:1})})
+
+def test_options_change_the_run():
+    "The bound power reaches the distribution: at power 0 all layers have the same sparsity, as with the uniform one"
+    live = [counts(model) for sparse_f in (dict(type='erdos_renyi', erk_power_scale=0), 'uniform', 'erdos_renyi') for model in [Net()]
+        if dst_of(model, configure(dict(sparsity=.5, sparse_f=sparse_f)))]
+    assert live[0]==live[1]!=live[2]
+
 def test_what_can_not_be_written():
     "Functions of one's own and settings of no preset are refused, with the way out"
     with pytest.raises(ValueError, match='is a function, and a file can only say globs'): rules_spec([(lambda n,p: True, RigL_presets)])
@@ -174,7 +200,9 @@ def test_bad_files(text, kind, say, tmp_path):
     (dict(density=.1), "says 'density'.*params, method.*sparsity"), (dict(method='dense', sparsity=.5), "says 'sparsity'.*dense"), (dict(params=3), 'params is 3.*glob'), (dict(params=[]), 'glob'),
     (dict(params=None), 'glob'), (dict(params=['a',3]), 'glob'), (dict(structure='4:2'), '4:2'), (dict(sparse_f='best'), 'sparse_f is .best.*erdos_renyi'),
     (dict(keep_score_f=dict(lam=3)), 'keep_score_f is.*a dict with a name as its type'), (dict(keep_score_f=dict(type='MagnitudePlusGradient', mu=3)), "argument 'mu'.*takes lam"),
-    (dict(keep_score_f=3), 'keep_score_f is 3'), (dict(drop_fraction=dict(type='best')), 'best.*cosine'), (dict(drop_fraction='x'), 'no schedule'), (dict(updates='x'), 'no update schedule'),
+    (dict(keep_score_f=3), 'keep_score_f is 3'), (dict(sparse_f=dict(type='erdos_renyi', power=.5)), "sparse_f has the argument 'power'.*takes include_kernel, erk_power_scale"),
+    (dict(sparse_f=dict(type=['uniform'])), 'a dict with a name as its type'), (dict(sparse_f='layers_dense'), "sparse_f lacks the argument 'patterns'"),
+    (dict(keep_score_f=None), 'keep_score_f is None.*a name.*weight_magnitude'), (dict(drop_fraction=dict(type='best')), 'best.*cosine'), (dict(drop_fraction='x'), 'no schedule'), (dict(updates='x'), 'no update schedule'),
     (dict(sparsity='0.9'), "'0.9' is no schedule"), (dict(method='set', batches_per_update=0), 'batches_per_update is 0'), ([dict(params='a', sparsity=.5), dict(params='b', stop_pct=2)], 'stop_pct is 2')])
 def test_refused(spec, say):
     "Law 10: without a model, `configure` names what is wrong and what may stand there"
