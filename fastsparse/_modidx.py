@@ -702,6 +702,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'fastsparse.rules._same': ('rules.html#_same', 'fastsparse/rules.py'),
                                   'fastsparse.rules._same_call': ('rules.html#_same_call', 'fastsparse/rules.py'),
                                   'fastsparse.rules._table': ('rules.html#_table', 'fastsparse/rules.py'),
+                                  'fastsparse.rules._taken_as_is': ('rules.html#_taken_as_is', 'fastsparse/rules.py'),
                                   'fastsparse.rules.configure': ('rules.html#configure', 'fastsparse/rules.py'),
                                   'fastsparse.rules.default_filter': ('rules.html#default_filter', 'fastsparse/rules.py'),
                                   'fastsparse.rules.part': ('rules.html#part', 'fastsparse/rules.py'),
