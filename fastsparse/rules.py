@@ -8,13 +8,15 @@ __all__ = ['default_filter', 'part', 'Rules', 'configure', 'rules_spec', 'rules_
 # %% ../nbs/12_rules.ipynb #955fda4e
 import json,pandas as pd,re
 from fastcore.basics import *
-from . import distributions,methods,parts,schedules,scores
+from . import distributions,grown,methods,parts,schedules,scores,structures
 from .methods import *
 from .parts import Method
 from .schedules import Schedule,schedule_spec
-from .sparsify import decide,matches
+from .sparsify import _inits,decide,matches
 from .structures import Structure
+from functools import partial
 from inspect import signature
+from numbers import Real
 from pathlib import Path
 
 # %% ../nbs/12_rules.ipynb #f23fdd20
@@ -30,40 +32,60 @@ def default_filter(
 # %% ../nbs/12_rules.ipynb #36418104
 _methods = {k.removesuffix('_presets').lower():v for k,v in vars(methods).items() if k.endswith('_presets')}
 _score_names = 'random_score weight_magnitude gradient_magnitude gradient_momentum gradient_saliency fisher_saliency ch2_l3_score MagnitudePlusGradient MeanGradient MovingGradient Sampled'
-_shape_names = 'uniform_sparsity first_layer_dense_uniform erdos_renyi_sparsity global_sparsity layers_dense given_sparsity'
+_shape_names = 'uniform_sparsity first_layer_dense_uniform erdos_renyi_sparsity global_sparsity layers_dense given_sparsity proportional_sparsity balanced_flops_sparsity'
 _share_names = 'momentum_redistribution gradient_redistribution nonzero_redistribution'
 
 def _table(module, names): return {o:getattr(module, o) for o in names.split()}
 
 _known = dict(keep_score_f=_table(scores, _score_names), sparse_f=_table(distributions, _shape_names), redistribute_f=_table(scores, _share_names),
-    drop_count_f=_table(parts, 'drop_of_live drop_of_target'), grow_state_f=_table(methods, 'reset_history'),
+    drop_count_f=_table(parts, 'drop_of_live drop_of_target'), grow_init_f=_table(grown, 'initial_value fresh_value'),
+    grow_state_f={**_table(methods, 'reset_history'), **_table(grown, 'reset_state own_step_count second_moment_from_live')},
     sparsity_path={**_table(parts, 'rising_path soft_bound_path'), **_table(schedules, 'cubic_path acdc_path dsd_path')})
 _known['grow_score_f'] = _known['keep_score_f']
+_known['mask_init'] = {**{o:o for o in _inits}, **_table(structures, 'checkerboard')}
 
 # %% ../nbs/12_rules.ipynb #b7496b69
 def _find(key, name):
     "The part called `name` that setting `key` may be"
     known = _known[key]
     if name in known: return known[name]
-    if f'{name}_sparsity' in known: return known[f'{name}_sparsity']
+    for kind in ('sparsity','redistribution'):
+        if f'{name}_{kind}' in known: return known[f'{name}_{kind}']
     raise ValueError(f"{key} is {name!r}, and must be one of {', '.join(known)}")
 
 # %% ../nbs/12_rules.ipynb #2bc0d2bb
+_passed = {'params','names','scores','p','name','generator','idx','live'}
+
+def _is_part(f): return first(signature(f).parameters) in _passed
+
+def _options(f):
+    "The parameters of `f` that a file may give, by name"
+    known = signature(f).parameters
+    return {k:o for k,o in known.items() if o.default is not o.empty and k not in _passed} if _is_part(f) else known
+
+def _build(key, f, kwargs):
+    known = _options(f)
+    takes = f"and {f.__name__} takes {', '.join(known) or 'none'}"
+    if bad := set(kwargs)-set(known): raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, {takes}")
+    if missing := [k for k,o in known.items() if o.default is o.empty and k not in kwargs]: raise ValueError(f"{key} lacks the argument {missing[0]!r}, {takes}: write a dict with type and arguments")
+    kwargs = {k:part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()}
+    if _is_part(f): return partial(f, **kwargs) if kwargs else f
+    return f(**kwargs)
+
+# %% ../nbs/12_rules.ipynb #20ba8f5b
+def _taken_as_is(key, spec):
+    if spec is None: return key in parts._may_be_none
+    return key=='grow_init_f' and isinstance(spec, Real) or key=='mask_init' and (spec in list(_inits) if isinstance(spec, str) else isinstance(spec, dict))
+
 def part(
     key:str, # A setting of `Method`
     spec, # What a file says of it
 ): # What `Method` takes
     "Turn what a file says into a setting"
-    if key not in _known or spec is None or callable(spec): return spec
-    if isinstance(spec, str): f = _find(key, spec)
-    elif isinstance(spec, dict) and 'type' in spec: f = _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
-    else: raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments")
-    return f
-
-def _build(key, f, kwargs):
-    known = signature(f).parameters
-    if bad := set(kwargs)-set(known): raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, and {f.__name__} takes {', '.join(known)}")
-    return f(**{k:part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()})
+    if key not in _known or callable(spec) or _taken_as_is(key, spec): return spec
+    if isinstance(spec, str): spec = dict(type=spec)
+    if isinstance(spec, dict) and isinstance(spec.get('type'), str): return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
+    raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {', '.join(_known[key])}")
 
 # %% ../nbs/12_rules.ipynb #31164de8
 class Rules(list):
@@ -114,6 +136,23 @@ def configure(
     return Rules([_rule(o) for o in data], data)
 
 # %% ../nbs/12_rules.ipynb #04846e9d
+_makers = {distributions._layers_dense:'layers_dense', distributions._layers_dense_by_score:'layers_dense', distributions._given:'given_sparsity',
+    distributions._proportional:'proportional_sparsity', distributions._balanced_flops:'balanced_flops_sparsity', parts._rising:'rising_path',
+    parts._soft_bound:'soft_bound_path', schedules.CubicSchedule:'cubic_path', schedules.SquareSchedule:'acdc_path', schedules._dsd:'dsd_path'}
+
+def _same_call(a, b): return (a.func,a.args,a.keywords)==(b.func,b.args,b.keywords)
+
+def _bound_said(key, value):
+    "What a file says of a `partial`; None if its function has no name"
+    known = _known.get(key, {})
+    name = first(k for k,f in known.items() if f is value.func and _is_part(f)) or _makers.get(value.func)
+    if name not in known: return None
+    f = known[name]
+    given = {**signature(value.func).bind_partial(*value.args).arguments, **value.keywords}
+    args = {k:o for k,o in given.items() if k in _options(f)}
+    if _same_call(partial(f, **args) if _is_part(f) else f(**args), value): return dict(type=name, **{k:_said('keep_score_f' if k=='score_f' else k, o) for k,o in args.items()})
+
+# %% ../nbs/12_rules.ipynb #923bc675
 def _arguments(o):
     "What a file says of the arguments that the part `o` was made with"
     return {k:_said('keep_score_f' if k=='score_f' else k, vars(o)[k]) for k in signature(type(o)).parameters}
@@ -123,8 +162,12 @@ def _said(key, value):
     if name := first(k for k,f in _known.get(key, {}).items() if f is value): return name
     if isinstance(value, Schedule): return schedule_spec(value)
     if isinstance(value, Structure): return str(value)
+    if isinstance(value, partial) and (said := _bound_said(key, value)): return said
     if isinstance(value, BasicRepr): return dict(type=type(value).__name__, **_arguments(value))
-    if value is None or isinstance(value, (bool,int,float,str,list,tuple,dict)): return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, schedules.Time): return schedules._plain(value)
+    if isinstance(value, (list,tuple)): return [_said(key, o) for o in value]
+    if isinstance(value, dict): return {k:_said(key, o) for k,o in value.items()}
+    if value is None or isinstance(value, (bool,int,float,str)): return value
     raise ValueError(f"{key} is {value!r}, which has no name in a file: the names are {', '.join(_known.get(key, []))}")
 
 def rules_spec(

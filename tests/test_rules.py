@@ -1,6 +1,7 @@
 "Room 12: rules by name, from numbers, dicts, lists and files, safely read and written again; who got what and why"
 import copy, json, pandas as pd, pickle, pytest, torch, warnings, yaml
 from fastsparse.all import *
+from functools import partial
 from helpers import *
 from torch import nn
 
@@ -144,6 +145,84 @@ def test_written_down(name):
             else: assert got[k] is v or repr(got[k])==repr(v), k
         if settings is bare: assert said[0]==dict(params='*', method=name, sparsity=.5)
 
+named = dict(grow_state_f=dict(own_step_count=own_step_count, second_moment_from_live=second_moment_from_live,
+        reset_state=reset_state, reset_history=reset_history),
+    grow_init_f=dict(initial_value=initial_value, fresh_value=fresh_value),
+    redistribute_f=dict(momentum=momentum_redistribution, gradient=gradient_redistribution, nonzero=nonzero_redistribution),
+    sparse_f=dict(erdos_renyi=erdos_renyi_sparsity, uniform=uniform_sparsity), mask_init=dict(random='random', magnitude='magnitude', zeros='zeros', checkerboard=checkerboard))
+
+@pytest.mark.parametrize('key', named)
+def test_names(key):
+    "Every part that needs no data of its own has a name in a file, and is written by one that is read as the same"
+    for name,want in named[key].items():
+        (pattern,got), = configure({'method':'rigl', 'sparsity':.5, key:name})
+        assert got[key]==want
+        said = json.loads(json.dumps(rules_spec([(pattern,got)])))
+        assert key in said[0] and configure(said)[0][1][key]==want
+
+def test_checkerboard_by_name():
+    "A mask with evenly spaced live weights: at one half, each row of eight has four and each column too"
+    model = Net()
+    dst_of(model, configure(dict(params='*normalize_proj*', sparsity=.5, mask_init='checkerboard')))
+    mask = model.blocks[0].normalize_proj.weight_mask
+    assert (mask.sum(0)==4).all() and (mask.sum(1)==4).all()
+
+def test_masks_by_hand():
+    "From Python, `mask_init` may be a dict of masks, as in `sparsify_model`"
+    masks = {'0.weight':torch.ones(3,4)}
+    assert configure(dict(sparsity=.5, mask_init=masks))[0][1]['mask_init'] is masks
+
+made = [('sparse_f', layers_dense(['*.conv.*',-1]), dict(type='layers_dense', patterns=['*.conv.*',-1], sparse_f='uniform_sparsity')),
+    ('sparse_f', layers_dense('*.conv.*', partial(erdos_renyi_sparsity, erk_power_scale=.5)),
+        dict(type='layers_dense', patterns='*.conv.*', sparse_f=dict(type='erdos_renyi_sparsity', erk_power_scale=.5))),
+    ('sparse_f', layers_dense(0, global_sparsity), dict(type='layers_dense', patterns=0, sparse_f='global_sparsity')),
+    ('sparse_f', given_sparsity({'*':.5}), dict(type='given_sparsity', spec={'*':.5})), ('sparse_f', proportional_sparsity([.5,.25]), dict(type='proportional_sparsity', spec=[.5,.25])),
+    ('sparse_f', balanced_flops_sparsity([3,4]), dict(type='balanced_flops_sparsity', flops=[3,4])),
+    ('sparsity_path', rising_path(.5), dict(type='rising_path', init=.5)), ('sparsity_path', soft_bound_path(.2), dict(type='soft_bound_path', extra=.2)),
+    ('sparsity_path', cubic_path(.25, stop=epochs(3), start=10), dict(type='cubic_path', init=.25, stop=dict(epochs=3), start=10)),
+    ('sparsity_path', acdc_path(.1, .8, .2), dict(type='acdc_path', phase=.1, stop=.8, start=.2)), ('sparsity_path', dsd_path(.25, .5), dict(type='dsd_path', start=.25, stop=.5))]
+
+@pytest.mark.parametrize('key,f,want', made, ids=lambda o: o['type'] if isinstance(o, dict) else '')
+def test_made_parts_are_written(key, f, want):
+    "What a function returns is written with the arguments that it was called with, and read as the same; short names will do"
+    said, = json.loads(json.dumps(rules_spec([('*', dict(RigL_presets, **{'sparsity':.5, key:f}))])))
+    assert said==dict(params='*', method='rigl', sparsity=.5, **{key:want})
+    assert rules_spec(list(configure(said)))==[said]
+    assert rules_spec(list(configure({**said, key:dict(want, type=want['type'].removesuffix('_sparsity'))})))==[said]
+
+def test_a_call_that_no_name_makes_is_not_written():
+    "A `partial` of one's own is refused where a file would make another call of it; times in lists keep their unit"
+    own = dict(sparsity_path=partial(SquareSchedule, .3, phase=.1), sparse_f=partial(given_sparsity, column=1), grow_init_f=partial(given_value, values={}))
+    for key,f in own.items():
+        with pytest.raises(ValueError, match=f'{key} is .*no name in a file'): rules_spec([('*', dict(RigL_presets, **{key:f}))])
+    assert rules_spec([('*', dict(RigL_presets, updates=[epochs(2), 7]))])==[dict(params='*', method='rigl', updates=[dict(epochs=2), 7])]
+
+options = [('sparse_f', 'erdos_renyi', 'erdos_renyi_sparsity', dict(erk_power_scale=.5)), ('sparse_f', 'erdos_renyi_sparsity', 'erdos_renyi_sparsity', dict(include_kernel=False, erk_power_scale=2)),
+    ('grow_init_f', 'fresh_value', 'fresh_value', dict(gain=1.))]
+
+@pytest.mark.parametrize('key,said,name,kwargs', options)
+def test_options_of_a_function(key, said, name, kwargs):
+    "A dict whose type is a plain function binds the options that it names, and is written as a dict again"
+    (pattern,got), = configure({'method':'rigl', 'sparsity':.5, key:dict(type=said, **kwargs)})
+    f = globals()[name]
+    assert (got[key].func,got[key].args,got[key].keywords)==(f,(),kwargs)
+    assert json.loads(json.dumps(rules_spec([(pattern,got)])))==[dict(method='rigl', sparsity=.5, **{key:dict(type=name, **kwargs)})]
+    assert configure({'sparsity':.5, key:dict(type=said)})[0][1][key] is f
+
+@pytest.mark.parametrize('key', ['keep_score_f','grow_score_f','redistribute_f','grow_init_f','grow_state_f','drop_count_f'])
+def test_what_the_engine_passes_is_no_option(key):
+    "What the engine calls a function with, no file can bind, nor what the function doesn't name"
+    name = dict(keep_score_f='random_score', grow_score_f='gradient_momentum', redistribute_f='gradient_redistribution', grow_init_f='initial_value', grow_state_f='reset_state',
+        drop_count_f='drop_of_live')[key]
+    for bad in ('p','opt','generator','idx','live','mu'):
+        with pytest.raises(ValueError, match=f"{key} has the argument '{bad}'.*{name} takes none"): configure({'sparsity':.5, key:dict(type=name, **{bad:1})})
+
+def test_options_change_the_run():
+    "The bound power reaches the distribution: at power 0 all layers have the same sparsity, as with the uniform one"
+    live = [counts(model) for sparse_f in (dict(type='erdos_renyi', erk_power_scale=0), 'uniform', 'erdos_renyi') for model in [Net()]
+        if dst_of(model, configure(dict(sparsity=.5, sparse_f=sparse_f)))]
+    assert live[0]==live[1]!=live[2]
+
 def test_what_can_not_be_written():
     "Functions of one's own and settings of no preset are refused, with the way out"
     with pytest.raises(ValueError, match='is a function, and a file can only say globs'): rules_spec([(lambda n,p: True, RigL_presets)])
@@ -174,7 +253,11 @@ def test_bad_files(text, kind, say, tmp_path):
     (dict(density=.1), "says 'density'.*params, method.*sparsity"), (dict(method='dense', sparsity=.5), "says 'sparsity'.*dense"), (dict(params=3), 'params is 3.*glob'), (dict(params=[]), 'glob'),
     (dict(params=None), 'glob'), (dict(params=['a',3]), 'glob'), (dict(structure='4:2'), '4:2'), (dict(sparse_f='best'), 'sparse_f is .best.*erdos_renyi'),
     (dict(keep_score_f=dict(lam=3)), 'keep_score_f is.*a dict with a name as its type'), (dict(keep_score_f=dict(type='MagnitudePlusGradient', mu=3)), "argument 'mu'.*takes lam"),
-    (dict(keep_score_f=3), 'keep_score_f is 3'), (dict(drop_fraction=dict(type='best')), 'best.*cosine'), (dict(drop_fraction='x'), 'no schedule'), (dict(updates='x'), 'no update schedule'),
+    (dict(keep_score_f=3), 'keep_score_f is 3'), (dict(sparse_f=dict(type='erdos_renyi', power=.5)), "sparse_f has the argument 'power'.*takes include_kernel, erk_power_scale"),
+    (dict(sparse_f=dict(type=['uniform'])), 'a dict with a name as its type'), (dict(sparse_f='layers_dense'), "sparse_f lacks the argument 'patterns'"),
+    (dict(mask_init='foo'), "mask_init is 'foo'.*random, magnitude, zeros, checkerboard"), (dict(mask_init=3), 'mask_init is 3.*checkerboard'), (dict(mask_init=None), 'mask_init is None.*random'),
+    (dict(grow_init_f='foo'), 'grow_init_f is .foo.*initial_value, fresh_value'), (dict(grow_state_f=3), 'grow_state_f is 3.*own_step_count'),
+    (dict(keep_score_f=None), 'keep_score_f is None.*a name.*weight_magnitude'), (dict(drop_fraction=dict(type='best')), 'best.*cosine'), (dict(drop_fraction='x'), 'no schedule'), (dict(updates='x'), 'no update schedule'),
     (dict(sparsity='0.9'), "'0.9' is no schedule"), (dict(method='set', batches_per_update=0), 'batches_per_update is 0'), ([dict(params='a', sparsity=.5), dict(params='b', stop_pct=2)], 'stop_pct is 2')])
 def test_refused(spec, say):
     "Law 10: without a model, `configure` names what is wrong and what may stand there"
