@@ -561,8 +561,8 @@ def mask_grow_maximum(
 ) -> torch.Tensor: # Bool tensor
     "`mask` and the highest scores beside it"
     s = _check_builder(score, mask, structure)
-    n = s.count(mask.shape, n_live(mask.numel(), sparsity))
-    if n<=int(mask.count_nonzero()): return mask.clone()
+    wanted,live = n_live(mask.numel(), sparsity),int(mask.count_nonzero())
+    if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
     new = s.join(s._fill(s.split(mask).any(-1), lambda: score, s._per_group(mask.shape, n), s.split(~mask).all(-1)), mask.shape)
     if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
     return new

@@ -542,6 +542,16 @@ def test_grow_that_can_not_be():
     mask[3,3] = True
     with pytest.raises(ValueError, match='completed'): mask_grow_maximum(torch.rand(4,4), mask, .5, 'transposable 2:4')
 
+@pytest.mark.parametrize('text', ['unstructured','2:4','2:4 axis 0','transposable 2:4','fan-in','block 2x2','kernels','output channels','output groups 2'])
+@pytest.mark.parametrize('sparsity', [.75,.9,1,1.])
+def test_grow_leaves_a_denser_mask(text, sparsity):
+    "A mask that is denser than asked comes back unchanged, as a copy, up to sparsity 1, also where the structure has no mask of that sparsity"
+    score = torch.randn(4,8)
+    for mask in (mask_topk(score, .5, text), torch.ones(4,8).bool(), torch.arange(32).view(4,8)<13):
+        new = mask_grow_maximum(score, mask, sparsity, text)
+        assert torch.equal(new, mask) and new is not mask
+    with pytest.raises(ValueError, match=r'\[0,1\]'): mask_grow_maximum(score, mask, 1.01, text)
+
 def test_builders_take_scores_that_require_gradients():
     "Scores made of parameters are only read"
     p = nn.Parameter(torch.randn(4,8))
