@@ -1085,6 +1085,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastsparse/structures.py'),
                                        'fastsparse.structures.Structure._per_group': ( 'structures.html#structure._per_group',
                                                                                        'fastsparse/structures.py'),
+                                       'fastsparse.structures.Structure._reduced': ( 'structures.html#structure._reduced',
+                                                                                     'fastsparse/structures.py'),
                                        'fastsparse.structures.Structure._unit_scores': ( 'structures.html#structure._unit_scores',
                                                                                          'fastsparse/structures.py'),
                                        'fastsparse.structures.Structure.axes': ( 'structures.html#structure.axes',
