@@ -8,7 +8,7 @@ __all__ = ['Structure', 'Unstructured', 'NM', 'TransposableNM', 'FanIn', 'Block'
            'checkerboard', 'masks_like']
 
 # %% ../nbs/00a_structures.ipynb #5b0e1d2a
-import math,numbers,numpy as np,os,re,torch
+import inspect,math,numbers,numpy as np,os,re,torch
 from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
@@ -106,7 +106,20 @@ _reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-
 def _unit_scores(self:Structure, score):
     x = self.split(score.detach())
     if self.reduce is None: return x.squeeze(-1)
-    return _reductions.get(self.reduce, self.reduce)(x if x.dtype==torch.double else x.float())
+    x = x if x.dtype==torch.double else x.float()
+    return _reductions[self.reduce](x) if isinstance(self.reduce, str) else self._reduced(x)
+
+@patch
+def _reduced(self:Structure, x):
+    "What a function of the user's makes of `x`; a `ValueError` unless that is a number for each unit"
+    try: params = inspect.signature(self.reduce).parameters.values()
+    except ValueError: params = ()
+    named = any(o.kind==o.VAR_KEYWORD or o.name=='structure' for o in params)
+    res,wanted = self.reduce(x, structure=self) if named else self.reduce(x),tuple(x.shape[:-1])
+    shape = tuple(res.shape) if isinstance(res, torch.Tensor) else None
+    if shape==wanted: return res
+    what = f'a {type(res).__name__}' if shape is None else f'a tensor of shape {shape}'
+    raise ValueError(f"the reduction of {type(self).__name__} returned {what} for scores of shape {tuple(x.shape)}, and must return one of shape {wanted}: reduce the last axis only, as in lambda x: x.mean(-1)")
 
 # %% ../nbs/00a_structures.ipynb #8852e102
 def _best(score, k, among):
@@ -441,7 +454,7 @@ class Block(_Whole):
     "Blocks of `rows` outputs by `cols` inputs"
     rows:int # Outputs in a block
     cols:int # Inputs in a block
-    reduce:object='mean' # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores that reduces the last axis
+    reduce:object='mean' # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
     syntax,text,__str__ = r'block (?P<rows>\d+)x(?P<cols>\d+)'+_how,'block {rows}x{cols}',_Whole.__str__
     def __post_init__(self):
         super().__post_init__()
@@ -561,8 +574,8 @@ def mask_grow_maximum(
 ) -> torch.Tensor: # Bool tensor
     "`mask` and the highest scores beside it"
     s = _check_builder(score, mask, structure)
-    n = s.count(mask.shape, n_live(mask.numel(), sparsity))
-    if n<=int(mask.count_nonzero()): return mask.clone()
+    wanted,live = n_live(mask.numel(), sparsity),int(mask.count_nonzero())
+    if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
     new = s.join(s._fill(s.split(mask).any(-1), lambda: score, s._per_group(mask.shape, n), s.split(~mask).all(-1)), mask.shape)
     if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
     return new

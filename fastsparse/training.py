@@ -6,7 +6,7 @@
 __all__ = ['regrow_counts', 'Slot', 'SparseEngine', 'unscaled_grads', 'DynamicSparseTraining']
 
 # %% ../nbs/05_training.ipynb #937c3f67
-import inspect,math,torch
+import inspect,math,numbers,torch
 from bisect import bisect_left
 from contextlib import contextmanager
 from fastcore.basics import *
@@ -164,6 +164,7 @@ class SparseEngine:
         watched = {id(g) for e in enforcements(model) for g in e.guards}
         self.own = None if all(id(s.guard) in watched for s in self.all) else enforce_masks(model)
         self._take_slots(pairs, targets, initial)
+        self._warn_if_gone()
         self._warn_if_idle()
         for f in self.on_update:
             if hasattr(f, 'begin'): f.begin(self)
@@ -179,12 +180,18 @@ def _check_model(self:SparseEngine, pairs):
         if not os or missing or not any(id(p) in held for p in self.model.parameters()):
             raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
         m.bind(self.n_steps, self.batch_size, self.steps_per_epoch)
-        fitting(m.structure, os, 0)
+        fitting(m.structure, os, self._final_sparsity(m) if self.dense else 0)
         for o in os: self._check_state(m, o.p)
         bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
         self._check_path(m, os)
     return pairs
+
+@patch
+def _final_sparsity(self:SparseEngine, m):
+    "The sparsity that a number or a schedule leads to; 0 where the end isn't known"
+    if m.path is None or isinstance(m.sparsity, numbers.Real): return m.sparsity
+    return 0 if self.n_steps is None else min_max_end(m.path, 0, self.n_steps)[-1]
 
 @patch
 def _check_path(self:SparseEngine, m, os):
@@ -294,6 +301,15 @@ def due(self:SparseEngine,
 ) -> bool:
     "Does an update fall due at step `t`?"
     return any(m.updated_at==t or self._due(m, t) for m in self.methods)
+
+# %% ../nbs/05_training.ipynb #2dbd5558
+@patch
+def _warn_if_gone(self:SparseEngine):
+    "Warn if grown weights are to return to values at the start that `sparsify_model` has made zero"
+    if self.dense: return
+    gone = first(s for s in self.slots if says(s.method.grow_init_f, 'reads_initial') and s.live<s.n)
+    if gone: warn(f"the initial values of dead weights are gone: {gone.o.name} was made sparse before the engine was made, so grow_init_f starts them at zero; "
+        "pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded brings its own)")
 
 # %% ../nbs/05_training.ipynb #eb5a36ef
 @patch
@@ -453,7 +469,23 @@ def _legal_counts(slots, wanted):
         left,_,i,n = min(steps, default=(abs(off),0,0,0))
         if left>=abs(off): break
         counts[i] = n
-    return counts
+    return _exchange(slots, counts, wanted, off)
+
+def _exchange(slots, counts, wanted, off):
+    "`counts` whose total lacks `off`, with one step more and the difference back in finer ones where that comes nearer"
+    steps = [(abs(n-c), abs(n-w), i, n) for i,(s,c,w) in enumerate(zip(slots, counts, wanted)) for way in (1,-1) for n in _steps(s, c, way)]
+    size = {i:d for d,_,i,_ in steps}
+    best,tried = (abs(off),counts),set()
+    for d,_,i,n in sorted(steps):
+        if not best[0]: break
+        if (d, n>counts[i]) in tried: continue
+        tried.add((d, n>counts[i]))
+        left,new = off-n+counts[i],[*counts[:i], n, *counts[i+1:]]
+        for j in sorted((j for j in size if size[j]<d), key=size.get):
+            k = slots[j].fit(min(max(new[j]+left, 0), slots[j].n))
+            left,new[j] = left-k+new[j],k
+        if abs(left)<best[0]: best = abs(left),new
+    return best[1]
 
 # %% ../nbs/05_training.ipynb #0026ccf3
 @patch

@@ -81,6 +81,18 @@ def test_initial_value(sparse, opt):
         for o,g,s in zip(masked_params(loop.m), loop.grown, start): assert torch.equal(o.p[g], s[g])
     if not sparse: assert all((s[g]!=0).all() for g,s in zip(loop.grown, start))
 
+def test_gone_initial_values_are_said():
+    "Dead weights are zero already when `sparsify_model` was first, so a return to the start starts at zero: one warning when the engine is made, and none where nothing is lost"
+    def said(**kwargs):
+        with warnings.catch_warnings(record=True) as ws:
+            warnings.simplefilter('always')
+            Loop(opts['SGD'], **kwargs)
+        return [str(w.message) for w in ws if 'initial values' in str(w.message)]
+    text, = said(grow_init_f=initial_value)
+    assert 'given_value' in text and 'sparsity=' in text and '0.weight' in text
+    assert len(said(grow_init_f=partial(initial_value)))==1
+    for kw in (dict(sparse=False, grow_init_f=initial_value), dict(s=0., grow_init_f=initial_value), dict(grow_init_f=fresh_value), {}): assert not said(**kw)
+
 def test_given_value():
     "Values by name, on the way to a model that was sparsified first; a missing name and a wrong shape are refused before anything changed"
     values = mlp((6,12,9,3), seed=8).state_dict()

@@ -1,9 +1,10 @@
 "Room 00a: structures and mask builders, against plain loops over indices. Units are whole, groups are equal, counts are exact"
-import copy, itertools, math, numpy as np, pickle, pytest, torch, weakref
+import copy, itertools, math, numpy as np, pickle, pytest, re, torch, weakref
 from fastai.basics import DataLoader,DataLoaders,Learner,MSELossFlat
 from fastai.callback.schedule import *
 from fastsparse.all import *
 from fastsparse.structures import *
+from functools import partial
 from helpers import *
 from hypothesis import assume,given,settings,strategies as st
 from torch import nn
@@ -268,6 +269,34 @@ def test_reductions_differ():
     best = {how: OutputChannels(how).top(w, 2).any(1).nonzero().item() for how in ('mean','max','min','l2')}
     assert best==dict(mean=1, max=0, min=1, l2=0)
     assert OutputChannels('mean').top(w, 4).any(1).tolist()==[True,True,False]
+
+def test_reductions_take_what_they_name():
+    "A reduction gets the scores as groups by units by entries, and the structure if it names it or takes all; builtins and partials work"
+    w,seen = torch.tensor([[0.,6],[4,4],[3,3]]),[]
+    def by_name(x, structure): return seen.append((x.shape, structure)) or x.amin(-1)
+    def by_all(x, **kwargs): return seen.append((x.shape, kwargs['structure'])) or x.amin(-1)
+    def by_word(x, *, structure=None): return seen.append((x.shape, structure)) or x.amin(-1)
+    for f in (by_name, by_all, by_word):
+        s = OutputChannels(f)
+        assert s.top(w, 2).any(1).tolist()==[False,True,False] and seen.pop()==((1,3,2), s)
+    for f in (lambda x: x.amin(-1), lambda x, dim=-1: x.amin(dim), partial(torch.amin, dim=-1)):
+        assert OutputChannels(f).top(w, 2).any(1).tolist()==[False,True,False]
+
+wrong_reductions = [(lambda x: x, None), (lambda x: x.sum(), '()'), (lambda x: x.mean(0), None), (lambda x: 1., 'a float'),
+    (lambda x: x.mean(-1, keepdim=True), None)]
+
+@pytest.mark.parametrize('text', ['kernels','output channels','input channels','block 2x2'])
+@pytest.mark.parametrize('f,got', wrong_reductions)
+def test_bad_reductions(text, f, got):
+    "A reduction of the wrong shape is one error with the shape that came, the shape wanted and the fix, in choosing and in an update"
+    score = torch.rand(4,6,2)
+    s = type(as_structure(text))(*[2]*2*(text=='block 2x2'), reduce=f)
+    shape = tuple(s.split(score).shape)
+    came = got or str(tuple(f(torch.rand(shape)).shape))
+    mask = s.top(torch.zeros(4,6,2), 48)
+    for act in (lambda: s.top(score, 24), lambda: s.move(mask, lambda: score, lambda _: score, 24, 24)):
+        with pytest.raises(ValueError, match=re.escape(str(shape[:-1]))+r'.*x\.mean\(-1\)') as e: act()
+        assert f'returned {came}' in str(e.value) or f'shape {came} for' in str(e.value)
 
 def test_whole_kernels_through_updates():
     "Kernels stay whole from the first mask through updates, with a random one as a start repaired"
@@ -541,6 +570,16 @@ def test_grow_that_can_not_be():
     mask[:3,:3] = ~torch.eye(3).bool()
     mask[3,3] = True
     with pytest.raises(ValueError, match='completed'): mask_grow_maximum(torch.rand(4,4), mask, .5, 'transposable 2:4')
+
+@pytest.mark.parametrize('text', ['unstructured','2:4','2:4 axis 0','transposable 2:4','fan-in','block 2x2','kernels','output channels','output groups 2'])
+@pytest.mark.parametrize('sparsity', [.75,.9,1,1.])
+def test_grow_leaves_a_denser_mask(text, sparsity):
+    "A mask that is denser than asked comes back unchanged, as a copy, up to sparsity 1, also where the structure has no mask of that sparsity"
+    score = torch.randn(4,8)
+    for mask in (mask_topk(score, .5, text), torch.ones(4,8).bool(), torch.arange(32).view(4,8)<13):
+        new = mask_grow_maximum(score, mask, sparsity, text)
+        assert torch.equal(new, mask) and new is not mask
+    with pytest.raises(ValueError, match=r'\[0,1\]'): mask_grow_maximum(score, mask, 1.01, text)
 
 def test_builders_take_scores_that_require_gradients():
     "Scores made of parameters are only read"

@@ -1,5 +1,5 @@
 "Room 05: the engine. When it moves the topology, what it drops and grows, and that everything else is left alone"
-import copy, gc, math, numpy as np, os, pytest, subprocess, sys, torch, warnings, weakref
+import copy, fastsparse.training, gc, math, numpy as np, os, pytest, re, subprocess, sys, torch, warnings, weakref
 from fastsparse.all import *
 from functools import partial
 from helpers import *
@@ -1021,6 +1021,56 @@ def test_grow_none_under_a_structure(text, start):
             changes += live!=before
         assert [o.live for o in dst.slots]==live==[int(o.mask.sum()) for o in dst.slots] and all(s.legal(o.mask) for o in dst.slots)
     assert dst.n_updates==changes and (changes>=2 or ':' in text and start)
+
+@pytest.mark.parametrize('text,bad', [('2:4',.6),('2:4',.25),('transposable 2:4',.75),('1:4',.5)])
+def test_final_sparsity_of_a_structure(text, bad):
+    "One rule everywhere: what `sparsify_model` refuses, the engine refuses for a dense model (.6 became .5, and .25 three of four), a number, a path or a schedule; nothing has changed then"
+    fits = as_structure(text).sparsity
+    for kw in (dict(sparsity=bad), dict(sparsity=bad, sparsity_path=rising_path()), dict(sparsity=PiecewiseSchedule((0.,bad), (.5,))), dict(sparsity=[0.,bad])):
+        m = mlp((8,12,8,4), seed=1)
+        opt = torch.optim.SGD(m.parameters(), lr=.05)
+        with pytest.raises(ValueError) as said: sparsify_model(m, bad, structure=text)
+        with pytest.raises(ValueError, match=re.escape(f'has a sparsity of {fits}')) as says: engine(m, opt, 60, 5, structure=text, **kw)
+        assert str(said.value)==str(says.value) and not masked_params(m)
+        dst = engine(m, opt, 60, 5, structure=text, **{**kw, 'sparsity':{float:fits, list:[0.,fits]}.get(type(kw['sparsity']), PiecewiseSchedule((0.,fits), (.5,)))})
+        assert all(as_structure(text).legal(o.mask) for o in masked_params(m))
+
+def test_kernels_meet_a_budget_that_can_be_met():
+    "By hand: kernels of nine and a linear layer that is full: 135+288+25 is 448, and two weights short (446) is one kernel more and seven single weights less"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(4,8,3), nn.ReLU(), nn.Conv2d(8,8,3), nn.Flatten(), nn.Linear(8,4))
+    sparsify_model(m, .5, seed=0, structure='kernels')
+    opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
+    dst = engine(m, opt, 60, 4, structure='kernels', redistribute_f=momentum_redistribution, grow_score_f=gradient_momentum)
+    start = sum(s.live for s in dst.slots)
+    for t in range(30):
+        opt.zero_grad()
+        m(torch.randn(16,4,5,5)).square().mean().backward()
+        opt.step()
+        assert sum(s.live for s in dst.slots)==start==448
+        assert all(Kernels().legal(o.mask) for o in masked_params(m))
+    assert dst.n_updates>=5
+
+class Bare(Slot):
+    "A slot of a parameter without a model"
+    o = property(lambda self: self._o)
+    p = property(lambda self: self._o.p)
+    def __init__(self, o, i): self._o,self.n,self.method = o,o.p.numel(),Method(10, structure='kernels')
+
+@given(st.lists(st.sampled_from([(4,3,3,3),(3,2,5,5),(2,2,1,1),(6,4),(9,3),(4,4,2)]), min_size=1, max_size=5), st.data())
+@settings(max_examples=40, deadline=None)
+def test_counts_are_exact_where_single_weights_have_room(shapes, data):
+    "Counts are legal; the total is exact if layers that count in single weights could give or take the largest step, and never farther off than by rounding each layer alone"
+    ps = [torch.empty(o) for o in shapes]
+    slots = [Bare(Masked(str(i), None, '', p, None), i) for i,p in enumerate(ps)]
+    wanted = [data.draw(st.integers(0, p.numel())) for p in ps]
+    steps = [math.prod(o[2:]) for o in shapes]
+    counts = fastsparse.training._legal_counts(slots, wanted)
+    assert all(0<=c<=p.numel() and c%d==0 for c,p,d in zip(counts, ps, steps))
+    off,alone = abs(sum(counts)-sum(wanted)),abs(sum(d*math.ceil(w/d-.5) for w,d in zip(wanted, steps))-sum(wanted))
+    assert off<=alone
+    up,down = [sum(o for o,d in zip(os, steps) if d==1) for os in ([p.numel()-w for p,w in zip(ps, wanted)], wanted)]
+    if max(up, down)>=2*sum(steps): assert not off
 
 def test_momentum_at_the_first_step():
     "An update due at step 0 finds no momentum in any parameter yet: it is left out, and the error about optimizers without momentum comes only where there is none"
