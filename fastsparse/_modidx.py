@@ -837,6 +837,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'fastsparse.schedules._around': ('schedules.html#_around', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._between': ('schedules.html#_between', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._check_order': ('schedules.html#_check_order', 'fastsparse/schedules.py'),
+                                      'fastsparse.schedules._check_span': ('schedules.html#_check_span', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._dsd': ('schedules.html#_dsd', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._each': ('schedules.html#_each', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._first_step': ('schedules.html#_first_step', 'fastsparse/schedules.py'),

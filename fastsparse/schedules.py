@@ -474,6 +474,12 @@ class FunctionUpdateSchedule(UpdateSchedule):
     def at(self, step): return self.f(step)
 
 # %% ../nbs/02_schedules.ipynb #0db740d7
+def _check_span(updates):
+    "`updates`, or a `ValueError` if they surely stop before the first one"
+    a,b = [getattr(updates, o, None) for o in ('start','stop')]
+    if (b is not None and (type(a) is type(b) or _is_bound(a) and _is_bound(b))) and a>=b: raise ValueError(f"updates start at {a!r} and stop at {b!r}, and must stop later: `stop` is the first step without updates")
+    return updates
+
 def make_update_schedule(
     spec=None, # None, a time, a dict, a list of times, a function or an `UpdateSchedule`
 ) -> UpdateSchedule:
@@ -485,7 +491,7 @@ def make_update_schedule(
     if isinstance(spec, dict) and len(spec)==1 and first(spec) in _units and isinstance(first(spec.values()), Real): return FreqSchedule(spec)
     if isinstance(spec, dict) and spec:
         for key,cls in dict(steps=ListSchedule, f=FunctionUpdateSchedule, freq=FreqSchedule, start=FreqSchedule, stop=FreqSchedule).items():
-            if key in spec: return _make(cls, key if key in ('steps','f') else 'freq', spec)
+            if key in spec: return _check_span(_make(cls, key if key in ('steps','f') else 'freq', spec))
     if callable(spec) and not isinstance(spec, (type,Timed)): return FunctionUpdateSchedule(spec)
     raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, a function of the step, "
         "or a dict with some of freq, start and stop, or with steps")

@@ -13,6 +13,7 @@ import inspect,torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from .schedules import *
+from numbers import Integral,Real
 
 # %% ../nbs/03_scores.ipynb #2ea8ced7
 def random_score(
@@ -142,6 +143,7 @@ class MagnitudePlusGradient(BasicRepr):
         lam=1., # Weight of the gradient, 0 or more: a number or a schedule
     ):
         self.lam = make_schedule(lam)
+        if isinstance(self.lam, ConstantSchedule) and self.lam.value<0: raise ValueError(f"lam is {lam}, and must be 0 or more: the weight of the gradient's size")
 
     def __call__(self, p, step=0, n_updates=0, n_steps=None, batch_size=None, steps_per_epoch=None, **kwargs):
         lam = self.lam.bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)(step, n_updates)
@@ -176,7 +178,7 @@ class MeanGradient(BasicRepr):
     def __init__(self,
         n_batches:int=8, # Batches before an update, its own included, 1 or more
     ):
-        if n_batches<1: raise ValueError(f"n_batches is {n_batches}, and must be 1 or more: the batches whose gradients are averaged")
+        if isinstance(n_batches, bool) or not (isinstance(n_batches, Integral) and n_batches>=1): raise ValueError(f"n_batches is {n_batches!r}, and must be an integer from 1: the batches whose gradients are averaged")
         self.n_batches,self.collector = n_batches,Collector(f'mean of {n_batches}', window=n_batches, dense=True)
 
     def __call__(self, p, history, **kwargs): return history.abs()
@@ -187,7 +189,7 @@ class MovingGradient(BasicRepr):
     def __init__(self,
         decay:float=0.9, # Of the average, in (0,1)
     ):
-        if not 0<decay<1: raise ValueError(f"decay is {decay}, and must lie in (0,1): the part of the average that is kept at each batch")
+        if not (isinstance(decay, Real) and 0<decay<1): raise ValueError(f"decay is {decay!r}, and must lie in (0,1): the part of the average that is kept at each batch")
         self.decay,self.collector = decay,Collector(f'moving {decay}', decay=decay, dense=True)
 
     def __call__(self, p, history, **kwargs): return history.abs()
@@ -209,7 +211,8 @@ class Sampled(BasicRepr):
         score_f, # A score that is nowhere negative
         temperature:float=1., # Above 0; near 0 is the top itself
     ):
-        if not temperature>0: raise ValueError(f"temperature is {temperature}, and must be above 0: near 0 the highest are taken, large values choose evenly")
+        if not callable(score_f): raise ValueError(f"score_f is {score_f!r}, and must be a score, such as weight_magnitude: pass the function itself")
+        if not (isinstance(temperature, Real) and temperature>0): raise ValueError(f"temperature is {temperature!r}, and must be above 0: near 0 the highest are taken, large values choose evenly")
         self.score_f,self.temperature = score_f,temperature
         self.__name__ = f'Sampled({getattr(score_f, "__name__", score_f)})'
         for o in ('reads_grad','dense_history','dense_gradients','collector'): setattr(self, o, says(score_f, o))

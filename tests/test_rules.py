@@ -145,8 +145,7 @@ def test_written_down(name):
             else: assert got[k] is v or repr(got[k])==repr(v), k
         if settings is bare: assert said[0]==dict(params='*', method=name, sparsity=.5)
 
-named = dict(grow_state_f=dict(own_step_count=own_step_count, second_moment_from_live=second_moment_from_live,
-        reset_state=reset_state, reset_history=reset_history),
+named = dict(grow_state_f={o.__name__:o for o in (own_step_count, second_moment_from_live, reset_state, reset_history)},
     grow_init_f=dict(initial_value=initial_value, fresh_value=fresh_value),
     redistribute_f=dict(momentum=momentum_redistribution, gradient=gradient_redistribution, nonzero=nonzero_redistribution),
     sparse_f=dict(erdos_renyi=erdos_renyi_sparsity, uniform=uniform_sparsity), mask_init=dict(random='random', magnitude='magnitude', zeros='zeros', checkerboard=checkerboard))

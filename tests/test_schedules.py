@@ -405,3 +405,8 @@ def test_paths(path, values):
     s = pickle.loads(pickle.dumps(path))(.9)
     assert s==path(.9)
     assert [s.bind(n_steps=900)(t) for t in (0,300,600,900)]==near(values)
+
+@pytest.mark.parametrize('spec', [dict(freq=5, start=9, stop=3), dict(freq=5, start=3, stop=3), dict(start=.5, stop=.25), dict(stop=0)], ids=str)
+def test_no_time_for_updates(spec):
+    "A dict that stops at its start or before is a mistake, not a schedule without updates"
+    with pytest.raises(ValueError, match='must stop later'): make_update_schedule(spec)
