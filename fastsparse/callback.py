@@ -20,7 +20,7 @@ from .training import *
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
-    @delegates(SparseEngine.__init__)
+    @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
         batches_per_update:int=None, # Batches from one update to the next; None is once an epoch
@@ -35,7 +35,9 @@ class DynamicSparseTrainingCallback(Callback):
     ):
         self.settings = dict(sparse_modules=sparse_modules, batches_per_update=batches_per_update, initial_drop_grow_pct=initial_drop_grow_pct,
             stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f, redistribute_f=redistribute_f, seed=draw_seed(seed), **kwargs)
-        if unknown := set(self.settings)-set(inspect.signature(SparseEngine).parameters): raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine")
+        unknown = set(self.settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
+        if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
+        if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
         self.state = self.saved = None
         self.compute,self.plan = bool(sparse_compute),sparse_compute if isinstance(sparse_compute, dict) else None
         self._init_state()

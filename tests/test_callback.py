@@ -1,5 +1,5 @@
 "The fastai side: when the callback moves the topology, what it leaves alone, and how it lives with fastai's other callbacks"
-import copy,json,math,pickle,pytest,random,subprocess,sys,warnings
+import copy,inspect,json,math,pickle,pytest,random,subprocess,sys,warnings
 import numpy as np, torch, torch.distributed as dist, torch.nn.functional as F
 from fastai.callback.core import CancelBatchException,CancelEpochException,CancelFitException,CancelStepException,CancelTrainException,Callback
 from fastai.callback.schedule import *
@@ -947,3 +947,14 @@ def test_distrib_ctx():
     "fastai's own way to several processes needs accelerate, which is no dependency"
     pytest.importorskip('accelerate', reason='accelerate is not installed; the tests above do by hand what it does')
     assert pytest.importorskip('fastai.distributed').distrib_ctx
+
+@pytest.mark.parametrize('name', ['n_steps','model','opt'])
+def test_what_the_fit_knows(name):
+    "Model, optimizer and steps come from the fit: they are no settings, and the signature doesn't show them"
+    assert name not in inspect.signature(DynamicSparseTrainingCallback).parameters
+    with pytest.raises(TypeError, match=f"unknown setting '{name}'.*the fit knows"): DynamicSparseTrainingCallback(**{name:50})
+
+@pytest.mark.parametrize('bad', ['x', 1, ['0.weight']])
+def test_sparse_compute_is_checked_when_made(bad):
+    "Law 10: True, False, None or a plan"
+    with pytest.raises(ValueError, match='sparse_compute is .*True, False, None or a plan'): DynamicSparseTrainingCallback(sparse_compute=bad)
