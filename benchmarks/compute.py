@@ -1,7 +1,7 @@
 "What computing with live weights only gains: training steps, single layers and memory against dense training on the CPU"
 import statistics,torch
 from copy import deepcopy
-from costs import amortised,every,rigl,stepper
+from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
 from measure import *
 from models import GPT
@@ -27,8 +27,6 @@ def sparsify(name, model, sparsity):
     n,n_kept = [sum(o.numel() for o in os) for os in ([o[1]._parameters[o[2]] for o in decide(model) if not o[-1]], kept)]
     sparsify_model(model, sparsity*(1-n_kept/n), shares, seed=0)
 
-def sgd(model): return torch.optim.SGD(model.parameters(), lr=.01, momentum=.9)
-
 def bf16_stepper(model, opt, xb, yb):
     "A dense step in bfloat16, where the machine multiplies it faster"
     step = stepper(model, opt, xb, yb)
@@ -45,11 +43,7 @@ def training(name, sparsity, rounds):
     opt = sgd(model)
     report = sparse_compute(model, xb, opt)
     dst = rigl(model, opt)
-    step = stepper(model, opt, xb, yb)
-    def at(t):
-        dst.t,dst.last_t = t,t-1
-        dst.prepare(t)
-        step()
+    at = stepper_at(dst, stepper(model, opt, xb, yb))
     times = interleaved(dict(dense=dense, bf16=bf16, step=lambda: at(1)), rounds)
     update = interleaved(dict(update=lambda: at(every)), max(rounds//5, 2), warmup=1)['update']
     assert dst.n_updates
@@ -65,15 +59,13 @@ def adam_memory(name, sparsity, sparse):
     model,xb,yb = make[name]()
     n = sum(p.numel() for p in model.parameters())
     opt = torch.optim.Adam(model.parameters())
+    step = stepper(model, opt, xb[:8], yb[:8])
+    at = lambda t: step()
     if sparse:
         sparsify(name, model, sparsity)
         sparse_compute(model, xb[:8], opt)
-        dst = rigl(model, opt)
-    step = stepper(model, opt, xb[:8], yb[:8])
+        at = stepper_at(rigl(model, opt), step)
     def steps():
-        for t in (1, every, every+1):
-            if sparse: dst.t,dst.last_t = t,t-1
-            if sparse: dst.prepare(t)
-            step()
+        for t in (1, every, every+1): at(t)
     step()
     return (resident()-before+peak_over_resident(steps))/n

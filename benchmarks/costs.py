@@ -21,16 +21,20 @@ def stepper(model, opt, xb, yb):
 
 def rigl(model, opt): return DynamicSparseTraining(model, opt, 10**6, **{**RigL_presets, 'batches_per_update':every}, seed=0)
 
+def stepper_at(dst, step):
+    "A function that makes the training step `t` of the engine `dst`"
+    def at(t):
+        dst.t,dst.last_t = t,t-1
+        dst.prepare(t)
+        step()
+    return at
+
 def sparse_stepper(model, xb, yb):
     "Steps of RigL on `model` between updates, and a step with an update"
     sparsify_model(model, sparsity, erdos_renyi_sparsity, seed=0)
     opt = sgd(model)
     dst = rigl(model, opt)
-    step = stepper(model, opt, xb, yb)
-    def at(t):
-        dst.t,dst.last_t = t,t-1
-        dst.prepare(t)
-        step()
+    at = stepper_at(dst, stepper(model, opt, xb, yb))
     def update():
         before = dst.n_updates
         at(every)

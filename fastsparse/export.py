@@ -16,7 +16,6 @@ from .packing import *
 from .packing import _PackedLayer
 from .shrinking import *
 from .sparsify import *
-from .sparsify import _module
 from io import BytesIO
 from pathlib import Path
 from torch import nn
@@ -24,7 +23,7 @@ from torch import nn
 # %% ../nbs/34_export.ipynb #cb907462
 def _masked_copy(model):
     "A copy in evaluation mode, with masks, and dense weights that obey them"
-    new = deepcopy(_module(model)).eval()
+    new = deepcopy(module_of(model)).eval()
     for o in masked_params(new):
         if isinstance(o.p, SparseWeight): _store_dense(o.p.guard)
     _rearm(new)
@@ -114,7 +113,7 @@ def _n_weights(model): return sum(p.numel() for p in model.parameters())
 def _auto(model, xb, pt2):
     plain = plain_copy(model)
     with torch.inference_mode(False): new,note = _smaller(model, plain, xb)
-    layers = {n:m for n,m in storable(new).items() if n in _masked_layers(_module(model))}
+    layers = {n:m for n,m in storable(new).items() if n in _masked_layers(module_of(model))}
     calls = _inputs(layers, new, xb)
     kinds = {n:_like(layers[n], args) for n,(args,_) in calls.items()}
     hows = ['rows','condensed'] if pt2 else ['rows','csr','condensed','block']
@@ -140,7 +139,7 @@ def save_sparse(
 ) -> Path:
     "Write live values and packed masks as a safetensors file"
     save = _extra('safetensors.torch').save_file
-    masks,state = {o.name:o.mask.cpu() for o in masked_params(_module(model))},plain_copy(model).state_dict()
+    masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
     pick = lambda n,t: t.cpu()[masks[n]] if n in masks else t.cpu().contiguous().clone()
     packed = {f'{n}:mask':torch.from_numpy(np.packbits(m.numpy())) for n,m in masks.items()}
     save({**{n:pick(n, t) for n,t in state.items()}, **packed}, path, {n:'x'.join(map(str, m.shape)) for n,m in masks.items()})
@@ -241,7 +240,7 @@ _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
 def _check(model, format, sample, path):
     names = *_modules,*_files
     if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
-    if not masked_params(_module(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
+    if not masked_params(module_of(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     if path is not None and Path(path).suffix=='.pt2' and format in _no_pt2: raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")

@@ -18,6 +18,7 @@ from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
 from .parts import *
+from .sparsify import *
 from functools import partial
 from math import prod
 from torch import nn
@@ -242,8 +243,7 @@ def untouched(
 # %% ../nbs/08_flops.ipynb #88ee3a23
 def _module(model):
     "The module in a `Learner` or in a wrapper for data parallel training"
-    model = model if isinstance(model, nn.Module) else getattr(model, 'model', None)
-    if not isinstance(model, nn.Module): raise TypeError("model must be a torch module or a Learner: pass one of them")
+    model = module_of(model)
     lazy = first(n for n,p in model.named_parameters() if is_lazy(p))
     if lazy: raise ValueError(f"{lazy} has no shape yet: pass a batch through the model first")
     return get_model(model)

@@ -165,7 +165,7 @@ def supar_init_(
 ):
     "Scale the live weights of each parameter so that their variance is divided by its density"
     with torch.no_grad():
-        for o in masked_params(getattr(model, 'model', model)):
+        for o in masked_params(module_of(model)):
             if o.mask.any(): o.p.mul_((o.mask.numel()/int(o.mask.count_nonzero()))**.5)
 
 # %% ../nbs/05a_grown.ipynb #f0843147

@@ -549,7 +549,7 @@ def fold_masks(
     model, # A module or a `Learner`, after `learn_masks`
 ): # `Hooks`: its `remove()` ends enforcement
     "Write the learned masks into the weights as exact zeros, and keep them fixed from now on"
-    if not isinstance(model, nn.Module): model = model.model
+    model = module_of(model)
     sps = weight_sparsifiers(model)
     if not sps: raise ValueError("the model has no learned masks to fold: call learn_masks first")
     for sp in sps: _fold(sp)

@@ -16,7 +16,6 @@ from .history import *
 from .parts import *
 from .sparsify import *
 from .training import *
-from torch import nn
 
 # %% ../nbs/11_ledger.ipynb #78867d7c
 def dense_masks(
@@ -116,7 +115,7 @@ def predict_cost(
     **settings # The engine's settings, such as `RigL_presets`; none for static masks
 ) -> RunCost:
     "What training will cost"
-    cost,model = RunCost(),get_model(model if isinstance(model, nn.Module) else model.model)
+    cost,model = RunCost(),get_model(module_of(model))
     if not settings:
         flops = batch_flops(flop_profile(model, xb))
         for _ in range(n_steps): cost.add(*flops)
@@ -147,7 +146,7 @@ def model_bits(
     sparse:bool=True, # With masks? Otherwise as if no weight were masked
 ) -> int:
     "Bits of all parameters"
-    model = model if isinstance(model, nn.Module) else model.model
+    model = module_of(model)
     live = {id(o.p):int(o.mask.count_nonzero()) for o in masked_params(model)} if sparse else {}
     return sum(param_bits(p.numel(), live.get(id(p), p.numel()), ifnone(bits, 8*p.element_size())) for p in model.parameters())
 

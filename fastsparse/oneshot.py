@@ -59,8 +59,6 @@ def _parse_target(what):
     if not 0<=sparsity<1: raise ValueError(f"the target's sparsity is {sparsity}, and must lie in [0,1): the fraction of weights that is dead, e.g. 0.8")
     return sparsity,s
 
-def _module(model): return model if isinstance(model, nn.Module) else model.model
-
 # %% ../nbs/21_oneshot.ipynb #ae8d2ec9
 def _along_inputs(o):
     "Count N:M along the dimension in which the layer's inputs really lie"
@@ -73,7 +71,7 @@ def plan_pruning(
     target, # Sparsity, structure, a tuple of both, or rules: a dict glob → target or None
 ) -> list: # A `Planned` for each weight to prune, in parameter order
     "Who is to be pruned, and how much; a `ValueError` if it can't be done"
-    model = _module(model)
+    model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
     entries = [o[:3] for o in decide(model) if not o[3]]
     if isinstance(target, dict): check_rules(target, [o[0] for o in entries])
@@ -129,7 +127,7 @@ def prune_by(
     for o in plan:
         if o.name not in scores: raise ValueError(f"scores lack {o.name}: give one for each of {', '.join(o.name for o in plan)}, or leave it dense by a rule")
         check_score(scores[o.name], Masked(o.name, o.module, o.attr, o.p, None))
-    return sparsify_model(_module(model), 0., mask_init=ranking({o.name: scores[o.name].detach() for o in plan}, plan), seed=0)
+    return sparsify_model(module_of(model), 0., mask_init=ranking({o.name: scores[o.name].detach() for o in plan}, plan), seed=0)
 
 def prune_magnitude(
     model, # A dense module or a `Learner`
@@ -196,7 +194,7 @@ class Calibration:
     def __init__(self, model, data=None, n_samples=256, bs=32):
         if data is None and isinstance(model, nn.Module): raise ValueError("data is None, and only a Learner brings its own: pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
         for k,v,usual in (('n_samples',n_samples,256), ('bs',bs,32)): _check_count(k, v, usual)
-        data,self.model = model.dls if data is None else data,_module(model)
+        data,self.model = model.dls if data is None else data,module_of(model)
         self.loop,self.batches,self.i = None,[],0
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
         else: self.read(_batches_of(data, bs), getattr(data, 'n_inp', None), n_samples)
@@ -335,7 +333,7 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
             mask,w = solve(o, n[name], lambda f: layer_statistic(calib, o, f, once[name]))
             with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
             masks[name] = mask
-    return sparsify_model(_module(model), 0., mask_init=masks, seed=0)
+    return sparsify_model(module_of(model), 0., mask_init=masks, seed=0)
 
 # %% ../nbs/21_oneshot.ipynb #aaaec466
 def row_masks(
@@ -580,7 +578,7 @@ def prune_synflow(
     "Prune what carries the least flow, in many rounds"
     _check_count('rounds', rounds, 100)
     plan,xs = plan_pruning(model, target),_ones_like_item(model, xb)
-    net = deepcopy(_module(model)).double().eval().requires_grad_()
+    net = deepcopy(module_of(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
         for name,t in [*net.named_parameters(), *net.named_buffers()]:
@@ -660,7 +658,7 @@ def restore_sparse(
     state:dict, # State dict of a sparse model
 ): # `Hooks`
     "Load weights and masks, and enforce them"
-    module = _module(model)
+    module = module_of(model)
     if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
     os = _maskable(module)
     masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}

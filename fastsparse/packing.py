@@ -9,10 +9,9 @@ __all__ = ['storages', 'LiveMatrix', 'CSRMatrix', 'CondensedMatrix', 'BlockMatri
 # %% ../nbs/32_packing.ipynb #37c50ff5
 import torch,torch.nn.functional as F
 from fastcore.basics import *
-from .compute import _pointwise
+from .compute import is_pointwise
 from .kernels import *
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 # %% ../nbs/32_packing.ipynb #e08c9232
 class _Rows(SparseIndex):
@@ -195,8 +194,7 @@ def storable(
     "The layers whose weights `pack` can store"
     def fits(m):
         if isinstance(m, nn.MultiheadAttention): return m.bias_k is None and not m.add_zero_attn
-        if isinstance(m, _ConvNd): return not m.transposed and m.padding_mode=='zeros' and _pointwise(m.weight, m.padding, m.dilation, m.groups)
-        return isinstance(m, nn.Linear)
+        return isinstance(m, nn.Linear) or is_pointwise(m)
     inner = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     return {n:m for n,m in model.named_modules() if fits(m) and m not in inner}
 

@@ -12,7 +12,7 @@ from . import distributions,grown,methods,parts,schedules,scores,structures
 from .methods import *
 from .parts import Method
 from .schedules import Schedule,schedule_spec
-from .sparsify import _inits,decide,matches
+from .sparsify import _inits,decide,matches,module_of
 from .structures import Structure
 from functools import partial
 from inspect import signature
@@ -210,7 +210,7 @@ def rules_table(
     rules, # What `configure` takes, or pairs of pattern and settings
 ) -> pd.DataFrame:
     "Which rule takes which parameter of `model`, and why none takes the others"
-    model = getattr(model, 'model', model)
+    model = module_of(model)
     in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
     rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)
     return pd.DataFrame([_row(*o, rules) for o in decide(model)])

@@ -6,7 +6,7 @@
 __all__ = ['Masked', 'masked_params', 'asked_sparsity', 'sparse_params', 'apply_masks', 'is_sparseable_module',
            'sparseable_modules', 'decide', 'keeps_zero', 'guard_of', 'Guard', 'Enforcement', 'guard', 'enforcements',
            'enforce_masks', 'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches',
-           'candidates', 'fitting', 'layer_counts', 'starting_masks', 'sparsify_model', 'show_sparsity',
+           'candidates', 'fitting', 'layer_counts', 'starting_masks', 'module_of', 'sparsify_model', 'show_sparsity',
            'register_mask', 'keep_from_broadcast', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter',
            'SparseSummary', 'sparse_summary']
 
@@ -481,9 +481,12 @@ def _looks_trained(model):
     return any(_moved(m) for m in norms) or any(p.grad is not None or not p.is_inference() and p._version>20 for p in model.parameters())
 
 # %% ../nbs/04_sparsify.ipynb #43a5f11e
-def _module(model):
+def module_of(
+    model, # A module or a `Learner`
+) -> nn.Module:
+    "The module itself; a `TypeError` if there is none"
     if isinstance(model, nn.Module): return model
-    if not isinstance(getattr(model, 'model', None), nn.Module): raise TypeError(f"model is {model!r}, and must be a torch module or a fastai Learner")
+    if not isinstance(getattr(model, 'model', None), nn.Module): raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
     return model.model
 
 def sparsify_model(
@@ -498,7 +501,7 @@ def sparsify_model(
     chosen=None, # Which of the parameters that `decide` would make sparse: a glob, a list of globs or a function of name and parameter; None is all
 ) -> Hooks: # Its `remove()` ends enforcement
     "Give the weights of `model` masks, and keep what is dead at zero"
-    model = _module(model)
+    model = module_of(model)
     if isinstance(model_sparsity, str) or not 0<=model_sparsity<1: raise ValueError(f"model_sparsity is {model_sparsity!r}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")
     if sparse_init_mode not in (None,'fan_in','fan_out','fan_in_out'): raise ValueError(f"sparse_init_mode is {sparse_init_mode!r}, and must be None, 'fan_in', 'fan_out' or 'fan_in_out'")
@@ -560,7 +563,7 @@ def unsparsify(
     model, # A module or a `Learner`
 ):
     "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
-    model = _module(model)
+    model = module_of(model)
     for o in masked_params(model): _refuse_held(o.name, o.module, o.attr)
     for m in model.modules():
         for e in enforcements(m): _unhook(m, e)
@@ -646,6 +649,6 @@ def sparse_summary(
     model, # A module or a `Learner`
 ) -> SparseSummary: # Shape, live weights, sparsity and target of each parameter, and why it was left dense
     "Who is sparse in `model`, how much, and who isn't and why"
-    model = _module(model)
+    model = module_of(model)
     marks = {o.name:o for o in masked_params(model)}
     return SparseSummary([_row(*o, marks) for o in decide(model)])

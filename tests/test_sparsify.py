@@ -845,3 +845,14 @@ def test_no_model_and_nothing_to_make_sparse():
     m = nn.Sequential(nn.Linear(4,4))
     m[0].requires_dense = True
     with pytest.raises(ValueError, match='0.weight: requires_dense'): sparsify_model(m, .5)
+
+def test_a_module_whose_part_is_called_model():
+    "A module is itself, also with a child called `model`, and a Learner is its model; every call that takes both agrees"
+    whole = nn.Module()
+    whole.model,whole.head = nn.Linear(8,8),nn.Linear(8,4)
+    assert module_of(whole) is whole and module_of(type('L', (), dict(model=whole))) is whole
+    assert rules_table(whole, .5).parameter.tolist()==['model.weight','model.bias','head.weight','head.bias']
+    sparsify_model(whole, .5, seed=0)
+    before = whole.head.weight.detach().clone()
+    supar_init_(whole)
+    torch.testing.assert_close(whole.head.weight, before*2**.5)
