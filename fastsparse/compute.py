@@ -15,7 +15,7 @@ from .callback import *
 from .kernels import *
 from .scores import *
 from .sparsify import *
-from .sparsify import _guards,_stamp
+from .sparsify import _guards,_stamp,_untouched
 from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
@@ -42,12 +42,13 @@ class LiveGuard(Guard):
     route,original,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,None,False,None
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
-        self.handle = self.stamp = self.seen = self._index = self.dense_grad = self.pending = None
+        self.handle = self.stamp = self.seen = self._index = self.terms = self.pending = None
         self._lifted,_guards[face] = False,weakref.ref(self)
 
     p = property(lambda self: self._face())
     values = property(lambda self: self.module._parameters[self.attr])
     shape = property(lambda self: self.mask.shape)
+    has_grad = property(lambda self: self.values.grad is not None)
     def note(self): self.stamp = None,_stamp(self.mask)
     def mask_grad(self): pass
     def remove(self): pass
@@ -68,7 +69,7 @@ class LiveGuard(Guard):
         v = self.module._parameters.get(self.attr)
         if self.mask is None or not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
         if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
-        if self.stamp is not None and self.stamp[1]==_stamp(self.mask): return
+        if self.stamp is not None and _untouched(self.mask, self.stamp[1]): return
         self.carry()
         self.note()
 
@@ -88,7 +89,10 @@ def carry(self:LiveGuard):
     new = self._index = SparseIndex(self.mask)
     if old.places.equal(new.places): return
     move = lambda t: old.dense(t.detach()).view(-1)[new.places]
-    grad = None if v.grad is None else move(v.grad) if self.dense_grad is None else self.dense_grad.view(-1)[new.places]
+    grad = None if v.grad is None else move(v.grad)
+    if grad is not None and self.terms:
+        born = ~old.dense(torch.ones_like(old.col, dtype=torch.bool)).view(-1)[new.places]
+        grad[born] = self.grad_at(new.part(born))
     w = v if len(old)==len(new) else nn.Parameter(move(v), requires_grad=v.requires_grad)
     if w is v: v.data.copy_(move(v))
     for opt in self.opts: _swap(opt, v, w, move)
@@ -103,31 +107,56 @@ def move(self:LiveGuard, gone, new, opt, start=None):
 
 # %% ../nbs/31_compute.ipynb #a714a214
 @patch
-def tap(self:LiveGuard, grad):
+def tap(self:LiveGuard, gT, xT, computed):
+    "A part of this backward's dense gradient, as a product"
+    self.add_term((gT, xT if computed else xT.clone()) if gT.numel()+xT.numel()<self.mask.numel() else gT@xT.t())
+
+@patch
+def add_term(self:LiveGuard, term):
     "A part of this backward's dense gradient"
-    v,grad = self.values,grad.to(self.values.dtype)
-    if self.pending is None: self.fresh = v.grad is None or not v.grad.any()
-    self.pending = grad if self.pending is None else self.pending+grad
+    if self.pending is None: self.pending,self.fresh = [],self.values.grad is None or not self.values.grad.any()
+    self.pending.append(term)
 
 @patch
 def arrived(self:LiveGuard):
     "The gradient is complete"
     if self.pending is None: return
-    self.dense_grad = self.pending if self.fresh or self.dense_grad is None else self.dense_grad+self.pending
-    self.pending,self.shared = None,False
+    self.terms,self.pending,self.shared = [*([] if self.fresh else self.terms or []), *self.pending],None,False
+    if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.mask.numel(): self.terms = [self.summed()]
+
+# %% ../nbs/31_compute.ipynb #4fd8e220
+@patch
+def forget(self:LiveGuard): self.terms = LiveGuard.latest = None
 
 @patch
-def after_step(self:LiveGuard, opt): self.dense_grad = None
+def after_step(self:LiveGuard, opt): self.forget()
 
 # %% ../nbs/31_compute.ipynb #06598860
+LiveGuard.latest = None  # terms, and the dense gradient that they add up to
+
 @patch
+def summed(self:LiveGuard):
+    "The sum of the terms, with rows for outputs"
+    parts = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in self.terms]
+    return sum(parts[1:], parts[0]).to(self.values.dtype)
+
+@patch
+def grad_at(self:LiveGuard, index):
+    "The sum of the terms at the weights of `index`"
+    parts = [t.view(-1)[index.places] if isinstance(t, torch.Tensor) else sampled_product(index, *t) for t in self.terms]
+    return sum(parts[1:], parts[0]).to(self.values.dtype)
+
+@patch
+@torch.no_grad()
 def whole_grad(self:LiveGuard):
     "The dense gradient; the mean of all ranks' in a process group, as data parallel training makes it of what it knows"
     if not self.shared and dist.is_available() and dist.is_initialized():
-        dist.all_reduce(self.dense_grad)
-        self.dense_grad /= dist.get_world_size()
+        self.terms = [self.summed()]
+        dist.all_reduce(self.terms[0])
+        self.terms[0] /= dist.get_world_size()
     self.shared = True
-    return self.dense_grad.view(self.shape)
+    if LiveGuard.latest is None or LiveGuard.latest[0] is not self.terms: LiveGuard.latest = self.terms,self.summed()
+    return LiveGuard.latest[1].view(self.shape)
 
 # %% ../nbs/31_compute.ipynb #d663fb35
 @patch
@@ -136,7 +165,7 @@ def before_step(self:LiveGuard, opt):
     self.check()
 
 def _lift(self, lifted):
-    if not lifted: self.dense_grad = None
+    if not lifted: self.forget()
     self._lifted = lifted
 
 def _refusing(answer, what):
@@ -154,7 +183,7 @@ class _Dense(Function):
     "Live values to a dense weight"
     @staticmethod
     def forward(ctx, values, guard):
-        ctx.index,ctx.tap = guard.index,guard.tap if guard.lifted else None
+        ctx.index,ctx.tap = guard.index,guard.add_term if guard.lifted else None
         return guard.spread(values)
 
     @staticmethod
@@ -214,7 +243,7 @@ class SparseWeight(torch.Tensor):
     @property
     def grad(self):
         g = self.guard
-        return None if g.values.grad is None else g.spread(g.values.grad) if g.dense_grad is None else g.whole_grad()
+        return None if g.values.grad is None else g.whole_grad() if g.terms else g.spread(g.values.grad)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -456,15 +485,18 @@ def _measure(model, guards, xb, ratio_f=_layer_ratio):
     return plan,{n:ratios[k] for n,k in kinds.items()},kinds
 
 def _try_features(guards, kinds, plan, step):
-    "Let each kind of layer choose how its results are stored"
-    def using(names, route):
-        for n in names: guards[n].route = route
+    "Choose how results are stored: of all layers at once, as neighbours should agree, then of each kind of layer"
+    def using(routes):
+        for n,route in routes.items(): guards[n].route = route
         step()
-    for kind in dict.fromkeys(kinds[n] for n in plan if plan[n]=='rows'):
-        names = [n for n in plan if plan[n]=='rows' and kinds[n]==kind]
-        try: gain = _turns([lambda: using(names, 'rows'), lambda: using(names, 'features')], 3, 0)
-        except RuntimeError: gain = 0  # some models insist on rows: `view` of a result that lies otherwise
-        for n in names: guards[n].route = plan[n] = 'features' if gain>1.02 else 'rows'
+    swapped = [n for n in plan if plan[n]=='rows']
+    each = [[n for n in swapped if kinds[n]==kind] for kind in dict.fromkeys(kinds[n] for n in swapped)]
+    for names in [swapped, *each] if len(each)>1 else each:
+        other = {n:'features' if plan[n]=='rows' else 'rows' for n in names}
+        try: gain = _turns([lambda: using(plan), lambda: using({**plan, **other})])
+        except RuntimeError: continue  # some models insist on rows: `view` of a result that lies otherwise
+        if gain>1.02: plan.update(other)
+    for n,route in plan.items(): guards[n].route = route
 
 # %% ../nbs/31_compute.ipynb #388df78d
 class SparseCompute:

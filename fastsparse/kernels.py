@@ -55,6 +55,16 @@ def t(self:SparseIndex):
         new.col,new.crow,new.order = self.rows[order].int(),_starts(cols, self.shape[1]),order.int()
     return self._t
 
+# %% ../nbs/30_kernels.ipynb #b4305d0b
+@patch
+def part(self:SparseIndex,
+    keep:torch.Tensor, # A bool for each live weight
+) -> SparseIndex:
+    "The index of some of the live weights"
+    new = object.__new__(SparseIndex)
+    new.shape,new._t,new.col,new.crow = self.shape,None,self.col[keep],_starts(self.rows[keep], self.shape[0])
+    return new
+
 @patch
 def csr(self:SparseIndex,
     values:torch.Tensor, # A value for each live weight, in this index's order
@@ -68,12 +78,16 @@ def dense(self:SparseIndex, values): # A value for each live weight
     return values.new_zeros(self.shape[0]*self.shape[1]).index_copy_(0, self.places, values).view(self.shape)
 
 # %% ../nbs/30_kernels.ipynb #c4399c2d
-_cache = 2**20
+_registers = 448  # columns whose sums the kernel holds in registers at once
 
-def _n_parts(xT, shape):
-    "Into how many parts to cut the columns of `xT`, for a weight of `shape`"
-    fits = max(_cache//(xT.element_size()*max(sum(shape), 1)), 64)
-    return max(round(xT.shape[1]/fits), 1)
+def _n_parts(xT, index):
+    "Into how many parts to cut the columns of `xT`"
+    n,row = xT.shape[1],xT.element_size()*xT.shape[0]
+    reuse = len(index)/max(sum(index.shape), 1)  # of what a part has copied
+    if n>_registers and reuse>=12: width = 128 if 128*row<=2**20 else 64
+    elif reuse>=50 and n*row>2**21: width = 64
+    else: return 1
+    return max(round(n/width), 1)
 
 def _part(index, values, xT):
     "The product with a contiguous table"
@@ -91,7 +105,7 @@ def sparse_product(
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
     values,xT = values.detach(),xT.detach()  # what requires a gradient would get a slower kernel
-    n = _n_parts(xT, index.shape)
+    n = _n_parts(xT, index)
     parts = (_part(index, values, x.contiguous()) for x in xT.chunk(n, 1))
     if bias is not None: parts = (o.add_(bias[:,None]) for o in parts)
     if n==1 and not by_columns: return next(parts)
@@ -127,14 +141,11 @@ class _Product(Function):
         gx = gv = gb = None
         gT = gT.contiguous()
         if ctx.needs_input_grad[0]: gx = sparse_product(index.t, values.index_select(0, index.t.order), gT, by_columns=not xT.is_contiguous())
-        if ctx.needs_input_grad[1]: gv = sampled_product(index, gT, xT) if tap is None else _tapped(index, gT@xT.t(), tap)
+        if ctx.needs_input_grad[1]:
+            gv = sampled_product(index, gT, xT)
+            if tap is not None: tap(gT, xT, ctx.needs_input_grad[0])
         if ctx.needs_input_grad[2]: gb = gT.sum(1)
         return gx,gv,gb,None,None,None
-
-def _tapped(index, grad, tap):
-    live = grad.view(-1).index_select(0, index.places)
-    tap(grad)
-    return live
 
 # %% ../nbs/30_kernels.ipynb #00401230
 def _casted(*ts):
@@ -149,7 +160,7 @@ def sparse_linear(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number an output
     by_rows=True, # Is the result to lie in memory as `F.linear`'s does, row by row, or feature by feature?
-    tap=None, # A function that the backward calls with the dense gradient of the weight
+    tap=None, # A function that the backward calls with `gT`, `xT`, whose product `gT@xT.t()` is the dense gradient, and whether `xT` was computed
 ) -> torch.Tensor: # Outputs, features last
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")

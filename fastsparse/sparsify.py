@@ -152,7 +152,12 @@ _guards = WeakTensorKeyDictionary()
 
 def _stamp(t):
     "What changes when somebody writes to `t`, or gives it another storage"
-    return t is not None and (weakref.ref(t.untyped_storage()), t.data_ptr(), 0 if t.is_inference() else t._version)
+    return weakref.ref(t.untyped_storage()),t.data_ptr(),None if t.is_inference() else t._version
+
+def _untouched(t, stamp):
+    "Is `t` as it was when it got `stamp`? Asked of each weight and mask before each forward, so it must be quick"
+    storage,place,version = stamp
+    return t.data_ptr()==place and (version is None or t._version==version) and storage() is not None
 
 def guard_of(
     p:torch.Tensor, # A parameter
@@ -177,16 +182,19 @@ class Guard:
 
     @property
     def mask(self): return self.module._buffers.get(f'{self.attr}_mask')
+    has_grad = property(lambda self: self.p.grad is not None)
 
 # %% ../nbs/04_sparsify.ipynb #2e565422
 @patch
 def check(self:Guard):
     "Mask the weight if anybody but an optimizer wrote to it or to its mask"
     p,mask = self.module._parameters.get(self.attr),self.mask
-    if mask is None or not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
-    if p is not self.p: self.watch(p)
+    if mask is None: return
+    if p is not self.p:
+        if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+        self.watch(p)
     elif self.handle is None and p.requires_grad: self.hook()
-    if self.stamp==(_stamp(p), _stamp(mask)): return
+    if self.stamp is not None and _untouched(p, self.stamp[0]) and _untouched(mask, self.stamp[1]): return
     zero_dead_(p, mask)
     self.clean = weakref.WeakKeyDictionary()
     self.note()
@@ -314,7 +322,7 @@ class Enforcement:
     def __reduce__(self): return Enforcement,()
 
     def __call__(self, module, args):
-        if torch.compiler.is_compiling() or getattr(module, '_is_replica', False): return
+        if torch.compiler.is_compiling() or vars(module).get('_is_replica'): return
         if self.root is None or self.root() is not module: self.arm(module)
         for g in self.guards: g.check()
 

@@ -404,7 +404,7 @@ def _collect(self:SparseEngine, collecting):
     with unscaled_grads(self.opt):
         for m,c in collecting:
             for s in self.slots_of(m):
-                if s.p.grad is not None: s.memos[c.name] = c.add(s.memos.get(c.name), s.p.grad)
+                if s.guard.has_grad: s.memos[c.name] = c.add(s.memos.get(c.name), s.p.grad)
 
 # %% ../nbs/05_training.ipynb #7b88148f
 @patch
@@ -493,7 +493,7 @@ def _choose(self:SparseEngine, m, t):
     "Tuples of a slot, what it drops, what it grows, and how many should live then"
     f,slots = m.fraction(t),self.slots_of(m)
     for s in slots: s.sync()
-    pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.p.grad is not None and s.p.requires_grad]
+    pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.guard.has_grad and s.p.requires_grad]
     if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])  # a first gradient has no history yet
     if not any(self._moves(*o, f) for o in pairs): return []
     if m.redistribute_f is None: pairs = [o for o in pairs if self._moves(*o, f)]

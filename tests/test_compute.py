@@ -81,11 +81,12 @@ def test_static_training_is_the_masked_one(case, route):
     with torch.no_grad(): torch.testing.assert_close(a.eval()(xb), b.eval()(xb))
 
 @pytest.mark.parametrize('name', list(opts))
-@pytest.mark.parametrize('method', ['static','SET','RigL','prune'])
+@pytest.mark.parametrize('method', ['static','SET','RigL','stepping','prune'])
 def test_methods_are_the_masked_ones(name, method):
-    "200 steps in float64: equal masks, losses to 1e-6; with updates that replace the step, and with pruning, which doesn't and changes counts"
+    "200 steps in float64: equal masks, losses to 1e-6; with updates that replace the step, with one that a step follows, and with pruning, which changes counts"
     xb,yb = data(dmlp())
-    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, prune=dict(grow_score_f=None, sparsity=.9, replace_step=False))
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, stepping={**RigL_presets, 'stop_pct':1., 'replace_step':False},
+        prune=dict(grow_score_f=None, sparsity=.9, replace_step=False))
     res = []
     for model,opt,_ in pair(dmlp, opts[name]):
         settings = {**parts.get(method, {}), 'batches_per_update':20, 'seed':0}
@@ -97,7 +98,7 @@ def test_methods_are_the_masked_ones(name, method):
             if not (engine and engine.before_step(t)): opt.step()
             opt.zero_grad()
         res.append((losses,masks_of(model),model))
-        if method in ('SET','RigL'): assert engine.n_updates>5
+        if method in ('SET','RigL','stepping'): assert engine.n_updates>5
     assert res[0][0]==pytest.approx(res[1][0], abs=1e-6)
     assert same_masks(res[0][1], res[1][1])
     assert_equal_models(res[0][2], res[1][2], 1e-6)
@@ -327,10 +328,27 @@ def test_dense_gradients_at_updates_only():
     for t in range(12):
         engine.prepare(t)
         backward(b, xb, yb)
-        seen.append({guard_of(o.p).dense_grad is not None for o in masked_params(b)})
+        seen.append({bool(guard_of(o.p).terms) for o in masked_params(b)})
         if not engine.before_step(t): ob.step()
         ob.zero_grad()
     assert [t for t,o in enumerate(seen) if True in o]==[4,8] and all(len(o)==1 for o in seen)
+
+@pytest.mark.parametrize('rows,n,kept', [(2,1,2), (2,3,6), (2,20,1), (40,1,1)])
+def test_a_dense_gradient_is_kept_as_small_as_it_can_be(rows, n, kept):
+    "Two factors a micro-batch while they are smaller than the weight, else one tensor; it is the masked model's, also if the inputs are overwritten"
+    make = lambda: mlp((12,16,3), dtype=torch.double)
+    (a,oa,_),(b,ob,_) = pair(make, opts['sgd'])
+    batches = [(torch.randn(rows, 12).double(),torch.randn(rows, 3).double()) for _ in range(n)]
+    grads = []
+    for model,opt in ((a,oa),(b,ob)):
+        SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
+        buffer = torch.zeros(rows, 12).double()
+        for xb,yb in batches: backward(model, buffer.copy_(xb), yb)
+        buffer.zero_()
+        grads.append([o.p.grad for o in masked_params(model)])
+    for one,other in zip(*grads): torch.testing.assert_close(one, other)
+    terms = guard_of(masked_params(b)[0].p).terms
+    assert kept==(1 if isinstance(terms[0], torch.Tensor) else 2*len(terms))
 
 def test_the_summary_shows_the_choice():
     "With the ratio that was measured"

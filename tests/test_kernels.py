@@ -2,6 +2,7 @@
 import gc,weakref
 import numpy as np,pytest,torch,torch.nn.functional as F
 from fastsparse.kernels import *
+from fastsparse.kernels import _n_parts
 from fastsparse.masks import sparse_mask
 from hypothesis import given,settings,strategies as st
 from torch.autograd import gradcheck
@@ -89,8 +90,16 @@ def test_cut_into_parts(monkeypatch):
     _,index,values,_ = make(50, 40, dtype=torch.float)
     xT,bias = batch(40, 300, dtype=torch.float),batch(50, dtype=torch.float)
     whole = sparse_product(index, values, xT, bias)
-    monkeypatch.setattr('fastsparse.kernels._cache', 1)
-    for by_columns in (False,True): assert sparse_product(index, values, xT, bias, by_columns).equal(whole)
+    for n in (2,5,7):
+        monkeypatch.setattr('fastsparse.kernels._n_parts', lambda *args: n)
+        for by_columns in (False,True): assert sparse_product(index, values, xT, bias, by_columns).equal(whole)
+
+def test_parts_pay():
+    "A batch beyond the kernel's registers is cut where its numbers are used often, a table beyond the cache where very often, and nothing else is"
+    n = lambda rows, density, shape: _n_parts(torch.empty(shape[1], rows), SparseIndex(torch.rand(shape)<density))
+    big,small = (768,768),(64,64)
+    assert [n(1024, .1, big), n(1024, .02, big), n(256, .1, big), n(1024, .1, small), n(1, .1, big)]==[8,1,1,1,1]
+    assert n(256, .1, (3072,3072))==4
 
 @pytest.mark.parametrize('rows', [1,2,7])
 @pytest.mark.parametrize('bias', [True,False])
@@ -102,16 +111,18 @@ def test_gradcheck(rows, bias):
     assert gradcheck(lambda x, v, b: sparse_linear(x, v, index, b), args)
 
 def test_tap_sees_the_dense_gradient():
-    "With a tap the live weights' gradient is unchanged, and the dense one is the dense layer's; frozen weights don't call it"
+    "With a tap the live weights' gradient is unchanged, and the product of what it gets is the dense layer's; frozen weights don't call it"
     mask,index,values,dense = make(9, 8)
     x,seen = batch(4, 8),[]
-    for v in (values.clone().requires_grad_(), values): sparse_linear(x.clone().requires_grad_(), v, index, tap=seen.append).pow(2).sum().backward()
+    for v in (values.clone().requires_grad_(), values): sparse_linear(x.clone().requires_grad_(), v, index, tap=lambda *args: seen.append(args)).pow(2).sum().backward()
     w,plain = [t.detach().clone().requires_grad_() for t in (dense, values)]
     F.linear(x, w).pow(2).sum().backward()
     sparse_linear(x, plain, index).pow(2).sum().backward()
     assert len(seen)==1
-    torch.testing.assert_close(seen[0], w.grad)
-    torch.testing.assert_close(seen[0][mask], plain.grad)
+    gT,xT,computed = seen[0]
+    assert computed
+    torch.testing.assert_close(gT@xT.t(), w.grad)
+    torch.testing.assert_close((gT@xT.t())[mask], plain.grad)
 
 def test_second_derivatives_are_refused():
     "A gradient of a gradient raises rather than being wrong"
