@@ -52,20 +52,29 @@ def training(name, sparsity, rounds):
         bf16=spread(ratios(times['dense'], times['bf16'])),
         step=spread(ratios(times['dense'], times['step'])), amortised=spread([d/amortised(s, upd) for s,d in zip(times['step'], times['dense'])]))
 
-def adam_memory(name, sparsity, sparse):
-    "Bytes a weight at the highest point of training with Adam in a fresh process, with an update if it is sparse"
+few = dict(mlp=8, ffn=8, gpt=1)  # samples, so that activations don't hide what a weight costs
+
+def adam_steps(name, model, xb, yb, sparsity):
+    "A function that trains with Adam for a few steps, with an update among them if there is a sparsity; it has trained for one"
+    opt = torch.optim.Adam(model.parameters())
+    step = stepper(model, opt, xb, yb)
+    at = lambda t: step()
+    if sparsity:
+        sparsify(name, model, sparsity)
+        sparse_compute(model, xb, opt, {o.name:'features' for o in masked_params(model) if o.mask.count_nonzero()<o.mask.numel()})
+        at = stepper_at(rigl(model, opt), step)
+    step()
+    def steps():
+        for t in (1, every, every+1): at(t)
+    return steps
+
+def adam_memory(name, sparsity):
+    "Bytes a weight at the highest point of training with Adam in a fresh process"
+    adam_steps('ffn', ffn(384, 1), torch.randn(8,384), classes(384, 8), sparsity)()  # loads and builds whatever is needed once
     torch.manual_seed(0)
     before = resident()
     model,xb,yb = make[name]()
     n = sum(p.numel() for p in model.parameters())
-    opt = torch.optim.Adam(model.parameters())
-    step = stepper(model, opt, xb[:8], yb[:8])
-    at = lambda t: step()
-    if sparse:
-        sparsify(name, model, sparsity)
-        sparse_compute(model, xb[:8], opt)
-        at = stepper_at(rigl(model, opt), step)
-    def steps():
-        for t in (1, every, every+1): at(t)
-    step()
+    steps = adam_steps(name, model, xb[:few[name]].clone(), yb[:few[name]].clone(), sparsity)
+    del xb,yb
     return (resident()-before+peak_over_resident(steps))/n
