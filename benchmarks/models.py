@@ -11,19 +11,31 @@ def cifar_resnet18():
     model.conv1,model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False),nn.Identity()
     return model
 
+class Block(nn.Module):
+    "Causal attention and a feed-forward net, each behind a norm"
+    def __init__(self, d, n_heads):
+        super().__init__()
+        self.n_heads,self.norm1,self.norm2 = n_heads,nn.LayerNorm(d),nn.LayerNorm(d)
+        self.qkv,self.proj = nn.Linear(d, 3*d),nn.Linear(d, d)
+        self.mlp = nn.Sequential(nn.Linear(d, 4*d), nn.GELU(), nn.Linear(4*d, d))
+
+    def attend(self, x):
+        q,k,v = self.qkv(x).unflatten(-1, (3,self.n_heads,-1)).permute(2,0,3,1,4)
+        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        x = x+self.attend(self.norm1(x))
+        return x+self.mlp(self.norm2(x))
+
 class GPT(nn.Module):
     "A decoder-only transformer of characters"
     def __init__(self, n_vocab=65, d=384, n_layers=6, n_heads=6, n_ctx=128):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(d, n_heads, 4*d, dropout=0., activation='gelu', batch_first=True, norm_first=True)
         self.tokens,self.places = nn.Embedding(n_vocab, d),nn.Embedding(n_ctx, d)
-        self.blocks = nn.TransformerEncoder(layer, n_layers, nn.LayerNorm(d), enable_nested_tensor=False)
+        self.blocks = nn.Sequential(*[Block(d, n_heads) for _ in range(n_layers)], nn.LayerNorm(d))
         self.head = nn.Linear(d, n_vocab)
 
-    def forward(self, x):
-        causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        h = self.blocks(self.tokens(x)+self.places.weight[:x.shape[1]], mask=causal, is_causal=True)
-        return self.head(h).transpose(1, 2)
+    def forward(self, x): return self.head(self.blocks(self.tokens(x)+self.places.weight[:x.shape[1]])).transpose(1, 2)
 
 def images(bs, n_classes, size=32): return torch.randn(bs, 3, size, size),torch.randint(n_classes, (bs,))
 

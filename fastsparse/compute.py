@@ -107,9 +107,9 @@ def move(self:LiveGuard, gone, new, opt, start=None):
 
 # %% ../nbs/31_compute.ipynb #a714a214
 @patch
-def tap(self:LiveGuard, gT, xT, computed):
+def tap(self:LiveGuard, gT, xT):
     "A part of this backward's dense gradient, as a product"
-    self.add_term((gT, xT if computed else xT.clone()) if gT.numel()+xT.numel()<self.mask.numel() else gT@xT.t())
+    self.add_term((gT, xT) if gT.numel()+xT.numel()<self.mask.numel() else gT@xT.t())
 
 @patch
 def add_term(self:LiveGuard, term):

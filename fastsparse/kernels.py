@@ -80,21 +80,35 @@ def dense(self:SparseIndex, values): # A value for each live weight
 # %% ../nbs/30_kernels.ipynb #c4399c2d
 _registers = 448  # columns whose sums the kernel holds in registers at once
 
-def _n_parts(xT, index):
-    "Into how many parts to cut the columns of `xT`"
-    n,row = xT.shape[1],xT.element_size()*xT.shape[0]
-    reuse = len(index)/max(sum(index.shape), 1)  # of what a part has copied
-    if n>_registers and reuse>=12: width = 128 if 128*row<=2**20 else 64
-    elif reuse>=50 and n*row>2**21: width = 64
+def _n_tiles(xT, index):
+    "Into how many tiles to cut the columns of `xT`; the same for an index and its transpose"
+    n,size = xT.shape[1],xT.element_size()
+    reuse = len(index)/max(sum(index.shape), 1)  # of what a tile has copied
+    if n>_registers and reuse>=12: width = 128 if 128*size*max(index.shape)<=2**20 else 64
+    elif reuse>=50 and n*size*min(index.shape)>2**21: width = 64
     else: return 1
-    return max(round(n/width), 1)
+    return round(n/width)
 
-def _part(index, values, xT):
-    "The product with a contiguous table"
-    if not (len(index) and xT.numel()): return xT.new_zeros(index.shape[0], xT.shape[1])
-    one = xT.shape[1]==1 and xT.dtype in (torch.float, torch.double) and torch.backends.mkl.is_available()
-    if one: return (index.csr(values) @ xT[:,0])[:,None]
-    return F.embedding_bag(index.col, xT, index.crow, per_sample_weights=values, mode='sum', include_last_offset=True)
+def _tiles(xT, index): return [o.contiguous() for o in xT.chunk(_n_tiles(xT, index), 1)]
+
+def _bags(index, values, tile):
+    "The product with one tile"
+    if not (len(index) and tile.numel()): return tile.new_zeros(index.shape[0], tile.shape[1])
+    one = tile.shape[1]==1 and tile.dtype in (torch.float, torch.double) and torch.backends.mkl.is_available()
+    if one: return (index.csr(values) @ tile[:,0])[:,None]
+    return F.embedding_bag(index.col, tile, index.crow, per_sample_weights=values, mode='sum', include_last_offset=True)
+
+# %% ../nbs/30_kernels.ipynb #50eb910a
+def _multiply(index, values, tiles, bias=None, by_columns=False):
+    "The product with all tiles, put together"
+    values = values.detach()  # what requires a gradient would get a slower kernel
+    parts = (_bags(index, values, o.detach()) for o in tiles)
+    if bias is not None: parts = (o.add_(bias[:,None]) for o in parts)
+    if len(tiles)==1 and not by_columns: return next(parts)
+    shape = index.shape[0],sum(o.shape[1] for o in tiles)
+    out = values.new_empty(shape[::-1]).t() if by_columns else values.new_empty(shape)
+    for o,part in zip(out.split(tiles[0].shape[1] or 1, 1), parts): o.t().copy_(part.t())  # this way round torch transposes fast
+    return out
 
 def sparse_product(
     index:SparseIndex, # Where the live weights are
@@ -104,47 +118,46 @@ def sparse_product(
     by_columns=False, # Is the result to lie in memory column by column?
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
-    values,xT = values.detach(),xT.detach()  # what requires a gradient would get a slower kernel
-    n = _n_parts(xT, index)
-    parts = (_part(index, values, x.contiguous()) for x in xT.chunk(n, 1))
-    if bias is not None: parts = (o.add_(bias[:,None]) for o in parts)
-    if n==1 and not by_columns: return next(parts)
-    out = xT.new_empty(xT.shape[1], index.shape[0]).t() if by_columns else xT.new_empty(index.shape[0], xT.shape[1])
-    for o,part in zip(out.split(-(-xT.shape[1]//n) or 1, 1), parts): o.t().copy_(part.t())  # this way round torch transposes fast
-    return out
+    return _multiply(index, values, _tiles(xT, index), bias, by_columns)
 
 # %% ../nbs/30_kernels.ipynb #16112351
+def _dots(index, gs, xs):
+    "The sum over tiles of the entries of `g @ x.t()` where weights live"
+    dtype = gs[0].dtype
+    wide = dtype if dtype in (torch.float, torch.double) else torch.float
+    total = torch.zeros(len(index), dtype=wide, device=gs[0].device)
+    if not len(index): return total.to(dtype)
+    for g,x in zip(gs, xs):
+        if x.numel(): total = torch.sparse.sampled_addmm(index.csr(total), g.to(wide), x.to(wide).t()).values()
+    return total.to(dtype)
+
 def sampled_product(
     index:SparseIndex, # Where the live weights are
     gT:torch.Tensor, # A row an output, a column a row of the batch
     xT:torch.Tensor, # A row an input
 ) -> torch.Tensor: # A number for each live weight, in the index's order
     "The entries of `gT @ xT.t()` where weights live, and no others"
-    dtype = gT.dtype
-    if not (len(index) and xT.numel()): return gT.new_zeros(len(index))
-    if dtype not in (torch.float, torch.double): gT,xT = gT.float(),xT.float()
-    skeleton = index.csr(gT.new_zeros(len(index)))
-    return torch.sparse.sampled_addmm(skeleton, gT, xT.t(), beta=0.).values().to(dtype)
+    return _dots(index, [gT], [xT])
 
 # %% ../nbs/30_kernels.ipynb #0b90d04f
 class _Product(Function):
     @staticmethod
     def forward(ctx, xT, values, bias, index, by_columns, tap):
-        ctx.save_for_backward(xT, values)
-        ctx.index,ctx.tap = index,tap
-        return sparse_product(index, values, xT, bias, by_columns)
+        tiles = _tiles(xT.detach(), index)
+        ctx.save_for_backward(values, *tiles)
+        ctx.index,ctx.tap,ctx.by_columns = index,tap,not xT.is_contiguous()
+        return _multiply(index, values, tiles, bias, by_columns)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gT):
-        (xT,values),index,tap = ctx.saved_tensors,ctx.index,ctx.tap
-        gx = gv = gb = None
-        gT = gT.contiguous()
-        if ctx.needs_input_grad[0]: gx = sparse_product(index.t, values.index_select(0, index.t.order), gT, by_columns=not xT.is_contiguous())
+        (values,*xs),index = ctx.saved_tensors,ctx.index
+        gs,gx,gv,gb = [o.contiguous() for o in gT.split(xs[0].shape[1] or 1, 1)],None,None,None
+        if ctx.needs_input_grad[0]: gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.by_columns)
         if ctx.needs_input_grad[1]:
-            gv = sampled_product(index, gT, xT)
-            if tap is not None: tap(gT, xT, ctx.needs_input_grad[0])
-        if ctx.needs_input_grad[2]: gb = gT.sum(1)
+            gv = _dots(index, gs, xs)
+            if ctx.tap is not None: ctx.tap(torch.cat(gs, 1), torch.cat(xs, 1))
+        if ctx.needs_input_grad[2]: gb = sum(o.sum(1) for o in gs)
         return gx,gv,gb,None,None,None
 
 # %% ../nbs/30_kernels.ipynb #00401230
@@ -160,7 +173,7 @@ def sparse_linear(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number an output
     by_rows=True, # Is the result to lie in memory as `F.linear`'s does, row by row, or feature by feature?
-    tap=None, # A function that the backward calls with `gT`, `xT`, whose product `gT@xT.t()` is the dense gradient, and whether `xT` was computed
+    tap=None, # A function that the backward calls with `gT`, `xT`, whose product `gT@xT.t()` is the dense gradient; they are its own to keep
 ) -> torch.Tensor: # Outputs, features last
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
