@@ -1,8 +1,9 @@
 "What computing with live weights only gains: training steps, single layers and memory against dense training on the CPU"
-import statistics,torch
+import gc,statistics,torch
 from copy import deepcopy
-from costs import amortised,every,rigl,sgd,stepper,stepper_at
+from costs import amortised,every,repeat,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
+from functools import partial
 from measure import *
 from models import GPT
 from torch import nn
@@ -34,23 +35,53 @@ def bf16_stepper(model, opt, xb, yb):
         with torch.autocast('cpu', torch.bfloat16): step()
     return _f
 
+def peer_stepper(name, model, xb, yb, sparsity):
+    "The same with layers of sparselab, which has products in C++, and nothing to move weights; None if it isn't installed"
+    try: from sparselab import SparseLinear
+    except ImportError: return
+    for n,m in list(model.named_modules()):
+        if isinstance(m, nn.Linear) and n not in dense_layers[name]: model.set_submodule(n, SparseLinear(m.in_features, m.out_features, sparsity=sparsity))
+    return stepper(model, sgd(model), xb, yb)
+
+blocks = dict(mlp=20, ffn=2, gpt=1)  # steps in a row, as training makes them
+
 def training(name, sparsity, rounds):
     "A step with the engine and an update every 100 steps against a dense step, in turns, for the same optimizer"
     torch.manual_seed(0)
     model,xb,yb = make[name]()
     dense,bf16 = [f(m, sgd(m), xb, yb) for f,m in ((stepper,deepcopy(model)),(bf16_stepper,deepcopy(model)))]
+    peer = peer_stepper(name, deepcopy(model), xb, yb, sparsity)
     sparsify(name, model, sparsity)
     opt = sgd(model)
     report = sparse_compute(model, xb, opt)
     dst = rigl(model, opt)
     at = stepper_at(dst, stepper(model, opt, xb, yb))
-    times = interleaved(dict(dense=dense, bf16=bf16, step=lambda: at(1)), rounds)
-    update = interleaved(dict(update=lambda: at(every)), max(rounds//5, 2), warmup=1)['update']
+    arms = dict(dense=dense, bf16=bf16, step=lambda: at(1), **({'sparselab':peer} if peer else {}))
+    times = interleaved({k:partial(repeat, f, blocks[name]) for k,f in arms.items()}, rounds, warmup=1)
+    times = {k:[t/blocks[name] for t in ts] for k,ts in times.items()}
+    upd = statistics.median(interleaved(dict(update=lambda: at(every)), 3, warmup=1)['update'])
     assert dst.n_updates
-    upd = statistics.median(update)
     return dict(model=name, sparsity=sparsity, dense_ms=1e3*statistics.median(times['dense']), update_ms=1e3*upd, plan=report.plan,
-        bf16=spread(ratios(times['dense'], times['bf16'])),
-        step=spread(ratios(times['dense'], times['step'])), amortised=spread([d/amortised(s, upd) for s,d in zip(times['step'], times['dense'])]))
+        **{k:spread(ratios(times['dense'], times[k])) for k in arms if k!='dense'}, amortised=spread([d/amortised(s, upd) for s,d in zip(times['step'], times['dense'])]))
+
+shapes,batches,sparsities = [(256,256),(1024,1024),(3072,768)],[1,16,128,1024],[.5,.7,.8,.9,.95,.98]
+
+def layer_cell(shape, batch, sparsity, rounds=5):
+    "Forward and backward of one layer inside a network: how many times faster it is with live weights only, and is it swapped when it is measured?"
+    torch.manual_seed(0)
+    inner = lambda: nn.Sequential(nn.Tanh(), nn.Linear(*shape[::-1]))
+    model,x = inner(),torch.randn(batch, shape[1])
+    sparsify_model(model, sparsity, seed=0)
+    dense = deepcopy(model)[1]
+    report = sparse_compute(model, x)
+    swapped = report.plan['1.weight']!='dense'
+    if not swapped: sparse_compute(model, x, plan={'1.weight':'rows'})
+    n = max(1, round(2e8/(batch*shape[0]*shape[1])))
+    h,g = x.requires_grad_(),torch.randn(batch, shape[0])
+    def step(m): return partial(repeat, lambda: torch.autograd.grad(m(h), [h,*m.parameters()], g), n)
+    times = interleaved(dict(dense=step(dense), sparse=step(model[1])), rounds, warmup=1)
+    return dict(shape=shape, batch=batch, sparsity=sparsity, swapped=swapped, dense_ms=1e3*statistics.median(times['dense'])/n,
+        speedup=spread(ratios(times['dense'], times['sparse'])))
 
 few = dict(mlp=8, ffn=8, gpt=1)  # samples, so that activations don't hide what a weight costs
 
@@ -70,11 +101,13 @@ def adam_steps(name, model, xb, yb, sparsity):
 
 def adam_memory(name, sparsity):
     "Bytes a weight at the highest point of training with Adam in a fresh process"
-    adam_steps('ffn', ffn(384, 1), torch.randn(8,384), classes(384, 8), sparsity)()  # loads and builds whatever is needed once
-    torch.manual_seed(0)
+    give_back()
+    def steps():
+        torch.manual_seed(0)
+        model,xb,yb = make[name]()
+        return sum(p.numel() for p in model.parameters()),adam_steps(name, model, xb[:few[name]].clone(), yb[:few[name]].clone(), sparsity)
+    steps()[1]()  # loads and builds whatever is needed once
+    gc.collect()
     before = resident()
-    model,xb,yb = make[name]()
-    n = sum(p.numel() for p in model.parameters())
-    steps = adam_steps(name, model, xb[:few[name]].clone(), yb[:few[name]].clone(), sparsity)
-    del xb,yb
-    return (resident()-before+peak_over_resident(steps))/n
+    n,go = steps()
+    return (resident()-before+peak_over_resident(go))/n

@@ -105,10 +105,8 @@ def gradients(case, mask):
 cases = ('normal','zeros','equal')
 case_titles = dict(normal='normal weights and gradients', zeros='98 % of the gradients exactly zero', equal='all scores equal')
 
-def rewirer(name, case):
+def rewirer(model, case):
     "An engine that is due, and a function that puts everything back as it was before an update"
-    torch.manual_seed(0)
-    model,*_ = make[name]()
     sparsify_model(model, sparsity, erdos_renyi_sparsity, seed=0)
     opt = sgd(model)
     dst = rigl(model, opt)
@@ -126,9 +124,10 @@ def rewirer(name, case):
     reset()
     return dst,reset
 
-def update_reads(name, case, rounds):
+def update_reads(model, case, rounds):
     "A whole update of masks, weights and state, in reads of the weights"
-    dst,reset = rewirer(name, case)
+    torch.manual_seed(0)
+    dst,reset = rewirer(model, case)
     n,before = sum(s.n for s in dst.slots),[s.mask.clone() for s in dst.slots]
     seconds,reads = [],[]
     for i in range(rounds+1):
@@ -139,6 +138,21 @@ def update_reads(name, case, rounds):
     same = [int(s.mask.sum())==int(m.sum()) for s,m in zip(dst.slots, before)]
     assert all(same) and any(not s.mask.equal(m) for s,m in zip(dst.slots, before))
     return dict(weights=n, ms=1e3*statistics.median(seconds[1:]), reads=spread(reads[1:]))
+
+def upkeep(model, rounds):
+    "Milliseconds to mask the gradients of `model` once"
+    for p in model.parameters(): p.grad = torch.ones_like(p)
+    guards = [guard_of(p) for p,*_ in sparse_params(model)]
+    def once():
+        for g in guards: g.arrived()
+    return 1e3*statistics.median(interleaved(dict(mask=once), rounds)['mask'])
+
+def growth(n, rounds):
+    "What an update and the masking of a step cost a model of eight square layers with `n` weights in all"
+    d = round((n/8)**.5)
+    model = nn.Sequential(*[nn.Linear(d, d, bias=False) for _ in range(8)])
+    row = update_reads(model, 'normal', rounds)
+    return dict(row, upkeep_ms=upkeep(model, rounds))
 
 def evaluation(name, rounds, block=1):
     "A forward pass in evaluation with masks enforced against the dense model's"
@@ -155,6 +169,7 @@ def evaluation(name, rounds, block=1):
 
 def memory(name, rounds):
     "Bytes a sparse weight that a fresh process holds more because of masks, and at the peak of an update"
+    give_back()
     sparse_stepper(*make['mlp']())[1]()  # loads and builds whatever is needed once
     torch.manual_seed(0)
     model,xb,yb = make[name]()

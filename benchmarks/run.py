@@ -2,42 +2,47 @@
 import argparse,json,multiprocessing,os,time
 os.environ['OMP_NUM_THREADS'] = '1'
 import compute,costs,inference,quality
-import matplotlib.pyplot as plt
+import matplotlib.pyplot as plt,numpy as np
 from concurrent.futures import ProcessPoolExecutor
 from measure import machine,spread
 from models import titles
 from pathlib import Path
 
-goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, evaluation=1., reads=80, steady=1, update_peak=2)
+goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, reads=80, steady=1, update_peak=2)
 
 speed_goals = dict(mlp={.9:3.1, .95:4.9, .98:7.1}, ffn={.9:3.3, .95:5.7, .98:10.4}, gpt={.9:2.2, .95:2.85, .98:3.5})
 layer_goals = {(32,.8):3.5, (32,.9):7, (32,.95):14, (32,.98):30, (256,.9):6, (256,.95):11, (1,.9):3.7, (1,.95):7}
 model_goals = dict(ffn=8, gpt=2.6)
 
-def in_new_process(f, *args, **env):
-    "`f(*args)` in a process of its own, with `env` added to its environment"
-    os.environ.update(env)
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool: res = pool.submit(f, *args).result()
-    for k in env: del os.environ[k]
-    return res
+context = multiprocessing.get_context('forkserver')  # new processes, for which torch is loaded once
+context.set_forkserver_preload(['compute','inference','quality'])
+os.environ['PYTHONPATH'] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get('PYTHONPATH')])])  # where its server looks
+
+def in_new_process(f, *args):
+    "`f(*args)` in a process of its own"
+    with ProcessPoolExecutor(1, mp_context=context) as pool: return pool.submit(f, *args).result()
 
 def measure_steps(quick):
     "Of each model, and of the first ResNet-18 through fastai's `Learner`"
-    rounds = dict(mlp=20, resnet18=12) if quick else dict(mlp=100, resnet18=100, resnet18_cifar=30, gpt=20)
+    rounds = dict(mlp=20, resnet18=8) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=12)
     rows = {name:dict(costs.training_step(name, n, block=20 if name=='mlp' else 1), goal=goals.get(name)) for name,n in rounds.items()}
-    rows['learner'] = dict(costs.learner_step('resnet18', 3 if quick else 30, 5 if quick else 9), goal=goals['learner'])
+    rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 16, 5 if quick else 9), goal=goals['learner'])
     return rows
 
 def measure_updates(quick):
     "Updates of each model and case; ratios of reads"
-    names,rounds = (['resnet18'],6) if quick else (['resnet18','resnet50'],15)
-    return [dict(model=name, case=case, goal=goals['reads'], **costs.update_reads(name, case, rounds)) for name in names for case in costs.cases]
+    names,rounds = (['resnet18'],4) if quick else (['resnet18','resnet50'],12)
+    return [dict(model=name, case=case, goal=goals['reads'], **costs.update_reads(costs.make[name]()[0], case, rounds)) for name in names for case in costs.cases]
+
+def measure_growth(quick):
+    "Of sizes from a million to a hundred million weights"
+    return [costs.growth(n, 3 if quick or n>5e7 else 7) for n in ([1e6,1e7] if quick else [1e6,3e6,1e7,3e7,1e8])]
 
 def measure_memory(quick):
-    "With an allocator that gives back at once what is freed, so that a process is as large as what is alive in it"
+    "In processes of their own"
     if not Path('/proc/self/clear_refs').exists(): return {}
     names = ['resnet18'] if quick else ['resnet18','resnet50','gpt']
-    return {name:in_new_process(costs.memory, name, 3, MALLOC_MMAP_THRESHOLD_='65536') for name in names}
+    return {name:in_new_process(costs.memory, name, 3) for name in names}
 
 def measure_evaluation(quick):
     "Forward passes of each model"
@@ -46,7 +51,7 @@ def measure_evaluation(quick):
 
 def measure_quality(quick):
     "Only at 99 % and with two seeds if it should be quick"
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context('spawn')) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         return quality.table(*(([.99],2) if quick else ([.95,.98,.99],8)), pool)
 
 def over_processes(runs):
@@ -56,13 +61,18 @@ def over_processes(runs):
 def measure_training(quick):
     "Training on live weights only, in processes of their own"
     names,sparsities,n = (['mlp'],[.9],1) if quick else (['mlp','ffn','gpt'],[.9,.95,.98],5)
-    runs = {(name,s):[in_new_process(compute.training, name, s, 5) for _ in range(n)] for name in names for s in sparsities}
+    runs = {(name,s):[in_new_process(compute.training, name, s, dict(mlp=5, ffn=4, gpt=3)[name]) for _ in range(n)] for name in names for s in sparsities}
     return [dict(over_processes(rs), goal=speed_goals[name][s]) for (name,s),rs in runs.items()]
+
+def measure_table(quick):
+    "Single layers, forward and backward"
+    cells = [((1024,1024),128,s) for s in (.8,.9,.98)] if quick else [(n,b,s) for n in compute.shapes for b in compute.batches for s in compute.sparsities]
+    return [compute.layer_cell(*cell) for cell in cells]
 
 def measure_adam(quick):
     "Peak memory of training with Adam, dense and on live weights only"
     if not Path('/proc/self/clear_refs').exists(): return {}
-    return {name:{k:in_new_process(compute.adam_memory, name, s, MALLOC_MMAP_THRESHOLD_='65536') for k,s in (('dense',0),('sparse',.9))}
+    return {name:{k:in_new_process(compute.adam_memory, name, s) for k,s in (('dense',0),('sparse',.9))}
         for name in (['mlp'] if quick else ['mlp','ffn','gpt'])}
 
 def measure_layers(quick):
@@ -75,8 +85,8 @@ def measure_models(quick):
     names = ['mlp'] if quick else ['mlp','ffn','gpt']
     return [dict(inference.whole(name, .95, 5 if quick else 15), files=inference.files(name, .95), goal=model_goals.get(name)) for name in names]
 
-sections = dict(steps=measure_steps, updates=measure_updates, memory=measure_memory, evaluation=measure_evaluation, training=measure_training,
-    adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
+sections = dict(steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory, evaluation=measure_evaluation,
+    training=measure_training, table=measure_table, adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
 
 def show(rows, heads):
     "Print `rows` of strings under `heads`, aligned"
@@ -102,19 +112,36 @@ def show_updates(rows):
         verdict(r['reads']['median'], r['goal'], 0)] for r in rows]
     show(lines, ['one update', 'weights', 'time', 'reads', 'goal'])
 
+def grown(rows, key='ms'):
+    "Exponent and factor of the power of the number of weights that the costs `key` follow"
+    exponent,log_factor = np.polyfit(np.log([r['weights'] for r in rows]), np.log([r[key] for r in rows]), 1)
+    return exponent,np.exp(log_factor)
+
+def show_growth(rows):
+    lines = [[f"{r['weights']:,}", f"{r['ms']:.1f} ms", quartiles(r['reads'], 1), f"{r['upkeep_ms']:.2f} ms"] for r in rows]
+    show(lines, [f"growth: an update like weights to the power {grown(rows)[0]:.2f}", 'update', 'reads', f"masking a step (power {grown(rows, 'upkeep_ms')[0]:.2f})"])
+
 def show_memory(rows):
     lines = [[titles[k].split(',')[0], f"{r['steady']:.2f}", verdict(r['steady'], goals['steady'], 1), quartiles(r['update_peak'], 2),
         verdict(r['update_peak']['median'], goals['update_peak'], 1)] for k,r in rows.items()]
     show(lines, ['extra bytes a weight', 'steady', 'goal', 'peak of an update', 'goal'])
 
 def show_evaluation(rows):
-    lines = [[titles[k], f"{r['dense_ms']:.2f} ms", quartiles(r['masked']), quartiles(r['dense_again']), verdict(r['masked']['median'], goals['evaluation'])] for k,r in rows.items()]
+    lines = [[titles[k], f"{r['dense_ms']:.2f} ms", quartiles(r['masked']), quartiles(r['dense_again']),
+        f"as dense again {'met' if r['masked']['median']<=r['dense_again']['q3'] else 'missed'}"] for k,r in rows.items()]
     show(lines, ['forward in evaluation against dense', 'dense', 'masked', 'dense again', 'goal'])
 
 def show_training(rows):
-    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", quartiles(r['bf16'], 2), quartiles(r['step'], 2), quartiles(r['amortised'], 2),
-        reached(r['amortised']['median'], r['goal'])] for r in rows]
-    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense in bfloat16', 'between updates', 'update every 100', 'goal'])
+    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", quartiles(r['bf16'], 2), quartiles(r['sparselab'], 2) if 'sparselab' in r else 'not installed',
+        quartiles(r['step'], 2), quartiles(r['amortised'], 2), reached(r['amortised']['median'], r['goal'])] for r in rows]
+    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense in bfloat16', 'sparselab', 'between updates', 'update every 100', 'goal'])
+
+def show_table(rows):
+    of = {(*r['shape'],r['batch'],r['sparsity']):f"{r['speedup']['median']:.2f}{'*' if r['swapped'] else ' '}" for r in rows}
+    sparsities = sorted({r['sparsity'] for r in rows})
+    lines = [[f'{o}x{i}, {b} rows', *[of.get((o,i,b,s), '') for s in sparsities]] for o,i,b in dict.fromkeys((*r['shape'],r['batch']) for r in rows)]
+    swapped = [r['speedup']['median'] for r in rows if r['swapped']]
+    show(lines, [f"one layer, forward and backward; * swapped, {f'at least {min(swapped):.2f}' if swapped else 'none'}", *map(str, sparsities)])
 
 def show_adam(rows):
     lines = [[compute.titles[k], f"{r['dense']:.1f}", f"{r['sparse']:.1f}", f"{r['sparse']/r['dense']:.2f}", '0.5 '+('met' if r['sparse']<.5*r['dense'] else 'missed')] for k,r in rows.items()]
@@ -171,6 +198,26 @@ def plot_updates(rows):
     ax.set(xlabel='cost of an update, in reads of the weights')
     return fig
 
+def plot_growth(rows):
+    "Costs against size, and the power that fits them"
+    fig,ax = plt.subplots(figsize=(6.4,4), layout='constrained')
+    n = np.array([r['weights'] for r in rows])
+    for key,label,marker,ls in (('ms','an update','o','-'),('upkeep_ms','masking the gradients of a step','s','--')):
+        exponent,factor = grown(rows, key)
+        ax.plot(n, [r[key] for r in rows], marker=marker, ls='', color='0', label=label)
+        ax.plot(n, factor*n**exponent, ls=ls, color='.5', label=f'like weights to the power {exponent:.2f}')
+    ax.set(xscale='log', yscale='log', xlabel='weights', ylabel='milliseconds, one thread')
+    return fig
+
+def plot_adam(rows):
+    "Peak bytes a weight, dense and on live weights only"
+    fig,ax = plt.subplots(figsize=(6.4,3), layout='constrained')
+    labels = [compute.titles[k].split(',')[0] for k in rows]
+    for dx,key,label,color in ((-.2,'dense','dense','.3'),(.2,'sparse','live weights only, 90 % sparse','.75')):
+        ax.bar([i+dx for i in range(len(rows))], [r[key] for r in rows.values()], .4, color=color, edgecolor='0', label=label)
+    ax.set(xticks=range(len(rows)), xticklabels=labels, ylabel='peak bytes a weight with Adam')
+    return fig
+
 def plot_quality(rows):
     "Accuracy against sparsity, a line a method"
     fig,ax = plt.subplots(figsize=(6.4,4), layout='constrained')
@@ -188,9 +235,9 @@ def plot(rows, f, path):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-shows = dict(steps=show_steps, updates=show_updates, memory=show_memory, evaluation=show_evaluation, training=show_training, adam=show_adam,
-    layers=show_layers, models=show_models, quality=show_quality)
-plots = dict(steps=plot_steps, updates=plot_updates, training=plot_training, quality=plot_quality)
+shows = dict(steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory, evaluation=show_evaluation, training=show_training,
+    table=show_table, adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
+plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, quality=plot_quality)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)

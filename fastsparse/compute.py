@@ -42,7 +42,7 @@ class LiveGuard(Guard):
     route,original,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,None,False,None
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
-        self.handle = self.stamp = self.seen = self._index = self.terms = self.pending = None
+        self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = self.pending = None
         self._lifted,_guards[face] = False,weakref.ref(self)
 
     p = property(lambda self: self._face())
@@ -121,19 +121,17 @@ def add_term(self:LiveGuard, term):
 def arrived(self:LiveGuard):
     "The gradient is complete"
     if self.pending is None: return
-    self.terms,self.pending,self.shared = [*([] if self.fresh else self.terms or []), *self.pending],None,False
+    self.whole,self.terms,self.pending,self.shared = None,[*([] if self.fresh else self.terms or []), *self.pending],None,False
     if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.mask.numel(): self.terms = [self.summed()]
 
 # %% ../nbs/31_compute.ipynb #4fd8e220
 @patch
-def forget(self:LiveGuard): self.terms = LiveGuard.latest = None
+def forget(self:LiveGuard): self.terms = self.whole = None
 
 @patch
 def after_step(self:LiveGuard, opt): self.forget()
 
 # %% ../nbs/31_compute.ipynb #06598860
-LiveGuard.latest = None  # terms, and the dense gradient that they add up to
-
 @patch
 def summed(self:LiveGuard):
     "The sum of the terms, with rows for outputs"
@@ -155,8 +153,9 @@ def whole_grad(self:LiveGuard):
         dist.all_reduce(self.terms[0])
         self.terms[0] /= dist.get_world_size()
     self.shared = True
-    if LiveGuard.latest is None or LiveGuard.latest[0] is not self.terms: LiveGuard.latest = self.terms,self.summed()
-    return LiveGuard.latest[1].view(self.shape)
+    whole = self.whole and self.whole()
+    if whole is None: self.whole = weakref.ref(whole := self.summed().view(self.shape))
+    return whole
 
 # %% ../nbs/31_compute.ipynb #d663fb35
 @patch

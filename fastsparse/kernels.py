@@ -30,7 +30,7 @@ class SparseIndex:
     @property
     def places(self):
         "The row-major place of each live weight, 64 bits"
-        return self.rows*self.shape[1]+self.col
+        return self.rows.mul_(self.shape[1]).add_(self.col)
 
     def __len__(self): return len(self.col)
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'

@@ -220,8 +220,9 @@ class Unstructured(Structure):
         dropped = lowest(keep_f(), n_drop, among=mask) if n_drop else none
         n_grow = k-live+n_drop
         if grow_f is None or not n_grow: return dropped,none
-        free = put_(~mask, dropped, True)
-        return dropped,highest(grow_f(~free), n_grow, among=free)
+        kept = put_(mask.clone(), dropped, False)
+        score = grow_f(kept)
+        return dropped,highest(score, n_grow, among=~kept)
 
 # %% ../nbs/00a_structures.ipynb #59a9e52c
 def _check_int(name, v, low=1):
