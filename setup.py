@@ -7,8 +7,8 @@ ini = ConfigParser(delimiters=['='])
 ini.read(Path(__file__).with_name('settings.ini'), encoding='utf-8')
 cfg = ini['DEFAULT']
 statuses = ['Planning', 'Pre-Alpha', 'Alpha', 'Beta', 'Production/Stable', 'Mature', 'Inactive']
-dev,docs,export = [cfg[f'{o}_requirements'].split() for o in ('dev','docs','export')]
+dev,docs,export,bench = [cfg[f'{o}_requirements'].split() for o in ('dev','docs','export','bench')]
 classifiers = [f"Development Status :: {cfg['status']} - {statuses[int(cfg['status'])-1]}", f"Intended Audience :: {cfg['audience']}",
     f"Natural Language :: {cfg['language']}", 'Programming Language :: Python :: 3 :: Only']
 
-setup(install_requires=cfg['requirements'].split(), extras_require=dict(dev=dev+docs+export, docs=docs, export=export), classifiers=classifiers)
+setup(install_requires=cfg['requirements'].split(), extras_require=dict(dev=dev+docs+export, docs=docs, export=export, bench=bench), classifiers=classifiers)
