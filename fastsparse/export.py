@@ -6,12 +6,13 @@
 __all__ = ['plain_copy', 'save_sparse', 'load_sparse', 'ExportReport', 'export_sparse']
 
 # %% ../nbs/34_export.ipynb #4857a556
-import importlib,numpy as np,pandas as pd,statistics,torch
+import importlib,pandas as pd,statistics,torch
 from copy import deepcopy
 from fastai.torch_core import params
 from fastcore.basics import *
 from .compute import *
 from .compute import _clock,_floats,_rearm,_store_dense,_turns
+from .masks import *
 from .packing import *
 from .packing import _PackedLayer
 from .shrinking import *
@@ -141,7 +142,7 @@ def save_sparse(
     save = _extra('safetensors.torch').save_file
     masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
     pick = lambda n,t: t.cpu()[masks[n]] if n in masks else t.cpu().contiguous().clone()
-    packed = {f'{n}:mask':torch.from_numpy(np.packbits(m.numpy())) for n,m in masks.items()}
+    packed = {f'{n}:mask':mask_to_bits(m) for n,m in masks.items()}
     save({**{n:pick(n, t) for n,t in state.items()}, **packed}, path, {n:'x'.join(map(str, m.shape)) for n,m in masks.items()})
     return Path(path)
 
@@ -155,9 +156,7 @@ def load_sparse(
         for n in (n for n in f.keys() if not n.endswith(':mask')):
             t = state[n] = f.get_tensor(n)
             if n not in shapes: continue
-            n_weights = int(np.prod(shapes[n]))
-            mask = torch.from_numpy(np.unpackbits(f.get_tensor(f'{n}:mask').numpy(), count=n_weights)).bool()
-            state[n] = t.new_zeros(n_weights).masked_scatter_(mask, t).view(shapes[n])
+            state[n] = t.new_zeros(shapes[n]).masked_scatter_(bits_to_mask(f.get_tensor(f'{n}:mask'), shapes[n]), t)
     return state
 
 # %% ../nbs/34_export.ipynb #a674d863

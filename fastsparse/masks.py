@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['n_live', 'sparse_mask', 'sparse_mask_like', 'mask_from_tensor', 'sparsity_from_tensor', 'maybe_float', 'highest',
-           'lowest', 'top_k_mask', 'put_', 'zero_dead_', 'keyed_generator']
+           'lowest', 'top_k_mask', 'put_', 'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
 
 # %% ../nbs/00_masks.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
@@ -185,3 +185,19 @@ def keyed_generator(
     "The generator for one random choice, the same wherever and whenever it is made"
     key = hashlib.blake2b(f'{seed},{index},{update}'.encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(key, 'little'))
+
+# %% ../nbs/00_masks.ipynb #512f00e8
+def mask_to_bits(
+    mask:torch.Tensor, # Bool tensor of any shape
+) -> torch.Tensor: # Vector of bytes, eight weights each, row-major; the last one is filled up with zeros
+    "`mask` with a bit for each weight"
+    return torch.from_numpy(np.packbits(mask.detach().cpu().numpy())).to(mask.device)
+
+def bits_to_mask(
+    bits:torch.Tensor, # What `mask_to_bits` returned
+    shape, # The mask's shape
+) -> torch.Tensor: # Bool tensor
+    "The mask of `shape` that `bits` hold"
+    n = math.prod(shape)
+    if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),): raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape {tuple(bits.shape)}, and those of a mask of shape {tuple(shape)} must be one of uint8 of shape ({-(-n//8)},)")
+    return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=n)).bool().view(shape).to(bits.device)

@@ -8,10 +8,10 @@ __all__ = ['Masked', 'masked_params', 'asked_sparsity', 'sparse_params', 'apply_
            'enforce_masks', 'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches',
            'candidates', 'fitting', 'layer_counts', 'starting_masks', 'module_of', 'sparsify_model', 'show_sparsity',
            'register_mask', 'keep_from_broadcast', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter',
-           'SparseSummary', 'sparse_summary']
+           'SparseSummary', 'sparse_summary', 'pack_masks', 'unpack_masks']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
-import functools,pandas as pd,torch,weakref
+import copy,functools,pandas as pd,torch,weakref
 import torch.distributed as dist
 from fastai.callback.hook import Hooks
 from fastai.optimizer import Lookahead,Optimizer
@@ -660,3 +660,26 @@ def sparse_summary(
     model = module_of(model)
     marks = {o.name:o for o in masked_params(model)}
     return SparseSummary([_row(*o, marks) for o in decide(model)])
+
+# %% ../nbs/04_sparsify.ipynb #50a360cc
+def _mask_keys(state):
+    "Names of masks in `state`, and the weights that they belong to"
+    return [(k, k.removesuffix('_mask')) for k in state if k.endswith('_mask') and isinstance(state.get(k.removesuffix('_mask')), torch.Tensor)]
+
+def pack_masks(
+    state:dict, # A model's state dict
+) -> dict: # A new one, with the same tensors but for the masks
+    "`state` with masks of one bit a weight"
+    bools = [k for k,w in _mask_keys(state) if state[k].dtype==torch.bool and state[k].shape==state[w].shape]
+    new = copy.copy(state)
+    new.update({k:mask_to_bits(state[k]) for k in bools})
+    return new
+
+def unpack_masks(
+    state:dict, # What `pack_masks` returned; a state dict with bool masks stays as it is
+) -> dict: # A new one, which `load_state_dict` takes
+    "`state` with masks of one byte a weight"
+    weights = [(k, w) for k,w in _mask_keys(state) if state[k].dtype==torch.uint8 and state[k].shape!=state[w].shape]
+    new = copy.copy(state)
+    new.update({k:bits_to_mask(state[k], state[w].shape) for k,w in weights})
+    return new

@@ -256,3 +256,16 @@ def test_keyed_generator():
     assert draw(3,1,2)==a
     keys = [(3,1,2),(3,2,1),(1,3,2),(31,2,0),(3,12,0),(-3,1,2),(2**70,1,2),(3,1,0)]
     assert len({tuple(draw(*k)) for k in keys})==len(keys)
+
+@given(shape=st.lists(st.integers(0, 9), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_bits_and_back(shape, seed):
+    "A mask of any shape takes an eighth of its bytes, rounded up, and comes back equal"
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed))<.3
+    bits = mask_to_bits(mask)
+    assert bits.dtype==torch.uint8 and len(bits)==-(-mask.numel()//8)
+    assert bits_to_mask(bits, shape).equal(mask)
+
+def test_bits_of_another_mask_are_refused():
+    "By their number, and by their type"
+    for bits in (torch.zeros(2, dtype=torch.uint8), torch.zeros(1)):
+        with pytest.raises(ValueError, match='must be one of uint8 of shape'): bits_to_mask(bits, (2,3))
