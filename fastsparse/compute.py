@@ -483,19 +483,25 @@ def _measure(model, guards, xb, ratio_f=_layer_ratio):
     plan = {n:'rows' if n in kinds and ratios[kinds[n]]>=1.1 else 'dense' for n in guards}
     return plan,{n:ratios[k] for n,k in kinds.items()},kinds
 
-def _try_features(guards, kinds, plan, step):
-    "Choose how results are stored: of all layers at once, as neighbours should agree, then of each kind of layer"
-    def using(routes):
-        for n,route in routes.items(): guards[n].route = route
-        step()
-    swapped = [n for n in plan if plan[n]=='rows']
-    each = [[n for n in swapped if kinds[n]==kind] for kind in dict.fromkeys(kinds[n] for n in swapped)]
-    for names in [swapped, *each] if len(each)>1 else each:
-        other = {n:'features' if plan[n]=='rows' else 'rows' for n in names}
-        try: gain = _turns([lambda: using(plan), lambda: using({**plan, **other})])
+# %% ../nbs/31_compute.ipynb #5f2ce612
+def _by_features(groups, run):
+    "The layers that should store results by features: `run(layers)` works with these, and all are tried at once, as neighbours should agree, then each group"
+    chosen = frozenset()
+    for group in dict.fromkeys(frozenset(o) for o in [sum(groups, []), *groups] if o):
+        try: gain = _turns([lambda: run(chosen), lambda: run(chosen^group)], 3)
         except RuntimeError: continue  # some models insist on rows: `view` of a result that lies otherwise
-        if gain>1.02: plan.update(other)
-    for n,route in plan.items(): guards[n].route = route
+        if gain>1.02: chosen ^= group
+    return chosen
+
+def _choose_layouts(model, guards, kinds, plan, xb):
+    "Let each kind of layer choose how its results are stored"
+    swapped = [n for n in plan if plan[n]=='rows']
+    def use(names):
+        for n in swapped: guards[n].route = plan[n] = 'features' if n in names else 'rows'
+    def run(names):
+        use(names)
+        _whole(model, xb)
+    use(_by_features([[n for n in swapped if kinds[n]==kind] for kind in dict.fromkeys(kinds[n] for n in swapped)], run))
 
 # %% ../nbs/31_compute.ipynb #388df78d
 class SparseCompute:
@@ -547,7 +553,7 @@ def _choose(model, guards, xb):
         if not shared or dist.get_rank()==0:
             with _resting(model), torch.random.fork_rng():
                 plan,ratios,kinds = _measure(model, guards, xb)
-                _try_features(guards, kinds, plan, lambda: _whole(model, xb))
+                _choose_layouts(model, guards, kinds, plan, xb)
             box = [(plan,ratios)]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:

@@ -11,7 +11,7 @@ from copy import deepcopy
 from fastai.torch_core import params
 from fastcore.basics import *
 from .compute import *
-from .compute import _clock,_floats,_rearm,_store_dense,_turns
+from .compute import _by_features,_clock,_floats,_rearm,_store_dense,_turns
 from .masks import *
 from .packing import *
 from .packing import _PackedLayer
@@ -87,20 +87,16 @@ def _fastest(m, call, hows):
     return best if best and ratios[best]>=1.1 else 'dense'
 
 # %% ../nbs/34_export.ipynb #6c1228f3
-def _set_rows(layers, by_rows):
-    for layer in layers:
-        for m in layer.modules():
-            if isinstance(m, _PackedLayer): m.by_rows = by_rows
-
-def _try_layouts(model, groups, xb):
+def _choose_layouts(model, groups, xb):
     "Let each group of layers choose how its results lie in memory"
-    for layers in groups:
-        def run(by_rows):
-            _set_rows(layers, by_rows)
-            model(*xb)
-        try: gain = _turns([lambda: run(True), lambda: run(False)], 3, 0)
-        except RuntimeError: gain = 0
-        _set_rows(layers, gain<=1.02)
+    inner = {layer:[m for m in layer.modules() if isinstance(m, _PackedLayer)] for group in groups for layer in group}
+    def use(layers):
+        for layer,ms in inner.items():
+            for m in ms: m.by_rows = layer not in layers
+    def run(layers):
+        use(layers)
+        model(*xb)
+    use(_by_features(groups, run))
 
 # %% ../nbs/34_export.ipynb #f93d37a9
 def _smaller(model, plain, xb):
@@ -123,7 +119,7 @@ def _auto(model, xb, pt2):
     with torch.inference_mode(False): new = pack(new, plan).requires_grad_(False)
     groups = {}
     for n in plan: groups.setdefault(kinds[n], []).append(new.get_submodule(n))
-    _try_layouts(new, [g for k,g in groups.items() if best[k]=='rows'], xb)
+    _choose_layouts(new, [g for k,g in groups.items() if best[k]=='rows'], xb)
     changed = plan or _n_weights(new)!=_n_weights(plain)
     if changed and _turns([lambda: plain(*xb), lambda: new(*xb)])>1: return new,plan,note
     return plain,{},'dense is fastest for this batch size'
