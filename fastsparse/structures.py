@@ -125,7 +125,7 @@ def _reduced(self:Structure, x):
 def _best(score, k, among):
     "In each row of `score` the `k` highest of `among`, or as many as there are"
     if len(score)==1:
-        n = max(0, min(int(k), int(among.count_nonzero())))
+        n = max(0, min(int(k), count_live(among)))
         return put_(torch.zeros_like(among), highest(score, n, among), True)
     s = score.float() if score.dtype in (torch.half, torch.bfloat16) else score
     order = (-s if s.is_floating_point() else ~s).sort(dim=1, stable=True).indices
@@ -167,7 +167,7 @@ def move(self:Structure,
     n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
 ) -> tuple: # What is dropped, and what of the rest is grown: row-major indices in ascending order
     "One update: drop `n_drop` live weights and what else must go, then grow until `n` live"
-    k,live = self._per_group(mask.shape, n),int(mask.count_nonzero())
+    k,live = self._per_group(mask.shape, n),count_live(mask)
     if not 0<=n_drop<=live: raise ValueError(f"n_drop is {n_drop}, and must be in [0,{live}]: that many weights live")
     if not n_drop and n==live: return (mask.new_empty(0, dtype=torch.long),)*2
     return self._move(mask, keep_f, grow_f, n_drop, k)
@@ -214,7 +214,7 @@ class Unstructured(Structure):
     def axes(self, shape): return (math.prod(shape),),[],[0]
 
     def _move(self, mask, keep_f, grow_f, n_drop, k):
-        live = int(mask.count_nonzero())
+        live = count_live(mask)
         n_drop = max(n_drop, live-k)
         none = mask.new_empty(0, dtype=torch.long)
         dropped = lowest(keep_f(), n_drop, among=mask) if n_drop else none
@@ -418,7 +418,7 @@ def _share(self:FanIn, mask, n, on):
 @patch
 def _active(self:FanIn, mask, keep, grow, n_drop, n, on):
     "Which of the outputs in `on` have enough salient weights"
-    n_keep = min(int(mask.count_nonzero())-n_drop, n)
+    n_keep = min(count_live(mask)-n_drop, n)
     salient = put_(torch.zeros_like(mask), highest(keep, n_keep, among=mask), True)
     free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
     put_(salient, highest(grow, min(n-n_keep, int(free.count_nonzero())), among=free), True)
@@ -564,7 +564,7 @@ def mask_drop_minimum(
     "`mask` without the `int(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
     if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]: the fraction of live weights that goes, e.g. 0.3")
     s = _check_builder(score, mask, structure)
-    dropped,_ = s._move(mask, lambda: score.detach(), None, int(drop_fraction*int(mask.count_nonzero())), s._most(mask.shape))
+    dropped,_ = s._move(mask, lambda: score.detach(), None, int(drop_fraction*count_live(mask)), s._most(mask.shape))
     return put_(mask.clone(), dropped, False)
 
 def mask_grow_maximum(
@@ -575,7 +575,7 @@ def mask_grow_maximum(
 ) -> torch.Tensor: # Bool tensor
     "`mask` and the highest scores beside it"
     s = _check_builder(score, mask, structure)
-    wanted,live = n_live(mask.numel(), sparsity),int(mask.count_nonzero())
+    wanted,live = n_live(mask.numel(), sparsity),count_live(mask)
     if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
     new = s.join(s._fill(s.split(mask).any(-1), lambda: score, s._per_group(mask.shape, n), s.split(~mask).all(-1)), mask.shape)
     if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
@@ -620,7 +620,7 @@ def _masks_in(source):
     return masks
 
 def _shuffled(mask, s, generator):
-    n = s.count(mask.shape, int(mask.count_nonzero()))
+    n = s.count(mask.shape, count_live(mask))
     return s.top(torch.rand(mask.shape, generator=generator), n)
 
 def masks_like(

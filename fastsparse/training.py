@@ -69,7 +69,7 @@ class Slot:
         self.guard.check()
         if self._stamp()==self.seen: return
         o = self.o._replace(mask=self.mask)
-        live,asked = int(self.mask.count_nonzero()),asked_sparsity(o)
+        live,asked = count_live(self.mask),asked_sparsity(o)
         if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
         elif not self.aims: self.target = live
         self.live,self.seen,self.budget = live,self._stamp(),live
@@ -427,8 +427,8 @@ def _scorer(self:SparseEngine, f, s, n, t, generator, seen):
 
 def _check_choice(o, mask, chosen, n):
     "A `ValueError` unless the bool score `mask` has exactly the `n` places that were chosen"
-    if int(mask.count_nonzero())!=n or not mask.take(chosen).all():
-        raise ValueError(f"a mask for {o.name} has {int(mask.count_nonzero())} live weights, and must have {n}: return a score instead, or a mask with that many")
+    if count_live(mask)!=n or not mask.take(chosen).all():
+        raise ValueError(f"a mask for {o.name} has {count_live(mask)} live weights, and must have {n}: return a score instead, or a mask with that many")
 
 # %% ../nbs/05_training.ipynb #b74945af
 @patch
