@@ -45,7 +45,7 @@ def peer_stepper(name, model, xb, yb, sparsity):
 
 blocks = dict(mlp=20, ffn=2, gpt=1)  # steps in a row, as training makes them
 
-def training(name, sparsity, rounds):
+def training(name, sparsity, rounds, plan=None):
     "A step with the engine and an update every 100 steps against a dense step, in turns, for the same optimizer"
     torch.manual_seed(0)
     model,xb,yb = make[name]()
@@ -53,7 +53,7 @@ def training(name, sparsity, rounds):
     peer = peer_stepper(name, deepcopy(model), xb, yb, sparsity)
     sparsify(name, model, sparsity)
     opt = sgd(model)
-    report = sparse_compute(model, xb, opt)
+    report = sparse_compute(model, xb, opt, plan)
     dst = rigl(model, opt)
     at = stepper_at(dst, stepper(model, opt, xb, yb))
     arms = dict(dense=dense, bf16=bf16, step=lambda: at(1), **({'sparselab':peer} if peer else {}))

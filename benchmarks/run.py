@@ -58,11 +58,16 @@ def over_processes(runs):
     "Of dicts of spreads from several processes: the spread of their medians"
     return {k:spread([r[k]['median'] for r in runs]) if isinstance(v, dict) and 'median' in v else v for k,v in runs[0].items()}
 
+def train_in_processes(name, sparsity, n, rounds):
+    "Training in `n` new processes; the first one chooses the plan for all"
+    first = in_new_process(compute.training, name, sparsity, rounds)
+    return over_processes([first, *[in_new_process(compute.training, name, sparsity, rounds, first['plan']) for _ in range(n-1)]])
+
 def measure_training(quick):
     "Training on live weights only, in processes of their own"
     names,sparsities,n = (['mlp'],[.9],1) if quick else (['mlp','ffn','gpt'],[.9,.95,.98],5)
-    runs = {(name,s):[in_new_process(compute.training, name, s, dict(mlp=5, ffn=4, gpt=3)[name]) for _ in range(n)] for name in names for s in sparsities}
-    return [dict(over_processes(rs), goal=speed_goals[name][s]) for (name,s),rs in runs.items()]
+    rounds = dict(mlp=5, ffn=4, gpt=3)
+    return [dict(train_in_processes(name, s, n, rounds[name]), goal=speed_goals[name][s]) for name in names for s in sparsities]
 
 def measure_table(quick):
     "Single layers, forward and backward"
