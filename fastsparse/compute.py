@@ -49,6 +49,7 @@ class LiveGuard(Guard):
     values = property(lambda self: self.module._parameters[self.attr])
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.values.grad is not None)
+    fixed_count = property(lambda self: dist.is_available() and dist.is_initialized() and dist.get_world_size()>1)
     def note(self): self.stamp = None,_stamp(self.mask)
     def mask_grad(self): pass
     def remove(self): pass

@@ -171,6 +171,7 @@ class Guard:
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
     remark = ''  # what the summary says of the parameter
     dense_state = True  # the optimizer has state for every weight
+    fixed_count = False  # must the number of live weights stay?
     route = None  # how a weight that is stored sparse is multiplied
     def __init__(self, module, attr):
         self.module,self.attr,self.p,self.handle = module,attr,None,None

@@ -204,9 +204,11 @@ def _check_path(self:SparseEngine, m, os):
 # %% ../nbs/05_training.ipynb #c9ff88f7
 @patch
 def _check_state(self:SparseEngine, m, p):
-    "A `ValueError` if `grow_state_f` can't work with the optimizer's state of `p`"
+    "A `ValueError` if `grow_state_f`, or a number of live weights that changes, can't work with how `p` and its state are stored"
     if m.grow_state_f and not getattr(guard_of(p), 'dense_state', True):
         raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute")
+    if getattr(guard_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
+        raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute")
     if check := says(m.grow_state_f, 'check'): check(p, self.opt)
 
 # %% ../nbs/05_training.ipynb #39453edb

@@ -507,7 +507,10 @@ def two_ranks(rank, folder):
         ddp = nn.parallel.DistributedDataParallel(m)
         if not compute:
             with pytest.raises(ValueError, match='wrapped for data parallel'): sparse_compute(ddp, None)
-        engine = SparseEngine(m, opt, 30, **{**RigL_presets, 'stop_pct':1., 'batches_per_update':4}, seed=0)
+        settings = {**RigL_presets, 'stop_pct':1., 'batches_per_update':4}
+        for changes in (dict(redistribute_f=lambda p, mask: 1.), dict(sparsity=CubicSchedule(.6, .8, 20)), dict(grow_score_f=None)) if compute else ():
+            with pytest.raises(ValueError, match='take a method that keeps the number'): SparseEngine(m, opt, 30, **{**settings, **changes})
+        engine = SparseEngine(m, opt, 30, **settings, seed=0)
         for t in range(30):
             engine.prepare(t)
             xb,yb = data(m if not compute else mlp((6,12,9,3), dtype=torch.double), 32, seed=t)
@@ -522,7 +525,7 @@ def two_ranks(rank, folder):
     dist.destroy_process_group()
 
 def test_two_ranks(tmp_path):
-    "Masks and weights of both ranks are the masked run's, whose gradients are averaged; rank 0's plan holds on both"
+    "Masks and weights of both ranks are the masked run's, whose gradients are averaged; rank 0's plan holds on both; methods that change a layer's number of live weights are refused"
     torch.multiprocessing.spawn(two_ranks, (str(tmp_path),), nprocs=2)
     a,b = [torch.load(tmp_path/f'{r}.pt') for r in (0,1)]
     assert a['plan']==b['plan']
