@@ -35,7 +35,7 @@ docs: $(READY) ## README.md, and the site in docs/_build/html
 notebooks: $(READY) ## open the notebooks in Jupyter
 	jupyter notebook --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: $(READY) ## time sparse training against dense training, and against sparselab where that can be installed
+bench: $(READY) ## time sparse training against dense training, and against its peers where they can be installed
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
 

@@ -41,13 +41,32 @@ def sparse_stepper(model, xb, yb):
         assert dst.n_updates==before+1
     return lambda: at(1), update
 
+def peer_stepper(model, xb, yb):
+    "Steps of rigl_torch between updates, and a function that is its update after a batch; None if it isn't installed"
+    try: from rigl_torch.RigL import RigLScheduler
+    except ImportError: return None,None
+    opt = sgd(model)
+    peer = RigLScheduler(model, opt, dense_allocation=1-sparsity, T_end=10**6, delta=every, ignore_linear_layers=False)
+    def backward(step):
+        peer.step = step
+        nn.functional.cross_entropy(model(xb), yb).backward()
+    def step():
+        backward(0)
+        if peer(): opt.step()
+        opt.zero_grad()
+    def update():
+        backward(every-1)
+        return cpu_time(peer)
+    return step,update
+
 def amortised(step, update): return (step*(every-1)+update)/every
 
-def summary(dense, again, step, update):
+def summary(dense, again, step, update, peer=None):
     "Ratios to dense steps: of steps between updates, of all steps, and of dense steps once more, which shows the noise"
     upd = statistics.median(update)
     return dict(dense_ms=1e3*statistics.median(dense), update_step_ms=1e3*upd, step=spread(ratios(step, dense)),
-        amortised=spread([amortised(s, upd)/d for s,d in zip(step,dense)]), dense_again=spread(ratios(again, dense)))
+        amortised=spread([amortised(s, upd)/d for s,d in zip(step,dense)]), dense_again=spread(ratios(again, dense)),
+        **({'rigl_torch':spread(ratios(peer, dense))} if peer else {}))
 
 def training_step(name, rounds, n_updates=5, block=1):
     "A masked training step against a dense one"
@@ -55,7 +74,8 @@ def training_step(name, rounds, n_updates=5, block=1):
     model,xb,yb = make[name]()
     dense,again = [stepper(m, sgd(m), xb, yb) for m in (deepcopy(model), deepcopy(model))]
     step,update = sparse_stepper(model, xb, yb)
-    arms = {k:partial(repeat, f, block) for k,f in dict(dense=dense, step=step, again=again).items()}
+    peer,_ = peer_stepper(make[name]()[0], xb, yb) if name in ('mlp','resnet18') else (None,None)
+    arms = {k:partial(repeat, f, block) for k,f in dict(dense=dense, step=step, again=again, peer=peer).items() if f}
     times = {k:[t/block for t in ts] for k,ts in interleaved(arms, rounds).items()}
     return summary(**times, update=interleaved(dict(update=update), n_updates, warmup=1)['update'])
 
@@ -138,6 +158,14 @@ def update_reads(model, case, rounds):
     same = [int(s.mask.sum())==int(m.sum()) for s,m in zip(dst.slots, before)]
     assert all(same) and any(not s.mask.equal(m) for s,m in zip(dst.slots, before))
     return dict(weights=n, ms=1e3*statistics.median(seconds[1:]), reads=spread(reads[1:]))
+
+def peer_reads(name, rounds):
+    "An update of rigl_torch in reads of the weights; None if it isn't installed"
+    torch.manual_seed(0)
+    model,xb,yb = make[name]()
+    _,update = peer_stepper(model, xb[:4], yb[:4])
+    n = sum(p.numel() for p in model.parameters() if p.ndim>1)
+    return spread([update()/one_read(4*n) for _ in range(rounds)]) if update else None
 
 def upkeep(model, rounds):
     "Milliseconds to mask the gradients of `model` once"

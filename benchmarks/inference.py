@@ -5,6 +5,7 @@ from fastsparse.all import *
 from functools import partial
 from measure import *
 from pathlib import Path
+from scipy.sparse import csr_array
 from tempfile import TemporaryDirectory
 from torch import nn
 from torch.nn import functional as F
@@ -19,6 +20,16 @@ def dense_routes(layer, x):
     wk,bk,xk = [o.to_mkldnn() for o in (w,b,x)]
     return dict(onednn=lambda: F.linear(xk, wk, bk), bfloat16=lambda: F.linear(x16, w16, b16))
 
+def peer_products(layer, x):
+    "The same product by scipy's CSR matrix, and by sparselab's if it is installed; inputs and results lie as they want them"
+    w,xT = layer.weight.detach(),x.t().contiguous()
+    csr = csr_array(w.numpy())
+    arms = dict(scipy=lambda: csr@xT.numpy())
+    try: from sparselab import PaddedCSR,spmm
+    except ImportError: return arms
+    padded = PaddedCSR.from_dense(w)
+    return dict(arms, sparselab=lambda: spmm(padded, xT))
+
 def against(dense, arms, rounds):
     "How many times faster than `dense` is each of `arms`?"
     times = interleaved(dict(dense=dense, **arms), rounds)
@@ -31,7 +42,7 @@ def layer(rows, sparsity, rounds, n=4096):
     sparsify_model(model, sparsity, seed=0)
     new,report = export_sparse(model, 'auto', x)
     plain = plain_copy(model)
-    arms = dict(sparse=partial(forward, new, x), **dense_routes(plain[0], x))
+    arms = dict(sparse=partial(forward, new, x), **dense_routes(plain[0], x), **peer_products(plain[0], x))
     return dict(rows=rows, sparsity=sparsity, plan=report.plan, error=report.error, **against(partial(forward, plain, x), arms, rounds))
 
 def whole(name, sparsity, rounds):

@@ -32,7 +32,9 @@ def measure_steps(quick):
 def measure_updates(quick):
     "Updates of each model and case; ratios of reads"
     names,rounds = (['resnet18'],4) if quick else (['resnet18','resnet50'],12)
-    return [dict(model=name, case=case, goal=goals['reads'], **costs.update_reads(costs.make[name]()[0], case, rounds)) for name in names for case in costs.cases]
+    peer = costs.peer_reads('resnet18', 1 if quick else 3)
+    return [dict(model=name, case=case, goal=goals['reads'], **costs.update_reads(costs.make[name]()[0], case, rounds),
+        **({'rigl_torch':peer} if peer and (name,case)==('resnet18','normal') else {})) for name in names for case in costs.cases]
 
 def measure_growth(quick):
     "Of sizes from a million to a hundred million weights"
@@ -108,14 +110,14 @@ def reached(value, goal): return '' if goal is None else f"{goal} {'met' if valu
 def title(name): return titles.get(name, f"the ResNet-18 through fastai's Learner")
 
 def show_steps(rows):
-    lines = [[title(k), f"{r['dense_ms']:.1f} ms", *[quartiles(r[c]) for c in ('step','amortised','dense_again')],
+    lines = [[title(k), f"{r['dense_ms']:.1f} ms", *[quartiles(r[c]) if c in r else '' for c in ('step','amortised','dense_again','rigl_torch')],
         verdict(r['step']['median'], r['goal'])] for k,r in rows.items()]
-    show(lines, ['training step against dense', 'dense', 'between updates', 'update every 100', 'dense again', 'goal'])
+    show(lines, ['training step against dense', 'dense', 'between updates', 'update every 100', 'dense again', 'rigl_torch', 'goal'])
 
 def show_updates(rows):
     lines = [[f"{titles[r['model']].split(',')[0]}, {costs.case_titles[r['case']]}", f"{r['weights']:,}", f"{r['ms']:.0f} ms", quartiles(r['reads'], 1),
-        verdict(r['reads']['median'], r['goal'], 0)] for r in rows]
-    show(lines, ['one update', 'weights', 'time', 'reads', 'goal'])
+        quartiles(r['rigl_torch'], 0) if 'rigl_torch' in r else '', verdict(r['reads']['median'], r['goal'], 0)] for r in rows]
+    show(lines, ['one update', 'weights', 'time', 'reads', 'of rigl_torch', 'goal'])
 
 def grown(rows, key='ms'):
     "Exponent and factor of the power of the number of weights that the costs `key` follow"
@@ -153,9 +155,9 @@ def show_adam(rows):
     show(lines, ['peak bytes a weight with Adam', 'dense', 'at 0.9', 'ratio', 'goal'])
 
 def show_layers(rows):
-    lines = [[f"4096x4096, {r['rows']} rows", f"{r['sparsity']}", f"{r['dense_ms']:.2f} ms", quartiles(r['onednn'], 2), quartiles(r['bfloat16'], 2), quartiles(r['sparse'], 2),
+    lines = [[f"4096x4096, {r['rows']} rows", f"{r['sparsity']}", f"{r['dense_ms']:.2f} ms", *[quartiles(r[k], 2) if k in r else '' for k in ('onednn','bfloat16','scipy','sparselab','sparse')],
         reached(r['sparse']['median'], r['goal'])] for r in rows]
-    show(lines, ['inference: times faster than F.linear', 'sparsity', 'dense', 'oneDNN', 'bfloat16', 'sparse', 'goal'])
+    show(lines, ['inference: times faster than F.linear', 'sparsity', 'dense', 'oneDNN', 'bfloat16', 'scipy', 'sparselab', 'sparse', 'goal'])
 
 def show_models(rows):
     lines = [[compute.titles[r['model']], f"{r['dense_ms']:.1f} ms", quartiles(r['sparse'], 2), reached(r['sparse']['median'], r['goal']),

@@ -144,15 +144,15 @@ class _Product(Function):
     @staticmethod
     def forward(ctx, xT, values, bias, index, by_columns, tap):
         tiles = _tiles(xT.detach(), index)
-        ctx.save_for_backward(values, *tiles)
-        ctx.index,ctx.tap,ctx.by_columns = index,tap,not xT.is_contiguous()
+        ctx.save_for_backward(values, *(tiles if ctx.needs_input_grad[1] else []))
+        ctx.index,ctx.tap,ctx.by_columns,ctx.width = index,tap,not xT.is_contiguous(),tiles[0].shape[1] or 1
         return _multiply(index, values, tiles, bias, by_columns)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gT):
         (values,*xs),index = ctx.saved_tensors,ctx.index
-        gs,gx,gv,gb = [o.contiguous() for o in gT.split(xs[0].shape[1] or 1, 1)],None,None,None
+        gs,gx,gv,gb = [o.contiguous() for o in gT.split(ctx.width, 1)],None,None,None
         if ctx.needs_input_grad[0]: gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.by_columns)
         if ctx.needs_input_grad[1]:
             gv = _dots(index, gs, xs)

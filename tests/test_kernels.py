@@ -202,3 +202,15 @@ def test_threads_change_nothing():
     try: one,three = run(1),run(3)
     finally: torch.set_num_threads(before)
     for a,b in zip(one, three): assert a.equal(b)
+
+def test_frozen_weights_keep_no_inputs():
+    "Values without a gradient need the inputs for nothing, and save only themselves"
+    _,index,values,_ = make(5, 6)
+    for v,n in ((values, 1), (values.clone().requires_grad_(), 2)):
+        x = batch(4, 6).requires_grad_()
+        y = sparse_linear(x, v, index)
+        node = y.grad_fn
+        while 'Product' not in type(node).__name__: node = node.next_functions[0][0]
+        assert len(node.saved_tensors)==n
+        y.sum().backward()
+        assert x.grad is not None
