@@ -97,6 +97,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastsparse.compute._choose_layouts': ('compute.html#_choose_layouts', 'fastsparse/compute.py'),
                                     'fastsparse.compute._clock': ('compute.html#_clock', 'fastsparse/compute.py'),
                                     'fastsparse.compute._dense_copies': ('compute.html#_dense_copies', 'fastsparse/compute.py'),
+                                    'fastsparse.compute._drop_dense': ('compute.html#_drop_dense', 'fastsparse/compute.py'),
                                     'fastsparse.compute._each_state': ('compute.html#_each_state', 'fastsparse/compute.py'),
                                     'fastsparse.compute._faces': ('compute.html#_faces', 'fastsparse/compute.py'),
                                     'fastsparse.compute._floats': ('compute.html#_floats', 'fastsparse/compute.py'),

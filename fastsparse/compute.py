@@ -546,6 +546,10 @@ def _resting(model):
         for m,mode in modes.items(): m.training = mode
 
 # %% ../nbs/31_compute.ipynb #32bbfc83
+def _drop_dense(model, guards, plan):
+    "Store dense again what `plan` leaves dense, and take it out of `guards`"
+    _all_dense(model, [guards.pop(n) for n in list(guards) if plan[n]=='dense'])
+
 def _choose(model, guards, xb):
     "Measure, here or on rank 0; all ranks take the same plan"
     shared = dist.is_available() and dist.is_initialized()
@@ -554,12 +558,14 @@ def _choose(model, guards, xb):
         if not shared or dist.get_rank()==0:
             with _resting(model), torch.random.fork_rng():
                 plan,ratios,kinds = _measure(model, guards, xb)
+                _drop_dense(model, guards, plan)
                 _choose_layouts(model, guards, kinds, plan, xb)
             box = [(plan,ratios)]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:
         _all_dense(model, guards.values())
         raise
+    _drop_dense(model, guards, box[0][0])
     return box[0]
 
 # %% ../nbs/31_compute.ipynb #0417a69e
@@ -585,7 +591,6 @@ def sparse_compute(
     _rearm(model)
     plan,ratios = _choose(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
     for n,g in chosen.items(): g.route = plan[n]
-    _all_dense(model, [g for n,g in chosen.items() if plan[n]=='dense'])
     return SparseCompute(model, chosen, plan, ratios, notes)
 
 # %% ../nbs/31_compute.ipynb #10fc770f

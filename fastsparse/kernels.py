@@ -83,31 +83,37 @@ _registers = 448  # columns whose sums the kernel holds in registers at once
 def _n_tiles(xT, index):
     "Into how many tiles to cut the columns of `xT`; the same for an index and its transpose"
     n,size = xT.shape[1],xT.element_size()
+    wide,large = n>_registers,n*size*min(index.shape)>2**21
+    if not (wide or large): return 1
     reuse = len(index)/max(sum(index.shape), 1)  # of what a tile has copied
-    if n>_registers and reuse>=12: width = 128 if 128*size*max(index.shape)<=2**20 else 64
-    elif reuse>=50 and n*size*min(index.shape)>2**21: width = 64
-    else: return 1
-    return round(n/width)
+    if wide and reuse>=12: return round(n/(128 if 128*size*max(index.shape)<=2**20 else 64))
+    return round(n/64) if large and reuse>=50 else 1
 
-def _tiles(xT, index): return [o.contiguous() for o in xT.chunk(_n_tiles(xT, index), 1)]
+def _tiles(xT, index):
+    n = _n_tiles(xT, index)
+    return [xT.contiguous()] if n==1 else [o.contiguous() for o in xT.chunk(n, 1)]
 
 def _bags(index, values, tile):
     "The product with one tile"
     if not (len(index) and tile.numel()): return tile.new_zeros(index.shape[0], tile.shape[1])
     one = tile.shape[1]==1 and tile.dtype in (torch.float, torch.double) and torch.backends.mkl.is_available()
     if one: return (index.csr(values) @ tile[:,0])[:,None]
-    return F.embedding_bag(index.col, tile, index.crow, per_sample_weights=values, mode='sum', include_last_offset=True)
+    return torch.embedding_bag(tile, index.col, index.crow, False, 0, False, values, True)[0]  # `F.embedding_bag` without its checks
 
 # %% ../nbs/30_kernels.ipynb #50eb910a
 def _multiply(index, values, tiles, bias=None, by_columns=False):
     "The product with all tiles, put together"
     values = values.detach()  # what requires a gradient would get a slower kernel
-    parts = (_bags(index, values, o.detach()) for o in tiles)
-    if bias is not None: parts = (o.add_(bias[:,None]) for o in parts)
-    if len(tiles)==1 and not by_columns: return next(parts)
+    if bias is not None: bias = bias.detach()[:,None]
+    def one(o):
+        y = _bags(index, values, o.detach())
+        return y if bias is None else y.add_(bias)
+    if len(tiles)==1:
+        y = one(tiles[0])
+        return y.t().contiguous().t() if by_columns else y
     shape = index.shape[0],sum(o.shape[1] for o in tiles)
     out = values.new_empty(shape[::-1]).t() if by_columns else values.new_empty(shape)
-    for o,part in zip(out.split(tiles[0].shape[1] or 1, 1), parts): o.t().copy_(part.t())  # this way round torch transposes fast
+    for o,tile in zip(out.split(tiles[0].shape[1], 1), tiles): o.t().copy_(one(tile).t())  # this way round torch transposes fast
     return out
 
 def sparse_product(
@@ -125,10 +131,9 @@ def _dots(index, gs, xs):
     "The sum over tiles of the entries of `g @ x.t()` where weights live"
     dtype = gs[0].dtype
     wide = dtype if dtype in (torch.float, torch.double) else torch.float
-    total = torch.zeros(len(index), dtype=wide, device=gs[0].device)
-    if not len(index): return total.to(dtype)
-    for g,x in zip(gs, xs):
-        if x.numel(): total = torch.sparse.sampled_addmm(index.csr(total), g.to(wide), x.to(wide).t()).values()
+    total = index.col.new_zeros(len(index), dtype=wide)
+    if len(index) and xs[0].numel():
+        for g,x in zip(gs, xs): total = torch.sparse.sampled_addmm(index.csr(total), g.to(wide), x.to(wide).t()).values()
     return total.to(dtype)
 
 def sampled_product(
@@ -142,22 +147,24 @@ def sampled_product(
 # %% ../nbs/30_kernels.ipynb #0b90d04f
 class _Product(Function):
     @staticmethod
-    def forward(ctx, xT, values, bias, index, by_columns, tap):
-        tiles = _tiles(xT.detach(), index)
+    def forward(ctx, x, values, bias, index, by_rows, tap):
+        xT = x.detach().t()
+        tiles = _tiles(xT, index)
         ctx.save_for_backward(values, *(tiles if ctx.needs_input_grad[1] else []))
-        ctx.index,ctx.tap,ctx.by_columns,ctx.width = index,tap,not xT.is_contiguous(),tiles[0].shape[1] or 1
-        return _multiply(index, values, tiles, bias, by_columns)
+        ctx.index,ctx.tap,ctx.by_rows,ctx.width = index,tap,not xT.is_contiguous(),tiles[0].shape[1] or 1
+        return _multiply(index, values, tiles, bias, by_rows).t()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gT):
-        (values,*xs),index = ctx.saved_tensors,ctx.index
-        gs,gx,gv,gb = [o.contiguous() for o in gT.split(ctx.width, 1)],None,None,None
-        if ctx.needs_input_grad[0]: gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.by_columns)
+    def backward(ctx, g):
+        (values,*xs),index,gT = ctx.saved_tensors,ctx.index,g.t()
+        gs = [gT.contiguous()] if gT.shape[1]<=ctx.width else [o.contiguous() for o in gT.split(ctx.width, 1)]
+        gx = gv = gb = None
+        if ctx.needs_input_grad[0]: gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.by_rows).t()
         if ctx.needs_input_grad[1]:
             gv = _dots(index, gs, xs)
             if ctx.tap is not None: ctx.tap(torch.cat(gs, 1), torch.cat(xs, 1))
-        if ctx.needs_input_grad[2]: gb = sum(o.sum(1) for o in gs)
+        if ctx.needs_input_grad[2]: gb = gT.sum(1) if len(gs)==1 else torch.stack([o.sum(1) for o in gs]).sum(0)
         return gx,gv,gb,None,None,None
 
 # %% ../nbs/30_kernels.ipynb #00401230
@@ -178,8 +185,8 @@ def sparse_linear(
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
-    y = _Product.apply(x.reshape(-1, x.shape[-1]).t(), values, bias, index, by_rows, tap)
-    return y.t().view(*x.shape[:-1], index.shape[0])
+    if x.ndim==2: return _Product.apply(x, values, bias, index, by_rows, tap)
+    return _Product.apply(x.reshape(-1, x.shape[-1]), values, bias, index, by_rows, tap).view(*x.shape[:-1], index.shape[0])
 
 # %% ../nbs/30_kernels.ipynb #6dea013f
 def sparse_conv1x1(
@@ -197,6 +204,6 @@ def sparse_conv1x1(
     n_spatial = x.ndim-2
     stride = tuple(stride)*(n_spatial//len(stride))
     x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
-    y = _Product.apply(x.transpose(0, 1).reshape(x.shape[1], -1), values, bias, index, False, tap)
-    y = y.view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
+    y = _Product.apply(x.transpose(0, 1).reshape(x.shape[1], -1).t(), values, bias, index, False, tap)
+    y = y.t().view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
     return y.contiguous() if by_rows else y
