@@ -32,7 +32,7 @@ def peer_products(layer, x):
 
 def against(dense, arms, rounds):
     "How many times faster than `dense` is each of `arms`?"
-    times = interleaved(dict(dense=dense, **arms), rounds)
+    times = interleaved_blocks(dict(dense=dense, **arms), rounds)
     return dict(dense_ms=1e3*statistics.median(times['dense']), **{k:spread(ratios(times['dense'], times[k])) for k in arms})
 
 def layer(rows, sparsity, rounds, n=4096):
