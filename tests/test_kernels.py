@@ -114,7 +114,8 @@ def test_tap_sees_the_dense_gradient():
     "With a tap the live weights' gradient is unchanged, and the product of what it gets is the dense layer's; frozen weights don't call it"
     mask,index,values,dense = make(9, 8)
     x,seen = batch(4, 8),[]
-    for v in (values.clone().requires_grad_(), values): sparse_linear(x.clone().requires_grad_(), v, index, tap=lambda *args: seen.append(args)).pow(2).sum().backward()
+    tap = lambda *args: seen.append(args)
+    for v in (values.clone().requires_grad_(), values): sparse_linear(x.clone().requires_grad_(), v, index, tap=tap).pow(2).sum().backward()
     w,plain = [t.detach().clone().requires_grad_() for t in (dense, values)]
     F.linear(x, w).pow(2).sum().backward()
     sparse_linear(x, plain, index).pow(2).sum().backward()
