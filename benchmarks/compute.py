@@ -1,7 +1,7 @@
 "What computing with live weights only gains: training steps, single layers and memory against dense training on the CPU"
 import gc,statistics,torch
 from copy import deepcopy
-from costs import amortised,every,repeat,rigl,sgd,stepper,stepper_at
+from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
 from functools import partial
 from measure import *
@@ -76,11 +76,10 @@ def layer_cell(shape, batch, sparsity, rounds=5):
     report = sparse_compute(model, x)
     swapped = report.plan['1.weight']!='dense'
     if not swapped: sparse_compute(model, x, plan={'1.weight':'rows'})
-    n = max(1, round(2e8/(batch*shape[0]*shape[1])))
     h,g = x.requires_grad_(),torch.randn(batch, shape[0])
-    def step(m): return partial(repeat, lambda: torch.autograd.grad(m(h), [h,*m.parameters()], g), n)
-    times = interleaved(dict(dense=step(dense), sparse=step(model[1])), rounds, warmup=1)
-    return dict(shape=shape, batch=batch, sparsity=sparsity, swapped=swapped, dense_ms=1e3*statistics.median(times['dense'])/n,
+    def step(m): return lambda: torch.autograd.grad(m(h), [h,*m.parameters()], g)
+    times = interleaved_blocks(dict(dense=step(dense), sparse=step(model[1])), rounds)
+    return dict(shape=shape, batch=batch, sparsity=sparsity, swapped=swapped, dense_ms=1e3*statistics.median(times['dense']),
         speedup=spread(ratios(times['dense'], times['sparse'])))
 
 few = dict(mlp=8, ffn=8, gpt=1)  # samples, so that activations don't hide what a weight costs

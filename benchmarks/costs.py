@@ -79,9 +79,6 @@ def training_step(name, rounds, n_updates=5, block=1):
     times = {k:[t/block for t in ts] for k,ts in interleaved(arms, rounds).items()}
     return summary(**times, update=interleaved(dict(update=update), n_updates, warmup=1)['update'])
 
-def repeat(f, n):
-    for _ in range(n): f()
-
 class BatchTimer(Callback):
     "CPU time from each batch to the next"
     order = 1000

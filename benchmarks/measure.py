@@ -1,5 +1,6 @@
 "Clocks that can be trusted beside a busy neighbour: interleaved rounds, process CPU time, medians and quartiles"
 import ctypes,platform,re,statistics,time,torch
+from functools import partial
 from pathlib import Path
 
 def machine():
@@ -30,15 +31,14 @@ def interleaved(arms, rounds, warmup=2):
             if i>=0: times[name].append(t)
     return times
 
+def repeat(f, n):
+    for _ in range(n): f()
+
 def interleaved_blocks(arms, rounds, seconds=.05):
     "CPU seconds of a call of each of `arms`, which run in blocks of `seconds` or more: over and over again, as they do in use, with what they need in the caches"
     for f in arms.values(): f()
     n = {k:max(1, round(seconds/max(cpu_time(f), 1e-6))) for k,f in arms.items()}
-    def block(k):
-        def _f():
-            for _ in range(n[k]): arms[k]()
-        return _f
-    return {k:[t/n[k] for t in ts] for k,ts in interleaved({k:block(k) for k in arms}, rounds, warmup=1).items()}
+    return {k:[t/n[k] for t in ts] for k,ts in interleaved({k:partial(repeat, f, n[k]) for k,f in arms.items()}, rounds, warmup=1).items()}
 
 def ratios(a, b): return [x/y for x,y in zip(a,b)]
 
