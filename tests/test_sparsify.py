@@ -506,16 +506,45 @@ def test_foreign_writes_before_a_step(write):
     opt.step()
     assert_dead(m, opt)
 
-def test_mask_changed_by_hand():
-    "A mask that is written to is obeyed from the next forward on"
+def _new_mask(o, how):
+    new = sparse_mask_like(o.p, .8)
+    if how=='written': o.mask.copy_(new)
+    elif how=='data': o.mask.data = new
+    else: o.module.register_buffer(f'{o.attr}_mask', new)
+
+@pytest.mark.parametrize('how', ['written','data','replaced'])
+def test_mask_changed_by_hand(how):
+    "A mask that is written to or replaced is obeyed from the next forward on, in evaluation too"
     m,_,xb,yb = sparse_mlp()
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
     train(m, opt, 3, xb, yb)
-    for o in masked_params(m): o.mask.copy_(sparse_mask_like(o.p, .8))
-    m(xb)
-    assert_dead(m)
+    for training in (True,False):
+        m.train(training)
+        for _ in range(2): m(xb)
+        for o in masked_params(m): _new_mask(o, how)
+        m(xb)
+        assert_dead(m)
+    m.train()
     train(m, opt, 2, xb, yb)
     assert_dead(m, opt)
+
+def test_two_enforcements():
+    "A model that is enforced twice stays enforced when one of them ends, gradients included"
+    m,hooks,xb,yb = sparse_mlp()
+    again = enforce_masks(m)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    train(m, opt, 2, xb, yb)
+    for _ in range(2): m(xb)
+    hooks.remove()
+    for _ in range(3):
+        opt.zero_grad()
+        backward(m, xb, yb)
+        assert all(is_positive_zero(o.p.grad[~o.mask]) for o in masked_params(m))
+        opt.step()
+        assert_dead(m, opt)
+    again.remove()
+    train(m, opt, 1, xb, yb)
+    assert all(o.p[~o.mask].any() for o in masked_params(m))
 
 def test_apply_masks_out_of_place():
     "`inplace=False` gives the weights a new storage and leaves the old one alone"
