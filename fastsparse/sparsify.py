@@ -340,9 +340,10 @@ class Enforcement:
     def __reduce__(self): return Enforcement,()
 
     def __call__(self, module, args):
-        if torch.compiler.is_compiling() or vars(module).get('_is_replica'): return
+        if torch.compiler.is_compiling(): return
+        if self.seen is not None and self.root() is module and _all_untouched(self.seen): return
+        if vars(module).get('_is_replica'): return
         if self.root is None or self.root() is not module: self.arm(module)
-        if self.seen is not None and _all_untouched(self.seen): return
         for g in self.guards: g.check()
         self.seen = None if module.training else _seen(self.guards)
 
