@@ -25,7 +25,7 @@ def stepper_at(dst, step):
     "A function that makes the training step `t` of the engine `dst`"
     def at(t):
         dst.t,dst.last_t = t,t-1
-        dst.prepare(t)
+        if t%every==0: dst.prepare(t)  # after each step the engine prepares for the next, which here is no update
         step()
     return at
 

@@ -43,13 +43,14 @@ class LiveGuard(Guard):
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
         self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = self.pending = None
-        self._lifted,_guards[face] = False,weakref.ref(self)
+        self._lifted,_guards[id(face)] = False,self
 
     p = property(lambda self: self._face())
     values = property(lambda self: self.module._parameters[self.attr])
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.values.grad is not None)
     fixed_count = property(lambda self: dist.is_available() and dist.is_initialized() and dist.get_world_size()>1)
+    def holds(self, p): return p is self.seen or p is self._face()
     def note(self): self.stamp = None,_stamp(self.mask)
     def mask_grad(self): pass
     def remove(self): pass
@@ -78,8 +79,9 @@ class LiveGuard(Guard):
 @patch
 def watch(self:LiveGuard, v):
     if self.handle is not None: self.handle.remove()
+    _guards.pop(id(self.seen), None)
     ref = weakref.ref(self)
-    self.seen,_guards[v] = v,ref
+    self.seen,_guards[id(v)] = v,self
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
 @patch
@@ -191,10 +193,10 @@ class _Dense(Function):
         if ctx.tap: ctx.tap(grad.reshape(ctx.index.shape))
         return grad.reshape(-1).index_select(0, ctx.index.places),None
 
-def _pointwise(weight, padding=0, dilation=1, groups=1):
-    "Is a convolution with these settings a product for each pixel?"
+def _pointwise(shape, padding=0, dilation=1, groups=1):
+    "Is a convolution with a weight of this shape and these settings a product for each pixel?"
     pads = padding if isinstance(padding, (tuple,list)) else (padding,)
-    return weight.shape[2:].numel()==1 and groups==1 and all(o in (0,'valid') for o in pads)
+    return shape[2:].numel()==1 and groups==1 and all(o in (0,'valid') for o in pads)
 
 @patch
 def product(self:LiveGuard, func, x, bias=None, stride=1, **kwargs):
@@ -253,7 +255,8 @@ class SparseWeight(torch.Tensor):
 def _args(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     "Has this call of a linear layer or a convolution a kernel? Then the guard, and what its product takes"
     if not isinstance(weight, SparseWeight) or any(isinstance(o, SparseWeight) for o in (x,bias)): return
-    fits = weight.ndim==2 if func is F.linear else x.ndim==weight.ndim==_convs[func] and _pointwise(weight, padding, dilation, groups)
+    shape = weight.made_of[2]  # the weight's own attributes take a way of many turns
+    fits = len(shape)==2 if func is F.linear else x.ndim==len(shape)==_convs[func] and _pointwise(shape, padding, dilation, groups)
     return (weight.guard, (func, x, bias, stride)) if fits else None
 
 def _dense_copies(o):
@@ -264,11 +267,11 @@ def _dense_copies(o):
 def __torch_function__(cls:SparseWeight, func, types, args=(), kwargs=None):
     "Answer a function of the weight without a dense copy where there is a way"
     kwargs,name = kwargs or {},getattr(func, '__name__', '')
+    has_kernel = func is F.linear or func in _convs
+    if has_kernel and (found := _args(func, *args, **{'x' if k=='input' else k:v for k,v in kwargs.items()})): return found[0].product(*found[1])
     if func in _about or name=='__get__' and func.__self__.__name__ not in _views:
         with torch._C.DisableTorchFunctionSubclass(): return func(*args, **kwargs)
     if _writes(name, kwargs): raise RuntimeError(_read_only)
-    has_kernel = func is F.linear or func in _convs
-    if has_kernel and (found := _args(func, *args, **{'x' if k=='input' else k:v for k,v in kwargs.items()})): return found[0].product(*found[1])
     if hasattr(func, '__code__') and func.__module__=='torch.nn.functional': return _plain(func)(*args, **kwargs)
     return func(*map(_dense_copies, args), **{k:_dense_copies(v) for k,v in kwargs.items()})
 
@@ -323,7 +326,7 @@ def _store_dense(guard):
     if guard.handle is not None: guard.handle.remove()
     vars(guard.module).pop(guard.attr)
     guard.module._parameters[guard.attr] = p
-    for t in (v,face): _guards.pop(t, None)
+    for t in (v,face): _guards.pop(id(t), None)
     new = Guard(guard.module, guard.attr)
     new.lifted = guard.lifted
     return new
@@ -406,7 +409,7 @@ def is_pointwise(
     m:nn.Module, # Any module
 ) -> bool:
     "Is this a convolution with kernels of one pixel, which is a product for each pixel?"
-    return isinstance(m, _ConvNd) and not m.transposed and m.padding_mode=='zeros' and _pointwise(m.weight, m.padding, m.dilation, m.groups)
+    return isinstance(m, _ConvNd) and not m.transposed and m.padding_mode=='zeros' and _pointwise(m.weight.shape, m.padding, m.dilation, m.groups)
 
 def _why_not(o, counts):
     "Why the parameter of `o` has no sparse product; empty if it has one"

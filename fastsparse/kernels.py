@@ -6,8 +6,9 @@
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 'sparse_conv1x1']
 
 # %% ../nbs/30_kernels.ipynb #4a15a2f4
-import torch,torch.nn.functional as F
+import numpy as np,torch,torch.nn.functional as F
 from fastcore.basics import *
+from .masks import _places
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from warnings import catch_warnings,simplefilter
@@ -19,8 +20,9 @@ class SparseIndex:
         mask:torch.Tensor, # Bool tensor, outputs first; what follows the first dimension counts as one
     ):
         self.shape = mask.shape[0],mask.shape[1:].numel()
-        rows,cols = mask.reshape(self.shape).nonzero(as_tuple=True)
-        self.col,self.crow,self._t = cols.int(),_starts(rows, self.shape[0]),None
+        places,(n,width) = _places(mask.reshape(-1)),self.shape
+        self.crow,self._t = torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),None
+        self.col = places.sub_(self.rows.mul_(width)).int()
 
     @property
     def rows(self):
@@ -36,7 +38,7 @@ class SparseIndex:
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'
 
 def _starts(rows, n):
-    "Where each of `n` rows starts in the ascending `rows`, and where the last one ends"
+    "Where each of `n` rows starts if `rows` are put in order, and where the last one ends"
     counts = torch.bincount(rows, minlength=n) if n else rows.new_zeros(0)
     return F.pad(counts.cumsum(0), (1,0)).int()
 
@@ -45,14 +47,19 @@ with catch_warnings():
     simplefilter('ignore')  # torch says once a process that CSR tensors are in beta
     torch.eye(1).to_sparse_csr()
 
+def _order(cols, n):
+    "The places of `cols`, numbers below `n`, in ascending order of these; equal ones keep their order"
+    if cols.device.type!='cpu' or n>2**16: return cols.sort(stable=True).indices
+    return torch.from_numpy(cols.numpy().astype(np.uint16).argsort(kind='stable'))
+
 @patch(as_prop=True)
 def t(self:SparseIndex):
     "The index of the transposed matrix, with `order`, the place of each of its weights in this one"
     if self._t is None:
         new = self._t = object.__new__(SparseIndex)
-        cols,order = self.col.sort(stable=True)
+        order = _order(self.col, self.shape[1])
         new.shape,new._t = self.shape[::-1],None
-        new.col,new.crow,new.order = self.rows[order].int(),_starts(cols, self.shape[1]),order.int()
+        new.col,new.crow,new.order = self.rows[order].int(),_starts(self.col, self.shape[1]),order.int()
     return self._t
 
 # %% ../nbs/30_kernels.ipynb #b4305d0b
@@ -106,7 +113,7 @@ def _multiply(index, values, tiles, bias=None, by_columns=False):
     values = values.detach()  # what requires a gradient would get a slower kernel
     if bias is not None: bias = bias.detach()[:,None]
     def one(o):
-        y = _bags(index, values, o.detach())
+        y = _bags(index, values, o)
         return y if bias is None else y.add_(bias)
     if len(tiles)==1:
         y = one(tiles[0])
@@ -124,7 +131,7 @@ def sparse_product(
     by_columns=False, # Is the result to lie in memory column by column?
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
-    return _multiply(index, values, _tiles(xT, index), bias, by_columns)
+    return _multiply(index, values, _tiles(xT.detach(), index), bias, by_columns)
 
 # %% ../nbs/30_kernels.ipynb #16112351
 def _dots(index, gs, xs):

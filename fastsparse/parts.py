@@ -108,6 +108,7 @@ class Method:
         for make,spec in ((make_schedule, drop_fraction), (make_update_schedule, updates), (make_schedule, sparsity)):
             if spec is not None: make(spec)
         self.structure,self.n_updates,self.updated_at,self.pending = as_structure(structure),0,None,None
+        self.lifted = None  # does an update read the batch that is on its way? None before the first
 
 # %% ../nbs/04a_parts.ipynb #7c79cc25
 @patch

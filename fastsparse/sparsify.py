@@ -27,7 +27,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 from typing import NamedTuple
 from warnings import warn
 
@@ -148,7 +147,7 @@ def keeps_zero(
     return known and all(g.get('eps', 1)>0 for g in base.param_groups)
 
 # %% ../nbs/04_sparsify.ipynb #7cfef49b
-_guards = WeakTensorKeyDictionary()
+_guards = weakref.WeakValueDictionary()  # by the parameter's id, which is quick; `holds` makes sure of it
 
 def _stamp(t):
     "What changes when somebody writes to `t`, or gives it another storage"
@@ -163,8 +162,8 @@ def guard_of(
     p:torch.Tensor, # A parameter
 ): # Its `Guard`, or None
     "Who guards `p`?"
-    ref = _guards.get(p)
-    return ref and ref()
+    g = _guards.get(id(p))
+    return g if g is not None and g.holds(p) else None
 
 # %% ../nbs/04_sparsify.ipynb #d3711c02
 class Guard:
@@ -184,6 +183,7 @@ class Guard:
     @property
     def mask(self): return self.module._buffers.get(f'{self.attr}_mask')
     has_grad = property(lambda self: self.p.grad is not None)
+    def holds(self, p): return p is self.p
 
 # %% ../nbs/04_sparsify.ipynb #2e565422
 @patch
@@ -205,7 +205,7 @@ def watch(self:Guard, p):
     "Turn to the parameter `p`"
     self.remove()
     self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
-    _guards[p] = weakref.ref(self)
+    _guards[id(p)] = self
     if p.requires_grad: self.hook()
 
 @patch
@@ -283,7 +283,7 @@ def remove(self:Guard):
     "Let go of the parameter"
     if self.handle is not None: self.handle.remove()
     self.handle = None
-    if self.p is not None: _guards.pop(self.p, None)
+    if self.p is not None: _guards.pop(id(self.p), None)
 
 # %% ../nbs/04_sparsify.ipynb #57d3c65d
 def _told(opt):

@@ -52,7 +52,8 @@ class Slot:
 
     @property
     def guard(self):
-        self._guard = guard(self.o)
+        g = guard_of(getattr(self._o.module, self._o.attr))
+        self._guard = g if g is not None and g.module is self._o.module else guard(self.o)
         return self._guard
 
     @property
@@ -349,8 +350,9 @@ def prepare(self:SparseEngine,
     "Let the gradients of the next batch arrive dense if an update will read them"
     for m in self.methods:
         soon = accumulating or m.pending is not None or any(self._due(m, u) for u in range(self.last_t+1, t+1))
-        lift = m.grow_score_f is not None and soon or m.reads_dense(t)
-        for s in self.slots_of(m): s.guard.lifted = lift
+        was,m.lifted = m.lifted,m.grow_score_f is not None and soon or m.reads_dense(t)
+        if was is False and not m.lifted: continue
+        for s in self.slots_of(m): s.guard.lifted = m.lifted
 
 @contextmanager
 def unscaled_grads(
@@ -396,7 +398,7 @@ def before_step(self:SparseEngine,
         for m in self.methods: m.pending = None
     if any(m.replace_step for m in moved): return True
     for s in self.slots:
-        if not s.guard.dense_history: s.guard.mask_grad()
+        if s.method.lifted and not s.guard.dense_history: s.guard.mask_grad()
     return False
 
 @patch

@@ -49,6 +49,14 @@ def test_index_is_the_mask(n_out, n_in, seed, density):
     assert values[index.t.order].equal(index.dense(values).t()[torch.from_numpy(mask.T)])
     assert index.t.t.col.equal(index.col) and index.t.t.crow.equal(index.crow)
 
+@pytest.mark.parametrize('n_in', [2**16-1,2**16,2**16+1,2**17])
+def test_index_of_a_wide_matrix(n_in):
+    "Columns that don't fit into 16 bits are transposed as others are"
+    mask = np.random.default_rng(0).random((3,n_in))<.01
+    mask[:,-1] = True
+    t,(rows,cols) = SparseIndex(torch.from_numpy(mask)).t,mask.T.nonzero()
+    assert t.rows.tolist()==rows.tolist() and t.col.tolist()==cols.tolist()
+
 def test_an_index_is_freed_at_once():
     "No memory waits for the garbage collector when an update replaces an index and its transpose"
     index = SparseIndex(torch.ones(3, 4, dtype=torch.bool))
