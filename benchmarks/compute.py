@@ -3,7 +3,6 @@ import gc,statistics,torch
 from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
-from functools import partial
 from measure import *
 from models import GPT
 from torch import nn
@@ -43,7 +42,7 @@ def peer_stepper(name, model, xb, yb, sparsity):
         if isinstance(m, nn.Linear) and n not in dense_layers[name]: model.set_submodule(n, SparseLinear(m.in_features, m.out_features, sparsity=sparsity))
     return stepper(model, sgd(model), xb, yb)
 
-blocks = dict(mlp=20, ffn=2, gpt=1)  # steps in a row, as training makes them
+block_seconds = .3  # steps in a row, as training makes them
 
 def training(name, sparsity, rounds, plan=None):
     "A step with the engine and an update every 100 steps against a dense step, in turns, for the same optimizer"
@@ -57,8 +56,7 @@ def training(name, sparsity, rounds, plan=None):
     dst = rigl(model, opt)
     at = stepper_at(dst, stepper(model, opt, xb, yb))
     arms = dict(dense=dense, bf16=bf16, step=lambda: at(1), **({'sparselab':peer} if peer else {}))
-    times = interleaved({k:partial(repeat, f, blocks[name]) for k,f in arms.items()}, rounds, warmup=1)
-    times = {k:[t/blocks[name] for t in ts] for k,ts in times.items()}
+    times = interleaved_blocks(arms, rounds, block_seconds)
     upd = statistics.median(interleaved(dict(update=lambda: at(every)), 3, warmup=1)['update'])
     assert dst.n_updates
     return dict(model=name, sparsity=sparsity, dense_ms=1e3*statistics.median(times['dense']), update_ms=1e3*upd, plan=report.plan,

@@ -139,7 +139,7 @@ def global_sparsity(
     over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.  # the last weight lives in part
     live = top_k_mask(together, round(budget+over))
     last = int(lowest(together, 1, among=live)) if over else -1
-    counts = [int(m.count_nonzero())-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
+    counts = [count_live(m)-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
 
 # %% ../nbs/01_distributions.ipynb #bdfbe89e

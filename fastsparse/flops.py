@@ -17,6 +17,7 @@ from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
+from .masks import *
 from .parts import *
 from .sparsify import *
 from functools import partial
@@ -68,7 +69,7 @@ def mask(self:WeightView):
 def live(self:WeightView) -> int:
     "Number of live entries now; all of them if the parameter has no mask"
     m = self.mask()
-    return self.numel if m is None else int(m.count_nonzero())
+    return self.numel if m is None else count_live(m)
 
 # %% ../nbs/08_flops.ipynb #ca4a048b
 def _version(t): return object() if t.is_inference() else t._version  # inference tensors don't count writes: take each look for a new one

@@ -166,14 +166,14 @@ def supar_init_(
     "Scale the live weights of each parameter so that their variance is divided by its density"
     with torch.no_grad():
         for o in masked_params(module_of(model)):
-            if o.mask.any(): o.p.mul_((o.mask.numel()/int(o.mask.count_nonzero()))**.5)
+            if o.mask.any(): o.p.mul_((o.mask.numel()/count_live(o.mask))**.5)
 
 # %% ../nbs/05a_grown.ipynb #f0843147
 def _fans(model):
     "Live inputs an output, by name, of all weights of sparseable layers"
     masks = {o.name:o.mask for o in masked_params(model)}
     chosen = [(name, getattr(m, attr)) for name,m,attr,why in decide(model) if name in masks or why in ('','requires_dense')]
-    return {name:(int(masks[name].count_nonzero()) if name in masks else p.numel())/len(p) for name,p in chosen if p.ndim>1}
+    return {name:(count_live(masks[name]) if name in masks else p.numel())/len(p) for name,p in chosen if p.ndim>1}
 
 def supar_scales(
     model:nn.Module, # A model, with masks or without

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from .callback import *
+from .masks import *
 from .parts import *
 from .schedules import *
 from .scores import *
@@ -66,7 +67,7 @@ def status(self:SparseEngine,
     targets = {id(s):n for m in self.methods for s,n in _wanted(self, m, t)}
     rows = []
     for s in self.all:
-        live = int(s.mask.count_nonzero())
+        live = count_live(s.mask)
         fraction = s.method.fraction(t) if s.method else 0.
         rows.append(_status_row(s.o.name, s.n, live, targets.get(id(s), live), s.last_update, fraction))
     return SparseStatus(t, self.due(t), self.n_updates, rows)

@@ -285,7 +285,7 @@ def masked(self:Sparsify,
 def density(self:Sparsify) -> float: # From 0 to 1
     "The fraction of places that live, as the mask says"
     self.need_shape()
-    return int(self.mask.count_nonzero())/max(self.mask.numel(), 1)
+    return count_live(self.mask)/max(self.mask.numel(), 1)
 
 # %% ../nbs/20_learned.ipynb #5ad311c2
 @patch

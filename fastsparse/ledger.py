@@ -13,6 +13,7 @@ from fastcore.basics import *
 from .callback import *
 from .flops import *
 from .history import *
+from .masks import *
 from .parts import *
 from .sparsify import *
 from .training import *
@@ -123,7 +124,7 @@ def predict_cost(
     model,settings = deepcopy((model, _costing(settings)))
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0.), n_steps, **{'seed':0, **settings})
     profile,slots = flop_profile(model, xb),{id(s.mask):s for s in engine.all}
-    for s in engine.all: s.live = int(s.mask.count_nonzero())
+    for s in engine.all: s.live = count_live(s.mask)
     for t in range(n_steps):
         engine.prepare(t)
         cost.add(*_expected_flops(profile, slots, {id(m) for m in dense_masks(engine)}))
@@ -147,7 +148,7 @@ def model_bits(
 ) -> int:
     "Bits of all parameters"
     model = module_of(model)
-    live = {id(o.p):int(o.mask.count_nonzero()) for o in masked_params(model)} if sparse else {}
+    live = {id(o.p):count_live(o.mask) for o in masked_params(model)} if sparse else {}
     return sum(param_bits(p.numel(), live.get(id(p), p.numel()), ifnone(bits, 8*p.element_size())) for p in model.parameters())
 
 # %% ../nbs/11_ledger.ipynb #eba80e02
@@ -199,7 +200,7 @@ def watch(self:Ledger, engine):
 def look(self:Ledger) -> dict:
     "The numbers of the report, as they are now"
     os = masked_params(self.model)
-    n,live = sum(o.p.numel() for o in os),sum(int(o.mask.count_nonzero()) for o in os)
+    n,live = sum(o.p.numel() for o in os),sum(count_live(o.mask) for o in os)
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
     profile = getattr(self, 'profile', None)
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')

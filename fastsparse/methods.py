@@ -94,7 +94,7 @@ def prune_to(
 
 def _prune(o, score, n, sparsity, structure):
     "A legal mask of the best `n` live weights"
-    live = int(o.mask.count_nonzero())
+    live = count_live(o.mask)
     if n>live: raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {live}: pass a higher sparsity, or another sparse_f")
     mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
     if not structure.legal(mask): raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: pass structure={str(structure)!r} to sparsify_model too")
@@ -125,7 +125,7 @@ def find_ticket(
     check_sparsity(sparsity)
     if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
     masks = [o.mask for o in masked_params(model)]
-    density = sum(int(o.count_nonzero()) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
+    density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
     if sparsity<1-density-1e-9: raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: pass a higher one, or call unsparsify first")
     if not masks: sparsify_model(model, 0.)
     if warm_up is not None: warm_up(model)

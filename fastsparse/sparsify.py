@@ -438,7 +438,7 @@ def as_mask(
     check_score(score, o)
     if score.dtype!=torch.bool: return structure.top(score, n)
     if not structure.legal(score): raise ValueError(f"a mask for {o.name} breaks the structure {str(structure)!r}: return a score instead, from which the structure chooses")
-    n_live = int(score.count_nonzero())
+    n_live = count_live(score)
     if n not in (None, n_live): raise ValueError(f"a mask for {o.name} has {n_live} live weights, and must have {n}: return a score instead, or a mask with that many")
     return score
 
@@ -651,7 +651,7 @@ def _row(name, m, attr, why, marks):
     s,g = sparsity_from_tensor(o.mask),guard_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
     note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []) + ([g.remark] if g and g.remark else []))
-    return dict(row, live=int(o.mask.count_nonzero()), sparsity=s, target=ifnone(asked_sparsity(o), s), note=note)
+    return dict(row, live=count_live(o.mask), sparsity=s, target=ifnone(asked_sparsity(o), s), note=note)
 
 def _total(label, rows):
     n,live = [sum(r[k] for r in rows) for k in ('weights','live')]

@@ -193,7 +193,7 @@ def _keep(self:Structure, mask, keep_f, n_drop, k, refill):
     live = self.split(mask).any(-1)
     each = live.sum(1, keepdim=True)
     if not (self.across and refill):
-        left = (each-n_drop//max(int(each.count_nonzero()), 1)).clamp(max=k)
+        left = (each-n_drop//max(count_live(each), 1)).clamp(max=k)
         return live if (left>=each).all() else _best(self._unit_scores(keep_f()), left, live)
     if not n_drop and (each<=k).all(): return live
     score = keep_f()
@@ -373,7 +373,7 @@ def legal(self:TransposableNM, mask):
 @patch
 def _keep(self:TransposableNM, mask, keep_f, n_drop, k, refill):
     live,rows = self.split(mask).any(-1),max(mask.numel()//self.m, 1)
-    each = int(live.count_nonzero())//rows
+    each = count_live(live)//rows
     if not refill: n_drop,k = 0,min(k, each-n_drop//rows)
     score = keep_f() if n_drop or each>k or not self.legal(mask) else None
     if score is None: return live
@@ -384,7 +384,7 @@ def _keep(self:TransposableNM, mask, keep_f, n_drop, k, refill):
 
 @patch
 def _fill(self:TransposableNM, kept, grow_f, k, free):
-    if int(kept.count_nonzero())==len(kept)*self.m*k: return kept
+    if count_live(kept)==len(kept)*self.m*k: return kept
     return kept|_regular(_levels(self._tiles(grow_f().detach()), kept.view(-1, self.m, self.m)), k).flatten(1)
 
 # %% ../nbs/00a_structures.ipynb #b018e1e5
@@ -412,7 +412,7 @@ class FanIn(Structure):
 @patch
 def _share(self:FanIn, mask, n, on):
     "The fan-in of the outputs in `on` that comes nearest to `n` in all; none for the others"
-    n_on = int(on.count_nonzero())
+    n_on = count_live(on)
     return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self._most(mask.shape))
 
 @patch
@@ -421,7 +421,7 @@ def _active(self:FanIn, mask, keep, grow, n_drop, n, on):
     n_keep = min(count_live(mask)-n_drop, n)
     salient = put_(torch.zeros_like(mask), highest(keep, n_keep, among=mask), True)
     free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
-    put_(salient, highest(grow, min(n-n_keep, int(free.count_nonzero())), among=free), True)
+    put_(salient, highest(grow, min(n-n_keep, count_live(free)), among=free), True)
     each,k = salient.flatten(1).sum(1, keepdim=True),int(self._share(mask, n, on).max())
     active = on & (each>=max(1, math.ceil(k*self.ablate-1e-9)))
     return active if active.any() else put_(active, each.argmax().view(1), True)

@@ -237,7 +237,7 @@ def _counts(self:SparseEngine, m, os, sparsity, **extras):
     fixed = [o for o in masked_params(self.model) if id(o.p) not in ours] if self.whole else []
     if fixed:
         n,n_fixed = sum(o.p.numel() for o in os),sum(o.p.numel() for o in fixed)
-        own = 1-((1-sparsity)*(n+n_fixed)-sum(int(o.mask.count_nonzero()) for o in fixed))/n
+        own = 1-((1-sparsity)*(n+n_fixed)-sum(count_live(o.mask) for o in fixed))/n
         if m.path is not None: own = min(max(own, 0.), 1.)
     if m.path is None and not 0<=own<1: raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
     return layer_counts(os, own, m.sparse_f, m.structure, **extras)
