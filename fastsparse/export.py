@@ -10,8 +10,8 @@ import importlib,pandas as pd,statistics,torch
 from copy import deepcopy
 from fastai.torch_core import params
 from fastcore.basics import *
+from .clocks import *
 from .compute import *
-from .compute import _by_features,_clock,_floats,_rearm,_store_dense,_turns
 from .masks import *
 from .packing import *
 from .packing import _PackedLayer
@@ -25,9 +25,7 @@ from torch import nn
 def _masked_copy(model):
     "A copy in evaluation mode, with masks, and dense weights that obey them"
     new = deepcopy(module_of(model)).eval()
-    for o in masked_params(new):
-        if isinstance(o.p, SparseWeight): _store_dense(o.p.guard)
-    _rearm(new)
+    store_dense(new)
     apply_masks(new)
     return new
 
@@ -82,7 +80,7 @@ def _fastest(m, call, hows):
     "The storage that is a tenth faster than dense or more, and fastest; 'dense' if there is none"
     args,kwargs = call
     news = {how:packed(m, how) for how in hows if not _fits(m, how)}
-    ratios = {how:_turns([lambda: m(*args, **kwargs), lambda: new(*args, **kwargs)]) for how,new in news.items()}
+    ratios = {how:speedup(lambda: m(*args, **kwargs), lambda: new(*args, **kwargs)) for how,new in news.items()}
     best = max(ratios, key=ratios.get, default=None)
     return best if best and ratios[best]>=1.1 else 'dense'
 
@@ -96,7 +94,7 @@ def _choose_layouts(model, groups, xb):
     def run(layers):
         use(layers)
         model(*xb)
-    use(_by_features(groups, run))
+    use(agree(groups, run))
 
 # %% ../nbs/34_export.ipynb #f93d37a9
 def _smaller(model, plain, xb):
@@ -121,7 +119,7 @@ def _auto(model, xb, pt2):
     for n in plan: groups.setdefault(kinds[n], []).append(new.get_submodule(n))
     _choose_layouts(new, [g for k,g in groups.items() if best[k]=='rows'], xb)
     changed = plan or _n_weights(new)!=_n_weights(plain)
-    if changed and _turns([lambda: plain(*xb), lambda: new(*xb)])>1: return new,plan,note
+    if changed and speedup(lambda: plain(*xb), lambda: new(*xb))>1: return new,plan,note
     return plain,{},'dense is fastest for this batch size'
 
 # %% ../nbs/34_export.ipynb #816c6585
@@ -216,13 +214,13 @@ class ExportReport:
 @torch.inference_mode()
 def _report(format, result, run, plain, xb, sizes, plan, note):
     "Measure `run`, a function of inputs, against the dense module `plain`"
-    pairs = zip(_floats(plain(*xb)), _floats(run(*xb)))
+    pairs = zip(float_outputs(plain(*xb)), float_outputs(run(*xb)))
     error = max((float((a-b).abs().max()) for a,b in pairs if a.numel()), default=0.)
     batches = {n:_resized(xb, n) for n in sizes}
-    times = {n:_clock([lambda: plain(*b), lambda: run(*b)]) for n,b in batches.items()}
+    times = {n:times_in_turns([lambda: plain(*b), lambda: run(*b)]) for n,b in batches.items()}
     dense_ms,ms = [{n:1e3*statistics.median(t[i]) for n,t in times.items()} for i in range(2)]
-    speedup = {n:statistics.median(a/b for a,b in zip(*t)) for n,t in times.items()}
-    return ExportReport(format, _n_bytes(result), _n_bytes(plain), error, ms, dense_ms, speedup, plan, note)
+    ratios = {n:statistics.median(a/b for a,b in zip(*t)) for n,t in times.items()}
+    return ExportReport(format, _n_bytes(result), _n_bytes(plain), error, ms, dense_ms, ratios, plan, note)
 
 # %% ../nbs/34_export.ipynb #37145837
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''

@@ -1,0 +1,61 @@
+"Times are taken in turns and compared turn by turn, on a clock that the test moves"
+import pytest,torch
+from fastsparse import clocks
+from fastsparse.clocks import *
+
+@pytest.fixture
+def clock(monkeypatch):
+    "A function that lets seconds pass"
+    now = [0.]
+    monkeypatch.setattr(clocks.time, 'perf_counter', lambda: now[0])
+    def passes(seconds): now[0] += seconds
+    return passes
+
+def taking(clock, *seconds):
+    "A function that takes the next of `seconds` at each call, the last one ever after"
+    left = list(seconds)
+    return lambda: clock(left.pop(0) if len(left)>1 else left[0])
+
+def test_first_turn_only_warms_up(clock):
+    assert times_in_turns([taking(clock, 9, 1, 2, 3), taking(clock, 7, 4)], rounds=3, seconds=0)==[(1,2,3),(4,4,4)]
+
+def test_turns_go_on_until_the_time_is_up(clock):
+    "Until `seconds` have passed, the first turn included, and never more than 50 that count"
+    assert len(times_in_turns([taking(clock, 1)], rounds=2, seconds=10)[0])==9
+    assert len(times_in_turns([taking(clock, 1)], rounds=2, seconds=1000)[0])==50
+
+def test_order_of_calls(clock):
+    calls = []
+    times_in_turns([lambda: calls.append('a'), lambda: calls.append('b')], rounds=2, seconds=0)
+    assert calls==list('ababab')
+
+def test_speedup_is_the_median_of_the_turns(clock):
+    "A turn in which both are slow counts like another, and one outlier not at all"
+    assert speedup(taking(clock, 1, 2, 20, 2, 2, 300), taking(clock, 1, 1, 10, 1, 1, 1))==2
+
+def cost(clock, seconds):
+    def run(names): clock(seconds(names))
+    return run
+
+@pytest.mark.parametrize('groups,seconds,expected', [
+    ([['a','b'],['c']], lambda o: 4-len(o), 'abc'),
+    ([['a','b'],['c']], lambda o: 4-len(o & {'a','b'})+3*('c' in o), 'ab'),
+    ([['a','b'],['c']], lambda o: 1 if o==set('abc') else 2 if o else 1.5, 'abc'),
+    ([['a'],['b']], lambda o: 1+len(o), ''),
+    ([['a'],['b']], lambda o: 1-.015*len(o), 'ab'),
+    ([['a']], lambda o: 1-.015*len(o), ''),
+    ([], lambda o: 1, '')])
+def test_groups_agree(clock, groups, seconds, expected):
+    "All are tried together, then each group; what gains less than 2 % is left"
+    assert agree(groups, cost(clock, seconds))==set(expected)
+
+def test_what_does_not_run_is_left(clock):
+    def run(names):
+        if 'b' in names: raise RuntimeError('view size is not compatible')
+        clock(2-len(names))
+    assert agree([['a'],['b']], run)=={'a'}
+
+def test_float_outputs():
+    a,b = torch.zeros(2),torch.ones(1, dtype=torch.half)
+    assert [id(o) for o in float_outputs(dict(x=[a, torch.tensor(1)], y=(b,None)))]==[id(a),id(b)]
+    assert float_outputs(a)[0] is a and float_outputs(3)==[]
