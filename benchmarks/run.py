@@ -24,7 +24,7 @@ def in_new_process(f, *args):
 
 def measure_steps(quick):
     "Of each model, and of the first ResNet-18 through fastai's `Learner`"
-    rounds = dict(mlp=20, resnet18=8) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=12)
+    rounds = dict(mlp=20, resnet18=8) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=30)
     rows = {name:dict(costs.training_step(name, n, block=20 if name=='mlp' else 1), goal=goals.get(name)) for name,n in rounds.items()}
     rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 16, 5 if quick else 9), goal=goals['learner'])
     return rows
