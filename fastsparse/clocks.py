@@ -36,7 +36,7 @@ def speedup(
 # %% ../nbs/29_clocks.ipynb #e36cf294
 def agree(
     groups:list, # Lists of names or layers; those of one list decide together
-    run, # A function of a set of names or layers: it works with these choosing the other way
+    run, # A function of a set of names or layers, which choose the other way
 ) -> frozenset: # Those that should
     "Which of `groups` should choose the other way? What gains 2 % or more is kept"
     chosen = frozenset()
