@@ -68,15 +68,14 @@ def summary(dense, again, step, update, peer=None):
         amortised=spread([amortised(s, upd)/d for s,d in zip(step,dense)]), dense_again=spread(ratios(again, dense)),
         **({'rigl_torch':spread(ratios(peer, dense))} if peer else {}))
 
-def training_step(name, rounds, n_updates=5, block=1):
+def training_step(name, rounds, n_updates=5):
     "A masked training step against a dense one"
     torch.manual_seed(0)
     model,xb,yb = make[name]()
     dense,again = [stepper(m, sgd(m), xb, yb) for m in (deepcopy(model), deepcopy(model))]
     step,update = sparse_stepper(model, xb, yb)
     peer,_ = peer_stepper(make[name]()[0], xb, yb) if name in ('mlp','resnet18') else (None,None)
-    arms = {k:partial(repeat, f, block) for k,f in dict(dense=dense, step=step, again=again, peer=peer).items() if f}
-    times = {k:[t/block for t in ts] for k,ts in interleaved(arms, rounds).items()}
+    times = interleaved_blocks({k:f for k,f in dict(dense=dense, step=step, again=again, peer=peer).items() if f}, rounds)
     return summary(**times, update=interleaved(dict(update=update), n_updates, warmup=1)['update'])
 
 class BatchTimer(Callback):
@@ -179,18 +178,15 @@ def growth(n, rounds):
     row = update_reads(model, 'normal', rounds)
     return dict(row, upkeep_ms=upkeep(model, rounds))
 
-def evaluation(name, rounds, block=1):
+def evaluation(name, rounds):
     "A forward pass in evaluation with masks enforced against the dense model's"
     torch.manual_seed(0)
     model,xb,_ = make[name]()
     models = dict(dense=model, masked=deepcopy(model), again=deepcopy(model))
     sparsify_model(models['masked'], sparsity, erdos_renyi_sparsity, seed=0)
-    def forward(model):
-        with torch.inference_mode():
-            for _ in range(block): model(xb)
-    times = interleaved({k:partial(forward, m.eval()) for k,m in models.items()}, rounds)
+    with torch.inference_mode(): times = interleaved_blocks({k:partial(m.eval(), xb) for k,m in models.items()}, rounds)
     dense = times['dense']
-    return dict(dense_ms=1e3*statistics.median(dense)/block, masked=spread(ratios(times['masked'], dense)), dense_again=spread(ratios(times['again'], dense)))
+    return dict(dense_ms=1e3*statistics.median(dense), masked=spread(ratios(times['masked'], dense)), dense_again=spread(ratios(times['again'], dense)))
 
 def memory(name, rounds):
     "Bytes a sparse weight that a fresh process holds more because of masks, and at the peak of an update"

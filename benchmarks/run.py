@@ -25,7 +25,7 @@ def in_new_process(f, *args):
 def measure_steps(quick):
     "Of each model, and of the first ResNet-18 through fastai's `Learner`"
     rounds = dict(mlp=20, resnet18=8) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=30)
-    rows = {name:dict(costs.training_step(name, n, block=20 if name=='mlp' else 1), goal=goals.get(name)) for name,n in rounds.items()}
+    rows = {name:dict(costs.training_step(name, n), goal=goals.get(name)) for name,n in rounds.items()}
     rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 16, 5 if quick else 9), goal=goals['learner'])
     return rows
 
@@ -49,7 +49,7 @@ def measure_memory(quick):
 def measure_evaluation(quick):
     "Forward passes of each model"
     rounds = dict(resnet18=20) if quick else dict(mlp=100, resnet18=60, gpt=20)
-    return {name:costs.evaluation(name, n, 50 if name=='mlp' else 1) for name,n in rounds.items()}
+    return {name:costs.evaluation(name, n) for name,n in rounds.items()}
 
 def measure_quality(quick):
     "Only at 99 % and with two seeds if it should be quick"

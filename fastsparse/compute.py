@@ -338,8 +338,8 @@ def store_dense(
     guards:list=None, # `LiveGuard`s of its parameters, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
-    found = [o.p.guard for o in masked_params(model) if isinstance(o.p, SparseWeight)]
-    held = [_store_dense(g) for g in (found if guards is None else guards)]  # until the model holds them
+    if guards is None: guards = [o.p.guard for o in masked_params(model) if isinstance(o.p, SparseWeight)]
+    held = [_store_dense(g) for g in guards]  # until the model holds them
     _rearm(model)
 
 # %% ../nbs/31_compute.ipynb #73ff9032

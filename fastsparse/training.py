@@ -52,8 +52,7 @@ class Slot:
 
     @property
     def guard(self):
-        g = guard_of(getattr(self._o.module, self._o.attr))
-        self._guard = g if g is not None and g.module is self._o.module else guard(self.o)
+        self._guard = guard(self.o)
         return self._guard
 
     @property
