@@ -312,50 +312,31 @@ register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)
 for _cls in (Optimizer, Lookahead): _cls.step = _tell(_cls.step)
 
-# %% ../nbs/04_sparsify.ipynb #44a04d30
-def _held(g):
-    "Where the weight and the mask of a guard are found, if their looks say all that it looks at"
-    ps,bs,mask = g.module._parameters,g.module._buffers,f'{g.attr}_mask'
-    plain = g.handle is not None and isinstance(ps.get(g.attr), nn.Parameter) and bs.get(mask) is not None
-    return [(g, ts, k, ts[k]) for ts,k in ((ps, g.attr), (bs, mask)) if not ts[k].is_inference()] if plain else []
-
-def _seen(guards):
-    "What weights and masks look like now; None if that says too little"
-    held = [o for g in guards for o in _held(g)]
-    return [(*o, *_stamp(o[-1])) for o in held] if len(held)==2*len(guards) else None
-
-def _all_untouched(seen):
-    for g,ts,k,t,storage,place,version in seen:
-        if g.handle is None or ts.get(k) is not t or t._version!=version or t.data_ptr()!=place or storage() is None: return False
-    return True
-
-# %% ../nbs/04_sparsify.ipynb #f0fef5d0
+# %% ../nbs/04_sparsify.ipynb #69113220
 def _unhook(m, hook):
     for k in [k for k,h in m._forward_pre_hooks.items() if h is hook]: del m._forward_pre_hooks[k]
 
 class Enforcement:
     "A forward pre-hook on the root of a model, and the guards of its masked parameters"
     stored = None
-    def __init__(self): self.guards,self.root,self.seen = [],None,None
+    def __init__(self): self.guards,self.root = [],None
     def __reduce__(self): return Enforcement,()
 
     def __call__(self, module, args):
         if torch.compiler.is_compiling(): return
-        if self.seen is not None and self.root() is module and _all_untouched(self.seen): return
         if vars(module).get('_is_replica'): return
         if self.root is None or self.root() is not module: self.arm(module)
         for g in self.guards: g.check()
-        self.seen = None if module.training else _seen(self.guards)
 
     def arm(self, model):
         "Set a guard on every masked parameter of `model`"
-        self.root,self.guards,self.seen = weakref.ref(model),[guard(o) for o in masked_params(model)],None
+        self.root,self.guards = weakref.ref(model),[guard(o) for o in masked_params(model)]
 
     def remove(self):
         "End enforcement; masks, buffers and zeros stay"
         for g in self.guards: g.remove()
         if self.root is not None and (model := self.root()) is not None: _unhook(model, self)
-        self.guards,self.seen = [],None
+        self.guards = []
 
 # %% ../nbs/04_sparsify.ipynb #f27df37b
 def guard(
