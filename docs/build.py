@@ -5,12 +5,16 @@ from fastcore.nbio import *
 from fastcore.script import call_parse
 from fastcore.shutil import rmtree
 from fastcore.utils import *
+from importlib import import_module
 from nbdev.config import get_config,nbpath2html
-from nbdev.doclinks import nbglob
+from nbdev.doclinks import NbdevLookup,nbglob
 from nbdev.serve import proc_nbs
+from nbdev.showdoc import show_doc
+from operator import attrgetter
 from os.path import relpath
 from shutil import copy2,copytree,ignore_patterns
 from urllib.parse import unquote,urlsplit
+from warnings import catch_warnings
 
 cfg = get_config()
 root,nbs,docs = cfg.config_path,cfg.nbs_path,cfg.config_path/'docs'
@@ -22,8 +26,10 @@ symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for 
 _re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
 _re_show = re.compile(r'^show_doc\(([\w.]+)', re.MULTILINE)
 _re_source = re.compile(r'\[source\]\([^)]*\)\{[^}]*\}\n*')
-_re_modules = re.compile(r'\b(?:torch|fastai|fastcore)\.(?:\w+\.)*(?=[A-Z])')
-_tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold','show'): 'hide-input'}
+_re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib|pathlib)\.(?:\w+\.)*(?=[A-Z])|:(?:NoneType|function)(?==)')
+_re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
+_re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
+_tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
 
 def relink(s, f, to):
     "Send each link in markdown `s` of notebook `f` that leads to a file to `to(file, anchor, is_symbol)`"
@@ -44,9 +50,19 @@ def entry(c):
     m = c.cell_type=='code' and _re_show.search(c.source)
     return m[1] if m else ''
 
+def code_of(f):
+    "All code of notebook `f`"
+    return '\n'.join(c.source for c in read_nb(f).cells if c.cell_type=='code')
+
+def api(name, f):
+    "The API entry of symbol `name` of notebook `f` as markdown, read off the package, which knows more than a notebook that runs"
+    o = attrgetter(name)(import_module(f'{cfg.lib_path.name}.{_re_module.search(code_of(f))[1]}'))
+    with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
+    return NbdevLookup().linkify(_re_noise.sub('', md))
+
 def in_order(cells, f):
     "Processed `cells`, with API entries beside each other in the order of notebook `f`: nbdev reverses those of one cell"
-    code = '\n'.join(c.source for c in read_nb(f).cells if c.cell_type=='code')
+    code = code_of(f)
     def _place(c):
         m = re.search(rf"(?:def|class) {entry(c).split('.')[-1]}\b", code)
         return m.start() if m else -1
@@ -73,7 +89,7 @@ class Page:
         "Processed cell `c`: API entries as markdown, Quarto's options as tags, tables in the theme's style"
         if c.cell_type=='raw': return
         if c.cell_type=='markdown': return self.md(c.source)
-        if entry(c): return self.md(_re_modules.sub('', join_out(c.outputs[0]['data']['text/markdown'])))
+        if entry(c): return self.md(api(entry(c), self.f))
         dirs = c.directives
         c.remove_directives()
         c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=dict(alt=dirs.get('fig-alt', ''))))
@@ -93,10 +109,11 @@ def toctree(names, caption):
     return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *names, '```'])
 
 def dead_links():
-    "Links within the site that lead to no page, or to no place on it"
+    "Links within the site that lead to no page, or to no place on it, or stayed markdown"
     htmls = {p.resolve(): p.read_text(encoding='utf-8') for p in site.rglob('*.html')}
     ids = {p: set(re.findall(r'\sid="([^"]+)"', s)) for p,s in htmls.items()}
     for p,s in htmls.items():
+        for l in re.findall(r'\]\([^)\s]*\)', _re_code.sub('', s)): yield f'{p.relative_to(site)}: {l}'
         for l in set(re.findall(r'\s(?:href|src)="([^"]+)"', s)):
             u = urlsplit(l)
             t = (p.parent/unquote(u.path)).resolve() if u.path else p

@@ -17,3 +17,4 @@ html_theme = 'furo'
 html_title = project
 html_copy_source = html_use_index = False
 pygments_style,pygments_dark_style = 'friendly','native'
+html_static_path,html_css_files = ['static'],['site.css']

@@ -6,7 +6,7 @@
 __all__ = ['LiveGuard', 'SparseWeight', 'store_dense', 'is_pointwise', 'swappable', 'SparseCompute', 'sparse_compute']
 
 # %% ../nbs/31_compute.ipynb #fb980fa3
-import pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
 from contextlib import contextmanager
 from fastai.optimizer import Lookahead,Optimizer
@@ -486,14 +486,14 @@ class SparseCompute:
     def __init__(self, model, guards, plan, ratios, notes):
         store_attr('model,plan,ratios')
         self.guards,self.handles = {n:g for n,g in guards.items() if plan[n]!='dense'},[]
-        rows = [dict(parameter=n, route=r, speedup=ratios.get(n), note='') for n,r in plan.items()]
-        self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=None, note=why) for n,why in notes.items()])
+        rows = [dict(parameter=n, route=r, speedup=ratios.get(n, np.nan), note='') for n,r in plan.items()]
+        self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=np.nan, note=why) for n,why in notes.items()])
         for n,g in self.guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
         for m in {id(g.module):g.module for g in self.guards.values()}.values():
             self.handles += [m.register_state_dict_post_hook(_give_dense), m.register_load_state_dict_pre_hook(_take_dense)]
 
-    def __repr__(self): return self.df.to_string(index=False)
-    def _repr_html_(self): return self.df.to_html(index=False)
+    def __repr__(self): return self.df.to_string(index=False, na_rep='')
+    def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"

@@ -37,7 +37,7 @@ from warnings import warn
 
 # %% ../nbs/21_oneshot.ipynb #0286d828
 class Planned(NamedTuple):
-    "A weight, and what pruning is to leave of it"
+    "A weight, the attribute `attr` of `module`, and what pruning is to leave of it: `sparsity` and `structure`"
     name:str
     module:nn.Module
     attr:str

@@ -32,7 +32,7 @@ from warnings import warn
 
 # %% ../nbs/04_sparsify.ipynb #c46665a8
 class Masked(NamedTuple):
-    "A parameter with a mask, and where it lives"
+    "A parameter with a mask, and where it lives: `p` is the attribute `attr` of `module`, called `name` in the model"
     name:str
     module:nn.Module
     attr:str
