@@ -8,7 +8,6 @@ __all__ = ['LiveGuard', 'SparseWeight', 'store_dense', 'is_pointwise', 'swappabl
 # %% ../nbs/31_compute.ipynb #fb980fa3
 import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
-from contextlib import contextmanager
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from .callback import *
@@ -16,7 +15,6 @@ from .clocks import *
 from .kernels import *
 from .scores import *
 from .sparsify import *
-from .sparsify import _guards,_stamp,_untouched
 from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
@@ -44,7 +42,8 @@ class LiveGuard(Guard):
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
         self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = self.pending = None
-        self._lifted,_guards[id(face)] = False,self
+        self._lifted = False
+        set_guard(face, self)
 
     p = property(lambda self: self._face())
     values = property(lambda self: self.module._parameters[self.attr])
@@ -52,7 +51,7 @@ class LiveGuard(Guard):
     has_grad = property(lambda self: self.values.grad is not None)
     fixed_count = property(lambda self: dist.is_available() and dist.is_initialized() and dist.get_world_size()>1)
     def holds(self, p): return p is self.seen or p is self._face()
-    def note(self): self.stamp = None,_stamp(self.mask)
+    def note(self): self.stamp = None,stamp_of(self.mask)
     def mask_grad(self): pass
     def remove(self): pass
 
@@ -72,7 +71,7 @@ class LiveGuard(Guard):
         v = self.module._parameters.get(self.attr)
         if self.mask is None or not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
         if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
-        if self.stamp is not None and _untouched(self.mask, self.stamp[1]): return
+        if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
         self.carry()
         self.note()
 
@@ -80,9 +79,9 @@ class LiveGuard(Guard):
 @patch
 def watch(self:LiveGuard, v):
     if self.handle is not None: self.handle.remove()
-    _guards.pop(id(self.seen), None)
-    ref = weakref.ref(self)
-    self.seen,_guards[id(v)] = v,self
+    set_guard(self.seen)
+    set_guard(v, self)
+    ref,self.seen = weakref.ref(self),v
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
 @patch
@@ -327,7 +326,7 @@ def _store_dense(guard):
     if guard.handle is not None: guard.handle.remove()
     vars(guard.module).pop(guard.attr)
     guard.module._parameters[guard.attr] = p
-    for t in (v,face): _guards.pop(id(t), None)
+    for t in (v,face): set_guard(t)
     new = Guard(guard.module, guard.attr)
     new.lifted = guard.lifted
     return new
@@ -512,15 +511,6 @@ def _check_plan(plan, names):
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
         if route not in _routes: raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows', 'features' or 'dense'")
 
-@contextmanager
-def _resting(model):
-    "Evaluation mode for a while"
-    modes = {m:m.training for m in model.modules()}
-    model.eval()
-    try: yield
-    finally:
-        for m,mode in modes.items(): m.training = mode
-
 # %% ../nbs/31_compute.ipynb #32bbfc83
 def _drop_dense(model, guards, plan):
     "Store dense again what `plan` leaves dense, and take it out of `guards`"
@@ -532,7 +522,7 @@ def _choose(model, guards, xb):
     box = [None]
     try:
         if not shared or dist.get_rank()==0:
-            with _resting(model), torch.random.fork_rng():
+            with resting(model), torch.random.fork_rng():
                 plan,ratios,kinds = _measure(model, guards, xb)
                 _drop_dense(model, guards, plan)
                 _choose_layouts(model, guards, kinds, plan, xb)

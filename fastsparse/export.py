@@ -14,7 +14,6 @@ from .clocks import *
 from .compute import *
 from .masks import *
 from .packing import *
-from .packing import _PackedLayer
 from .shrinking import *
 from .sparsify import *
 from io import BytesIO
@@ -87,7 +86,7 @@ def _fastest(m, call, hows):
 # %% ../nbs/34_export.ipynb #6c1228f3
 def _choose_layouts(model, groups, xb):
     "Let each group of layers choose how its results lie in memory"
-    inner = {layer:[m for m in layer.modules() if isinstance(m, _PackedLayer)] for group in groups for layer in group}
+    inner = {layer:[m for m in layer.modules() if isinstance(m, PackedLayer)] for group in groups for layer in group}
     def use(layers):
         for layer,ms in inner.items():
             for m in ms: m.by_rows = layer not in layers

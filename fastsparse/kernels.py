@@ -8,7 +8,7 @@ __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 
 # %% ../nbs/30_kernels.ipynb #4a15a2f4
 import numpy as np,torch,torch.nn.functional as F
 from fastcore.basics import *
-from .masks import _places
+from .masks import *
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from warnings import catch_warnings,simplefilter
@@ -20,9 +20,16 @@ class SparseIndex:
         mask:torch.Tensor, # Bool tensor, outputs first; what follows the first dimension counts as one
     ):
         self.shape = mask.shape[0],mask.shape[1:].numel()
-        places,(n,width) = _places(mask.reshape(-1)),self.shape
+        places,(n,width) = live_places(mask.reshape(-1)),self.shape
         self.crow,self._t = torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),None
         self.col = places.sub_(self.rows.mul_(width)).int()
+
+    @classmethod
+    def of_parts(cls, shape, crow, col):
+        "The index of a matrix of `shape` whose rows start at `crow`, with live weights in the columns `col`, both 32 bits"
+        new = object.__new__(cls)
+        new.shape,new.crow,new.col,new._t = shape,crow,col,None
+        return new
 
     @property
     def rows(self):
@@ -56,10 +63,9 @@ def _order(cols, n):
 def t(self:SparseIndex):
     "The index of the transposed matrix, with `order`, the place of each of its weights in this one"
     if self._t is None:
-        new = self._t = object.__new__(SparseIndex)
         order = _order(self.col, self.shape[1])
-        new.shape,new._t = self.shape[::-1],None
-        new.col,new.crow,new.order = self.rows[order].int(),_starts(self.col, self.shape[1]),order.int()
+        self._t = SparseIndex.of_parts(self.shape[::-1], _starts(self.col, self.shape[1]), self.rows[order].int())
+        self._t.order = order.int()
     return self._t
 
 # %% ../nbs/30_kernels.ipynb #b4305d0b
@@ -68,9 +74,7 @@ def part(self:SparseIndex,
     keep:torch.Tensor, # A bool for each live weight
 ) -> SparseIndex:
     "The index of some of the live weights"
-    new = object.__new__(SparseIndex)
-    new.shape,new._t,new.col,new.crow = self.shape,None,self.col[keep],_starts(self.rows[keep], self.shape[0])
-    return new
+    return SparseIndex.of_parts(self.shape, _starts(self.rows[keep], self.shape[0]), self.col[keep])
 
 @patch
 def csr(self:SparseIndex,

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['n_live', 'sparse_mask', 'sparse_mask_like', 'count_live', 'mask_from_tensor', 'sparsity_from_tensor', 'maybe_float',
-           'highest', 'lowest', 'top_k_mask', 'put_', 'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
+           'live_places', 'highest', 'lowest', 'top_k_mask', 'put_', 'zero_dead_', 'keyed_generator', 'mask_to_bits',
+           'bits_to_mask']
 
 # %% ../nbs/00_masks.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
@@ -67,8 +68,10 @@ def maybe_float(
     except (TypeError,ValueError,RuntimeError): return num
 
 # %% ../nbs/00_masks.ipynb #f065c59d
-def _places(m):
-    "Where the bool vector `m` is `True`, in ascending order"
+def live_places(
+    m:torch.Tensor, # Bool vector
+) -> torch.Tensor: # Vector of 64-bit integers
+    "Where `m` is `True`, in ascending order"
     return torch.from_numpy(np.flatnonzero(m.numpy())) if m.device.type=='cpu' else m.nonzero().view(-1)
 
 def _pick(idx, m):
@@ -91,12 +94,12 @@ def _exact_top(v, k):
         real = ~v.isnan()
         n_real = count_live(real)
         if n_real>=k: real[real.clone()] = _exact_top(v[real], k)
-        else: real[_places(~real)[:k-n_real]] = True
+        else: real[live_places(~real)[:k-n_real]] = True
         return real
     kth = v.kthvalue(n-k+1).values
     top = v>=kth
     spare = count_live(top)-k
-    if spare: top[_places(v==kth)[-spare:]] = False
+    if spare: top[live_places(v==kth)[-spare:]] = False
     return top
 
 # %% ../nbs/00_masks.ipynb #d0004c00
@@ -122,11 +125,11 @@ def highest(
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
     cut = _cut(s, among, n, k)
     if cut is not None:
-        idx = _places(_above(s, cut).logical_and_(among))
+        idx = live_places(_above(s, cut).logical_and_(among))
         if len(idx)>=k: return _pick(idx, _exact_top(s.index_select(0, idx), k))
-        ties = _places((s==cut)&among)
+        ties = live_places((s==cut)&among)
         if len(idx)+len(ties)>=k: return torch.cat([idx, ties[:k-len(idx)]]).sort().values
-    idx = _places(among)
+    idx = live_places(among)
     return _pick(idx, _exact_top(s.index_select(0, idx), k))
 
 # %% ../nbs/00_masks.ipynb #ef4fcae9
@@ -140,8 +143,8 @@ def lowest(
     n = count_live(among)
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
     cut = _cut(s, among, n, k, sign=-1)
-    idx = _places(among if cut is None else _above(s, -cut).logical_not_().logical_and_(among))
-    if len(idx)<k: idx = _places(among)
+    idx = live_places(among if cut is None else _above(s, -cut).logical_not_().logical_and_(among))
+    if len(idx)<k: idx = live_places(among)
     return _pick(idx, ~_exact_top(s.index_select(0, idx), len(idx)-k))
 
 # %% ../nbs/00_masks.ipynb #1cbbe88e

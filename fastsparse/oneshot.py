@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['Planned', 'plan_pruning', 'planned_counts', 'layer_masks', 'global_masks', 'prune_by', 'prune_magnitude',
-           'density_from_tensor', 'prune_random', 'Calibration', 'resting', 'layer_patches', 'layer_statistic',
-           'prune_layerwise', 'row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_sparsegpt',
-           'mean_grads', 'snip_scores', 'prune_snip', 'grasp_scores', 'prune_grasp', 'flow_scores', 'prune_synflow',
-           'sensitivity', 'sensitivity_rules', 'plot_sensitivity', 'restore_sparse']
+           'density_from_tensor', 'prune_random', 'Calibration', 'layer_patches', 'layer_statistic', 'prune_layerwise',
+           'row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_sparsegpt', 'mean_grads', 'snip_scores',
+           'prune_snip', 'grasp_scores', 'prune_grasp', 'flow_scores', 'prune_synflow', 'sensitivity',
+           'sensitivity_rules', 'plot_sensitivity', 'restore_sparse']
 
 # %% ../nbs/21_oneshot.ipynb #64388160
 import math,matplotlib.pyplot as plt,pandas as pd,torch
@@ -213,21 +213,10 @@ class Calibration:
 # %% ../nbs/21_oneshot.ipynb #4b629bca
 class _Enough(Exception): pass
 
-@contextmanager
-def resting(
-    model:nn.Module, # Any module
-):
-    "Evaluation mode without gradients; modes are put back afterwards"
-    modes = [(m, m.training) for m in model.modules()]
-    try:
-        with torch.no_grad(): yield model.eval()
-    finally:
-        for m,training in modes: m.training = training
-
 @patch
 def run(self:Calibration):
     "Run the model on everything; `_Enough` ends a batch early"
-    with resting(self.model) as model:
+    with torch.no_grad(), resting(self.model) as model:
         if self.loop is not None: return self.loop(model)
         for self.i,b in enumerate(self.batches):
             xs,kwargs,_ = to_device(b, self.device)

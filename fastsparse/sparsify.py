@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['Masked', 'masked_params', 'asked_sparsity', 'sparse_params', 'apply_masks', 'is_sparseable_module',
-           'sparseable_modules', 'decide', 'keeps_zero', 'guard_of', 'Guard', 'Enforcement', 'guard', 'enforcements',
-           'enforce_masks', 'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches',
-           'candidates', 'fitting', 'layer_counts', 'starting_masks', 'module_of', 'sparsify_model', 'show_sparsity',
-           'register_mask', 'keep_from_broadcast', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter',
-           'SparseSummary', 'sparse_summary', 'pack_masks', 'unpack_masks']
+           'sparseable_modules', 'decide', 'keeps_zero', 'stamp_of', 'has_stamp', 'guard_of', 'set_guard', 'Guard',
+           'Enforcement', 'guard', 'enforcements', 'enforce_masks', 'init_kaiming_normal_sparse_', 'draw_seed',
+           'check_score', 'as_mask', 'matches', 'candidates', 'fitting', 'layer_counts', 'starting_masks', 'module_of',
+           'resting', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast', 'unsparsify',
+           'sparsify_parameter', 'unsparsify_parameter', 'SparseSummary', 'sparse_summary', 'pack_masks',
+           'unpack_masks']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
 import copy,functools,pandas as pd,torch,weakref
 import torch.distributed as dist
+from contextlib import contextmanager
 from fastai.callback.hook import Hooks
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
@@ -147,16 +149,22 @@ def keeps_zero(
     return known and all(g.get('eps', 1)>0 for g in base.param_groups)
 
 # %% ../nbs/04_sparsify.ipynb #7cfef49b
-_guards = weakref.WeakValueDictionary()  # by the parameter's id, which is quick; `holds` makes sure of it
-
-def _stamp(t):
+def stamp_of(
+    t:torch.Tensor, # Any tensor
+) -> tuple:
     "What changes when somebody writes to `t`, or gives it another storage"
     return weakref.ref(t.untyped_storage()),t.data_ptr(),None if t.is_inference() else t._version
 
-def _untouched(t, stamp):
+def has_stamp(
+    t:torch.Tensor, # Any tensor
+    stamp:tuple, # From `stamp_of`
+) -> bool:
     "Is `t` as it was when it got `stamp`? Asked of each weight and mask before each forward, so it must be quick"
     storage,place,version = stamp
     return t.data_ptr()==place and (version is None or t._version==version) and storage() is not None
+
+# %% ../nbs/04_sparsify.ipynb #bb6bbfb0
+_guards = weakref.WeakValueDictionary()  # by the parameter's id, which is quick; `holds` makes sure of it
 
 def guard_of(
     p:torch.Tensor, # A parameter
@@ -164,6 +172,14 @@ def guard_of(
     "Who guards `p`?"
     g = _guards.get(id(p))
     return g if g is not None and g.holds(p) else None
+
+def set_guard(
+    p:torch.Tensor, # A parameter
+    g=None, # Its `Guard`, or None for nobody
+):
+    "Let `g` guard `p`"
+    if g is None: _guards.pop(id(p), None)
+    else: _guards[id(p)] = g
 
 # %% ../nbs/04_sparsify.ipynb #d3711c02
 class Guard:
@@ -195,7 +211,7 @@ def check(self:Guard):
         if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
         self.watch(p)
     elif self.handle is None and p.requires_grad: self.hook()
-    if self.stamp is not None and _untouched(p, self.stamp[0]) and _untouched(mask, self.stamp[1]): return
+    if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
     zero_dead_(p, mask)
     self.clean = weakref.WeakKeyDictionary()
     self.note()
@@ -205,7 +221,7 @@ def watch(self:Guard, p):
     "Turn to the parameter `p`"
     self.remove()
     self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
-    _guards[id(p)] = self
+    set_guard(p, self)
     if p.requires_grad: self.hook()
 
 @patch
@@ -218,7 +234,7 @@ def hook(self:Guard):
 @patch
 def note(self:Guard):
     "Remember weight and mask as they are now"
-    self.stamp = _stamp(self.p),_stamp(self.mask)
+    self.stamp = stamp_of(self.p),stamp_of(self.mask)
 
 # %% ../nbs/04_sparsify.ipynb #f3fed1a8
 @patch
@@ -283,7 +299,7 @@ def remove(self:Guard):
     "Let go of the parameter"
     if self.handle is not None: self.handle.remove()
     self.handle = None
-    if self.p is not None: _guards.pop(id(self.p), None)
+    if self.p is not None: set_guard(self.p)
 
 # %% ../nbs/04_sparsify.ipynb #57d3c65d
 def _told(opt):
@@ -498,6 +514,16 @@ def module_of(
     if isinstance(model, nn.Module): return model
     if not isinstance(getattr(model, 'model', None), nn.Module): raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
     return model.model
+
+@contextmanager
+def resting(
+    model:nn.Module, # In evaluation mode inside the `with` block, and afterwards as before
+):
+    "Let `model` rest for a while"
+    modes = [(m, m.training) for m in model.modules()]
+    try: yield model.eval()
+    finally:
+        for m,training in modes: m.training = training
 
 def sparsify_model(
     model, # A module or a `Learner`
