@@ -6,7 +6,7 @@
 __all__ = ['LiveGuard', 'SparseWeight', 'store_dense', 'is_pointwise', 'swappable', 'SparseCompute', 'sparse_compute']
 
 # %% ../nbs/31_compute.ipynb #fb980fa3
-import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import functools,numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
@@ -19,6 +19,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 from types import FunctionType
 
 # %% ../nbs/31_compute.ipynb #299d7bd2
@@ -34,6 +36,35 @@ def _swap(opt, old, new, change):
             if p is old: ps[i] = new
     state = base.state.pop(old, None)
     if state is not None: base.state[new] = {k:change(t) if _like(t, old) else t for k,t in state.items()}
+
+# %% ../nbs/31_compute.ipynb #d6b064fe
+_successors = WeakIdKeyDictionary()  # parameter → what replaced it, and how its state follows; neither may hold the parameter
+
+def _replace(opts, old, new, change):
+    "Put `new` where `old` was, in `opts` now and in others before their next step"
+    for opt in opts: _swap(opt, old, new, change)
+    if new is old: return
+    _successors.pop(new, None)
+    _successors[old] = new,change
+
+def _renew(opt, *args):
+    "Put in `opt` what has replaced its parameters"
+    if not _successors: return
+    for p in [p for ps in _param_lists(base_opt(opt)) for p in ps]:
+        while p in _successors:
+            old,(p,change) = p,_successors[p]
+            _swap(opt, old, p, change)
+            if (g := guard_of(p)) is not None: g.before_step(opt)
+
+def _renewing(step):
+    @functools.wraps(step)
+    def _f(self, *args, **kwargs):
+        _renew(self)
+        return step(self, *args, **kwargs)
+    return _f
+
+register_optimizer_step_pre_hook(_renew)
+for _cls in (Optimizer, Lookahead): _cls.step = _renewing(_cls.step)
 
 # %% ../nbs/31_compute.ipynb #2987ea40
 class LiveGuard(Guard):
@@ -56,6 +87,12 @@ class LiveGuard(Guard):
     def remove(self): pass
 
     @property
+    def live(self):
+        "The live values; those of a dense tensor that `functional_call` has put in their place"
+        v = self.values
+        return v if v.ndim==1 else v.reshape(-1).index_select(0, self.index.places)
+
+    @property
     def index(self):
         if self._index is None: self._index = SparseIndex(self.mask)
         return self._index
@@ -70,6 +107,7 @@ class LiveGuard(Guard):
         "Follow a parameter or a mask that somebody else changed"
         v = self.module._parameters.get(self.attr)
         if self.mask is None or not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+        if self.attr not in vars(self.module): raise RuntimeError(_read_only)  # another parameter was put in its place
         if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
         if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
         self.carry()
@@ -88,7 +126,7 @@ def watch(self:LiveGuard, v):
 @torch.no_grad()
 def carry(self:LiveGuard):
     "Follow the mask with values, gradient and state"
-    old,v = self.index,self.values
+    old,v = self.index.to(self.mask.device),self.values
     new = self._index = SparseIndex(self.mask)
     if old.places.equal(new.places): return
     move = lambda t: old.dense(t.detach()).view(-1)[new.places]
@@ -98,7 +136,7 @@ def carry(self:LiveGuard):
         grad[born] = self.grad_at(new.part(born))
     w = v if len(old)==len(new) else nn.Parameter(move(v), requires_grad=v.requires_grad)
     if w is v: v.data.copy_(move(v))
-    for opt in self.opts: _swap(opt, v, w, move)
+    _replace(self.opts, v, w, move)
     self.module._parameters[self.attr],w.grad = w,grad
     self.watch(w)
 
@@ -117,19 +155,22 @@ def tap(self:LiveGuard, gT, xT):
 @patch
 def add_term(self:LiveGuard, term):
     "A part of this backward's dense gradient"
-    if self.pending is None: self.pending,self.fresh = [],self.values.grad is None or not self.values.grad.any()
-    self.pending.append(term)
+    if self.pending is None: self.pending = {}
+    task = torch._C._current_graph_task_id()
+    if task not in self.pending: self.pending[task] = self.values.grad is None or not self.values.grad.any(),[]
+    self.pending[task][1].append(term)
 
 @patch
 def arrived(self:LiveGuard):
     "The gradient is complete"
-    if self.pending is None: return
-    self.whole,self.terms,self.pending,self.shared = None,[*([] if self.fresh else self.terms or []), *self.pending],None,False
+    fresh,terms = (self.pending or {}).pop(torch._C._current_graph_task_id(), (None,None))
+    if terms is None: return
+    self.whole,self.terms,self.shared = None,[*([] if fresh else self.terms or []), *terms],False
     if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.mask.numel(): self.terms = [self.summed()]
 
 # %% ../nbs/31_compute.ipynb #4fd8e220
 @patch
-def forget(self:LiveGuard): self.terms = self.whole = None
+def forget(self:LiveGuard): self.terms = self.whole = self.pending = None
 
 @patch
 def after_step(self:LiveGuard, opt): self.forget()
@@ -204,8 +245,8 @@ def product(self:LiveGuard, func, x, bias=None, stride=1, **kwargs):
     self.check()
     if self.calls is not None: self.calls.append((func, x, bias, stride))
     by_rows,tap = self.route!='features',self.tap if self.lifted else None
-    if func is F.linear: return sparse_linear(x, self.values, self.index, bias, by_rows, tap)
-    return sparse_conv1x1(x, self.values, self.index, bias, stride if isinstance(stride, (tuple,list)) else (stride,), by_rows, tap)
+    if func is F.linear: return sparse_linear(x, self.live, self.index, bias, by_rows, tap)
+    return sparse_conv1x1(x, self.live, self.index, bias, stride if isinstance(stride, (tuple,list)) else (stride,), by_rows, tap)
 
 # %% ../nbs/31_compute.ipynb #171aec7d
 _convs = {F.conv1d:3, F.conv2d:4, F.conv3d:5}
@@ -234,9 +275,13 @@ class SparseWeight(torch.Tensor):
 
     def __init__(self, *made_of): self.made_of,self.guard = made_of,LiveGuard(self, *made_of[:2])
     def __reduce_ex__(self, proto): return SparseWeight,self.made_of
-    def __deepcopy__(self, memo): return SparseWeight(memo[id(self.guard.module)], *self.made_of[1:])
+    def __deepcopy__(self, memo):
+        new = memo.get(id(self.guard.module))
+        if new is None: return nn.Parameter(self.guard.spread(self.guard.values), self.requires_grad)  # of the weight alone
+        return SparseWeight(new, *self.made_of[1:])
     def __repr__(self): return f'SparseWeight({" x ".join(map(str, self.shape))}, {len(self.guard.values)} live)'
 
+    dtype,device = property(lambda self: self.guard.values.dtype),property(lambda self: self.guard.values.device)
     requires_grad = property(lambda self: self.guard.values.requires_grad, lambda self,v: setattr(self.guard.values, 'requires_grad', v))
     def requires_grad_(self, requires_grad=True):
         self.requires_grad = requires_grad
@@ -260,7 +305,7 @@ def _args(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)
     return (weight.guard, (func, x, bias, stride)) if fits else None
 
 def _dense_copies(o):
-    if isinstance(o, SparseWeight): return _Dense.apply(o.guard.values, o.guard)
+    if isinstance(o, SparseWeight): return _Dense.apply(o.guard.live, o.guard)
     return type(o)(map(_dense_copies, o)) if type(o) in (list,tuple) else o
 
 @patch(cls_method=True)
@@ -319,10 +364,12 @@ def _store_dense(guard):
     "Swap back"
     v,face,p = guard.values,guard.p,guard.original
     if p is None: p = nn.Parameter(v.new_empty(0))
-    p.data = guard.spread(v)
+    index,shape = guard.index,guard.shape
+    def spread(t): return index.dense(t.detach()).view(shape)
+    p.data = spread(v)
     p.grad = face.grad
     p.requires_grad_(v.requires_grad)
-    for opt in guard.opts: _swap(opt, v, p, guard.spread)
+    _replace(guard.opts, v, p, spread)
     if guard.handle is not None: guard.handle.remove()
     vars(guard.module).pop(guard.attr)
     guard.module._parameters[guard.attr] = p
@@ -349,7 +396,8 @@ def _give_dense(module, state, prefix, local_metadata):
         if prefix+attr in state: state[prefix+attr] = w.guard.spread(w.guard.values)
 
 @torch.no_grad()
-def _take_dense(module, state, prefix, *args):
+def _take_dense(module, state, prefix, local_metadata, *args):
+    if local_metadata.get('assign_to_params_buffers'): raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: pass assign=False, or call remove() of the report of sparse_compute first")
     for attr,w in _faces(module):
         given,mask = state.get(prefix+attr),state.get(f'{prefix}{attr}_mask')
         if given is None or given.shape!=w.shape: continue

@@ -75,11 +75,16 @@ def _like(m, args):
     live,n = [sum(f(p) for p in m.parameters()) for f in (torch.count_nonzero, torch.numel)]
     return type(m),*(p.shape for p in m.parameters()),*(a.shape for a in args),getattr(m, 'stride', None),round(20*int(live)/max(n, 1))
 
+# %% ../nbs/34_export.ipynb #49933f7c
+def _ratio(before, after):
+    try: return speedup(before, after)
+    except RuntimeError: return 0.  # torch has no such product for this type
+
 def _fastest(m, call, hows):
     "The storage that is a tenth faster than dense or more, and fastest; 'dense' if there is none"
     args,kwargs = call
     news = {how:packed(m, how) for how in hows if not _fits(m, how)}
-    ratios = {how:speedup(lambda: m(*args, **kwargs), lambda: new(*args, **kwargs)) for how,new in news.items()}
+    ratios = {how:_ratio(lambda: m(*args, **kwargs), lambda: new(*args, **kwargs)) for how,new in news.items()}
     best = max(ratios, key=ratios.get, default=None)
     return best if best and ratios[best]>=1.1 else 'dense'
 
@@ -153,11 +158,16 @@ def load_sparse(
     return state
 
 # %% ../nbs/34_export.ipynb #a674d863
-def _resized(xb, n): return tuple(x[torch.arange(n, device=x.device)%len(x)] for x in xb)
+def _batched(x, xb): return isinstance(x, torch.Tensor) and x.ndim>0 and len(x)==len(xb[0])
+
+def _resized(xb, n):
+    "A batch of `n`: those of `xb` that are as long as the first, repeated or cut"
+    if n==len(xb[0]): return xb
+    return tuple(x[torch.arange(n, device=x.device)%len(x)] if _batched(x, xb) else x for x in xb)
 
 def _any_batch(xb):
     "Two rows at least, and what says that there may be more"
-    return _resized(xb, max(2, len(xb[0]))),tuple({0:torch.export.Dim.AUTO} for _ in xb)
+    return _resized(xb, max(2, len(xb[0]))),tuple({0:torch.export.Dim.AUTO} if _batched(x, xb) else None for x in xb)
 
 # %% ../nbs/34_export.ipynb #fa96a060
 def _save_onnx(model, path, xb):

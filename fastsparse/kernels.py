@@ -41,6 +41,10 @@ class SparseIndex:
         "The row-major place of each live weight, 64 bits"
         return self.rows.mul_(self.shape[1]).add_(self.col)
 
+    def to(self, device):
+        "The index on `device`"
+        return self if self.col.device==device else SparseIndex.of_parts(self.shape, self.crow.to(device), self.col.to(device))
+
     def __len__(self): return len(self.col)
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'
 
@@ -108,12 +112,12 @@ def _bags(index, values, tile):
     "The product with one tile"
     if not (len(index) and tile.numel()): return tile.new_zeros(index.shape[0], tile.shape[1])
     one = tile.shape[1]==1 and tile.dtype in (torch.float, torch.double) and torch.backends.mkl.is_available()
-    if one: return (index.csr(values) @ tile[:,0])[:,None]
+    if one: return (index.csr(values) @ tile[:,0])[:,None].clone()  # what a function of autograd returns must not be a view
     return torch.embedding_bag(tile, index.col, index.crow, False, 0, False, values, True)[0]  # `F.embedding_bag` without its checks
 
 # %% ../nbs/30_kernels.ipynb #50eb910a
 def _multiply(index, values, tiles, bias=None, by_columns=False):
-    "The product with all tiles, put together"
+    "The product with all tiles, put together; with `by_columns` its transpose"
     values = values.detach()  # what requires a gradient would get a slower kernel
     if bias is not None: bias = bias.detach()[:,None]
     def one(o):
@@ -121,10 +125,10 @@ def _multiply(index, values, tiles, bias=None, by_columns=False):
         return y if bias is None else y.add_(bias)
     if len(tiles)==1:
         y = one(tiles[0])
-        return y.t().contiguous().t() if by_columns else y
+        return y.t().clone(memory_format=torch.contiguous_format) if by_columns else y
     shape = index.shape[0],sum(o.shape[1] for o in tiles)
-    out = values.new_empty(shape[::-1]).t() if by_columns else values.new_empty(shape)
-    for o,tile in zip(out.split(tiles[0].shape[1], 1), tiles): o.t().copy_(one(tile).t())  # this way round torch transposes fast
+    out = values.new_empty(shape[::-1] if by_columns else shape)
+    for o,tile in zip((out.t() if by_columns else out).split(tiles[0].shape[1], 1), tiles): o.t().copy_(one(tile).t())  # this way round torch transposes fast
     return out
 
 def sparse_product(
@@ -135,7 +139,8 @@ def sparse_product(
     by_columns=False, # Is the result to lie in memory column by column?
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
-    return _multiply(index, values, _tiles(xT.detach(), index), bias, by_columns)
+    y = _multiply(index, values, _tiles(xT.detach(), index), bias, by_columns)
+    return y.t() if by_columns else y
 
 # %% ../nbs/30_kernels.ipynb #16112351
 def _dots(index, gs, xs):
@@ -162,16 +167,18 @@ class _Product(Function):
         xT = x.detach().t()
         tiles = _tiles(xT, index)
         ctx.save_for_backward(values, *(tiles if ctx.needs_input_grad[1] else []))
-        ctx.index,ctx.tap,ctx.by_rows,ctx.width = index,tap,not xT.is_contiguous(),tiles[0].shape[1] or 1
-        return _multiply(index, values, tiles, bias, by_rows).t()
+        ctx.index,ctx.tap,ctx.x_by_rows,ctx.y_by_rows,ctx.width = index,tap,not xT.is_contiguous(),by_rows,tiles[0].shape[1] or 1
+        return _multiply(index, values, tiles, bias, by_rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        (values,*xs),index,gT = ctx.saved_tensors,ctx.index,g.t()
+        (values,*xs),index,gT = ctx.saved_tensors,ctx.index,g.t() if ctx.y_by_rows else g
         gs = [gT.contiguous()] if gT.shape[1]<=ctx.width else [o.contiguous() for o in gT.split(ctx.width, 1)]
         gx = gv = gb = None
-        if ctx.needs_input_grad[0]: gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.by_rows).t()
+        if ctx.needs_input_grad[0]:
+            gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.x_by_rows)
+            if not ctx.x_by_rows: gx = gx.t()
         if ctx.needs_input_grad[1]:
             gv = _dots(index, gs, xs)
             if ctx.tap is not None: ctx.tap(torch.cat(gs, 1), torch.cat(xs, 1))
@@ -196,8 +203,9 @@ def sparse_linear(
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
-    if x.ndim==2: return _Product.apply(x, values, bias, index, by_rows, tap)
-    return _Product.apply(x.reshape(-1, x.shape[-1]), values, bias, index, by_rows, tap).view(*x.shape[:-1], index.shape[0])
+    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, by_rows, tap)
+    if not by_rows: y = y.t()
+    return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../nbs/30_kernels.ipynb #6dea013f
 def sparse_conv1x1(
@@ -216,5 +224,5 @@ def sparse_conv1x1(
     stride = tuple(stride)*(n_spatial//len(stride))
     x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
     y = _Product.apply(x.transpose(0, 1).reshape(x.shape[1], -1).t(), values, bias, index, False, tap)
-    y = y.t().view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
+    y = y.view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
     return y.contiguous() if by_rows else y

@@ -11,6 +11,7 @@ import torch,torch.nn.functional as F
 from fastcore.basics import *
 from .compute import is_pointwise
 from .kernels import *
+from .sparsify import *
 from torch import nn
 
 # %% ../nbs/32_packing.ipynb #e08c9232
@@ -62,7 +63,7 @@ class CondensedMatrix(nn.Module):
         has = n>0
         if (n[has]!=n.max()).any(): raise ValueError(f"rows have {int(n[has].min())} to {int(n.max())} live weights, and must have the same number, or none: sparsify with structure='fan-in'")
         self.register_buffer('col', torch.zeros(len(w), int(n.max()), dtype=torch.int, device=w.device))
-        self.col[has] = live[has].nonzero()[:,1].int().view(int(has.sum()), -1)
+        self.col[has] = live[has].nonzero()[:,1].int().view(-1, self.col.shape[1]) if has.any() else 0
         self.values = _fixed(w.gather(1, self.col.long())*has[:,None])
 
     extra_repr = LiveMatrix.extra_repr
@@ -130,6 +131,7 @@ class PackedLayer(nn.Module):
 
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
+    in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
     def forward(self, x):
         y = self.matrix(x.reshape(-1, x.shape[-1]).t(), self.bias, self.by_rows)
         return y.t().reshape(*x.shape[:-1], self.matrix.shape[0])
@@ -141,6 +143,7 @@ class PackedConv(PackedLayer):
         self.stride = stride
 
     def forward(self, x):
+        if x.ndim==len(self.stride)+1: return self(x[None])[0]
         x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)]
         y = self.matrix(x.transpose(0, 1).reshape(x.shape[1], -1), self.bias)
         y = y.view(self.matrix.shape[0], x.shape[0], *x.shape[2:]).transpose(0, 1)
@@ -187,15 +190,23 @@ class PackedAttention(nn.Module):
 storages = dict(rows=LiveMatrix, features=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
 storages['2:4'] = SemiStructured
 
+_known = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+
+def _is_plain(m):
+    "Does `m` do what torch's layer does, and no more?"
+    def same(name): return any(getattr(type(m), name, None) is getattr(k, name, None) for k in _known if isinstance(m, k))
+    hooks = [*m._forward_hooks.values(), *[h for h in m._forward_pre_hooks.values() if not isinstance(h, Enforcement)]]
+    return same('forward') and same('_conv_forward') and not hooks
+
 def storable(
     model:nn.Module, # Any module
 ) -> dict: # Name → layer
-    "The layers whose weights `pack` can store"
+    "The layers whose weights `pack` can store; not those with hooks or a forward of their own"
     def fits(m):
         if isinstance(m, nn.MultiheadAttention): return m.bias_k is None and not m.add_zero_attn
         return isinstance(m, nn.Linear) or is_pointwise(m)
     inner = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    return {n:m for n,m in model.named_modules() if fits(m) and m not in inner}
+    return {n:m for n,m in model.named_modules() if fits(m) and _is_plain(m) and m not in inner}
 
 # %% ../nbs/32_packing.ipynb #5c462381
 def _projections(m):

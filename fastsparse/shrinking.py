@@ -6,10 +6,12 @@
 __all__ = ['fold_norms', 'shrink']
 
 # %% ../nbs/33_shrinking.ipynb #3c6d7af8
-import operator,torch,torch.nn.functional as F
+import math,operator,torch,torch.nn.functional as F
 from collections import Counter
 from copy import deepcopy
 from fastcore.basics import *
+from .clocks import *
+from .sparsify import resting
 from torch import fx,nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -107,7 +109,7 @@ def follow(self:_Follower, n, res):
     if isinstance(m, nn.Linear) or isinstance(m, _ConvNd) and m.groups==1 and not m.transposed and m.padding_mode=='zeros': return self.layer(n, m, res)
     if v is None: return None
     if isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names: return v
-    if isinstance(m, _pools): return v if v.dim==1 and v.width==1 else None
+    if isinstance(m, _pools): return v if v.dim==1 and v.width==1 and x.ndim==2+int(type(m).__name__[-2]) else None
     if isinstance(m, _BatchNorm): return self.norm(n, m, v)
     if isinstance(m, nn.Flatten): return _flat(v, x, m.start_dim, m.end_dim)
     if n.target in (torch.flatten,'flatten'): return _flat(v, x, *args[1:], **dict(start=kw.get('start_dim', 0)) if len(args)<2 else {})
@@ -148,26 +150,34 @@ def _sole(gm):
     n_names = Counter(id(mods[t]) for t in calls)
     return {n.target:n for n in gm.graph.nodes if n.op=='call_module' and calls[n.target]==1 and n_names[id(mods[n.target])]==1}
 
-def _set(model, name, new):
-    path,_,attr = name.rpartition('.')
-    setattr(model.get_submodule(path), attr, new)
+def _replace(model, old, new):
+    "Put `new` where `old` is in `model`, under each of its names"
+    for m in list(model.modules()):
+        for n,child in m._modules.items():
+            if child is old: m._modules[n] = new
 
+def _by_hand(gm):
+    "Modules of whose parameters one is taken by hand"
+    return {gm.get_submodule(n.target.rpartition('.')[0]) for n in gm.graph.nodes if n.op=='get_attr'}
+
+# %% ../nbs/33_shrinking.ipynb #7cdf5638
 def fold_norms(
     model:nn.Module, # A module in evaluation mode, changed in place
     xb, # A tuple of inputs
 ):
     "Fold each BatchNorm into the convolution or linear layer before it, if nobody else reads that"
     gm = _graph(model)
-    sole,f = _sole(gm),_Follower(gm)
+    sole,f,taken = _sole(gm),_Follower(gm),_by_hand(gm)
     with torch.no_grad(): f.run(*xb)
     for name,node in sole.items():
         bn,before = model.get_submodule(name),node.all_input_nodes[0]
         if not isinstance(bn, _BatchNorm) or bn.running_mean is None or getattr(before, 'target', None) not in sole or len(before.users)>1: continue
         layer = model.get_submodule(before.target)
-        if isinstance(layer, _ConvNd): _set(model, before.target, fuse_conv_bn_eval(layer, bn, layer.transposed))
-        elif isinstance(layer, nn.Linear) and f.results[before].ndim==2: _set(model, before.target, fuse_linear_bn_eval(layer, bn))
+        if bn in taken or layer in taken: continue
+        if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): _replace(model, layer, fuse_conv_bn_eval(layer, bn, layer.transposed))
+        elif isinstance(layer, nn.Linear) and bn.affine and f.results[before].ndim==2: _replace(model, layer, fuse_linear_bn_eval(layer, bn))
         else: continue
-        _set(model, name, nn.Identity())
+        _replace(model, bn, nn.Identity())
 
 # %% ../nbs/33_shrinking.ipynb #e9c04a10
 def _columns(m, v):
@@ -200,7 +210,7 @@ class _Round:
         for n in gm.graph.nodes:
             if n.op=='output':
                 for a in n.all_input_nodes: f.pin(a)
-            if n.op=='get_attr': self.pin_layer(gm.get_submodule(n.target.rpartition('.')[0]))
+        for m in _by_hand(gm): self.pin_layer(m)
         self.spaces = {s.root() for s in f.outs.values()}
         self.writers = {s:[m for m,o in f.outs.items() if o.root() is s] for s in self.spaces}
         self.readers = {s:[(m,v) for m,v in f.ins.items() if v is not None and v.space.root() is s] for s in self.spaces}
@@ -270,6 +280,13 @@ def _cut_columns(m, v, keep):
     setattr(m, 'in_features' if isinstance(m, nn.Linear) else 'in_channels', len(idx))
 
 # %% ../nbs/33_shrinking.ipynb #324b6b3a
+def _check_outputs(model, new, xb):
+    "A `ValueError` if the smaller model gives other outputs than `model` in evaluation"
+    with torch.no_grad(), resting(model): pairs = list(zip(float_outputs(model(*xb)), float_outputs(new(*xb))))
+    for a,b in pairs:
+        off = (a-b).abs().max().item() if a.shape==b.shape and a.numel() else 0. if a.shape==b.shape else math.inf
+        if off>20*torch.finfo(a.dtype).eps**.5*max(1., a.abs().max().item()): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
+
 def shrink(
     model:nn.Module, # A dense module with zeros; it is left as it is
     xb, # A batch of inputs, or a tuple of them if the model takes several
@@ -290,4 +307,5 @@ def shrink(
         for m in r.writers[s]:
             _cut_rows(m, keep)
             removed[names[m]] = int(gone.sum())
+    _check_outputs(model, new, xb)
     return new,removed

@@ -532,3 +532,90 @@ def test_two_ranks(tmp_path):
     for o in (a,b):
         for k,v in a[False].items(): torch.testing.assert_close(o[True][k], v, rtol=1e-7, atol=1e-7)
     assert all(torch.equal(a[True][k], b[True][k]) for k in a[True] if k.endswith('_mask'))
+
+class InPlace(nn.Module):
+    "Layers whose outputs are written to in place"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.conv = nn.Linear(6, 8),nn.Linear(8, 3),nn.Conv2d(1, 4, 1)
+
+    def forward(self, x):
+        h = self.a(x).mul_(2).relu_()
+        c = self.conv(h[:,None,:,None].detach()).relu_()
+        return torch.relu_(self.b(h))+c.sum()
+
+@pytest.mark.parametrize('n', [1,5])
+@pytest.mark.parametrize('route', ['rows','features'])
+def test_outputs_may_be_changed_in_place(route, n):
+    "What a sparse layer returns can be written to, as a dense layer's can"
+    (a,oa,_),(b,ob,_) = pair(InPlace, torch_opts['sgd'], route=route)
+    xb,yb = torch.randn(n, 6),torch.randn(n, 3)
+    for (x,y) in zip(steps(a, oa, 3, xb, yb), steps(b, ob, 3, xb, yb)): assert x==pytest.approx(y, abs=1e-5)
+    assert_equal_models(a, b, 1e-5)
+
+def _other_count(m, other): m[0].weight_mask[0] = True
+def _other_checkpoint(m, other): m.load_state_dict(other.state_dict())
+
+@pytest.mark.parametrize('opt_f', ['sgd','adam','fastai_adam'])
+@pytest.mark.parametrize('change', [_other_count, _other_checkpoint, None])
+def test_an_optimizer_made_after_the_swap_follows(change, opt_f):
+    "It holds parameters that are replaced before its first step, by another number of live weights or by `remove`, and trains what replaced them"
+    def make(s):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        sparsify_model(m, s, seed=0)
+        return m
+    a,b,other = make(.7),make(.7),make(.5)
+    report = sparse_compute(b, None, plan=full(b))
+    oa,ob = [opts[opt_f](list(m.parameters())) for m in (a,b)]
+    for m in (a,b):
+        if change: change(m, other)
+    if not change: report.remove()
+    xb,yb = torch.randn(6, 8),torch.randn(6, 4)
+    before = b[0].weight.detach().clone()
+    for x,y in zip(steps(a, oa, 4, xb, yb), steps(b, ob, 4, xb, yb)): assert x==pytest.approx(y, abs=1e-5)
+    assert not before.equal(b[0].weight.detach())
+    assert_equal_models(a, b, 1e-5)
+
+@pytest.mark.parametrize('route', ['rows','features'])
+@pytest.mark.parametrize('of', ['input','weights'])
+def test_gradients_that_are_only_asked_for_leave_no_trace(of, route):
+    "`autograd.grad` before the backward, as in adversarial training: the dense gradient of an update is the backward's alone"
+    losses,masks = [],[]
+    for model,opt,_ in pair(lambda: nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 4)).double(), torch_opts['sgd'], route=route):
+        dst = DynamicSparseTraining(model, opt, 30, **{**RigL_presets, 'batches_per_update':3, 'seed':2})
+        g,out = torch.Generator().manual_seed(0),[]
+        for _ in range(30):
+            xb,yb = torch.randn(8, 12, generator=g, dtype=torch.double).requires_grad_(),torch.randn(8, 4, generator=g, dtype=torch.double)
+            torch.autograd.grad((model(xb)+yb).abs().sum(), xb if of=='input' else list(model.parameters()))
+            loss = (model(xb)-yb).pow(2).mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            out.append(loss.item())
+        losses.append(out)
+        masks.append([o.mask for o in masked_params(model)])
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-9)
+    assert all(a.equal(b) for a,b in zip(*masks))
+
+def test_a_face_follows_type_copies_and_given_tensors():
+    "dtype after `double()`, a copy of the weight alone, dense tensors by `functional_call`, and assign=True is refused by name"
+    (a,_,_),(b,_,report) = pair(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch_opts['sgd'])
+    xb = torch.randn(3, 8)
+    torch.testing.assert_close(torch.func.functional_call(b, dict(b.state_dict()), (xb,)), a(xb))
+    copy = deepcopy(b[0].weight)
+    assert type(copy) is nn.Parameter and copy.equal(a[0].weight)
+    with pytest.raises(ValueError, match='assign=False'): b.load_state_dict(b.state_dict(), assign=True)
+    b.double()
+    assert b[0].weight.dtype==torch.double and b(xb.double()).dtype==torch.double
+    report.remove()
+    assert b[0].weight.dtype==torch.double
+
+def test_another_parameter_in_place_of_a_sparse_weight_is_refused():
+    "It would be trained without its mask; the error says what to do, and does"
+    _,(m,_,report) = pair(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch_opts['sgd'])
+    m[0].weight = nn.Parameter(torch.ones(16, 8))
+    with pytest.raises(RuntimeError, match='remove()'): m(torch.randn(2, 8))
+    report.remove()
+    m(torch.randn(2, 8))
+    assert m[0].weight.detach().equal(m[0].weight_mask.float())

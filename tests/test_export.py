@@ -302,3 +302,52 @@ def test_graphs_that_cannot_be_followed():
     with pytest.raises(ValueError, match="graph of Branching can't be followed"): export_sparse(model, 'shrunk', torch.randn(64,600))
     new,report = export_sparse(model, 'auto', torch.randn(64,600))
     assert 'not shrunk: the graph of Branching' in report.note and report.plan
+
+class Cosine(nn.Linear):
+    "A linear layer with a forward of its own"
+    def forward(self, x): return nn.functional.linear(nn.functional.normalize(x, dim=-1), nn.functional.normalize(self.weight, dim=-1), self.bias)*10
+
+@pytest.mark.parametrize('format', ['live','csr','auto'])
+def test_layers_that_do_more_than_torchs_stay_dense(format):
+    "A subclass with its own forward, and a layer with a hook, keep what they do"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(16,64), nn.ReLU(), nn.Linear(64,32), Cosine(32,10)).eval()
+    m[2].register_forward_hook(lambda m,i,o: o*2)
+    sparsify_model(m, .9, seed=0)
+    new,report = export_sparse(m, format, torch.randn(4,16))
+    assert report.error<1e-5 and type(new[3]) is Cosine and type(new[2]) is nn.Linear
+
+def test_inputs_of_other_lengths_are_left_as_they_are():
+    "A mask beside the batch is no batch"
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+        def forward(self, x, mask): return self.attn(x, x, x, attn_mask=mask)[0]
+    torch.manual_seed(0)
+    m = Masked().eval()
+    sparsify_model(m, .8, seed=0)
+    xb = torch.randn(3,7,16),torch.zeros(7,7)
+    for sizes in (None, [1,3,5]): assert export_sparse(m, 'live', xb, batch_sizes=sizes)[1].error<1e-5
+
+def test_auto_passes_over_what_torch_cannot_multiply():
+    "bfloat16 has no CSR product on the CPU; a layer without live weights has nothing to store; both are exported"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,16)).eval()
+    sparsify_model(m, .95, seed=0)
+    export_sparse(deepcopy(m).bfloat16(), 'auto', torch.randn(32,64).bfloat16())
+    for o in masked_params(m): o.mask.fill_(False)
+    for format in ('auto','condensed','live'): assert export_sparse(m, format, torch.randn(32,64))[1].error==0
+
+def test_unbatched_images_and_sizes_of_stored_layers():
+    "A convolution takes an image without a batch; a linear layer tells its sizes"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(4,8,1)).eval()
+    sparsify_model(m, .5, seed=0)
+    new,_ = export_sparse(m, 'live', torch.randn(2,4,5,5))
+    x = torch.randn(4,5,5)
+    torch.testing.assert_close(new(x), m(x))
+    lin = nn.Sequential(nn.Linear(4,8)).eval()
+    sparsify_model(lin, .5, seed=0)
+    new,_ = export_sparse(lin, 'live', torch.randn(2,4))
+    assert (new[0].in_features,new[0].out_features)==(4,8)

@@ -176,3 +176,50 @@ def test_resnet18():
     torch.testing.assert_close(small(x), m(x), rtol=1e-4, atol=1e-4)
     assert removed['conv1']==32 and removed['layer1.1.conv2']==32 and removed['layer2.0.downsample.0']==removed['layer2.1.conv2']==64
     assert small.layer2[1].conv2.weight.shape==(64,64,3,3) and not any(isinstance(o, nn.BatchNorm2d) for o in small.modules())
+
+class Alias(nn.Module):
+    "A convolution with two names"
+    def __init__(self):
+        super().__init__()
+        self.stem,self.bn = nn.Conv2d(3, 8, 3),nn.BatchNorm2d(8)
+        self.convs = nn.ModuleList([self.stem, nn.Conv2d(8, 4, 1)])
+    def forward(self, x): return self.convs[1](F.relu(self.bn(self.convs[0](x))))
+
+class TakenByHand(nn.Module):
+    "A convolution whose weight is used a second time, without its norm"
+    def __init__(self):
+        super().__init__()
+        self.c,self.bn,self.d = nn.Conv2d(3, 8, 3),nn.BatchNorm2d(8),nn.Conv2d(8, 4, 1)
+    def forward(self, x): return self.d(F.relu(self.bn(self.c(x)))).mean((2,3))+F.conv2d(x, self.c.weight).mean()
+
+@pytest.mark.parametrize('make', [Alias, TakenByHand])
+def test_norms_are_folded_under_every_name_and_never_into_what_is_taken_by_hand(make):
+    torch.manual_seed(0)
+    check(settle(make()), torch.randn(2,3,8,8), {})
+
+def test_norms_without_weights_and_grouped_transposed_convolutions():
+    "What torch can't fuse stays, and the outputs are equal"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(8,16), nn.BatchNorm1d(16, affine=False), nn.ReLU(), nn.Linear(16,4)).eval().requires_grad_(False)
+    m[1].running_mean.normal_()
+    check(m, torch.randn(3,8), {})
+    check(settle(nn.Sequential(nn.ConvTranspose2d(4,8,3,groups=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8,2,1))), torch.randn(2,4,5,5), {})
+
+def test_a_pool_over_features_pins_them():
+    "Without a batch dimension of its own a pool runs along features"
+    torch.manual_seed(0)
+    m = settle(nn.Sequential(nn.Linear(8,16), nn.MaxPool1d(3,1,1), nn.Linear(16,4)))
+    kill(m[0], rows=[2,3,4])
+    check(m, torch.randn(5,8), {})
+
+def test_a_forward_that_reads_sizes_is_refused():
+    "A channel less changes what the forward computes with"
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
+        def forward(self, x): return self.b(F.relu(self.a(x)))*self.b.in_features
+    torch.manual_seed(0)
+    m = settle(Scaled())
+    kill(m.a, rows=[1,2])
+    with pytest.raises(ValueError, match='sizes'): shrink(m, torch.randn(5,8))
