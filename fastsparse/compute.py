@@ -10,6 +10,7 @@ import functools,numpy as np,pandas as pd,torch,torch.distributed as dist,torch.
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
+from fastcore.imports import noop
 from .callback import *
 from .clocks import *
 from .kernels import *
@@ -352,6 +353,7 @@ def _store_sparse(o, opts):
     if p.grad is not None: v.grad = pick(p.grad)
     o.module._parameters[o.attr],vars(o.module)[o.attr] = v,face
     for opt in opts: _swap(opt, p, v, pick)
+    _successors[p] = v,noop  # `meet` gathers the state of an optimizer that nobody told of
     for opt in opts: guard.meet(opt)
     guard.original,p.grad = p,None
     p.data = p.data.new_empty(0)
@@ -434,6 +436,7 @@ def meet(self:LiveGuard, opt):
     "Remember an optimizer that holds the values"
     base = base_opt(opt)
     if any(o is base for o in self.opts): return
+    _check_elementwise(opt)
     self.opts.append(base)
     if held := base.state.get(self.values): base.state[self.values] = _gather(self.values, held)
     if isinstance(base, Optimizer) or _give_state in base._optimizer_state_dict_post_hooks.values(): return

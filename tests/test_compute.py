@@ -619,3 +619,21 @@ def test_another_parameter_in_place_of_a_sparse_weight_is_refused():
     report.remove()
     m(torch.randn(2, 8))
     assert m[0].weight.detach().equal(m[0].weight_mask.float())
+
+@pytest.mark.parametrize('opt_f', ['sgd','adam','fastai_adam'])
+def test_an_optimizer_that_nobody_told_of_follows(opt_f):
+    "It was made and used before the swap: it goes on with its state"
+    (a,oa,_),(b,_,report) = pair(lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), opts[opt_f])
+    report.remove()
+    ob,xb,yb = opts[opt_f](list(b.parameters())),torch.randn(6, 8),torch.randn(6, 4)
+    for m,o in ((a,oa), (b,ob)): steps(m, o, 3, xb, yb)
+    sparse_compute(b, None, plan=full(b))
+    for x,y in zip(steps(a, oa, 4, xb, yb), steps(b, ob, 4, xb, yb)): assert x==pytest.approx(y, abs=1e-5)
+    assert_equal_models(a, b, 1e-5)
+
+def test_an_optimizer_made_later_is_refused_by_name_too():
+    "One that looks at more than single weights can't train live values"
+    _,(m,_,_) = pair(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch_opts['sgd'])
+    opt = torch.optim.Adafactor(m.parameters())
+    backward(m, torch.randn(2, 8), torch.randn(2, 4))
+    with pytest.raises(ValueError, match='Adafactor'): opt.step()
