@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import itertools,subprocess
+import functools,itertools,subprocess
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -50,6 +50,7 @@ def entry(c):
     m = c.cell_type=='code' and _re_show.search(c.source)
     return m[1] if m else ''
 
+@functools.cache
 def code_of(f):
     "All code of notebook `f`"
     return '\n'.join(c.source for c in read_nb(f).cells if c.cell_type=='code')

@@ -6,7 +6,7 @@
 __all__ = ['LiveGuard', 'SparseWeight', 'store_dense', 'is_pointwise', 'swappable', 'SparseCompute', 'sparse_compute']
 
 # %% ../nbs/31_compute.ipynb #fb980fa3
-import functools,numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
@@ -16,12 +16,11 @@ from .clocks import *
 from .kernels import *
 from .scores import *
 from .sparsify import *
+from functools import partial
 from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 from types import FunctionType
 
 # %% ../nbs/31_compute.ipynb #299d7bd2
@@ -39,33 +38,10 @@ def _swap(opt, old, new, change):
     if state is not None: base.state[new] = {k:change(t) if _like(t, old) else t for k,t in state.items()}
 
 # %% ../nbs/31_compute.ipynb #d6b064fe
-_successors = WeakIdKeyDictionary()  # parameter → what replaced it, and how its state follows; neither may hold the parameter
-
 def _replace(opts, old, new, change):
-    "Put `new` where `old` was, in `opts` now and in others before their next step"
+    "Put `new` where `old` was, in `opts` now and in others before their next step; `change` may not hold `old`"
     for opt in opts: _swap(opt, old, new, change)
-    if new is old: return
-    _successors.pop(new, None)
-    _successors[old] = new,change
-
-def _renew(opt, *args):
-    "Put in `opt` what has replaced its parameters"
-    if not _successors: return
-    for p in [p for ps in _param_lists(base_opt(opt)) for p in ps]:
-        while p in _successors:
-            old,(p,change) = p,_successors[p]
-            _swap(opt, old, p, change)
-            if (g := guard_of(p)) is not None: g.before_step(opt)
-
-def _renewing(step):
-    @functools.wraps(step)
-    def _f(self, *args, **kwargs):
-        _renew(self)
-        return step(self, *args, **kwargs)
-    return _f
-
-register_optimizer_step_pre_hook(_renew)
-for _cls in (Optimizer, Lookahead): _cls.step = _renewing(_cls.step)
+    if new is not old: set_successor(old, new, partial(_swap, change=change))
 
 # %% ../nbs/31_compute.ipynb #2987ea40
 class LiveGuard(Guard):
@@ -73,8 +49,8 @@ class LiveGuard(Guard):
     route,original,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,None,False,None
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
-        self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = self.pending = None
-        self._lifted = False
+        self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = None
+        self._lifted,self.pending = False,{}
         set_guard(face, self)
 
     p = property(lambda self: self._face())
@@ -156,7 +132,6 @@ def tap(self:LiveGuard, gT, xT):
 @patch
 def add_term(self:LiveGuard, term):
     "A part of this backward's dense gradient"
-    if self.pending is None: self.pending = {}
     task = torch._C._current_graph_task_id()
     if task not in self.pending: self.pending[task] = self.values.grad is None or not self.values.grad.any(),[]
     self.pending[task][1].append(term)
@@ -164,14 +139,14 @@ def add_term(self:LiveGuard, term):
 @patch
 def arrived(self:LiveGuard):
     "The gradient is complete"
-    fresh,terms = (self.pending or {}).pop(torch._C._current_graph_task_id(), (None,None))
-    if terms is None: return
+    if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
+    fresh,terms = got
     self.whole,self.terms,self.shared = None,[*([] if fresh else self.terms or []), *terms],False
     if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.mask.numel(): self.terms = [self.summed()]
 
 # %% ../nbs/31_compute.ipynb #4fd8e220
 @patch
-def forget(self:LiveGuard): self.terms = self.whole = self.pending = None
+def forget(self:LiveGuard): self.terms,self.whole,self.pending = None,None,{}
 
 @patch
 def after_step(self:LiveGuard, opt): self.forget()
@@ -353,7 +328,7 @@ def _store_sparse(o, opts):
     if p.grad is not None: v.grad = pick(p.grad)
     o.module._parameters[o.attr],vars(o.module)[o.attr] = v,face
     for opt in opts: _swap(opt, p, v, pick)
-    _successors[p] = v,noop  # `meet` gathers the state of an optimizer that nobody told of
+    set_successor(p, v, partial(_swap, change=noop))  # `meet` gathers the state of an optimizer that nobody told of
     for opt in opts: guard.meet(opt)
     guard.original,p.grad = p,None
     p.data = p.data.new_empty(0)

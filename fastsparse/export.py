@@ -223,8 +223,7 @@ class ExportReport:
 @torch.inference_mode()
 def _report(format, result, run, plain, xb, sizes, plan, note):
     "Measure `run`, a function of inputs, against the dense module `plain`"
-    pairs = zip(float_outputs(plain(*xb)), float_outputs(run(*xb)))
-    error = max((float((a-b).abs().max()) for a,b in pairs if a.numel()), default=0.)
+    error = output_error(plain(*xb), run(*xb))
     batches = {n:_resized(xb, n) for n in sizes}
     times = {n:times_in_turns([lambda: plain(*b), lambda: run(*b)]) for n,b in batches.items()}
     dense_ms,ms = [{n:1e3*statistics.median(t[i]) for n,t in times.items()} for i in range(2)]

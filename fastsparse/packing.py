@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['storages', 'LiveMatrix', 'CSRMatrix', 'CondensedMatrix', 'BlockMatrix', 'SemiStructured', 'PackedLayer',
-           'PackedLinear', 'PackedConv', 'PackedAttention', 'storable', 'packed', 'pack']
+           'PackedLinear', 'PackedConv', 'PackedAttention', 'storable', 'packed', 'replace_layers', 'pack']
 
 # %% ../nbs/32_packing.ipynb #37c50ff5
 import torch,torch.nn.functional as F
@@ -190,13 +190,11 @@ class PackedAttention(nn.Module):
 storages = dict(rows=LiveMatrix, features=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
 storages['2:4'] = SemiStructured
 
-_known = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
-
 def _is_plain(m):
     "Does `m` do what torch's layer does, and no more?"
-    def same(name): return any(getattr(type(m), name, None) is getattr(k, name, None) for k in _known if isinstance(m, k))
-    hooks = [*m._forward_hooks.values(), *[h for h in m._forward_pre_hooks.values() if not isinstance(h, Enforcement)]]
-    return same('forward') and same('_conv_forward') and not hooks
+    own = first(k for k in type(m).__mro__ if k.__module__.startswith('torch.nn.'))
+    same = all(getattr(type(m), f, None) is getattr(own, f, None) for f in ('forward','_conv_forward'))
+    return same and not m._forward_hooks and all(isinstance(h, Enforcement) for h in m._forward_pre_hooks.values())
 
 def storable(
     model:nn.Module, # Any module
@@ -231,6 +229,15 @@ def packed(
     return PackedConv(storages[how](w, live), b, how!='features', m.stride).eval()
 
 # %% ../nbs/32_packing.ipynb #34b1ca2b
+def replace_layers(
+    model:nn.Module, # Any module, changed in place
+    new:dict, # Layer → what takes its place
+):
+    "Replace layers of `model` under each of their names"
+    for m in list(model.modules()):
+        for n,child in m._modules.items():
+            if child in new: m._modules[n] = new[child]
+
 def pack(
     model:nn.Module, # A module with masks or zeros, changed in place
     plan:dict, # Name of a layer → one of `storages`
@@ -241,9 +248,8 @@ def pack(
         if n not in layers: raise ValueError(f"plan names {n!r}, and the layers to choose from are {', '.join(map(repr, layers))}")
         if how not in storages: raise ValueError(f"plan gives {n!r} the storage {how!r}, and must give one of {', '.join(map(repr, storages))}")
     new = {layers[n]:packed(layers[n], how) for n,how in plan.items()}
-    for m in list(model.modules()):
-        for n,child in m._modules.items():
-            if child in new: m._modules[n] = new[child]
+    replace_layers(model, new)
+    for m in model.modules():
         if new and isinstance(m, nn.TransformerEncoderLayer): m.activation_relu_or_gelu = 0
         if new and isinstance(m, nn.TransformerEncoder): m.use_nested_tensor = False
     return new.get(model, model)

@@ -6,11 +6,12 @@
 __all__ = ['fold_norms', 'shrink']
 
 # %% ../nbs/33_shrinking.ipynb #3c6d7af8
-import math,operator,torch,torch.nn.functional as F
+import operator,torch,torch.nn.functional as F
 from collections import Counter
 from copy import deepcopy
 from fastcore.basics import *
 from .clocks import *
+from .packing import replace_layers
 from .sparsify import resting
 from torch import fx,nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -150,12 +151,6 @@ def _sole(gm):
     n_names = Counter(id(mods[t]) for t in calls)
     return {n.target:n for n in gm.graph.nodes if n.op=='call_module' and calls[n.target]==1 and n_names[id(mods[n.target])]==1}
 
-def _replace(model, old, new):
-    "Put `new` where `old` is in `model`, under each of its names"
-    for m in list(model.modules()):
-        for n,child in m._modules.items():
-            if child is old: m._modules[n] = new
-
 def _by_hand(gm):
     "Modules of whose parameters one is taken by hand"
     return {gm.get_submodule(n.target.rpartition('.')[0]) for n in gm.graph.nodes if n.op=='get_attr'}
@@ -174,10 +169,10 @@ def fold_norms(
         if not isinstance(bn, _BatchNorm) or bn.running_mean is None or getattr(before, 'target', None) not in sole or len(before.users)>1: continue
         layer = model.get_submodule(before.target)
         if bn in taken or layer in taken: continue
-        if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): _replace(model, layer, fuse_conv_bn_eval(layer, bn, layer.transposed))
-        elif isinstance(layer, nn.Linear) and bn.affine and f.results[before].ndim==2: _replace(model, layer, fuse_linear_bn_eval(layer, bn))
+        if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): fused = fuse_conv_bn_eval(layer, bn, layer.transposed)
+        elif isinstance(layer, nn.Linear) and bn.affine and f.results[before].ndim==2: fused = fuse_linear_bn_eval(layer, bn)
         else: continue
-        _replace(model, bn, nn.Identity())
+        replace_layers(model, {layer:fused, bn:nn.Identity()})
 
 # %% ../nbs/33_shrinking.ipynb #e9c04a10
 def _columns(m, v):
@@ -284,8 +279,8 @@ def _check_outputs(model, new, xb):
     "A `ValueError` if the smaller model gives other outputs than `model` in evaluation"
     with torch.no_grad(), resting(model): pairs = list(zip(float_outputs(model(*xb)), float_outputs(new(*xb))))
     for a,b in pairs:
-        off = (a-b).abs().max().item() if a.shape==b.shape and a.numel() else 0. if a.shape==b.shape else math.inf
-        if off>20*torch.finfo(a.dtype).eps**.5*max(1., a.abs().max().item()): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
+        off = output_error(a, b)
+        if off>20*torch.finfo(a.dtype).eps**.5*max(1., output_error(a, torch.zeros_like(a))): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
 
 def shrink(
     model:nn.Module, # A dense module with zeros; it is left as it is

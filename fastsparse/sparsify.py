@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['Masked', 'masked_params', 'asked_sparsity', 'sparse_params', 'apply_masks', 'is_sparseable_module',
            'sparseable_modules', 'decide', 'keeps_zero', 'stamp_of', 'has_stamp', 'guard_of', 'set_guard', 'Guard',
-           'Enforcement', 'guard', 'enforcements', 'enforce_masks', 'init_kaiming_normal_sparse_', 'draw_seed',
-           'check_score', 'as_mask', 'matches', 'candidates', 'fitting', 'layer_counts', 'starting_masks', 'module_of',
-           'resting', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast', 'unsparsify',
-           'sparsify_parameter', 'unsparsify_parameter', 'SparseSummary', 'sparse_summary', 'pack_masks',
+           'set_successor', 'Enforcement', 'guard', 'enforcements', 'enforce_masks', 'init_kaiming_normal_sparse_',
+           'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting', 'layer_counts', 'starting_masks',
+           'module_of', 'resting', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast',
+           'unsparsify', 'sparsify_parameter', 'unsparsify_parameter', 'SparseSummary', 'sparse_summary', 'pack_masks',
            'unpack_masks']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
@@ -29,6 +29,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 from typing import NamedTuple
 from warnings import warn
 
@@ -302,12 +303,33 @@ def remove(self:Guard):
     if self.p is not None: set_guard(self.p)
 
 # %% ../nbs/04_sparsify.ipynb #57d3c65d
+_successors = WeakIdKeyDictionary()
+
+def set_successor(
+    old:torch.Tensor, # A parameter
+    new:torch.Tensor, # The parameter that has taken its place
+    swap, # Function of an optimizer, `old` and `new` that puts `new` where the optimizer holds `old`; it may not hold `old` itself
+):
+    "Let optimizers that still hold `old` swap before their next step"
+    _successors.pop(new, None)
+    _successors[old] = new,swap
+
+def _renew(opt):
+    "Put in `opt` what has replaced its parameters"
+    if not _successors: return
+    for p in [p for group in base_opt(opt).param_groups for p in group['params']]:
+        while p in _successors:
+            old,(p,swap) = p,_successors[p]
+            swap(opt, old, p)
+
+# %% ../nbs/04_sparsify.ipynb #ce03f9a7
 def _told(opt):
     "The guards of `opt`'s parameters"
     if not _guards: return []
     return [g for group in base_opt(opt).param_groups for p in group['params'] if (g := guard_of(p))]
 
 def _before_step(opt, *args):
+    _renew(opt)
     for g in _told(opt): g.before_step(opt)
 
 def _after_step(opt, *args):

@@ -59,3 +59,10 @@ def test_float_outputs():
     a,b = torch.zeros(2),torch.ones(1, dtype=torch.half)
     assert [id(o) for o in float_outputs(dict(x=[a, torch.tensor(1)], y=(b,None)))]==[id(a),id(b)]
     assert float_outputs(a)[0] is a and float_outputs(3)==[]
+
+def test_output_error():
+    "The largest difference anywhere; another shape is no match, and nothing has no error"
+    a = torch.zeros(2),dict(y=torch.ones(1, 3))
+    assert output_error(a, (torch.tensor([0.,-.25]),dict(y=torch.ones(1, 3)+2)))==2
+    assert output_error(a, (torch.zeros(2),dict(y=torch.ones(3))))==float('inf')
+    assert output_error(torch.zeros(0), torch.zeros(0))==output_error(3, 4)==0
