@@ -49,6 +49,18 @@ def test_index_is_the_mask(n_out, n_in, seed, density):
     assert values[index.t.order].equal(index.dense(values).t()[torch.from_numpy(mask.T)])
     assert index.t.t.col.equal(index.col) and index.t.t.crow.equal(index.crow)
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([torch.float,torch.double,torch.bfloat16]), st.sampled_from(['whole','part','turned','step']))
+def test_transposed(n, m, dtype, kind):
+    "The same numbers, contiguous, in memory of their own, which may be changed in place"
+    t = batch(n, m, dtype=dtype)
+    t = dict(whole=lambda: t, part=lambda: t[n//3:], turned=lambda: t.t(), step=lambda: t[:,::2])[kind]()
+    before,res = t.clone(),transposed(t)
+    assert res.shape==t.shape[::-1] and res.is_contiguous() and not res._is_view()
+    assert res.numpy(force=True).tolist()==before.numpy(force=True).T.tolist() if dtype!=torch.bfloat16 else res.equal(before.t())
+    res.add_(1)
+    assert t.equal(before)
+
 @pytest.mark.parametrize('n_in', [2**16-1,2**16,2**16+1,2**17])
 def test_index_of_a_wide_matrix(n_in):
     "Columns that don't fit into 16 bits are transposed as others are"
