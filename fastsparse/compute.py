@@ -183,6 +183,13 @@ def before_step(self:LiveGuard, opt):
     self.meet(opt)
     self.check()
 
+# %% ../nbs/31_compute.ipynb #919b8874
+@patch
+def weights_at(self:LiveGuard, at, with_grad):
+    v = self.values.detach()
+    v.grad = self.values.grad if with_grad else None
+    return v
+
 def _lift(self, lifted):
     if not lifted: self.forget()
     self._lifted = lifted

@@ -68,11 +68,21 @@ def maybe_float(
     except (TypeError,ValueError,RuntimeError): return num
 
 # %% ../nbs/00_masks.ipynb #f065c59d
+def _by_words(m):
+    "Where the NumPy vector `m` of bools is `True`, for few places: first which eight, then which of these"
+    n = len(m)//8*8
+    words = m[:n].view(np.uint64)
+    some = np.flatnonzero(words!=0)
+    inside = np.flatnonzero(words[some].view(bool))
+    return np.concatenate([some[inside>>3]*8+(inside&7), n+np.flatnonzero(m[n:])])
+
 def live_places(
     m:torch.Tensor, # Bool vector
 ) -> torch.Tensor: # Vector of 64-bit integers
     "Where `m` is `True`, in ascending order"
-    return torch.from_numpy(np.flatnonzero(m.numpy())) if m.device.type=='cpu' else m.nonzero().view(-1)
+    if m.device.type!='cpu': return m.nonzero().view(-1)
+    few = len(m)>=2**17 and m.is_contiguous() and count_live(m)*10<=len(m)
+    return torch.from_numpy(_by_words(m.numpy()) if few else np.flatnonzero(m.numpy()))
 
 def _pick(idx, m):
     "The entries of the vector `idx` where the bool vector `m` is `True`"

@@ -39,6 +39,7 @@ def gradient_magnitude(
     return p.grad.detach().abs()
 
 gradient_magnitude.reads_grad = True
+weight_magnitude.elementwise = gradient_magnitude.elementwise = True
 
 # %% ../nbs/03_scores.ipynb #bd06f73e
 def base_opt(
@@ -101,7 +102,7 @@ gradient_momentum.dense_history = True
 # %% ../nbs/03_scores.ipynb #5ef9f414
 def says(
     f, # A score, a redistribution, a `functools.partial` of one, or None
-    what:str, # 'dense_history' or 'reads_grad'
+    what:str, # 'dense_history', 'reads_grad' or 'elementwise'
 ) -> bool:
     "Does `f` have the attribute `what`, and is it true?"
     return getattr(getattr(f, 'func', f), what, False)
@@ -134,11 +135,11 @@ def gradient_saliency(
     "What the loss would change by if the weight were zero"
     return (p.detach()*p.grad.detach()).abs()
 
-gradient_saliency.reads_grad = True
+gradient_saliency.reads_grad = gradient_saliency.elementwise = True
 
 class MagnitudePlusGradient(BasicRepr):
     "The score `abs(p)+lam*abs(p.grad)`"
-    reads_grad,__name__ = True,'MagnitudePlusGradient'
+    reads_grad,elementwise,__name__ = True,True,'MagnitudePlusGradient'
     def __init__(self,
         lam=1., # Weight of the gradient, 0 or more: a number or a schedule
     ):

@@ -253,6 +253,15 @@ def mask_grad(self:Guard):
     zero_dead_(grad, self.mask)
     self.grad_stamp = weakref.ref(grad),grad._version
 
+# %% ../nbs/04_sparsify.ipynb #fffd5bc4
+@patch
+def weights_at(self:Guard, at, with_grad):
+    "The weights at the row-major places `at`, which are all the live ones, as a vector; `with_grad` with their gradient"
+    def pick(t): return t.detach().reshape(-1).index_select(0, at)
+    v = pick(self.p)
+    if with_grad and self.p.grad is not None: v.grad = pick(self.p.grad)
+    return v
+
 # %% ../nbs/04_sparsify.ipynb #76bb0ce5
 @patch
 def open_step(self:Guard, opt):

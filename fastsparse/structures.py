@@ -161,7 +161,7 @@ def legal(self:Structure,
 @patch
 def move(self:Structure,
     mask:torch.Tensor, # Bool tensor, the live weights now
-    keep_f, # Called without arguments: scores of the parameter's shape, the lowest of the live ones go
+    keep_f, # Called without arguments: scores of the parameter's shape, the lowest of the live ones go; a method `at`, if it has one, gives the scores at row-major places
     grow_f, # Called with the mask of what stays: scores of the parameter's shape, the highest come; None only drops
     n_drop:int, # How many live weights are dropped to make room, from 0 to all
     n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
@@ -206,6 +206,13 @@ def _fill(self:Structure, kept, grow_f, k, free):
     return kept|_best(self._unit_scores(grow_f()), short, free) if ((short>0)&free).any() else kept
 
 # %% ../nbs/00a_structures.ipynb #67db9497
+def _lowest_live(mask, keep_f, n):
+    "The places of the `n` lowest live weights; of few live ones only their own scores are looked at"
+    if 4*count_live(mask)>mask.numel(): return lowest(keep_f(), n, among=mask)
+    at = live_places(mask.reshape(-1))
+    score = keep_f.at(at) if hasattr(keep_f, 'at') else keep_f().reshape(-1).index_select(0, at)
+    return at[lowest(score, n, among=torch.ones_like(at, dtype=torch.bool))]
+
 @dataclass(frozen=True)
 class Unstructured(Structure):
     "Any mask"
@@ -217,7 +224,7 @@ class Unstructured(Structure):
         live = count_live(mask)
         n_drop = max(n_drop, live-k)
         none = mask.new_empty(0, dtype=torch.long)
-        dropped = lowest(keep_f(), n_drop, among=mask) if n_drop else none
+        dropped = _lowest_live(mask, keep_f, n_drop) if n_drop else none
         n_grow = k-live+n_drop
         if grow_f is None or not n_grow: return dropped,none
         kept = put_(mask.clone(), dropped, False)

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from contextlib import contextmanager
 from fastcore.basics import *
 from fastcore.meta import delegates
+from functools import partial
 from .distributions import *
 from .masks import *
 from .parts import *
@@ -411,22 +412,30 @@ def _collect(self:SparseEngine, collecting):
 
 # %% ../nbs/05_training.ipynb #7b88148f
 @patch
-def _score(self:SparseEngine, f, s, n, t, generator, mask=None):
+def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
     memo = says(f, 'collector') and s.memos.get(f.collector.name)
     history = f.collector.value(memo) if memo else None
     if history is None and says(f, 'collector'): history = torch.zeros_like(s.p)
-    return call_with(f, s.p, opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator, history=history,
-        initial=s.initial, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
+    return call_with(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator,
+        history=history, initial=s.initial, n_updates=s.method.n_updates,
+        n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
-@patch
-def _scorer(self:SparseEngine, f, s, n, t, generator, seen):
-    "A function that scores the weights of `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
-    def _f(mask=None):
-        score = self._score(f, s, n, t, generator, mask)
-        check_score(score, s.o)
-        if score.dtype==torch.bool: seen.append(score)
+class _Scorer:
+    "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
+    def __init__(self, f, s, score_f): self.f,self.s,self.score_f,self.seen = f,s,score_f,[]
+    def __call__(self, mask=None):
+        score = self.score_f(mask)
+        check_score(score, self.s.o)
+        if score.dtype==torch.bool: self.seen.append(score)
         return score
-    return _f
+
+    def at(self, places):
+        "The scores at `places`, which are all the live ones"
+        if not says(self.f, 'elementwise'): return self().reshape(-1).index_select(0, places)
+        v = self.s.guard.weights_at(places, says(self.f, 'reads_grad'))
+        score = self.score_f(None, v)
+        check_score(score, self.s.o._replace(p=v))
+        return score
 
 def _check_choice(o, mask, chosen, n):
     "A `ValueError` unless the bool score `mask` has exactly the `n` places that were chosen"
@@ -437,11 +446,11 @@ def _check_choice(o, mask, chosen, n):
 @patch
 def _move(self:SparseEngine, s, n_keep, target, t):
     "The places that `s` drops and grows, to have `target` live ones, and that number"
-    m,kept,wanted = s.method,[],[]
-    g = keyed_generator(self.seed, s.index, self.n_updates+1)
-    keep = self._scorer(m.keep_score_f, s, n_keep, t, g, kept)
-    grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g, wanted)
+    m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
+    def scorer(f, n): return f and _Scorer(f, s, partial(self._score, f, s, n, t, g))
+    keep,grow = scorer(m.keep_score_f, n_keep),scorer(m.grow_score_f, max(target-n_keep, 0))
     dropped,grown = m.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
+    kept,wanted = keep.seen,grow.seen if grow else []
     stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
     if kept: _check_choice(s.o, kept[0] & s.mask, stays.reshape(-1).nonzero().view(-1), n_keep)
     if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))

@@ -104,6 +104,15 @@ def _same(score, among, *ks):
 
 values = st.sampled_from([0., -0., 1., -1., 2., .5, math.inf, -math.inf, math.nan, 3e-8, 6e4]) | st.floats(-10, 10, width=16)
 
+@pytest.mark.parametrize('density', [0,1e-5,.001,.03,.0999,.11,.6,1])
+@pytest.mark.parametrize('n', [2**17-1,2**17,2**17+1,2**17+7,2**18+3])
+def test_live_places_of_long_vectors(n, density):
+    "The places are numpy's, however few there are, also at the ends"
+    m = np.random.default_rng(n).random(n)<density
+    m[[0,-1]] = density>0
+    for t in (torch.from_numpy(m), torch.from_numpy(np.repeat(m, 2))[::2], torch.from_numpy(np.append(m, True))[1:]):
+        assert live_places(t).tolist()==t.numpy().nonzero()[0].tolist()
+
 @settings(max_examples=150, deadline=None)
 @given(v=hnp.arrays(np.float64, hnp.array_shapes(max_dims=4, max_side=6), elements=values), dtype=st.sampled_from(floats+[torch.int64,torch.int32,torch.bool]),
     data=st.data())

@@ -104,6 +104,19 @@ def test_momentum_redistribution_by_hand():
     assert momentum_redistribution(p, opt, torch.tensor([True,True,False,False]), name='w', step=3)==2.
     assert momentum_redistribution(p, opt, torch.zeros(4, dtype=torch.bool))==0.
 
+@pytest.mark.parametrize('f', [weight_magnitude,gradient_magnitude,gradient_saliency,MagnitudePlusGradient(.3),functools.partial(weight_magnitude)])
+def test_elementwise_scores_need_no_other_weights(f):
+    "What is said to look at each weight by itself scores some weights as it scores them among all"
+    g = torch.Generator().manual_seed(0)
+    p,some = torch.randn(6, 5, generator=g),torch.tensor([0,7,13,29])
+    p.grad = torch.randn(6, 5, generator=g)
+    v = p.view(-1)[some]
+    v.grad = p.grad.view(-1)[some]
+    assert says(f, 'elementwise') and f(v).equal(f(p).view(-1)[some])
+
+@pytest.mark.parametrize('f', [random_score,gradient_momentum,fisher_saliency,ch2_l3_score,MeanGradient(),MovingGradient(),Sampled(weight_magnitude)])
+def test_other_scores_see_all_weights(f): assert not says(f, 'elementwise')
+
 def test_scores_say_what_they_read():
     "An attribute says that a score reads the state of dead weights"
     assert gradient_momentum.dense_history and momentum_redistribution.dense_history

@@ -662,13 +662,14 @@ def test_bool_scores_are_masks():
 bad_scores = [lambda p: p.detach()[0], lambda p: p.detach().sum(), lambda p: torch.zeros(1,1), lambda p: None, lambda p: p.detach().tolist(), lambda p: 3.,
     lambda p: torch.ones(1, dtype=torch.bool), lambda p: torch.ones(*p.shape,1), lambda p: torch.ones(p.shape, dtype=torch.bool)[:1]]
 
-@pytest.mark.parametrize('where', ['keep_score_f','grow_score_f'])
+@pytest.mark.parametrize('where,alone', [('keep_score_f',False),('keep_score_f',True),('grow_score_f',False)])
 @pytest.mark.parametrize('f', bad_scores)
-def test_scores_of_the_wrong_shape(f, where):
-    "Law 10: refused by the parameter's name with nothing changed, also when only the last parameter's score is wrong"
-    m,_,_ = _two_layers(.5)
+def test_scores_of_the_wrong_shape(f, where, alone):
+    "Law 10: refused by the parameter's name with nothing changed, also when only the last parameter's score is wrong, or sees live weights alone"
+    m,_,_ = _two_layers(.8)
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
     last = lambda p, module: f(p) if module is m[2] else p.detach().abs()
+    last.elementwise = alone
     dst = engine(m, opt, **{where:last})
     _spin(dst, 2)
     before,weights,state = masks_of(m),[p.detach().clone() for p in m.parameters()],copy.deepcopy(opt.state_dict()['state'])
