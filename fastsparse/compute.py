@@ -14,6 +14,7 @@ from fastcore.imports import noop
 from .callback import *
 from .clocks import *
 from .kernels import *
+from .masks import *
 from .scores import *
 from .sparsify import *
 from functools import partial
@@ -91,6 +92,19 @@ class LiveGuard(Guard):
         self.note()
 
 # %% ../nbs/31_compute.ipynb #35bc8245
+def _survivors(old, new):
+    "Which values of `old` live in `new` (where they are), which of `new` lived in `old` (a bool for each), and whether all did"
+    before,after = old.places,new.places
+    there = torch.zeros(old.shape[0]*old.shape[1], dtype=torch.bool, device=before.device)
+    known = there.index_fill_(0, before, True).index_select(0, after)
+    stays = there.zero_().index_fill_(0, after, True).index_select(0, before)
+    return live_places(stays),known,len(before)==len(after) and bool(known.all())
+
+def _move_values(stays, to, n, t):
+    "The values `t`: those of `stays` go to the places `to` of `n`, and the others start at zero"
+    return t.new_zeros(n).index_copy_(0, to, t.detach().index_select(0, stays))
+
+# %% ../nbs/31_compute.ipynb #57248f54
 @patch
 def watch(self:LiveGuard, v):
     if self.handle is not None: self.handle.remove()
@@ -105,12 +119,11 @@ def carry(self:LiveGuard):
     "Follow the mask with values, gradient and state"
     old,v = self.index.to(self.mask.device),self.values
     new = self._index = SparseIndex(self.mask)
-    if old.places.equal(new.places): return
-    move = lambda t: old.dense(t.detach()).view(-1)[new.places]
+    stays,known,same = _survivors(old, new)
+    if same: return
+    move = partial(_move_values, stays, live_places(known), len(new))
     grad = None if v.grad is None else move(v.grad)
-    if grad is not None and self.terms:
-        born = ~old.dense(torch.ones_like(old.col, dtype=torch.bool)).view(-1)[new.places]
-        grad[born] = self.grad_at(new.part(born))
+    if grad is not None and self.terms: grad[~known] = self.grad_at(new.part(~known))
     w = v if len(old)==len(new) else nn.Parameter(move(v), requires_grad=v.requires_grad)
     if w is v: v.data.copy_(move(v))
     _replace(self.opts, v, w, move)
