@@ -119,10 +119,11 @@ def _n_tiles(xT, index):
 # %% ../nbs/30_kernels.ipynb #e847ab93
 def _cut(xT, width):
     "`xT` in tiles of `width` columns, each contiguous"
+    if xT.shape[1]<=width: return [xT if xT.is_contiguous() else transposed(xT.t())]
     if xT.is_contiguous(): return [o.contiguous() for o in xT.split(width, 1)]
     return [transposed(o) for o in xT.t().contiguous().split(width)]
 
-def _tiles(xT, index): return _cut(xT, -(-xT.shape[1]//_n_tiles(xT, index)) or 1)
+def _tiles(xT, index): return _cut(xT, -(-xT.shape[1]//_n_tiles(xT, index)))
 
 # %% ../nbs/30_kernels.ipynb #540c29ed
 def _bags(index, values, tile):
@@ -160,12 +161,11 @@ def _dots(index, gs, xs):
     if 2*index.shape[0]<=index.shape[1]:
         turned = _dots(index.t, xs, gs)
         return torch.empty_like(turned).index_copy_(0, index.t.order.long(), turned)
-    dtype = gs[0].dtype
-    wide = dtype if dtype in (torch.float, torch.double) else torch.float
-    total = index.col.new_zeros(len(index), dtype=wide)
+    if (dtype := gs[0].dtype) not in (torch.float, torch.double): return _dots(index, [g.float() for g in gs], [x.float() for x in xs]).to(dtype)
+    total = gs[0].new_zeros(len(index))
     if len(index) and xs[0].numel():
-        for g,x in zip(gs, xs): total = torch.sparse.sampled_addmm(index.csr(total), g.to(wide), x.to(wide).t()).values()
-    return total.to(dtype)
+        for g,x in zip(gs, xs): total = torch.sparse.sampled_addmm(index.csr(total), g, x.t()).values()
+    return total
 
 def sampled_product(
     index:SparseIndex, # Where the live weights are
@@ -182,7 +182,7 @@ class _Product(Function):
         xT = x.detach().t()
         tiles = _tiles(xT, index)
         ctx.save_for_backward(values, *(tiles if ctx.needs_input_grad[1] else []))
-        ctx.index,ctx.tap,ctx.x_by_rows,ctx.y_by_rows,ctx.width = index,tap,not xT.is_contiguous(),by_rows,tiles[0].shape[1] or 1
+        ctx.index,ctx.tap,ctx.x_by_rows,ctx.y_by_rows,ctx.width = index,tap,not xT.is_contiguous(),by_rows,tiles[0].shape[1]
         return _multiply(index, values, tiles, bias, by_rows)
 
     @staticmethod
