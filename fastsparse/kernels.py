@@ -118,12 +118,12 @@ def _n_tiles(xT, index):
 
 # %% ../nbs/30_kernels.ipynb #e847ab93
 def _cut(xT, width):
-    "`xT` in tiles of `width` columns, each contiguous"
-    if xT.shape[1]<=width: return [xT if xT.is_contiguous() else transposed(xT.t())]
-    if xT.is_contiguous(): return [o.contiguous() for o in xT.split(width, 1)]
-    return [transposed(o) for o in xT.t().contiguous().split(width)]
+    "`xT` in tiles of `width` columns, each contiguous and made when its turn comes"
+    if xT.is_contiguous(): yield from [xT] if xT.shape[1]<=width else (o.contiguous() for o in xT.split(width, 1))
+    elif xT.shape[1]<=width: yield transposed(xT.t())
+    else: yield from map(transposed, xT.t().contiguous().split(width))
 
-def _tiles(xT, index): return _cut(xT, -(-xT.shape[1]//_n_tiles(xT, index)))
+def _width(xT, index): return -(-xT.shape[1]//_n_tiles(xT, index))
 
 # %% ../nbs/30_kernels.ipynb #540c29ed
 def _bags(index, values, tile):
@@ -134,15 +134,20 @@ def _bags(index, values, tile):
     return torch.embedding_bag(tile, index.col, index.crow, False, 0, False, values, True)[0]  # `F.embedding_bag` without its checks
 
 # %% ../nbs/30_kernels.ipynb #50eb910a
-def _multiply(index, values, tiles, bias=None, by_columns=False):
-    "The product with all tiles, put together; with `by_columns` its transpose"
+def _multiply(index, values, xT, width, bias=None, by_columns=False, tiles=None):
+    "The product with `xT`, or with `by_columns` its transpose; the list `tiles` takes the tiles that were made"
     values = values.detach()  # what requires a gradient would get a slower kernel
     if bias is not None: bias = bias.detach()[:,None]
-    def one(o):
-        y = _bags(index, values, o)
-        return y if bias is None else y.add_(bias)
-    parts = [transposed(one(o)) if by_columns else one(o) for o in tiles]
-    return parts[0] if len(parts)==1 else torch.cat(parts, 0 if by_columns else 1)
+    def one(tile):
+        if tiles is not None: tiles.append(tile)
+        y = _bags(index, values, tile)
+        if bias is not None: y.add_(bias)
+        return transposed(y) if by_columns else y
+    if xT.shape[1]<=width: return one(next(_cut(xT, width)))
+    shape = index.shape[0],xT.shape[1]
+    out = values.new_empty(shape[::-1] if by_columns else shape)
+    for part,tile in zip(out.split(width, 0 if by_columns else 1), _cut(xT, width)): part.copy_(one(tile))
+    return out
 
 def sparse_product(
     index:SparseIndex, # Where the live weights are
@@ -152,7 +157,7 @@ def sparse_product(
     by_columns=False, # Is the result to lie in memory column by column?
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
-    y = _multiply(index, values, _tiles(xT.detach(), index), bias, by_columns)
+    y = _multiply(index, values, xT.detach(), _width(xT, index), bias, by_columns)
     return y.t() if by_columns else y
 
 # %% ../nbs/30_kernels.ipynb #16112351
@@ -180,19 +185,20 @@ class _Product(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, by_rows, tap):
         xT = x.detach().t()
-        tiles = _tiles(xT, index)
-        ctx.save_for_backward(values, *(tiles if ctx.needs_input_grad[1] else []))
-        ctx.index,ctx.tap,ctx.x_by_rows,ctx.y_by_rows,ctx.width = index,tap,not xT.is_contiguous(),by_rows,tiles[0].shape[1]
-        return _multiply(index, values, tiles, bias, by_rows)
+        width,tiles = _width(xT, index),[] if ctx.needs_input_grad[1] else None
+        y = _multiply(index, values, xT, width, bias, by_rows, tiles)
+        ctx.save_for_backward(values, *(tiles or ()))
+        ctx.index,ctx.tap,ctx.x_by_rows,ctx.y_by_rows,ctx.width = index,tap,not xT.is_contiguous(),by_rows,width
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         (values,*xs),index,gT = ctx.saved_tensors,ctx.index,g.t() if ctx.y_by_rows else g
-        gs = _cut(gT, ctx.width)
         gx = gv = gb = None
+        gs = [] if ctx.needs_input_grad[0] else list(_cut(gT, ctx.width))
         if ctx.needs_input_grad[0]:
-            gx = _multiply(index.t, values.index_select(0, index.t.order), gs, by_columns=ctx.x_by_rows)
+            gx = _multiply(index.t, values.index_select(0, index.t.order), gT, ctx.width, by_columns=ctx.x_by_rows, tiles=gs)
             if not ctx.x_by_rows: gx = gx.t()
         if ctx.needs_input_grad[1]:
             gv = _dots(index, gs, xs)
