@@ -107,9 +107,9 @@ def transposed(
 # %% ../nbs/30_kernels.ipynb #5c62f1f0
 _registers = 448  # columns whose sums the kernel holds in registers at once
 
-def _n_tiles(xT, index):
-    "Into how many tiles to cut the columns of `xT`; the same for an index and its transpose"
-    n,size = xT.shape[1],xT.element_size()
+def _n_tiles(x, index):
+    "Into how many tiles to cut the rows of `x`; the same for an index and its transpose"
+    n,size = x.shape[:-1].numel(),x.element_size()
     wide,large = n>_registers,n*size*min(index.shape)>2**21
     if not (wide or large): return 1
     reuse = len(index)/max(sum(index.shape), 1)  # of what a tile has copied
@@ -117,13 +117,18 @@ def _n_tiles(xT, index):
     return round(n/64) if large and reuse>=50 else 1
 
 # %% ../nbs/30_kernels.ipynb #e847ab93
-def _cut(xT, width):
-    "`xT` in tiles of `width` columns, each contiguous and made when its turn comes"
-    if xT.is_contiguous(): yield from [xT] if xT.shape[1]<=width else (o.contiguous() for o in xT.split(width, 1))
-    elif xT.shape[1]<=width: yield transposed(xT.t())
-    else: yield from map(transposed, xT.t().contiguous().split(width))
+def _layout(x):
+    "How does `x` lie in memory?"
+    return 'tiles' if x.ndim==3 else 'features' if x.t().is_contiguous() else 'rows'
 
-def _width(xT, index): return -(-xT.shape[1]//_n_tiles(xT, index))
+def _is_tile(n): return 48<=n<=_registers
+
+def _cut(x, width):
+    "The rows of `x`, `width` at a time, as tables: a row a feature, contiguous, and made when its turn comes"
+    if x.ndim==3: yield from (o.t() if o.t().is_contiguous() else transposed(o) for o in x)
+    elif len(x)<=width: yield x.t() if x.t().is_contiguous() else transposed(x)
+    elif x.t().is_contiguous(): yield from (o.contiguous() for o in x.t().split(width, 1))
+    else: yield from map(transposed, x.contiguous().split(width))
 
 # %% ../nbs/30_kernels.ipynb #540c29ed
 def _bags(index, values, tile):
@@ -134,20 +139,24 @@ def _bags(index, values, tile):
     return torch.embedding_bag(tile, index.col, index.crow, False, 0, False, values, True)[0]  # `F.embedding_bag` without its checks
 
 # %% ../nbs/30_kernels.ipynb #50eb910a
-def _multiply(index, values, xT, width, bias=None, by_columns=False, tiles=None):
-    "The product with `xT`, or with `by_columns` its transpose; the list `tiles` takes the tiles that were made"
+def _multiply(index, values, x, width, layout, bias=None, tiles=None):
+    "The product with the rows of `x`, as it lies in memory; the list `tiles` takes the tiles that were made"
     values = values.detach()  # what requires a gradient would get a slower kernel
     if bias is not None: bias = bias.detach()[:,None]
     def one(tile):
         if tiles is not None: tiles.append(tile)
         y = _bags(index, values, tile)
         if bias is not None: y.add_(bias)
-        return transposed(y) if by_columns else y
-    if xT.shape[1]<=width: return one(next(_cut(xT, width)))
-    shape = index.shape[0],xT.shape[1]
-    out = values.new_empty(shape[::-1] if by_columns else shape)
-    for part,tile in zip(out.split(width, 0 if by_columns else 1), _cut(xT, width)): part.copy_(one(tile))
+        return transposed(y) if layout=='rows' else y
+    n,n_out = x.shape[:-1].numel(),index.shape[0]
+    if n<=width and layout!='tiles': return one(next(_cut(x, width)))
+    out = values.new_empty(dict(rows=(n,n_out), features=(n_out,n), tiles=(n//width,n_out,width))[layout])
+    for part,tile in zip(out if layout=='tiles' else out.split(width, 0 if layout=='rows' else 1), _cut(x, width)): part.copy_(one(tile))
     return out
+
+def _logical(t, layout):
+    "What lies in memory as `layout`, with features last"
+    return t if layout=='rows' else t.mT
 
 def sparse_product(
     index:SparseIndex, # Where the live weights are
@@ -157,7 +166,8 @@ def sparse_product(
     by_columns=False, # Is the result to lie in memory column by column?
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
-    y = _multiply(index, values, xT.detach(), _width(xT, index), bias, by_columns)
+    x = xT.detach().t()
+    y = _multiply(index, values, x, -(-len(x)//_n_tiles(x, index)), 'rows' if by_columns else 'features', bias)
     return y.t() if by_columns else y
 
 # %% ../nbs/30_kernels.ipynb #16112351
@@ -183,28 +193,25 @@ def sampled_product(
 # %% ../nbs/30_kernels.ipynb #0b90d04f
 class _Product(Function):
     @staticmethod
-    def forward(ctx, x, values, bias, index, by_rows, tap):
-        xT = x.detach().t()
-        width,tiles = _width(xT, index),[] if ctx.needs_input_grad[1] else None
-        y = _multiply(index, values, xT, width, bias, by_rows, tiles)
+    def forward(ctx, x, values, bias, index, width, layout, tap):
+        x,tiles = x.detach(),[] if ctx.needs_input_grad[1] else None
+        y = _multiply(index, values, x, width, layout, bias, tiles)
         ctx.save_for_backward(values, *(tiles or ()))
-        ctx.index,ctx.tap,ctx.x_by_rows,ctx.y_by_rows,ctx.width = index,tap,not xT.is_contiguous(),by_rows,width
+        ctx.index,ctx.tap,ctx.layouts,ctx.width = index,tap,(_layout(x),layout),width
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        (values,*xs),index,gT = ctx.saved_tensors,ctx.index,g.t() if ctx.y_by_rows else g
-        gx = gv = gb = None
-        gs = [] if ctx.needs_input_grad[0] else list(_cut(gT, ctx.width))
-        if ctx.needs_input_grad[0]:
-            gx = _multiply(index.t, values.index_select(0, index.t.order), gT, ctx.width, by_columns=ctx.x_by_rows, tiles=gs)
-            if not ctx.x_by_rows: gx = gx.t()
+        (values,*xs),index,(of_x,of_y) = ctx.saved_tensors,ctx.index,ctx.layouts
+        g,gx,gv,gb = _logical(g, of_y),None,None,None
+        gs = [] if ctx.needs_input_grad[0] else list(_cut(g, ctx.width))
+        if ctx.needs_input_grad[0]: gx = _logical(_multiply(index.t, values.index_select(0, index.t.order), g, ctx.width, of_x, tiles=gs), of_x)
         if ctx.needs_input_grad[1]:
             gv = _dots(index, gs, xs)
             if ctx.tap is not None: ctx.tap(torch.cat(gs, 1), torch.cat(xs, 1))
-        if ctx.needs_input_grad[2]: gb = gT.sum(1) if len(gs)==1 else torch.stack([o.sum(1) for o in gs]).sum(0)
-        return gx,gv,gb,None,None,None
+        if ctx.needs_input_grad[2]: gb = gs[0].sum(1) if len(gs)==1 else torch.stack([o.sum(1) for o in gs]).sum(0)
+        return gx,gv,gb,None,None,None,None
 
 # %% ../nbs/30_kernels.ipynb #00401230
 def _casted(*ts):
@@ -224,8 +231,12 @@ def sparse_linear(
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
-    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, by_rows, tap)
-    if not by_rows: y = y.t()
+    n,may_be = _n_tiles(x, index),x.ndim>2 and _is_tile(x.shape[-2])
+    tiled = may_be and x.mT.is_contiguous() and not x.is_contiguous()  # each matrix of the batch lies feature by feature
+    layout = 'rows' if by_rows else 'tiles' if tiled or n>1 and may_be else 'features'
+    width = x.shape[-2] if tiled or layout=='tiles' else -(-x.shape[:-1].numel()//n)
+    rows = x if x.ndim==2 else x.flatten(0, -3) if tiled else x.reshape(-1, x.shape[-1])
+    y = _logical(_Product.apply(rows, values, bias, index, width, layout, tap), layout)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../nbs/30_kernels.ipynb #6dea013f
@@ -244,6 +255,9 @@ def sparse_conv1x1(
     n_spatial = x.ndim-2
     stride = tuple(stride)*(n_spatial//len(stride))
     x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
-    y = _Product.apply(x.transpose(0, 1).reshape(x.shape[1], -1).t(), values, bias, index, False, tap)
+    n = x.shape[2:].numel()
+    if len(x) and _is_tile(n): return _Product.apply(x.flatten(2).mT, values, bias, index, n, 'tiles', tap).view(len(x), index.shape[0], *x.shape[2:])
+    x2 = x.transpose(0, 1).reshape(x.shape[1], -1).t()
+    y = _Product.apply(x2, values, bias, index, -(-len(x2)//_n_tiles(x2, index)), 'features', tap)
     y = y.view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
     return y.contiguous() if by_rows else y

@@ -116,7 +116,7 @@ def test_cut_into_parts(monkeypatch):
 
 def test_parts_pay():
     "A batch beyond the kernel's registers is cut where its numbers are used often, a table beyond the cache where very often, and nothing else is"
-    n = lambda rows, density, shape: _n_tiles(torch.empty(shape[1], rows), SparseIndex(torch.rand(shape)<density))
+    n = lambda rows, density, shape: _n_tiles(torch.empty(rows, shape[1]), SparseIndex(torch.rand(shape)<density))
     big,small = (768,768),(64,64)
     assert [n(1024, .1, big), n(1024, .02, big), n(256, .1, big), n(1024, .1, small), n(1, .1, big)]==[8,1,1,1,1]
     assert n(256, .1, (3072,3072))==4
@@ -176,6 +176,56 @@ def test_feature_major():
     rows,features = sparse_linear(x, values, index),sparse_linear(x, values, index, by_rows=False)
     assert rows.is_contiguous() and rows.equal(features)
     assert features.shape==(2,5,16) and features.relu().reshape(-1, 16).t().is_contiguous()
+
+def _stack(x, layers, by_rows):
+    "Output of layers with ReLU between them, and gradients of its square by `x`, weights and biases"
+    x,args = x.clone().requires_grad_(),[t.detach().clone().requires_grad_() for o in layers for t in o[1:]]
+    y,between = x,[]
+    for i,(index,*_) in enumerate(layers):
+        w,b = args[2*i:2*i+2]
+        y = F.linear(y, w, b) if index is None else sparse_linear(y, w, index, b, by_rows[i])
+        between.append(y := y.relu())
+    y.pow(2).sum().backward()
+    return [y.detach(), x.grad, *[a.grad for a in args]],between
+
+@pytest.mark.parametrize('lead', [(2,60),(3,1,48),(2,2,100)])
+@pytest.mark.parametrize('by_rows', [(False,False,False),(False,False,True),(True,False,True),(False,True,False)])
+@pytest.mark.parametrize('came', ['rows','tiles'])
+def test_sequences_are_tiles(lead, by_rows, came, monkeypatch):
+    "A batch of sequences in tiles, through layers that leave tiles, rows or both behind: the dense stack, and no tile is moved between two layers"
+    monkeypatch.setattr('fastsparse.kernels._n_tiles', lambda *args: 2)
+    made = [make(n, m, seed=i) for i,(n,m) in enumerate([(9,12),(11,9),(8,11)])]
+    x,biases = batch(*lead, 12),[batch(len(o[3]), seed=7) for o in made]
+    if came=='tiles': x = x.mT.contiguous().mT
+    (mine,between),(theirs,_) = [_stack(x, [(o[1],o[2],b) if k else (None,o[3],b) for o,b in zip(made, biases)], by_rows) for k in (True,False)]
+    for i,o in enumerate(made): theirs[2+2*i] = theirs[2+2*i][o[0]]
+    for a,b in zip(mine, theirs): torch.testing.assert_close(a, b)
+    for y,rows in zip(between, by_rows): assert y.is_contiguous() if rows else y.mT.is_contiguous()
+
+def test_short_and_long_sequences_are_no_tiles(monkeypatch):
+    "Their batch is one table, feature by feature"
+    monkeypatch.setattr('fastsparse.kernels._n_tiles', lambda *args: 2)
+    _,index,values,dense = make(9, 12)
+    for lead in ((30,4),(2,500)):
+        y = sparse_linear(x := batch(*lead, 12), values, index, by_rows=False)
+        assert y.reshape(-1, 9).t().is_contiguous()
+        torch.testing.assert_close(y, F.linear(x, dense))
+
+@pytest.mark.parametrize('n', [0,2])
+@pytest.mark.parametrize('size,stride', [(8,1),(15,2),(7,1),(3,1),(30,1)])
+@pytest.mark.parametrize('memory_format', [torch.contiguous_format,torch.channels_last])
+def test_images_are_tiles(n, size, stride, memory_format):
+    "Images of a tile's size, smaller and larger ones give what `F.conv2d` gives, image by image, with gradients in the input's layout"
+    mask,index,values,dense = make(7, 6)
+    x = batch(n, 6, size, size).contiguous(memory_format=memory_format).requires_grad_()
+    w,v = dense.view(7, 6, 1, 1).clone().requires_grad_(),values.clone().requires_grad_()
+    ref,y = F.conv2d(x, w, stride=stride),sparse_conv1x1(x, v, index, stride=(stride,))
+    torch.testing.assert_close(y, ref)
+    assert y.is_contiguous()
+    g = batch(*ref.shape, seed=4)
+    (rx,rw),(mx,mv) = torch.autograd.grad(ref, (x,w), g),torch.autograd.grad(y, (x,v), g)
+    torch.testing.assert_close(mx, rx)
+    torch.testing.assert_close(mv, rw.view(7, 6)[mask])
 
 @pytest.mark.parametrize('f,x,what', [(sparse_linear,(3,5),'features'), (sparse_conv1x1,(3,5,2,2),'channels')])
 def test_wrong_width_is_refused(f, x, what):
