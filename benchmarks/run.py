@@ -238,7 +238,7 @@ def plot_quality(rows):
 
 def plot(rows, f, path):
     fig = f(rows)
-    fig.legend(loc='outside upper center', ncols=5, frameon=False)
+    fig.legend(loc='outside upper center', ncols=2, frameon=False)
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
