@@ -390,6 +390,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastsparse.kernels._n_tiles': ('kernels.html#_n_tiles', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._order': ('kernels.html#_order', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._starts': ('kernels.html#_starts', 'fastsparse/kernels.py'),
+                                    'fastsparse.kernels._width': ('kernels.html#_width', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels.sampled_product': ('kernels.html#sampled_product', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels.sparse_conv1x1': ('kernels.html#sparse_conv1x1', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels.sparse_linear': ('kernels.html#sparse_linear', 'fastsparse/kernels.py'),

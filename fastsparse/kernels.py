@@ -107,14 +107,15 @@ def transposed(
 # %% ../nbs/30_kernels.ipynb #5c62f1f0
 _registers = 448  # columns whose sums the kernel holds in registers at once
 
-def _n_tiles(x, index):
-    "Into how many tiles to cut the rows of `x`; the same for an index and its transpose"
-    n,size = x.shape[:-1].numel(),x.element_size()
+def _n_tiles(n, size, index):
+    "Into how many tiles to cut a table of `n` columns of numbers of `size` bytes; the same for an index and its transpose"
     wide,large = n>_registers,n*size*min(index.shape)>2**21
     if not (wide or large): return 1
     reuse = len(index)/max(sum(index.shape), 1)  # of what a tile has copied
     if wide and reuse>=12: return round(n/(128 if 128*size*max(index.shape)<=2**20 else 64))
     return round(n/64) if large and reuse>=50 else 1
+
+def _width(x, index): return -(-len(x)//_n_tiles(len(x), x.element_size(), index))
 
 # %% ../nbs/30_kernels.ipynb #e847ab93
 def _layout(x):
@@ -167,7 +168,7 @@ def sparse_product(
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
     x = xT.detach().t()
-    y = _multiply(index, values, x, -(-len(x)//_n_tiles(x, index)), 'rows' if by_columns else 'features', bias)
+    y = _multiply(index, values, x, _width(x, index), 'rows' if by_columns else 'features', bias)
     return y.t() if by_columns else y
 
 # %% ../nbs/30_kernels.ipynb #16112351
@@ -231,12 +232,12 @@ def sparse_linear(
     "`F.linear` with live weights only"
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
-    n,may_be = _n_tiles(x, index),x.ndim>2 and _is_tile(x.shape[-2])
+    may_be = x.ndim>2 and _is_tile(x.shape[-2])
     tiled = may_be and x.mT.is_contiguous() and not x.is_contiguous()  # each matrix of the batch lies feature by feature
-    layout = 'rows' if by_rows else 'tiles' if tiled or n>1 and may_be else 'features'
-    width = x.shape[-2] if tiled or layout=='tiles' else -(-x.shape[:-1].numel()//n)
     rows = x if x.ndim==2 else x.flatten(0, -3) if tiled else x.reshape(-1, x.shape[-1])
-    y = _logical(_Product.apply(rows, values, bias, index, width, layout, tap), layout)
+    width = x.shape[-2] if tiled else _width(rows, index)
+    layout = 'rows' if by_rows else 'tiles' if tiled or may_be and width<len(rows) else 'features'
+    y = _logical(_Product.apply(rows, values, bias, index, x.shape[-2] if layout=='tiles' else width, layout, tap), layout)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../nbs/30_kernels.ipynb #6dea013f
@@ -256,8 +257,10 @@ def sparse_conv1x1(
     stride = tuple(stride)*(n_spatial//len(stride))
     x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
     n = x.shape[2:].numel()
-    if len(x) and _is_tile(n): return _Product.apply(x.flatten(2).mT, values, bias, index, n, 'tiles', tap).view(len(x), index.shape[0], *x.shape[2:])
+    if _is_tile(n) and _n_tiles(len(x)*n, x.element_size(), index)>1:
+        y = _Product.apply(x.flatten(2).mT, values, bias, index, n, 'tiles', tap)
+        return y.view(len(x), index.shape[0], *x.shape[2:])
     x2 = x.transpose(0, 1).reshape(x.shape[1], -1).t()
-    y = _Product.apply(x2, values, bias, index, -(-len(x2)//_n_tiles(x2, index)), 'features', tap)
+    y = _Product.apply(x2, values, bias, index, _width(x2, index), 'features', tap)
     y = y.view(index.shape[0], len(x), *x.shape[2:]).transpose(0, 1)
     return y.contiguous() if by_rows else y

@@ -447,7 +447,7 @@ def _check_choice(o, mask, chosen, n):
 def _move(self:SparseEngine, s, n_keep, target, t):
     "The places that `s` drops and grows, to have `target` live ones, and that number"
     m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
-    def scorer(f, n): return f and _Scorer(f, s, partial(self._score, f, s, n, t, g))
+    def scorer(f, n): return None if f is None else _Scorer(f, s, partial(self._score, f, s, n, t, g))
     keep,grow = scorer(m.keep_score_f, n_keep),scorer(m.grow_score_f, max(target-n_keep, 0))
     dropped,grown = m.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
     kept,wanted = keep.seen,grow.seen if grow else []
