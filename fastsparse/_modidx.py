@@ -1322,7 +1322,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.training._Scorer': ('training.html#_scorer', 'fastsparse/training.py'),
                                      'fastsparse.training._Scorer.__call__': ('training.html#_scorer.__call__', 'fastsparse/training.py'),
                                      'fastsparse.training._Scorer.__init__': ('training.html#_scorer.__init__', 'fastsparse/training.py'),
-                                     'fastsparse.training._Scorer.at': ('training.html#_scorer.at', 'fastsparse/training.py'),
+                                     'fastsparse.training._Scorer._at': ('training.html#_scorer._at', 'fastsparse/training.py'),
                                      'fastsparse.training._assign': ('training.html#_assign', 'fastsparse/training.py'),
                                      'fastsparse.training._check_choice': ('training.html#_check_choice', 'fastsparse/training.py'),
                                      'fastsparse.training._check_opt': ('training.html#_check_opt', 'fastsparse/training.py'),

@@ -77,7 +77,7 @@ class LiveGuard(Guard):
 
     def spread(self, t):
         "A number for each live weight as a dense tensor"
-        out = t.new_zeros(self.shape)
+        out = t.new_zeros(self.shape)  # no view: fastai detaches gradients in place
         out.view(-1).index_copy_(0, self.index.places, t.detach())
         return out
 

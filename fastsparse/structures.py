@@ -172,7 +172,7 @@ def move(self:Structure,
     if not n_drop and n==live: return (mask.new_empty(0, dtype=torch.long),)*2
     return self._move(mask, keep_f, grow_f, n_drop, k)
 
-def _places(mask): return mask.reshape(-1).nonzero().view(-1)
+def _places(mask): return live_places(mask.reshape(-1))
 
 @patch
 def _move(self:Structure, mask, keep_f, grow_f, n_drop, k):
@@ -206,11 +206,11 @@ def _fill(self:Structure, kept, grow_f, k, free):
     return kept|_best(self._unit_scores(grow_f()), short, free) if ((short>0)&free).any() else kept
 
 # %% ../nbs/00a_structures.ipynb #67db9497
-def _lowest_live(mask, keep_f, n):
-    "The places of the `n` lowest live weights; of few live ones only their own scores are looked at"
-    if 4*count_live(mask)>mask.numel(): return lowest(keep_f(), n, among=mask)
-    at = live_places(mask.reshape(-1))
-    score = keep_f.at(at) if hasattr(keep_f, 'at') else keep_f().reshape(-1).index_select(0, at)
+def _lowest_live(mask, live, keep_f, n):
+    "The places of the `n` lowest of the `live` weights; of few live ones only their own scores are looked at"
+    if 4*live>mask.numel(): return lowest(keep_f(), n, among=mask)
+    at,at_f = _places(mask),getattr(keep_f, 'at', None)
+    score = at_f(at) if at_f else keep_f().reshape(-1).index_select(0, at)
     return at[lowest(score, n, among=torch.ones_like(at, dtype=torch.bool))]
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Unstructured(Structure):
         live = count_live(mask)
         n_drop = max(n_drop, live-k)
         none = mask.new_empty(0, dtype=torch.long)
-        dropped = _lowest_live(mask, keep_f, n_drop) if n_drop else none
+        dropped = _lowest_live(mask, live, keep_f, n_drop) if n_drop else none
         n_grow = k-live+n_drop
         if grow_f is None or not n_grow: return dropped,none
         kept = put_(mask.clone(), dropped, False)

@@ -422,16 +422,18 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
 
 class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
-    def __init__(self, f, s, score_f): self.f,self.s,self.score_f,self.seen = f,s,score_f,[]
+    def __init__(self, f, s, score_f):
+        self.f,self.s,self.score_f,self.seen = f,s,score_f,[]
+        self.at = self._at if says(f, 'elementwise') else None
+
     def __call__(self, mask=None):
         score = self.score_f(mask)
         check_score(score, self.s.o)
         if score.dtype==torch.bool: self.seen.append(score)
         return score
 
-    def at(self, places):
-        "The scores at `places`, which are all the live ones"
-        if not says(self.f, 'elementwise'): return self().reshape(-1).index_select(0, places)
+    def _at(self, places):
+        "The scores at `places`, which are all the live ones, without the dead ones"
         v = self.s.guard.weights_at(places, says(self.f, 'reads_grad'))
         score = self.score_f(None, v)
         check_score(score, self.s.o._replace(p=v))
@@ -452,7 +454,7 @@ def _move(self:SparseEngine, s, n_keep, target, t):
     dropped,grown = m.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
     kept,wanted = keep.seen,grow.seen if grow else []
     stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
-    if kept: _check_choice(s.o, kept[0] & s.mask, stays.reshape(-1).nonzero().view(-1), n_keep)
+    if kept: _check_choice(s.o, kept[0] & s.mask, live_places(stays.reshape(-1)), n_keep)
     if wanted: _check_choice(s.o, wanted[0] & ~stays, grown, len(grown))
     return dropped,grown
 
