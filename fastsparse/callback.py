@@ -59,7 +59,7 @@ class DynamicSparseTrainingCallback(Callback):
         "Attach an engine for this fit"
         if self.learn.lock.locked(): return
         self._let_go()
-        if hasattr(self.learn, 'lr_finder') or not self.n_epoch: return
+        if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
         n_iter = len(self.dls.train)
         bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
         settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], n_iter))

@@ -23,6 +23,7 @@ from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 from types import FunctionType
+from warnings import warn
 
 # %% ../nbs/31_compute.ipynb #299d7bd2
 def _like(t, p): return isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape==p.shape
@@ -50,7 +51,7 @@ class LiveGuard(Guard):
     route,original,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,None,False,None
     def __init__(self, face, module, attr):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
-        self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = None
+        self.handle = self.stamp = self.seen = self._index = self.terms = self.whole = self.came = None
         self._lifted,self.pending = False,{}
         set_guard(face, self)
 
@@ -78,7 +79,7 @@ class LiveGuard(Guard):
     def spread(self, t):
         "A number for each live weight as a dense tensor"
         out = t.new_zeros(self.shape)  # no view: fastai detaches gradients in place
-        out.view(-1).index_copy_(0, self.index.places, t.detach())
+        out.view(-1).scatter_(0, self.index.places, t.detach())
         return out
 
     def check(self):
@@ -102,7 +103,7 @@ def _survivors(old, new):
 
 def _move_values(stays, to, n, t):
     "The values `t`: those of `stays` go to the places `to` of `n`, and the others start at zero"
-    return t.new_zeros(n).index_copy_(0, to, t.detach().index_select(0, stays))
+    return t.new_zeros(n).scatter_(0, to, t.detach().index_select(0, stays))
 
 # %% ../nbs/31_compute.ipynb #57248f54
 @patch
@@ -114,6 +115,7 @@ def watch(self:LiveGuard, v):
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
 @patch
+@torch.inference_mode(False)
 @torch.no_grad()
 def carry(self:LiveGuard):
     "Follow the mask with values, gradient and state"
@@ -154,12 +156,12 @@ def arrived(self:LiveGuard):
     "The gradient is complete"
     if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
     fresh,terms = got
-    self.whole,self.terms,self.shared = None,[*([] if fresh else self.terms or []), *terms],False
+    self.whole,self.terms,self.shared,self.came = None,[*([] if fresh else self.terms or []), *terms],False,self.values.grad.detach().clone()
     if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.mask.numel(): self.terms = [self.summed()]
 
 # %% ../nbs/31_compute.ipynb #4fd8e220
 @patch
-def forget(self:LiveGuard): self.terms,self.whole,self.pending = None,None,{}
+def forget(self:LiveGuard): self.terms,self.whole,self.came,self.pending = None,None,None,{}
 
 @patch
 def after_step(self:LiveGuard, opt): self.forget()
@@ -172,10 +174,26 @@ def summed(self:LiveGuard):
     return sum(parts[1:], parts[0]).to(self.values.dtype)
 
 @patch
+def factor(self:LiveGuard):
+    "What the gradient was multiplied by since it arrived; 1 if that is no single number"
+    was,now = self.came,self.values.grad
+    if not len(was) or torch.equal(was, now): return 1.
+    i = was.abs().argmax()
+    k = now[i]/was[i]
+    return k if torch.allclose(now, k*was, atol=1e-8*float(now.abs().max())) else 1.
+
+# %% ../nbs/31_compute.ipynb #e5e134e2
+@patch
 def grad_at(self:LiveGuard, index):
     "The sum of the terms at the weights of `index`"
     parts = [t.view(-1)[index.places] if isinstance(t, torch.Tensor) else sampled_product(index, *t) for t in self.terms]
-    return sum(parts[1:], parts[0]).to(self.values.dtype)
+    return sum(parts[1:], parts[0]).to(self.values.dtype)*self.factor()
+
+@patch
+def expect_dense(self:LiveGuard):
+    "Warn if a gradient came without its dense part"
+    if not self.terms and self.has_grad and self.values.grad.any():
+        warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead weights: use loss.backward(), or call remove() of the report of sparse_compute")
 
 @patch
 @torch.no_grad()
@@ -184,10 +202,16 @@ def whole_grad(self:LiveGuard):
     if not self.shared and dist.is_available() and dist.is_initialized():
         self.terms = [self.summed()]
         dist.all_reduce(self.terms[0])
-        self.terms[0] /= dist.get_world_size()
-    self.shared = True
-    whole = self.whole and self.whole()
-    if whole is None: self.whole = weakref.ref(whole := self.summed().view(self.shape))
+        dist.all_reduce(self.came)
+        for t in (self.terms[0], self.came): t /= dist.get_world_size()
+    self.shared,grad = True,self.values.grad
+    whole = self.whole and self.whole[1]==grad._version and self.whole[0]()
+    if not isinstance(whole, torch.Tensor):
+        k,whole = self.factor(),self.summed()
+        if whole is self.terms[0]: whole = whole.clone()
+        whole = (whole if k==1 else whole.mul_(k)).view(self.shape)
+        whole.view(-1).scatter_(0, self.index.places, grad)
+        self.whole = weakref.ref(whole),grad._version
     return whole
 
 # %% ../nbs/31_compute.ipynb #d663fb35
@@ -210,7 +234,7 @@ def _lift(self, lifted):
 def _refusing(answer, what):
     "A property that is always `answer`"
     def _set(self, wanted):
-        if wanted: raise ValueError(f"{what}, and sparse compute keeps nothing of dead weights: take another, or call remove() of the report of sparse_compute")
+        if wanted: raise ValueError(f"{what}, and sparse compute keeps nothing of dead weights: take another, or call remove() of the report of sparse_compute, or store_dense(model)")
     return property(lambda self: answer, _set)
 
 LiveGuard.lifted = property(lambda self: self._lifted, _lift, doc="Will an update read this batch's dense gradient?")
@@ -236,6 +260,7 @@ def _pointwise(shape, padding=0, dilation=1, groups=1):
     return shape[2:].numel()==1 and groups==1 and all(o in (0,'valid') for o in pads)
 
 @patch
+@torch.compiler.disable
 def product(self:LiveGuard, func, x, bias=None, stride=1, **kwargs):
     "`func(x, weight, bias)` on live weights"
     self.check()
@@ -251,7 +276,8 @@ _about = {_tensor.size, _tensor.dim, _tensor.numel, _tensor.nelement, _tensor.st
     _tensor.is_floating_point, _tensor.is_complex, _tensor.is_contiguous, torch.is_floating_point, torch.is_complex, torch.numel}
 _views = ('data','T','mT','H','mH','real','imag')
 _in_place = {'__setitem__', '__set__', *[f'__i{o}__' for o in 'add sub mul truediv floordiv mod pow and or xor lshift rshift matmul'.split()]}
-_read_only = "a weight that is stored sparse is read-only: call remove() of the report of sparse_compute, write to it, and call sparse_compute again"
+_read_only = "a weight that is stored sparse is read-only: call remove() of the report of sparse_compute, or store_dense(model), write to it, and call sparse_compute again"
+_no_hooks = "a weight that is stored sparse has no gradient of its own to hook: register the hook before sparse_compute, which leaves such layers dense, or call remove() of its report, or store_dense(model)"
 
 def _plain(func):
     "The Python function `func` without its look for tensors that are more than tensors"
@@ -287,6 +313,14 @@ class SparseWeight(torch.Tensor):
     def grad(self):
         g = self.guard
         return None if g.values.grad is None else g.whole_grad() if g.terms else g.spread(g.values.grad)
+
+    @grad.setter
+    def grad(self, grad):
+        if grad is not None: raise RuntimeError(_read_only)
+        self.guard.values.grad = None
+
+    def register_hook(self, hook): raise RuntimeError(_no_hooks)
+    register_post_accumulate_grad_hook = register_hook
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -336,6 +370,7 @@ def _rearm(model):
     for e in enforcements(model):
         if e.root and e.root() is not None: e.arm(e.root())
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _store_sparse(o, opts):
     "Swap the dense parameter of `o` for its live values"
@@ -461,10 +496,17 @@ def is_pointwise(
     "Is this a convolution with kernels of one pixel, which is a product for each pixel?"
     return isinstance(m, _ConvNd) and not m.transposed and m.padding_mode=='zeros' and _pointwise(m.weight.shape, m.padding, m.dilation, m.groups)
 
+# %% ../nbs/31_compute.ipynb #21ee5d01
+def _is_hooked(p):
+    "Has somebody but its guard hooks on the parameter `p`?"
+    own = getattr(getattr(guard_of(p), 'handle', None), 'id', None)
+    return any(k!=own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for k in hooks or ())
+
 def _why_not(o, counts):
     "Why the parameter of `o` has no sparse product; empty if it has one"
     m = o.module
     if counts[id(o.p)]>1: return 'shared with another layer'
+    if not isinstance(o.p, SparseWeight) and _is_hooked(o.p): return 'hooks on it see a dense gradient'
     if isinstance(m, (nn.Linear, nn.MultiheadAttention)): return ''
     if is_pointwise(m): return ''
     return f'no sparse product in {type(m).__name__}'
@@ -552,8 +594,9 @@ def _check_engine(g):
     for name in ('dense_history','around'):
         if g is not None: getattr(LiveGuard, name).fset(g, getattr(g, name))
 
-def _check_plan(plan, names):
+def _check_plan(plan, names, notes):
     for n,route in plan.items():
+        if n in notes: raise ValueError(f"plan names {n}, which stays dense ({notes[n]}): leave it out")
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
         if route not in _routes: raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows', 'features' or 'dense'")
 
@@ -591,13 +634,13 @@ def sparse_compute(
     model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
     if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
-    if any(isinstance(o.p, SparseWeight) for o in entries): raise ValueError("the model computes sparsely already: call remove() of the report first")
+    if any(isinstance(o.p, SparseWeight) for o in entries): raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
     if isinstance(model, DistributedDataParallel): raise ValueError("the model is wrapped for data parallel training, which has its parameters already: call sparse_compute before, or pass the callback a plan from one process")
     if opt is not None: _check_elementwise(opt)
     for o in entries: _check_engine(guard_of(o.p))
     notes = {n:why for n,why in swappable(model).items() if why}
     names = [o.name for o in entries if o.name not in notes]
-    if plan is not None: _check_plan(plan, names)
+    if plan is not None: _check_plan(plan, names, notes)
     opts = [] if opt is None else [opt]
     chosen = {o.name:_store_sparse(o, opts) for o in entries if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense')}
     _rearm(model)

@@ -6,24 +6,28 @@
 __all__ = ['plain_copy', 'save_sparse', 'load_sparse', 'ExportReport', 'export_sparse']
 
 # %% ../nbs/34_export.ipynb #4857a556
-import importlib,pandas as pd,statistics,torch
+import importlib,inspect,os,pandas as pd,statistics,torch
+from contextlib import ExitStack,contextmanager
 from copy import deepcopy
 from fastai.torch_core import params
 from fastcore.basics import *
 from .clocks import *
 from .compute import *
+from .flops import unfused,untouched
 from .masks import *
 from .packing import *
 from .shrinking import *
 from .sparsify import *
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from torch import nn
+from torch.utils._pytree import tree_leaves,tree_map,tree_map_only
 
 # %% ../nbs/34_export.ipynb #cb907462
 def _masked_copy(model):
     "A copy in evaluation mode, with masks, and dense weights that obey them"
-    new = deepcopy(module_of(model)).eval()
+    new = module_copy(module_of(model)).eval()
     store_dense(new)
     apply_masks(new)
     return new
@@ -62,24 +66,31 @@ def _stored(how):
 def _inputs(layers, model, xb):
     "What each of `layers` is called with"
     seen,handles = {},[]
-    for n,m in layers.items():
-        def hook(_, args, kwargs, n=n): seen.setdefault(n, (args,kwargs))
-        handles.append(m.register_forward_pre_hook(hook, with_kwargs=True))
-    try: model(*xb)
-    finally:
-        for h in handles: h.remove()
+    with untouched(model), unfused():
+        for n,m in layers.items():
+            def hook(_, args, kwargs, n=n): seen.setdefault(n, (args,kwargs))
+            handles.append(m.register_forward_pre_hook(hook, with_kwargs=True))
+        try: model(*xb)
+        finally:
+            for h in handles: h.remove()
     return seen
 
-def _like(m, args):
+def _sort(a):
+    "What matters of an argument"
+    return a.shape if isinstance(a, torch.Tensor) and not a.is_nested else type(a)
+
+def _like(m, args, kwargs):
     "Layers that are equal in this are timed once"
     live,n = [sum(f(p) for p in m.parameters()) for f in (torch.count_nonzero, torch.numel)]
-    return type(m),*(p.shape for p in m.parameters()),*(a.shape for a in args),getattr(m, 'stride', None),round(20*int(live)/max(n, 1))
+    inputs = *map(_sort, args),*((k,_sort(a)) for k,a in kwargs.items())
+    return type(m),*(p.shape for p in m.parameters()),inputs,getattr(m, 'stride', None),round(20*int(live)/max(n, 1))
 
 # %% ../nbs/34_export.ipynb #49933f7c
 def _ratio(before, after):
     try: return speedup(before, after)
     except RuntimeError: return 0.  # torch has no such product for this type
 
+@torch.no_grad()
 def _fastest(m, call, hows):
     "The storage that is a tenth faster than dense or more, and fastest; 'dense' if there is none"
     args,kwargs = call
@@ -88,42 +99,58 @@ def _fastest(m, call, hows):
     best = max(ratios, key=ratios.get, default=None)
     return best if best and ratios[best]>=1.1 else 'dense'
 
+# %% ../nbs/34_export.ipynb #84f79ff4
+def _batched(x, xb): return isinstance(x, torch.Tensor) and x.ndim>0 and len(x)==len(xb[0])
+
+def _resized(xb, n):
+    "A batch of `n`: those of `xb` that are as long as the first, repeated or cut"
+    if n==len(xb[0]): return xb
+    return tuple(x[torch.arange(n, device=x.device)%len(x)] if _batched(x, xb) else x for x in xb)
+
+def _any_batch(xb):
+    "Two rows at least"
+    return _resized(xb, max(2, len(xb[0])))
+
 # %% ../nbs/34_export.ipynb #6c1228f3
 def _choose_layouts(model, groups, xb):
     "Let each group of layers choose how its results lie in memory"
-    inner = {layer:[m for m in layer.modules() if isinstance(m, PackedLayer)] for group in groups for layer in group}
+    inner,tried = {layer:[m for m in layer.modules() if isinstance(m, PackedLayer)] for group in groups for layer in group},set()
     def use(layers):
         for layer,ms in inner.items():
             for m in ms: m.by_rows = layer not in layers
     def run(layers):
         use(layers)
+        if layers not in tried: model(*_any_batch(xb))
+        tried.add(layers)
         model(*xb)
-    use(agree(groups, run))
+    with untouched(model): chosen = agree(groups, run)
+    use(chosen)
 
 # %% ../nbs/34_export.ipynb #f93d37a9
-def _smaller(model, plain, xb):
+def _smaller(plain, xb):
     "The shrunk model, or the plain one and the reason"
     try: return shrink(plain, xb)[0],''
-    except ValueError as e: return deepcopy(plain),f'not shrunk: {e}'
+    except ValueError as e: return module_copy(plain),f'not shrunk: {e}'
 
 def _n_weights(model): return sum(p.numel() for p in model.parameters())
 
-@torch.inference_mode()
+def _is_faster(new, plain, xb):
+    with untouched(new), untouched(plain): return speedup(lambda: plain(*xb), lambda: new(*xb))>1
+
+# %% ../nbs/34_export.ipynb #e9d10815
 def _auto(model, xb, pt2):
-    plain = plain_copy(model)
-    with torch.inference_mode(False): new,note = _smaller(model, plain, xb)
+    new,note = _smaller(plain := plain_copy(model), xb)
     layers = {n:m for n,m in storable(new).items() if n in _masked_layers(module_of(model))}
     calls = _inputs(layers, new, xb)
-    kinds = {n:_like(layers[n], args) for n,(args,_) in calls.items()}
+    kinds = {n:_like(layers[n], *call) for n,call in calls.items()}
     hows = ['rows','condensed'] if pt2 else ['rows','csr','condensed','block']
     best = {k:_fastest(layers[n], calls[n], hows) for n,k in reversed(kinds.items())}
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
-    with torch.inference_mode(False): new = pack(new, plan).requires_grad_(False)
+    new = pack(new, plan).requires_grad_(False)
     groups = {}
     for n in plan: groups.setdefault(kinds[n], []).append(new.get_submodule(n))
     _choose_layouts(new, [g for k,g in groups.items() if best[k]=='rows'], xb)
-    changed = plan or _n_weights(new)!=_n_weights(plain)
-    if changed and speedup(lambda: plain(*xb), lambda: new(*xb))>1: return new,plan,note
+    if (plan or _n_weights(new)!=_n_weights(plain)) and _is_faster(new, plain, xb): return new,plan,note
     return plain,{},'dense is fastest for this batch size'
 
 # %% ../nbs/34_export.ipynb #816c6585
@@ -139,6 +166,8 @@ def save_sparse(
     "Write live values and packed masks as a safetensors file"
     save = _extra('safetensors.torch').save_file
     masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
+    for n,t in state.items():
+        if not isinstance(t, torch.Tensor): raise ValueError(f"{n} in the state dict is a {type(t).__name__}, and safetensors holds tensors only: take 'dense' or 'live'")
     pick = lambda n,t: t.cpu()[masks[n]] if n in masks else t.cpu().contiguous().clone()
     packed = {f'{n}:mask':mask_to_bits(m) for n,m in masks.items()}
     save({**{n:pick(n, t) for n,t in state.items()}, **packed}, path, {n:'x'.join(map(str, m.shape)) for n,m in masks.items()})
@@ -157,28 +186,24 @@ def load_sparse(
             state[n] = t.new_zeros(shapes[n]).masked_scatter_(bits_to_mask(f.get_tensor(f'{n}:mask'), shapes[n]), t)
     return state
 
-# %% ../nbs/34_export.ipynb #a674d863
-def _batched(x, xb): return isinstance(x, torch.Tensor) and x.ndim>0 and len(x)==len(xb[0])
-
-def _resized(xb, n):
-    "A batch of `n`: those of `xb` that are as long as the first, repeated or cut"
-    if n==len(xb[0]): return xb
-    return tuple(x[torch.arange(n, device=x.device)%len(x)] if _batched(x, xb) else x for x in xb)
-
-def _any_batch(xb):
-    "Two rows at least, and what says that there may be more"
-    return _resized(xb, max(2, len(xb[0]))),tuple({0:torch.export.Dim.AUTO} if _batched(x, xb) else None for x in xb)
-
 # %% ../nbs/34_export.ipynb #fa96a060
+def _sizes(model, xb):
+    "What says which inputs may have other batch sizes, in the order of the forward's parameters"
+    sizes = tuple({0:torch.export.Dim.AUTO} if _batched(x, xb) else None for x in xb)
+    rest = [i for i,o in enumerate(inspect.signature(model.forward).parameters.values()) if o.kind==o.VAR_POSITIONAL]
+    return (*sizes[:rest[0]],sizes[rest[0]:]) if rest else sizes
+
 def _save_onnx(model, path, xb):
-    for name in ('onnx','onnxscript'): _extra(name)
-    xb,sizes = _any_batch(xb)
-    torch.onnx.export(plain_copy(model), xb, path, dynamo=True, dynamic_shapes=sizes, verbose=False, external_data=False)
+    plain = plain_copy(model)
+    torch.onnx.export(plain, _any_batch(xb), path, dynamo=True, dynamic_shapes=_sizes(plain, xb), verbose=False, external_data=False)
 
 def _open_onnx(path):
     session = _extra('onnxruntime').InferenceSession(str(path), providers=['CPUExecutionProvider'])
     names = [o.name for o in session.get_inputs()]
-    return lambda *xb: [torch.from_numpy(o) for o in session.run(None, {n:x.numpy() for n,x in zip(names, xb)})]
+    def run(*xb):
+        tensors = [x.detach().cpu().numpy() for x in tree_leaves(xb) if isinstance(x, torch.Tensor)]
+        return [torch.from_numpy(o) for o in session.run(None, dict(zip(names, tensors)))]
+    return run
 
 # %% ../nbs/34_export.ipynb #3ae01714
 def _save_module(module, path, xb):
@@ -186,8 +211,7 @@ def _save_module(module, path, xb):
     if Path(path).suffix!='.pt2':
         torch.save(module, path)
         return torch.load(path, weights_only=False)
-    xb,sizes = _any_batch(xb)
-    torch.export.save(torch.export.export(module, xb, dynamic_shapes=sizes), path)
+    torch.export.save(torch.export.export(module, _any_batch(xb), dynamic_shapes=_sizes(module, xb)), path)
     return torch.export.load(path).module()
 
 def _save_file(model, format, path, xb):
@@ -220,17 +244,28 @@ class ExportReport:
     def _repr_html_(self): return self.df.to_html(index=False)+self.note
 
 # %% ../nbs/34_export.ipynb #69213f7a
-@torch.inference_mode()
+def _once(f, xb):
+    "The outputs of `f`, which may change its inputs and draw random numbers"
+    with torch.random.fork_rng(), unfused(): return f(*tree_map_only(torch.Tensor, torch.clone, xb))
+
+def _times(run, plain, xb, n):
+    "Seconds of both for a batch of `n`"
+    b = _resized(xb, n)
+    try: return times_in_turns([lambda: plain(*b), lambda: run(*b)])
+    except Exception as e: raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): inputs that are as long as the first, {len(xb[0])}, are repeated or cut; pass batch_sizes=None") from e
+
 def _report(format, result, run, plain, xb, sizes, plan, note):
     "Measure `run`, a function of inputs, against the dense module `plain`"
-    error = output_error(plain(*xb), run(*xb))
-    batches = {n:_resized(xb, n) for n in sizes}
-    times = {n:times_in_turns([lambda: plain(*b), lambda: run(*b)]) for n,b in batches.items()}
+    with torch.no_grad(), ExitStack() as stack:
+        for m in (plain, run):
+            if isinstance(m, nn.Module): stack.enter_context(untouched(m))
+        error = output_error(_once(plain, xb), _once(run, xb))
+        times = {n:_times(run, plain, xb, n) for n in sizes}
     dense_ms,ms = [{n:1e3*statistics.median(t[i]) for n,t in times.items()} for i in range(2)]
     ratios = {n:statistics.median(a/b for a,b in zip(*t)) for n,t in times.items()}
     return ExportReport(format, _n_bytes(result), _n_bytes(plain), error, ms, dense_ms, ratios, plan, note)
 
-# %% ../nbs/34_export.ipynb #37145837
+# %% ../nbs/34_export.ipynb #9c18e0eb
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''
 
 _modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, ''), shrunk=_shrunk, live=_stored('rows'), csr=_stored('csr'),
@@ -238,13 +273,43 @@ _modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, '
 _modules['2:4'] = _stored('2:4')
 _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
 
-def _check(model, format, sample, path):
+# %% ../nbs/34_export.ipynb #37145837
+def _described(o): return f'a tensor of shape {tuple(o.shape)}' if isinstance(o, torch.Tensor) else f'a {type(o).__name__}'
+
+def _inputs_of(sample):
+    "The sample as a tuple, copied"
+    xb = tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
+    x = first(xb)
+    if not (isinstance(x, torch.Tensor) and x.ndim and len(x)): raise ValueError(f"sample is {'empty' if not xb else _described(x)}, and must be a batch: a tensor with a row or more, or a tuple that starts with one")
+    def one(o):
+        if isinstance(o, torch.Tensor): return o.detach().as_subclass(torch.Tensor).clone()
+        if o is None or isinstance(o, (bool,int,float)): return o
+        raise ValueError(f"sample holds {_described(o)}, and must hold tensors, numbers or None: pass torch.as_tensor(...)")
+    return tree_map(one, xb)
+
+# %% ../nbs/34_export.ipynb #5f647e26
+_needs = dict(onnx=('onnx','onnxscript','onnxruntime'), safetensors=('safetensors',))
+
+def _check_path(format, path):
+    "An error if nothing can be written there"
+    if path.is_dir(): raise ValueError(f"path is {str(path)!r}, a folder, and must be a file in one")
+    if not path.parent.is_dir(): raise ValueError(f"path is {str(path)!r}, and the folder {str(path.parent)!r} is not there: make it first")
+    if path.suffix=='.pt2' and format in _no_pt2: raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")
+    kind = path.suffix[1:]
+    if kind in _files and kind!=format: raise ValueError(f"path ends with {path.suffix}, and the format {format!r} writes another kind of file: take another suffix, or format={kind!r}")
+
+# %% ../nbs/34_export.ipynb #4e8b7d77
+def _check(model, format, sample, path, batch_sizes):
     names = *_modules,*_files
     if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
     if not masked_params(module_of(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
-    if path is not None and Path(path).suffix=='.pt2' and format in _no_pt2: raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")
+    if path is not None: _check_path(format, Path(path))
+    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
+    if batch_sizes is not None and not (isinstance(batch_sizes, (list,tuple)) and batch_sizes and all(map(is_count, batch_sizes))): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+    for name in _needs.get(format, ()): _extra(name)
+    if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")
 
 # %% ../nbs/34_export.ipynb #631d1d90
 def _as_given(model, new):
@@ -254,6 +319,24 @@ def _as_given(model, new):
     learn.splitter = params  # the old one may look for layers that are gone
     return learn
 
+@contextmanager
+def _replacing(path):
+    "A path beside `path`; what was written there takes its place in the end, if nothing failed"
+    with TemporaryDirectory(dir=path.parent) as d:
+        yield (new := Path(d)/path.name)
+        os.replace(new, path)
+
+def _exported(model, format, xb, path, sizes):
+    "The module or `Learner`, None for a format that is only a file, and the report"
+    plan,note,plain,new = {},'',plain_copy(model),None
+    if format in _files: run = _save_file(model, format, path, xb)
+    else:
+        run,plan,note = _modules[format](model, xb, path is not None and path.suffix=='.pt2')
+        new = _as_given(model, run)
+        if path is not None: run = _save_module(run, path, xb)
+    return new,_report(format, run if path is None else path, run, plain, xb, sizes or [len(xb[0])], plan, note)
+
+# %% ../nbs/34_export.ipynb #2a91930a
 def export_sparse(
     model, # A sparse module or a `Learner` of one; it is left as it is
     format='auto', # 'auto', 'dense', 'shrunk', 'live', 'csr', 'condensed', 'block', '2:4', 'safetensors' or 'onnx'
@@ -262,13 +345,8 @@ def export_sparse(
     batch_sizes:list=None, # Batch sizes to time, the sample's by default
 ) -> tuple: # The module, `Learner` or path, and an `ExportReport`
     "A sparse model for use, with what it costs"
-    _check(model, format, sample, path)
-    xb = tuple(x.as_subclass(torch.Tensor) for x in (sample if isinstance(sample, (tuple,list)) else (sample,)))
-    plan,note,plain = {},'',plain_copy(model)
-    if format in _files: run = _save_file(model, format, path, xb)
-    else:
-        run,plan,note = _modules[format](model, xb, path is not None and Path(path).suffix=='.pt2')
-        new = _as_given(model, run)
-        if path is not None: run = _save_module(run, path, xb)
-    report = _report(format, run if path is None else path, run, plain, xb, batch_sizes or [len(xb[0])], plan, note)
-    return (new if path is None else Path(path)),report
+    _check(model, format, sample, path, batch_sizes)
+    xb = _inputs_of(sample)
+    if path is None: return _exported(model, format, xb, None, batch_sizes)
+    with _replacing(Path(path)) as new: _,report = _exported(model, format, xb, new, batch_sizes)
+    return Path(path),report

@@ -90,7 +90,7 @@ def csr(self:SparseIndex,
 @patch
 def dense(self:SparseIndex, values): # A value for each live weight
     "The matrix as a dense tensor"
-    return values.new_zeros(self.shape[0]*self.shape[1]).index_copy_(0, self.places, values).view(self.shape)
+    return values.new_zeros(self.shape[0]*self.shape[1]).scatter_(0, self.places, values).view(self.shape)
 
 # %% ../nbs/30_kernels.ipynb #c4399c2d
 _has_fast_turn = torch.backends.cpu.get_cpu_capability() in ('AVX2','AVX512')
@@ -176,7 +176,7 @@ def _dots(index, gs, xs):
     "The sum over tiles of the entries of `g @ x.t()` where weights live"
     if 2*index.shape[0]<=index.shape[1]:
         turned = _dots(index.t, xs, gs)
-        return torch.empty_like(turned).index_copy_(0, index.t.order.long(), turned)
+        return torch.empty_like(turned).scatter_(0, index.t.order.long(), turned)
     if (dtype := gs[0].dtype) not in (torch.float, torch.double): return _dots(index, [g.float() for g in gs], [x.float() for x in xs]).to(dtype)
     total = gs[0].new_zeros(len(index))
     if len(index) and xs[0].numel():
@@ -221,6 +221,10 @@ def _casted(*ts):
     if not torch.is_autocast_enabled(kind): return ts
     return [t if t is None else t.to(torch.get_autocast_dtype(kind)) for t in ts]
 
+def _check_input(x, values, n, n_in, what):
+    if n!=n_in: raise ValueError(f"the input has {n} {what}, and must have {n_in}")
+    if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
+
 def sparse_linear(
     x:torch.Tensor, # Inputs, features last
     values:torch.Tensor, # The live weights, in the index's order
@@ -230,8 +234,8 @@ def sparse_linear(
     tap=None, # A function that the backward calls with `gT`, `xT`, whose product `gT@xT.t()` is the dense gradient; they are its own to keep
 ) -> torch.Tensor: # Outputs, features last
     "`F.linear` with live weights only"
-    if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
+    _check_input(x, values, x.shape[-1] if x.ndim else 0, index.shape[1], 'features')
     may_be = x.ndim>2 and _is_tile(x.shape[-2])
     tiled = may_be and x.mT.is_contiguous() and not x.is_contiguous()  # each matrix of the batch lies feature by feature
     rows = x if x.ndim==2 else x.flatten(0, -3) if tiled else x.reshape(-1, x.shape[-1])
@@ -251,8 +255,8 @@ def sparse_conv1x1(
     tap=None, # As in `sparse_linear`
 ) -> torch.Tensor: # Batch of outputs, channels second
     "A convolution with a kernel of size 1, live weights only"
-    if x.shape[1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[1]} channels, and must have {index.shape[1]}")
     x,values,bias = _casted(x, values, bias)
+    _check_input(x, values, x.shape[1], index.shape[1], 'channels')
     n_spatial = x.ndim-2
     stride = tuple(stride)*(n_spatial//len(stride))
     x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]

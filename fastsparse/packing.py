@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['storages', 'LiveMatrix', 'CSRMatrix', 'CondensedMatrix', 'BlockMatrix', 'SemiStructured', 'PackedLayer',
-           'PackedLinear', 'PackedConv', 'PackedAttention', 'storable', 'packed', 'replace_layers', 'pack']
+           'PackedLinear', 'PackedConv', 'PackedAttention', 'has_hooks', 'storable', 'packed', 'replace_layers', 'pack']
 
 # %% ../nbs/32_packing.ipynb #37c50ff5
 import torch,torch.nn.functional as F
@@ -17,7 +17,10 @@ from torch import nn
 # %% ../nbs/32_packing.ipynb #e08c9232
 def _finish(y, bias, by_columns):
     if bias is not None: y = y.add_(bias[:,None])
-    return y.t().contiguous().t() if by_columns else y
+    return transposed(y).t() if by_columns else y
+
+def _check_type(w):
+    if w.device.type=='cpu' and w.dtype not in (torch.float,torch.double): raise ValueError(f"the weight is of type {w.dtype}, and torch has this product for float32 and float64 on the CPU: call .float() on model and sample, or take 'live'")
 
 # %% ../nbs/32_packing.ipynb #c2ccd1ad
 def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
@@ -48,6 +51,10 @@ class LiveMatrix(nn.Module):
 # %% ../nbs/32_packing.ipynb #3d851dd2
 class CSRMatrix(LiveMatrix):
     "The same, multiplied by torch's own product for CSR"
+    def __init__(self, w, live=None):
+        _check_type(w)
+        super().__init__(w, live)
+
     def forward(self, xT, bias=None, by_columns=False): return _finish(self.index.csr(self.values)@xT, bias, by_columns)
 
 # %% ../nbs/32_packing.ipynb #29b392f8
@@ -70,7 +77,8 @@ class CondensedMatrix(nn.Module):
 
     def forward(self, xT, bias=None, by_columns=False):
         if torch.compiler.is_exporting():
-            y = F.embedding_bag(self.col, xT, per_sample_weights=self.values, mode='sum')
+            none = not self.col.shape[1]  # torch follows no empty bags
+            y = xT.new_zeros(self.shape[0], xT.shape[1]) if none else F.embedding_bag(self.col, xT, per_sample_weights=self.values, mode='sum')
             return y if bias is None else y+bias[:,None]
         crow = torch.arange(len(self.col)+1, dtype=torch.int, device=xT.device)*self.col.shape[1]
         return sparse_product(SparseIndex.of_parts(self.shape, crow, self.col.view(-1)), self.values.view(-1), xT, bias, by_columns)
@@ -88,6 +96,7 @@ class BlockMatrix(nn.Module):
         live:torch.Tensor=None, # Which of them live, in blocks; None is all that aren't zero
     ):
         super().__init__()
+        _check_type(w)
         w,live = w.detach().flatten(1),_live(w, live)
         self.shape,self.size = tuple(w.shape),min(_run(live), _run(live.t()))
         if self.size==1: raise ValueError("dead weights come in no square blocks: sparsify with structure='block 4x4'")
@@ -126,15 +135,21 @@ class PackedLayer(nn.Module):
         self.matrix,self.by_rows = matrix,by_rows
         self.bias = None if bias is None else _fixed(bias)
 
+    def product(self, xT, by_columns=False):
+        "Times the table `xT`; under autocast in the type of the storage, with a result of autocast's"
+        kind = xT.device.type
+        if not torch.is_autocast_enabled(kind): return self.matrix(xT, self.bias, by_columns)
+        with torch.autocast(kind, enabled=False): y = self.matrix(xT.to(next(self.matrix.parameters()).dtype), self.bias, by_columns)
+        return y.to(torch.get_autocast_dtype(kind))
+
     @property
     def weight(self): return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device))
 
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
-    in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
-    def forward(self, x):
-        y = self.matrix(x.reshape(-1, x.shape[-1]).t(), self.bias, self.by_rows)
-        return y.t().reshape(*x.shape[:-1], self.matrix.shape[0])
+    def forward(self, input):
+        y = self.product(input.reshape(-1, input.shape[-1]).t(), self.by_rows)
+        return y.t().reshape(*input.shape[:-1], self.matrix.shape[0])
 
 class PackedConv(PackedLayer):
     "A convolution with a kernel of size 1"
@@ -142,10 +157,10 @@ class PackedConv(PackedLayer):
         super().__init__(matrix, bias, by_rows)
         self.stride = stride
 
-    def forward(self, x):
-        if x.ndim==len(self.stride)+1: return self(x[None])[0]
-        x = x[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)]
-        y = self.matrix(x.transpose(0, 1).reshape(x.shape[1], -1), self.bias)
+    def forward(self, input):
+        if input.ndim==len(self.stride)+1: return self(input[None])[0]
+        x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)]
+        y = self.product(x.transpose(0, 1).reshape(x.shape[1], -1))
         y = y.view(self.matrix.shape[0], x.shape[0], *x.shape[2:]).transpose(0, 1)
         return y.contiguous() if self.by_rows else y
 
@@ -190,11 +205,17 @@ class PackedAttention(nn.Module):
 storages = dict(rows=LiveMatrix, features=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
 storages['2:4'] = SemiStructured
 
+def has_hooks(
+    m:nn.Module, # A layer
+) -> bool:
+    "Does anything but masks take part in what `m` computes?"
+    return bool(m._forward_hooks) or any(not isinstance(h, Enforcement) for h in m._forward_pre_hooks.values())
+
 def _is_plain(m):
     "Does `m` do what torch's layer does, and no more?"
     own = first(k for k in type(m).__mro__ if k.__module__.startswith('torch.nn.'))
     same = all(getattr(type(m), f, None) is getattr(own, f, None) for f in ('forward','_conv_forward'))
-    return same and not m._forward_hooks and all(isinstance(h, Enforcement) for h in m._forward_pre_hooks.values())
+    return same and not has_hooks(m)
 
 def storable(
     model:nn.Module, # Any module
@@ -215,11 +236,7 @@ def _projections(m):
     masks = thirds(m._buffers.get('in_proj_weight_mask')) if one else [m._buffers.get(f'{n}_mask') for n in names]
     return list(zip(ws, masks, thirds(m.in_proj_bias)))
 
-def packed(
-    m:nn.Module, # A layer from `storable`
-    how:str, # One of `storages`
-) -> nn.Module:
-    "The same layer with its weights in storage"
+def _packed(m, how):
     def linear(w, live, b): return PackedLinear(storages[how](w, live), b, how!='features')
     def whole(m): return m.weight,m._buffers.get('weight_mask'),m.bias
     if isinstance(m, nn.MultiheadAttention):
@@ -227,6 +244,16 @@ def packed(
     if isinstance(m, nn.Linear): return linear(*whole(m)).eval()
     w,live,b = whole(m)
     return PackedConv(storages[how](w, live), b, how!='features', m.stride).eval()
+
+def packed(
+    m:nn.Module, # A layer from `storable`
+    how:str, # One of `storages`
+) -> nn.Module:
+    "The same layer with its weights in storage; sizes and settings, such as `out_features`, are still there"
+    new = _packed(m, how)
+    for k,v in vars(m).items():
+        if k[0]!='_' and isinstance(v, (int,float,str,tuple)) and not hasattr(new, k): setattr(new, k, v)
+    return new
 
 # %% ../nbs/32_packing.ipynb #34b1ca2b
 def replace_layers(

@@ -6,23 +6,28 @@
 __all__ = ['fold_norms', 'shrink']
 
 # %% ../nbs/33_shrinking.ipynb #3c6d7af8
-import operator,torch,torch.nn.functional as F
+import inspect,operator,torch,torch.nn.functional as F
 from collections import Counter
-from copy import deepcopy
 from fastcore.basics import *
 from .clocks import *
-from .packing import replace_layers
-from .sparsify import resting
+from .flops import untouched
+from .packing import has_hooks,replace_layers
+from .sparsify import module_copy
 from torch import fx,nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval,fuse_linear_bn_eval
+from torch.utils._pytree import tree_map_only
 
 # %% ../nbs/33_shrinking.ipynb #1e5b205f
-def _graph(model):
+def _lost(model, why): return ValueError(f"the graph of {type(model).__name__} can't be followed ({why}): export it as 'dense' or 'auto', or call shrink on its parts that can")
+
+def _graph(model, xb):
     "A `GraphModule` of `model` that shares its layers"
-    try: return fx.symbolic_trace(model)
-    except Exception as e: raise ValueError(f"the graph of {type(model).__name__} can't be followed ({str(e).splitlines()[0]}): export it as 'dense' or 'auto', or call shrink on its parts that can") from e
+    rest = {n:o.default for n,o in [*inspect.signature(model.forward).parameters.items()][len(xb):] if o.default is not o.empty}
+    try:
+        with untouched(model): return fx.symbolic_trace(model, rest or None)
+    except Exception as e: raise _lost(model, first(str(e).splitlines()) or type(e).__name__) from e
 
 # %% ../nbs/33_shrinking.ipynb #583b8d40
 class _Space:
@@ -56,7 +61,7 @@ class _Follower(fx.Interpreter):
     "Runs a graph on a sample, and finds spaces, and who writes and reads them"
     def __init__(self, gm):
         super().__init__(gm)
-        self.values,self.results,self.outs,self.ins = {},{},{},{}
+        self.values,self.results,self.outs,self.ins,self.read = {},{},{},{},{}
         uses = Counter(id(p) for m in gm.modules() for p in m._parameters.values() if p is not None)
         self.tied = {m for m in gm.modules() if any(uses[id(p)]>1 for p in m._parameters.values() if p is not None)}
 
@@ -78,6 +83,11 @@ def _reads(layer, v, x):
     if v is None or layer.weight.shape[1]!=v.space.n*v.width: return False
     return v.dim==x.ndim-1 if isinstance(layer, nn.Linear) else v.dim==1 and v.width==1
 
+def _constants(v, x):
+    "What each channel of the tensor `x` is, and whether it is that everywhere; now, as somebody may change `x` in place later"
+    x = x.movedim(v.dim, 0).reshape(v.space.n, -1)
+    return x[:,0].clone(),(x==x[:,:1]).all(1)
+
 @patch
 def layer(self:_Follower, n, m, res):
     "A linear layer or convolution reads one space and writes another"
@@ -85,7 +95,7 @@ def layer(self:_Follower, n, m, res):
     v,x = self.values.get(arg),self.results[arg]
     self.outs.setdefault(m, space).join(space)
     if not _reads(m, v, x): reading,_ = None,self.pin(arg)
-    else: reading = _Value(v.space, v.dim, v.width)
+    else: reading,self.read[m] = _Value(v.space, v.dim, v.width),_constants(v, x)
     first = self.ins.setdefault(m, reading)
     if reading and first and reading.width==first.width: first.space.join(reading.space)
     elif reading or first: (reading or first).space.pin()
@@ -107,6 +117,7 @@ def follow(self:_Follower, n, res):
     arg = next(iter(n.all_input_nodes), None)
     v,x = self.values.get(arg),self.results.get(arg)
     m = self.fetch_attr(n.target) if n.op=='call_module' else None
+    if m is not None and has_hooks(m): return None
     if isinstance(m, nn.Linear) or isinstance(m, _ConvNd) and m.groups==1 and not m.transposed and m.padding_mode=='zeros': return self.layer(n, m, res)
     if v is None: return None
     if isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names: return v
@@ -155,20 +166,40 @@ def _by_hand(gm):
     "Modules of whose parameters one is taken by hand"
     return {gm.get_submodule(n.target.rpartition('.')[0]) for n in gm.graph.nodes if n.op=='get_attr'}
 
+# %% ../nbs/33_shrinking.ipynb #3fbf5895
+def _fresh(xb):
+    "Inputs that a forward may change"
+    return tree_map_only(torch.Tensor, torch.clone, xb)
+
+def _off(want, got):
+    "How far is an output off? 0 if it's within rounding"
+    sizes = [t[t.isfinite()].abs().max() for t in float_outputs(want) if t.isfinite().any()]
+    off,tol = output_error(want, got),max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
+    return 0. if off<=tol*float(max(sizes, default=0.)) else off
+
+def _followed(model, xb):
+    "The graph of `model`, and what was seen when it ran"
+    f = _Follower(_graph(model, xb))
+    try:
+        with untouched(model): want = model(*_fresh(xb))
+        with untouched(f.module): got = f.run(*_fresh(xb))
+    except Exception as e: raise _lost(model, first(str(e).splitlines()) or type(e).__name__) from e
+    if off := _off(want, got): raise _lost(model, f"its outputs are off by {off:.2g}")
+    return f
+
 # %% ../nbs/33_shrinking.ipynb #7cdf5638
 def fold_norms(
     model:nn.Module, # A module in evaluation mode, changed in place
     xb, # A tuple of inputs
 ):
     "Fold each BatchNorm into the convolution or linear layer before it, if nobody else reads that"
-    gm = _graph(model)
-    sole,f,taken = _sole(gm),_Follower(gm),_by_hand(gm)
-    with torch.no_grad(): f.run(*xb)
+    f = _followed(model, xb)
+    sole,taken = _sole(f.module),_by_hand(f.module)
     for name,node in sole.items():
         bn,before = model.get_submodule(name),node.all_input_nodes[0]
         if not isinstance(bn, _BatchNorm) or bn.running_mean is None or getattr(before, 'target', None) not in sole or len(before.users)>1: continue
         layer = model.get_submodule(before.target)
-        if bn in taken or layer in taken: continue
+        if bn in taken or layer in taken or has_hooks(bn) or has_hooks(layer): continue
         if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): fused = fuse_conv_bn_eval(layer, bn, layer.transposed)
         elif isinstance(layer, nn.Linear) and bn.affine and f.results[before].ndim==2: fused = fuse_linear_bn_eval(layer, bn)
         else: continue
@@ -199,13 +230,12 @@ def _absorb(m, v, c, silent):
 # %% ../nbs/33_shrinking.ipynb #7a2c2d20
 class _Round:
     "Who writes and reads each space"
-    def __init__(self, gm, xb):
-        self.follower = f = _Follower(gm)
-        with torch.no_grad(): f.run(*xb)
-        for n in gm.graph.nodes:
+    def __init__(self, f):
+        self.follower = f
+        for n in f.module.graph.nodes:
             if n.op=='output':
                 for a in n.all_input_nodes: f.pin(a)
-        for m in _by_hand(gm): self.pin_layer(m)
+        for m in _by_hand(f.module): self.pin_layer(m)
         self.spaces = {s.root() for s in f.outs.values()}
         self.writers = {s:[m for m,o in f.outs.items() if o.root() is s] for s in self.spaces}
         self.readers = {s:[(m,v) for m,v in f.ins.items() if v is not None and v.space.root() is s] for s in self.spaces}
@@ -223,18 +253,10 @@ def calls(self:_Round, m):
     return [n for n in f.module.graph.nodes if n.op=='call_module' and f.fetch_attr(n.target) is m]
 
 @patch
-def constants(self:_Round, s, m):
-    "What each channel of the space `s` is where the layer `m` reads it, and whether it is that everywhere"
-    arg = self.calls(m)[0].all_input_nodes[0]
-    v,x = self.follower.values[arg],self.follower.results[arg]
-    x = x.movedim(v.dim, 0).reshape(s.root().n, -1)
-    return x[:,0],(x==x[:,:1]).all(1)
-
-@patch
 def fold(self:_Round, s):
     "Let readers stop reading what is the same number everywhere"
     if any(isinstance(m, _BatchNorm) for m in self.writers[s]) or any(len(self.calls(m))>1 for m,_ in self.readers[s]): return False
-    silent,fixed = torch.stack([_silent(m) for m in self.writers[s]]).all(0),[(m,v,*self.constants(s, m)) for m,v in self.readers[s]]
+    silent,fixed = torch.stack([_silent(m) for m in self.writers[s]]).all(0),[(m,v,*self.follower.read[m]) for m,v in self.readers[s]]
     for m,_,c,same in fixed: silent &= same&(c==0) if _padded(m) else same
     return any([_absorb(m, v, c, silent) for m,v,c,_ in fixed])
 
@@ -275,22 +297,41 @@ def _cut_columns(m, v, keep):
     setattr(m, 'in_features' if isinstance(m, nn.Linear) else 'in_channels', len(idx))
 
 # %% ../nbs/33_shrinking.ipynb #324b6b3a
-def _check_outputs(model, new, xb):
-    "A `ValueError` if the smaller model gives other outputs than `model` in evaluation"
-    with torch.no_grad(), resting(model): pairs = list(zip(float_outputs(model(*xb)), float_outputs(new(*xb))))
-    for a,b in pairs:
-        off = output_error(a, b)
-        if off>20*torch.finfo(a.dtype).eps**.5*max(1., output_error(a, torch.zeros_like(a))): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
+def _exact(model, xb):
+    "A copy of `model` with 64 bits a number, and inputs for it; both as they are if the forward insists on a type"
+    new,x = module_copy(model).eval().double(),tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, xb)
+    try:
+        with untouched(new): new(*_fresh(x))
+        return new,x
+    except Exception: return module_copy(model).eval(),xb
 
+def _like_types(new, model):
+    "Give the numbers of `new` the types that those of `model` have"
+    for name,m in new.named_modules():
+        old = model.get_submodule(name)
+        for ours,theirs in ((m._parameters,old._parameters), (m._buffers,old._buffers)):
+            for k,t in ours.items():
+                like = theirs.get(k) if theirs.get(k) is not None else getattr(old, 'weight', None)  # a bias may be new
+                if t is not None and like is not None: t.data = t.data.to(like.dtype)
+    return new
+
+def _check_outputs(model, new, xb):
+    "A `ValueError` if the smaller model gives other outputs than `model`"
+    outs = []
+    for m in (model, new):
+        with untouched(m): outs.append(m(*_fresh(xb)))
+    if off := _off(*outs): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
+
+# %% ../nbs/33_shrinking.ipynb #57e095ca
 def shrink(
     model:nn.Module, # A dense module with zeros; it is left as it is
     xb, # A batch of inputs, or a tuple of them if the model takes several
 ) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer
     "Remove neurons and channels that are dead or unread, and fold BatchNorm"
-    new,xb = deepcopy(model).eval(),tuple(xb) if isinstance(xb, (tuple,list)) else (xb,)
-    fold_norms(new, xb)
+    exact,xb = _exact(model, tuple(xb) if isinstance(xb, (tuple,list)) else (xb,))
+    fold_norms(new := module_copy(exact), xb)
     while True:
-        r = _Round(_graph(new), xb)
+        r = _Round(_followed(new, xb))
         free = [s for s in r.spaces if not s.pinned and r.readers[s]]
         if not any([r.fold(s) for s in free]+[r.empty(s) for s in free]): break
     names,removed = {m:n for n,m in new.named_modules()},{}
@@ -302,5 +343,5 @@ def shrink(
         for m in r.writers[s]:
             _cut_rows(m, keep)
             removed[names[m]] = int(gone.sum())
-    _check_outputs(model, new, xb)
-    return new,removed
+    _check_outputs(exact, new, xb)
+    return _like_types(new, model),removed

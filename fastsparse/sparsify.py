@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Masked', 'masked_params', 'asked_sparsity', 'sparse_params', 'apply_masks', 'is_sparseable_module',
            'sparseable_modules', 'decide', 'keeps_zero', 'stamp_of', 'has_stamp', 'guard_of', 'set_guard', 'Guard',
-           'set_successor', 'Enforcement', 'guard', 'enforcements', 'enforce_masks', 'init_kaiming_normal_sparse_',
-           'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting', 'layer_counts', 'starting_masks',
-           'module_of', 'resting', 'sparsify_model', 'show_sparsity', 'register_mask', 'keep_from_broadcast',
-           'unsparsify', 'sparsify_parameter', 'unsparsify_parameter', 'SparseSummary', 'sparse_summary', 'pack_masks',
-           'unpack_masks']
+           'set_successor', 'renew_params', 'Enforcement', 'guard', 'enforcements', 'enforce_masks',
+           'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting',
+           'layer_counts', 'starting_masks', 'module_of', 'resting', 'module_copy', 'sparsify_model', 'show_sparsity',
+           'register_mask', 'keep_from_broadcast', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter',
+           'SparseSummary', 'sparse_summary', 'pack_masks', 'unpack_masks']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
 import copy,functools,pandas as pd,torch,weakref
@@ -201,6 +201,7 @@ class Guard:
     def mask(self): return self.module._buffers.get(f'{self.attr}_mask')
     has_grad = property(lambda self: self.p.grad is not None)
     def holds(self, p): return p is self.p
+    def expect_dense(self): pass  # an update is about to read the dense gradient
 
 # %% ../nbs/04_sparsify.ipynb #2e565422
 @patch
@@ -323,7 +324,9 @@ def set_successor(
     _successors.pop(new, None)
     _successors[old] = new,swap
 
-def _renew(opt):
+def renew_params(
+    opt, # Any optimizer, fastai's or torch's
+):
     "Put in `opt` what has replaced its parameters"
     if not _successors: return
     for p in [p for group in base_opt(opt).param_groups for p in group['params']]:
@@ -338,7 +341,7 @@ def _told(opt):
     return [g for group in base_opt(opt).param_groups for p in group['params'] if (g := guard_of(p))]
 
 def _before_step(opt, *args):
-    _renew(opt)
+    renew_params(opt)
     for g in _told(opt): g.before_step(opt)
 
 def _after_step(opt, *args):
@@ -556,6 +559,21 @@ def resting(
     finally:
         for m,training in modes: m.training = training
 
+# %% ../nbs/04_sparsify.ipynb #18a4eec8
+def _held(o):
+    "The tensors in `o` and in the dicts, lists and tuples in it"
+    if isinstance(o, torch.Tensor): return [o]
+    return [t for item in (o.values() if isinstance(o, dict) else o if isinstance(o, (list,tuple)) else []) for t in _held(item)]
+
+def module_copy(
+    model:nn.Module, # Any module
+) -> nn.Module:
+    "A deep copy; tensors that a forward left in attributes are copied without their history, with which torch copies none"
+    with torch._C.DisableTorchFunctionSubclass():
+        past = {id(t):t.detach().clone() for m in model.modules() for t in _held(vars(m)) if not t.is_leaf}
+    return copy.deepcopy(model, past)
+
+# %% ../nbs/04_sparsify.ipynb #ac7e4720
 def sparsify_model(
     model, # A module or a `Learner`
     model_sparsity:float, # Fraction of the weights that is dead, in [0,1)
@@ -624,7 +642,7 @@ def keep_from_broadcast(
 def _refuse_held(name, m, attr):
     "Raise if the parameter is stored as live values, or its mask is learned"
     if f'{attr}_sparsifier' in m._modules: raise ValueError(f"{name} has a learned mask: call fold_masks(model) first")
-    if attr in vars(m): raise ValueError(f"{name} is stored sparse: call remove() of the report of sparse_compute first")
+    if attr in vars(m): raise ValueError(f"{name} is stored sparse: call remove() of the report of sparse_compute, or store_dense(model), first")
 
 def unsparsify(
     model, # A module or a `Learner`

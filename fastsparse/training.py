@@ -174,6 +174,7 @@ class SparseEngine:
 @patch
 def _check_model(self:SparseEngine, pairs):
     "Raise a `ValueError` if model, optimizer and methods don't fit; bind the methods"
+    renew_params(self.opt)
     held = {id(p) for g in base_opt(self.opt).param_groups for p in g['params']}
     for m,os in pairs:
         if self.dense and m.sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
@@ -207,9 +208,9 @@ def _check_path(self:SparseEngine, m, os):
 def _check_state(self:SparseEngine, m, p):
     "A `ValueError` if `grow_state_f`, or a number of live weights that changes, can't work with how `p` and its state are stored"
     if m.grow_state_f and not getattr(guard_of(p), 'dense_state', True):
-        raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute")
+        raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute, or store_dense(model)")
     if getattr(guard_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
-        raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute")
+        raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := says(m.grow_state_f, 'check'): check(p, self.opt)
 
 # %% ../nbs/05_training.ipynb #39453edb
@@ -506,7 +507,9 @@ def _exchange(slots, counts, wanted, off):
 def _choose(self:SparseEngine, m, t):
     "Tuples of a slot, what it drops, what it grows, and how many should live then"
     f,slots = m.fraction(t),self.slots_of(m)
-    for s in slots: s.sync()
+    for s in slots:
+        s.sync()
+        if m.lifted: s.guard.expect_dense()
     pairs = [(s, n) for s,n in zip(slots, self._targets(m, t)) if s.guard.has_grad and s.p.requires_grad]
     if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])  # a first gradient has no history yet
     if not any(self._moves(*o, f) for o in pairs): return []

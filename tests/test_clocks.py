@@ -1,5 +1,6 @@
 "Times are taken in turns and compared turn by turn, on a clock that the test moves"
-import pytest,torch
+import math,pytest,torch
+from dataclasses import dataclass
 from fastsparse import clocks
 from fastsparse.clocks import *
 
@@ -60,9 +61,18 @@ def test_float_outputs():
     assert [id(o) for o in float_outputs(dict(x=[a, torch.tensor(1)], y=(b,None)))]==[id(a),id(b)]
     assert float_outputs(a)[0] is a and float_outputs(3)==[]
 
+@dataclass
+class Output:
+    logits: torch.Tensor
+
 def test_output_error():
-    "The largest difference anywhere; another shape is no match, and nothing has no error"
+    "The largest difference anywhere; another shape or number of tensors is no match, what both have instead of numbers is no difference, and without a tensor there's nothing to say"
     a = torch.zeros(2),dict(y=torch.ones(1, 3))
     assert output_error(a, (torch.tensor([0.,-.25]),dict(y=torch.ones(1, 3)+2)))==2
     assert output_error(a, (torch.zeros(2),dict(y=torch.ones(3))))==float('inf')
-    assert output_error(torch.zeros(0), torch.zeros(0))==output_error(3, 4)==0
+    assert output_error(torch.zeros(0), torch.zeros(0))==0 and math.isnan(output_error(3, 4))
+    odd = torch.tensor([1.,math.inf,-math.inf,math.nan])
+    assert output_error(odd, odd.clone())==0 and output_error(odd, odd+torch.tensor([.5,0,0,0]))==.5
+    assert all(output_error((torch.zeros(4),odd), (torch.zeros(4),t))==math.inf for t in (odd.flip(0),torch.zeros(4)))
+    assert output_error((odd,odd), (odd,))==math.inf and output_error(torch.tensor([True,False]), torch.tensor([True,True]))==1
+    assert output_error(Output(odd), Output(odd+1))==1 and output_error(torch.tensor([1+2j]), torch.tensor([1+4j]))==2

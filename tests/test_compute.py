@@ -9,6 +9,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam as FastaiAdam,Lookahead,OptimWrapper,SGD as FastaiSGD
 from fastai_data import digits,loaders,mlp as digits_mlp
 from fastsparse.all import *
+from fastcore.imports import noop
 from functools import partial
 from helpers import *
 from torch import nn
@@ -637,3 +638,122 @@ def test_an_optimizer_made_later_is_refused_by_name_too():
     opt = torch.optim.Adafactor(m.parameters())
     backward(m, torch.randn(2, 8), torch.randn(2, 4))
     with pytest.raises(ValueError, match='Adafactor'): opt.step()
+
+def mse_of(model, xb, yb): return nn.functional.mse_loss(model(xb), yb)
+
+def scaled(opt, loss, params):
+    "A loss scale of 1024 and back, as mixed precision has it"
+    scaler = torch.amp.GradScaler('cpu', init_scale=1024.)
+    scaler.scale(loss).backward()
+    scaler.unscale_(opt)
+
+def clipped(opt, loss, params):
+    loss.backward()
+    for p in params: p.grad *= 1e-3
+
+@pytest.mark.parametrize('change', [scaled,clipped])
+@pytest.mark.parametrize('grow', [gradient_magnitude,MovingGradient(.9)])
+@pytest.mark.parametrize('dense', [(),('2.weight',)])
+def test_scaled_gradients_are_scaled_everywhere(change, grow, dense):
+    "What multiplies live values' gradients between backward and step is seen in the dense ones: shares between layers, of which some stay dense, and means over steps are the masked run's"
+    xb,yb = data(dmlp())
+    def run(compute):
+        torch.manual_seed(0)
+        model = dmlp()
+        sparsify_model(model, .7, seed=0)
+        opt = torch.optim.SGD(model.parameters(), lr=.1)
+        if compute: sparse_compute(model, None, opt, plan={n:'dense' if n in dense else 'rows' for n in full(model)})
+        dst = DynamicSparseTraining(model, opt, 40, batches_per_update=5, grow_score_f=grow, redistribute_f=gradient_redistribution, seed=0)
+        for i in range(40):
+            change(opt, mse_of(model, xb+.1*i, yb), list(model.parameters()))
+            dst.step()
+            opt.zero_grad()
+        return model
+    assert_equal_models(*[run(o) for o in (False,True)])
+
+def test_penalties_are_in_what_updates_read():
+    "A term of the loss that sees the weights themselves reaches live ones, as in the masked run"
+    xb,yb = data(dmlp())
+    models = []
+    for compute in (False,True):
+        torch.manual_seed(0)
+        model = dmlp()
+        sparsify_model(model, .7, seed=0)
+        opt = torch.optim.SGD(model.parameters(), lr=.1)
+        if compute: sparse_compute(model, None, opt, plan=full(model))
+        dst = DynamicSparseTraining(model, opt, 40, **{**RigL_presets, 'batches_per_update':4}, seed=0)
+        for i in range(40):
+            (mse_of(model, xb+.1*i, yb)+1e-2*sum(p.abs().sum() for p in model.parameters())).backward()
+            dst.step()
+            opt.zero_grad()
+        models.append(model)
+    assert_equal_models(*models)
+
+def test_compiled():
+    "A compiled model, forward and backward, with updates between, is the masked run"
+    torch.compiler.reset()
+    runs = [(m,o,DynamicSparseTraining(m, o, 12, **{**RigL_presets, 'batches_per_update':3}, seed=0)) for m,o,_ in pair(dmlp, torch_opts['adam'])]
+    xb,yb = data(dmlp())
+    losses = [steps(f(m), o, 12, xb, yb, dst) for (m,o,dst),f in zip(runs, (noop,partial(torch.compile, backend='aot_eager')))]
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-9, atol=1e-9)
+    assert_equal_models(runs[0][0], runs[1][0])
+
+def test_hooked_weights_stay_dense():
+    "Somebody waits for their dense gradient; a plan can't change that, and a weight that is stored sparse takes no hook"
+    torch.manual_seed(0)
+    m,seen = dmlp(),[]
+    sparsify_model(m, .7, seed=0)
+    m[0].weight.register_hook(lambda g: seen.append(g.shape))
+    m[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.shape))
+    assert [n for n,why in swappable(m).items() if not why]==['4.weight']
+    with pytest.raises(ValueError, match='plan names 0.weight, which stays dense .hooks'): sparse_compute(m, None, plan=full(m))
+    report = sparse_compute(m, None, plan={'4.weight':'rows'})
+    m(data(dmlp())[0]).sum().backward()
+    assert sorted(seen)==sorted([m[0].weight.shape,m[2].weight.shape])
+    for f in (m[4].weight.register_hook, m[4].weight.register_post_accumulate_grad_hook):
+        with pytest.raises(RuntimeError, match='no gradient of its own'): f(print)
+    m[4].weight.grad = None
+    assert m[4]._parameters['weight'].grad is None
+    report.remove()
+
+@pytest.mark.parametrize('swap_inside', [True,False])
+def test_inference_mode_leaves_a_model_that_trains(swap_inside):
+    "A mask that is followed there, and a swap, make ordinary tensors"
+    torch.manual_seed(0)
+    m,(xb,yb) = dmlp(),data(dmlp())
+    sparsify_model(m, .7, seed=0)
+    if swap_inside:
+        with torch.inference_mode(): sparse_compute(m, None, plan=full(m))
+    else: sparse_compute(m, None, plan=full(m))
+    with torch.no_grad(): m[0].weight_mask.copy_(m[0].weight_mask.roll(1, 1))
+    with torch.inference_mode(): m(xb)
+    mse_of(m, xb, yb).backward()
+    assert m[0].weight.grad is not None
+
+def test_an_engine_takes_an_optimizer_from_before_the_swap():
+    "The swap told another one; this one follows when the engine is made"
+    torch.manual_seed(0)
+    m = dmlp()
+    sparsify_model(m, .7, seed=0)
+    a,b = [torch.optim.SGD(m.parameters(), lr=.1) for _ in range(2)]
+    sparse_compute(m, None, a, plan=full(m))
+    dst = DynamicSparseTraining(m, b, 10, **RigL_presets, seed=0)
+    mse_of(m, *data(dmlp())).backward()
+    dst.step()
+    assert all(any(p is q for q in b.param_groups[0]['params']) for p in m.parameters())
+
+def test_gradients_that_were_assigned_are_noticed():
+    "They say nothing of dead weights, and an update says so"
+    torch.manual_seed(0)
+    m,(xb,yb) = dmlp(),data(dmlp())
+    sparsify_model(m, .7, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    sparse_compute(m, None, opt, plan=full(m))
+    dst = DynamicSparseTraining(m, opt, 40, **{**RigL_presets, 'batches_per_update':4}, seed=0)
+    ps = list(m.parameters())
+    def step():
+        for p,g in zip(ps, torch.autograd.grad(mse_of(m, xb, yb), ps)): p.grad = g
+        dst.step()
+    for _ in range(3): step()
+    with pytest.warns(UserWarning, match='no backward of its layer'):
+        for _ in range(3): step()

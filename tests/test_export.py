@@ -1,10 +1,12 @@
 "Exports give the dense model's outputs, in the bytes that they claim; what is missing is named"
-import io,pickle,pytest,subprocess,sys,torch,torchvision
+import io,numpy,pickle,pytest,subprocess,sys,torch,torchvision
 from copy import deepcopy
 from fastsparse.all import *
 from fastai_data import digits,loaders
 from fastai.learner import Learner,load_learner
 from fastai.losses import CrossEntropyLossFlat
+from fastai.text.models.awdlstm import AWD_LSTM,awd_lstm_lm_config
+from fastai.text.models.core import get_language_model
 from helpers import *
 from torch import nn
 
@@ -351,3 +353,206 @@ def test_unbatched_images_and_sizes_of_stored_layers():
     sparsify_model(lin, .5, seed=0)
     new,_ = export_sparse(lin, 'live', torch.randn(2,4))
     assert (new[0].in_features,new[0].out_features)==(4,8)
+
+def layers(*sizes, **kw): return nn.Sequential(*[l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b, **kw), nn.ReLU())][:-1])
+
+def sparse_layers(*sizes, sparsity=.9, structure=None):
+    torch.manual_seed(0)
+    model = layers(*sizes)
+    sparsify_model(model, sparsity, seed=0, structure=structure)
+    return model
+
+def test_a_dense_result_is_an_ordinary_module(tmp_path):
+    "It trains, loads a state dict, changes its type and goes to a `.pt2` file"
+    model,x = sparse_layers(8, 8, sparsity=.1),torch.randn(2, 8)
+    new,report = export_sparse(model, 'auto', x)
+    assert 'dense is fastest' in report.note
+    new(x).sum().backward()
+    new.load_state_dict(plain_copy(model).state_dict())
+    assert new.double()(x.double()).dtype==torch.double and export_sparse(model, 'auto', x, tmp_path/'m.pt2')[1].error<1e-5
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e,self.f = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2),nn.Linear(32, 5)
+    def forward(self, x, pad): return self.f(self.e(x, src_key_padding_mask=pad))
+
+@pytest.mark.parametrize('format', ['auto','live','csr','dense'])
+def test_padded_sequences(format):
+    "Outputs are compared off torch's fused path, which puts zeros in the place of padding"
+    torch.manual_seed(0)
+    model = Encoder()
+    sparsify_model(model, .9, seed=0)
+    pad = torch.arange(6)[None]>=torch.tensor([6,3,4,2])[:,None]
+    new,report = export_sparse(model, format, (x := torch.randn(4, 6, 32), pad))
+    assert report.error<1e-5 and torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad(): torch.testing.assert_close(new(x, pad)[~pad], plain_copy(model)(x, pad)[~pad], rtol=1e-4, atol=1e-5)
+
+class Positional(nn.Module):
+    "Attention whose options are told by position, and a layer whose input is told by name"
+    def __init__(self):
+        super().__init__()
+        self.at,self.f,self.c = nn.MultiheadAttention(32, 4, batch_first=True),nn.Linear(32, 8),nn.Conv1d(6, 6, 1)
+    def forward(self, x): return self.c(input=self.f(input=self.at(x, x, x, None, False)[0]))*self.at.embed_dim/self.c.out_channels
+
+@pytest.mark.parametrize('format', ['auto','live','csr'])
+def test_layers_in_storage_are_called_and_asked_as_before(format):
+    torch.manual_seed(0)
+    model = Positional()
+    sparsify_model(model, .9, seed=0)
+    assert export_sparse(model, format, torch.randn(4, 6, 32))[1].error<1e-5
+
+def test_layouts_suit_every_batch_size(monkeypatch):
+    "A sample of one row says nothing about `view`: the result takes more as well, even where features were faster"
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.f = nn.Conv2d(64, 128, 1),nn.Linear(128*16, 10)
+        def forward(self, x): return self.f(self.a(x).view(len(x), -1))
+    def always(before, after, rounds=5):
+        before(), after()
+        return 2.
+    for name in ('clocks','export'): monkeypatch.setattr(f'fastsparse.{name}.speedup', always)
+    torch.manual_seed(0)
+    model = Viewing()
+    sparsify_model(model, .97, seed=0)
+    new,report = export_sparse(model, 'auto', torch.randn(1, 64, 4, 4))
+    assert set(report.plan)=={'a','f'}
+    for n in (1,4): torch.testing.assert_close(new(x := torch.randn(n, 64, 4, 4)), plain_copy(model)(x), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('format', ['live','csr'])
+def test_autocast_of_stored_layers(format):
+    "Under autocast results have its type, next to dense layers too"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8*16, 5))
+    sparsify_model(model, .8, seed=0)
+    new,_ = export_sparse(model, format, x := torch.randn(2, 3, 6, 6))
+    with torch.autocast('cpu', torch.bfloat16): y,ref = new(x),plain_copy(model)(x)
+    assert y.dtype==ref.dtype==torch.bfloat16
+    torch.testing.assert_close(y, ref, rtol=.05, atol=.05)
+
+class Stateful(nn.Module):
+    "Counts its calls, changes its input, draws numbers, and keeps what it computed with its history"
+    def __init__(self):
+        super().__init__()
+        self.a,self.h = nn.Linear(8, 4),None
+        self.register_buffer('n', torch.zeros(()))
+    def forward(self, x):
+        self.n += 1
+        x -= .5
+        self.h = nn.functional.dropout(self.a(x), .5, True)
+        return self.h
+
+@pytest.mark.parametrize('format', ['auto','dense','live','shrunk'])
+def test_nothing_is_left_behind(format):
+    "Neither in the model, nor in the sample, the result, or the random state; and what a forward changes or draws is no error"
+    torch.manual_seed(0)
+    model,x = Stateful(),torch.randn(4, 8)
+    sparsify_model(model, .5, seed=0)
+    model(x.clone())
+    kept,before,seed = model.h,x.clone(),torch.get_rng_state()
+    try: new,report = export_sparse(model, format, x, batch_sizes=[1,4])
+    except ValueError as e:
+        assert format=='shrunk' and 'off by' not in str(e)
+        return
+    assert report.error<1e-6 and torch.equal(x, before) and torch.equal(torch.get_rng_state(), seed)
+    assert model.h is kept and model.n==new.n==1
+
+def test_language_models_of_fastai():
+    "Weight dropout keeps weights that are computed from others"
+    torch.manual_seed(0)
+    model = get_language_model(AWD_LSTM, 50, dict(awd_lstm_lm_config, emb_sz=16, n_hid=24, n_layers=2))
+    sparsify_model(model, .5, seed=0)
+    x = torch.randint(50, (3,7))
+    model.train()(x)[0].sum().backward()
+    model.reset()
+    for format in ('dense','auto'):
+        new,report = export_sparse(model, format, x)
+        assert report.error<1e-5
+        new.reset()
+
+@pytest.mark.parametrize('sample,message', [(numpy.zeros((2,8)), 'sample is a ndarray'), (dict(x=1), 'sample is a dict'), ('x', 'sample is a str'), ((), 'sample is empty'),
+    (torch.tensor(1.), r'sample is a tensor of shape \(\)'), (torch.zeros(0,8), r'sample is a tensor of shape \(0, 8\)'), ((torch.zeros(2,8),numpy.zeros(2)), 'sample holds a ndarray')])
+def test_samples_that_are_no_batch(sample, message):
+    with pytest.raises(ValueError, match=message): export_sparse(sparse_layers(8, 8), 'dense', sample)
+
+@pytest.mark.parametrize('sizes', [3,['a'],[-1],[1.5],[0],[],[True]])
+def test_batch_sizes_that_are_none(sizes):
+    with pytest.raises(ValueError, match='batch_sizes is .* list of whole numbers above 0'): export_sparse(sparse_layers(8, 8), 'dense', torch.zeros(2,8), batch_sizes=sizes)
+
+def test_batch_sizes_that_a_model_cannot_take():
+    "Its second input happens to be as long as the batch"
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 4)
+        def forward(self, x, adj): return adj@self.a(x)
+    torch.manual_seed(0)
+    model,xb = Graph(),(torch.randn(4, 8),torch.eye(4).repeat(1, 1))
+    sparsify_model(model, .5, seed=0)
+    assert export_sparse(model, 'live', xb)[1].error<1e-5
+    model.forward = lambda x, adj: adj[:,:4]@model.a(x) if len(x)==4 else adj@torch.zeros(3, 1)
+    with pytest.raises(ValueError, match="batch_sizes has 8, and the model can't take it"): export_sparse(model, 'dense', xb, batch_sizes=[8])
+
+def test_nested_and_optional_inputs():
+    "A recurrent layer with its state, and None"
+    class Rec(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn,self.f = nn.LSTM(8, 8, batch_first=True),nn.Linear(8, 4)
+        def forward(self, x, state, scale=None): return self.f(self.rnn(x, state)[0])
+    torch.manual_seed(0)
+    model = Rec()
+    sparsify_model(model, .5, seed=0)
+    for format in ('dense','live','auto'): assert export_sparse(model, format, (torch.randn(3, 2, 8),(torch.zeros(1, 3, 8),torch.zeros(1, 3, 8)),None))[1].error<1e-5
+
+@pytest.mark.parametrize('format,name,message', [('dense','.','a folder'), ('dense','no/m.pt','is not there'), ('live','m.safetensors',"ends with .safetensors"), ('dense','m.onnx','ends with .onnx')])
+def test_paths_where_nothing_can_be_written(format, name, message, tmp_path):
+    with pytest.raises(ValueError, match=message): export_sparse(sparse_layers(8, 8), format, torch.zeros(2,8), tmp_path/name)
+
+@pytest.mark.parametrize('format', ['safetensors','onnx','dense'])
+def test_a_file_is_replaced_only_by_a_good_one(format, tmp_path):
+    "A sample that doesn't fit is noticed after writing: the old file stays, and nothing else"
+    path = tmp_path/f'm.{"pt" if format=="dense" else format}'
+    path.write_text('old')
+    with pytest.raises(Exception): export_sparse(sparse_layers(8, 8), format, torch.zeros(2,5), path)
+    assert path.read_text()=='old' and [o.name for o in tmp_path.iterdir()]==[path.name]
+    assert export_sparse(sparse_layers(8, 8), format, torch.zeros(2,8), path)[0]==path and path.stat().st_size>100 and len(list(tmp_path.iterdir()))==1
+
+def test_types_without_a_product():
+    "CSR and blocks have none for half precision on the CPU, and onnxruntime none for bfloat16"
+    model,x = sparse_layers(8, 8, structure='block 4x4', sparsity=.5).bfloat16(),torch.zeros(2,8).bfloat16()
+    for format in ('csr','block'):
+        with pytest.raises(ValueError, match='torch.bfloat16, and torch has this product for float32'): export_sparse(model, format, x)
+    with pytest.raises(ValueError, match='onnxruntime has no products'): export_sparse(model, 'onnx', x, 'm.onnx')
+    assert export_sparse(model, 'live', x)[1].error<.1
+
+def test_condensed_files_of_a_dead_layer(tmp_path):
+    "A layer without a live weight is its bias"
+    model = sparse_layers(8, 8, 4, structure='fan-in', sparsity=.5)
+    model[0].weight_mask[:] = False
+    assert export_sparse(model, 'condensed', torch.randn(4,8), tmp_path/'m.pt2')[1].error<1e-5
+
+def test_states_that_are_no_tensors(tmp_path):
+    "safetensors has no place for them"
+    class Extra(nn.Linear):
+        def get_extra_state(self): return dict(a=1)
+        def set_extra_state(self, state): pass
+    torch.manual_seed(0)
+    model = nn.Sequential(Extra(8,8))
+    sparsify_model(model, .5, seed=0)
+    with pytest.raises(ValueError, match='0._extra_state in the state dict is a dict'): export_sparse(model, 'safetensors', torch.zeros(2,8), tmp_path/'m.safetensors')
+
+@pytest.mark.parametrize('suffix', ['pt2','onnx'])
+def test_any_number_of_inputs(suffix, tmp_path):
+    "A forward that takes `*xs` goes to files too"
+    class Many(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8,4)
+        def forward(self, *xs): return self.a(sum(xs))
+    torch.manual_seed(0)
+    model = Many()
+    sparsify_model(model, .5, seed=0)
+    format = 'onnx' if suffix=='onnx' else 'live'
+    assert export_sparse(model, format, (torch.randn(3,8),torch.randn(3,8)), tmp_path/f'm.{suffix}', batch_sizes=[1,3])[1].error<1e-5

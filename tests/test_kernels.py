@@ -234,6 +234,7 @@ def test_wrong_width_is_refused(f, x, what):
     "An input that doesn't fit is named"
     _,index,values,_ = make(5, 6)
     with pytest.raises(ValueError, match=f'has 5 {what}, and must have 6'): f(batch(*x), values, index)
+    with pytest.raises(ValueError, match='the input is of type torch.float32, and the weight of torch.float64'): f(batch(*x[:1], 6, *x[2:]).float(), values, index)
 
 @pytest.mark.parametrize('spatial,stride', [((6,5),(1,1)), ((6,5),(2,2)), ((7,4),(2,1)), ((9,),(2,)), ((3,4,5),(1,)), ((6,5),(3,))])
 @pytest.mark.parametrize('channels_last', [False,True])

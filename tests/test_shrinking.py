@@ -223,3 +223,129 @@ def test_a_forward_that_reads_sizes_is_refused():
     m = settle(Scaled())
     kill(m.a, rows=[1,2])
     with pytest.raises(ValueError, match='sizes'): shrink(m, torch.randn(5,8))
+
+class InPlace(nn.Module):
+    "A value is read, and changed in place afterwards"
+    def __init__(self, change):
+        super().__init__()
+        self.a,self.b,self.c,self.act,self.change = nn.Linear(8,16),nn.Linear(16,4),nn.Linear(16,4),nn.ReLU(inplace=True),change
+    def forward(self, x):
+        h = self.a(x)
+        y = self.b(h)
+        return y+self.c(self.change(self, h))
+
+@pytest.mark.parametrize('change', [lambda m,h: m.act(h), lambda m,h: F.relu(h, inplace=True), lambda m,h: h.relu_()])
+def test_values_changed_in_place(change):
+    "What a reader saw is what the channel was when it was read"
+    torch.manual_seed(0)
+    m = settle(InPlace(change))
+    kill(m.a, rows=[1,5,6])
+    m.a.bias[[1,5]] = -1.
+    check(m, torch.randn(3,8), {'a':3}, 1e-6)
+
+class Alias2(nn.Module):
+    "`+=` changes a value under another name, which a recorded graph doesn't know"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.d = nn.Linear(8,16),nn.Linear(16,16),nn.Linear(16,4)
+    def forward(self, x):
+        h = self.a(x)
+        i = h
+        h += self.b(h)
+        return self.d(i)
+
+class Branch(nn.Module):
+    "A side of an `if` that the recorded graph doesn't take"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
+    def forward(self, x):
+        h = self.a(x)
+        if isinstance(x, torch.fx.Proxy): h = h*2
+        return self.b(h)
+
+class Hidden(nn.Module):
+    "A forward that keeps what it computed"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.h = nn.Linear(8,16),nn.Linear(16,4),None
+    def forward(self, x):
+        if self.h is None: self.h = x.new_zeros(16)
+        return self.b(self.a(x)+self.h)
+
+@pytest.mark.parametrize('make', [Alias2,Branch])
+def test_graphs_that_compute_something_else_are_refused(make):
+    "By comparison of their outputs with the model's"
+    torch.manual_seed(0)
+    m = settle(make())
+    kill(m.a, rows=[1,2])
+    with pytest.raises(ValueError, match=f'the graph of {make.__name__} can.t be followed .its outputs are off by'): shrink(m, torch.randn(3,8))
+
+class Optional(nn.Module):
+    "A second input that need not be given"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
+    def forward(self, x, mask=None, *, scale=1., twice=False):
+        h = self.a(x)
+        if mask is not None: h = h*mask
+        if twice: h = h+h
+        return self.b(h.relu())*scale
+
+def test_inputs_that_are_not_given_have_their_defaults():
+    torch.manual_seed(0)
+    m = settle(Optional())
+    kill(m.a, rows=[1,2])
+    check(m, torch.randn(3,8), {'a':2}, 1e-6)
+    x,mask = torch.randn(3,8),torch.randn(16)
+    small,removed = shrink(m, (x,mask))  # multiplied by `mask`, channels are mixed with what isn't known
+    assert not removed
+    torch.testing.assert_close(small(x, mask), m(x, mask))
+
+def test_a_forward_that_keeps_something_leaves_nothing_in_the_result():
+    torch.manual_seed(0)
+    m = settle(Hidden())
+    kill(m.a, rows=[1,2])
+    small,_ = shrink(m, x := torch.randn(3,8))
+    assert small.h is None and m.h is None
+    torch.testing.assert_close(small(x), m(x))
+
+@pytest.mark.parametrize('where', ['a','bn','b'])
+@pytest.mark.parametrize('before', [True,False])
+def test_layers_with_hooks_stay_as_they_are(where, before):
+    "A hook may change what a layer reads and gives, so that nothing is folded into it, and it is called afterwards too"
+    torch.manual_seed(0)
+    m,calls = settle(nn.Sequential()),[]
+    for n,l in dict(a=nn.Linear(8,16), bn=nn.BatchNorm1d(16), b=nn.Linear(16,4)).items(): m.add_module(n, l)
+    settle(m)
+    kill(m.a, rows=[1,2])
+    def pre(_, args): return calls.append(1) or (args[0]*1.003-1,)
+    def post(_, args, out): return calls.append(1) or out*1.003-1
+    layer = m.get_submodule(where)
+    layer.register_forward_pre_hook(pre) if before else layer.register_forward_hook(post)
+    small,_ = shrink(m, x := torch.randn(3,8))
+    calls.clear()
+    torch.testing.assert_close(small(x), m(x), rtol=1e-5, atol=1e-5)
+    assert len(calls)==2
+
+def test_small_differences_are_refused():
+    "A forward that reads a size is noticed where it makes little of a difference"
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
+        def forward(self, x): return self.b(self.a(x).relu())*(1+1e-5/self.a.out_features)
+    torch.manual_seed(0)
+    m = settle(Scaled())
+    kill(m.a, rows=[1,2])
+    with pytest.raises(ValueError, match='sizes'): shrink(m, torch.randn(5,8))
+
+@pytest.mark.parametrize('dtype', [torch.float,torch.double,torch.bfloat16])
+def test_types_are_kept(dtype):
+    "Numbers are shrunk in 64 bits, and come back in the type that they had; also next to a part that insists on another"
+    torch.manual_seed(0)
+    m = settle(nn.Sequential(nn.Conv2d(3,6,1,bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6,4,1))).to(dtype)
+    kill(m[0], rows=[1])
+    small,removed = shrink(m, x := torch.randn(2,3,4,4).to(dtype))
+    assert {t.dtype for t in [*small.parameters(),*small.buffers()]}=={dtype} and removed=={'0':1}
+    torch.testing.assert_close(small(x), m(x), rtol=.05 if dtype==torch.bfloat16 else 1e-5, atol=.05 if dtype==torch.bfloat16 else 1e-5)
