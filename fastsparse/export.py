@@ -22,7 +22,7 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from torch import nn
-from torch.utils._pytree import tree_leaves,tree_map,tree_map_only
+from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../nbs/34_export.ipynb #cb907462
 def _masked_copy(model):
@@ -246,7 +246,7 @@ class ExportReport:
 # %% ../nbs/34_export.ipynb #69213f7a
 def _once(f, xb):
     "The outputs of `f`, which may change its inputs and draw random numbers"
-    with torch.random.fork_rng(), unfused(): return f(*tree_map_only(torch.Tensor, torch.clone, xb))
+    with torch.random.fork_rng(), unfused(): return f(*fresh(xb))
 
 def _times(run, plain, xb, n):
     "Seconds of both for a batch of `n`"

@@ -13,7 +13,6 @@ __all__ = ['Planned', 'plan_pruning', 'planned_counts', 'layer_masks', 'global_m
 import math,matplotlib.pyplot as plt,pandas as pd,torch
 from collections.abc import Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -567,7 +566,7 @@ def prune_synflow(
     "Prune what carries the least flow, in many rounds"
     _check_count('rounds', rounds, 100)
     plan,xs = plan_pruning(model, target),_ones_like_item(model, xb)
-    net = deepcopy(module_of(model)).double().eval().requires_grad_()
+    net = module_copy(module_of(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
         for name,t in [*net.named_parameters(), *net.named_buffers()]:

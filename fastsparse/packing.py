@@ -147,6 +147,7 @@ class PackedLayer(nn.Module):
 
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
+    in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
     def forward(self, input):
         y = self.product(input.reshape(-1, input.shape[-1]).t(), self.by_rows)
         return y.t().reshape(*input.shape[:-1], self.matrix.shape[0])

@@ -167,10 +167,6 @@ def _by_hand(gm):
     return {gm.get_submodule(n.target.rpartition('.')[0]) for n in gm.graph.nodes if n.op=='get_attr'}
 
 # %% ../nbs/33_shrinking.ipynb #3fbf5895
-def _fresh(xb):
-    "Inputs that a forward may change"
-    return tree_map_only(torch.Tensor, torch.clone, xb)
-
 def _off(want, got):
     "How far is an output off? 0 if it's within rounding"
     sizes = [t[t.isfinite()].abs().max() for t in float_outputs(want) if t.isfinite().any()]
@@ -181,8 +177,8 @@ def _followed(model, xb):
     "The graph of `model`, and what was seen when it ran"
     f = _Follower(_graph(model, xb))
     try:
-        with untouched(model): want = model(*_fresh(xb))
-        with untouched(f.module): got = f.run(*_fresh(xb))
+        with untouched(model): want = model(*fresh(xb))
+        with untouched(f.module): got = f.run(*fresh(xb))
     except Exception as e: raise _lost(model, first(str(e).splitlines()) or type(e).__name__) from e
     if off := _off(want, got): raise _lost(model, f"its outputs are off by {off:.2g}")
     return f
@@ -301,7 +297,7 @@ def _exact(model, xb):
     "A copy of `model` with 64 bits a number, and inputs for it; both as they are if the forward insists on a type"
     new,x = module_copy(model).eval().double(),tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, xb)
     try:
-        with untouched(new): new(*_fresh(x))
+        with untouched(new): new(*fresh(x))
         return new,x
     except Exception: return module_copy(model).eval(),xb
 
@@ -319,7 +315,7 @@ def _check_outputs(model, new, xb):
     "A `ValueError` if the smaller model gives other outputs than `model`"
     outs = []
     for m in (model, new):
-        with untouched(m): outs.append(m(*_fresh(xb)))
+        with untouched(m): outs.append(m(*fresh(xb)))
     if off := _off(*outs): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
 
 # %% ../nbs/33_shrinking.ipynb #57e095ca

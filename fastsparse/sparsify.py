@@ -29,6 +29,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from typing import NamedTuple
 from warnings import warn
@@ -560,17 +561,12 @@ def resting(
         for m,training in modes: m.training = training
 
 # %% ../nbs/04_sparsify.ipynb #18a4eec8
-def _held(o):
-    "The tensors in `o` and in the dicts, lists and tuples in it"
-    if isinstance(o, torch.Tensor): return [o]
-    return [t for item in (o.values() if isinstance(o, dict) else o if isinstance(o, (list,tuple)) else []) for t in _held(item)]
-
 def module_copy(
     model:nn.Module, # Any module
 ) -> nn.Module:
     "A deep copy; tensors that a forward left in attributes are copied without their history, with which torch copies none"
     with torch._C.DisableTorchFunctionSubclass():
-        past = {id(t):t.detach().clone() for m in model.modules() for t in _held(vars(m)) if not t.is_leaf}
+        past = {id(t):t.detach().clone() for m in model.modules() for t in tree_leaves(vars(m)) if isinstance(t, torch.Tensor) and not t.is_leaf}
     return copy.deepcopy(model, past)
 
 # %% ../nbs/04_sparsify.ipynb #ac7e4720

@@ -22,15 +22,15 @@ opts = {**torch_opts, **fastai_opts}
 
 def full(model): return {o.name:'rows' for o in masked_params(model)}
 
-def pair(make, opt_f, sparsity=.7, route='rows'):
-    "The same sparse model twice, with optimizers: masked, and on live weights"
+def pair(make, opt_f, sparsity=.7, route='rows', dense=()):
+    "The same sparse model twice, with optimizers: masked, and on live weights but for those named `dense`"
     runs = []
     for compute in (False,True):
         torch.manual_seed(0)
         model = make()
         sparsify_model(model, sparsity, seed=0)
         opt = opt_f(list(model.parameters()))
-        report = sparse_compute(model, None, opt, plan={n:'rows' if 'cross' in n else route for n in full(model)}) if compute else None
+        report = sparse_compute(model, None, opt, plan={n:'dense' if n in dense else 'rows' if 'cross' in n else route for n in full(model)}) if compute else None
         runs.append((model,opt,report))
     return runs
 
@@ -651,43 +651,30 @@ def clipped(opt, loss, params):
     loss.backward()
     for p in params: p.grad *= 1e-3
 
+def penalized(opt, loss, params): (loss+1e-2*sum(p.abs().sum() for p in params)).backward()
+
+def trained(make_gradients, dense=(), **settings):
+    "The masked model and the one on live weights, of which the weights named `dense` stay dense, after 40 steps"
+    xb,yb = data(dmlp())
+    def run(model, opt, _):
+        dst = DynamicSparseTraining(model, opt, 40, seed=0, **settings)
+        for i in range(40):
+            make_gradients(opt, mse_of(model, xb+.1*i, yb), list(model.parameters()))
+            dst.step()
+            opt.zero_grad()
+        return model
+    return [run(*o) for o in pair(dmlp, lambda ps: torch.optim.SGD(ps, lr=.1), dense=dense)]
+
 @pytest.mark.parametrize('change', [scaled,clipped])
 @pytest.mark.parametrize('grow', [gradient_magnitude,MovingGradient(.9)])
 @pytest.mark.parametrize('dense', [(),('2.weight',)])
 def test_scaled_gradients_are_scaled_everywhere(change, grow, dense):
     "What multiplies live values' gradients between backward and step is seen in the dense ones: shares between layers, of which some stay dense, and means over steps are the masked run's"
-    xb,yb = data(dmlp())
-    def run(compute):
-        torch.manual_seed(0)
-        model = dmlp()
-        sparsify_model(model, .7, seed=0)
-        opt = torch.optim.SGD(model.parameters(), lr=.1)
-        if compute: sparse_compute(model, None, opt, plan={n:'dense' if n in dense else 'rows' for n in full(model)})
-        dst = DynamicSparseTraining(model, opt, 40, batches_per_update=5, grow_score_f=grow, redistribute_f=gradient_redistribution, seed=0)
-        for i in range(40):
-            change(opt, mse_of(model, xb+.1*i, yb), list(model.parameters()))
-            dst.step()
-            opt.zero_grad()
-        return model
-    assert_equal_models(*[run(o) for o in (False,True)])
+    assert_equal_models(*trained(change, dense, batches_per_update=5, grow_score_f=grow, redistribute_f=gradient_redistribution))
 
 def test_penalties_are_in_what_updates_read():
     "A term of the loss that sees the weights themselves reaches live ones, as in the masked run"
-    xb,yb = data(dmlp())
-    models = []
-    for compute in (False,True):
-        torch.manual_seed(0)
-        model = dmlp()
-        sparsify_model(model, .7, seed=0)
-        opt = torch.optim.SGD(model.parameters(), lr=.1)
-        if compute: sparse_compute(model, None, opt, plan=full(model))
-        dst = DynamicSparseTraining(model, opt, 40, **{**RigL_presets, 'batches_per_update':4}, seed=0)
-        for i in range(40):
-            (mse_of(model, xb+.1*i, yb)+1e-2*sum(p.abs().sum() for p in model.parameters())).backward()
-            dst.step()
-            opt.zero_grad()
-        models.append(model)
-    assert_equal_models(*models)
+    assert_equal_models(*trained(penalized, **{**RigL_presets, 'batches_per_update':4}))
 
 def test_compiled():
     "A compiled model, forward and backward, with updates between, is the masked run"

@@ -354,11 +354,8 @@ def test_unbatched_images_and_sizes_of_stored_layers():
     new,_ = export_sparse(lin, 'live', torch.randn(2,4))
     assert (new[0].in_features,new[0].out_features)==(4,8)
 
-def layers(*sizes, **kw): return nn.Sequential(*[l for a,b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b, **kw), nn.ReLU())][:-1])
-
 def sparse_layers(*sizes, sparsity=.9, structure=None):
-    torch.manual_seed(0)
-    model = layers(*sizes)
+    model = mlp(sizes, act=nn.ReLU)
     sparsify_model(model, sparsity, seed=0, structure=structure)
     return model
 
@@ -451,10 +448,7 @@ def test_nothing_is_left_behind(format):
     sparsify_model(model, .5, seed=0)
     model(x.clone())
     kept,before,seed = model.h,x.clone(),torch.get_rng_state()
-    try: new,report = export_sparse(model, format, x, batch_sizes=[1,4])
-    except ValueError as e:
-        assert format=='shrunk' and 'off by' not in str(e)
-        return
+    new,report = export_sparse(model, format, x, batch_sizes=[1,4])
     assert report.error<1e-6 and torch.equal(x, before) and torch.equal(torch.get_rng_state(), seed)
     assert model.h is kept and model.n==new.n==1
 
@@ -488,7 +482,7 @@ def test_batch_sizes_that_a_model_cannot_take():
             self.a = nn.Linear(8, 4)
         def forward(self, x, adj): return adj@self.a(x)
     torch.manual_seed(0)
-    model,xb = Graph(),(torch.randn(4, 8),torch.eye(4).repeat(1, 1))
+    model,xb = Graph(),(torch.randn(4, 8),torch.eye(4))
     sparsify_model(model, .5, seed=0)
     assert export_sparse(model, 'live', xb)[1].error<1e-5
     model.forward = lambda x, adj: adj[:,:4]@model.a(x) if len(x)==4 else adj@torch.zeros(3, 1)

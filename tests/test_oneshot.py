@@ -842,3 +842,15 @@ def test_ranking_is_a_function(ranking):
     "Refused before any score is taken"
     def data(m): raise AssertionError
     for f in (prune_magnitude, partial(prune_snip, data=data), partial(prune_grasp, data=data)): _refused(partial(f, ranking=ranking), 'ranking is .*layer_masks')
+
+def test_synflow_copies_a_model_that_keeps_what_it_computed():
+    "An activation in an attribute remembers where it came from, which `deepcopy` refuses"
+    class Keeping(nn.Sequential):
+        def forward(self, x):
+            self.h = super().forward(x)
+            return self.h
+    torch.manual_seed(0)
+    model,x = Keeping(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),torch.randn(2, 6)
+    model(x)
+    prune_synflow(model, .5, x, rounds=3)
+    assert sum(int(o.mask.sum()) for o in masked_params(model))==36 and model.h.grad_fn is not None
