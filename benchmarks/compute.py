@@ -1,5 +1,6 @@
 "What computing with live weights only gains: training steps, single layers and memory against dense training on the CPU"
 import gc,statistics,torch
+from bare import bare
 from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
@@ -51,11 +52,12 @@ def training(name, sparsity, rounds, plan=None):
     dense,bf16 = [f(m, sgd(m), xb, yb) for f,m in ((stepper,deepcopy(model)),(bf16_stepper,deepcopy(model)))]
     peer = peer_stepper(name, deepcopy(model), xb, yb, sparsity)
     sparsify(name, model, sparsity)
+    products = bare(model)
     opt = sgd(model)
     report = sparse_compute(model, xb, opt, plan)
     dst = rigl(model, opt)
     at = stepper_at(dst, stepper(model, opt, xb, yb))
-    arms = dict(dense=dense, bf16=bf16, step=lambda: at(1), **({'sparselab':peer} if peer else {}))
+    arms = dict(dense=dense, bf16=bf16, bare=stepper(products, sgd(products), xb, yb), step=lambda: at(1), **({'sparselab':peer} if peer else {}))
     times = interleaved_blocks(arms, rounds, block_seconds)
     upd = statistics.median(interleaved(dict(update=lambda: at(every)), 3, warmup=1)['update'])
     assert dst.n_updates
