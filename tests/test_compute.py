@@ -329,7 +329,7 @@ def test_dense_gradients_at_updates_only():
     for t in range(12):
         engine.prepare(t)
         backward(b, xb, yb)
-        seen.append({bool(guard_of(o.p).terms) for o in masked_params(b)})
+        seen.append({bool(guard_of(o.p).dense_grad.terms) for o in masked_params(b)})
         if not engine.before_step(t): ob.step()
         ob.zero_grad()
     assert [t for t,o in enumerate(seen) if True in o]==[4,8] and all(len(o)==1 for o in seen)
@@ -348,8 +348,27 @@ def test_a_dense_gradient_is_kept_as_small_as_it_can_be(rows, n, kept):
         buffer.zero_()
         grads.append([o.p.grad for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
-    terms = guard_of(masked_params(b)[0].p).terms
+    terms = guard_of(masked_params(b)[0].p).dense_grad.terms
     assert kept==(1 if isinstance(terms[0], torch.Tensor) else 2*len(terms))
+
+@pytest.mark.parametrize('rows', [2, 40])
+@pytest.mark.parametrize('grown,dropped', [(1,1), (3,0), (0,2)])
+def test_a_dense_gradient_follows_a_mask_that_changes_before_it_is_read(rows, grown, dropped):
+    "Clipped, and then another number of live weights: the gradient is the masked model's"
+    grads = []
+    xb,yb = torch.randn(rows, 12).double(),torch.randn(rows, 3).double()
+    for model,opt,_ in pair(lambda: mlp((12,16,3), dtype=torch.double), opts['sgd']):
+        SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
+        backward(model, xb, yb)
+        for p in model.parameters():
+            if p.grad is not None: p.grad.mul_(.5)
+        for o in masked_params(model):
+            mask = o.mask.view(-1)
+            dead,live = (~mask).nonzero()[:grown,0],mask.nonzero()[:dropped,0]
+            mask[dead],mask[live] = True,False
+            guard_of(o.p).check()
+        grads.append([o.p.grad.clone() for o in masked_params(model)])
+    for one,other in zip(*grads): torch.testing.assert_close(one, other)
 
 def test_the_summary_shows_the_choice():
     "With the ratio that was measured"
