@@ -14,6 +14,7 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from .callback import *
 from .clocks import *
+from .flops import *
 from .kernels import *
 from .masks import *
 from .scores import *
@@ -569,7 +570,7 @@ def _kind(guard):
 def _measure(model, guards, xb, ratio_f=_layer_ratio):
     "The route and the ratio of each of `guards`, by name"
     for g in guards.values(): g.calls = []
-    with torch.no_grad(): model(*xb)
+    model(*xb)
     kinds,ratios = {n:_kind(g) for n,g in guards.items() if g.calls},{}
     inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
     for n,k in kinds.items():
@@ -629,14 +630,12 @@ def _drop_dense(model, guards, plan):
 
 def _choose(model, guards, xb):
     "Measure, here or on rank 0; all ranks take the same plan"
-    shared = dist.is_available() and dist.is_initialized()
-    box = [None]
+    shared,box,xb = dist.is_available() and dist.is_initialized(),[None],fresh(xb)
     try:
         if not shared or dist.get_rank()==0:
-            with resting(model), torch.random.fork_rng():
-                plan,ratios,kinds = _measure(model, guards, xb)
-                _drop_dense(model, guards, plan)
-                _choose_layouts(model, guards, kinds, plan, xb)
+            with untouched(model): plan,ratios,kinds = _measure(model, guards, xb)
+            _drop_dense(model, guards, plan)
+            with untouched(model): _choose_layouts(model, guards, kinds, plan, xb)
             box = [(plan,ratios)]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:

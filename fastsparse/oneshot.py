@@ -21,6 +21,7 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
+from .flops import *
 from .learned import *
 from .masks import *
 from .scores import *
@@ -436,17 +437,6 @@ def prune_sparsegpt(
     if isinstance(damp, bool) or not isinstance(damp, (int,float)) or not 0<=damp<math.inf: raise ValueError(f"damp is {damp!r}, and must be a number from 0, e.g. 0.01")
     return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress)
 
-# %% ../nbs/21_oneshot.ipynb #ca58d4c5
-@contextmanager
-def _untouched(model):
-    "Buffers, gradients and torch's random state as they are now, afterwards"
-    buffers = [(m, k, b) for m in model.modules() for k,b in m._buffers.items() if b is not None]
-    values = [b.clone() for *_,b in buffers]
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
-        try: yield
-        finally:
-            for (m,k,b),v in zip(buffers, values): m._buffers[k] = b.copy_(v)
-
 # %% ../nbs/21_oneshot.ipynb #983816da
 def _loss(model, b, loss_func):
     xs,kwargs,ys = b
@@ -486,7 +476,7 @@ def mean_grads(
 def snip_scores(plan, calib, loss_func, progress=False):
     "`abs(w*g)` by name"
     ps = [o.p for o in plan]
-    with _untouched(calib.model), _needing_grad(ps): grads = mean_grads(ps, _losses(calib, loss_func, progress))
+    with preserved(calib.model), _needing_grad(ps): grads = mean_grads(ps, _losses(calib, loss_func, progress))
     return {o.name: (o.p.detach()*g).abs() for o,g in zip(plan, grads)}
 
 @contextmanager
@@ -518,7 +508,7 @@ def prune_snip(
 def grasp_scores(plan, calib, loss_func, progress=False):
     "`w*(Hg)` by name"
     ps = [o.p for o in plan]
-    with _untouched(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
+    with preserved(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
         g = mean_grads(ps, _losses(calib, loss_func, progress))
         flow = lambda loss: sum((a*b).sum() for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in _losses(calib, loss_func, progress)))

@@ -370,6 +370,27 @@ def test_a_dense_gradient_follows_a_mask_that_changes_before_it_is_read(rows, gr
         grads.append([o.p.grad.clone() for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
 
+class Counting(nn.Module):
+    "Counts its forwards in an attribute and in a buffer, and writes to its input"
+    def __init__(self):
+        super().__init__()
+        self.inner,self.seen = nn.Linear(256, 256),[]
+        self.register_buffer('n', torch.zeros(()))
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        self.n += 1
+        return self.inner(x.add_(1))
+
+def test_measuring_leaves_model_and_batch_as_they_were():
+    "Attributes, buffers, modes, the batch and random states, whichever way is faster"
+    model,xb = Counting(),torch.zeros(64, 256)
+    sparsify_model(model, .95, seed=0)
+    states = lambda: (torch.get_rng_state().tolist(), model.seen, model.n.item(), model.training, xb.abs().sum().item())
+    before = deepcopy(states())
+    sparse_compute(model, xb)
+    assert states()==before
+
 def test_the_summary_shows_the_choice():
     "With the ratio that was measured"
     m = nn.Sequential(nn.Linear(512,1024), nn.ReLU(), nn.Linear(1024,4))
