@@ -139,9 +139,9 @@ def show_evaluation(rows):
     show(lines, ['forward in evaluation against dense', 'dense', 'masked', 'dense again', 'goal'])
 
 def show_training(rows):
-    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", quartiles(r['bf16'], 2), quartiles(r['sparselab'], 2) if 'sparselab' in r else 'not installed',
+    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", quartiles(r['bf16'], 2), quartiles(r['sparselab'], 2) if 'sparselab' in r else 'not installed', quartiles(r['bare'], 2),
         quartiles(r['step'], 2), quartiles(r['amortised'], 2), reached(r['amortised']['median'], r['goal'])] for r in rows]
-    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense in bfloat16', 'sparselab', 'between updates', 'update every 100', 'goal'])
+    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense in bfloat16', 'sparselab', 'bare products', 'between updates', 'update every 100', 'goal'])
 
 def show_table(rows):
     of = {(*r['shape'],r['batch'],r['sparsity']):f"{r['speedup']['median']:.2f}{'*' if r['swapped'] else ' '}" for r in rows}
@@ -250,8 +250,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--quick', action='store_true', help='fewer models, rounds and seeds, in under three minutes; results go to results/quick')
     parser.add_argument('--only', nargs='+', choices=list(sections), default=list(sections), help='sections to measure')
+    parser.add_argument('--to', default='.', metavar='NAME', help='results go to results/NAME: another machine beside the first')
     args = parser.parse_args()
-    out = Path(__file__).parent/'results'/('quick' if args.quick else '.')
+    out = Path(__file__).parent/'results'/('quick' if args.quick else args.to)
     out.mkdir(parents=True, exist_ok=True)
     about = machine()
     print(*[f'{k} {v}' for k,v in about.items()], sep=', ', end='\n\n', flush=True)

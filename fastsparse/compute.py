@@ -132,7 +132,7 @@ class LiveGuard(Guard):
         set_guard(face, self)
 
     p = property(lambda self: self._face())
-    values = property(lambda self: self.module._parameters[self.attr])
+    values = property(lambda self: self.module._parameters.get(self.attr, self.seen))
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.values.grad is not None)
     fixed_count = property(lambda self: dist.is_available() and dist.is_initialized() and dist.get_world_size()>1)
@@ -160,7 +160,9 @@ class LiveGuard(Guard):
 
     def check(self):
         "Follow a parameter or a mask that somebody else changed"
-        v = self.module._parameters.get(self.attr)
+        ps = self.module._parameters
+        if self.attr not in ps: ps.update({self.attr:self.seen, **{k:ps.pop(k) for k in list(ps)}})  # a reparametrization took it out, and failed
+        v = ps.get(self.attr)
         if self.mask is None or not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
         if self.attr not in vars(self.module): raise RuntimeError(_read_only)  # another parameter was put in its place
         if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)

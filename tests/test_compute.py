@@ -13,6 +13,7 @@ from fastcore.imports import noop
 from functools import partial
 from helpers import *
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal,spectral_norm,weight_norm
 
 torch_opts = dict(sgd=lambda ps: torch.optim.SGD(ps, lr=.05, momentum=.9, weight_decay=.01), adam=lambda ps: torch.optim.Adam(ps, lr=.01),
     adamw=lambda ps: torch.optim.AdamW(ps, lr=.01), rmsprop=lambda ps: torch.optim.RMSprop(ps, lr=.001), adagrad=lambda ps: torch.optim.Adagrad(ps, lr=.01),
@@ -369,6 +370,18 @@ def test_a_dense_gradient_follows_a_mask_that_changes_before_it_is_read(rows, gr
             guard_of(o.p).check()
         grads.append([o.p.grad.clone() for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
+
+@pytest.mark.parametrize('reparametrize', [weight_norm, spectral_norm, orthogonal])
+def test_a_reparametrization_that_is_refused_breaks_nothing(reparametrize):
+    "Torch takes the parameter out before it finds that it can't go on; the layer computes, trains, is saved and goes back as before"
+    (a,oa,_),(b,ob,report) = pair(dmlp, opts['sgd'])
+    xb,yb = data(dmlp())
+    with pytest.raises(AssertionError, match='weight'): reparametrize(b[0])
+    torch.testing.assert_close(steps(b, ob, 3, xb, yb), steps(a, oa, 3, xb, yb))
+    assert_equal_models(a, b)
+    report.remove()
+    assert_equal_models(a, b)
+    assert [n for n,_ in a.named_parameters()]==[n for n,_ in b.named_parameters()]
 
 class Counting(nn.Module):
     "Counts its forwards in an attribute and in a buffer, and writes to its input"
