@@ -191,7 +191,7 @@ def evaluation(name, rounds):
 def memory(name, rounds):
     "Bytes a sparse weight that a fresh process holds more because of masks, and at the peak of an update"
     give_back()
-    sparse_stepper(*make['mlp']())[1]()  # loads and builds whatever is needed once
+    sparse_stepper(*make[name]())[1]()  # loads and builds whatever is needed once
     torch.manual_seed(0)
     model,xb,yb = make[name]()
     opt = sgd(model)

@@ -1,5 +1,5 @@
 "Clocks that can be trusted beside a busy neighbour: interleaved rounds, process CPU time, medians and quartiles"
-import ctypes,platform,re,statistics,time,torch
+import ctypes,gc,platform,re,statistics,time,torch
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +53,8 @@ def give_back():
     ctypes.CDLL('libc.so.6').mallopt(-3, 2**16)
 
 def resident():
-    "Bytes of this process in memory, after free memory went back to the system (Linux)"
+    "Bytes of this process in memory, after garbage and free memory went back to the system (Linux)"
+    gc.collect()
     ctypes.CDLL('libc.so.6').malloc_trim(0)
     return _status('VmRSS')
 
