@@ -58,7 +58,7 @@ def measure_quality(quick):
 
 def over_processes(runs):
     "Of dicts of spreads from several processes: the spread of their medians"
-    return {k:spread([r[k]['median'] for r in runs]) if isinstance(v, dict) and 'median' in v else v for k,v in runs[0].items()}
+    return {k:spread([r[k]['median'] for r in runs if k in r]) if isinstance(v, dict) and 'median' in v else v for k,v in runs[0].items()}
 
 def train_in_processes(name, sparsity, n, rounds):
     "Training in `n` new processes; the first one chooses the plan for all"

@@ -544,18 +544,55 @@ def swappable(
     return {o.name:_why_not(o, counts) for o in masked_params(model)}
 
 # %% ../nbs/31_compute.ipynb #bff092c1
-def _layer_ratio(guard, call, inputs):
-    "How many times faster than dense is this call of a layer, forward and backward?"
+def _lying_as(y, x):
+    "`x` with its dimensions in memory in the order of `y`'s"
+    order = sorted(range(y.ndim), key=lambda d: -y.stride(d))
+    return x.permute(order).contiguous().permute([order.index(d) for d in range(y.ndim)])
+
+def _layer_ratio(guard, call, inputs, by_rows=True, turned=False):
+    "How many times faster than dense is this call of a layer, forward and backward? Its input lies as it came, or is `turned` to lie as the result"
     func,x,bias,stride = call
     leaf = x.untyped_storage().data_ptr() in inputs
-    x = torch.randn_like(x).requires_grad_(not leaf)
     w,v = guard.spread(guard.values).requires_grad_(),guard.values.detach().clone().requires_grad_()
     b = None if bias is None else bias.detach().clone().requires_grad_()
-    if func is F.linear: fs = [lambda: F.linear(x, w, b), lambda: sparse_linear(x, v, guard.index, b)]
-    else: fs = [lambda: func(x, w, b, stride), lambda: sparse_conv1x1(x, v, guard.index, b, stride)]
-    grad = torch.randn_like(fs[0]().detach())
-    def step(f, t): return lambda: torch.autograd.grad(f(), [o for o in (x,t,b) if o is not None and o.requires_grad], grad)
-    with torch.enable_grad(): return speedup(step(fs[0], w), step(fs[1], v))
+    def dense(x): return F.linear(x, w, b) if func is F.linear else func(x, w, b, stride)
+    def sparse(x): return sparse_linear(x, v, guard.index, b, by_rows) if func is F.linear else sparse_conv1x1(x, v, guard.index, b, stride, by_rows)
+    def step(f, t, x):
+        x = torch.randn_like(x).requires_grad_(not leaf)
+        grad = torch.randn_like(f(x).detach())
+        return lambda: torch.autograd.grad(f(x), [o for o in (x,t,b) if o is not None and o.requires_grad], grad)
+    with torch.enable_grad(): return speedup(step(dense, w, x), step(sparse, v, _lying_as(sparse(x), x) if turned and not leaf else x))
+
+# %% ../nbs/31_compute.ipynb #27b78fa5
+def _kind(guard):
+    func,x,bias,_ = guard.calls[0]
+    return func,tuple(guard.shape),tuple(x.shape),x.dtype,bias is None,round(20*len(guard.index)/max(guard.p.numel(), 1))
+
+def _calls(model, guards, xb):
+    "Of each of `guards` that a forward of the model uses, by name: its kind and its first call"
+    for g in guards.values(): g.calls = []
+    model(*xb)
+    calls = {n:(_kind(g), g.calls[0]) for n,g in guards.items() if g.calls}
+    for g in guards.values(): g.calls = None
+    return calls
+
+def _ratios(model, guards, xb, **kwargs):
+    "The ratio of each of `guards` that is used, by name; one measurement a kind"
+    calls,of = _calls(model, guards, xb) if guards else {},{}
+    inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
+    for n,(kind,call) in calls.items():
+        if kind not in of: of[kind] = _layer_ratio(guards[n], call, inputs, **kwargs)
+    return {n:of[kind] for n,(kind,_) in calls.items()},{n:kind for n,(kind,_) in calls.items()}
+
+# %% ../nbs/31_compute.ipynb #5f2ce612
+def _choose_layouts(model, guards, kinds, plan, xb):
+    "Let each kind of layer choose how its results are stored"
+    def use(names):
+        for n,g in guards.items(): g.route = plan[n] = 'features' if n in names else 'rows'
+    def run(names):
+        use(names)
+        _whole(model, xb)
+    use(agree([[n for n in guards if kinds[n]==kind] for kind in dict.fromkeys(kinds[n] for n in guards)], run))
 
 def _whole(model, xb):
     "A forward and backward of the model that changes nothing"
@@ -563,34 +600,6 @@ def _whole(model, xb):
     with torch.enable_grad():
         loss = sum(t.float().pow(2).mean() for t in float_outputs(model(*xb)))
         torch.autograd.grad(loss, params, allow_unused=True)
-
-# %% ../nbs/31_compute.ipynb #11ea52fa
-def _kind(guard):
-    func,x,bias,_ = guard.calls[0]
-    return func,tuple(guard.shape),tuple(x.shape),x.dtype,bias is None,round(20*len(guard.index)/max(guard.p.numel(), 1))
-
-def _measure(model, guards, xb, ratio_f=_layer_ratio):
-    "The route and the ratio of each of `guards`, by name"
-    for g in guards.values(): g.calls = []
-    model(*xb)
-    kinds,ratios = {n:_kind(g) for n,g in guards.items() if g.calls},{}
-    inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
-    for n,k in kinds.items():
-        if k not in ratios: ratios[k] = ratio_f(guards[n], guards[n].calls[0], inputs)
-    for g in guards.values(): g.calls = None
-    plan = {n:'rows' if n in kinds and ratios[kinds[n]]>=1.1 else 'dense' for n in guards}
-    return plan,{n:ratios[k] for n,k in kinds.items()},kinds
-
-# %% ../nbs/31_compute.ipynb #5f2ce612
-def _choose_layouts(model, guards, kinds, plan, xb):
-    "Let each kind of layer choose how its results are stored"
-    swapped = [n for n in plan if plan[n]=='rows']
-    def use(names):
-        for n in swapped: guards[n].route = plan[n] = 'features' if n in names else 'rows'
-    def run(names):
-        use(names)
-        _whole(model, xb)
-    use(agree([[n for n in swapped if kinds[n]==kind] for kind in dict.fromkeys(kinds[n] for n in swapped)], run))
 
 # %% ../nbs/31_compute.ipynb #388df78d
 class SparseCompute:
@@ -626,19 +635,34 @@ def _check_plan(plan, names, notes):
         if route not in _routes: raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows', 'features' or 'dense'")
 
 # %% ../nbs/31_compute.ipynb #32bbfc83
+_gain = 1.1  # what a layer has to win by
+
 def _drop_dense(model, guards, plan):
     "Store dense again what `plan` leaves dense, and take it out of `guards`"
     store_dense(model, [guards.pop(n) for n in list(guards) if plan[n]=='dense'])
 
+def _measure(model, guards, xb):
+    "The plan, and the ratio that was measured for each parameter; layers that stay dense leave `guards`"
+    with untouched(model):
+        ratios,kinds = _ratios(model, guards, xb)
+        unsure = {n:g for n,g in guards.items() if ratios.get(n, _gain)<_gain}
+        hopes,_ = _ratios(model, unsure, xb, by_rows=False, turned=True)
+    plan = {n:'rows' if max(ratios.get(n, 0), hopes.get(n, 0))>=_gain else 'dense' for n in guards}
+    while True:
+        _drop_dense(model, guards, plan)
+        with untouched(model):
+            _choose_layouts(model, guards, kinds, plan, xb)
+            again,_ = _ratios(model, {n:g for n,g in guards.items() if n in hopes and plan[n]=='features'}, xb, by_rows=False)
+        lost = [n for n in guards if n in hopes and again.get(n, 0)<_gain]
+        if not lost: return plan,{**ratios, **again}
+        plan.update(dict.fromkeys(lost, 'dense'))
+
+# %% ../nbs/31_compute.ipynb #2ba033b1
 def _choose(model, guards, xb):
-    "Measure, here or on rank 0; all ranks take the same plan"
-    shared,box,xb = dist.is_available() and dist.is_initialized(),[None],fresh(xb)
+    "The plan and the ratios of all ranks"
+    shared,box = dist.is_available() and dist.is_initialized(),[None]
     try:
-        if not shared or dist.get_rank()==0:
-            with untouched(model): plan,ratios,kinds = _measure(model, guards, xb)
-            _drop_dense(model, guards, plan)
-            with untouched(model): _choose_layouts(model, guards, kinds, plan, xb)
-            box = [(plan,ratios)]
+        if not shared or dist.get_rank()==0: box = [_measure(model, guards, fresh(xb))]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:
         store_dense(model, guards.values())

@@ -8,6 +8,7 @@ from fastai.learner import Learner,load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam as FastaiAdam,Lookahead,OptimWrapper,SGD as FastaiSGD
 from fastai_data import digits,loaders,mlp as digits_mlp
+from fastsparse import compute
 from fastsparse.all import *
 from fastcore.imports import noop
 from functools import partial
@@ -382,6 +383,32 @@ def test_a_reparametrization_that_is_refused_breaks_nothing(reparametrize):
     report.remove()
     assert_equal_models(a, b)
     assert [n for n,_ in a.named_parameters()]==[n for n,_ in b.named_parameters()]
+
+@pytest.mark.parametrize('rows,turned,there,features,route,ratio', [(1.5,None,None,False,'rows',1.5), (1.5,None,None,True,'features',1.5), (.9,1.3,1.2,True,'features',1.2),
+    (.9,1.3,1.,True,'dense',.9), (.9,1.3,None,False,'dense',.9), (.9,1.,None,True,'dense',.9)])
+def test_a_layer_that_needs_its_neighbours_has_to_win_where_it_stands(monkeypatch, rows, turned, there, features, route, ratio):
+    "Measured as it is; if that is no win, with a neighbour's results as they would lie; and then in its place, unless it ended by rows"
+    asked = []
+    def measured(guard, call, inputs, by_rows=True, turned=False):
+        asked.append('turned' if turned else 'rows' if by_rows else 'there')
+        return times[asked[-1]]
+    times = dict(rows=rows, turned=turned, there=there)
+    monkeypatch.setattr(compute, '_layer_ratio', measured)
+    monkeypatch.setattr(compute, 'agree', lambda groups, run: frozenset(sum(groups, [])) if features else frozenset())
+    model = nn.Sequential(nn.Linear(8,8), nn.ReLU(), nn.Linear(8,8))
+    sparsify_model(model, .5, seed=0)
+    report = sparse_compute(model, torch.randn(4,8))
+    assert set(report.plan.values())=={route} and set(report.ratios.values())=={ratio}
+    assert list(dict.fromkeys(asked))==[k for k,v in times.items() if v is not None]
+    assert sum(isinstance(o.p, SparseWeight) for o in masked_params(model))==(0 if route=='dense' else 2)
+
+@pytest.mark.parametrize('x,strides', [((4,6),(1,4)), ((2,5,6),(30,1,5)), ((2,5,6),(5,1,10)), ((3,6,2,2),(4,12,2,1))])
+def test_an_input_is_turned_as_a_result_lies(x, strides):
+    "The same numbers, in the order in memory of a result with other sizes"
+    x = torch.randn(x)
+    y = torch.empty_strided(x.shape, strides)
+    out = compute._lying_as(y, x)
+    assert out.stride()==strides and torch.equal(out, x)
 
 class Counting(nn.Module):
     "Counts its forwards in an attribute and in a buffer, and writes to its input"
