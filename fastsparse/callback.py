@@ -63,6 +63,7 @@ class DynamicSparseTrainingCallback(Callback):
         n_iter = len(self.dls.train)
         bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
         settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], n_iter))
+        if self.compute: self.check_compute()
         self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
         if self.state: self.engine.n_updates = self.state['n_updates']
         if self.saved: self.engine.load_state_dict(self.saved)

@@ -34,20 +34,20 @@ class DenseGradient:
         self.shape = torch.Size(shape)
         self.clear()
 
-    def clear(self): self.terms,self.whole,self.came,self.shared,self.pending = [],None,None,False,{}
+    def clear(self): self.terms,self.whole,self.came,self.version,self.shared,self.pending = [],None,None,None,False,{}
 
     def add(self, before, gT, xT=None):
         "A backward brings `gT@xT.t()`, or just `gT`; live values had the gradient `before`"
         term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<self.shape.numel() else gT@xT.t()
         task = torch._C._current_graph_task_id()
-        if task not in self.pending: self.pending[task] = before is None or not before.any(),[]
+        if task not in self.pending: self.pending[task] = before is None or before._version!=self.version and not before.any(),[]
         self.pending[task][1].append(term)
 
     def arrive(self, grad):
         "The backward has given live values the gradient `grad`"
         if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
         fresh,terms = got
-        self.terms,self.whole,self.came,self.shared = [*([] if fresh else self.terms), *terms],None,grad.detach().clone(),False
+        self.terms,self.whole,self.came,self.version,self.shared = [*([] if fresh else self.terms), *terms],None,grad.detach().clone(),grad._version,False
         if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.shape.numel(): self.terms = [self.summed()]
 
     def summed(self):
@@ -190,6 +190,7 @@ def watch(self:LiveGuard, v):
     set_guard(self.seen)
     set_guard(v, self)
     ref,self.seen = weakref.ref(self),v
+    if self.p is not None: set_successor(self.p, v, partial(_swap, change=noop))  # of an optimizer that was given the face
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
 @patch
@@ -318,14 +319,19 @@ def _writes(name, kwargs): return name in _in_place or name.endswith('_') and no
 class SparseWeight(torch.Tensor):
     "The dense face of a weight of which only the live values are stored; read-only"
     @staticmethod
-    def __new__(cls, module, attr, shape, dtype, device): return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
+    def __new__(cls, module, attr, shape, dtype, device, *says):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
 
-    def __init__(self, *made_of): self.made_of,self.guard = made_of,LiveGuard(self, *made_of[:3])
-    def __reduce_ex__(self, proto): return SparseWeight,self.made_of
+    def __init__(self, *made_of):
+        self.made_of,self.guard = made_of[:5],LiveGuard(self, *made_of[:3])
+        if made_of[5:]: self.guard.route,self.guard.remark = made_of[5:]
+
+    def __reduce_ex__(self, proto): return SparseWeight,(*self.made_of, *self.says)
+    says = property(lambda self: (self.guard.route, self.guard.remark))
     def __deepcopy__(self, memo):
         new = memo.get(id(self.guard.module))
         if new is None: return nn.Parameter(self.guard.spread(self.guard.values), self.requires_grad)  # of the weight alone
-        return SparseWeight(new, *self.made_of[1:])
+        return SparseWeight(new, *self.made_of[1:], *self.says)
     def __repr__(self): return f'SparseWeight({" x ".join(map(str, self.shape))}, {len(self.guard.values)} live)'
 
     dtype,device = property(lambda self: self.guard.values.dtype),property(lambda self: self.guard.values.device)
@@ -380,7 +386,8 @@ _elementwise = ('SGD','Adam','AdamW','NAdam','RAdam','RMSprop','Adagrad','Adadel
 
 def _check_elementwise(opt):
     "A `ValueError` unless `opt` treats each weight by itself"
-    base = base_opt(opt)
+    base = base_opt(opt) if hasattr(opt, '__dict__') else opt
+    if not isinstance(base, (Optimizer,torch.optim.Optimizer)): raise ValueError(f"opt is a {type(opt).__name__}, and must be an optimizer, fastai's or torch's, or None")
     if isinstance(base, Optimizer):
         names = [getattr(getattr(f, 'func', f), '__name__', '') for f in base.cbs]
         why = next((n for n in names if n.startswith(('larc','lamb'))), '') if keeps_zero(opt) else 'a step of its own'
@@ -392,8 +399,10 @@ def _check_elementwise(opt):
 
 # %% ../nbs/31_compute.ipynb #a3e39f36
 def _rearm(model):
-    for e in enforcements(model):
-        if e.root and e.root() is not None: e.arm(e.root())
+    "Whoever enforces a mask in `model`, also on behalf of a larger one, finds its guards anew"
+    modules = set(model.modules())
+    for e in list(Enforcement.armed):
+        if any(g.module in modules for g in e.guards) and (root := e.root()) is not None: e.arm(root)
 
 @torch.inference_mode(False)
 @torch.no_grad()
@@ -416,6 +425,7 @@ def _store_sparse(o, opts):
     guard.lifted = bool(was) and was.lifted
     return guard
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _store_dense(guard):
     "Swap back"
@@ -598,8 +608,8 @@ def _whole(model, xb):
     "A forward and backward of the model that changes nothing"
     params = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
-        loss = sum(t.float().pow(2).mean() for t in float_outputs(model(*xb)))
-        torch.autograd.grad(loss, params, allow_unused=True)
+        outs = [t for t in float_outputs(model(*xb)) if t.requires_grad]
+        if outs: torch.autograd.grad(sum(t.float().pow(2).mean() for t in outs), params, allow_unused=True)
 
 # %% ../nbs/31_compute.ipynb #388df78d
 class SparseCompute:
@@ -612,6 +622,8 @@ class SparseCompute:
         for n,g in self.guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
         for m in {id(g.module):g.module for g in self.guards.values()}.values():
             self.handles += [m.register_state_dict_post_hook(_give_dense), m.register_load_state_dict_pre_hook(_take_dense)]
+        self.nesting = [m for m in model.modules() if self.guards and isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+        for m in self.nesting: m.use_nested_tensor = False  # nested tensors need each layer's fused path, which needs dense weights
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
@@ -619,8 +631,9 @@ class SparseCompute:
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
         for h in self.handles: h.remove()
+        for m in self.nesting: m.use_nested_tensor = True
         store_dense(self.model, [g for g in self.guards.values() if g.p is not None])
-        self.guards,self.handles = {},[]
+        self.guards,self.handles,self.nesting = {},[],[]
 
 # %% ../nbs/31_compute.ipynb #cfc80048
 def _check_engine(g):
@@ -629,6 +642,7 @@ def _check_engine(g):
         if g is not None: getattr(LiveGuard, name).fset(g, getattr(g, name))
 
 def _check_plan(plan, names, notes):
+    if not isinstance(plan, dict): raise ValueError(f"plan is a {type(plan).__name__}, and must be a dict of routes by parameter, as report.plan, or None, which measures")
     for n,route in plan.items():
         if n in notes: raise ValueError(f"plan names {n}, which stays dense ({notes[n]}): leave it out")
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
@@ -658,6 +672,7 @@ def _measure(model, guards, xb):
         plan.update(dict.fromkeys(lost, 'dense'))
 
 # %% ../nbs/31_compute.ipynb #2ba033b1
+@torch.inference_mode(False)
 def _choose(model, guards, xb):
     "The plan and the ratios of all ranks"
     shared,box = dist.is_available() and dist.is_initialized(),[None]
@@ -696,6 +711,14 @@ def sparse_compute(
     return SparseCompute(model, chosen, plan, ratios, notes)
 
 # %% ../nbs/31_compute.ipynb #10fc770f
+@patch
+def check_compute(self:DynamicSparseTrainingCallback):
+    "Raise what can be known before the model gets masks"
+    _check_elementwise(self.learn.opt)
+    names = [n for n,_ in self.learn.model.named_parameters()]
+    for n in self.plan or ():
+        if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
+
 @patch
 def start_compute(self:DynamicSparseTrainingCallback):
     "Compute with live weights only until the fit ends"

@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../nbs/34_export.ipynb #cb907462
+@torch.inference_mode(False)
 def _masked_copy(model):
     "A copy in evaluation mode, with masks, and dense weights that obey them"
     new = module_copy(module_of(model)).eval()

@@ -200,17 +200,30 @@ def unfused():
     finally: torch.backends.mha.set_fastpath_enabled(was)
 
 @contextmanager
+def _with_dense_weights(model):
+    "Weights of which only live values are stored are dense tensors for a while"
+    stored = [(m, attr, vars(m)[attr], live) for m in model.modules() for attr,live in m._parameters.items() if attr in vars(m)]
+    for m,attr,face,_ in stored:
+        m._parameters[attr] = face.clone()
+        del vars(m)[attr]
+    try: yield
+    finally:
+        for m,attr,face,live in stored: m._parameters[attr],vars(m)[attr] = live,face
+
+# %% ../nbs/08_flops.ipynb #43befb3e
+@contextmanager
 def record_flops(
     model:nn.Module, # Its forwards inside the `with` block are counted
 ):
     "A `FlopRecorder` of what runs inside the `with` block"
-    rec = FlopRecorder(model)
-    rnns = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
-    own = [(m, _own_forward(m, f)) for m,f in [(m, rec.counted(m, m.forward)) for m in rnns]]
-    try:
-        with unfused(), rec: yield rec
-    finally:
-        for m,f in own: _own_forward(m, f)
+    with _with_dense_weights(model):
+        rec = FlopRecorder(model)
+        rnns = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
+        own = [(m, _own_forward(m, f)) for m,f in [(m, rec.counted(m, m.forward)) for m in rnns]]
+        try:
+            with unfused(), rec: yield rec
+        finally:
+            for m,f in own: _own_forward(m, f)
 
 # %% ../nbs/08_flops.ipynb #29fa5942
 def _attributes(m):

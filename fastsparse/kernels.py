@@ -10,7 +10,6 @@ import numpy as np,torch,torch.nn.functional as F
 from fastcore.basics import *
 from .masks import *
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from warnings import catch_warnings,simplefilter
 
 # %% ../nbs/30_kernels.ipynb #5206f541
@@ -202,8 +201,8 @@ class _Product(Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g):
+        if torch.is_grad_enabled(): raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True): call remove() of the report of sparse_compute, or store_dense(model), first")
         (values,*xs),index,(of_x,of_y) = ctx.saved_tensors,ctx.index,ctx.layouts
         g,gx,gv,gb = _logical(g, of_y),None,None,None
         gs = [] if ctx.needs_input_grad[0] else list(_cut(g, ctx.width))

@@ -148,8 +148,9 @@ def model_bits(
 ) -> int:
     "Bits of all parameters"
     model = module_of(model)
-    live = {id(o.p):count_live(o.mask) for o in masked_params(model)} if sparse else {}
-    return sum(param_bits(p.numel(), live.get(id(p), p.numel()), ifnone(bits, 8*p.element_size())) for p in model.parameters())
+    masks = {id(o.module._parameters.get(o.attr)):o.mask for o in masked_params(model)}  # by what is stored, which may be live values only
+    sizes = [(p, masks.get(id(p), p)) for p in model.parameters()]
+    return sum(param_bits(m.numel(), count_live(m) if sparse and m is not p else m.numel(), ifnone(bits, 8*p.element_size())) for p,m in sizes)
 
 # %% ../nbs/11_ledger.ipynb #eba80e02
 class Ledger(FlopsCounter):

@@ -319,6 +319,7 @@ def _check_outputs(model, new, xb):
     if off := _off(*outs): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
 
 # %% ../nbs/33_shrinking.ipynb #57e095ca
+@torch.inference_mode(False)
 def shrink(
     model:nn.Module, # A dense module with zeros; it is left as it is
     xb, # A batch of inputs, or a tuple of them if the model takes several

@@ -369,7 +369,7 @@ def _unhook(m, hook):
 
 class Enforcement:
     "A forward pre-hook on the root of a model, and the guards of its masked parameters"
-    stored = None
+    stored,armed = None,weakref.WeakSet()
     def __init__(self): self.guards,self.root = [],None
     def __reduce__(self): return Enforcement,()
 
@@ -382,6 +382,7 @@ class Enforcement:
     def arm(self, model):
         "Set a guard on every masked parameter of `model`"
         self.root,self.guards = weakref.ref(model),[guard(o) for o in masked_params(model)]
+        self.armed.add(self)
 
     def remove(self):
         "End enforcement; masks, buffers and zeros stay"

@@ -410,6 +410,129 @@ def test_an_input_is_turned_as_a_result_lies(x, strides):
     out = compute._lying_as(y, x)
     assert out.stride()==strides and torch.equal(out, x)
 
+def test_second_derivatives_are_refused():
+    "A penalty on gradients would be wrong without a word"
+    (_,_,_),(b,ob,_) = pair(dmlp, opts['sgd'], dense=['0.weight'])
+    x = torch.randn(4, 6).double().requires_grad_()
+    with pytest.raises(RuntimeError, match='create_graph=True.*store_dense'): torch.autograd.grad(b(x).sum(), x, create_graph=True)
+
+def test_a_gradient_that_is_zero_by_itself_is_no_new_step():
+    "Two micro-batches, the first of them zero for all live weights: the dense gradient is the sum of both; zeros that somebody wrote start anew"
+    for zeroed in (False,True):
+        grads = []
+        for compute in (False,True):
+            model = nn.Sequential(nn.Linear(4, 2, bias=False)).double()
+            sparsify_model(model, .5, seed=0)
+            o, = masked_params(model)
+            o.mask.copy_(torch.tensor([[1,1,0,0],[1,1,0,0]]).bool())
+            opt = torch.optim.SGD(model.parameters(), lr=.1)
+            if compute: sparse_compute(model, None, opt, {'0.weight':'rows'})
+            SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
+            model(torch.tensor([[0.,0,2,2]]).double()).sum().backward()
+            if zeroed: opt.zero_grad(set_to_none=False)
+            model(torch.tensor([[.5,1,0,3]]).double()).sum().backward()
+            grads.append(masked_params(model)[0].p.grad.clone())
+        assert torch.equal(grads[1], torch.tensor([[.5,1,0,3]]*2).double() if zeroed else torch.tensor([[.5,1,2,5]]*2).double())
+        if not zeroed: assert torch.equal(*grads)
+
+@pytest.mark.parametrize('opt_f', [lambda ps: torch.optim.Adam(ps, lr=.1), lambda ps: FastaiAdam(ps, lr=.1)])
+def test_an_optimizer_of_faces_trains_the_live_values(opt_f):
+    "Made after the swap, from `layer.weight`"
+    xb,yb = data(dmlp())
+    (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
+    for m in (a,b): steps(m, opt_f([m[i].weight for i in (0,2,4)]), 3, xb, yb)
+    assert_equal_models(a, b)
+
+def test_a_part_of_a_model_goes_to_live_weights_and_back():
+    "The whole goes on, whoever enforces its masks"
+    runs = []
+    xb,yb = data(dmlp())
+    for compute in (False,True):
+        torch.manual_seed(0)
+        model = nn.Sequential(dmlp(), nn.Tanh())
+        sparsify_model(model, .7, seed=0)
+        opt = opts['sgd'](list(model.parameters()))
+        losses = steps(model, opt, 2, xb, yb)
+        if compute: report = sparse_compute(model[0], None, opt, full(model[0]))
+        losses += steps(model, opt, 2, xb, yb)
+        if compute: report.remove()
+        losses += steps(model, opt, 2, xb, yb)
+        if compute: sparse_compute(model, None, opt, full(model))
+        if compute: store_dense(model[0])
+        runs.append((model, losses+steps(model, opt, 2, xb, yb)))
+    torch.testing.assert_close(runs[0][1], runs[1][1])
+    assert_equal_models(runs[0][0], runs[1][0])
+
+def test_an_encoder_with_padding_evaluates():
+    "Nested tensors, torch's default there, want dense weights in all layers"
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    sparsify_model(model, .9, chosen='layers.1.*', seed=0)
+    x,pad = torch.randn(2, 5, 16),torch.tensor([[0]*5,[0,0,0,1,1]]).bool()
+    out = lambda: torch.where(pad[...,None], 0, model(x, src_key_padding_mask=pad))
+    with torch.no_grad(): want = out()
+    report = sparse_compute(model, None, plan=full(model))
+    with torch.no_grad(): torch.testing.assert_close(out(), want)
+    report.remove()
+    assert model.use_nested_tensor
+
+@pytest.mark.parametrize('copied', [deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_keep_the_route_and_the_remark(copied):
+    "So that they go on bit for bit, and say the same"
+    (_,_,_),(b,_,_) = pair(dmlp, opts['sgd'], route='features')
+    new = copied(b)
+    assert [guard_of(o.p).route for o in masked_params(new)]==['features']*3
+    assert sparse_summary(new).df.equals(sparse_summary(b).df)
+
+class Policy(nn.Module):
+    "Returns no tensor"
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(256, 256)
+
+    def forward(self, x): return torch.distributions.Normal(self.net(x), 1.)
+
+def test_models_without_tensors_in_their_output_are_measured():
+    "Whichever way is faster"
+    model = Policy()
+    sparsify_model(model, .98, seed=0)
+    assert list(sparse_compute(model, torch.randn(256, 256)).plan)==['net.weight']
+
+def test_inference_mode_leaves_nothing_behind():
+    "Measured and stored dense again there, the model trains on"
+    (a,oa,_),(b,ob,report) = pair(dmlp, opts['sgd'])
+    xb,yb = data(dmlp())
+    with torch.inference_mode():
+        report.remove()
+        sparse_compute(b, xb, ob).remove()
+    torch.testing.assert_close(steps(b, ob, 2, xb, yb), steps(a, oa, 2, xb, yb))
+
+@pytest.mark.parametrize('kwargs,match', [(dict(plan=['0.weight']), 'plan is a list'), (dict(plan='rows'), 'plan is a str'), (dict(opt='adam', plan={}), 'opt is a str')])
+def test_arguments_of_other_types_are_refused_by_name(kwargs, match):
+    "Before anything is swapped"
+    model = dmlp()
+    sparsify_model(model, .5, seed=0)
+    with pytest.raises(ValueError, match=match): sparse_compute(model, None, **kwargs)
+
+@pytest.mark.parametrize('settings,opt_func,match', [(dict(sparse_compute={'nobody':'rows'}), FastaiAdam, 'names nobody'),
+    (dict(sparse_compute={'0.weight':'rows'}), lambda ps, lr: Lookahead(FastaiSGD(ps, lr=lr)), 'Lookahead')])
+def test_a_callback_that_is_refused_leaves_a_dense_model_dense(tmp_path, settings, opt_func, match):
+    "Weights that a sparsity would have zeroed are there"
+    learn = Learner(loaders(*digits()), digits_mlp(), opt_func=opt_func, loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    before = deepcopy(learn.model.state_dict())
+    with pytest.raises(ValueError, match=match), learn.no_bar(), learn.no_logging():
+        learn.fit(1, cbs=DynamicSparseTrainingCallback(sparsity=.7, **{**RigL_presets, 'batches_per_update':3, **settings}))
+    after = learn.model.state_dict()
+    assert list(before)==list(after) and all(torch.equal(before[k], after[k]) for k in before)
+
+def test_what_is_counted_is_the_masked_models():
+    "FLOPs and bits, dense and sparse"
+    (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
+    xb,_ = data(dmlp())
+    for sparse in (False,True):
+        assert count_flops(a, xb, sparse)==count_flops(b, xb, sparse)>0
+        assert model_bits(a, sparse=sparse)==model_bits(b, sparse=sparse)
+    assert all(isinstance(o.p, SparseWeight) for o in masked_params(b))
+
 class Counting(nn.Module):
     "Counts its forwards in an attribute and in a buffer, and writes to its input"
     def __init__(self):

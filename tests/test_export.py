@@ -550,3 +550,12 @@ def test_any_number_of_inputs(suffix, tmp_path):
     sparsify_model(model, .5, seed=0)
     format = 'onnx' if suffix=='onnx' else 'live'
     assert export_sparse(model, format, (torch.randn(3,8),torch.randn(3,8)), tmp_path/f'm.{suffix}', batch_sizes=[1,3])[1].error<1e-5
+
+@pytest.mark.parametrize('format', ['dense', 'shrunk'])
+def test_an_export_made_in_inference_mode_can_be_trained(format):
+    "Its weights are ordinary parameters"
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    sparsify_model(model, .5, seed=0)
+    with torch.inference_mode(): new,_ = export_sparse(model, format, torch.randn(4, 8))
+    new(torch.randn(4, 8)).sum().backward()
+    assert all(p.grad is not None for p in new.parameters())
