@@ -50,10 +50,13 @@ class DenseGradient:
         self.terms,self.whole,self.came,self.version,self.shared = [*([] if fresh else self.terms), *terms],None,grad.detach().clone(),grad._version,False
         if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.shape.numel(): self.terms = [self.summed()]
 
-    def summed(self):
-        "The sum of the terms, with rows for outputs"
-        parts = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in self.terms]
-        return sum(parts[1:], parts[0]).to(self.came.dtype)
+    def summed(self, index=None):
+        "The sum of the terms, with rows for outputs; or just at the weights of `index`"
+        def _part(t):
+            if isinstance(t, torch.Tensor): return t if index is None else t.view(-1)[index.places]
+            return t[0]@t[1].t() if index is None else sampled_product(index, *t)
+        first,*others = map(_part, self.terms)
+        return sum(others, first).to(self.came.dtype)
 
 # %% ../nbs/31_compute.ipynb #00e5f874
 @patch
@@ -69,9 +72,7 @@ def factor(self:DenseGradient, grad):
 def carry(self:DenseGradient, grad, move, new, known):
     "The live values' gradient `grad` after `move`; those of `new` that aren't `known` were dead"
     if not self.terms: return move(grad)
-    born = new.part(~known)
-    parts = [t.view(-1)[born.places] if isinstance(t, torch.Tensor) else sampled_product(born, *t) for t in self.terms]
-    k,dead = self.factor(grad),sum(parts[1:], parts[0]).to(self.came.dtype)
+    k,dead = self.factor(grad),self.summed(new.part(~known))
     self.whole,self.came,grad = None,move(self.came),move(grad)
     self.came[~known],grad[~known] = dead,k*dead
     return grad
