@@ -39,7 +39,7 @@ class DynamicSparseTrainingCallback(Callback):
         if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
         if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
         self.state = self.saved = None
-        self.compute,self.plan = bool(sparse_compute),sparse_compute if isinstance(sparse_compute, dict) else None
+        self.compute,self.measures,self.plan = bool(sparse_compute),sparse_compute is True,sparse_compute if isinstance(sparse_compute, dict) else None
         self._init_state()
 
     @property
@@ -80,7 +80,7 @@ class DynamicSparseTrainingCallback(Callback):
     def before_batch(self):
         if self.engine is None: return
         self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-        if self.compute and self.report is None: self.start_compute()
+        if self.compute: self.start_compute()
         self.engine.prepare(self.t0+self.iter, self.accumulates)
 
     def before_step(self):

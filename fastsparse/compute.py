@@ -468,7 +468,11 @@ def _take_dense(module, state, prefix, local_metadata, *args):
     if local_metadata.get('assign_to_params_buffers'): raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: pass assign=False, or call remove() of the report of sparse_compute first")
     for attr,w in _faces(module):
         given,mask = state.get(prefix+attr),state.get(f'{prefix}{attr}_mask')
-        if given is None or given.shape!=w.shape: continue
+        if given is None: continue
+        if given.shape!=w.shape:
+            args[-1].append(f'size mismatch for {prefix+attr}: the checkpoint has the shape {tuple(given.shape)}, and the model {tuple(w.shape)}')
+            state[prefix+attr] = w.guard.values.detach()
+            continue
         if mask is not None and mask.shape==w.shape: w.guard.mask.copy_(mask)
         w.guard.check()
         state[prefix+attr] = given.reshape(-1)[w.guard.index.places.to(given.device)]
@@ -712,17 +716,31 @@ def sparse_compute(
     return SparseCompute(model, chosen, plan, ratios, notes)
 
 # %% ../nbs/31_compute.ipynb #10fc770f
+def _check_settings(settings):
+    "A `ValueError` if settings, or those that a rule makes of them, ask for what no weight that is stored sparse can have"
+    of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
+    methods = [{**settings, **o} for o in of_rules] or [settings]
+    for name,says_so in (('dense_history','dense_history'), ('around','around_step')):
+        getattr(LiveGuard, name).fset(None, any(says(f, says_so) for o in methods for f in o.values()))
+    if all(o.get('grow_state_f') for o in methods): raise ValueError("grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead ones: pass grow_state_f=None, or sparse_compute=None")
+
 @patch
 def check_compute(self:DynamicSparseTrainingCallback):
     "Raise what can be known before the model gets masks"
     _check_elementwise(self.learn.opt)
+    _check_settings(self.settings)
     names = [n for n,_ in self.learn.model.named_parameters()]
     for n in self.plan or ():
         if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
 
 @patch
 def start_compute(self:DynamicSparseTrainingCallback):
-    "Compute with live weights only until the fit ends"
+    "Compute with live weights only until the fit ends; what was measured is measured again when half of the weights that lived then are dead"
+    live = sum(s.live for s in self.engine.slots)
+    if self.report is not None:
+        if not self.measures or 2*live>self.n_measured: return
+        self.report.remove()
+        self.plan = None
     self.report = sparse_compute(self.learn.model, getattr(self.learn, 'xb', ()), self.learn.opt, self.plan)
     for s in self.engine.slots: self.engine._check_state(s.method, s.p)
-    self.plan = self.report.plan
+    self.plan,self.n_measured = self.report.plan,live

@@ -160,32 +160,42 @@ def _extra(name):
     try: return importlib.import_module(name)
     except ImportError as e: raise ImportError(f"this format needs {name.split('.')[0]}: pip install 'fastsparse[export]'") from e
 
+def _first_names(state, preferred):
+    "For each name in `state`, the one under which its tensor is stored: of `preferred` if there is one, or the first"
+    seen,place = {},lambda t: (t.data_ptr(), t.dtype, t.shape, t.stride())
+    for n in sorted(state, key=lambda n: n not in preferred): seen.setdefault(place(state[n]), n)
+    return {n:seen[place(t)] for n,t in state.items()}
+
 def save_sparse(
     model, # A sparse module or a `Learner` of one
     path, # File to write
 ) -> Path:
-    "Write live values and packed masks as a safetensors file"
+    "Write live values and packed masks as a safetensors file; a tensor with several names is stored once"
     save = _extra('safetensors.torch').save_file
     masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
     for n,t in state.items():
         if not isinstance(t, torch.Tensor): raise ValueError(f"{n} in the state dict is a {type(t).__name__}, and safetensors holds tensors only: take 'dense' or 'live'")
+    names = _first_names(state, masks)
     pick = lambda n,t: t.cpu()[masks[n]] if n in masks else t.cpu().contiguous().clone()
     packed = {f'{n}:mask':mask_to_bits(m) for n,m in masks.items()}
-    save({**{n:pick(n, t) for n,t in state.items()}, **packed}, path, {n:'x'.join(map(str, m.shape)) for n,m in masks.items()})
+    notes = {**{n:f'={o}' for n,o in names.items() if n!=o}, **{n:'x'.join(map(str, m.shape)) for n,m in masks.items()}}
+    save({**{n:pick(n, state[n]) for n in dict.fromkeys(names.values())}, **packed}, path, notes)
     return Path(path)
 
+# %% ../nbs/34_export.ipynb #6110349e
 def load_sparse(
     path, # A file that `save_sparse` wrote
 ) -> dict: # State dict of the dense model
     "Read what `save_sparse` wrote"
     state = {}
     with _extra('safetensors').safe_open(path, 'pt') as f:
-        shapes = {n:tuple(map(int, s.split('x'))) for n,s in (f.metadata() or {}).items()}
+        notes = f.metadata() or {}
         for n in (n for n in f.keys() if not n.endswith(':mask')):
             t = state[n] = f.get_tensor(n)
-            if n not in shapes: continue
-            state[n] = t.new_zeros(shapes[n]).masked_scatter_(bits_to_mask(f.get_tensor(f'{n}:mask'), shapes[n]), t)
-    return state
+            if n not in notes: continue
+            shape = tuple(map(int, notes[n].split('x')))
+            state[n] = t.new_zeros(shape).masked_scatter_(bits_to_mask(f.get_tensor(f'{n}:mask'), shape), t)
+    return {**state, **{n:state[o[1:]] for n,o in notes.items() if o.startswith('=')}}
 
 # %% ../nbs/34_export.ipynb #fa96a060
 def _sizes(model, xb):

@@ -1,5 +1,5 @@
 "Computing with live weights only against the masked run: equal masks, losses, checkpoints and optimizer state, and a way back"
-import io,pickle,pytest,torch
+import io,pickle,pytest,re,torch
 from copy import deepcopy
 from fastai.callback.core import Callback
 from fastai.callback.schedule import *
@@ -514,7 +514,10 @@ def test_arguments_of_other_types_are_refused_by_name(kwargs, match):
     with pytest.raises(ValueError, match=match): sparse_compute(model, None, **kwargs)
 
 @pytest.mark.parametrize('settings,opt_func,match', [(dict(sparse_compute={'nobody':'rows'}), FastaiAdam, 'names nobody'),
-    (dict(sparse_compute={'0.weight':'rows'}), lambda ps, lr: Lookahead(FastaiSGD(ps, lr=lr)), 'Lookahead')])
+    (dict(sparse_compute={'0.weight':'rows'}), lambda ps, lr: Lookahead(FastaiSGD(ps, lr=lr)), 'Lookahead'),
+    (dict(SNFS_presets, sparse_compute=True), FastaiAdam, 'dense history'), (dict(sparse_compute=True, grow_state_f=own_step_count), FastaiAdam, 'own_step_count'),
+    (dict(sparse_compute=True, grow_state_f=reset_state), FastaiAdam, 'grow_state_f'),
+    (dict(sparse_compute=True, rules=[('4.weight', {}), ('*', dict(grow_score_f=gradient_momentum))]), FastaiAdam, 'dense history')])
 def test_a_callback_that_is_refused_leaves_a_dense_model_dense(tmp_path, settings, opt_func, match):
     "Weights that a sparsity would have zeroed are there"
     learn = Learner(loaders(*digits()), digits_mlp(), opt_func=opt_func, loss_func=CrossEntropyLossFlat(), path=tmp_path)
@@ -523,6 +526,16 @@ def test_a_callback_that_is_refused_leaves_a_dense_model_dense(tmp_path, setting
         learn.fit(1, cbs=DynamicSparseTrainingCallback(sparsity=.7, **{**RigL_presets, 'batches_per_update':3, **settings}))
     after = learn.model.state_dict()
     assert list(before)==list(after) and all(torch.equal(before[k], after[k]) for k in before)
+
+def test_a_checkpoint_of_another_shape_is_refused_with_dense_shapes():
+    "Both are named as users know them, and nothing is written"
+    model = dmlp()
+    sparsify_model(model, .5, seed=0)
+    sparse_compute(model, None, plan={'0.weight':'rows'})
+    state = model.state_dict()
+    before,shape = deepcopy(state),tuple(state['0.weight'].shape)
+    with pytest.raises(RuntimeError, match=re.escape(f'0.weight: the checkpoint has the shape (3, 2), and the model {shape}')): model.load_state_dict({**state, '0.weight':torch.ones(3, 2)})
+    assert all(torch.equal(before[k], v) for k,v in model.state_dict().items())
 
 def test_what_is_counted_is_the_masked_models():
     "FLOPs and bits, dense and sparse"
@@ -649,6 +662,27 @@ def test_callback_measures_once(tmp_path):
     without = DynamicSparseTrainingCallback(**RigL_presets)
     without.load_state_dict(cb.state)
     assert without.plan is None
+
+def test_callback_measures_again_when_half_has_died(tmp_path, monkeypatch):
+    "A model that starts dense is swapped where it gets sparse enough on its way; losses and masks are the masked run's"
+    densities,make = {},lambda: Learner(loaders(*digits(), shuffle=False), digits_mlp(), CrossEntropyLossFlat(), path=tmp_path, opt_func=FastaiAdam)
+    def ratio(guard, *args, **kwargs):
+        density = round(len(guard.index)/guard.p.numel(), 2)
+        densities.setdefault(tuple(guard.shape), {})[density] = True
+        return 2. if density<.4 else .5
+    monkeypatch.setattr(compute, '_layer_ratio', ratio)
+    settings = dict(GMP_presets, sparsity=.9, batches_per_update=2)
+    (a,la,_),(b,lb,cb) = [fitted(tmp_path, o, learn=make(), **settings) for o in (None,True)]
+    assert la==pytest.approx(lb, abs=1e-9) and all(torch.equal(p.mask, q.mask) for p,q in zip(masked_params(a.model), masked_params(b.model)))
+    assert len(densities)==2 and set(cb.plan.values())<={'rows','features'}
+    for first,*later in densities.values(): assert first==1 and later[-1]<.25 and all(y<=x/2 for x,y in zip([first,*later], later))
+
+def test_callback_never_measures_where_a_plan_is_given(tmp_path, monkeypatch):
+    "Not after half of the weights have died either"
+    monkeypatch.setattr(compute, '_measure', lambda *args: pytest.fail('measured'))
+    learn = Learner(loaders(*digits(), shuffle=False), digits_mlp(), CrossEntropyLossFlat(), path=tmp_path, opt_func=FastaiAdam)
+    _,_,cb = fitted(tmp_path, whole_plan, learn=learn, **dict(GMP_presets, sparsity=.9, batches_per_update=2))
+    assert cb.plan==whole_plan
 
 @pytest.mark.parametrize('opt_func', [FastaiAdam, partial(OptimWrapper, opt=torch.optim.Adam)])
 def test_callback_saves_the_masked_run(opt_func, tmp_path):

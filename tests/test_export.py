@@ -185,6 +185,17 @@ def test_safetensors(dtype, tmp_path):
     assert path.stat().st_size==report.bytes<live*xb.element_size()+n/8+700*xb.element_size()+2000 and report.error==0
     if dtype==torch.float: assert report.bytes/report.dense_bytes<=.09
 
+def test_a_tied_layer_is_stored_once(tmp_path):
+    "One layer under four names costs a file what it costs under one, and each name is read back"
+    pytest.importorskip('safetensors')
+    layer = nn.Linear(200, 200)
+    model = nn.Sequential(*[layer]*4)
+    sparsify_model(model, .95, seed=0)
+    path,report = export_sparse(model, 'safetensors', torch.randn(2, 200), path=tmp_path/'m.safetensors')
+    state,plain = load_sparse(path),plain_copy(model).state_dict()
+    assert state.keys()==plain.keys() and len(state)==8 and all(torch.equal(v, state[k]) for k,v in plain.items())
+    assert report.bytes<4*(2000+200)+200*200/8+2000
+
 class Recurrent(nn.Module):
     "A language model's shape: embedding, LSTM, head"
     def __init__(self):
