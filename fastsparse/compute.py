@@ -11,7 +11,6 @@ import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functio
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
-from fastcore.imports import noop
 from .callback import *
 from .clocks import *
 from .flops import *
@@ -105,27 +104,21 @@ def full(self:DenseGradient, index, grad):
 # %% ../nbs/31_compute.ipynb #299d7bd2
 def _like(t, p): return isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape==p.shape
 
-def _param_lists(base): return base.param_lists if isinstance(base, Optimizer) else [g['params'] for g in base.param_groups]
+def _change_state(opts, p, change):
+    "Let `change` act on what `opts` remember of single weights of `p`"
+    for state in (base_opt(opt).state for opt in opts):
+        if p in state: state[p] = {k:change(t) if _like(t, p) else t for k,t in state[p].items()}
 
-def _swap(opt, old, new, change):
-    "Put `new` where `opt` holds `old`, and its state, changed by `change`, with it"
-    base = base_opt(opt)
-    for ps in _param_lists(base):
-        for i,p in enumerate(ps):
-            if p is old: ps[i] = new
-    state = base.state.pop(old, None)
-    if state is not None: base.state[new] = {k:change(t) if _like(t, old) else t for k,t in state.items()}
-
-# %% ../nbs/31_compute.ipynb #d6b064fe
-def _replace(opts, old, new, change):
-    "Put `new` where `old` was, in `opts` now and in others before their next step; `change` may not hold `old`"
-    for opt in opts: _swap(opt, old, new, change)
-    if new is not old: set_successor(old, new, partial(_swap, change=change))
+def _resize(p, values, grad):
+    "Give the parameter `p` values and a gradient of another size"
+    p.grad = None
+    p.data = values.new_empty(0, dtype=torch.float if values.dtype==torch.double else torch.double)  # for autograd knows a parameter's size until its type changes
+    p.data,p.grad = values,grad
 
 # %% ../nbs/31_compute.ipynb #2987ea40
 class LiveGuard(Guard):
     "Guards one parameter that is stored as its live values; `route` is how they are multiplied"
-    route,original,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,None,False,None
+    route,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,False,None
     def __init__(self, face, module, attr, shape):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
         self.handle = self.stamp = self.seen = self._index = None
@@ -184,14 +177,13 @@ def _move_values(stays, to, n, t):
     "The values `t`: those of `stays` go to the places `to` of `n`, and the others start at zero"
     return t.new_zeros(n).scatter_(0, to, t.detach().index_select(0, stays))
 
-# %% ../nbs/31_compute.ipynb #57248f54
+# %% ../nbs/31_compute.ipynb #878d9918
 @patch
 def watch(self:LiveGuard, v):
     if self.handle is not None: self.handle.remove()
     set_guard(self.seen)
     set_guard(v, self)
     ref,self.seen = weakref.ref(self),v
-    if self.p is not None: set_successor(self.p, v, partial(_swap, change=noop))  # of an optimizer that was given the face
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
 @patch
@@ -205,11 +197,10 @@ def carry(self:LiveGuard):
     if same: return
     move = partial(_move_values, stays, live_places(known), len(new))
     grad = None if v.grad is None else self.dense_grad.carry(v.grad, move, new, known)
-    w = v if len(old)==len(new) else nn.Parameter(move(v), requires_grad=v.requires_grad)
-    if w is v: v.data.copy_(move(v))
-    _replace(self.opts, v, w, move)
-    self.module._parameters[self.attr],w.grad = w,grad
-    self.watch(w)
+    _change_state(self.opts, v, move)
+    if len(old)!=len(new): return _resize(v, move(v), grad)
+    v.data.copy_(move(v))
+    v.grad = grad
 
 @patch
 def move(self:LiveGuard, gone, new, opt, start=None):
@@ -222,7 +213,12 @@ def move(self:LiveGuard, gone, new, opt, start=None):
 def tap(self:LiveGuard, gT, xT=None): self.dense_grad.add(self.values.grad, gT, xT)
 
 @patch
-def arrived(self:LiveGuard): self.dense_grad.arrive(self.values.grad)
+def arrived(self:LiveGuard):
+    v = self.values
+    if v.grad.shape!=v.shape:
+        v.grad = None
+        raise RuntimeError("a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer")
+    self.dense_grad.arrive(v.grad)
 
 # %% ../nbs/31_compute.ipynb #64665ba4
 @patch
@@ -333,6 +329,7 @@ class SparseWeight(torch.Tensor):
         new = memo.get(id(self.guard.module))
         if new is None: return nn.Parameter(self.guard.spread(self.guard.values), self.requires_grad)  # of the weight alone
         return SparseWeight(new, *self.made_of[1:], *self.says)
+    stored = property(lambda self: self.guard.module._parameters.get(self.guard.attr))
     def __repr__(self): return f'SparseWeight({" x ".join(map(str, self.shape))}, {len(self.guard.values)} live)'
 
     dtype,device = property(lambda self: self.guard.values.dtype),property(lambda self: self.guard.values.device)
@@ -414,14 +411,10 @@ def _store_sparse(o, opts):
     face = SparseWeight(o.module, o.attr, o.p.shape, o.p.dtype, o.p.device)
     guard,p = face.guard,o.p
     pick = lambda t: t.detach().reshape(-1)[guard.index.places]
-    v = nn.Parameter(pick(p), requires_grad=p.requires_grad)
-    if p.grad is not None: v.grad = pick(p.grad)
-    o.module._parameters[o.attr],vars(o.module)[o.attr] = v,face
-    for opt in opts: _swap(opt, p, v, pick)
-    set_successor(p, v, partial(_swap, change=noop))  # `meet` gathers the state of an optimizer that nobody told of
+    _change_state(opts, p, pick)
+    _resize(p, pick(p), None if p.grad is None else pick(p.grad))
+    vars(o.module)[o.attr] = face
     for opt in opts: guard.meet(opt)
-    guard.original,p.grad = p,None
-    p.data = p.data.new_empty(0)
     guard.check()
     guard.lifted = bool(was) and was.lifted
     return guard
@@ -430,17 +423,12 @@ def _store_sparse(o, opts):
 @torch.no_grad()
 def _store_dense(guard):
     "Swap back"
-    v,face,p = guard.values,guard.p,guard.original
-    if p is None: p = nn.Parameter(v.new_empty(0))
-    index,shape = guard.index,guard.shape
+    v,face,index,shape = guard.values,guard.p,guard.index,guard.shape
     def spread(t): return index.dense(t.detach()).view(shape)
-    p.data = spread(v)
-    p.grad = face.grad
-    p.requires_grad_(v.requires_grad)
-    _replace(guard.opts, v, p, spread)
+    _change_state(guard.opts, v, spread)
+    _resize(v, spread(v), face.grad)
     if guard.handle is not None: guard.handle.remove()
     vars(guard.module).pop(guard.attr)
-    guard.module._parameters[guard.attr] = p
     for t in (v,face): set_guard(t)
     new = Guard(guard.module, guard.attr)
     new.lifted = guard.lifted

@@ -194,7 +194,7 @@ def sampled_product(
 class _Product(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, width, layout, tap):
-        x,tiles = x.detach(),[] if ctx.needs_input_grad[1] else None
+        x,values,tiles = x.detach(),values.detach(),[] if ctx.needs_input_grad[1] else None
         y = _multiply(index, values, x, width, layout, bias, tiles)
         ctx.save_for_backward(values, *(tiles or ()))
         ctx.index,ctx.tap,ctx.layouts,ctx.width = index,tap,(_layout(x),layout),width

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Masked', 'masked_params', 'asked_sparsity', 'sparse_params', 'apply_masks', 'is_sparseable_module',
            'sparseable_modules', 'decide', 'keeps_zero', 'stamp_of', 'has_stamp', 'guard_of', 'set_guard', 'Guard',
-           'set_successor', 'renew_params', 'Enforcement', 'guard', 'enforcements', 'enforce_masks',
-           'init_kaiming_normal_sparse_', 'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting',
-           'layer_counts', 'starting_masks', 'module_of', 'resting', 'module_copy', 'sparsify_model', 'show_sparsity',
-           'register_mask', 'keep_from_broadcast', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter',
-           'SparseSummary', 'sparse_summary', 'pack_masks', 'unpack_masks']
+           'renew_params', 'Enforcement', 'guard', 'enforcements', 'enforce_masks', 'init_kaiming_normal_sparse_',
+           'draw_seed', 'check_score', 'as_mask', 'matches', 'candidates', 'fitting', 'layer_counts', 'starting_masks',
+           'module_of', 'resting', 'module_copy', 'sparsify_model', 'show_sparsity', 'register_mask',
+           'keep_from_broadcast', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter', 'SparseSummary',
+           'sparse_summary', 'pack_masks', 'unpack_masks']
 
 # %% ../nbs/04_sparsify.ipynb #7f5de569
 import copy,functools,pandas as pd,torch,weakref
@@ -30,7 +30,6 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 from typing import NamedTuple
 from warnings import warn
 
@@ -314,26 +313,16 @@ def remove(self:Guard):
     if self.p is not None: set_guard(self.p)
 
 # %% ../nbs/04_sparsify.ipynb #57d3c65d
-_successors = WeakIdKeyDictionary()
-
-def set_successor(
-    old:torch.Tensor, # A parameter
-    new:torch.Tensor, # The parameter that has taken its place
-    swap, # Function of an optimizer, `old` and `new` that puts `new` where the optimizer holds `old`; it may not hold `old` itself
-):
-    "Let optimizers that still hold `old` swap before their next step"
-    _successors.pop(new, None)
-    _successors[old] = new,swap
-
 def renew_params(
     opt, # Any optimizer, fastai's or torch's
 ):
-    "Put in `opt` what has replaced its parameters"
-    if not _successors: return
-    for p in [p for group in base_opt(opt).param_groups for p in group['params']]:
-        while p in _successors:
-            old,(p,swap) = p,_successors[p]
-            swap(opt, old, p)
+    "Put in `opt` the parameters that its weights are stored in"
+    base = base_opt(opt)
+    for ps in base.param_lists if isinstance(base, Optimizer) else [g['params'] for g in base.param_groups]:
+        for i,p in enumerate(ps):
+            if type(p) is nn.Parameter or (stored := getattr(p, 'stored', None)) is None: continue
+            ps[i] = stored
+            if p in base.state: base.state[stored] = base.state.pop(p)
 
 # %% ../nbs/04_sparsify.ipynb #ce03f9a7
 def _told(opt):
