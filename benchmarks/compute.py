@@ -7,6 +7,7 @@ from fastsparse.all import *
 from measure import *
 from models import GPT
 from torch import nn
+from torch.autograd import Function
 
 def ffn(d=768, n=4): return nn.Sequential(*[l for _ in range(n) for l in (nn.Linear(d, 4*d), nn.ReLU(), nn.Linear(4*d, d), nn.ReLU())][:-1])
 def wide_mlp(): return nn.Sequential(nn.Linear(784,1024), nn.ReLU(), nn.Linear(1024,1024), nn.ReLU(), nn.Linear(1024,10))
@@ -35,6 +36,30 @@ def bf16_stepper(model, opt, xb, yb):
         with torch.autocast('cpu', torch.bfloat16): step()
     return _f
 
+_linear = torch.ops.mkldnn._linear_pointwise
+
+class OneDnnProduct(Function):
+    "A dense product and its gradients by oneDNN, which torch takes for float32 only when it is asked to"
+    @staticmethod
+    def forward(ctx, x, w, b):
+        ctx.save_for_backward(x, w)
+        return _linear(x, w, b, 'none', [], '')
+
+    @staticmethod
+    def backward(ctx, g):
+        x,w = ctx.saved_tensors
+        g2,x2 = g.reshape(-1, g.shape[-1]),x.reshape(-1, x.shape[-1])
+        return _linear(g2, w.t(), None, 'none', [], '').view(x.shape) if ctx.needs_input_grad[0] else None,_linear(g2.t(), x2.t(), None, 'none', [], ''),g2.sum(0)
+
+class OneDnnLinear(nn.Linear):
+    def forward(self, x): return OneDnnProduct.apply(x, self.weight, self.bias)
+
+def onednn_stepper(model, xb, yb):
+    "A dense step whose linear layers are oneDNN's, in float32"
+    for m in model.modules():
+        if type(m) is nn.Linear: m.__class__ = OneDnnLinear
+    return stepper(model, sgd(model), xb, yb)
+
 def peer_stepper(name, model, xb, yb, sparsity):
     "The same with layers of sparselab, which has products in C++, and nothing to move weights; None if it isn't installed"
     try: from sparselab import SparseLinear
@@ -50,7 +75,7 @@ def training(name, sparsity, rounds, plan=None):
     torch.manual_seed(0)
     model,xb,yb = make[name]()
     dense,bf16 = [f(m, sgd(m), xb, yb) for f,m in ((stepper,deepcopy(model)),(bf16_stepper,deepcopy(model)))]
-    peer = peer_stepper(name, deepcopy(model), xb, yb, sparsity)
+    peer,onednn = peer_stepper(name, deepcopy(model), xb, yb, sparsity),onednn_stepper(deepcopy(model), xb, yb)
     sparsify(name, model, sparsity)
     products = bare(model)
     opt = sgd(model)
@@ -58,7 +83,7 @@ def training(name, sparsity, rounds, plan=None):
     dst = rigl(model, opt)
     at = stepper_at(dst, stepper(model, opt, xb, yb))
     arms = dict(dense=dense, bare=stepper(products, sgd(products), xb, yb), step=lambda: at(1), **({'sparselab':peer} if peer else {}))
-    if plan is None: arms['bf16'] = bf16  # slow on machines without it, and the same for all
+    if plan is None: arms.update(bf16=bf16, onednn=onednn)  # the same for all processes; bfloat16 is slow on machines without it
     times = interleaved_blocks(arms, rounds, block_seconds)
     upd = statistics.median(interleaved(dict(update=lambda: at(every)), 3, warmup=1)['update'])
     assert dst.n_updates

@@ -1,5 +1,5 @@
 "Clocks that can be trusted beside a busy neighbour: interleaved rounds, process CPU time, medians and quartiles"
-import ctypes,gc,platform,re,statistics,time,torch
+import ctypes,gc,math,platform,re,statistics,time,torch
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +22,11 @@ def spread(xs):
     q1,median,q3 = statistics.quantiles(xs, n=4, method='inclusive') if len(xs)>1 else [xs[0]]*3
     return dict(median=median, q1=q1, q3=q3, n=len(xs))
 
-def interleaved(arms, rounds, warmup=2):
-    "CPU seconds of each of `arms`, functions by name, one after the other in each round, in an order that turns"
-    names,times = list(arms),{name:[] for name in arms}
+def interleaved(arms, rounds, warmup=2, budget=math.inf):
+    "CPU seconds of each of `arms`, functions by name, one after the other in each round, in an order that turns; fewer rounds, but seven, when `budget` seconds are spent"
+    names,times,start = list(arms),{name:[] for name in arms},time.process_time()
     for i in range(-warmup, rounds):
+        if i>=7 and time.process_time()-start>budget: break
         for name in names[i%len(names):]+names[:i%len(names)]:
             t = cpu_time(arms[name])
             if i>=0: times[name].append(t)
@@ -34,11 +35,11 @@ def interleaved(arms, rounds, warmup=2):
 def repeat(f, n):
     for _ in range(n): f()
 
-def interleaved_blocks(arms, rounds, seconds=.05):
+def interleaved_blocks(arms, rounds, seconds=.05, **kwargs):
     "CPU seconds of a call of each of `arms`, which run in blocks of `seconds` or more: over and over again, as they do in use, with what they need in the caches"
     for f in arms.values(): f()
     n = {k:max(1, round(seconds/max(cpu_time(f), 1e-6))) for k,f in arms.items()}
-    return {k:[t/n[k] for t in ts] for k,ts in interleaved({k:partial(repeat, f, n[k]) for k,f in arms.items()}, rounds, warmup=1).items()}
+    return {k:[t/n[k] for t in ts] for k,ts in interleaved({k:partial(repeat, f, n[k]) for k,f in arms.items()}, rounds, warmup=1, **kwargs).items()}
 
 def ratios(a, b): return [x/y for x,y in zip(a,b)]
 

@@ -26,7 +26,7 @@ def measure_steps(quick):
     "Of each model, and of the first ResNet-18 through fastai's `Learner`"
     rounds = dict(mlp=20, resnet18=8) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=30)
     rows = {name:dict(costs.training_step(name, n), goal=goals.get(name)) for name,n in rounds.items()}
-    rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 16, 5 if quick else 9), goal=goals['learner'])
+    rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 10, 5 if quick else 9), goal=goals['learner'])
     return rows
 
 def measure_updates(quick):
@@ -139,9 +139,9 @@ def show_evaluation(rows):
     show(lines, ['forward in evaluation against dense', 'dense', 'masked', 'dense again', 'goal'])
 
 def show_training(rows):
-    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", quartiles(r['bf16'], 2), quartiles(r['sparselab'], 2) if 'sparselab' in r else 'not installed', quartiles(r['bare'], 2),
+    lines = [[compute.titles[r['model']], f"{r['sparsity']}", f"{r['dense_ms']:.0f} ms", *[quartiles(r[k], 2) for k in ('onednn','bf16')], quartiles(r['sparselab'], 2) if 'sparselab' in r else 'not installed', quartiles(r['bare'], 2),
         quartiles(r['step'], 2), quartiles(r['amortised'], 2), reached(r['amortised']['median'], r['goal'])] for r in rows]
-    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense in bfloat16', 'sparselab', 'bare products', 'between updates', 'update every 100', 'goal'])
+    show(lines, ['training: times faster than dense', 'sparsity', 'dense', 'dense by oneDNN', 'dense in bfloat16', 'sparselab', 'bare products', 'between updates', 'update every 100', 'goal'])
 
 def show_table(rows):
     of = {(*r['shape'],r['batch'],r['sparsity']):f"{r['speedup']['median']:.2f}{'*' if r['swapped'] else ' '}" for r in rows}

@@ -49,11 +49,11 @@ class DenseGradient:
         self.terms,self.whole,self.came,self.version,self.shared = [*([] if fresh else self.terms), *terms],None,grad.detach().clone(),grad._version,False
         if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.shape.numel(): self.terms = [self.summed()]
 
-    def summed(self, index=None):
-        "The sum of the terms, with rows for outputs; or just at the weights of `index`"
+    def summed(self, index=None, rows=slice(None)):
+        "The sum of the terms, with rows for outputs, all or some; or just at the weights of `index`"
         def _part(t):
-            if isinstance(t, torch.Tensor): return t if index is None else t.view(-1)[index.places]
-            return t[0]@t[1].t() if index is None else sampled_product(index, *t)
+            if isinstance(t, torch.Tensor): return t[rows] if index is None else t.view(-1)[index.places]
+            return t[0][rows]@t[1].t() if index is None else sampled_product(index, *t)
         first,*others = map(_part, self.terms)
         return sum(others, first).to(self.came.dtype)
 
@@ -88,16 +88,22 @@ def share(self:DenseGradient):
     self.shared = True
 
 @patch
+def in_rows(self:DenseGradient, rows, places, grad, k):
+    "As a dense matrix of some rows; the weights at `places`, of these rows, live and have the gradient `grad`, `k` times what arrived"
+    out = self.summed(rows=rows)
+    if len(self.terms)==1 and isinstance(self.terms[0], torch.Tensor): out = out.clone()
+    if k!=1: out.mul_(k)
+    out.view(-1).scatter_(0, places, grad)
+    return out
+
+@patch
 @torch.no_grad()
 def full(self:DenseGradient, index, grad):
     "As a dense tensor; the weights of `index` live and have the gradient `grad`"
     self.share()
     whole = self.whole and self.whole[1]==grad._version and self.whole[0]()
     if not isinstance(whole, torch.Tensor):
-        k,whole = self.factor(grad),self.summed()
-        if whole is self.terms[0]: whole = whole.clone()
-        whole = (whole if k==1 else whole.mul_(k)).view(self.shape)
-        whole.view(-1).scatter_(0, index.places, grad)
+        whole = self.in_rows(slice(None), index.places, grad, self.factor(grad)).view(self.shape)
         self.whole = weakref.ref(whole),grad._version
     return whole
 
@@ -250,6 +256,29 @@ def weights_at(self:LiveGuard, at, with_grad):
     v.grad = self.values.grad if with_grad else None
     return v
 
+_at_once = 2**17  # entries of the dense gradient that are made at a time, where rows will do
+
+@patch
+def parts(self:LiveGuard, with_grad):
+    (n_out,n_in),grad,dense,start = self.index.shape,self.values.grad if with_grad else None,self.dense_grad,0
+    if grad is not None: dense.share()
+    k,n = 1. if grad is None or not dense.terms else dense.factor(grad),max(1, _at_once//max(n_in, 1))
+    for i in range(0, max(n_out, 1), n):
+        rows = slice(i, min(i+n, n_out))
+        places = self.index.between(rows.start, rows.stop).places
+        live,start = slice(start, start+len(places)),start+len(places)
+        yield rows,self._part(rows, places, live, grad, k)
+
+@patch
+def _part(self:LiveGuard, rows, places, live, grad, k):
+    "The weight in `rows`: those that are `live` among the values are at `places` of it"
+    shape = torch.Size((rows.stop-rows.start,*self.shape[1:]))
+    def spread(t): return t.new_zeros(shape.numel()).scatter_(0, places, t.detach()[live]).view(shape)
+    p = spread(self.values)
+    if grad is not None: p.grad = self.dense_grad.in_rows(rows, places, grad[live], k).view(shape) if self.dense_grad.terms else spread(grad)
+    return p
+
+# %% ../nbs/31_compute.ipynb #b5a20f39
 def _lift(self, lifted):
     if not lifted: self.forget()
     self._lifted = lifted

@@ -80,6 +80,16 @@ def part(self:SparseIndex,
     return SparseIndex.of_parts(self.shape, _starts(self.rows[keep], self.shape[0]), self.col[keep])
 
 @patch
+def between(self:SparseIndex,
+    start:int, # The first row
+    stop:int, # The row after the last one
+) -> SparseIndex: # It counts rows from `start`
+    "The index of some of the rows"
+    a,b = self.crow[[start,stop]].tolist()
+    return SparseIndex.of_parts((stop-start,self.shape[1]), self.crow[start:stop+1]-a, self.col[a:b])
+
+# %% ../nbs/30_kernels.ipynb #24d2691a
+@patch
 def csr(self:SparseIndex,
     values:torch.Tensor, # A value for each live weight, in this index's order
 ) -> torch.Tensor: # Sparse CSR tensor

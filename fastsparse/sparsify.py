@@ -263,6 +263,12 @@ def weights_at(self:Guard, at, with_grad):
     if with_grad and self.p.grad is not None: v.grad = pick(self.p.grad)
     return v
 
+# %% ../nbs/04_sparsify.ipynb #fd2d28f6
+@patch
+def parts(self:Guard, with_grad):
+    "Slices of rows, each with the weight there, which has its gradient `with_grad`"
+    yield slice(None),self.p
+
 # %% ../nbs/04_sparsify.ipynb #76bb0ce5
 @patch
 def open_step(self:Guard, opt):

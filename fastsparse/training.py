@@ -428,17 +428,32 @@ class _Scorer:
         self.at = self._at if says(f, 'elementwise') else None
 
     def __call__(self, mask=None):
-        score = self.score_f(mask)
-        check_score(score, self.s.o)
+        score = self._checked(mask) if self.at is None else self._in_parts(mask)
         if score.dtype==torch.bool: self.seen.append(score)
+        return score
+
+    def _checked(self, mask, p=None):
+        score = self.score_f(mask, p)
+        check_score(score, self.s.o if p is None else self.s.o._replace(p=p))
         return score
 
     def _at(self, places):
         "The scores at `places`, which are all the live ones, without the dead ones"
-        v = self.s.guard.weights_at(places, says(self.f, 'reads_grad'))
-        score = self.score_f(None, v)
-        check_score(score, self.s.o._replace(p=v))
-        return score
+        return self._checked(None, self.s.guard.weights_at(places, says(self.f, 'reads_grad')))
+
+    def _in_parts(self, mask):
+        "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
+        parts = self.s.guard.parts(says(self.f, 'reads_grad'))
+        rows,p = next(parts)
+        score = self._checked(mask, p)
+        if score.shape==self.s.p.shape: return score
+        whole = score.new_empty(self.s.p.shape)
+        whole[rows] = score
+        del p,score  # before the next ones are made
+        for rows,p in parts:
+            whole[rows] = self._checked(mask, p)
+            del p
+        return whole
 
 def _check_choice(o, mask, chosen, n):
     "A `ValueError` unless the bool score `mask` has exactly the `n` places that were chosen"

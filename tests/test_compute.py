@@ -815,6 +815,43 @@ def test_an_optimizer_made_after_the_swap_follows(change, opt_f):
     assert not before.equal(b[0].weight.detach())
     assert_equal_models(a, b, 1e-5)
 
+@pytest.mark.parametrize('at_once', [1,7,40,10**6])
+@pytest.mark.parametrize('batches', ['one','many','clipped'])
+def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
+    "Weight and gradient, some rows at a time, are what the whole has there, of one backward or several, clipped or not"
+    monkeypatch.setattr(compute, '_at_once', at_once)
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Unflatten(1, (9,1)), nn.Conv1d(9, 4, 1)).double()
+    sparsify_model(m, .6, seed=0)
+    sparse_compute(m, None, plan={'0.weight':'rows', '3.weight':'features'})
+    for o in masked_params(m): guard_of(o.p).lifted = True
+    for _ in range(5 if batches=='many' else 1): m(torch.randn(3, 5).double()).pow(2).sum().backward()
+    if batches=='clipped': nn.utils.clip_grad_norm_(m.parameters(), .1)
+    for o in masked_params(m):
+        parts = list(guard_of(o.p).parts(True))
+        assert len(parts)==-(-len(o.p)//max(1, at_once//o.p[0].numel())) and all(p.shape[1:]==o.p.shape[1:] for _,p in parts)
+        torch.testing.assert_close(torch.cat([p for _,p in parts]), o.p.detach().clone(), rtol=0, atol=0)
+        torch.testing.assert_close(torch.cat([p.grad for _,p in parts]), o.p.grad, rtol=1e-12, atol=1e-12)
+
+def test_updates_by_rows_are_the_masked_runs(monkeypatch):
+    "Equal masks and losses in float64 where the dense gradient is made seven entries at a time"
+    monkeypatch.setattr(compute, '_at_once', 7)
+    losses,masks = [],[]
+    for model,opt,_ in pair(lambda: nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 4)).double(), torch_opts['adam']):
+        dst = DynamicSparseTraining(model, opt, 60, **{**RigL_presets, 'batches_per_update':3, 'seed':2})
+        g,out = torch.Generator().manual_seed(0),[]
+        for _ in range(60):
+            xb,yb = torch.randn(8, 12, generator=g, dtype=torch.double),torch.randn(8, 4, generator=g, dtype=torch.double)
+            loss = (model(xb)-yb).pow(2).mean()
+            loss.backward()
+            dst.step()
+            dst.opt.zero_grad()
+            out.append(loss.item())
+        assert dst.n_updates>5
+        losses.append(out)
+        masks.append([o.mask.clone() for o in masked_params(model)])
+    assert losses[0]==pytest.approx(losses[1], abs=1e-9) and all(map(torch.equal, *masks))
+
 def to_other_counts(m, s):
     "Write masks of sparsity `s` into a sparse model"
     with torch.no_grad():
