@@ -39,7 +39,7 @@ def interleaved_blocks(arms, rounds, seconds=.05, **kwargs):
     "CPU seconds of a call of each of `arms`, which run in blocks of `seconds` or more: over and over again, as they do in use, with what they need in the caches"
     for f in arms.values(): f()
     n = {k:max(1, round(seconds/max(cpu_time(f), 1e-6))) for k,f in arms.items()}
-    return {k:[t/n[k] for t in ts] for k,ts in interleaved({k:partial(repeat, f, n[k]) for k,f in arms.items()}, rounds, warmup=1, **kwargs).items()}
+    return {k:[t/n[k] for t in ts] for k,ts in interleaved({k:partial(repeat, f, n[k]) for k,f in arms.items()}, rounds, warmup=0, **kwargs).items()}
 
 def ratios(a, b): return [x/y for x,y in zip(a,b)]
 
