@@ -75,7 +75,7 @@ def training_step(name, rounds, n_updates=5):
     dense,again = [stepper(m, sgd(m), xb, yb) for m in (deepcopy(model), deepcopy(model))]
     step,update = sparse_stepper(model, xb, yb)
     peer,_ = peer_stepper(make[name]()[0], xb, yb) if name in ('mlp','resnet18') else (None,None)
-    times = interleaved_blocks({k:f for k,f in dict(dense=dense, step=step, again=again, peer=peer).items() if f}, rounds, budget=60)
+    times = interleaved_blocks({k:f for k,f in dict(dense=dense, step=step, again=again, peer=peer).items() if f}, rounds, budget=40)
     return summary(**times, update=interleaved(dict(update=update), n_updates, warmup=1)['update'])
 
 class BatchTimer(Callback):

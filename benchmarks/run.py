@@ -68,7 +68,7 @@ def train_in_processes(name, sparsity, n, rounds):
 def measure_training(quick):
     "Training on live weights only, in processes of their own"
     names,sparsities,n = (['mlp'],[.9],1) if quick else (['mlp','ffn','gpt'],[.9,.95,.98],5)
-    rounds = dict(mlp=5, ffn=4, gpt=3)
+    rounds = dict(mlp=4, ffn=3, gpt=2)
     return [dict(train_in_processes(name, s, n, rounds[name]), goal=speed_goals[name][s]) for name in names for s in sparsities]
 
 def measure_table(quick):
