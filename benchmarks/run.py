@@ -24,9 +24,9 @@ def in_new_process(f, *args):
 
 def measure_steps(quick):
     "Of each model, and of the first ResNet-18 through fastai's `Learner`"
-    rounds = dict(mlp=20, resnet18=8) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=30)
+    rounds = dict(mlp=10, resnet18=4) if quick else dict(mlp=60, resnet18=60, resnet18_cifar=15, gpt=30)
     rows = {name:dict(costs.training_step(name, n), goal=goals.get(name)) for name,n in rounds.items()}
-    rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 10, 5 if quick else 9), goal=goals['learner'])
+    rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 10, 3 if quick else 9), goal=goals['learner'])
     return rows
 
 def measure_updates(quick):
