@@ -29,9 +29,11 @@ def sparsify(name, model, sparsity):
     n,n_kept = [sum(o.numel() for o in os) for os in ([o[1]._parameters[o[2]] for o in decide(model) if not o[-1]], kept)]
     sparsify_model(model, sparsity*(1-n_kept/n), shares, seed=0)
 
-def bf16_stepper(model, opt, xb, yb):
+def plain_stepper(model, xb, yb): return stepper(model, sgd(model), xb, yb)
+
+def bf16_stepper(model, xb, yb):
     "A dense step in bfloat16, where the machine multiplies it faster"
-    step = stepper(model, opt, xb, yb)
+    step = plain_stepper(model, xb, yb)
     def _f():
         with torch.autocast('cpu', torch.bfloat16): step()
     return _f
@@ -58,7 +60,7 @@ def onednn_stepper(model, xb, yb):
     "A dense step whose linear layers are oneDNN's, in float32"
     for m in model.modules():
         if type(m) is nn.Linear: m.__class__ = OneDnnLinear
-    return stepper(model, sgd(model), xb, yb)
+    return plain_stepper(model, xb, yb)
 
 def peer_stepper(name, model, xb, yb, sparsity):
     "The same with layers of sparselab, which has products in C++, and nothing to move weights; None if it isn't installed"
@@ -66,7 +68,7 @@ def peer_stepper(name, model, xb, yb, sparsity):
     except ImportError: return
     for n,m in list(model.named_modules()):
         if isinstance(m, nn.Linear) and n not in dense_layers[name]: model.set_submodule(n, SparseLinear(m.in_features, m.out_features, sparsity=sparsity))
-    return stepper(model, sgd(model), xb, yb)
+    return plain_stepper(model, xb, yb)
 
 block_seconds = .3  # steps in a row, as training makes them
 
@@ -74,16 +76,15 @@ def training(name, sparsity, rounds, plan=None):
     "A step with the engine and an update every 100 steps against a dense step, in turns, for the same optimizer"
     torch.manual_seed(0)
     model,xb,yb = make[name]()
-    dense,bf16 = [f(m, sgd(m), xb, yb) for f,m in ((stepper,deepcopy(model)),(bf16_stepper,deepcopy(model)))]
-    peer,onednn = peer_stepper(name, deepcopy(model), xb, yb, sparsity),onednn_stepper(deepcopy(model), xb, yb)
+    arms = dict(dense=plain_stepper(deepcopy(model), xb, yb), sparselab=peer_stepper(name, deepcopy(model), xb, yb, sparsity))
+    if plan is None: arms.update(bf16=bf16_stepper(deepcopy(model), xb, yb), onednn=onednn_stepper(deepcopy(model), xb, yb))  # the same for all processes; bfloat16 is slow on machines without it
     sparsify(name, model, sparsity)
     products = bare(model)
     opt = sgd(model)
     report = sparse_compute(model, xb, opt, plan)
     dst = rigl(model, opt)
     at = stepper_at(dst, stepper(model, opt, xb, yb))
-    arms = dict(dense=dense, bare=stepper(products, sgd(products), xb, yb), step=lambda: at(1), **({'sparselab':peer} if peer else {}))
-    if plan is None: arms.update(bf16=bf16, onednn=onednn)  # the same for all processes; bfloat16 is slow on machines without it
+    arms = {k:f for k,f in dict(arms, bare=plain_stepper(products, xb, yb), step=lambda: at(1)).items() if f}
     times = interleaved_blocks(arms, rounds, block_seconds)
     upd = statistics.median(interleaved(dict(update=lambda: at(every)), 3, warmup=1)['update'])
     assert dst.n_updates

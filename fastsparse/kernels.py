@@ -150,8 +150,7 @@ def _bags(index, values, tile):
 
 # %% ../nbs/30_kernels.ipynb #50eb910a
 def _multiply(index, values, x, width, layout, bias=None, tiles=None):
-    "The product with the rows of `x`, as it lies in memory; the list `tiles` takes the tiles that were made"
-    values = values.detach()  # what requires a gradient would get a slower kernel
+    "The product with the rows of `x`, as it lies in memory, for `values` without a gradient, which would get a slower kernel; the list `tiles` takes the tiles that were made"
     if bias is not None: bias = bias.detach()[:,None]
     def one(tile):
         if tiles is not None: tiles.append(tile)
@@ -177,7 +176,7 @@ def sparse_product(
 ) -> torch.Tensor: # A row an output; it has no gradient
     "Weight times `xT`, live weights only"
     x = xT.detach().t()
-    y = _multiply(index, values, x, _width(x, index), 'rows' if by_columns else 'features', bias)
+    y = _multiply(index, values.detach(), x, _width(x, index), 'rows' if by_columns else 'features', bias)
     return y.t() if by_columns else y
 
 # %% ../nbs/30_kernels.ipynb #16112351
