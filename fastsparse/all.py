@@ -1,5 +1,6 @@
 "Everything: `from fastsparse.all import *`"
 from .masks import *
+from .layers import *
 from .structures import *
 from .distributions import *
 from .schedules import *
