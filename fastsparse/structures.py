@@ -21,6 +21,7 @@ from torch import nn
 class Structure:
     "Which masks of a parameter are legal: its weights fall into groups of units of entries"
     sparsity,least,across,reduce = None,0,False,None
+    experts_join = 'outputs'  # where `for_axes` joins experts, so that none of them shares a group or a unit
     def __post_init__(self):
         if not (callable(self.reduce) or self.reduce in (None, *_reductions)):
             raise ValueError(f"reduce is {self.reduce!r}, and must be one of {', '.join(map(repr, _reductions))}, or a function of a tensor that reduces its last axis")
@@ -235,8 +236,9 @@ class Unstructured(Structure):
 def _check_int(name, v, low=1):
     if not isinstance(v, numbers.Integral) or isinstance(v, bool) or v<low: raise ValueError(f"{name} is {v!r}, and must be an integer from {low}")
 
-def _check_nm(s):
-    for name in ('n','m'): _check_int(name, getattr(s, name))
+def _check_nm(s, low=0):
+    _check_int('n', s.n, low)
+    _check_int('m', s.m)
     if s.n>s.m: raise ValueError(f"{s.n}:{s.m} would keep {s.n} of {s.m} weights: write N:M with N not above M, e.g. 2:4")
 
 @dataclass(frozen=True)
@@ -244,47 +246,57 @@ class NM(Structure):
     "`n` of `m` neighbours live"
     n:int # Live weights in a group
     m:int # Weights in a group
-    axis:int=1 # Along which axis neighbours are counted: 0 outputs, 1 inputs
+    axis:int=1 # Along which axis neighbours are counted: 0 outputs, 1 inputs, -1 the last; of a vector the only one
     flat:bool=False # Count along all weights of an output, input channels and kernel together?
     pad:bool=False # May the last group of a row be shorter?
-    syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: sparsity)?(?: axis (?P<axis>\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
+    syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: sparsity)?(?: axis (?P<axis>-?\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
+    experts_join = property(lambda self: 'outputs' if self.flat else 'kernel')
     def __post_init__(self):
         _check_nm(self)
-        _check_int('axis', self.axis, 0)
+        _check_int('axis', self.axis, -8)
         if self.flat and self.axis!=1: raise ValueError(f"flat counts along all weights of an output, so axis {self.axis} can't be chosen too: leave one of them out")
 
     def __str__(self): return f'{self.n}:{self.m}' + f' axis {self.axis}'*(self.axis!=1) + ' flat'*self.flat + ' pad'*self.pad
 
 # %% ../nbs/00a_structures.ipynb #cec8e236
 @patch
-def axes(self:NM, shape):
-    n_dim = max(self.axis+1, 2)
+def _line(self:NM, shape):
+    "Sizes of the parameter as it is counted, and along which of them; a vector has one only"
+    flat = self.flat and len(shape)>1
+    n_dim = -self.axis if self.axis<0 else max(self.axis, 1)*(len(shape)!=1 or self.axis>1)+1
     if len(shape)<n_dim: raise ValueError(f"{self} needs a parameter of {n_dim} or more dimensions, and this one has shape {shape}: leave it dense")
-    sizes = (shape[0], math.prod(shape[1:])) if self.flat else shape
-    n = sizes[self.axis]
-    if n%self.m and not self.pad: raise ValueError(f"{self} needs an axis {self.axis} that {self.m} divides, and it has {n} in shape {shape}: take '{self} pad', or leave this parameter dense")
-    sizes = (*sizes[:self.axis], *sizes[self.axis+1:], -(-n//self.m), self.m)
+    sizes = (shape[0], math.prod(shape[1:])) if flat else shape
+    return sizes,0 if len(shape)==1 else self.axis%len(sizes)
+
+@patch
+def axes(self:NM, shape):
+    sizes,axis = self._line(shape)
+    n = sizes[axis]
+    if n%self.m and not self.pad: raise ValueError(f"{self} needs an axis {axis} that {self.m} divides, and it has {n} in shape {shape}: take '{self} pad', or leave this parameter dense")
+    sizes = (*sizes[:axis], *sizes[axis+1:], -(-n//self.m), self.m)
     return sizes,list(range(len(sizes)-1)),[len(sizes)-1]
 
 @patch
 def _n_at(self:NM, shape, k):
     *others,chunks,_ = self.axes(tuple(shape))[0]
-    n = math.prod(shape[1:]) if self.flat else shape[self.axis]
+    sizes,axis = self._line(tuple(shape))
+    n = sizes[axis]
     return math.prod(others)*(n//self.m*k+min(k, n%self.m))
 
 # %% ../nbs/00a_structures.ipynb #c1ad70b0
 @patch
 def split(self:NM, t):
     self.check(t.shape)
-    t = (t.flatten(1) if self.flat else t).movedim(self.axis, -1)
+    sizes,axis = self._line(tuple(t.shape))
+    t = t.reshape(sizes).movedim(axis, -1)
     return nn.functional.pad(t, (0, -t.shape[-1]%self.m)).reshape(-1, self.m, 1)
 
 @patch
 def join(self:NM, x, shape):
     *others,chunks,_ = self.axes(tuple(shape))[0]
-    n = math.prod(shape[1:]) if self.flat else shape[self.axis]
-    return x.reshape(*others, chunks*self.m)[...,:n].movedim(-1, self.axis).reshape(shape).contiguous()
+    sizes,axis = self._line(tuple(shape))
+    return x.reshape(*others, chunks*self.m)[...,:sizes[axis]].movedim(-1, axis).reshape(shape).contiguous()
 
 # %% ../nbs/00a_structures.ipynb #afbb73e8
 def _gains(w, x):
@@ -347,10 +359,10 @@ class TransposableNM(Structure):
     "`n` live in each row and each column of every tile of `m` by `m`"
     n:int # Live weights in a row and in a column
     m:int # Side of a tile, up to 32
-    syntax = r'transposable (?P<n>\d+):(?P<m>\d+)'
+    syntax,experts_join = r'transposable (?P<n>\d+):(?P<m>\d+)','kernel'
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
     def __post_init__(self):
-        _check_nm(self)
+        _check_nm(self, 1)
         if self.m>32: raise ValueError(f"m is {self.m}, and must be 32 or less: larger tiles take too long")
 
     def __str__(self): return f'transposable {self.n}:{self.m}'
@@ -464,6 +476,7 @@ class Block(_Whole):
     cols:int # Inputs in a block
     reduce:object='mean' # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
     syntax,text,__str__ = r'block (?P<rows>\d+)x(?P<cols>\d+)'+_how,'block {rows}x{cols}',_Whole.__str__
+    experts_join = 'kernel'
     def __post_init__(self):
         super().__post_init__()
         for name in ('rows','cols'): _check_int(name, getattr(self, name))
@@ -496,7 +509,7 @@ class OutputChannels(_Whole):
 class InputChannels(_Whole):
     "All weights of one input"
     reduce:object='mean' # As in `Block`
-    syntax,text = 'input channels'+_how,'input channels'
+    syntax,text,experts_join = 'input channels'+_how,'input channels','inputs'
     def axes(self, shape):
         _needs(self, shape, len(shape)>1, 'two or more dimensions')
         return (*shape[:2], math.prod(shape[2:])),[],[1]
@@ -509,6 +522,7 @@ class OutputGroups(Structure):
     syntax = r'output groups (?P<g>\d+)'
     def __post_init__(self): _check_int('g', self.g)
     def __str__(self): return f'output groups {self.g}'
+    def for_experts(self, n): return OutputGroups(self.g*n)
     def axes(self, shape):
         _needs(self, shape, shape and not shape[0]%self.g, f'a number of outputs that {self.g} divides')
         return (self.g, shape[0]//self.g, math.prod(shape[1:])),[0],[1,2]
@@ -517,9 +531,10 @@ class OutputGroups(Structure):
 class InputGroups(Structure):
     "Equally many live weights in each of `g` groups of consecutive inputs"
     g:int # Number of groups
-    syntax = r'input groups (?P<g>\d+)'
+    syntax,experts_join = r'input groups (?P<g>\d+)','inputs'
     def __post_init__(self): _check_int('g', self.g)
     def __str__(self): return f'input groups {self.g}'
+    def for_experts(self, n): return InputGroups(self.g*n)
     def axes(self, shape):
         _needs(self, shape, len(shape)>1 and not shape[1]%self.g, f'a number of inputs that {self.g} divides')
         return (shape[0], self.g, shape[1]//self.g, math.prod(shape[2:])),[1],[0,2,3]
@@ -532,7 +547,7 @@ _grammar = ("'unstructured', '2:4' and after it, where wanted, 'axis 0' (outputs
 def _read(v):
     "A word of a text as a value"
     if v in ('flat','pad'): return True
-    return int(v) if v.isdigit() else v if v.isalnum() and v[0].isalpha() else float(v)
+    return int(v) if re.fullmatch(r'-?\d+', v) else v if v.isalnum() and v[0].isalpha() else float(v)
 
 def as_structure(
     x, # A `Structure`, a text, or None for `Unstructured()`
@@ -543,6 +558,133 @@ def as_structure(
     for kind in _kinds:
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
     raise ValueError(f"structure is {x!r}, and must be a Structure, None, or one of {_grammar}")
+
+# %% ../nbs/00a_structures.ipynb #a002fba1
+@dataclass(frozen=True)
+class _Turned(Structure):
+    "A structure for parameters whose axes lie elsewhere"
+    inner:Structure # What holds once outputs come first and inputs second
+    outputs:int # The axis that counts outputs
+    inputs:int # The axis that counts inputs
+    experts:int=None # The axis that counts experts, if there are any
+    sparsity,least,across,reduce = [property(lambda self, k=k: getattr(self.inner, k)) for k in ('sparsity','least','across','reduce')]
+    def __post_init__(self): pass
+    def __str__(self): return str(self.inner)
+
+    def _axes(self, ndim):
+        "The order of axes in which the inner structure sees them, and the place in it that experts are joined to"
+        put = dict(outputs=[self.experts, self.outputs, self.inputs], inputs=[self.outputs, self.experts, self.inputs], kernel=[self.outputs, self.inputs, self.experts])
+        joined = self.inner.experts_join
+        named = [self.outputs, self.inputs] if self.experts is None else put[joined]
+        at = None if self.experts is None else dict(outputs=0, inputs=1, kernel=None)[joined]
+        return [*named, *[d for d in range(ndim) if d not in named]],at
+
+    def _need(self, shape):
+        n = max(o for o in (self.outputs, self.inputs, self.experts) if o is not None)+1
+        if 1<len(shape)<n: raise ValueError(f"{self} needs a parameter of {n} or more dimensions where axes lie like this, and it has shape {tuple(shape)}: leave it dense")
+
+# %% ../nbs/00a_structures.ipynb #0c3ae2c8
+@patch
+def _to(self:_Turned, t):
+    "`t` as the inner structure sees it"
+    self._need(t.shape)
+    if t.ndim==1: return t
+    order,at = self._axes(t.ndim)
+    t = t.permute(order)
+    return t if at is None else t.flatten(at, at+1)
+
+@patch
+def _from(self:_Turned, t, shape):
+    "`_to` undone"
+    if len(shape)==1: return t
+    order,_ = self._axes(len(shape))
+    return t.reshape([shape[i] for i in order]).permute(sorted(range_of(order), key=order.__getitem__)).contiguous()
+
+@patch
+def _view(self:_Turned, shape):
+    "The inner structure for a parameter of `shape`, and the shape that it sees"
+    shape = tuple(shape)
+    n_experts = 1 if self.experts is None or len(shape)==1 else shape[self.experts]
+    return self.inner.for_experts(n_experts),tuple(self._to(torch.empty(shape, device='meta')).shape)
+
+@patch
+def for_experts(self:Structure, n): return self
+
+# %% ../nbs/00a_structures.ipynb #c67ddf28
+@patch
+def check(self:_Turned, shape):
+    self._need(shape)
+    inner,seen = self._view(shape)
+    try: inner.check(seen)
+    except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, seen with outputs first)") from e
+
+@patch
+def axes(self:_Turned, shape): raise NotImplementedError("a turned structure has no axes of its own: ask `inner`")
+
+@patch
+def _order(self:_Turned, shape):
+    inner,seen = self._view(shape)
+    return inner._order(seen)
+
+@patch
+def _n_at(self:_Turned, shape, k):
+    inner,seen = self._view(shape)
+    return inner._n_at(seen, k)
+
+@patch
+def _most(self:_Turned, shape):
+    inner,seen = self._view(shape)
+    return inner._most(seen)
+
+@patch
+def split(self:_Turned, t): return self._view(t.shape)[0].split(self._to(t))
+
+@patch
+def join(self:_Turned, x, shape):
+    inner,seen = self._view(shape)
+    return self._from(inner.join(x, seen), shape)
+
+# %% ../nbs/00a_structures.ipynb #bbe2530d
+@patch
+def top(self:_Turned, score, n):
+    self._per_group(score.shape, n)
+    return self._from(self._view(score.shape)[0].top(self._to(score), n), score.shape)
+
+@patch
+def legal(self:_Turned, mask):
+    self.check(mask.shape)
+    return self._view(mask.shape)[0].legal(self._to(mask).contiguous())
+
+@patch
+def _turned(self:_Turned, method, mask, keep_f, grow_f, *args):
+    "A move of the inner structure, with places as the parameter lies"
+    (inner,seen),shape = self._view(mask.shape),mask.shape
+    keep = None if keep_f is None else lambda: self._to(keep_f())
+    grow = None if grow_f is None else lambda stay: self._to(grow_f(self._from(stay, shape)))
+    moved = getattr(inner, method)(self._to(mask).contiguous(), keep, grow, *args)
+    none = torch.zeros(seen, dtype=torch.bool, device=mask.device)
+    return tuple(_places(self._from(put_(none.clone(), o, True), shape)) for o in moved)
+
+@patch
+def move(self:_Turned, mask, keep_f, grow_f, n_drop, n):
+    self._per_group(mask.shape, n)
+    return self._turned('move', mask, keep_f, grow_f, n_drop, n)
+
+@patch
+def _move(self:_Turned, mask, keep_f, grow_f, n_drop, k): return self._turned('_move', mask, keep_f, grow_f, n_drop, k)
+
+@patch
+def _fill(self:_Turned, kept, grow_f, k, free): return self.inner._fill(kept, lambda: self._to(grow_f()), k, free)
+
+# %% ../nbs/00a_structures.ipynb #1d49797d
+@patch
+def for_axes(self:Structure,
+    axes, # What `axes_of(module, attr)` says: the axes of outputs, inputs and, if there are any, of experts
+) -> Structure: # Itself where outputs come first, inputs second, and there are no experts
+    "This structure for a parameter whose axes lie as `axes` says"
+    outputs,inputs,experts = axes
+    if experts is None and (outputs,inputs)==(0,1) or isinstance(self, (Unstructured,_Turned)): return self
+    return _Turned(self, outputs, inputs, experts)
 
 # %% ../nbs/00a_structures.ipynb #f4625cf9
 def _check_builder(score, mask, structure):
