@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from fastcore.foundation import L
 from .masks import *
+from .masks import whole_part
 from fractions import Fraction
 from torch import nn
 
@@ -710,10 +711,10 @@ def mask_drop_minimum(
     drop_fraction:float, # Fraction of the live weights that goes, in [0,1]
     structure=None, # A `Structure` or its text
 ) -> torch.Tensor: # Bool tensor
-    "`mask` without the `int(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
+    "`mask` without the `floor(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
     if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]: the fraction of live weights that goes, e.g. 0.3")
     s = _check_builder(score, mask, structure)
-    dropped,_ = s._move(mask, lambda: score.detach(), None, int(drop_fraction*count_live(mask)), s._most(mask.shape))
+    dropped,_ = s._move(mask, lambda: score.detach(), None, whole_part(drop_fraction*count_live(mask)), s._most(mask.shape))
     return put_(mask.clone(), dropped, False)
 
 def mask_grow_maximum(
@@ -738,6 +739,22 @@ def _diagonals(rows, cols, n):
     b = next(b for b in range(1, total+1) if 2*abs(near(b)*total-n*b)<=b)
     return b-1-(torch.arange(cols)-torch.arange(rows)[:,None]+1)*near(b)%b
 
+def _move_rows(m, most=1):
+    "Move live places of the bool array `m` within their columns, in place, until its rows differ by at most `most`"
+    live = m.sum(1)
+    while live.max()-live.min()>most:
+        a,b = live.argmax(),live.argmin()
+        cols = np.flatnonzero(m[a] & ~m[b])[:(live[a]-live[b])//2]
+        m[a,cols],m[b,cols] = False,True
+        live[a],live[b] = live[a]-len(cols),live[b]+len(cols)
+
+def _even(m):
+    "The mask `m` of two dimensions with rows and columns that differ by at most one"
+    new = m.numpy().copy()
+    if new.size: _move_rows(new)
+    if new.size: _move_rows(new.T)
+    return torch.from_numpy(new)
+
 def checkerboard(
     p:torch.Tensor, # Parameter of any shape; its first axis counts rows
     n:int, # How many weights live, a legal number
@@ -748,10 +765,14 @@ def checkerboard(
     s,shape = as_structure(structure),tuple(p.shape)
     if n is None: raise ValueError("checkerboard needs n, the number of weights that live")
     if n in (0, p.numel()): return s.top(torch.zeros(shape), n).to(p.device)
+    if isinstance(s, _Turned): return s._from(checkerboard(s._to(p), n, s._view(shape)[0]), shape)
     sizes,order,(G,U,E) = s._order(shape)
     rows = sizes[order[0]] if E>1 else shape[0] if len(shape)>1 else 1
-    score = _diagonals(rows, p.numel()//E//rows, n//E)
-    return s.top(s.join(score.view(G, U), shape) if E>1 else score.view(shape), n).to(p.device)
+    grid = _diagonals(rows, p.numel()//E//rows, n//E)
+    whole = lambda x: s.join(x.reshape(G, U), shape) if E>1 else x.reshape(shape)
+    mask = s.top(whole(grid), n)
+    even = whole(_even((s.split(mask).any(-1) if E>1 else mask).reshape(grid.shape)))
+    return (even if s.legal(even) else mask).to(p.device)
 
 # %% ../nbs/00a_structures.ipynb #2b2bb16c
 _saved = [L, np.dtype, np.float64(1).__reduce__()[0], *[getattr(np.dtypes, o) for o in np.dtypes.__all__]]  # what fastai's optimizers save

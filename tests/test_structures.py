@@ -599,6 +599,26 @@ def test_drop_then_grow(text):
     denser = mask_grow_maximum(b, torch.ones(8,8).bool(), .5, text)
     assert denser.all() and torch.equal(mask, was)
 
+def test_checkerboard_is_as_even_as_counts_allow():
+    "Rows and columns differ by at most one, units of blocks too; fan-in keeps its rows"
+    assert checkerboard(torch.ones(4,10), 4).sum(1).tolist()==[1]*4
+    for (rows,cols),ns in {(4,10):range(41), (64,64):(82,500,1000,2047), (7,13):range(92), (1,9):range(10), (9,1):range(10), (30,500):(100,1501)}.items():
+        for n in ns:
+            mask = checkerboard(torch.empty(rows,cols), n)
+            assert count_live(mask)==n and all(o.max()-o.min()<=1 for o in (mask.sum(0),mask.sum(1)))
+    for k in range(1,20):
+        mask = checkerboard(torch.empty(12,20), 12*k, 'fan-in')
+        assert (mask.sum(1)==k).all() and mask.sum(0).max()-mask.sum(0).min()<=1
+        units = checkerboard(torch.empty(12,40), 8*k, 'block 2x4')[::2,::4]
+        assert count_live(units)==k and all(o.max()-o.min()<=1 for o in (units.sum(0),units.sum(1)))
+    mask = checkerboard(torch.empty(20,12), 20*3, as_structure('fan-in').for_axes((1,0,None)))
+    assert (mask.sum(0)==5).all()
+
+@pytest.mark.parametrize('fraction', [.29,.57,.58])
+def test_drop_what_is_meant(fraction):
+    ".29 of 100 is 29, not the 28 of floating point"
+    assert 100-count_live(mask_drop_minimum(torch.rand(100), torch.ones(100).bool(), fraction))==round(100*fraction)
+
 def test_drop_rounds_down_in_groups():
     "int(.3*16)=4 of 16 live weights in three groups are one each; blocks of four pay for whole units only"
     mask = torch.ones(3,6).bool()
