@@ -8,7 +8,7 @@ __all__ = ['Structure', 'Unstructured', 'NM', 'TransposableNM', 'FanIn', 'Block'
            'checkerboard', 'masks_like']
 
 # %% ../nbs/00a_structures.ipynb #5b0e1d2a
-import inspect,math,numbers,numpy as np,os,re,torch
+import functools,inspect,itertools,math,numbers,numpy as np,os,re,torch
 from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
@@ -218,8 +218,15 @@ def _lowest_live(mask, live, keep_f, n):
 @dataclass(frozen=True)
 class Unstructured(Structure):
     "Any mask"
-    syntax = 'unstructured'
-    def __str__(self): return 'unstructured'
+    density:float=None # The fraction that lives in the end, in [0,1], if the structure is to say it
+    syntax = r'(?:unstructured|top (?P<density>[-+.e\d]+))'
+    sparsity = property(lambda self: None if self.density is None else round(1-self.density, 12))
+    def __post_init__(self):
+        if self.density is None: return
+        if isinstance(self.density, (bool,str)) or not 0<=self.density<=1: raise ValueError(f"density is {self.density!r}, and must lie in [0,1]: the fraction of weights that lives, e.g. 0.1")
+        object.__setattr__(self, 'density', float(self.density))
+
+    def __str__(self): return 'unstructured' if self.density is None else f'top {self.density}'
     def axes(self, shape): return (math.prod(shape),),[],[0]
 
     def _move(self, mask, keep_f, grow_f, n_drop, k):
@@ -472,20 +479,99 @@ _how = '(?: (?P<reduce>mean|max|min|l2))?'
 
 @dataclass(frozen=True)
 class Block(_Whole):
-    "Blocks of `rows` outputs by `cols` inputs"
+    "Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1"
     rows:int # Outputs in a block
     cols:int # Inputs in a block
     reduce:object='mean' # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
-    syntax,text,__str__ = r'block (?P<rows>\d+)x(?P<cols>\d+)'+_how,'block {rows}x{cols}',_Whole.__str__
+    pad:bool=False # May the last blocks of outputs and of inputs be smaller?
+    syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)(?: (?P<pad>pad))?'+_how,property(lambda self: 'block {rows}x{cols}' + ' pad'*self.pad)
+    __str__ = _Whole.__str__
     experts_join = 'kernel'
     def __post_init__(self):
         super().__post_init__()
         for name in ('rows','cols'): _check_int(name, getattr(self, name))
 
-    def axes(self, shape):
+    def sides(self, shape):
+        "Sizes of a block along the first axes of `shape`"
         r,c = self.rows,self.cols
-        _needs(self, shape, len(shape)>1 and not (shape[0]%r or shape[1]%c), f'a number of outputs that {r} divides, and of inputs that {c} divides')
-        return (shape[0]//r, r, shape[1]//c, c, *shape[2:]),[],[0,2,*range(4, len(shape)+2)]
+        _needs(self, shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, or a vector and a side of 1')
+        return (r,c) if len(shape)>1 else (max(r, c),)
+
+    def axes(self, shape):
+        sides = self.sides(shape)
+        _needs(self, shape, not any(n%b for n,b in zip(shape, sides)), f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
+        split = [o for n,b in zip(shape, sides) for o in (n//b, b)]
+        return (*split, *shape[len(sides):]),[],[0,*([2] if len(sides)>1 else []),*range(4, len(shape)+2)]
+
+# %% ../nbs/00a_structures.ipynb #9f2e8f1d
+@patch
+def _ragged(self:Block, shape): return self.pad and any(n%b for n,b in zip(shape, self.sides(shape)))
+
+@patch
+def _parts(self:Block, shape):
+    "Rectangles that blocks of one size fill, and the structure of each"
+    cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
+    return [(tuple(slice(a,z) for a,z,_ in cut), Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce)) for cut in itertools.product(*cuts)]
+
+@patch
+def _sizes(self:Block, shape):
+    "Number of blocks and of entries in a block, for each rectangle"
+    empty = torch.empty(shape, device='meta')
+    return [s._order(empty[at].shape)[-1][1:] for at,s in self._parts(shape)]
+
+@patch
+def _shares(self:Block, shape, k):
+    "How many blocks of each rectangle live when `k` of all do"
+    sizes = self._sizes(shape)
+    total = max(sum(n for n,_ in sizes), 1)
+    return [(2*k*n+total)//(2*total) for n,_ in sizes]
+
+@patch
+def check(self:Block, shape):
+    shape = tuple(shape)
+    if not self._ragged(shape): self.axes(shape)
+
+@patch
+def _most(self:Block, shape): return sum(n for n,_ in self._sizes(shape)) if self._ragged(shape) else self._order(shape)[-1][1]
+
+@patch
+def _n_at(self:Block, shape, k):
+    if not self._ragged(shape): return k*self.sides(shape)[0]*(self.sides(shape)+(1,))[1]
+    return sum(n*e for n,(_,e) in zip(self._shares(shape, k), self._sizes(shape)))
+
+# %% ../nbs/00a_structures.ipynb #b6dcdfe5
+@patch
+def legal(self:Block, mask):
+    if not self._ragged(mask.shape): return super(Block, self).legal(mask)
+    return all(s.legal(mask[at]) for at,s in self._parts(mask.shape))
+
+@patch
+def top(self:Block, score, n):
+    if not self._ragged(score.shape): return super(Block, self).top(score, n)
+    mask = torch.zeros(score.shape, dtype=torch.bool, device=score.device)
+    k = self._shares(score.shape, self._per_group(score.shape, n))
+    for (at,s),n,(_,e) in zip(self._parts(score.shape), k, self._sizes(score.shape)): mask[at] = s.top(score[at], n*e)
+    return mask
+
+@patch
+def _move(self:Block, mask, keep_f, grow_f, n_drop, k):
+    if not self._ragged(mask.shape): return super(Block, self)._move(mask, keep_f, grow_f, n_drop, k)
+    live,stay,kept = max(count_live(mask), 1),mask.clone(),[]
+    keep_f,parts = functools.cache(keep_f),self._parts(mask.shape)
+    for (at,s),n,(_,e) in zip(parts, self._shares(mask.shape, k), self._sizes(mask.shape)):
+        kept.append(s._keep(mask[at], lambda: keep_f()[at], n_drop*count_live(mask[at])//live//e, n, grow_f is not None))
+        stay[at] = s.join(kept[-1], mask[at].shape)
+    dropped = _places(mask & ~stay)
+    if grow_f is None: return dropped,dropped.new_empty(0)
+    return dropped,_places(self._filled(stay, kept, functools.cache(lambda: grow_f(stay)), k) & ~(mask & stay))
+
+@patch
+def _filled(self:Block, stay, kept, grow_f, k):
+    "`stay`, and the best blocks of each rectangle until it has its share"
+    new = stay.clone()
+    for (at,s),x,n in zip(self._parts(stay.shape), kept, self._shares(stay.shape, k)):
+        new[at] = s.join(s._fill(x, lambda: grow_f()[at], n, s.split(~stay[at]).any(-1)), stay[at].shape)
+    return new
 
 # %% ../nbs/00a_structures.ipynb #8a7f6a07
 @dataclass(frozen=True)
@@ -542,7 +628,7 @@ class InputGroups(Structure):
 
 # %% ../nbs/00a_structures.ipynb #b602774e
 _kinds = Unstructured,NM,TransposableNM,Block,FanIn,Kernels,OutputChannels,InputChannels,OutputGroups,InputGroups
-_grammar = ("'unstructured', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', 'block 16x16', 'fan-in', 'fan-in ablate 0.3', "
+_grammar = ("'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', 'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', "
     "'kernels', 'output channels', 'input channels', 'output groups 4', 'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels")
 
 def _read(v):
@@ -550,12 +636,23 @@ def _read(v):
     if v in ('flat','pad'): return True
     return int(v) if re.fullmatch(r'-?\d+', v) else v if v.isalnum() and v[0].isalpha() else float(v)
 
+_number = r'-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?'
+_dmx = {r'dense': lambda: 'top 1.0', rf'topk\{{({_number})\}}(?:\([um]\))?': lambda density: f'top {density}',
+    r'btopk\{(\d+):(\d+),(-?\d+)\}(?:\([um]\))?': lambda n,m,axis: f'{n}:{m} axis {axis}'}
+
+def _house_text(text):
+    "What dmx's words mean in ours; other texts come back as they are"
+    for pattern,f in _dmx.items():
+        if m := re.fullmatch(pattern, text): return f(*m.groups())
+    if text.startswith('bern'): raise ValueError(f"{text!r} draws a new mask at each step, and a structure says which masks are legal: pass it to learn_masks")
+    return text
+
 def as_structure(
-    x, # A `Structure`, a text, or None for `Unstructured()`
+    x, # A `Structure`, a text (ours, Cerebras' or dmx's), or None for `Unstructured()`
 ) -> Structure: # `as_structure(str(s))==s` for every built-in structure
     "The structure that `x` means; a `ValueError` with all texts if it means none"
     if isinstance(x, Structure): return x
-    text = 'unstructured' if x is None else ' '.join(x.lower().split()) if isinstance(x, str) else ''
+    text = 'unstructured' if x is None else _house_text(' '.join(x.lower().split())) if isinstance(x, str) else ''
     for kind in _kinds:
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
     raise ValueError(f"structure is {x!r}, and must be a Structure, None, or one of {_grammar}")
@@ -674,9 +771,6 @@ def move(self:_Turned, mask, keep_f, grow_f, n_drop, n):
 @patch
 def _move(self:_Turned, mask, keep_f, grow_f, n_drop, k): return self._turned('_move', mask, keep_f, grow_f, n_drop, k)
 
-@patch
-def _fill(self:_Turned, kept, grow_f, k, free): return self.inner._fill(kept, lambda: self._to(grow_f()), k, free)
-
 # %% ../nbs/00a_structures.ipynb #1d49797d
 @patch
 def for_axes(self:Structure,
@@ -717,6 +811,20 @@ def mask_drop_minimum(
     dropped,_ = s._move(mask, lambda: score.detach(), None, whole_part(drop_fraction*count_live(mask)), s._most(mask.shape))
     return put_(mask.clone(), dropped, False)
 
+@patch
+def _grown(self:Structure, mask, score, k):
+    "`mask` and the best units beside it, `k` in each group"
+    return self.join(self._fill(self.split(mask).any(-1), lambda: score, k, self.split(~mask).all(-1)), mask.shape)
+
+@patch
+def _grown(self:Block, mask, score, k):
+    if not self._ragged(mask.shape): return super(Block, self)._grown(mask, score, k)
+    return self._filled(mask, [s.split(mask[at]).any(-1) for at,s in self._parts(mask.shape)], lambda: score, k)
+
+@patch
+def _grown(self:_Turned, mask, score, k):
+    return self._from(self._view(mask.shape)[0]._grown(self._to(mask).contiguous(), self._to(score), k), mask.shape)
+
 def mask_grow_maximum(
     score:torch.Tensor, # Scores, any shape
     mask:torch.Tensor, # Bool tensor of `score`'s shape
@@ -727,7 +835,7 @@ def mask_grow_maximum(
     s = _check_builder(score, mask, structure)
     wanted,live = n_live(mask.numel(), sparsity),count_live(mask)
     if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
-    new = s.join(s._fill(s.split(mask).any(-1), lambda: score, s._per_group(mask.shape, n), s.split(~mask).all(-1)), mask.shape)
+    new = s._grown(mask, score, s._per_group(mask.shape, n))
     if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
     return new
 
@@ -755,6 +863,12 @@ def _even(m):
     if new.size: _move_rows(new.T)
     return torch.from_numpy(new)
 
+def _by_part(p, k, s):
+    "A checkerboard in each of the rectangles that blocks of one size fill"
+    mask = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
+    for (at,part),n,(_,e) in zip(s._parts(p.shape), k, s._sizes(p.shape)): mask[at] = checkerboard(p[at], n*e, part)
+    return mask
+
 def checkerboard(
     p:torch.Tensor, # Parameter of any shape; its first axis counts rows
     n:int, # How many weights live, a legal number
@@ -766,6 +880,7 @@ def checkerboard(
     if n is None: raise ValueError("checkerboard needs n, the number of weights that live")
     if n in (0, p.numel()): return s.top(torch.zeros(shape), n).to(p.device)
     if isinstance(s, _Turned): return s._from(checkerboard(s._to(p), n, s._view(shape)[0]), shape)
+    if isinstance(s, Block) and s._ragged(shape): return _by_part(p, s._shares(shape, s._per_group(shape, n)), s)
     sizes,order,(G,U,E) = s._order(shape)
     rows = sizes[order[0]] if E>1 else shape[0] if len(shape)>1 else 1
     grid = _diagonals(rows, p.numel()//E//rows, n//E)

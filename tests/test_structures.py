@@ -209,6 +209,60 @@ def test_vectors_have_one_axis():
     assert torch.equal(as_structure('2:4 axis -1').top(x, 24), as_structure('2:4 axis 2').top(x, 24))
     assert as_structure('0:4').count((2,4), 0)==0 and as_structure('0:4').sparsity==1
 
+def blocks_of(mask, r, c):
+    "Every block of a mask of two dimensions, those at the ends smaller, in plain loops"
+    return [mask[i:i+r,j:j+c] for i in range(0, mask.shape[0], r) for j in range(0, mask.shape[1], c)]
+
+@pytest.mark.parametrize('shape', [(5,7),(4,7),(5,8),(1,1),(3,3),(9,13)])
+def test_padded_blocks(shape):
+    "Smaller blocks at the ends are whole too; every count that is legal is met, by top, by move and by growing; all and none are legal"
+    s,g = as_structure('block 2x4 pad'),torch.Generator().manual_seed(0)
+    assert str(s)=='block 2x4 pad' and as_structure(str(s))==s
+    legal = sorted({s.count(shape, n) for n in range(math.prod(shape)+1)})
+    assert legal[0]==0 and legal[-1]==math.prod(shape)
+    mask = None
+    for n in legal:
+        new = s.top(torch.rand(shape, generator=g), n)
+        assert count_live(new)==n and s.legal(new) and all(b.all() or not b.any() for b in blocks_of(new, 2, 4))
+        if mask is not None:
+            dropped,grown = s.move(mask, lambda: torch.rand(shape, generator=g), lambda stay: torch.rand(shape, generator=g), count_live(mask)//2, n)
+            moved = put_(put_(mask.clone(), dropped, False), grown, True)
+            assert count_live(moved)==n and s.legal(moved) and all(b.all() or not b.any() for b in blocks_of(moved, 2, 4))
+            assert count_live(mask_grow_maximum(torch.rand(shape, generator=g), mask, 1-n/math.prod(shape), s))==n
+        assert count_live(checkerboard(torch.empty(shape), n, s))==n
+        mask = new
+
+def test_padding_is_asked_for():
+    "Blocks that divide a weight are as without pad, and without it the error names it"
+    s = as_structure('block 2x4 pad')
+    assert s.count((3,6), 18)==18 and s.count((3,6), 0)==0
+    assert s.top(torch.rand(4,8), 16).shape==(4,8)
+    with pytest.raises(ValueError, match="'block 2x4 pad'"): as_structure('block 2x4').check((3,6))
+
+def test_blocks_in_vectors():
+    "A block with a side of 1 lies along a vector"
+    score = torch.tensor([1.,1,5,5,2,2,9])
+    assert as_structure('block 1x2').top(score[:6], 4).int().tolist()==[0,0,1,1,1,1]
+    s = as_structure('block 2x1 pad')
+    assert s.top(score, s.count((7,), 5)).int().tolist()==[0,0,1,1,1,1,1]
+    with pytest.raises(ValueError, match='a side of 1'): as_structure('block 2x2').check((4,))
+
+@pytest.mark.parametrize('text,own', [('TOPK{0.25}(U)','top 0.25'), ('TOPK{.25}(M)','top 0.25'), ('topk{1}','top 1.0'), ('DENSE','top 1.0'), ('BTOPK{2:4,-1}(U)','2:4 axis -1'),
+    ('BTOPK{0:8,1}(M)','0:8'), ('2:4 sparsity','2:4'), ('top .3','top 0.3')])
+def test_words_of_others(text, own):
+    "dmx's and Cerebras' words mean structures of ours"
+    assert str(as_structure(text))==own and as_structure(own)==as_structure(text)
+    with pytest.raises(ValueError, match='learn_masks'): as_structure('BERN')
+    with pytest.raises(ValueError, match=r'\[0,1\]'): as_structure('TOPK{1.5}(U)')
+
+def test_a_structure_may_bring_its_sparsity():
+    "'top .25' is any mask, and a sparsity of .75"
+    assert as_structure('top .25').sparsity==.75 and as_structure('unstructured').sparsity is None
+    m = nn.Linear(8,8)
+    sparsify_model(m, .75, structure='TOPK{.25}(U)')
+    assert count_live(m.weight_mask)==16
+    with pytest.raises(ValueError, match='has a sparsity of 0.75'): sparsify_model(nn.Linear(8,8), .5, structure='top .25')
+
 # --- axes that lie elsewhere
 
 turned_texts = ['unstructured','2:4','2:4 axis 0','2:4 pad','2:4 flat','transposable 2:4','fan-in','fan-in ablate 0.3','block 2x4','kernels','output channels','input channels','output groups 2','input groups 2']
