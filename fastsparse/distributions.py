@@ -113,17 +113,22 @@ def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     n_all,n_rest = [sum(params[i].numel() for i in o) for o in (range_of(params),rest)]
     taken = math.fsum((1-d)*params[i].numel() for i,d in given.items())
     left = (1-model_sparsity)*n_all-taken
-    if left<1e-6 and model_sparsity>0 or left>n_rest+1e-6:
-        least,most = (n_all-taken-n_rest)/n_all,1-taken/n_all
-        if left>n_rest: raise ValueError(f"model_sparsity is {model_sparsity}, and must be at least {least:.4g}: the layers whose sparsity is given have too few live weights; give lower sparsities")
-        raise ValueError(f"model_sparsity is {model_sparsity}, and must be below {most:.4g}: the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights, "
-            "and nothing is left for the others; keep fewer layers dense, or give higher sparsities")
+    _check_left(model_sparsity, n_all, n_rest, taken, left)
     kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items() if o is not None}
     own = _call(as_distribution(sparse_f), [params[i] for i in rest], min(max(1-left/n_rest, 0.), 1.) if n_rest else 0., kwargs)
     if len(own)!=len(rest): raise ValueError(f"the distribution of the other layers returned {len(own)} sparsities for {len(rest)} parameters; it must return one for each")
     res = given | dict(zip(rest, own))
     return [res[i] for i in range_of(params)]
 
+def _check_left(model_sparsity, n_all, n_rest, taken, left):
+    "A `ValueError` if `n_rest` weights can't have `left` live ones"
+    if left<1e-6 and model_sparsity>0 or left>n_rest+1e-6:
+        least,most = (n_all-taken-n_rest)/n_all,1-taken/n_all
+        if left>n_rest: raise ValueError(f"model_sparsity is {model_sparsity}, and must be at least {least:.4g}: the layers whose sparsity is given have too few live weights; give lower sparsities")
+        raise ValueError(f"model_sparsity is {model_sparsity}, and must be below {most:.4g}: the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights, "
+            "and nothing is left for the others; keep fewer layers dense, or give higher sparsities")
+
+# %% ../nbs/01_distributions.ipynb #08ff3129
 def _layers_dense(params, model_sparsity, names=None, patterns=(), sparse_f=uniform_sparsity, **kwargs):
     dense = _places(patterns, params, names, 'the dense layer')
     return _with_rest(params, model_sparsity, {i:0. for i in dense}, sparse_f, names, **kwargs)
@@ -250,16 +255,21 @@ def _fraction(cell, head):
 
 def _read_csv(text, column):
     head,*rows = [o for o in csv.reader(text.splitlines()) if o]
-    if column is None and len(head)>2: raise ValueError(f"the file has the columns {', '.join(filter(None, head))}: say which one holds the sparsities with column=, by heading or place from 0")
-    if isinstance(column, str) and column not in head: raise ValueError(f"column is {column!r}, and the file has {', '.join(filter(None, head))}")
-    at = 1 if column is None else head.index(column) if isinstance(column, str) else column
-    if not 0<=at<min(map(len, [head,*rows])): raise ValueError(f"column {at} is not in every row: count from 0, without empty cells at the ends of rows")
-    if re.fullmatch(r'[\d.]+%?', head[at].strip()): raise ValueError(f"the first row is {', '.join(head)}, and must be a heading")
+    at = _column(head, rows, column)
     above = list(accumulate(head, lambda a,b: b or a))[at]  # a heading goes on over empty ones
     rows = [o for o in rows if re.match(r'Layer \d+ - ', o[0])] or rows
     res = {re.sub(r'^Layer \d+ - ', '', o[0]): _fraction(o[at], above) for o in rows}
     if len(res)<len(rows): raise ValueError("the file names a layer twice: every row must have a name of its own")
     return list(res.values()) if list(res)==[str(i+1) for i in range_of(rows)] else res
+
+def _column(head, rows, column):
+    "The place of the column of sparsities"
+    if column is None and len(head)>2: raise ValueError(f"the file has the columns {', '.join(filter(None, head))}: say which one holds the sparsities with column=, by heading or place from 0")
+    if isinstance(column, str) and column not in head: raise ValueError(f"column is {column!r}, and the file has {', '.join(filter(None, head))}")
+    at = 1 if column is None else head.index(column) if isinstance(column, str) else column
+    if not 0<=at<min(map(len, [head,*rows])): raise ValueError(f"column {at} is not in every row: count from 0, without empty cells at the ends of rows")
+    if re.fullmatch(r'[\d.]+%?', head[at].strip()): raise ValueError(f"the first row is {', '.join(head)}, and must be a heading")
+    return at
 
 def read_sparsities(
     path, # A .json, .yaml, .yml or .csv file

@@ -162,7 +162,7 @@ class TopOf(Sparseness):
 def _from_structure(spec):
     "The kind that a structure, or a text in words, means; None for shorthands"
     if isinstance(spec, Structure): return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
-    m = re.fullmatch(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', spec) if isinstance(spec, str) else None
+    m = re.fullmatch(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
     if m is None: return None
     density,masked = m['density'] and float(m['density']),'M' in (m['flag'] or '')
     if density is not None and not m['rest']: return TopK(density, mask_gradient=masked)

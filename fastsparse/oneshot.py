@@ -62,6 +62,13 @@ def _parse_target(what):
 # %% ../nbs/21_oneshot.ipynb #ae8d2ec9
 def _with_axes(o): return o._replace(structure=o.structure.for_axes(axes_of(o.module, o.attr)))
 
+def _wanted(model, entries, target):
+    "Weights and their targets; those that are to stay dense are left out"
+    names = [o[0] for o in entries]
+    rules = read_rules(target, 'target') if isinstance(target, (dict,list)) else [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
+    taken = assign(rules, names, [getattr(*o[1:]) for o in entries], model)
+    return [(o,rules[k][1]) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
+
 def plan_pruning(
     model, # A dense module or a `Learner`
     target, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and target or None
@@ -70,11 +77,7 @@ def plan_pruning(
     model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
     entries = [o[:3] for o in decide(model) if not o[3]]
-    names = [o[0] for o in entries]
-    rules = read_rules(target, 'target') if isinstance(target, (dict,list)) else [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
-    taken = assign(rules, names, [getattr(*o[1:]) for o in entries], model)
-    wanted = [(o,rules[k][1]) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
-    plan = [_with_axes(Planned(*o, *_parse_target(what))) for o,what in wanted]
+    plan = [_with_axes(Planned(*o, *_parse_target(what))) for o,what in _wanted(model, entries, target)]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(o[0] for o in entries) or 'none'}, and the target leaves all of them dense")
     for o in plan:
         try: o.structure.check(o.p.shape)
@@ -324,8 +327,9 @@ def _recurrent_input(m, o, args, kwargs):
     n_dirs = 1+m.bidirectional
     for k in range(int(re.search(r'_l(\d+)', o.attr)[1])):
         below = [n for n in m._flat_weights_names if re.search(rf'_l{k}(_reverse)?$', n)]
-        new = type(m)(m.input_size if k==0 else n_dirs*(m.proj_size or m.hidden_size), m.hidden_size, bias=m.bias, batch_first=m.batch_first, bidirectional=m.bidirectional,
-            **(dict(proj_size=m.proj_size) if m.proj_size else {}), **(dict(nonlinearity=m.nonlinearity) if hasattr(m, 'nonlinearity') else {}))
+        n_in = m.input_size if k==0 else n_dirs*(m.proj_size or m.hidden_size)
+        own = {a: getattr(m, a) for a in ('batch_first','bidirectional','proj_size','nonlinearity') if getattr(m, a, None)}
+        new = type(m)(n_in, m.hidden_size, bias=m.bias, **own)
         new.to(getattr(m, below[0])).load_state_dict({n.replace(f'_l{k}', '_l0'): getattr(m, n) for n in below})
         at = slice(k*n_dirs, (k+1)*n_dirs)
         x = new(x, None if hx is None else tuple(h[at] for h in hx) if isinstance(hx, tuple) else hx[at])[0]
@@ -701,14 +705,18 @@ def restore_sparse(
     if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
     kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
-    if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
-    for k,v in kept.items():
-        if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
+    _check_fits(own, kept)
     masks = {n: as_mask(mask.to(os[n].p.device).bool(), None, os[n]) for n,mask in masks.items()}
     for n,mask in masks.items(): register_mask(os[n], mask)
     keep_from_broadcast(module)
     module.load_state_dict(state)
     return enforce_masks(module)
+
+def _check_fits(own, kept):
+    "A `ValueError` unless the state dicts `own` and `kept` have the same names and shapes"
+    if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
+    for k,v in kept.items():
+        if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
 
 def _maskable(module):
     "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"

@@ -671,10 +671,10 @@ class _Turned(Structure):
 
     def _axes(self, ndim):
         "The order of axes in which the inner structure sees them, and the place in it that experts are joined to"
-        put = dict(outputs=[self.experts, self.outputs, self.inputs], inputs=[self.outputs, self.experts, self.inputs], kernel=[self.outputs, self.inputs, self.experts])
-        joined = self.inner.experts_join
-        named = [self.outputs, self.inputs] if self.experts is None else put[joined]
-        at = None if self.experts is None else dict(outputs=0, inputs=1, kernel=None)[joined]
+        named,at = [self.outputs, self.inputs],None
+        if self.experts is not None:
+            at = dict(outputs=0, inputs=1, kernel=2)[self.inner.experts_join]
+            named.insert(at, self.experts)
         return [*named, *[d for d in range(ndim) if d not in named]],at
 
     def _need(self, shape):
@@ -689,7 +689,7 @@ def _to(self:_Turned, t):
     if t.ndim==1: return t
     order,at = self._axes(t.ndim)
     t = t.permute(order)
-    return t if at is None else t.flatten(at, at+1)
+    return t if at in (None, 2) else t.flatten(at, at+1)
 
 @patch
 def _from(self:_Turned, t, shape):
