@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['supermask_presets', 'STE_presets', 'SRSTE_presets', 'TopKAST_presets', 'Sparseness', 'sparseness_kind',
-           'as_sparseness', 'Dense', 'TopK', 'BlockTopK', 'Bernoulli', 'Sparsify', 'mask_picture', 'LazySparsify',
-           'WeightSparsify', 'rule_for', 'check_rules', 'learn_masks', 'sparsifiers', 'weight_sparsifiers',
-           'fold_masks', 'effective_weight', 'mask_penalty', 'input_axis', 'blocks_along_inputs',
-           'SparsificationManager', 'LearnedMaskCallback', 'own_magnitude', 'signed_constant_', 'dead_decay',
-           'explore_decay']
+           'as_sparseness', 'Dense', 'TopK', 'BlockTopK', 'TopOf', 'Bernoulli', 'Sparsify', 'mask_picture',
+           'LazySparsify', 'WeightSparsify', 'learn_masks', 'sparsifiers', 'weight_sparsifiers', 'fold_masks',
+           'effective_weight', 'mask_penalty', 'input_axis', 'blocks_along_inputs', 'SparsificationManager',
+           'LearnedMaskCallback', 'own_magnitude', 'signed_constant_', 'dead_decay', 'explore_decay']
 
 # %% ../nbs/20_learned.ipynb #229229c0
 import dataclasses,inspect,re,torch
@@ -20,9 +19,10 @@ from .masks import *
 from .schedules import *
 from .scores import *
 from .sparsify import *
-from fnmatch import fnmatchcase
+from .layers import axes_of
+from .patterns import assign,read_rules
+from .structures import *
 from torch import nn
-from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer,UninitializedParameter
 
@@ -32,9 +32,11 @@ _kinds = {}
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sparseness:
     "Which places of a score live: a frozen value that prints as its shorthand"
-    mask_gradient = False
-    def __repr__(self): return _shown(self)
-    def __str__(self): return _shown(self)
+    mask_gradient,types,check = False,{},staticmethod(noop)
+    def __repr__(self): return str(self)
+    def __str__(self): return _shown(self) if hasattr(self, 'shorthand') else type(self).__name__
+    def choose(self, score): raise NotImplementedError(f"{type(self).__name__} doesn't say which places live: give it choose(score) → mask, or make it with sparseness_kind")
+    def for_axes(self, axes): return self
     def __post_init__(self):
         for k,t in self.types.items():
             v = getattr(self, k)
@@ -91,10 +93,11 @@ def sparseness_kind(
     return _kind
 
 def as_sparseness(
-    spec, # A shorthand, or a `Sparseness`
+    spec, # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a `Sparseness`
 ) -> Sparseness:
-    "Parse a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
+    "Parse a text or a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
     if isinstance(spec, Sparseness): return spec
+    if found := _from_structure(spec): return found
     for cls in _kinds.values():
         if isinstance(spec, str) and (m := re.fullmatch(_pattern(cls), spec, re.ASCII)):
             flag = {'mask_gradient': True} if m.groupdict().get('flag')=='M' else {}
@@ -102,7 +105,7 @@ def as_sparseness(
             except ValueError as e: raise ValueError(f"the sparseness {spec!r} is out of range: {e}; {_grammar()}") from e
     raise ValueError(f"the sparseness {spec!r} can't be read: {_grammar()}")
 
-def _grammar(): return f"write {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'"
+def _grammar(): return f"write 'top 0.1', '2:4', 'top 0.1 fan-in' or the like, or {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'"
 
 # %% ../nbs/20_learned.ipynb #2c367cb2
 @sparseness_kind('DENSE')
@@ -119,9 +122,9 @@ def TopK(
     density:float=0.5, # Fraction that lives, in [0,1]
 ):
     "The `round(density*n)` highest scores live"
-    return top_k_mask(score, round(density*score.numel()))
+    return Unstructured().top(score, round(density*score.numel()))
 
-# %% ../nbs/20_learned.ipynb #2f4c1532
+# %% ../nbs/20_learned.ipynb #b7e920b7
 def _check_block(k, block, dim):
     if not 0<=k<=block or block<1: raise ValueError(f"{k} of {block} can't live: k must lie in [0,block], and block must be 1 or more, e.g. 2 of 4")
 
@@ -134,11 +137,36 @@ def BlockTopK(
 ):
     "The `k` highest scores of each block live"
     if not -score.ndim<=dim<score.ndim: raise ValueError(f"dim is {dim}, and must lie in [{-score.ndim},{score.ndim-1}]: the score has shape {tuple(score.shape)}")
-    if score.shape[dim]%block: raise ValueError(f"blocks of {block} don't divide dimension {dim} of {tuple(score.shape)}: take a block that divides {score.shape[dim]}, or leave this tensor out")
-    s = score.movedim(dim, -1).unflatten(-1, (-1, block))
-    s = s.float() if s.dtype in (torch.bool, torch.half, torch.bfloat16) else s
-    best = (-s).sort(dim=-1, stable=True).indices[...,:k]
-    return torch.zeros(s.shape, dtype=torch.bool, device=s.device).scatter_(-1, best, True).flatten(-2).movedim(-1, dim)
+    s = NM(k, block, axis=dim%score.ndim)
+    return s.top(score, s.count(score.shape, score.numel()*k//block))
+
+# %% ../nbs/20_learned.ipynb #2f4c1532
+@dataclasses.dataclass(frozen=True, repr=False)
+class TopOf(Sparseness):
+    "The highest scores that a structure allows live"
+    structure:object # A `Structure` or its text
+    density:float=None # Fraction that lives, in [0,1]; None is the structure's own
+    mask_gradient:bool=False # Does the score see a gradient at live places only?
+    def __post_init__(self):
+        s = as_structure(self.structure)
+        if self.density is None and s.sparsity is None: raise ValueError(f"the structure {str(s)!r} has no density of its own: write one before it, as in 'top 0.1 {s}'")
+        if self.density is not None: _check_density(self.density)
+        object.__setattr__(self, 'structure', s)
+
+    def __str__(self): return f'top {self.density} '*(self.density is not None) + str(self.structure) + ' (M)'*self.mask_gradient
+    def for_axes(self, axes): return dataclasses.replace(self, structure=self.structure.for_axes(axes))
+    def choose(self, score):
+        s = self.structure
+        return s.top(score, s.count(score.shape, n_live(score.numel(), s.sparsity if self.density is None else 1-self.density)))
+
+def _from_structure(spec):
+    "The kind that a structure, or a text in words, means; None for shorthands"
+    if isinstance(spec, Structure): return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
+    m = re.fullmatch(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
+    if m is None: return None
+    density,masked = m['density'] and float(m['density']),'M' in (m['flag'] or '')
+    if density is not None and not m['rest']: return TopK(density, mask_gradient=masked)
+    return TopOf(as_structure(m['rest'] or m['own']), density, masked)
 
 # %% ../nbs/20_learned.ipynb #4e632126
 @sparseness_kind('BERN[(M)]')
@@ -184,16 +212,16 @@ def _settings(sparseness, backward_mode, score_func, backward_sparseness, every,
     return dict(sparseness=as_sparseness(sparseness), backward_mode=backward_mode, score_func=score_func, backward_sparseness=back,
         every=every, penalty=penalty)
 
-def _choose(settings, score, x, seed, step):
+def _choose(settings, score, x, seed, step, axes=(0,1,None)):
     "Score, mask and backward mask of an update; `x` is None where nothing is there to score"
     score,f = score.detach(),settings['score_func']
     if f is not None and x is not None:
         new = f(score.clone(), x.detach())
         if not isinstance(new, torch.Tensor) or new.shape!=score.shape: raise ValueError(f"score_func returned {tuple(new.shape) if isinstance(new, torch.Tensor) else new!r}, and must return a tensor of the score's shape, {tuple(score.shape)}")
         score = new.detach().to(score)
-    mask = settings['sparseness'].mask(score, keyed_generator(seed, 0, step))
+    mask = settings['sparseness'].for_axes(axes).mask(score, keyed_generator(seed, 0, step))
     back = settings['backward_sparseness']
-    return score,mask,mask if back is None else mask | back.mask(score, keyed_generator(seed, 1, step))
+    return score,mask,mask if back is None else mask | back.for_axes(axes).mask(score, keyed_generator(seed, 1, step))
 
 # %% ../nbs/20_learned.ipynb #c7f0d49c
 class Sparsify(nn.Module):
@@ -221,6 +249,7 @@ class Sparsify(nn.Module):
         self.update(self.scored())
 
     own_masks = 'mask','backward_mask'
+    axes = (0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
     @property
     def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
@@ -237,7 +266,7 @@ def update(self:Sparsify,
 ):
     "Let the score function write the score, and choose the mask anew"
     self.need_shape()
-    self.hold(*_choose(self.settings, self.score, x, self.seed, self.step))
+    self.hold(*_choose(self.settings, self.score, x, self.seed, self.step, self.axes))
 
 @patch
 def hold(self:Sparsify, score, mask, seen):
@@ -253,7 +282,7 @@ def update_mask(self:Sparsify,
     "Store `score`, and choose the mask that it means"
     self.need_shape()
     if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
-    self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step))
+    self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step, self.axes))
 
 # %% ../nbs/20_learned.ipynb #8dea7f42
 def _in_backward(): return torch._C._current_graph_task_id()!=-1
@@ -299,15 +328,21 @@ def plan(self:Sparsify,
     if bad := [k for k in changes if k not in fields]: raise ValueError(f"{bad[0]!r} can't be set: choose from {', '.join([*new, *fields])}")
     new = _settings(**new|dict(sparseness=dataclasses.replace(new['sparseness'], **changes)))
     if new==self.settings: return None
-    return new,None if self.shapeless else _choose(new, self.score, self.scored(), self.seed, self.step)
+    return new,None if self.shapeless else _choose(new, self.score, self.scored(), self.seed, self.step, self.axes)
 
 @patch
 def configure(self:Sparsify,
-    plan=None, # From `plan`; by default it is made from `changes`
-    **changes # Settings of `Sparsify`, or fields of its sparseness
+    sparseness=None, # A text, a shorthand or a `Sparseness`; None leaves it
+    **changes # Other settings of `Sparsify`, or fields of its sparseness
 ):
     "Change settings; nothing is changed if one is refused"
-    plan = plan or self.plan(**changes)
+    self.adopt(self.plan(**({} if sparseness is None else dict(sparseness=sparseness)) | changes))
+
+@patch
+def adopt(self:Sparsify,
+    plan, # From `plan`
+):
+    "Do what was planned"
     if plan is None: return
     vars(self).update(plan[0])
     if plan[1] is not None: self.hold(*plan[1])
@@ -329,7 +364,7 @@ def get_extra_state(self:Sparsify):
 @patch
 def set_extra_state(self:Sparsify, state):
     "Go on with settings and counts from `get_extra_state`"
-    own = {k: state[k] for k in state if k in self.settings}
+    own = {k: v for k,v in state.items() if k in self.settings and v!=str(self.settings[k])}
     vars(self).update(_settings(**self.settings|own), seed=state['seed'], step=state['step'])
 
 @patch
@@ -417,7 +452,7 @@ class WeightSparsify(Sparsify):
         attr='weight', # Name of its parameter
         **settings # Settings of `Sparsify` without the shape
     ):
-        vars(self).update(owner=(module,), attr=attr)  # a tuple, so that the layer isn't a part of its part
+        vars(self).update(owner=(module,), attr=attr, axes=axes_of(module, attr))  # a tuple, so that the layer isn't a part of its part
         super().__init__(module._parameters[attr].shape, **settings)
 
     def start(self, shape): super().start(shape, device=self.weight.device, dtype=self.weight.dtype)
@@ -460,32 +495,15 @@ class _OneForward:
     def end(self, module, args, out): self.mark(None)
 
 # %% ../nbs/20_learned.ipynb #5e657fe5
-def rule_for(
-    name:str, # Name of a parameter
-    rules:dict, # Glob → anything
-): # What the last glob that fits the parameter or its module has, or None
-    "Look `name` up in `rules`"
-    fits = [v for k,v in rules.items() if fnmatchcase(name, k) or fnmatchcase(name.rpartition('.')[0], k)]
-    return fits[-1] if fits else None
-
-def check_rules(
-    rules:dict, # Glob → anything
-    names:list, # Names of parameters
-):
-    "A `ValueError` for a glob that fits none of `names`"
-    for k in rules:
-        if not any(fnmatchcase(n, k) or fnmatchcase(n.rpartition('.')[0], k) for n in names): raise ValueError(f"the rule {k!r} fits no weight: the weights are {', '.join(names)}")
-
-# %% ../nbs/20_learned.ipynb #73714e66
 def _may_learn(m, p, why): return not why or isinstance(m, (nn.Embedding, nn.EmbeddingBag)) or p.ndim>1 and p.is_floating_point() and why.startswith('in ')
 
 def _chosen(model, sparseness):
     "A dict of owners `(module, attribute)` → name and sparseness"
     entries = decide(model)
-    if not isinstance(sparseness, dict): return [(name, m, attr, as_sparseness(sparseness)) for name,m,attr,why in entries if not why]
-    entries = [o for o in entries if _may_learn(o[1], getattr(*o[1:3]), o[3])]
-    check_rules(sparseness, [o[0] for o in entries])
-    found = [(name, m, attr, rule_for(name, sparseness)) for name,m,attr,_ in entries]
+    if not isinstance(sparseness, (dict,list)): return [(name, m, attr, as_sparseness(sparseness)) for name,m,attr,why in entries if not why]
+    entries,rules = [o for o in entries if _may_learn(o[1], getattr(*o[1:3]), o[3])],read_rules(sparseness, 'sparseness')
+    taken = assign(rules, [o[0] for o in entries], [getattr(*o[1:3]) for o in entries], model)
+    found = [(*o[:3], rules[k][1]) for o,k in zip(entries, taken) if k is not None]
     return [(*o[:3], as_sparseness(o[3])) for o in found if o[3] is not None]
 
 # %% ../nbs/20_learned.ipynb #c22a2a73
@@ -503,17 +521,26 @@ def _hook(model, sps):
         m.register_forward_pre_hook(hook)
         m.register_forward_hook(hook.restore, always_call=True)
 
-def _try_out(name, p, settings):
+def _try_out(name, p, settings, axes):
     "Raise what `settings` would raise, with the parameter's name"
-    try: _choose(settings, torch.rand(p.shape).to(p), p, 0, 0)
+    try: _choose(settings, torch.rand(p.shape).to(p), p, 0, 0, axes)
     except ValueError as e: raise ValueError(f"{name}: {e}") from e
+
+def _rescale(sps):
+    "The root of the mean square over all places becomes that of the dense weight, with dead ones as zeros"
+    for sp in sps:
+        live = torch.where(sp.mask, sp.weight.detach(), 0).double().norm()
+        if not live>0: continue
+        with torch.no_grad(): sp.weight.mul_(float(sp.weight.double().norm()/live))
+        if sp.settings['score_func'] is not None: sp.update(sp.weight)
 
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
 def learn_masks(
     model, # A module or a `Learner`
-    sparseness='TOPK{0.5}(U)', # A shorthand, or a `Sparseness`; or rules, a dict glob → sparseness or None
+    sparseness='TOPK{0.5}(U)', # A text, a shorthand or a `Sparseness`; or rules, a dict or pairs of pattern and sparseness, the first that names a weight wins, None is dense
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
     seed:int=None, # Names the random choices; None takes a number from torch's generator
+    rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
     **settings
 ) -> list: # The `WeightSparsify` of each weight
     "Give weights of `model` masks that are chosen anew at each training step"
@@ -523,11 +550,12 @@ def learn_masks(
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")
     chosen = _chosen(model, sparseness)
     if not chosen: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or a rule that names others")
-    for name,m,attr,kind in chosen: _try_out(name, getattr(m, attr), _settings(sparseness=kind, **settings))
+    for name,m,attr,kind in chosen: _try_out(name, getattr(m, attr), _settings(sparseness=kind, **settings), axes_of(m, attr))
     seed = draw_seed(seed)
     seeds = [keyed_generator(seed, i).initial_seed() for i in range(len(chosen))]
     sps = [WeightSparsify(m, attr, sparseness=kind, seed=s, **settings) for (_,m,attr,kind),s in zip(chosen, seeds)]
     for sp in sps: sp.owner[0].add_module(f'{sp.attr}_sparsifier', sp.train(sp.owner[0].training))
+    if rescale: _rescale(sps)
     _hook(model, sps)
     if learn is not None: learn.opt = None  # the next fit makes one that holds the scores, for modes to come too
     return sps
@@ -586,18 +614,22 @@ def mask_penalty(
 # %% ../nbs/20_learned.ipynb #b9050143
 def input_axis(
     module:nn.Module, # A layer
+    attr:str='weight', # Name of its parameter
 ) -> int: # Dimension of its weight, from 0
     "Along which dimension of its weight do a layer's inputs lie?"
-    return 0 if isinstance(module, (_ConvTransposeNd, nn.Embedding, nn.EmbeddingBag)) or type(module).__name__=='Conv1D' else 1
+    return 0 if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else axes_of(module, attr).inputs
 
 def blocks_along_inputs(
     module:nn.Module, # A layer with a learned mask
     attr:str='weight', # Name of its parameter
 ) -> bool: # True too for kinds without blocks
     "Do the blocks of its mask lie along the layer's inputs?"
-    sp = module._modules[f'{attr}_sparsifier']
+    sp = module._modules.get(f'{attr}_sparsifier')
+    if sp is None: raise ValueError(f"{type(module).__name__} has no learned mask of {attr}: call learn_masks first")
+    s = getattr(sp.sparseness, 'structure', None)
+    if s is not None: return getattr(getattr(s, 'inner', s), 'axis', 1)==1
     dim = getattr(sp.sparseness, 'dim', None)
-    return dim is None or dim%sp.weight.ndim==input_axis(module)
+    return dim is None or dim%sp.weight.ndim==input_axis(module, attr)
 
 # %% ../nbs/20_learned.ipynb #5cbfbc02
 class SparsificationManager:
@@ -614,24 +646,35 @@ class SparsificationManager:
     ):
         "Change the settings of all; nothing is changed if one refuses"
         plans = [m.plan(**changes) for m in self.modules]
-        for m,plan in zip(self.modules, plans):
-            if plan is not None: m.configure(plan)
+        for m,plan in zip(self.modules, plans): m.adopt(plan)
 
 class LearnedMaskCallback(Callback):
     "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
     def __init__(self,
+        refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
         **schedules # Setting → a `Schedule`, or `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
     ):
         if bad := [k for k,f in schedules.items() if not callable(f)]: raise ValueError(f"{bad[0]} is {schedules[bad[0]]!r}, and must be a schedule or a function of the step; for a constant call configure")
-        self.schedules = schedules
+        if refreshes is not None and (isinstance(refreshes, bool) or not isinstance(refreshes, int) or refreshes<1): raise ValueError(f"refreshes is {refreshes!r}, and must be an integer from 1, or None")
+        self.refreshes,self.schedules = refreshes,schedules
 
     def before_fit(self):
         "Times of schedules become steps of this fit"
         self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
         if not self.manager.modules: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
         bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
+        self.was = {}
+        if self.refreshes and 'every' not in self.schedules: self._refresh(max(self.n_epoch*n//self.refreshes, 1))
         self.bound = {k: f.bind(**bound) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
+
+    def _refresh(self, most):
+        "No mask is to rest longer than `most` steps of this fit"
+        self.was = {m:m.every for m in self.manager.modules if m.every>most}
+        for m in self.was: m.configure(every=most)
+
+    def after_fit(self):
+        for m,every in getattr(self, 'was', {}).items(): m.configure(every=every)
 
     def before_batch(self):
         t = self.epoch*len(self.dls.train)+self.iter
@@ -645,7 +688,7 @@ def own_magnitude(score, x):
     return x.abs()
 
 # %% ../nbs/20_learned.ipynb #b5243acb
-supermask_presets = dict(sparseness='TOPK{0.5}(U)', backward_mode='supermask')
+supermask_presets = dict(sparseness='TOPK{0.5}(U)', backward_mode='supermask', rescale=True)
 
 def signed_constant_(
     w:torch.Tensor, # Tensor of two or more dimensions, outputs first; changed in place
@@ -673,4 +716,4 @@ def explore_decay(w, mask, backward_mask,
     w2 = w.square()
     return decay*(torch.where(mask, w2, 0).sum() + torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1))
 
-TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100, penalty=explore_decay)
+TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100, penalty=explore_decay, rescale=True)

@@ -19,6 +19,14 @@ def n_live(
     if isinstance(sparsity, str) or not 0<=sparsity<=1: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
     return round((1-float(sparsity))*n)
 
+# %% ../nbs/00_masks.ipynb #ca0acb1a
+def whole_part(
+    x:float, # A product such as `fraction*n`
+) -> int:
+    "`x` rounded down, or the integer that it misses by less than `1e-9` of itself"
+    near = round(x)
+    return near if abs(x-near)<=1e-9*abs(x) else math.floor(x)
+
 # %% ../nbs/00_masks.ipynb #afa05d04
 def sparse_mask(
     sizes:tuple, # Shape of the mask

@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['Planned', 'plan_pruning', 'planned_counts', 'layer_masks', 'global_masks', 'prune_by', 'prune_magnitude',
-           'density_from_tensor', 'prune_random', 'Calibration', 'layer_patches', 'layer_statistic', 'prune_layerwise',
-           'row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_sparsegpt', 'mean_grads', 'snip_scores',
-           'prune_snip', 'grasp_scores', 'prune_grasp', 'flow_scores', 'prune_synflow', 'sensitivity',
-           'sensitivity_rules', 'plot_sensitivity', 'restore_sparse']
+           'prune_random', 'Calibration', 'layer_patches', 'layer_statistic', 'prune_layerwise', 'row_masks',
+           'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_sparsegpt', 'mean_grads', 'snip_scores', 'prune_snip',
+           'grasp_scores', 'prune_grasp', 'flow_scores', 'prune_synflow', 'sensitivity', 'sensitivity_rules',
+           'plot_sensitivity', 'restore_sparse']
 
 # %% ../nbs/21_oneshot.ipynb #64388160
-import math,matplotlib.pyplot as plt,pandas as pd,torch
+import math,matplotlib.pyplot as plt,pandas as pd,re,torch
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
@@ -22,8 +21,10 @@ from fastcore.imports import noop
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
 from .flops import *
+from .layers import axes_of,layer_of
 from .learned import *
 from .masks import *
+from .patterns import assign,read_rules
 from .scores import *
 from .sparsify import *
 from .structures import *
@@ -31,7 +32,6 @@ from functools import partial
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from torch.nn.modules.conv import _ConvNd,_ConvTransposeNd
 from typing import NamedTuple
 from warnings import warn
 
@@ -60,23 +60,24 @@ def _parse_target(what):
     return sparsity,s
 
 # %% ../nbs/21_oneshot.ipynb #ae8d2ec9
-def _along_inputs(o):
-    "Count N:M along the dimension in which the layer's inputs really lie"
-    s = o.structure
-    if not isinstance(s, NM) or s.flat or s.axis>1 or input_axis(o.module): return o
-    return o._replace(structure=replace(s, axis=1-s.axis))
+def _with_axes(o): return o._replace(structure=o.structure.for_axes(axes_of(o.module, o.attr)))
+
+def _wanted(model, entries, target):
+    "Weights and their targets; those that are to stay dense are left out"
+    names = [o[0] for o in entries]
+    rules = read_rules(target, 'target') if isinstance(target, (dict,list)) else [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
+    taken = assign(rules, names, [getattr(*o[1:]) for o in entries], model)
+    return [(o,rules[k][1]) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
 
 def plan_pruning(
     model, # A dense module or a `Learner`
-    target, # Sparsity, structure, a tuple of both, or rules: a dict glob → target or None
+    target, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and target or None
 ) -> list: # A `Planned` for each weight to prune, in parameter order
     "Who is to be pruned, and how much; a `ValueError` if it can't be done"
     model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
     entries = [o[:3] for o in decide(model) if not o[3]]
-    if isinstance(target, dict): check_rules(target, [o[0] for o in entries])
-    rules = target if isinstance(target, dict) else {'*':target, '*lm_head*':None}
-    plan = [_along_inputs(Planned(*o, *_parse_target(what))) for o in entries if (what := rule_for(o[0], rules)) is not None]
+    plan = [_with_axes(Planned(*o, *_parse_target(what))) for o,what in _wanted(model, entries, target)]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(o[0] for o in entries) or 'none'}, and the target leaves all of them dense")
     for o in plan:
         try: o.structure.check(o.p.shape)
@@ -138,12 +139,6 @@ def prune_magnitude(
     return prune_by(model, weight_magnitude, target, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #aea619cc
-def density_from_tensor(
-    t:torch.Tensor, # Tensor of any shape; a mask will do
-) -> float: # Fraction of `t` that is not zero; 1 if `t` is empty
-    "The fraction of nonzeros in `t`"
-    return t.count_nonzero().item()/t.numel() if t.numel() else 1.
-
 def prune_random(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
@@ -224,12 +219,14 @@ def run(self:Calibration):
             except _Enough: pass
 
 # %% ../nbs/21_oneshot.ipynb #ec7a826c
+def _product(m): return getattr(layer_of(m), 'product', None)
+
 def layer_patches(
     m:nn.Module, # A linear or convolutional layer
     x:torch.Tensor, # Its input
 ) -> torch.Tensor: # Groups by rows by columns, columns in the order of `weight.flatten(1)`
     "The inputs that meet the weights of `m`"
-    if isinstance(m, nn.Linear): return x.reshape(1, -1, x.shape[-1])
+    if _product(m)!='conv': return x.reshape(1, -1, x.shape[-1])
     n = len(m.kernel_size)
     if x.ndim==n+1: x = x[None]
     x = F.pad(x, m._reversed_padding_repeated_twice, mode='constant' if m.padding_mode=='zeros' else m.padding_mode)
@@ -244,22 +241,32 @@ def _gram(x):
 def _squares(x): return x.double().square().sum(1)
 
 # %% ../nbs/21_oneshot.ipynb #12c7ea5f
-def _owners(model, o): return [m for m in model.modules() if any(p is o.p for p in m._parameters.values())]
+def _owners(model, o):
+    "The modules whose forward shows what meets the weight of `o`: attention runs its `out_proj` itself"
+    host = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    return [host.get(m, m) for m in model.modules() if any(p is o.p for p in m._parameters.values())]
 
 @contextmanager
 def _listening(modules, f):
-    "Call `f` with each of `modules` and its input, whenever it is run"
-    hooks = [m.register_forward_pre_hook(lambda m,args,kwargs: f(m, first(args) if args else kwargs['input']), with_kwargs=True) for m in modules]
+    "Call `f` with each of `modules`, and the arguments and keyword arguments of each of its calls"
+    hooks = [m.register_forward_pre_hook(f, with_kwargs=True) for m in modules]
     try: yield
     finally:
         for h in hooks: h.remove()
 
+def _first(args, kwargs): return first(args) if args else kwargs.get('input', kwargs.get('query', first(kwargs.values())))
+
+def _data_of(x): return x.data if isinstance(x, nn.utils.rnn.PackedSequence) else x
+
 def _layer_order(calib, plan):
     "The planned layers in the order in which data reaches them; does it so at most once a batch?"
-    calls,names = {},{m:o.name for o in plan for m in _owners(calib.model, o)}
-    def _f(m, x):
-        if not x.isfinite().all(): raise ValueError(f"the input of {names[m]} is not finite: look at data and model first")
-        if x.numel(): calls.setdefault(names[m], []).append(calib.i)
+    calls,names = {},{}
+    for o in plan:
+        for m in _owners(calib.model, o): names.setdefault(m, []).append(o.name)
+    def _f(m, args, kwargs):
+        x = _data_of(_first(args, kwargs))
+        if not x.isfinite().all(): raise ValueError(f"the input of {', '.join(names[m])} is not finite: look at data and model first")
+        for name in names[m] if x.numel() else []: calls.setdefault(name, []).append(calib.i)
     with _listening(names, _f): calib.run()
     return {k: calib.loop is None and len(set(v))==len(v) for k,v in calls.items()}
 
@@ -274,25 +281,79 @@ def layer_statistic(
 ) -> tuple: # The sum, and the number of rows
     "Sum `f` over all patches of a layer's inputs"
     total,rows = 0,0
-    def _f(m, x):
+    def _f(m, args, kwargs):
         nonlocal total,rows
-        for piece in _pieces(m, x):
-            patches = layer_patches(m, piece)
-            total,rows = total+f(patches),rows+patches.shape[1]
+        for patches in _patches(m, o, args, kwargs): total,rows = total+f(patches),rows+patches.shape[1]
         if once: raise _Enough
     with _listening(_owners(calib.model, o), _f): calib.run()
     return total,rows
 
 def _pieces(m, x):
     "`x` in pieces whose patches are of bounded size"
-    if isinstance(m, nn.Linear): return x.reshape(-1, x.shape[-1]).split(max(_piece//x.shape[-1], 1))
+    if _product(m)!='conv': return x.reshape(-1, x.shape[-1]).split(max(_piece//x.shape[-1], 1))
     x = x if x.ndim==len(m.kernel_size)+2 else x[None]
     return x.split(max(_piece//(x[0].numel()*math.prod(m.kernel_size)), 1))
 
+def _patches(m, o, args, kwargs):
+    "What meets the weight of `o` in a call of `m`, piece by piece: groups by rows by columns"
+    if _product(m)=='attention': return [_attention_inputs(m, o, *_queries(args, kwargs))]
+    x = _recurrent_input(m, o, args, kwargs) if isinstance(m, nn.RNNBase) else _first(args, kwargs)
+    return (layer_patches(m, piece) for piece in _pieces(m, x))
+
 # %% ../nbs/21_oneshot.ipynb #9a2727b9
+def _queries(args, kwargs):
+    "Query, key and value, and the other arguments by name"
+    names = ('query','key','value','key_padding_mask','need_weights','attn_mask','average_attn_weights','is_causal')
+    kw = dict(zip(names, args)) | kwargs
+    return [kw.pop(k) for k in names[:3]],kw
+
+def _attention_inputs(m, o, qkv, kw):
+    if o.module is m.out_proj: return _before_out_proj(m, qkv, kw).reshape(1, -1, m.out_proj.in_features)
+    xs = [x.reshape(-1, x.shape[-1]) for x in qkv]
+    if o.attr!='in_proj_weight': return xs['qkv'.index(o.attr[0])][None]
+    rows = max(map(len, xs))
+    return torch.stack([F.pad(x, (0,0,0,rows-len(x))) for x in xs])
+
+def _before_out_proj(m, qkv, kw):
+    "What `m` returns when its `out_proj` is the identity"
+    out,was = m.out_proj,m.out_proj._parameters
+    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=None if was['bias'] is None else torch.zeros_like(was['bias']))
+    try: return m.forward(*qkv, **kw)[0]
+    finally: out._parameters = was
+
+def _recurrent_input(m, o, args, kwargs):
+    "What the layer of `m` that `o` belongs to sees"
+    x,hx = _first(args, kwargs),args[1] if len(args)>1 else kwargs.get('hx')
+    n_dirs = 1+m.bidirectional
+    for k in range(int(re.search(r'_l(\d+)', o.attr)[1])):
+        below = [n for n in m._flat_weights_names if re.search(rf'_l{k}(_reverse)?$', n)]
+        n_in = m.input_size if k==0 else n_dirs*(m.proj_size or m.hidden_size)
+        own = {a: getattr(m, a) for a in ('batch_first','bidirectional','proj_size','nonlinearity') if getattr(m, a, None)}
+        new = type(m)(n_in, m.hidden_size, bias=m.bias, **own)
+        new.to(getattr(m, below[0])).load_state_dict({n.replace(f'_l{k}', '_l0'): getattr(m, n) for n in below})
+        at = slice(k*n_dirs, (k+1)*n_dirs)
+        x = new(x, None if hx is None else tuple(h[at] for h in hx) if isinstance(hx, tuple) else hx[at])[0]
+    return _data_of(x)
+
+# %% ../nbs/21_oneshot.ipynb #3542967f
 def _bar(xs, progress): return progress_bar(xs, leave=False) if progress else xs
 
-def _prunable(o): return isinstance(o.module, (nn.Linear,_ConvNd)) and not isinstance(o.module, _ConvTransposeNd)
+def _prunable(o): return _product(o.module) in ('linear','conv','attention') or _product(o.module)=='recurrent' and o.attr.startswith('weight_ih')
+
+def _outputs_first(o, t):
+    "`t`, of the shape of the weight of `o`, with outputs first and inputs second"
+    return t.permute(axes_of(o.module, o.attr).order(t.ndim))
+
+def _as_it_lies(o, t):
+    "`_outputs_first` undone"
+    return t.permute(sorted(range(t.ndim), key=axes_of(o.module, o.attr).order(t.ndim).__getitem__)).contiguous()
+
+def _tell_left(left, plan, counts):
+    "Warn of weights that stay dense, and of the sparsity that is reached instead"
+    total = sum(o.p.numel() for o in plan)
+    wanted,got = [1-sum(o.p.numel() if dense and o.name in left else n for o,n in zip(plan, counts))/total for dense in (False,True)]
+    warn(f"{', '.join(left)} can't be pruned by inputs (linear, convolutional and attention layers and recurrent input projections that the data reach can), and stay dense: "
+        f"the planned weights reach a sparsity of {got:.4g} instead of {wanted:.4g}")
 
 @contextmanager
 def _all_or_nothing(ps):
@@ -312,7 +373,7 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
     calib = Calibration(model, data, n_samples, bs)
     once,n = _layer_order(calib, plan),dict(zip([o.name for o in plan], planned_counts(plan)))
     left = [o.name for o in plan if not _prunable(o) or o.name not in once]
-    if left: warn(f"{', '.join(left)} can't be pruned by inputs (only linear and convolutional layers whose own forward is run can), and stay dense")
+    if left: _tell_left(left, plan, list(n.values()))
     plan = {o.name:o for o in plan if o.name not in left}
     if not plan: raise ValueError("no layer to prune was reached by the data: check data and target")
     masks = {}
@@ -337,9 +398,9 @@ def row_masks(
 
 def _wanda(o, n, statistic):
     norms = statistic(_squares)[0].sqrt()
-    w = o.p.detach().abs().double().reshape(len(norms), -1, norms.shape[-1])
-    score = (w*norms[:,None]).view(o.p.shape)
-    return row_masks(score, n) if o.free else o.structure.top(score, n),o.p
+    w = _outputs_first(o, o.p.detach().abs().double())
+    score = (w.reshape(len(norms), -1, norms.shape[-1])*norms[:,None]).view(w.shape)
+    return _as_it_lies(o, row_masks(score, n)) if o.free else o.structure.top(_as_it_lies(o, score), n),o.p
 
 def prune_wanda(
     model, # A dense module or a `Learner`
@@ -400,7 +461,7 @@ def _runs(o, n, block, shape):
         lengths = [min(block, cols-i) for i in range(0, cols, block)]
         counts = share_out([n*l/cols for l in lengths], n)
         return torch.arange(cols),lengths,lambda score,k: top_k_mask(score, counts[k])
-    s,channels = o.structure,o.p.shape[1]
+    s,channels = getattr(o.structure, 'inner', o.structure),_outputs_first(o, o.p).shape[1]
     line = cols if s.flat else channels
     order = torch.arange(cols) if s.flat else torch.arange(cols).view(channels, -1).T.flatten()
     lengths = [min(s.m, line-i) for i in range(0, line, s.m)]*(cols//line)
@@ -408,17 +469,18 @@ def _runs(o, n, block, shape):
 
 def _sparsegpt(block, damp, o, n, statistic):
     H,rows = statistic(_gram)
-    w = o.p.detach().double().reshape(len(H), -1, H.shape[-1])
+    weight = _outputs_first(o, o.p.detach().double())
+    w = weight.reshape(len(H), -1, H.shape[-1])
     order,lengths,choose = _runs(o, n, block, w.shape)
     order = order.to(w.device)
     U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block)
     back = order.argsort()
-    return mask[...,back].view(o.p.shape),new[...,back].view(o.p.shape)
+    return tuple(_as_it_lies(o, t[...,back].reshape(weight.shape)) for t in (mask,new))
 
 # %% ../nbs/21_oneshot.ipynb #0f2f135e
 def _check_sparsegpt(o):
-    ok = o.free or not _prunable(o) or isinstance(o.structure, NM) and o.structure.axis==1
+    ok = o.free or not _prunable(o) or isinstance(s := getattr(o.structure, 'inner', o.structure), NM) and s.axis==1
     if not ok: raise ValueError(f"{o.name} is to be pruned to {o.structure}, and SparseGPT can prune to a sparsity or to N:M along inputs, e.g. '2:4'")
     if not o.p.isfinite().all(): raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: set them to numbers first, or leave {o.name} dense by a rule")
 
@@ -643,14 +705,18 @@ def restore_sparse(
     if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
     kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
-    if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
-    for k,v in kept.items():
-        if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
+    _check_fits(own, kept)
     masks = {n: as_mask(mask.to(os[n].p.device).bool(), None, os[n]) for n,mask in masks.items()}
     for n,mask in masks.items(): register_mask(os[n], mask)
     keep_from_broadcast(module)
     module.load_state_dict(state)
     return enforce_masks(module)
+
+def _check_fits(own, kept):
+    "A `ValueError` unless the state dicts `own` and `kept` have the same names and shapes"
+    if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
+    for k,v in kept.items():
+        if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
 
 def _maskable(module):
     "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"

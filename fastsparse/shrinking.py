@@ -11,6 +11,7 @@ from collections import Counter
 from fastcore.basics import *
 from .clocks import *
 from .flops import untouched
+from .layers import axes_of,layer_of
 from .packing import has_hooks,replace_layers
 from .sparsify import module_copy
 from torch import fx,nn
@@ -109,18 +110,30 @@ def _flat(v, x, start, end=-1):
     if v is None or v.width!=1 or start!=v.dim or end not in (-1, x.ndim-1) : return None
     return _Value(v.space, v.dim, x[0,0].numel() if v.dim==1 else 1)
 
+def _is_layer(m):
+    "Does `m` read and write whole channels? The table of layers says how it multiplies"
+    product = getattr(layer_of(m), 'product', None)
+    if product=='conv': return m.groups==1 and m.padding_mode=='zeros'
+    return product=='linear' and isinstance(m, nn.Linear) and axes_of(m).is_usual
+
+def _acts_alone(n, m): return isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names
+
 @patch
 def follow(self:_Follower, n, res):
     "The value of node `n`; None if its inputs are not followed through it"
-    args,kw = n.args,n.kwargs
     if n.op in ('placeholder','get_attr'): return _Value(None, 0)
     arg = next(iter(n.all_input_nodes), None)
     v,x = self.values.get(arg),self.results.get(arg)
     m = self.fetch_attr(n.target) if n.op=='call_module' else None
     if m is not None and has_hooks(m): return None
-    if isinstance(m, nn.Linear) or isinstance(m, _ConvNd) and m.groups==1 and not m.transposed and m.padding_mode=='zeros': return self.layer(n, m, res)
-    if v is None: return None
-    if isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names: return v
+    if _is_layer(m): return self.layer(n, m, res)
+    return None if v is None else self.passed(n, m, v, x, res)
+
+@patch
+def passed(self:_Follower, n, m, v, x, res):
+    "What becomes of the value `v`, the tensor `x`, in a node that is no layer with weights"
+    args,kw = n.args,n.kwargs
+    if _acts_alone(n, m): return v
     if isinstance(m, _pools): return v if v.dim==1 and v.width==1 and x.ndim==2+int(type(m).__name__[-2]) else None
     if isinstance(m, _BatchNorm): return self.norm(n, m, v)
     if isinstance(m, nn.Flatten): return _flat(v, x, m.start_dim, m.end_dim)
@@ -184,6 +197,11 @@ def _followed(model, xb):
     return f
 
 # %% ../nbs/33_shrinking.ipynb #7cdf5638
+def _fused(layer, bn, ndim):
+    "`layer` with `bn` in its weights, if its results have `ndim` dimensions; None if that can't be"
+    if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): return fuse_conv_bn_eval(layer, bn, layer.transposed)
+    if isinstance(layer, nn.Linear) and bn.affine and ndim==2: return fuse_linear_bn_eval(layer, bn)
+
 def fold_norms(
     model:nn.Module, # A module in evaluation mode, changed in place
     xb, # A tuple of inputs
@@ -196,10 +214,8 @@ def fold_norms(
         if not isinstance(bn, _BatchNorm) or bn.running_mean is None or getattr(before, 'target', None) not in sole or len(before.users)>1: continue
         layer = model.get_submodule(before.target)
         if bn in taken or layer in taken or has_hooks(bn) or has_hooks(layer): continue
-        if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): fused = fuse_conv_bn_eval(layer, bn, layer.transposed)
-        elif isinstance(layer, nn.Linear) and bn.affine and f.results[before].ndim==2: fused = fuse_linear_bn_eval(layer, bn)
-        else: continue
-        replace_layers(model, {layer:fused, bn:nn.Identity()})
+        fused = _fused(layer, bn, f.results[before].ndim)
+        if fused is not None: replace_layers(model, {layer:fused, bn:nn.Identity()})
 
 # %% ../nbs/33_shrinking.ipynb #e9c04a10
 def _columns(m, v):

@@ -8,12 +8,13 @@ __all__ = ['Structure', 'Unstructured', 'NM', 'TransposableNM', 'FanIn', 'Block'
            'checkerboard', 'masks_like']
 
 # %% ../nbs/00a_structures.ipynb #5b0e1d2a
-import inspect,math,numbers,numpy as np,os,re,torch
+import functools,inspect,itertools,math,numbers,numpy as np,os,re,torch
 from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
 from fastcore.foundation import L
 from .masks import *
+from .masks import whole_part
 from fractions import Fraction
 from torch import nn
 
@@ -21,6 +22,7 @@ from torch import nn
 class Structure:
     "Which masks of a parameter are legal: its weights fall into groups of units of entries"
     sparsity,least,across,reduce = None,0,False,None
+    experts_join = 'outputs'  # where `for_axes` joins experts, so that none of them shares a group or a unit
     def __post_init__(self):
         if not (callable(self.reduce) or self.reduce in (None, *_reductions)):
             raise ValueError(f"reduce is {self.reduce!r}, and must be one of {', '.join(map(repr, _reductions))}, or a function of a tensor that reduces its last axis")
@@ -216,8 +218,15 @@ def _lowest_live(mask, live, keep_f, n):
 @dataclass(frozen=True)
 class Unstructured(Structure):
     "Any mask"
-    syntax = 'unstructured'
-    def __str__(self): return 'unstructured'
+    density:float=None # The fraction that lives in the end, in [0,1], if the structure is to say it
+    syntax = r'(?:unstructured|top (?P<density>[-+.e\d]+))'
+    sparsity = property(lambda self: None if self.density is None else round(1-self.density, 12))
+    def __post_init__(self):
+        if self.density is None: return
+        if isinstance(self.density, (bool,str)) or not 0<=self.density<=1: raise ValueError(f"density is {self.density!r}, and must lie in [0,1]: the fraction of weights that lives, e.g. 0.1")
+        object.__setattr__(self, 'density', float(self.density))
+
+    def __str__(self): return 'unstructured' if self.density is None else f'top {self.density}'
     def axes(self, shape): return (math.prod(shape),),[],[0]
 
     def _move(self, mask, keep_f, grow_f, n_drop, k):
@@ -235,8 +244,9 @@ class Unstructured(Structure):
 def _check_int(name, v, low=1):
     if not isinstance(v, numbers.Integral) or isinstance(v, bool) or v<low: raise ValueError(f"{name} is {v!r}, and must be an integer from {low}")
 
-def _check_nm(s):
-    for name in ('n','m'): _check_int(name, getattr(s, name))
+def _check_nm(s, low=0):
+    _check_int('n', s.n, low)
+    _check_int('m', s.m)
     if s.n>s.m: raise ValueError(f"{s.n}:{s.m} would keep {s.n} of {s.m} weights: write N:M with N not above M, e.g. 2:4")
 
 @dataclass(frozen=True)
@@ -244,47 +254,57 @@ class NM(Structure):
     "`n` of `m` neighbours live"
     n:int # Live weights in a group
     m:int # Weights in a group
-    axis:int=1 # Along which axis neighbours are counted: 0 outputs, 1 inputs
+    axis:int=1 # Along which axis neighbours are counted: 0 outputs, 1 inputs, -1 the last; of a vector the only one
     flat:bool=False # Count along all weights of an output, input channels and kernel together?
     pad:bool=False # May the last group of a row be shorter?
-    syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: sparsity)?(?: axis (?P<axis>\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
+    syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: sparsity)?(?: axis (?P<axis>-?\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
+    experts_join = property(lambda self: 'outputs' if self.flat else 'kernel')
     def __post_init__(self):
         _check_nm(self)
-        _check_int('axis', self.axis, 0)
+        _check_int('axis', self.axis, -8)
         if self.flat and self.axis!=1: raise ValueError(f"flat counts along all weights of an output, so axis {self.axis} can't be chosen too: leave one of them out")
 
     def __str__(self): return f'{self.n}:{self.m}' + f' axis {self.axis}'*(self.axis!=1) + ' flat'*self.flat + ' pad'*self.pad
 
 # %% ../nbs/00a_structures.ipynb #cec8e236
 @patch
-def axes(self:NM, shape):
-    n_dim = max(self.axis+1, 2)
+def _line(self:NM, shape):
+    "Sizes of the parameter as it is counted, and along which of them; a vector has one only"
+    flat = self.flat and len(shape)>1
+    n_dim = -self.axis if self.axis<0 else max(self.axis, 1)*(len(shape)!=1 or self.axis>1)+1
     if len(shape)<n_dim: raise ValueError(f"{self} needs a parameter of {n_dim} or more dimensions, and this one has shape {shape}: leave it dense")
-    sizes = (shape[0], math.prod(shape[1:])) if self.flat else shape
-    n = sizes[self.axis]
-    if n%self.m and not self.pad: raise ValueError(f"{self} needs an axis {self.axis} that {self.m} divides, and it has {n} in shape {shape}: take '{self} pad', or leave this parameter dense")
-    sizes = (*sizes[:self.axis], *sizes[self.axis+1:], -(-n//self.m), self.m)
+    sizes = (shape[0], math.prod(shape[1:])) if flat else shape
+    return sizes,0 if len(shape)==1 else self.axis%len(sizes)
+
+@patch
+def axes(self:NM, shape):
+    sizes,axis = self._line(shape)
+    n = sizes[axis]
+    if n%self.m and not self.pad: raise ValueError(f"{self} needs an axis {axis} that {self.m} divides, and it has {n} in shape {shape}: take '{self} pad', or leave this parameter dense")
+    sizes = (*sizes[:axis], *sizes[axis+1:], -(-n//self.m), self.m)
     return sizes,list(range(len(sizes)-1)),[len(sizes)-1]
 
 @patch
 def _n_at(self:NM, shape, k):
     *others,chunks,_ = self.axes(tuple(shape))[0]
-    n = math.prod(shape[1:]) if self.flat else shape[self.axis]
+    sizes,axis = self._line(tuple(shape))
+    n = sizes[axis]
     return math.prod(others)*(n//self.m*k+min(k, n%self.m))
 
 # %% ../nbs/00a_structures.ipynb #c1ad70b0
 @patch
 def split(self:NM, t):
     self.check(t.shape)
-    t = (t.flatten(1) if self.flat else t).movedim(self.axis, -1)
+    sizes,axis = self._line(tuple(t.shape))
+    t = t.reshape(sizes).movedim(axis, -1)
     return nn.functional.pad(t, (0, -t.shape[-1]%self.m)).reshape(-1, self.m, 1)
 
 @patch
 def join(self:NM, x, shape):
     *others,chunks,_ = self.axes(tuple(shape))[0]
-    n = math.prod(shape[1:]) if self.flat else shape[self.axis]
-    return x.reshape(*others, chunks*self.m)[...,:n].movedim(-1, self.axis).reshape(shape).contiguous()
+    sizes,axis = self._line(tuple(shape))
+    return x.reshape(*others, chunks*self.m)[...,:sizes[axis]].movedim(-1, axis).reshape(shape).contiguous()
 
 # %% ../nbs/00a_structures.ipynb #afbb73e8
 def _gains(w, x):
@@ -347,10 +367,10 @@ class TransposableNM(Structure):
     "`n` live in each row and each column of every tile of `m` by `m`"
     n:int # Live weights in a row and in a column
     m:int # Side of a tile, up to 32
-    syntax = r'transposable (?P<n>\d+):(?P<m>\d+)'
+    syntax,experts_join = r'transposable (?P<n>\d+):(?P<m>\d+)','kernel'
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
     def __post_init__(self):
-        _check_nm(self)
+        _check_nm(self, 1)
         if self.m>32: raise ValueError(f"m is {self.m}, and must be 32 or less: larger tiles take too long")
 
     def __str__(self): return f'transposable {self.n}:{self.m}'
@@ -459,19 +479,99 @@ _how = '(?: (?P<reduce>mean|max|min|l2))?'
 
 @dataclass(frozen=True)
 class Block(_Whole):
-    "Blocks of `rows` outputs by `cols` inputs"
+    "Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1"
     rows:int # Outputs in a block
     cols:int # Inputs in a block
     reduce:object='mean' # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
-    syntax,text,__str__ = r'block (?P<rows>\d+)x(?P<cols>\d+)'+_how,'block {rows}x{cols}',_Whole.__str__
+    pad:bool=False # May the last blocks of outputs and of inputs be smaller?
+    syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)(?: (?P<pad>pad))?'+_how,property(lambda self: 'block {rows}x{cols}' + ' pad'*self.pad)
+    __str__ = _Whole.__str__
+    experts_join = 'kernel'
     def __post_init__(self):
         super().__post_init__()
         for name in ('rows','cols'): _check_int(name, getattr(self, name))
 
-    def axes(self, shape):
+    def sides(self, shape):
+        "Sizes of a block along the first axes of `shape`"
         r,c = self.rows,self.cols
-        _needs(self, shape, len(shape)>1 and not (shape[0]%r or shape[1]%c), f'a number of outputs that {r} divides, and of inputs that {c} divides')
-        return (shape[0]//r, r, shape[1]//c, c, *shape[2:]),[],[0,2,*range(4, len(shape)+2)]
+        _needs(self, shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, or a vector and a side of 1')
+        return (r,c) if len(shape)>1 else (max(r, c),)
+
+    def axes(self, shape):
+        sides = self.sides(shape)
+        _needs(self, shape, not any(n%b for n,b in zip(shape, sides)), f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
+        split = [o for n,b in zip(shape, sides) for o in (n//b, b)]
+        return (*split, *shape[len(sides):]),[],[0,*([2] if len(sides)>1 else []),*range(4, len(shape)+2)]
+
+# %% ../nbs/00a_structures.ipynb #9f2e8f1d
+@patch
+def _ragged(self:Block, shape): return self.pad and any(n%b for n,b in zip(shape, self.sides(shape)))
+
+@patch
+def _parts(self:Block, shape):
+    "Rectangles that blocks of one size fill, and the structure of each"
+    cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
+    return [(tuple(slice(a,z) for a,z,_ in cut), Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce)) for cut in itertools.product(*cuts)]
+
+@patch
+def _sizes(self:Block, shape):
+    "Number of blocks and of entries in a block, for each rectangle"
+    empty = torch.empty(shape, device='meta')
+    return [s._order(empty[at].shape)[-1][1:] for at,s in self._parts(shape)]
+
+@patch
+def _shares(self:Block, shape, k):
+    "How many blocks of each rectangle live when `k` of all do"
+    sizes = self._sizes(shape)
+    total = max(sum(n for n,_ in sizes), 1)
+    return [(2*k*n+total)//(2*total) for n,_ in sizes]
+
+@patch
+def check(self:Block, shape):
+    shape = tuple(shape)
+    if not self._ragged(shape): self.axes(shape)
+
+@patch
+def _most(self:Block, shape): return sum(n for n,_ in self._sizes(shape)) if self._ragged(shape) else self._order(shape)[-1][1]
+
+@patch
+def _n_at(self:Block, shape, k):
+    if not self._ragged(shape): return k*self.sides(shape)[0]*(self.sides(shape)+(1,))[1]
+    return sum(n*e for n,(_,e) in zip(self._shares(shape, k), self._sizes(shape)))
+
+# %% ../nbs/00a_structures.ipynb #b6dcdfe5
+@patch
+def legal(self:Block, mask):
+    if not self._ragged(mask.shape): return super(Block, self).legal(mask)
+    return all(s.legal(mask[at]) for at,s in self._parts(mask.shape))
+
+@patch
+def top(self:Block, score, n):
+    if not self._ragged(score.shape): return super(Block, self).top(score, n)
+    mask = torch.zeros(score.shape, dtype=torch.bool, device=score.device)
+    k = self._shares(score.shape, self._per_group(score.shape, n))
+    for (at,s),n,(_,e) in zip(self._parts(score.shape), k, self._sizes(score.shape)): mask[at] = s.top(score[at], n*e)
+    return mask
+
+@patch
+def _move(self:Block, mask, keep_f, grow_f, n_drop, k):
+    if not self._ragged(mask.shape): return super(Block, self)._move(mask, keep_f, grow_f, n_drop, k)
+    live,stay,kept = max(count_live(mask), 1),mask.clone(),[]
+    keep_f,parts = functools.cache(keep_f),self._parts(mask.shape)
+    for (at,s),n,(_,e) in zip(parts, self._shares(mask.shape, k), self._sizes(mask.shape)):
+        kept.append(s._keep(mask[at], lambda: keep_f()[at], n_drop*count_live(mask[at])//live//e, n, grow_f is not None))
+        stay[at] = s.join(kept[-1], mask[at].shape)
+    dropped = _places(mask & ~stay)
+    if grow_f is None: return dropped,dropped.new_empty(0)
+    return dropped,_places(self._filled(stay, kept, functools.cache(lambda: grow_f(stay)), k) & ~(mask & stay))
+
+@patch
+def _filled(self:Block, stay, kept, grow_f, k):
+    "`stay`, and the best blocks of each rectangle until it has its share"
+    new = stay.clone()
+    for (at,s),x,n in zip(self._parts(stay.shape), kept, self._shares(stay.shape, k)):
+        new[at] = s.join(s._fill(x, lambda: grow_f()[at], n, s.split(~stay[at]).any(-1)), stay[at].shape)
+    return new
 
 # %% ../nbs/00a_structures.ipynb #8a7f6a07
 @dataclass(frozen=True)
@@ -496,7 +596,7 @@ class OutputChannels(_Whole):
 class InputChannels(_Whole):
     "All weights of one input"
     reduce:object='mean' # As in `Block`
-    syntax,text = 'input channels'+_how,'input channels'
+    syntax,text,experts_join = 'input channels'+_how,'input channels','inputs'
     def axes(self, shape):
         _needs(self, shape, len(shape)>1, 'two or more dimensions')
         return (*shape[:2], math.prod(shape[2:])),[],[1]
@@ -509,6 +609,7 @@ class OutputGroups(Structure):
     syntax = r'output groups (?P<g>\d+)'
     def __post_init__(self): _check_int('g', self.g)
     def __str__(self): return f'output groups {self.g}'
+    def for_experts(self, n): return OutputGroups(self.g*n)
     def axes(self, shape):
         _needs(self, shape, shape and not shape[0]%self.g, f'a number of outputs that {self.g} divides')
         return (self.g, shape[0]//self.g, math.prod(shape[1:])),[0],[1,2]
@@ -517,32 +618,168 @@ class OutputGroups(Structure):
 class InputGroups(Structure):
     "Equally many live weights in each of `g` groups of consecutive inputs"
     g:int # Number of groups
-    syntax = r'input groups (?P<g>\d+)'
+    syntax,experts_join = r'input groups (?P<g>\d+)','inputs'
     def __post_init__(self): _check_int('g', self.g)
     def __str__(self): return f'input groups {self.g}'
+    def for_experts(self, n): return InputGroups(self.g*n)
     def axes(self, shape):
         _needs(self, shape, len(shape)>1 and not shape[1]%self.g, f'a number of inputs that {self.g} divides')
         return (shape[0], self.g, shape[1]//self.g, math.prod(shape[2:])),[1],[0,2,3]
 
 # %% ../nbs/00a_structures.ipynb #b602774e
 _kinds = Unstructured,NM,TransposableNM,Block,FanIn,Kernels,OutputChannels,InputChannels,OutputGroups,InputGroups
-_grammar = ("'unstructured', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', 'block 16x16', 'fan-in', 'fan-in ablate 0.3', "
+_grammar = ("'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', 'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', "
     "'kernels', 'output channels', 'input channels', 'output groups 4', 'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels")
 
 def _read(v):
     "A word of a text as a value"
     if v in ('flat','pad'): return True
-    return int(v) if v.isdigit() else v if v.isalnum() and v[0].isalpha() else float(v)
+    return int(v) if re.fullmatch(r'-?\d+', v) else v if v.isalnum() and v[0].isalpha() else float(v)
+
+_number = r'-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?'
+_dmx = {r'dense': lambda: 'top 1.0', rf'topk\{{({_number})\}}(?:\([um]\))?': lambda density: f'top {density}',
+    r'btopk\{(\d+):(\d+),(-?\d+)\}(?:\([um]\))?': lambda n,m,axis: f'{n}:{m} axis {axis}'}
+
+def _house_text(text):
+    "What dmx's words mean in ours; other texts come back as they are"
+    for pattern,f in _dmx.items():
+        if m := re.fullmatch(pattern, text): return f(*m.groups())
+    if text.startswith('bern'): raise ValueError(f"{text!r} draws a new mask at each step, and a structure says which masks are legal: pass it to learn_masks")
+    return text
 
 def as_structure(
-    x, # A `Structure`, a text, or None for `Unstructured()`
+    x, # A `Structure`, a text (ours, Cerebras' or dmx's), or None for `Unstructured()`
 ) -> Structure: # `as_structure(str(s))==s` for every built-in structure
     "The structure that `x` means; a `ValueError` with all texts if it means none"
     if isinstance(x, Structure): return x
-    text = 'unstructured' if x is None else ' '.join(x.lower().split()) if isinstance(x, str) else ''
+    text = 'unstructured' if x is None else _house_text(' '.join(x.lower().split())) if isinstance(x, str) else ''
     for kind in _kinds:
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
     raise ValueError(f"structure is {x!r}, and must be a Structure, None, or one of {_grammar}")
+
+# %% ../nbs/00a_structures.ipynb #a002fba1
+@dataclass(frozen=True)
+class _Turned(Structure):
+    "A structure for parameters whose axes lie elsewhere"
+    inner:Structure # What holds once outputs come first and inputs second
+    outputs:int # The axis that counts outputs
+    inputs:int # The axis that counts inputs
+    experts:int=None # The axis that counts experts, if there are any
+    sparsity,least,across,reduce = [property(lambda self, k=k: getattr(self.inner, k)) for k in ('sparsity','least','across','reduce')]
+    def __post_init__(self): pass
+    def __str__(self): return str(self.inner)
+
+    def _axes(self, ndim):
+        "The order of axes in which the inner structure sees them, and the place in it that experts are joined to"
+        named,at = [self.outputs, self.inputs],None
+        if self.experts is not None:
+            at = dict(outputs=0, inputs=1, kernel=2)[self.inner.experts_join]
+            named.insert(at, self.experts)
+        return [*named, *[d for d in range(ndim) if d not in named]],at
+
+    def _need(self, shape):
+        n = max(o for o in (self.outputs, self.inputs, self.experts) if o is not None)+1
+        if 1<len(shape)<n: raise ValueError(f"{self} needs a parameter of {n} or more dimensions where axes lie like this, and it has shape {tuple(shape)}: leave it dense")
+
+# %% ../nbs/00a_structures.ipynb #0c3ae2c8
+@patch
+def _to(self:_Turned, t):
+    "`t` as the inner structure sees it"
+    self._need(t.shape)
+    if t.ndim==1: return t
+    order,at = self._axes(t.ndim)
+    t = t.permute(order)
+    return t if at in (None, 2) else t.flatten(at, at+1)
+
+@patch
+def _from(self:_Turned, t, shape):
+    "`_to` undone"
+    if len(shape)==1: return t
+    order,_ = self._axes(len(shape))
+    return t.reshape([shape[i] for i in order]).permute(sorted(range_of(order), key=order.__getitem__)).contiguous()
+
+@patch
+def _view(self:_Turned, shape):
+    "The inner structure for a parameter of `shape`, and the shape that it sees"
+    shape = tuple(shape)
+    n_experts = 1 if self.experts is None or len(shape)==1 else shape[self.experts]
+    return self.inner.for_experts(n_experts),tuple(self._to(torch.empty(shape, device='meta')).shape)
+
+@patch
+def for_experts(self:Structure, n): return self
+
+# %% ../nbs/00a_structures.ipynb #c67ddf28
+@patch
+def check(self:_Turned, shape):
+    self._need(shape)
+    inner,seen = self._view(shape)
+    try: inner.check(seen)
+    except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, seen with outputs first)") from e
+
+@patch
+def axes(self:_Turned, shape): raise NotImplementedError("a turned structure has no axes of its own: ask `inner`")
+
+@patch
+def _order(self:_Turned, shape):
+    inner,seen = self._view(shape)
+    return inner._order(seen)
+
+@patch
+def _n_at(self:_Turned, shape, k):
+    inner,seen = self._view(shape)
+    return inner._n_at(seen, k)
+
+@patch
+def _most(self:_Turned, shape):
+    inner,seen = self._view(shape)
+    return inner._most(seen)
+
+@patch
+def split(self:_Turned, t): return self._view(t.shape)[0].split(self._to(t))
+
+@patch
+def join(self:_Turned, x, shape):
+    inner,seen = self._view(shape)
+    return self._from(inner.join(x, seen), shape)
+
+# %% ../nbs/00a_structures.ipynb #bbe2530d
+@patch
+def top(self:_Turned, score, n):
+    self._per_group(score.shape, n)
+    return self._from(self._view(score.shape)[0].top(self._to(score), n), score.shape)
+
+@patch
+def legal(self:_Turned, mask):
+    self.check(mask.shape)
+    return self._view(mask.shape)[0].legal(self._to(mask).contiguous())
+
+@patch
+def _turned(self:_Turned, method, mask, keep_f, grow_f, *args):
+    "A move of the inner structure, with places as the parameter lies"
+    (inner,seen),shape = self._view(mask.shape),mask.shape
+    keep = None if keep_f is None else lambda: self._to(keep_f())
+    grow = None if grow_f is None else lambda stay: self._to(grow_f(self._from(stay, shape)))
+    moved = getattr(inner, method)(self._to(mask).contiguous(), keep, grow, *args)
+    none = torch.zeros(seen, dtype=torch.bool, device=mask.device)
+    return tuple(_places(self._from(put_(none.clone(), o, True), shape)) for o in moved)
+
+@patch
+def move(self:_Turned, mask, keep_f, grow_f, n_drop, n):
+    self._per_group(mask.shape, n)
+    return self._turned('move', mask, keep_f, grow_f, n_drop, n)
+
+@patch
+def _move(self:_Turned, mask, keep_f, grow_f, n_drop, k): return self._turned('_move', mask, keep_f, grow_f, n_drop, k)
+
+# %% ../nbs/00a_structures.ipynb #1d49797d
+@patch
+def for_axes(self:Structure,
+    axes, # What `axes_of(module, attr)` says: the axes of outputs, inputs and, if there are any, of experts
+) -> Structure: # Itself where outputs come first, inputs second, and there are no experts
+    "This structure for a parameter whose axes lie as `axes` says"
+    outputs,inputs,experts = axes
+    if experts is None and (outputs,inputs)==(0,1) or isinstance(self, (Unstructured,_Turned)): return self
+    return _Turned(self, outputs, inputs, experts)
 
 # %% ../nbs/00a_structures.ipynb #f4625cf9
 def _check_builder(score, mask, structure):
@@ -568,11 +805,25 @@ def mask_drop_minimum(
     drop_fraction:float, # Fraction of the live weights that goes, in [0,1]
     structure=None, # A `Structure` or its text
 ) -> torch.Tensor: # Bool tensor
-    "`mask` without the `int(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
+    "`mask` without the `floor(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
     if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]: the fraction of live weights that goes, e.g. 0.3")
     s = _check_builder(score, mask, structure)
-    dropped,_ = s._move(mask, lambda: score.detach(), None, int(drop_fraction*count_live(mask)), s._most(mask.shape))
+    dropped,_ = s._move(mask, lambda: score.detach(), None, whole_part(drop_fraction*count_live(mask)), s._most(mask.shape))
     return put_(mask.clone(), dropped, False)
+
+@patch
+def _grown(self:Structure, mask, score, k):
+    "`mask` and the best units beside it, `k` in each group"
+    return self.join(self._fill(self.split(mask).any(-1), lambda: score, k, self.split(~mask).all(-1)), mask.shape)
+
+@patch
+def _grown(self:Block, mask, score, k):
+    if not self._ragged(mask.shape): return super(Block, self)._grown(mask, score, k)
+    return self._filled(mask, [s.split(mask[at]).any(-1) for at,s in self._parts(mask.shape)], lambda: score, k)
+
+@patch
+def _grown(self:_Turned, mask, score, k):
+    return self._from(self._view(mask.shape)[0]._grown(self._to(mask).contiguous(), self._to(score), k), mask.shape)
 
 def mask_grow_maximum(
     score:torch.Tensor, # Scores, any shape
@@ -584,7 +835,7 @@ def mask_grow_maximum(
     s = _check_builder(score, mask, structure)
     wanted,live = n_live(mask.numel(), sparsity),count_live(mask)
     if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
-    new = s.join(s._fill(s.split(mask).any(-1), lambda: score, s._per_group(mask.shape, n), s.split(~mask).all(-1)), mask.shape)
+    new = s._grown(mask, score, s._per_group(mask.shape, n))
     if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
     return new
 
@@ -596,6 +847,28 @@ def _diagonals(rows, cols, n):
     b = next(b for b in range(1, total+1) if 2*abs(near(b)*total-n*b)<=b)
     return b-1-(torch.arange(cols)-torch.arange(rows)[:,None]+1)*near(b)%b
 
+def _move_rows(m, most=1):
+    "Move live places of the bool array `m` within their columns, in place, until its rows differ by at most `most`"
+    live = m.sum(1)
+    while live.max()-live.min()>most:
+        a,b = live.argmax(),live.argmin()
+        cols = np.flatnonzero(m[a] & ~m[b])[:(live[a]-live[b])//2]
+        m[a,cols],m[b,cols] = False,True
+        live[a],live[b] = live[a]-len(cols),live[b]+len(cols)
+
+def _even(m):
+    "The mask `m` of two dimensions with rows and columns that differ by at most one"
+    new = m.numpy().copy()
+    if new.size: _move_rows(new)
+    if new.size: _move_rows(new.T)
+    return torch.from_numpy(new)
+
+def _by_part(p, k, s):
+    "A checkerboard in each of the rectangles that blocks of one size fill"
+    mask = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
+    for (at,part),n,(_,e) in zip(s._parts(p.shape), k, s._sizes(p.shape)): mask[at] = checkerboard(p[at], n*e, part)
+    return mask
+
 def checkerboard(
     p:torch.Tensor, # Parameter of any shape; its first axis counts rows
     n:int, # How many weights live, a legal number
@@ -606,10 +879,15 @@ def checkerboard(
     s,shape = as_structure(structure),tuple(p.shape)
     if n is None: raise ValueError("checkerboard needs n, the number of weights that live")
     if n in (0, p.numel()): return s.top(torch.zeros(shape), n).to(p.device)
+    if isinstance(s, _Turned): return s._from(checkerboard(s._to(p), n, s._view(shape)[0]), shape)
+    if isinstance(s, Block) and s._ragged(shape): return _by_part(p, s._shares(shape, s._per_group(shape, n)), s)
     sizes,order,(G,U,E) = s._order(shape)
     rows = sizes[order[0]] if E>1 else shape[0] if len(shape)>1 else 1
-    score = _diagonals(rows, p.numel()//E//rows, n//E)
-    return s.top(s.join(score.view(G, U), shape) if E>1 else score.view(shape), n).to(p.device)
+    grid = _diagonals(rows, p.numel()//E//rows, n//E)
+    whole = lambda x: s.join(x.reshape(G, U), shape) if E>1 else x.reshape(shape)
+    mask = s.top(whole(grid), n)
+    even = whole(_even((s.split(mask).any(-1) if E>1 else mask).reshape(grid.shape)))
+    return (even if s.legal(even) else mask).to(p.device)
 
 # %% ../nbs/00a_structures.ipynb #2b2bb16c
 _saved = [L, np.dtype, np.float64(1).__reduce__()[0], *[getattr(np.dtypes, o) for o in np.dtypes.__all__]]  # what fastai's optimizers save

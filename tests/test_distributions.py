@@ -3,6 +3,7 @@ import json, math, numpy as np, pickle, pytest, torch, yaml
 from fastsparse.distributions import *
 from fastsparse.flops import flop_profile
 from fastsparse.scores import call_with,wants
+from functools import partial
 from fastsparse.sparsify import masked_params,sparsify_model
 from helpers import oracle_order
 from hypothesis import given,settings,strategies as st
@@ -174,15 +175,15 @@ layers = [(4,3,3,3),(24,8),(8,8),(16,8),(10,16)]
 sizes = [108,192,64,128,160]
 
 @pytest.mark.parametrize('patterns,places', [(0,[0]), (-1,[4]), ([0,-1],[0,4]), ('head',[4]), ('head.weight',[4]), ('blocks.*',[1,2,3]),
-    ('*.attn',[1]), ('blocks.?.attn*',[1,2]), (['stem','*.fc'],[0,3]), (('head','head',4),[4]), ('*',[0,1,2,3,4]), ('blocks.0.attn.out_proj',[2])])
-def test_matching(patterns, places):
-    "By parameter, by module, by pattern of either, or by place"
-    assert matching(patterns, 5, names)==places
+    ('*.attn.*',[1,2]), ('blocks.0.attn',[1,2]), (['stem','*.fc.*'],[0,3]), (('head','head',4),[4]), ('blocks.0.attn.out_proj',[2]), (lambda name,p: p.ndim==4,[0])])
+def test_dense_by_pattern(patterns, places):
+    "By parameter, by module (all its weights), by glob, by place, or by a function: the patterns of the whole library"
+    assert [i for i,s in enumerate(layers_dense(patterns)(params(layers), .2, names=names)) if s==0]==places
 
 @pytest.mark.parametrize('patterns', ['fc', 'Head', 'block', 5, -6, True, .5, None, ['head','haed'], 'blocks.0.attn.out_proj.bias', 'stem.'])
-def test_matching_nothing(patterns):
-    "A name, whole and in its case, or a place that isn't there is refused with the names that are"
-    with pytest.raises(ValueError, match='matches none of the 5 parameters.*stem.weight'): matching(patterns, 5, names)
+def test_dense_by_no_pattern(patterns):
+    "A name, whole and in its case, or a place that isn't there is refused, with the names that are"
+    with pytest.raises(ValueError, match='stem.weight|must be a name'): layers_dense(patterns)(params(layers), .5, names=names)
 
 def test_names_wanted():
     "What goes by name says so where nobody passes names"
@@ -244,7 +245,7 @@ def test_through_a_model():
     model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,16), nn.ReLU(), nn.Linear(16,4))
     sparsify_model(model, .5, layers_dense('4'), seed=0)
     assert [int(o.mask.count_nonzero()) for o in masked_params(model)]==[53,107,64]  # 224 of 448 live: 160 are left for 128 and 256
-    with pytest.raises(ValueError, match="'5' matches none"): sparsify_model(nn.Sequential(nn.Linear(3,3)), .5, layers_dense('5'))
+    with pytest.raises(ValueError, match="'5' and names none"): sparsify_model(nn.Sequential(nn.Linear(3,3)), .5, layers_dense('5'))
 
 # --- by score
 
@@ -336,18 +337,51 @@ def test_balanced_refused(flops, say):
 
 @pytest.mark.parametrize('spec,expect', [
     ([.1,.2,.3,.4,0], [.1,.2,.3,.4,0]), ((0,0,0,0,1), [0,0,0,0,1]), ({'*':.5}, [.5]*5), ({'head':0, '*':.9}, [.9,.9,.9,.9,0]),
-    ({'blocks.0.*':.7, 'blocks.*':.8, '*':0}, [0,.7,.7,.8,0]), ({'[h]ead.weight*':.1, 'head':.2, 'head.weight':.3, '*':.5}, [.5,.5,.5,.5,.3]),
-    ({'[h]ead.weight*':.1, 'head':.2, '*':.5}, [.5,.5,.5,.5,.2]),
-    (dict(zip(names, [.1,.2,.3,.4,.5])), [.1,.2,.3,.4,.5]),
-    ({'stem':.1, 'blocks.0.attn':.2, 'blocks.0.attn.out_proj':.3, 'blocks.1.fc':.4, 'head':.5}, [.1,.2,.3,.4,.5])])
+    ({'blocks.0.*':.7, 'blocks.*':.8, '*':0}, [0,.7,.7,.8,0]), ({'[h]ead.weight*':.1, '*':.5}, [.5,.5,.5,.5,.1]),
+    ([('head',0), (lambda name,p: p.ndim==4,.3), ('*',.9)], [.3,.9,.9,.9,0]), (dict(zip(names, [.1,.2,.3,.4,.5])), [.1,.2,.3,.4,.5]),
+    ({'stem':.1, 'blocks.0.attn.in_proj_weight':.2, 'blocks.0.attn':.3, 'blocks.1.fc':.4, 'head':.5}, [.1,.2,.3,.4,.5])])
 def test_given(spec, expect):
-    "By place, or by name, module and pattern; names before patterns, long before short, whatever the order (files sort their keys). The model's sparsity plays no part"
-    flipped = dict(reversed(spec.items())) if isinstance(spec, dict) else spec
-    for f in (given_sparsity(spec),given_sparsity(flipped)):
-        for s in (0,.99): assert f(params(layers), s, names=names)==expect
+    "By place or by rule, the first that names a parameter; the model's sparsity plays no part"
+    for s in (0,.99): assert given_sparsity(spec)(params(layers), s, names=names)==expect
 
-@pytest.mark.parametrize('spec,say', [([.5]*4,'4 sparsities'), ({'head':.5},"given for stem.weight: add it, 0 for dense, or '\\*'"),
-    ({'*':.5, 'haed':.5},"'haed' matches none"),
+def test_given_first_rule_wins():
+    "As everywhere; what serves nothing is told of"
+    with pytest.warns(UserWarning, match="'head' serves no parameter: earlier"): assert given_sparsity({'*':.5, 'head':.2})(params(layers), .5, names=names)==[.5]*5
+    with pytest.warns(UserWarning, match="'haed' serves no parameter"): given_sparsity({'haed':.5, '*':.2})(params(layers), .5, names=names)
+
+@pytest.mark.parametrize('rest', ['erk', uniform_sparsity, global_sparsity, layers_dense('stem','er')])
+def test_given_and_the_rest(rest):
+    "Given sparsities are exact, the others keep the model's in all, and share it as their distribution does alone"
+    ps = params(layers)
+    f = given_sparsity({'head':.5, 'blocks.1.fc':0}, rest=rest)
+    got = f(ps, .45, names=names)
+    assert got[3:]==[0,.5] and sum((1-s)*n for s,n in zip(got, sizes))==pytest.approx(.55*652)
+    left = 1-(.55*652-80-128)/364
+    own = as_distribution(rest)
+    assert got[:3]==pytest.approx(own(ps[:3], left, names=names[:3]) if isinstance(own, partial) else own(ps[:3], left))
+    with pytest.raises(ValueError, match='model_sparsity is 0.9'): f(ps, .9, names=names)
+    with pytest.raises(ValueError, match='model_sparsity is 0.1'): given_sparsity({'head':1, 'blocks.1.fc':.9}, rest=rest)(ps, .1, names=names)
+
+def test_by_name():
+    "Names of distributions, and of their functions"
+    ps = params(layers)
+    assert as_distribution('uniform')(ps, .5)==[.5]*5 and as_distribution('first-dense')(ps, .5)==[0]+[.5]*4
+    assert as_distribution('er')(ps, .5)==erdos_renyi_sparsity(ps, .5, include_kernel=False)
+    assert as_distribution('ERK') is as_distribution('erdos_renyi') is as_distribution('erdos_renyi_sparsity') is erdos_renyi_sparsity
+    assert as_distribution('global')(ps, .5)==global_sparsity(ps, .5)
+    for bad in ('x',3,None,['erk']):
+        with pytest.raises(ValueError, match="'first-dense'"): as_distribution(bad)
+
+def test_experts_count_by_expert():
+    "A parameter of e experts has the ratio of one of them; where its axes lie doesn't matter to the ratio"
+    for axes,shape in (((1,2,0),(8,6,4)), ((2,1,0),(8,4,6)), ((0,1,2),(6,4,8)), ((1,0,None),(4,6))):
+        alone,e = torch.rand(6,4),math.prod(shape)//24
+        got = erdos_renyi_sparsity([alone, torch.rand(shape), torch.rand(50,50)], .9, axes=[(0,1,None),axes,(0,1,None)])
+        eps = .1*(24+24*e+2500)/((24+24*e)*10/24+2500*100/2500)
+        assert [1-s for s in got]==pytest.approx([eps*10/24, eps*10/24, eps*100/2500])
+        assert erdos_renyi_sparsity([alone, torch.rand(shape)], .9, False, axes=[(0,1,None),axes])==pytest.approx([.9]*2)
+
+@pytest.mark.parametrize('spec,say', [([.5]*4,'4 sparsities'), ({'head':.5},"given for stem.weight: add it, 0 for dense, '\\*'"),
     ({},'given for stem'), ([.5]*4+[90],r'90.*0.9'), ([.5]*4+[True],'True'), ([.5]*4+[math.nan],'nan'), ({'*':'0.5'},'fractions'),
     ({'*':-.1},'-0.1'), (.5,'a list, a dict')])
 def test_given_refused(spec, say):
@@ -384,7 +418,7 @@ def test_json_and_yaml(tmp_path):
     "A list or a dict, as `given_sparsity` takes them"
     spec = {'head':0, '*':.9}
     (tmp_path/'a.json').write_text(json.dumps(spec))
-    (tmp_path/'b.yml').write_text(yaml.safe_dump(spec))
+    (tmp_path/'b.yml').write_text(yaml.safe_dump(spec, sort_keys=False))
     (tmp_path/'c.JSON').write_text('[0.5, 0.25]')
     for name in ('a.json','b.yml'): assert given_sparsity(tmp_path/name)(params(layers), .5, names=names)==[.9,.9,.9,.9,0]
     assert given_sparsity(str(tmp_path/'c.JSON'))(params([(2,2),(3,3)]), .5)==[.5,.25]

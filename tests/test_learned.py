@@ -1,5 +1,5 @@
 "Room 20: masks that follow a score, of tensors and of weights"
-import copy, io, numpy as np, pickle, pytest, torch, torch.utils.checkpoint
+import copy, io, math, numpy as np, pickle, pytest, torch, torch.utils.checkpoint
 from fastai.callback.core import Callback
 from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
@@ -8,6 +8,7 @@ from fastai.learner import Learner,load_learner
 from fastai.optimizer import SGD
 from fastsparse.all import *
 from fastsparse.demo import TensorData
+from fastsparse.layers import register_layer
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -36,7 +37,7 @@ def test_strict_grammar(spec):
 
 @pytest.mark.parametrize('f,what', [(lambda: TopK(1.5),r'1\.5.*\[0,1\]'), (lambda: as_sparseness('TOPK{-0.1}(U)'),r'-0\.1.*\[0,1\]'), (lambda: TopK('0.5'),'type float'),
     (lambda: BlockTopK(5,4),r'5 of 4.*\[0,block\]'), (lambda: BlockTopK(0,0),'0 of 0'), (lambda: BlockTopK(2.,4),'type int'), (lambda: BlockTopK(2,4,2).mask(torch.rand(4,4)),r'\[-2,1\]'),
-    (lambda: BlockTopK(2,4).mask(torch.rand(4,6)),'blocks of 4.*divides 6')])
+    (lambda: BlockTopK(2,4).mask(torch.rand(4,6)),'2:4 needs an axis 1 that 4 divides, and it has 6')])
 def test_ranges(f, what):
     "An argument out of range is refused with value, range and way out"
     with pytest.raises(ValueError, match=what): f()
@@ -161,7 +162,7 @@ def test_every():
 
 @pytest.mark.parametrize('changes,what', [(dict(backward_mode='ste'),"'STE', 'supermask', 'joint'"), (dict(sparseness='TOPK'),'TOPK{density}'), (dict(every=0),'integer from 1'),
     (dict(score_func=3),'function or None'), (dict(score_func=lambda s,x: s[:1]),'shape'), (dict(density=2.),r'\[0,1\]'), (dict(colour=1),'choose from sparseness, backward_mode'),
-    (dict(k=2),'choose from'), (dict(sparseness='BTOPK{1:3,-1}(U)'),'blocks of 3')])
+    (dict(k=2),'choose from'), (dict(sparseness='BTOPK{1:3,-1}(U)'),'1:3 needs an axis 1')])
 def test_refused_and_nothing_changed(changes, what):
     "Law 10, in one module and in many: all accept, or nothing changes"
     layer = nn.Linear(4, 4)
@@ -414,7 +415,7 @@ def test_topkast_by_hand():
     "Gradients in B only; the penalty is w^2 in A and w^2/density in B but not in A; masks rest between updates"
     net = nn.Linear(4, 1, bias=False)
     with torch.no_grad(): net.weight.copy_(torch.tensor([[1.,-2.,3.,-4.]]))
-    sp, = learn_masks(net, **dict(TopKAST_presets, sparseness='TOPK{0.25}(U)', backward_sparseness='TOPK{0.5}(U)', penalty=partial(explore_decay, decay=.5)))
+    sp, = learn_masks(net, **dict(TopKAST_presets, sparseness='TOPK{0.25}(U)', backward_sparseness='TOPK{0.5}(U)', penalty=partial(explore_decay, decay=.5), rescale=False))
     y = net(torch.tensor([[10.,20.,30.,40.]]))
     penalty = mask_penalty(net)
     assert y.item()==-160 and penalty.item()==.5*(16+9*4)
@@ -436,7 +437,7 @@ def test_supermask_leaves_weights():
     train(net, torch.optim.SGD(net.parameters(), lr=.1, momentum=.9, weight_decay=.1), 3, *data(net))
     assert torch.equal(net[0].weight, w) and not torch.equal(net[0].weight_sparsifier.score, s)
 
-@pytest.mark.parametrize('spec,what', [('BTOPK{2:4,1}(U)',r'2\.weight: blocks of 4'), ({'*':'TOPK{0.5}(U)','lm_haed':None},"'lm_haed' fits no weight"), ({'0.weight':None},'no weights'), ('x','DENSE or')])
+@pytest.mark.parametrize('spec,what', [('BTOPK{2:4,1}(U)',r'2\.weight: 2:4 needs an axis 1 that 4 divides'), ('2:4',r'2\.weight: 2:4 needs'), ({'lm_haed':None,'0.weight':None},'no weights'), ({'0.weight':None},'no weights'), ('x','DENSE or')])
 def test_learn_masks_refuses(spec, what):
     "Law 10: named, and before anything changed"
     net = mlp((8,7,3))
@@ -479,10 +480,11 @@ def test_one_master():
     with pytest.raises(RuntimeError, match='fold_masks'): net(torch.randn(2,6))
 
 def test_rules_choose():
-    "The last rule that fits decides; None leaves dense; without rules, what sparsify_model would choose"
+    "The first rule that names a weight decides, as everywhere; None leaves dense; without rules, what sparsify_model would choose"
     net = nn.ModuleDict(dict(emb=nn.Embedding(6,4), body=mlp((4,4,4)), lm_head=nn.Linear(4,6)))
-    sps = learn_masks(net, {'*':'TOPK{0.5}(U)', 'body.*':'BTOPK{1:4,1}(U)', 'lm_head':None})
+    sps = learn_masks(net, {'body':'BTOPK{1:4,1}(U)', 'lm_head':None, lambda name,p: True:'TOPK{0.5}(U)'})
     assert [(str(sp.sparseness),tuple(sp.score.shape)) for sp in sps]==[('TOPK{0.5}(U)',(6,4))]+[('BTOPK{1:4,1}(U)',(4,4))]*2
+    with pytest.warns(UserWarning, match="'lm_haed' serves no parameter"): learn_masks(mlp((4,4)), {'lm_haed':None, '*':'2:4'})
     net = nn.ModuleDict(dict(emb=nn.Embedding(6,4), body=mlp((4,4,4))))
     assert len(learn_masks(net, 'TOPK{0.5}(U)'))==2
     assert effective_weight(net['emb']) is net['emb'].weight
@@ -495,6 +497,8 @@ class Conv1D(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(ins, outs))
     def forward(self, x): return x@self.weight
+
+register_layer(Conv1D, inputs=0, outputs=1, product='linear', default=False)
 
 @pytest.mark.parametrize('layer,axis', [(nn.Linear(4,8),1), (Conv1D(8,4),0), (nn.Conv2d(4,8,4),1), (nn.ConvTranspose2d(4,8,4),0), (nn.Embedding(4,8),0),
     (nn.Bilinear(4,4,4),1)])
@@ -684,7 +688,7 @@ def test_checkpointing_counts_a_step_once(mode, reentrant):
 @pytest.mark.parametrize('spec,what', [('TOPK{1.5}(U)',r'density is 1\.5'), ('BTOPK{5:4,-1}(U)','5 of 4'), ('TOPK{-0.1}(M)',r'density is -0\.1'), ('TOPK{٠.٥}(U)',"can't be read"), ('BTOPK{２:４,-1}(U)',"can't be read")])
 def test_parse_errors_show_the_grammar(spec, what):
     "Out of range or with digits that aren't ASCII: value, reason and grammar"
-    with pytest.raises(ValueError, match=what+r'.*write DENSE or TOPK\{density\}\(U\|M\)'): as_sparseness(spec)
+    with pytest.raises(ValueError, match=what+r'.*write .*DENSE or TOPK\{density\}\(U\|M\)'): as_sparseness(spec)
 
 def test_managers_take_models_and_lists():
     "A list of models means the masks in them, each once; anything else is refused"
@@ -741,3 +745,92 @@ def test_one_step_a_forward():
     assert [sp.step for sp in sparsifiers(twin)]==[5,7,7] and [sp.step for sp in sps]==[4,6,6]
     fold_masks(twin)
     assert not any(type(getattr(h, '__self__', h)).__module__=='fastsparse.learned' for m in twin.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+
+@pytest.mark.parametrize('text,own', [('top .5','TOPK{0.5}(U)'), ('top 0.5 (M)','TOPK{0.5}(M)'), ('2:4','2:4'), ('1:4 axis 0 pad','1:4 axis 0 pad'), ('transposable 2:4','transposable 2:4'), ('top .25 fan-in','top 0.25 fan-in'),
+    ('top .5 block 2x2 max (M)','top 0.5 block 2x2 max (M)'), (NM(2,4),'2:4'), (Unstructured(.5),'TOPK{0.5}(U)')])
+def test_structures_are_kinds(text, own):
+    "One notation: what a structure allows is learned too, with its counts, and comes back from its text and from a state dict"
+    kind = as_sparseness(text)
+    assert str(kind)==own and as_sparseness(own)==kind and pickle.loads(pickle.dumps(kind))==kind
+    net = nn.Linear(8,4)
+    sp, = learn_masks(net, kind, seed=0)
+    other = nn.Linear(8,4)
+    other_sp, = learn_masks(other, 'DENSE', seed=1)
+    other.load_state_dict(net.state_dict())
+    assert other_sp.sparseness==sp.sparseness and torch.equal(net.weight_mask, other.weight_mask)
+    if isinstance(kind, TopOf):
+        s = kind.structure
+        assert s.legal(net.weight_mask) and torch.equal(net.weight_mask, s.top(sp.score, count_live(net.weight_mask)))
+
+def test_structures_count_along_the_layers_axes():
+    "Fan-in of a transposed convolution is an output's; BTOPK goes by the dimension that it names"
+    net = nn.ConvTranspose2d(8, 4, 3)
+    learn_masks(net, 'top .25 fan-in', seed=0)
+    assert (net.weight_mask.sum((0,2,3))==18).all()
+    net = nn.ConvTranspose2d(8, 4, 3)
+    learn_masks(net, '2:4', seed=0)
+    assert (net.weight_mask.unflatten(0, (2,4)).sum(1)==2).all() and blocks_along_inputs(net)
+
+def test_one_implementation_of_top_k_and_blocks():
+    "TopK and BlockTopK are the masks of their structures, 0 of 8 too"
+    score = torch.randn(4,3,16)
+    for k in range(9): assert torch.equal(BlockTopK(k,8,-1).mask(score), NM(k,8,axis=2).top(score, 24*k))
+    assert torch.equal(TopK(.3).mask(score), top_k_mask(score, 58))
+
+def test_configure_by_position():
+    "The first argument is a sparseness"
+    sp = Sparsify((8,), 'DENSE')
+    sp.configure('TOPK{.25}(U)')
+    assert sp.sparseness==TopK(.25) and count_live(sp.mask)==2
+    with pytest.raises(ValueError, match="can't be read"): sp.configure('TOPK')
+
+def test_subclass_of_sparseness():
+    "A plain subclass needs choose only, and says so"
+    class FirstOne(Sparseness):
+        def choose(self, score): return torch.arange(score.numel()).view(score.shape)<1
+    sp = Sparsify((4,), FirstOne())
+    assert sp.mask.tolist()==[True,False,False,False] and 'FirstOne' in repr(sp)
+    with pytest.raises(NotImplementedError, match='choose'): Sparsify((4,), Sparseness())
+
+def test_no_learned_mask_is_said():
+    with pytest.raises(ValueError, match='Linear has no learned mask of weight: call learn_masks'): blocks_along_inputs(nn.Linear(8,8))
+
+@pytest.mark.parametrize('k', [.1,.5])
+def test_supermask_scale_by_density(k):
+    "edge-popup's scaled constant is sqrt(2/(k*fan_in)) (arXiv:1911.13299)"
+    net = nn.Linear(100, 50)
+    signs = net.weight.detach().sign()
+    signed_constant_(net.weight)
+    learn_masks(net, **dict(supermask_presets, sparseness=f'top {k}'), seed=0)
+    assert torch.allclose(net.weight, signs*math.sqrt(2/(k*100)))
+
+def test_topkast_begins_with_the_dense_signal():
+    "The live weights' sum of squares is the dense weight's, so activations start with the dense network's size; masks are those without the scale"
+    torch.manual_seed(0)
+    net = nn.Linear(400, 300)
+    dense,again = net.weight.detach().clone(),copy.deepcopy(net)
+    learn_masks(net, **dict(TopKAST_presets, sparseness='top .05'), seed=0)
+    learn_masks(again, **dict(TopKAST_presets, sparseness='top .05', rescale=False), seed=0)
+    assert torch.equal(net.weight_mask, again.weight_mask) and torch.equal(again.weight, dense)
+    assert effective_weight(net).norm().item()==pytest.approx(dense.norm().item(), rel=1e-5)
+    assert torch.allclose(net.weight/dense, (net.weight/dense).mean()) and torch.equal(net.weight_sparsifier.score, net.weight.abs())
+
+def test_masks_are_refreshed_in_a_short_fit():
+    "`every` above a thirtieth of the fit is lowered for that fit, and is what it was afterwards; None leaves it"
+    for refreshes,every in ((30,2), (10,6), (None,100), (1,60)):
+        seen = []
+        class See(Callback):
+            run_valid = False
+            def before_batch(self): seen.append(sparsifiers(self.model)[0].every)
+        learn = small_learner(20)
+        learn_masks(learn, **dict(TopKAST_presets, sparseness='top .5'))
+        learn.fit(3, cbs=[LearnedMaskCallback(refreshes=refreshes), See()])
+        assert set(seen)=={every} and len(seen)==60 and sparsifiers(learn.model)[0].every==100
+    with pytest.raises(ValueError, match='refreshes is 0'): LearnedMaskCallback(refreshes=0)
+
+def small_learner(n):
+    "A learner of `n` batches"
+    dl = DataLoader([(torch.randn(8), torch.randn(1)) for _ in range(n*4)], bs=4)
+    learn = Learner(DataLoaders(dl, dl), mlp((8,8,1)), loss_func=nn.MSELoss(), opt_func=SGD)
+    learn.remove_cbs(learn.cbs[1:])
+    return learn
