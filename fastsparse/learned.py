@@ -19,6 +19,7 @@ from fastcore.meta import delegates
 from .masks import *
 from .schedules import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from fnmatch import fnmatchcase
 from torch import nn
@@ -482,10 +483,10 @@ def _may_learn(m, p, why): return not why or isinstance(m, (nn.Embedding, nn.Emb
 def _chosen(model, sparseness):
     "A dict of owners `(module, attribute)` → name and sparseness"
     entries = decide(model)
-    if not isinstance(sparseness, dict): return [(name, m, attr, as_sparseness(sparseness)) for name,m,attr,why in entries if not why]
-    entries = [o for o in entries if _may_learn(o[1], getattr(*o[1:3]), o[3])]
+    if not isinstance(sparseness, dict): return [(name, m, attr, as_sparseness(sparseness)) for name,m,attr,*_,why in entries if not why]
+    entries = [o for o in entries if _may_learn(o.module, o.p, o.why)]
     check_rules(sparseness, [o[0] for o in entries])
-    found = [(name, m, attr, rule_for(name, sparseness)) for name,m,attr,_ in entries]
+    found = [(name, m, attr, rule_for(name, sparseness)) for name,m,attr,*_ in entries]
     return [(*o[:3], as_sparseness(o[3])) for o in found if o[3] is not None]
 
 # %% ../nbs/20_learned.ipynb #c22a2a73

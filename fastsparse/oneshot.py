@@ -25,6 +25,7 @@ from .flops import *
 from .learned import *
 from .masks import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from .structures import *
 from functools import partial
@@ -73,7 +74,7 @@ def plan_pruning(
     "Who is to be pruned, and how much; a `ValueError` if it can't be done"
     model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
-    entries = [o[:3] for o in decide(model) if not o[3]]
+    entries = [o[:3] for o in decide(model) if not o.why]
     if isinstance(target, dict): check_rules(target, [o[0] for o in entries])
     rules = target if isinstance(target, dict) else {'*':target, '*lm_head*':None}
     plan = [_along_inputs(Planned(*o, *_parse_target(what))) for o in entries if (what := rule_for(o[0], rules)) is not None]
@@ -654,4 +655,4 @@ def restore_sparse(
 
 def _maskable(module):
     "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"
-    return {name: Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,_ in decide(module)}
+    return {o.name: o for o in decide(module)}
