@@ -354,7 +354,9 @@ def _listen_to_fastai():
     _wrapped.extend(_Wrapped(cls) for cls in (known.Optimizer, known.Lookahead))
 
 def _listen():
-    if not _ears: _ears.extend([register_optimizer_step_pre_hook(_disable_dynamo(_before_step)), register_optimizer_step_post_hook(_disable_dynamo(_after_step))])
+    if not _ears:
+        _ears.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)))
+        _ears.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)))
     if not _wrapped: _listen_to_fastai()
 
 def _hush():

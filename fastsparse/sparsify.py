@@ -74,6 +74,7 @@ def _why_layer(owners):
     if owners[0].p.ndim<2: return 'fewer than two dimensions'
     return '' if any(_is_weight(o.module, o.attr) for o in owners) else f'no weight of {type(owners[0].module).__name__}'
 
+# %% ../nbs/04_sparsify.ipynb #23ad850c
 def _why_dense(owners, adapters=()):
     "Why a parameter with these `owners`, `Masked` without masks, is left dense; empty if it isn't"
     p = owners[0].p
@@ -154,8 +155,7 @@ def matches(
     p:torch.Tensor, # The parameter
 ) -> bool:
     "Does `pattern` mean this parameter?"
-    if callable(pattern): return bool(pattern(name, p))
-    return any(fnmatchcase(name, o) for o in listify(pattern))
+    return bool(named(pattern, [name], [p]))
 
 # %% ../nbs/04_sparsify.ipynb #e192699c
 def candidates(

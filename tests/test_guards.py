@@ -1,20 +1,19 @@
 "Keeping dead weights dead: what is hooked when, and how a weight that is stored in another way takes part"
-import copy, gc, pickle, pytest, subprocess, sys, torch
+import copy, fastsparse, pickle, pytest, subprocess, sys, torch
 from fastsparse.all import *
 from fastsparse.guards import *
 from helpers import *
+from pathlib import Path
 from torch import nn
 
 def _run(code):
     res = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
     assert res.returncode==0 and not res.stderr, res.stderr
 
-_lone = "import sys,types\np = types.ModuleType('fastsparse')\nimport importlib.util as u\np.__path__ = u.find_spec('fastsparse').submodule_search_locations if False else [PATH]\nsys.modules['fastsparse'] = p\n"
+_lone = "import sys,types\\np = types.ModuleType('fastsparse')\\np.__path__ = [PATH]\\nsys.modules['fastsparse'] = p\\n"
 
 def _room(code):
     "Run `code` with the rooms of the package, but without its `__init__`"
-    from pathlib import Path
-    import fastsparse
     _run(_lone.replace('PATH', repr(str(Path(fastsparse.__file__).parent)))+code)
 
 def test_rooms_load_no_fastai():
