@@ -248,12 +248,12 @@ def parts(self:DenseGuard, with_grad):
 
 # %% ../nbs/03b_guards.ipynb #76bb0ce5
 @patch
-def open_step(self:DenseGuard, opt):
+def open_step(self:Guard, opt):
     "Show the weight, as it is now, to `around`"
     self.finish = None if self.around is None else self.around(opt)
 
 @patch
-def close_step(self:DenseGuard):
+def close_step(self:Guard):
     "Do what `around` left to do"
     finish,self.finish = self.finish,None
     if finish is not None: finish()
