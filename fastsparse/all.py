@@ -5,6 +5,7 @@ from .structures import *
 from .distributions import *
 from .schedules import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from .parts import *
 from .training import *

@@ -13,6 +13,7 @@ from fastai.callback.training import GradientAccumulation
 from fastcore.basics import *
 from fastcore.meta import delegates
 from .scores import *
+from .guards import *
 from .sparsify import *
 from .training import *
 

@@ -17,6 +17,7 @@ from .flops import *
 from .kernels import *
 from .masks import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from functools import partial
 from torch import nn
@@ -125,6 +126,7 @@ def _resize(p, values, grad):
 class LiveGuard(Guard):
     "Guards one parameter that is stored as its live values; `route` is how they are multiplied"
     route,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,False,None
+    held = 'is stored sparse: call remove() of the report of sparse_compute, or store_dense(model), first'
     def __init__(self, face, module, attr, shape):
         self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
         self.handle = self.stamp = self.seen = self._index = None
@@ -459,7 +461,7 @@ def _store_dense(guard):
     if guard.handle is not None: guard.handle.remove()
     vars(guard.module).pop(guard.attr)
     for t in (v,face): set_guard(t)
-    new = Guard(guard.module, guard.attr)
+    new = DenseGuard(guard.module, guard.attr)
     new.lifted = guard.lifted
     return new
 

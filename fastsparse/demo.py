@@ -16,6 +16,7 @@ from .callback import *
 from .distributions import *
 from .flops import *
 from .methods import *
+from .guards import *
 from .sparsify import *
 from functools import partial
 from typing import Annotated

@@ -17,6 +17,7 @@ from .flops import unfused,untouched
 from .masks import *
 from .packing import *
 from .shrinking import *
+from .guards import *
 from .sparsify import *
 from io import BytesIO
 from pathlib import Path

@@ -19,6 +19,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import *
 from .masks import *
 from .parts import *
+from .guards import *
 from .sparsify import *
 from functools import partial
 from math import prod

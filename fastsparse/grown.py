@@ -13,6 +13,7 @@ from fastai.optimizer import Optimizer
 from fastcore.basics import *
 from .masks import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from torch import nn
 
@@ -172,7 +173,7 @@ def supar_init_(
 def _fans(model):
     "Live inputs an output, by name, of all weights of sparseable layers"
     masks = {o.name:o.mask for o in masked_params(model)}
-    chosen = [(name, getattr(m, attr)) for name,m,attr,why in decide(model) if name in masks or why in ('','requires_dense')]
+    chosen = [(o.name, o.p) for o in decide(model) if o.name in masks or o.why in ('','requires_dense')]
     return {name:(count_live(masks[name]) if name in masks else p.numel())/len(p) for name,p in chosen if p.ndim>1}
 
 def supar_scales(

@@ -15,6 +15,7 @@ from .flops import *
 from .history import *
 from .masks import *
 from .parts import *
+from .guards import *
 from .sparsify import *
 from .training import *
 

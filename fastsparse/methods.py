@@ -16,6 +16,7 @@ from .masks import *
 from .parts import *
 from .schedules import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from .structures import *
 

@@ -11,6 +11,7 @@ import torch,torch.nn.functional as F
 from fastcore.basics import *
 from .compute import is_pointwise
 from .kernels import *
+from .guards import *
 from .sparsify import *
 from torch import nn
 

@@ -193,8 +193,8 @@ def _rule_spec(pattern, settings):
     return dict(said, method=method, **{k:_said(k, v) for k,v in settings.items() if k not in _same(settings, _methods[method])})
 
 # %% ../nbs/12_rules.ipynb #687b09f7
-def _row(name, m, attr, why, rules):
-    p = getattr(m, attr)
+def _row(o, rules):
+    name,p,why = o.name,o.p,o.why
     row = dict(parameter=name, shape=' x '.join(map(str, p.shape)), rule='', method='', sparsity='', structure='', note=why)
     if why: return row
     k = first(range_of(rules), lambda k: matches(rules[k][0], name, p))
@@ -213,4 +213,4 @@ def rules_table(
     model = module_of(model)
     in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
     rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)
-    return pd.DataFrame([_row(*o, rules) for o in decide(model)])
+    return pd.DataFrame([_row(o, rules) for o in decide(model)])

@@ -17,6 +17,7 @@ from .masks import *
 from .parts import *
 from .schedules import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from warnings import warn
 

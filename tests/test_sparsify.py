@@ -3,6 +3,7 @@ import copy, gc, io, math, numpy as np, pickle, pytest, torch, torch.nn.utils.pr
 from fastai.layers import AdaptiveAvgPool,ConvLayer,Flatten
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
+from fastsparse.layers import Axes
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -651,11 +652,10 @@ def test_remove_ends_it():
     apply_masks(m)
     assert_dead(m)
 
-def test_hooks_are_fastai_hooks():
-    "`sparsify_model` returns fastai's `Hooks`, which also works as a context manager"
-    from fastai.callback.hook import Hooks
+def test_hooks_are_a_with_block():
+    "What `sparsify_model` returns also works as a context manager"
     m = mlp()
-    with sparsify_model(m, .5) as hooks: assert isinstance(hooks, Hooks) and enforcements(m)
+    with sparsify_model(m, .5): assert enforcements(m)
     assert not enforcements(m) and masked_params(m)
 
 def test_a_step_waits_for_nothing():
@@ -859,7 +859,11 @@ def test_sparse_params_are_exact():
     m.weight_sparsity.fill_(.5)
     assert sparse_params(m)[0][2]==.5
 
-@pytest.mark.parametrize('f,match', [(lambda m: sparsify_model(m, '0.9'), "'0.9'.*\\[0,1\\)"), (lambda m: sparsify_model(m, .5, 'erk'), "sparse_f is 'erk'"),
+@pytest.mark.parametrize('f,match', [(lambda m: sparsify_model(m, '0.9'), "'0.9'.*\\[0,1\\)"), (lambda m: sparsify_model(m, .5, 'erc'), "'erc'.*'erk'"),
+    (lambda m: sparsify_model(m, .5, dict(drop_fraction=.3)), 'sparse_f is a dict'), (lambda m: sparsify_model(m, .5, mask_init={}), 'mask_init is {}'),
+    (lambda m: sparsify_model(m, True), 'model_sparsity is True'), (lambda m: sparsify_model(m, None), 'model_sparsity is None'),
+    (lambda m: sparsify_parameter(m, '0.weight', True), 'sparsity is True'), (lambda m: sparsify_model(m, .5, seed='x'), "seed is 'x'"),
+    (lambda m: sparsify_model(m, .5, seed=.5), 'seed is 0.5'),
     (lambda m: sparsify_parameter(m, '9.weight', .5), '9.weight is no parameter'), (lambda m: sparsify_parameter(m, '0.weight', 1.5), 'sparsity is 1.5'),
     (lambda m: init_kaiming_normal_sparse_(torch.ones(3)), r'shape \(3,\)'), (lambda m: sparse_mask((4,), 'x'), "sparsity is 'x'")])
 def test_wrong_arguments_are_named(f, match):
@@ -903,3 +907,83 @@ def test_packed_checkpoints(tmp_path):
     assert [k for k in state if packed[k] is not state[k]]==['0.weight_mask','2.in_proj_weight_mask','2.out_proj.weight_mask']
     assert all(t.equal(state[k]) for k,t in unpack_masks(state).items()) and packed._metadata==state._metadata
     assert all(x.equal(y) for x,y in zip(a.state_dict().values(), b.state_dict().values()))
+
+# ---- Layers that the table doesn't know, and those that lie otherwise ----
+
+class _Experts(nn.Module):
+    "Three-dimensional parameters, a matrix an expert, as in Mixtral"
+    def __init__(self, n=4, n_out=16, n_in=8):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(n, n_out, n_in))
+    def forward(self, x): return torch.einsum('eoi,bi->bo', self.up, x)
+
+@pytest.mark.parametrize('also', [_Experts, '0.up', '0', '*.up', lambda n,p: p.ndim==3, [_Experts]])
+def test_also_brings_in_parameters(also):
+    "Types, names, modules, globs, functions and lists bring in what the table of layers lacks; trained, dead stays dead"
+    m = nn.Sequential(_Experts(), nn.Linear(16,2))
+    sparsify_model(m, .75, also=also, seed=0)
+    assert [o.name for o in masked_params(m)]==['0.up','1.weight'] and sum(int(o.mask.sum()) for o in masked_params(m))==(512+32)//4
+    opt = torch.optim.Adam(m.parameters())
+    for _ in range(3):
+        m(torch.randn(5,8)).square().sum().backward()
+        opt.step()
+    assert_dead(m, opt)
+
+def test_what_is_missed_is_said_once():
+    "When the table knows less than nine tenths of the matrix weights, one warning names the largest and both ways out; `also` of any kind silences it"
+    def made(): return nn.Sequential(_Experts(), nn.Linear(16,2))
+    with pytest.warns(UserWarning, match=r'0\.up.*512.*also=') as ws: sparsify_model(made(), .5)
+    assert len(ws)==1
+    for kw in (dict(also=()), dict(also=_Experts)):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            sparsify_model(made(), .5, **kw)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        sparsify_model(nn.Sequential(nn.Embedding(1000,8), nn.Linear(8,2)), .5)
+        sparsify_model(nn.Sequential(nn.Linear(64,64), nn.Linear(64,2)), .5, chosen='1')
+
+def test_experts_go_by_expert():
+    "ERK's size and the structure of a parameter of experts are those of one expert: (16+8)/(16*8) and two live inputs an output"
+    seen = {}
+    def sparse_f(params, s, axes):
+        seen['axes'] = axes
+        return erdos_renyi_sparsity(params, s, axes=axes)
+    m = nn.Sequential(_Experts(), nn.Linear(16,2))
+    sparsify_model(m, .75, sparse_f, also=_Experts, seed=0)
+    assert seen['axes'][0].experts==0 and seen['axes'][1].is_usual
+    raw = [(16+8)/(16*8), (16+2)/(16*2)]
+    k = .25*(512+32)/(raw[0]*512+raw[1]*32)
+    assert abs(int(m[0].up_mask.sum())-k*raw[0]*512)<=1
+    m = nn.Sequential(_Experts(), nn.Linear(16,2))
+    sparsify_model(m, .75, structure='fan-in', also=_Experts, seed=0)
+    assert m[0].up_mask.sum(2).eq(2).all()
+
+def test_conv1d_of_transformers():
+    "transformers' `Conv1D` keeps inputs x outputs: fan-in counts the inputs of each output, and initialisation scales by them; tied GPT-2 works"
+    tf = pytest.importorskip('transformers')
+    m = tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=8))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        sparsify_model(m, .75, structure='fan-in', sparse_init_mode='fan_in', seed=0)
+    names = [o.name for o in masked_params(m)]
+    assert len(names)==8 and not any('wte' in n or 'lm_head' in n for n in names)
+    assert all((o.mask.sum(0)==o.mask.shape[0]//4).all() for o in masked_params(m))
+
+def test_init_by_axes():
+    "Initialisation of a transposed weight is that of the weight itself; of experts, each by itself"
+    mask = sparse_mask((200,50), .8)
+    for _ in range(2):
+        t = init_kaiming_normal_sparse_(mask.t().contiguous().float(), sparse_mode='fan_in', axes=Axes(1, 0))
+        assert t.ne(0).equal(mask.t()) and abs(float(t[t!=0].std())-(2/10)**.5)<.03
+    e = init_kaiming_normal_sparse_(torch.stack([mask, mask]).float(), sparse_mode='fan_in', axes=Axes(1, 2, 0))
+    assert abs(float(e[e!=0].std())-(2/10)**.5)<.03 and not e[0].equal(e[1])
+
+def test_adapters_stay_dense():
+    "peft's small matrices never become sparse silently; `also` names them"
+    peft = pytest.importorskip('peft')
+    m = peft.get_peft_model(nn.Sequential(nn.Linear(16,16), nn.ReLU(), nn.Linear(16,4)), peft.LoraConfig(target_modules=['0'], r=2))
+    whys = {o.name:o.why for o in decide(m)}
+    assert {n.rpartition('lora_')[2][0] for n,w in whys.items() if w=='adapter'}=={'A','B'}
+    sparsify_model(m, .5)
+    assert not any('lora_' in o.name for o in masked_params(m))
