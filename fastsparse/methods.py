@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GMP_presets', 'GraNet_presets',
-           'MEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets', 'CHT_presets', 'reset_history', 'prune_to',
-           'rewind', 'find_ticket']
+           'MEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets', 'CHT_presets', 'prune_to', 'rewind',
+           'find_ticket']
 
 # %% ../nbs/06_methods.ipynb #179ba8c9
 import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
+from .grown import reset_state
 from .masks import *
 from .parts import *
 from .schedules import *
@@ -37,11 +38,11 @@ ITOP_presets = dict(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitu
 
 # %% ../nbs/06_methods.ipynb #0c2a0cf8
 GMP_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., stop_pct=0.75, batches_per_update=100,
-    sparsity_path=rising_path(), replace_step=False)
+    sparsity_path=cubic_path(), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #93876b13
 GraNet_presets = dict(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75, batches_per_update=1000,
-    sparsity_path=rising_path(0.5), sparse_f=global_sparsity, drop_count_f=drop_of_target)
+    sparsity_path=cubic_path(0.5), sparse_f=global_sparsity, drop_count_f=drop_of_target)
 
 # %% ../nbs/06_methods.ipynb #cbd7b781
 MEST_presets = dict(keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random_score, updates=FreqSchedule(epochs(5), start=epochs(5)),
@@ -51,17 +52,8 @@ MEST_presets = dict(keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random
 SRigL_presets = dict(RigL_presets, structure='fan-in ablate 0.3')
 
 # %% ../nbs/06_methods.ipynb #2658751e
-def reset_history(
-    p, # Parameter
-    opt, # Its optimizer
-    **kwargs
-):
-    "Forget all that `opt` remembers of the gradients of `p`"
-    for t in grad_history(opt, p): t.zero_()
-
-# %% ../nbs/06_methods.ipynb #3ed1b5f8
 ACDC_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
-    sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_history)
+    sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
 DSD_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(),

@@ -32,9 +32,9 @@ cases['RigL'] = .25, dict(RigL_presets, batches_per_update=3), ref.rigl(3, .3, .
 cases['ITOP'] = .25, dict(ITOP_presets, batches_per_update=3), ref.rigl(3, .5, 1.), 300, 80, {}
 cases['GMP'] = 1., dict(GMP_presets, batches_per_update=2, sparsity=.9), ref.gmp(2, .9), 250, 75, dict(replace=False)
 cases['GraNet'] = .5, dict(GraNet_presets, batches_per_update=2, sparsity=.9), ref.granet(2, .9), 250, 75, {}
-cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=rising_path()), ref.granet(3, .95, 0.), 300, 60, {}
+cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=cubic_path()), ref.granet(3, .95, 0.), 300, 60, {}
 cases['MEST'] = .25, MEST_presets, ref.mest(10, .1, keyed), 900, 55, {}
-cases['MEST_soft'] = .25, dict(MEST_presets, sparsity=.8, sparsity_path=soft_bound_path(.2)), ref.mest(10, .1, keyed, .8, .2), 900, 55, {}
+cases['MEST_soft'] = .25, dict(MEST_presets, sparsity=.8, sparsity_path=soft_bound_path(.2, .75)), ref.mest(10, .1, keyed, .8, .2), 900, 55, {}
 cases['SRigL'] = 0., dict(SRigL_presets, batches_per_update=3), ref.srigl(3, .3, (120,50)), 300, 50, {}
 cases['SRigL_strict'] = 0., dict(SRigL_presets, batches_per_update=3, structure='fan-in ablate 0.7'), ref.srigl(3, .7, (120,50)), 300, 50, {}
 cases['ACDC'] = 1., dict(ACDC_presets, sparsity=.9), ref.in_waves(turns(200, acdc), ref.global_counts), 200, 15, dict(replace=False, forget=True)
@@ -93,11 +93,11 @@ def test_every_preset_has_a_reference():
 waves = [.5, .9, .3, .9]
 square = (4,5,6,7,12,13,14,15,20,21,22,23,28,29,30,31)
 paths = {}
-paths['up'] = dict(sparsity=.95, sparsity_path=rising_path()), lambda t,u: .95*(1-(1-min(t/30, 1))**3)
+paths['up'] = dict(sparsity=.95, sparsity_path=cubic_path()), lambda t,u: .95*(1-(1-min(t/30, 1))**3)
 paths['down'] = dict(sparsity=dict(type='linear', init=.9, slope=-.02)), lambda t,u: .9-.02*t
 paths['waves'] = dict(sparsity=waves), lambda t,u: waves[u%4]
 paths['square'] = dict(sparsity=.8, sparsity_path=acdc_path(phase=.1, start=.1, stop=.9)), lambda t,u: .8 if t in square or t>=36 else 0.
-paths['soft'] = dict(sparsity=.9, sparsity_path=soft_bound_path(.5)), lambda t,u: .85 if t<30 else .9
+paths['soft'] = dict(sparsity=.9, sparsity_path=soft_bound_path(.5, .75)), lambda t,u: .85 if t<30 else .9
 distributions = dict(uniform=uniform_sparsity, erk=erdos_renyi_sparsity, globally=global_sparsity, dense_end=layers_dense(-1),
     dense_end_globally=layers_dense('4', global_sparsity))
 
