@@ -974,6 +974,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'fastsparse.schedules._soft_bound': ('schedules.html#_soft_bound', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._tidy': ('schedules.html#_tidy', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules._unknown': ('schedules.html#_unknown', 'fastsparse/schedules.py'),
+                                      'fastsparse.schedules._updates_of_dict': ( 'schedules.html#_updates_of_dict',
+                                                                                 'fastsparse/schedules.py'),
                                       'fastsparse.schedules.acdc_path': ('schedules.html#acdc_path', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules.as_time': ('schedules.html#as_time', 'fastsparse/schedules.py'),
                                       'fastsparse.schedules.cosine_drop': ('schedules.html#cosine_drop', 'fastsparse/schedules.py'),

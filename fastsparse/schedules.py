@@ -514,6 +514,12 @@ def _check_span(updates):
     if (b is not None and (type(a) is type(b) or _is_bound(a) and _is_bound(b))) and a>=b: raise ValueError(f"updates start at {a!r} and stop at {b!r}, and must stop later: `stop` is the first step without updates")
     return updates
 
+def _updates_of_dict(spec):
+    "A time in its unit is an interval; otherwise a key tells the kind; None if none does"
+    if len(spec)==1 and first(spec) in _units and isinstance(first(spec.values()), Real): return FreqSchedule(spec)
+    for key,cls in dict(steps=ListSchedule, f=FunctionUpdateSchedule, freq=FreqSchedule, start=FreqSchedule, stop=FreqSchedule).items():
+        if key in spec: return _check_span(_make(cls, key if key in ('steps','f') else 'freq', spec))
+
 def make_update_schedule(
     spec=None, # None, a time, a dict, a list of times, a function or an `UpdateSchedule`
 ) -> UpdateSchedule:
@@ -522,10 +528,7 @@ def make_update_schedule(
     if spec is None: return FreqSchedule()
     if isinstance(spec, (list,tuple,range)): return ListSchedule(spec)
     if isinstance(spec, Real): return FreqSchedule(spec)
-    if isinstance(spec, dict) and len(spec)==1 and first(spec) in _units and isinstance(first(spec.values()), Real): return FreqSchedule(spec)
-    if isinstance(spec, dict) and spec:
-        for key,cls in dict(steps=ListSchedule, f=FunctionUpdateSchedule, freq=FreqSchedule, start=FreqSchedule, stop=FreqSchedule).items():
-            if key in spec: return _check_span(_make(cls, key if key in ('steps','f') else 'freq', spec))
+    if isinstance(spec, dict) and (made := _updates_of_dict(spec)): return made
     if callable(spec) and not isinstance(spec, (type,Timed)): return FunctionUpdateSchedule(spec)
     raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, a function of the step, "
         "or a dict with some of freq, start and stop, or with steps")

@@ -295,7 +295,8 @@ def by_sorting(ps, k, floors):
     return counts
 
 @some
-@given(shapes=st.lists(st.tuples(st.integers(1,6), st.integers(1,6)), min_size=1, max_size=6), spare=st.floats(0,1), least=st.sampled_from([1,2,4]), seed=st.integers(0,99))
+@given(shapes=st.lists(st.tuples(st.integers(1,6), st.integers(1,6)), min_size=1, max_size=6), spare=st.floats(0,1), least=st.sampled_from([1,2,4]),
+    seed=st.integers(0,99))
 @pytest.mark.filterwarnings('ignore:scores alone')
 def test_floor(shapes, spare, least, seed):
     "With the floors paid, the highest of the rest live: as by taking one after the other while that leaves enough; the total is exact"
