@@ -68,8 +68,7 @@ def _named(name, about, paper=None, /, **settings):
     return res
 
 # %% ../nbs/06_methods.ipynb #6761c02c
-Static_presets = _named('Static', 'a mask that never moves',
-    updates=[], grow_score_f=None)
+Static_presets = _named('Static', 'a mask that never moves', updates=[], grow_score_f=None)
 
 # %% ../nbs/06_methods.ipynb #1d8bd0a4
 SET_presets = _named('SET', 'drops the smallest weights, grows at random', '1707.04780',
@@ -122,9 +121,8 @@ DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '
     replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #8bc1bd05
-CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107',
-    keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)),
-    replace_step=False)
+CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score),
+    drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #f93f24ba
 def prune_to(

@@ -12,7 +12,6 @@ from .distributions import *
 from .schedules import *
 from .scores import *
 from .structures import *
-from functools import partial
 from numbers import Integral,Real
 
 # %% ../nbs/04a_parts.ipynb #b5c41b07

@@ -297,6 +297,7 @@ class PolynomialSchedule(CubicSchedule):
         super().__post_init__()
         if not self.power>0: raise ValueError(f"PolynomialSchedule's power is {self.power!r}, and must be above 0: 1 is a straight line, 3 is CubicSchedule")
 
+# %% ../nbs/02_schedules.ipynb #717470b7
 @dataclass(frozen=True)
 class SawtoothSchedule(Schedule):
     "From `init` to `end` along a cube in every period, and `end` for good in the end"
@@ -546,6 +547,7 @@ def _cubic(sparsity, stop, init, start): return CubicSchedule(init, sparsity, st
 def _polynomial(sparsity, stop, init, start, power): return PolynomialSchedule(init, sparsity, stop=stop, start=start, power=power)
 def _open(f, stop, **kwargs): return partial(f, **kwargs) if stop is None else partial(f, stop=stop, **kwargs)
 
+# %% ../nbs/02_schedules.ipynb #6f9297cc
 def cubic_path(
     init:float=0., # Sparsity until `start`, in [0,1)
     stop=None, # Time at which the final sparsity is reached; None is the method's `stop_pct`
@@ -567,7 +569,7 @@ def polynomial_path(
 def _soft_bound(sparsity, extra, stop): return PiecewiseSchedule((*(max(1-(1-sparsity)*(1+o), 0.) for o in extra), sparsity), stop)
 
 def soft_bound_path(
-    extra=(.5,.25), # Connections beyond those of the final sparsity, as fractions of them, 0 or more: a number, or a list of one after the other
+    extra=(.5,.25), # Connections beyond those of the final sparsity, as fractions of them, from 0: a number or a list
     stop=(.5625,.75), # When each of them ends: as many times, in order
 ): # Function from a final sparsity to a `PiecewiseSchedule`
     "A few connections more until the end; the defaults are those of the authors' scripts at .9"
