@@ -17,6 +17,7 @@ from functools import partial
 from itertools import accumulate
 from numbers import Real
 from pathlib import Path
+from warnings import warn
 
 # %% ../nbs/01_distributions.ipynb #f6ed3beb
 def uniform_sparsity(
@@ -154,19 +155,48 @@ def global_sparsity(
     params:list, # Parameters
     model_sparsity:float, # Fraction of all weights that is dead, in [0,1)
     scores:list=None, # A tensor of scores for each parameter; magnitudes by default
+    min_live:float=1, # Live weights that a layer keeps at least, for each of its outputs; 0 is no floor
 ) -> list: # A sparsity for each parameter
     "The sparsities of keeping the highest scores of all parameters together"
     scores = [p.detach().abs() for p in params] if scores is None else scores
     sizes = [p.numel() for p in params]
     if [s.numel() for s in scores]!=sizes: raise ValueError(f"scores have {[s.numel() for s in scores]} entries for parameters of {sizes}, and must have one for each weight")
+    if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
+    budget = (1-float(model_sparsity))*sum(sizes)
+    floors = [min(min_live*p.shape[0], int((s>-math.inf).sum())) if n else 0 for p,n,s in zip(params, sizes, scores)]
+    counts = _top_counts(scores, sizes, budget)
+    if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
+    return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
+
+# %% ../nbs/01_distributions.ipynb #4b529d96
+def _top_counts(scores, sizes, budget):
+    "How many of the `budget` highest scores are in each; the last one in part, where the budget is no whole number"
     if not sizes: return []
     together = torch.cat([s.detach().reshape(-1).to(scores[0].device) for s in scores])
-    budget = (1-float(model_sparsity))*len(together)
-    over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.  # the last weight lives in part
+    over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.
     live = top_k_mask(together, round(budget+over))
     last = int(lowest(together, 1, among=live)) if over else -1
-    counts = [count_live(m)-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
-    return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
+    return [count_live(m)-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
+
+def _lifted(scores, sizes, budget, floors, alone):
+    "As `alone`, but none below its floor"
+    most = sum(floors)
+    if most>=budget: counts = [f*budget/most for f in floors]
+    else: counts = _with_floors(scores, sizes, budget, floors)
+    if sum(max(c-a, 0) for c,a in zip(counts, alone))>.01*budget:
+        warn("scores alone would leave some layers almost no live weights: min_live, live weights for each output, decides about more than a hundredth of them; "
+            "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
+    return counts
+
+def _with_floors(scores, sizes, budget, floors):
+    "Layers below their floor get it, and the others compete for the rest"
+    held = set()
+    while True:
+        free = [i for i in range_of(sizes) if i not in held]
+        counts = _top_counts([scores[i] for i in free], [sizes[i] for i in free], budget-sum(floors[i] for i in held))
+        low = {i for i,c in zip(free, counts) if c<floors[i]}
+        if not low: return [floors[i] if i in held else counts[free.index(i)] for i in range_of(sizes)]
+        held |= low
 
 _names['global'] = global_sparsity
 

@@ -80,11 +80,9 @@ second_moment_from_live.check = _check_second
 def reset_state(
     p:torch.Tensor, # Parameter
     opt, # A fastai or torch optimizer
-    idx:torch.Tensor=None, # Places that are new; nothing is done where there are none, and None is always
     **kwargs
 ):
     "Make all that `opt` remembers of the gradients of `p` zero"
-    if idx is not None and not len(idx): return
     for t in grad_history(opt, p): t.zero_()
 
 # %% ../nbs/05a_grown.ipynb #95a6dba6

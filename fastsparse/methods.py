@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GMP_presets', 'GraNet_presets',
-           'MEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets', 'CHT_presets', 'reset_history', 'prune_to',
-           'rewind', 'find_ticket']
+           'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets', 'CHT_presets', 'Preset',
+           'prune_to', 'rewind', 'find_ticket', 'methods_table']
 
 # %% ../nbs/06_methods.ipynb #179ba8c9
 import math,torch
 from fastcore.basics import *
+from functools import partial
+from inspect import signature
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
+from .grown import reset_state
 from .masks import *
 from .parts import *
 from .schedules import *
@@ -20,67 +23,117 @@ from .guards import *
 from .sparsify import *
 from .structures import *
 
+# %% ../nbs/06_methods.ipynb #8a33b59c
+class Preset(dict):
+    "The settings of a method: a dict that knows its paper, and makes changed copies when it is called"
+    def __init__(self,
+        name:str, # What the method is called, such as 'RigL'
+        about:str, # What it does, in one line
+        paper:str=None, # The id of its paper on arXiv, such as '1911.11134'
+        /,
+        **settings # Settings of the engine or the callback
+    ):
+        super().__init__(settings)
+        self.name,self.about,self.paper = name,about,paper
+
+    def __call__(self, **changes):
+        "A copy with some settings changed, or added"
+        return type(self)(self.name, self.about, self.paper, **{**self, **changes})
+
+    def copy(self): return self()
+    def __eq__(self, o): return isinstance(o, dict) and _facts(dict(self))==_facts(dict(o))
+    def __ne__(self, o): return not self==o
+    def __repr__(self): return f"{self.name}_presets({', '.join(f'{k}={_short(v)}' for k,v in self.items())})"
+
+# %% ../nbs/06_methods.ipynb #baf4efcf
+def _facts(o):
+    "`o` as something that compares by what it holds"
+    if isinstance(o, partial): return _facts(o.func),_facts(o.args),_facts(o.keywords)
+    if isinstance(o, dict): return {k:_facts(v) for k,v in o.items()}
+    if isinstance(o, (list,tuple)): return [_facts(v) for v in o]
+    if type(o).__eq__ is object.__eq__ and hasattr(o, '__dict__') and not hasattr(o, '__qualname__'): return type(o),_facts(vars(o))
+    return o
+
+def _short(o):
+    "`o` as a reader would call it: a function by its name"
+    if isinstance(o, partial): return f"{_short(o.func).strip('_')}({', '.join([*map(_short, o.args), *(f'{k}={_short(v)}' for k,v in o.keywords.items())])})"
+    if isinstance(o, BasicRepr): return f"{type(o).__name__}({', '.join(f'{k}={_short(vars(o)[k])}' for k in signature(type(o)).parameters)})"
+    return o.__name__ if hasattr(o, '__qualname__') else repr(o)
+
+# %% ../nbs/06_methods.ipynb #26bf0223
+method_names = {}  # presets by the name of their method in lower case
+
+def _named(name, about, paper=None, /, **settings):
+    "A preset that is known by name"
+    res = method_names[name.lower()] = Preset(name, about, paper, **settings)
+    return res
+
 # %% ../nbs/06_methods.ipynb #6761c02c
-Static_presets = dict(updates=[], grow_score_f=None)
+Static_presets = _named('Static', 'a mask that never moves', updates=[], grow_score_f=None)
 
 # %% ../nbs/06_methods.ipynb #1d8bd0a4
-SET_presets = dict(keep_score_f=weight_magnitude, grow_score_f=random_score, initial_drop_grow_pct=0.3, stop_pct=1.)
+SET_presets = _named('SET', 'drops the smallest weights, grows at random', '1707.04780',
+    keep_score_f=weight_magnitude, grow_score_f=random_score, initial_drop_grow_pct=0.3, stop_pct=1.)
 
 # %% ../nbs/06_methods.ipynb #e3292a37
-SNFS_presets = dict(keep_score_f=weight_magnitude, grow_score_f=gradient_momentum, redistribute_f=momentum_redistribution,
+SNFS_presets = _named('SNFS', 'grows where the momentum is largest, and moves budget to layers that have more of it', '1907.04840',
+    keep_score_f=weight_magnitude, grow_score_f=gradient_momentum, redistribute_f=momentum_redistribution,
     initial_drop_grow_pct=0.5, stop_pct=1.)
 
 # %% ../nbs/06_methods.ipynb #7950cf1b
-RigL_presets = dict(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=100)
+RigL_presets = _named('RigL', 'drops the smallest weights, grows where the gradient is largest', '1911.11134',
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=Interval(100))
 
 # %% ../nbs/06_methods.ipynb #948c0a3b
-ITOP_presets = dict(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1., batches_per_update=4000)
+ITOP_presets = _named('ITOP', 'RigL with long intervals and half of the weights replaced, so that more connections are tried', '2102.02887',
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1., batches_per_update=Interval(4000))
 
 # %% ../nbs/06_methods.ipynb #0c2a0cf8
-GMP_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., stop_pct=0.75, batches_per_update=100,
-    sparsity_path=rising_path(), replace_step=False)
+GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',
+    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., stop_pct=0.75, batches_per_update=Interval(100),
+    sparsity_path=cubic_path(), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #93876b13
-GraNet_presets = dict(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75, batches_per_update=1000,
-    sparsity_path=rising_path(0.5), sparse_f=global_sparsity, drop_count_f=drop_of_target)
+GraNet_presets = _named('GraNet', 'starts half sparse, prunes along a cubic across layers, and regrows by gradient', '2106.10404',
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75, batches_per_update=Interval(1000),
+    sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0), drop_count_f=drop_of_target)
 
 # %% ../nbs/06_methods.ipynb #cbd7b781
-MEST_presets = dict(keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random_score, updates=FreqSchedule(epochs(5), start=epochs(5)),
-    drop_fraction=PiecewiseSchedule((.02,.01,0.), (1/3,2/3)))
+MEST_presets = _named('MEST', 'drops by weight and gradient, grows at random, and moves less and less', '2110.14032',
+    keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random_score,
+    updates=FreqSchedule(1/32, start=1/32), drop_fraction=PiecewiseSchedule((.2,.1,0.), (.5625,.75)), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #f5aa7307
-SRigL_presets = dict(RigL_presets, structure='fan-in ablate 0.3')
+SoftMEST_presets = _named('SoftMEST', 'MEST with half as many connections more at first, and a quarter later', '2110.14032',
+    **MEST_presets(sparsity_path=soft_bound_path(), drop_fraction=PiecewiseSchedule((1/3,.2,0.), (.5625,.75)), drop_count_f=drop_of_target))
 
 # %% ../nbs/06_methods.ipynb #2658751e
-def reset_history(
-    p, # Parameter
-    opt, # Its optimizer
-    **kwargs
-):
-    "Forget all that `opt` remembers of the gradients of `p`"
-    for t in grad_history(opt, p): t.zero_()
+SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few', '2305.02299',
+    **RigL_presets(structure='fan-in ablate 0.3'))
 
-# %% ../nbs/06_methods.ipynb #3ed1b5f8
-ACDC_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
-    sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_history)
+# %% ../nbs/06_methods.ipynb #41f82d93
+ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '2106.12379',
+    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
+    sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
-DSD_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(),
+DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381',
+    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(),
     replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #8bc1bd05
-CHT_presets = dict(keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)),
-    replace_step=False)
+CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score),
+    drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #f93f24ba
 def prune_to(
     model, # A module with masks
     sparsity:float, # Of the whole model, in [0,1), and at least what it is
-    sparse_f=global_sparsity, # The distribution
+    sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
     score_f=weight_magnitude, # Which live weights stay
     structure=None, # Which masks are legal: a `Structure` or its text
-):
-    "Prune the lowest of the live weights at once"
+) -> int: # Number of weights that were pruned
+    "Prune the lowest of the live weights at once, and return how many they were"
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
@@ -89,9 +142,11 @@ def prune_to(
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
     counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
     masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, scores, counts)]
+    before = sum(count_live(o.mask) for o in os)
     for o,mask in zip(os, masks):
         zero_dead_(o.p, o.mask.copy_(mask))
         show_sparsity(o)
+    return before-sum(count_live(o.mask) for o in os)
 
 def _prune(o, score, n, sparsity, structure):
     "A legal mask of the best `n` live weights"
@@ -101,6 +156,7 @@ def _prune(o, score, n, sparsity, structure):
     if not structure.legal(mask): raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: pass structure={str(structure)!r} to sparsify_model too")
     return mask
 
+# %% ../nbs/06_methods.ipynb #270450a2
 def rewind(
     model, # A module with masks
     state:dict, # An earlier `state_dict` of it
@@ -113,14 +169,14 @@ def rewind(
     model.load_state_dict({k:state[k] for k in mine}, strict=False)
     apply_masks(model)
 
-# %% ../nbs/06_methods.ipynb #13aee802
+# %% ../nbs/06_methods.ipynb #52779cb6
 def find_ticket(
     model, # A module, dense or with masks
     train, # Function that trains `model` from where it is
     sparsity:float, # Of the ticket, in [0,1)
     rate:float=0.2, # Fraction of the live weights pruned after each training, in (0,1)
     warm_up=None, # Function that trains `model` to where it is rewound to; None is the start
-    sparse_f=global_sparsity, # The distribution
+    sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
 ):
     "Turn `model` into a ticket of `sparsity`, ready to be trained"
     check_sparsity(sparsity)
@@ -136,3 +192,10 @@ def find_ticket(
         train(model)
         prune_to(model, level, sparse_f)
         rewind(model, state)
+
+# %% ../nbs/06_methods.ipynb #7e9021f7
+def methods_table(): # A `DataFrame`, a row for each method
+    "The methods that can be asked for by name"
+    import pandas as pd  # takes long to import, and only tables need it
+    rows = [{'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''} for k,o in method_names.items()]
+    return pd.DataFrame(rows).set_index('method')

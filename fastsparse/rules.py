@@ -39,8 +39,8 @@ def _table(module, names): return {o:getattr(module, o) for o in names.split()}
 
 _known = dict(keep_score_f=_table(scores, _score_names), sparse_f=_table(distributions, _shape_names), redistribute_f=_table(scores, _share_names),
     drop_count_f=_table(parts, 'drop_of_live drop_of_target'), grow_init_f=_table(grown, 'initial_value fresh_value'),
-    grow_state_f={**_table(methods, 'reset_history'), **_table(grown, 'reset_state own_step_count second_moment_from_live')},
-    sparsity_path={**_table(parts, 'rising_path soft_bound_path'), **_table(schedules, 'cubic_path acdc_path dsd_path')})
+    grow_state_f=_table(grown, 'reset_state own_step_count second_moment_from_live'),
+    sparsity_path=_table(schedules, 'cubic_path polynomial_path soft_bound_path acdc_path dsd_path'))
 _known['grow_score_f'] = _known['keep_score_f']
 _known['mask_init'] = {**{o:o for o in _inits}, **_table(structures, 'checkerboard')}
 
@@ -137,8 +137,8 @@ def configure(
 
 # %% ../nbs/12_rules.ipynb #04846e9d
 _makers = {distributions._layers_dense:'layers_dense', distributions._layers_dense_by_score:'layers_dense', distributions._given:'given_sparsity',
-    distributions._proportional:'proportional_sparsity', distributions._balanced_flops:'balanced_flops_sparsity', parts._rising:'rising_path',
-    parts._soft_bound:'soft_bound_path', schedules.CubicSchedule:'cubic_path', schedules.SquareSchedule:'acdc_path', schedules._dsd:'dsd_path'}
+    distributions._proportional:'proportional_sparsity', distributions._balanced_flops:'balanced_flops_sparsity', schedules._cubic:'cubic_path',
+    schedules._polynomial:'polynomial_path', schedules._soft_bound:'soft_bound_path', schedules.SquareSchedule:'acdc_path', schedules._dsd:'dsd_path'}
 
 def _same_call(a, b): return (a.func,a.args,a.keywords)==(b.func,b.args,b.keywords)
 

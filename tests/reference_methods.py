@@ -35,11 +35,17 @@ def uniform_counts(s, masks):
     for i in sorted(range(len(masks)), key=lambda i: (counts[i]-wanted[i], i))[:round(sum(wanted))-sum(counts)]: counts[i] += 1
     return counts
 
-def global_counts(s, ws, masks):
-    "How many of the largest live weights of the whole model are in each layer; what is dead comes last"
+def global_counts(s, ws, masks, floor=1):
+    "One live weight after the other, the largest of the model first, into its layer, as long as the rest pays for `floor` an output elsewhere; what is dead comes last"
     every = np.concatenate([np.where(m, abs(w), -1).ravel() for w,m in zip(ws, masks)])
-    top = best(every, round((1-s)*len(every)), np.ones(len(every), bool))
-    return [int(o.sum()) for o in np.split(top, np.cumsum([w.size for w in ws])[:-1])]
+    layer = np.repeat(range(len(ws)), [w.size for w in ws])
+    floors = [min(floor*len(w), m.sum()) for w,m in zip(ws, masks)]
+    n,counts = round((1-s)*len(every)),[0]*len(ws)
+    if sum(floors)>=n: raise ValueError('the floors cost more than there is')
+    for i in layer[np.argsort(-every, kind='stable')]:
+        owed = sum(max(f-c, 0) for f,c in zip(floors, counts))
+        if sum(counts)+owed<n or counts[i]<floors[i]: counts[i] += 1
+    return counts
 
 def drop_and_grow(run, n_keep, targets, keep=None, grow=lambda i: None):
     "The `n_keep` highest of the live stay (by magnitude), and the highest of all that did not stay come; None if nothing is to move"
@@ -70,19 +76,18 @@ def granet(every, final, init=.5, alpha=.5, stop=.75):
     "Prune globally to the cubic, then drop a part of what is left of each layer by magnitude, and grow as many by gradient"
     def rule(run, gs):
         if not on_the_way(run, every, stop): return None
-        counts = global_counts(cubic(run.t, stop*run.n, init, final), run.ws, run.masks)
+        counts = global_counts(cubic(run.t, stop*run.n, init, final), run.ws, run.masks, floor=0)
         n_keep = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in counts]
         return drop_and_grow(run, n_keep, counts, grow=lambda i: abs(gs[i]))
     return rule
 
-def mest(every, lam, draw, final=None, extra=0., stop=.75):
-    "2 %, 1 %, nothing: a third of the run each; with `final` the soft bound: `extra` more connections until the end"
+def mest(lam, draw, lower, upper):
+    "The authors' `update_mask`: every 5 of 160 epochs prune to a lower bound and grow to an upper one, of all weights; the next pair from epochs 90 and 120 on"
     def rule(run, gs):
-        if run.t==0 or run.t%every: return None
-        f = .02 if run.t<run.n/3 else .01 if run.t<2*run.n/3 else 0.
-        dead = None if final is None else final if run.t>=stop*run.n else 1-(1-final)*(1+extra)
-        targets = live(run) if final is None else uniform_counts(dead, run.masks)
-        n_keep = [min(n-int(f*n), c) for n,c in zip(live(run), targets)]
+        epoch = 160*run.t/run.n
+        if run.t==0 or epoch%5: return None
+        stage = (epoch>=90)+(epoch>=120)
+        n_keep,targets = [[round((1-bounds[stage])*m.size) for m in run.masks] for bounds in (lower, upper)]
         return drop_and_grow(run, n_keep, targets, [abs(w)+lam*abs(g) for w,g in zip(run.ws, gs)], lambda i: draw(i, run.n_updates+1))
     return rule
 

@@ -1,15 +1,17 @@
 "Room 01: how sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
-import json, math, numpy as np, pickle, pytest, torch, yaml
+import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
 from fastsparse.distributions import *
 from fastsparse.flops import flop_profile
 from fastsparse.scores import call_with,wants
 from functools import partial
 from fastsparse.sparsify import masked_params,sparsify_model
 from helpers import oracle_order
+from functools import partial
 from hypothesis import given,settings,strategies as st
 from torch import nn
 
 some = settings(max_examples=150, deadline=None)
+alone = partial(global_sparsity, min_live=0)
 sparsity = st.floats(0,1,exclude_max=True)
 shapes = st.lists(st.lists(st.integers(1,12), min_size=1, max_size=4), min_size=1, max_size=7)
 def params(shapes): return [torch.empty(*o) for o in shapes]
@@ -236,8 +238,8 @@ def test_wants_scores():
     p = params(layers)
     up,down = [[torch.full(o, sign*i) for i,o in enumerate(layers)] for sign in (1.,-1.)]
     last = lambda f,scores: call_with(f, p, .5, names=names, scores=scores)[-1]
-    assert last(layers_dense(0, global_sparsity), up)==0 and last(layers_dense(0, global_sparsity), down)==1  # 218 left for 192, 64, 128, 160
-    nested = layers_dense(0, layers_dense(0, global_sparsity))
+    assert last(layers_dense(0, alone), up)==0 and last(layers_dense(0, alone), down)==1  # 218 left for 192, 64, 128, 160
+    nested = layers_dense(0, layers_dense(0, alone))
     assert last(nested, up)==pytest.approx(1-26/160) and last(nested, down)==1  # 26 left for 64, 128, 160
 
 def test_through_a_model():
@@ -252,20 +254,20 @@ def test_through_a_model():
 def test_global_by_hand():
     "Of .9 .1 .8 .7 | .2 .3 .05 .6 the best half is .9 .8 .7 .6; at .75 it is .9 .8, and the second layer is left without"
     a,b = torch.tensor([[.9,-.1,.8,-.7]]),torch.tensor([[-.2,.3,.05,.6]])
-    assert global_sparsity([a,b], .5)==[.25,.75]
-    assert global_sparsity([a,b], .75)==[.5,1.]
-    assert global_sparsity([a,b], 0)==[0,0] and global_sparsity([], .5)==[] and global_sparsity([torch.empty(0,3),a], .5)==[0,.5]
+    assert alone([a,b], .5)==[.25,.75]
+    assert alone([a,b], .75)==[.5,1.]
+    assert alone([a,b], 0)==[0,0] and alone([], .5)==[] and alone([torch.empty(0,3),a], .5)==[0,.5]
 
 def test_global_in_real_numbers():
     "Law 1: half of 9 weights are 4.5, and the fifth best counts half. Beside a dense layer of 3, 2.5 of 8 live: 6 of 11 in all, not 3+2"
     a,b = torch.tensor([[9.,2.,8.,7.]]),torch.tensor([[4.,5.,3.,1.,0.]])
-    assert global_sparsity([a,b], .5)==pytest.approx([.25,.7]) and global_sparsity([b,a], .5)==pytest.approx([.7,.25])
-    assert live_counts([3,4,4], layers_dense(0, global_sparsity)([torch.ones(3,1), a, b[:,:4]], .5), .5)==[3,3,0]
+    assert alone([a,b], .5)==pytest.approx([.25,.7]) and alone([b,a], .5)==pytest.approx([.7,.25])
+    assert live_counts([3,4,4], layers_dense(0, alone)([torch.ones(3,1), a, b[:,:4]], .5), .5)==[3,3,0]
 
 def test_global_ties():
     "Ties go to the earlier layer, NaN never wins"
-    assert global_sparsity([torch.ones(2,3), torch.ones(4,1)], .3)==pytest.approx([0,.75])
-    assert global_sparsity([torch.tensor([[math.nan,1.]]), torch.tensor([[2.,3.]])], .5)==[1,0]
+    assert alone([torch.ones(2,3), torch.ones(4,1)], .3)==pytest.approx([0,.75])
+    assert alone([torch.tensor([[math.nan,1.]]), torch.tensor([[2.,3.]])], .5)==[1,0]
 
 @some
 @given(shapes=st.lists(st.tuples(st.integers(0,6), st.integers(1,6)), min_size=1, max_size=6), s=sparsity, data=st.data())
@@ -281,7 +283,56 @@ def test_global(shapes, s, data):
     kept = np.zeros(len(flat), bool)
     kept[oracle_order(flat, np.ones(len(flat), bool))[:k]] = True
     expect = [int(o.sum()) for o in np.split(kept, np.cumsum(ns)[:-1])]
-    assert live_counts(ns, global_sparsity(ps, s, scores=scores), s)==expect and sum(expect)==k
+    assert live_counts(ns, alone(ps, s, scores=scores), s)==expect and sum(expect)==k
+
+def by_sorting(ps, k, floors):
+    "One weight after the other, the highest first, as long as what is left pays for the floors of the others"
+    flat = np.concatenate([np.asarray(p.abs().double()).ravel() for p in ps])
+    layer = np.repeat(range(len(ps)), [p.numel() for p in ps])
+    counts = [0]*len(ps)
+    for i in oracle_order(flat, np.ones(len(flat), bool)):
+        owed = sum(max(f-c, 0) for f,c in zip(floors, counts))
+        if sum(counts)+owed<k or counts[layer[i]]<floors[layer[i]]: counts[layer[i]] += 1
+    return counts
+
+@some
+@given(shapes=st.lists(st.tuples(st.integers(1,6), st.integers(1,6)), min_size=1, max_size=6), spare=st.floats(0,1), least=st.sampled_from([1,2,4]),
+    seed=st.integers(0,99))
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_floor(shapes, spare, least, seed):
+    "With the floors paid, the highest of the rest live: as by taking one after the other while that leaves enough; the total is exact"
+    g = torch.Generator().manual_seed(seed)
+    ps = [torch.randn(o, generator=g)*10**float(torch.randn(1, generator=g)) for o in shapes]
+    sizes,floors = [p.numel() for p in ps],[min(least*p.shape[0], p.numel()) for p in ps]
+    k = sum(floors)+round(spare*(sum(sizes)-sum(floors)))
+    counts = live_counts(sizes, global_sparsity(ps, 1-k/sum(sizes), min_live=least), 1-k/sum(sizes))
+    assert sum(counts)==k and all(c>=f for c,f in zip(counts, floors))
+    assert counts==by_sorting(ps, k, floors)
+
+def test_floor_by_hand():
+    "Three layers of 4, 2 and 1 outputs: the first has the smallest weights and keeps one an output; a budget below the floors is shared as they are; dead weights (-inf) owe nothing"
+    ps = [torch.full((4,2), .1), torch.full((2,4), 1.), torch.full((1,4), 2.)]
+    live = lambda s,**kw: live_counts([8,8,4], global_sparsity(ps, s, **kw), s)
+    with pytest.warns(UserWarning, match='more than a hundredth.*min_live=0'): assert live(.5)==[4,2,4]
+    assert live(.5, min_live=0)==[0,6,4] and live(.5, min_live=.5)==[2,4,4]
+    with pytest.warns(UserWarning): assert live(.8)==[2,1,1]  # 4 live weights for floors of 4, 2 and 1: 2.29, 1.14, .57
+    dead = [torch.full((4,2), -math.inf), *ps[1:]]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert live(.5, scores=dead)==[0,6,4]
+        big = [torch.rand(10,100)+1, torch.rand(2,100)]
+        global_sparsity(big, .5)  # two weights of 600: not in earnest
+    for bad in (-1, math.nan, math.inf, '1'):
+        with pytest.raises(ValueError, match='min_live is'): global_sparsity(ps, .5, min_live=bad)
+
+def test_a_default_network_keeps_its_layers():
+    "PyTorch's initialization at .95: scores alone leave the layer of 256 outputs a handful of weights, the floor one for each output"
+    torch.manual_seed(0)
+    ps = [nn.Linear(a, b).weight for a,b in ((64,256),(256,256),(256,10))]
+    sizes = [p.numel() for p in ps]
+    assert live_counts(sizes, alone(ps, .95), .95)[1]<26
+    with pytest.warns(UserWarning): counts = live_counts(sizes, global_sparsity(ps, .95), .95)
+    assert counts[1]==256 and sum(counts)==round(.05*sum(sizes))
 
 def test_global_scores_fit():
     "One score for each weight"

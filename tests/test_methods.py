@@ -1,5 +1,5 @@
 "Room 06: each preset beside an independent reference, mask for mask, and the parts that lottery tickets are found with"
-import math, numpy as np, pytest, reference_methods as ref, torch
+import math, numpy as np, pickle, pytest, re, reference_methods as ref, torch
 from fastsparse import methods
 from fastsparse.all import *
 from helpers import *
@@ -12,10 +12,11 @@ def net():
     return nn.Sequential(nn.Linear(12,40, bias=False, dtype=torch.double), nn.Tanh(), nn.Linear(40,5, bias=False, dtype=torch.double))
 
 def start(density, seed=0):
-    "Weights, masks and a batch in NumPy; `density` 0 is a fan-in of three and of ten, 1 is dense"
+    "Weights, masks and a batch in NumPy; `density` 0 is a fan-in of three and of ten, 1 is dense, below 0 it is exact in each layer"
     rng = np.random.default_rng(seed)
     ws = [rng.normal(size=s)*.4 for s in shapes]
     masks = [rng.random(s)<density for s in shapes]
+    if density<0: masks = [(rng.permutation(m.size)<-density*m.size).reshape(m.shape) for m in masks]
     if not density: masks = [rng.random(s).argsort(1)<k for s,k in zip(shapes, (3,10))]
     return ws,masks,rng.normal(size=(30,12)),rng.normal(size=(30,5))
 
@@ -32,9 +33,9 @@ cases['RigL'] = .25, dict(RigL_presets, batches_per_update=3), ref.rigl(3, .3, .
 cases['ITOP'] = .25, dict(ITOP_presets, batches_per_update=3), ref.rigl(3, .5, 1.), 300, 80, {}
 cases['GMP'] = 1., dict(GMP_presets, batches_per_update=2, sparsity=.9), ref.gmp(2, .9), 250, 75, dict(replace=False)
 cases['GraNet'] = .5, dict(GraNet_presets, batches_per_update=2, sparsity=.9), ref.granet(2, .9), 250, 75, {}
-cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=rising_path()), ref.granet(3, .95, 0.), 300, 60, {}
-cases['MEST'] = .25, MEST_presets, ref.mest(10, .1, keyed), 900, 55, {}
-cases['MEST_soft'] = .25, dict(MEST_presets, sparsity=.8, sparsity_path=soft_bound_path(.2)), ref.mest(10, .1, keyed, .8, .2), 900, 55, {}
+cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=cubic_path()), ref.granet(3, .95, 0.), 300, 60, {}
+cases['MEST'] = -.25, MEST_presets, ref.mest(.1, keyed, (.8,.775,.75), (.75,)*3), 960, 23, dict(replace=False)
+cases['SoftMEST'] = -.375, SoftMEST_presets(sparsity=.75), ref.mest(.1, keyed, (.75,)*3, (.625,.6875,.75)), 960, 23, dict(replace=False)
 cases['SRigL'] = 0., dict(SRigL_presets, batches_per_update=3), ref.srigl(3, .3, (120,50)), 300, 50, {}
 cases['SRigL_strict'] = 0., dict(SRigL_presets, batches_per_update=3, structure='fan-in ablate 0.7'), ref.srigl(3, .7, (120,50)), 300, 50, {}
 cases['ACDC'] = 1., dict(ACDC_presets, sparsity=.9), ref.in_waves(turns(200, acdc), ref.global_counts), 200, 15, dict(replace=False, forget=True)
@@ -86,18 +87,18 @@ def test_ablation_happens_beside_the_reference():
 def test_every_preset_has_a_reference():
     "Who adds a preset adds a case; SNFS has its own beside the engine's tests"
     presets = {k.removesuffix('_presets') for k in vars(methods) if k.endswith('_presets')}
-    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}
+    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}=={o.name for o in methods.method_names.values()}
 
 # --- counts along every path, in a model of odd sizes
 
 waves = [.5, .9, .3, .9]
 square = (4,5,6,7,12,13,14,15,20,21,22,23,28,29,30,31)
 paths = {}
-paths['up'] = dict(sparsity=.95, sparsity_path=rising_path()), lambda t,u: .95*(1-(1-min(t/30, 1))**3)
+paths['up'] = dict(sparsity=.95, sparsity_path=cubic_path()), lambda t,u: .95*(1-(1-min(t/30, 1))**3)
 paths['down'] = dict(sparsity=dict(type='linear', init=.9, slope=-.02)), lambda t,u: .9-.02*t
 paths['waves'] = dict(sparsity=waves), lambda t,u: waves[u%4]
 paths['square'] = dict(sparsity=.8, sparsity_path=acdc_path(phase=.1, start=.1, stop=.9)), lambda t,u: .8 if t in square or t>=36 else 0.
-paths['soft'] = dict(sparsity=.9, sparsity_path=soft_bound_path(.5)), lambda t,u: .85 if t<30 else .9
+paths['soft'] = dict(sparsity=.9, sparsity_path=soft_bound_path(.5, .75)), lambda t,u: .85 if t<30 else .9
 distributions = dict(uniform=uniform_sparsity, erk=erdos_renyi_sparsity, globally=global_sparsity, dense_end=layers_dense(-1),
     dense_end_globally=layers_dense('4', global_sparsity))
 
@@ -130,6 +131,77 @@ def test_a_path_past_what_can_be_left():
     parts = dict(GMP_presets, sparsity=.6, sparse_f=layers_dense(0), batches_per_update=2)
     with pytest.raises(ValueError, match='must be below 0.497'): DynamicSparseTraining(m, opt, 40, **parts)
     assert not masked_params(m) and not m._forward_pre_hooks
+
+# --- presets
+
+from copy import copy,deepcopy
+from functools import partial
+alone = partial(global_sparsity, min_live=0)
+
+@pytest.mark.parametrize('name', methods.method_names)
+def test_preset_is_a_dict(name):
+    "It spreads, merges, copies, pickles and compares as the dict that it is, and a changed copy leaves it alone"
+    p = methods.method_names[name]
+    assert isinstance(p, dict) and {**p}==dict(p)==p and dict(p, stop_pct=.5)==p(stop_pct=.5)!=p
+    for o in (p(), p.copy(), copy(p), deepcopy(p), pickle.loads(pickle.dumps(p))):
+        assert type(o) is Preset and o==p and not o!=p and (o.name,o.about,o.paper)==(p.name,p.about,p.paper)
+    assert 'stop_pct' not in p or p['stop_pct']!=.5
+    assert p.paper is None or re.fullmatch(r'\d{4}\.\d{5}', p.paper)
+    assert methods_table().loc[name, 'preset']==f'{p.name}_presets' and vars(methods)[f'{p.name}_presets'] is p
+
+def test_preset_says_its_parts():
+    "Functions by name, what they hold in brackets, and nothing of memory places; where names suffice, the text makes an equal one"
+    assert repr(RigL_presets(stop_pct=.5))=='RigL_presets(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.5, batches_per_update=Interval(100))'
+    assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0)' in repr(GraNet_presets)
+    assert not any(' at 0x' in repr(o) for o in methods.method_names.values())
+    for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o))==o
+
+def test_presets_differ():
+    "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
+    assert GMP_presets==GMP_presets(sparsity_path=cubic_path())!=GMP_presets(sparsity_path=cubic_path(.1))
+    assert MEST_presets==MEST_presets(keep_score_f=MagnitudePlusGradient(.1))!=MEST_presets(keep_score_f=MagnitudePlusGradient(.2))
+    assert len({repr(o) for o in methods.method_names.values()})==13 and RigL_presets!=None and SET_presets!=RigL_presets
+
+@pytest.mark.parametrize('target,bounds', [(.9, (.92,.91,.9)), (.95, (.96,.955,.95))])
+def test_mest_fractions_are_those_of_the_scripts(target, bounds):
+    "As the authors prune: all below a percentile of all magnitudes go, dead weights being the smallest; counts at the three stages of a run, at both targets of their scripts"
+    rng = np.random.default_rng(0)
+    n = 4000
+    w = rng.normal(size=n)*(rng.permutation(n)>=round(target*n))
+    fractions = MEST_presets['drop_fraction'].bind(n_steps=160)
+    for epoch,bound in zip((5,90,120), bounds):
+        kept = int((abs(w)>np.percentile(abs(w), 100*bound)).sum())
+        live = int((w!=0).sum())
+        assert live-round(fractions(epoch)*live)==kept, epoch
+    assert [fractions(t) for t in (0,89,90,119,120)]==[.2,.2,.1,.1,0.]
+    assert update_steps(MEST_presets['updates'].bind(n_steps=160), 160)==range(5, 160, 5)
+
+@pytest.mark.parametrize('presets', [ACDC_presets, GMP_presets(sparse_f=global_sparsity)], ids=['ACDC','GMP'])
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_no_layer_is_erased(presets):
+    "PyTorch's own initialization and a global competition at .95: every layer keeps a live weight for each output, at every step; without a floor it doesn't"
+    def fewest(sparse_f):
+        m = mlp((64,64,256,64,10))
+        opt = torch.optim.SGD(m.parameters(), lr=.01)
+        dst = DynamicSparseTraining(m, opt, 40, seed=0, **presets(sparsity=.97, sparse_f=sparse_f, **({} if 'updates' in presets else dict(batches_per_update=4))))
+        seen = []
+        xb,yb = data(m)
+        for _ in range(40):
+            train(m, opt, 1, xb, yb)
+            seen.append(min(int(o.mask.sum())-len(o.mask) for o in masked_params(m)))
+        assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.03*sum(o.mask.numel() for o in masked_params(m)))
+        return min(seen)
+    assert fewest(global_sparsity)>=0>fewest(alone)
+
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_tickets_keep_their_layers():
+    "The same of `prune_to` and of `find_ticket`, whose count of pruned weights adds up"
+    m = mlp((64,64,256,64,10))
+    find_ticket(m, lambda m: None, .97, rate=.5)
+    assert all(o.mask.sum()>=len(o.mask) for o in masked_params(m))
+    n = sum(int(o.mask.sum()) for o in masked_params(m))
+    assert prune_to(m, .975)==n-round(.025*sum(o.mask.numel() for o in masked_params(m)))
+    assert all(o.mask.sum()>=len(o.mask) for o in masked_params(m))
 
 # --- lottery tickets
 
@@ -199,10 +271,10 @@ def _two(w0, w1):
 def test_prune_to_by_hand():
     "Of the ten weights the five largest of all stay; then of those two; a distribution shares it out otherwise; buffers show it; ties to the lowest index"
     m = _two([5.,1.,-9.,0.,4.,2.], [3.,-8.,.5,4.])
-    prune_to(m, .5)
+    assert prune_to(m, .5, alone)==5
     assert m[0].weight_mask.tolist()==[[True,False,True,False,True,False]] and m[1].weight_mask.view(-1).tolist()==[False,True,False,True]
     assert m[0].weight.tolist()==[[5.,0.,-9.,0.,4.,0.]] and m[1].weight_sparsity==.5
-    prune_to(m, .8)
+    assert prune_to(m, .8, alone)==3 and prune_to(m, .8, alone)==0
     assert [o.mask.view(-1).nonzero().view(-1).tolist() for o in masked_params(m)]==[[2],[1]]
     m = _two([5.,1.,-9.,0.,4.,2.], [3.,-8.,.5,4.])
     prune_to(m, .5, uniform_sparsity)
@@ -224,7 +296,7 @@ def test_pruned_weights_stay_dead():
 def test_prune_to_nan():
     "Law 2: NaN never wins, but a live NaN doesn't bring a dead weight back; scores may be masks, of integers, and must have the right shape"
     m = _two([5.,1.,-9.,0.,4.,2.], [3.,-8.,.5,4.])
-    prune_to(m, .2)
+    prune_to(m, .2, alone)
     assert [o.mask.view(-1).nonzero().view(-1).tolist() for o in masked_params(m)]==[[0,1,2,4,5],[0,1,3]]
     with torch.no_grad(): m[0].weight[0,:3] = math.nan
     prune_to(m, .5, uniform_sparsity)

@@ -35,8 +35,8 @@ def test_bad_drop_count(bad):
 # --- paths
 
 def test_paths_by_hand():
-    "s+(init-s)(1-t/stop)^3, and 1-(1-s)(1+extra) until the stop; both stay at the end, pickle, and take their times from `stop_pct`"
-    expect = (rising_path(), 0, .9-.9*.5**3), (rising_path(.5), .5, .9-.4*.5**3), (soft_bound_path(.5), .85, .85), (soft_bound_path(), .89, .89)
+    "s+(init-s)(1-t/stop)^3, and 1-(1-s)(1+extra) until the stop; both stay at the end and pickle; the cubic takes its end from `stop_pct`"
+    expect = (cubic_path(), 0, .9-.9*.5**3), (cubic_path(.5), .5, .9-.4*.5**3), (soft_bound_path(.5, .5), .85, .85), (soft_bound_path(.1, .5), .89, .89)
     for path,first,half in expect:
         m = method(sparsity=.9, sparsity_path=pickle.loads(pickle.dumps(path)), stop_pct=.5).bind(200)
         assert [m.sparsity_at(t) for t in (0,50,100,150)]==pytest.approx([first,half,.9,.9])
@@ -54,7 +54,7 @@ def test_a_path_may_be_anything_that_is_a_schedule():
 
 def test_the_path_ends_at_an_update():
     "While the sparsity moves, updates come every so many steps and also where the path ends, and go on after it: 4, 8, ..., 30, 32, 36"
-    m = method(batches_per_update=4, sparsity=.9, sparsity_path=rising_path()).bind(40)
+    m = method(batches_per_update=4, sparsity=.9, sparsity_path=cubic_path()).bind(40)
     assert times(m, 40)==[4,8,12,16,20,24,28,30,32,36]
     assert m.sparsity_at(30)==.9 and m.sparsity_at(28)<.9
     assert times(method(batches_per_update=4).bind(40), 40)==[4,8,12,16,20,24,28]
@@ -140,7 +140,7 @@ def test_every_batch_with_replacement():
 def test_path_without_a_number():
     "A path wants the number at which it ends"
     for s in (None, [.5,.9], lambda t: .5):
-        with pytest.raises(ValueError, match='sparsity_path wants the number'): method(sparsity=s, sparsity_path=rising_path())
+        with pytest.raises(ValueError, match='sparsity_path wants the number'): method(sparsity=s, sparsity_path=cubic_path())
 
 @pytest.mark.parametrize('s', [0, 0., .5, .999999, np.float32(.3)])
 def test_check_sparsity(s): assert check_sparsity(s) is None

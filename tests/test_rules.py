@@ -111,7 +111,7 @@ def same(a, b):
     return plain(a)==plain(b)
 
 specs = [.9, 0, dict(method='rigl', sparsity=.5), mixed,
-    [dict(params='*', method='gmp', sparsity=.9, sparsity_path=dict(type='rising_path', init=.25), sparse_f='erdos_renyi', batches_per_update=10)],
+    [dict(params='*', method='gmp', sparsity=.9, sparsity_path=dict(type='cubic_path', init=.25), sparse_f='erdos_renyi', batches_per_update=10)],
     [dict(method='set', sparsity=dict(type='cosine', init=.3, half_period=1000), updates=dict(freq=dict(epochs=1), stop=.75), grow_init_f=.5)],
     [dict(method='mest', keep_score_f=dict(type='MagnitudePlusGradient', lam=.5), updates=20), dict(params='*', method=None)],
     [dict(method='cht', grow_score_f=dict(type='Sampled', score_f=dict(type='MeanGradient', n_batches=2), temperature=2.), redistribute_f='gradient_redistribution', drop_count_f='drop_of_target')]]
@@ -145,7 +145,7 @@ def test_written_down(name):
             else: assert got[k] is v or repr(got[k])==repr(v), k
         if settings is bare: assert said[0]==dict(params='*', method=name, sparsity=.5)
 
-named = dict(grow_state_f={o.__name__:o for o in (own_step_count, second_moment_from_live, reset_state, reset_history)},
+named = dict(grow_state_f={o.__name__:o for o in (own_step_count, second_moment_from_live, reset_state)},
     grow_init_f=dict(initial_value=initial_value, fresh_value=fresh_value),
     redistribute_f=dict(momentum=momentum_redistribution, gradient=gradient_redistribution, nonzero=nonzero_redistribution),
     sparse_f=dict(erdos_renyi=erdos_renyi_sparsity, uniform=uniform_sparsity), mask_init=dict(random='random', magnitude='magnitude', zeros='zeros', checkerboard=checkerboard))
@@ -177,7 +177,7 @@ made = [('sparse_f', layers_dense(['*.conv.*',-1]), dict(type='layers_dense', pa
     ('sparse_f', layers_dense(0, global_sparsity), dict(type='layers_dense', patterns=0, sparse_f='global_sparsity')),
     ('sparse_f', given_sparsity({'*':.5}), dict(type='given_sparsity', spec={'*':.5})), ('sparse_f', proportional_sparsity([.5,.25]), dict(type='proportional_sparsity', spec=[.5,.25])),
     ('sparse_f', balanced_flops_sparsity([3,4]), dict(type='balanced_flops_sparsity', flops=[3,4])),
-    ('sparsity_path', rising_path(.5), dict(type='rising_path', init=.5)), ('sparsity_path', soft_bound_path(.2), dict(type='soft_bound_path', extra=.2)),
+    ('sparsity_path', cubic_path(.5), dict(type='cubic_path', init=.5, start=0)), ('sparsity_path', soft_bound_path(.2, .75), dict(type='soft_bound_path', extra=[.2], stop=[.75])),
     ('sparsity_path', cubic_path(.25, stop=epochs(3), start=10), dict(type='cubic_path', init=.25, stop=dict(epochs=3), start=10)),
     ('sparsity_path', acdc_path(.1, .8, .2), dict(type='acdc_path', phase=.1, stop=.8, start=.2)), ('sparsity_path', dsd_path(.25, .5), dict(type='dsd_path', start=.25, stop=.5))]
 

@@ -397,7 +397,7 @@ def test_update_refused(bad, say):
 # --- paths
 
 @pytest.mark.parametrize('path,values', [
-    (ConstantSchedule, [.9,.9,.9,.9]), (cubic_path(), [0,.9*(1-(1-4/9)**3),.9*(1-(1-8/9)**3),.9]),
+    (ConstantSchedule, [.9,.9,.9,.9]), (cubic_path(stop=.75), [0,.9*(1-(1-4/9)**3),.9*(1-(1-8/9)**3),.9]),
     (cubic_path(.5, 1/3, 1/3), [.5,.9,.9,.9]), (acdc_path(), [0,.9,0,.9]), (dsd_path(), [0,.9,0,0]),
     (dsd_path(.1, .4), [0,.9,0,0]), (partial(SawtoothSchedule, 0., period=.5), [0,.9*(1-(1/3)**3),.9*(1-(2/3)**3),.9])])
 def test_paths(path, values):
@@ -410,3 +410,68 @@ def test_paths(path, values):
 def test_no_time_for_updates(spec):
     "A dict that stops at its start or before is a mistake, not a schedule without updates"
     with pytest.raises(ValueError, match='must stop later'): make_update_schedule(spec)
+
+# --- intervals
+
+@pytest.mark.parametrize('every,n,stop,replaces,want', [
+    (100, 40_000, .75, True, 100),   # 299 updates: the paper's own
+    (100, 4_002, .75, True, 100),    # updates end before 3001.5: 100, 200, ..., 3000 are 30
+    (100, 4_000, .75, True, 99),     # the 30th would come at 3000, where they have ended
+    (100, 2_000, .75, True, 49),     # 49*30 = 1470 < 1500 = 50*30
+    (100, 380, .75, True, 10),       # 30 would need every 9th step, and more than one in ten would be replaced
+    (100, 380, .75, False, 9),       # 9*30 = 270 < 285
+    (100, 220, 1., False, 7),        # never at the last step: 7*30 = 210 <= 218
+    (4000, 380, 1., True, 12),       # 12*30 = 360 <= 378
+    (1000, 30, .75, False, 1), (1000, 30, .75, True, 10), (1, 1, 1., False, 1),
+    (4, 50, .75, True, 4)])          # a paper's interval is never made longer
+def test_interval(every, n, stop, replaces, want):
+    "The paper's where the run is long; 30 updates before the end where it is short; one replaced step in ten at most. By hand"
+    got = Interval(every).resolve(n, stop, replaces)
+    assert got==want and type(got) is int
+
+@given(every=st.integers(1,5000), n=st.integers(1,3000), stop=st.floats(.05,1), replaces=st.booleans())
+def test_interval_is_the_longest_that_fits(every, n, stop, replaces):
+    "Counted step by step: at least 30 updates, or no shorter interval is allowed; the next longer one makes fewer, or is more than the paper's"
+    due = lambda e: sum(update_due(t, e, n, stop) for t in range(n))
+    got = Interval(every).resolve(n, stop, replaces)
+    least = min(every, 10 if replaces else 1)
+    assert least<=got<=every
+    assert due(got)>=30 or got==least
+    assert got==every or due(got+1)<30
+
+def test_interval_is_an_integer():
+    "It adds, compares, hashes, pickles and goes into JSON as the integer that it is; the kind survives copies, and says itself"
+    i = Interval(100)
+    for o in (pickle.loads(pickle.dumps(i)), copy.copy(i), copy.deepcopy(i)): assert type(o) is Interval and o==100 and o.resolve(220)==10
+    assert repr(i)=='Interval(100)' and json.dumps(dict(every=i))=='{"every": 100}' and hash(i)==hash(100) and make_update_schedule(i)==FreqSchedule(100)
+
+@pytest.mark.parametrize('bad', [0, -5, 2.5, True, None, '100'])
+def test_interval_refuses(bad):
+    "Law 10: what is no number of steps"
+    with pytest.raises(ValueError, match='integer from 1'): Interval(bad)
+    if type(bad) is not int: return
+    with pytest.raises(ValueError, match='n_steps is'): Interval(5).resolve(bad)
+    with pytest.raises(ValueError, match='stop_pct is'): Interval(5).resolve(10, bad)
+
+# --- powers and soft bounds
+
+@pytest.mark.parametrize('power,half', [(1,.45), (2,.675), (3,.7875), (.5,.9*(1-.5**.5))])
+def test_polynomial(power, half):
+    "Half way it is at 1-(1/2)^power of the way; ends are exact; 3 is the cubic, bit for bit; the path binds, pickles and is written down"
+    s = PolynomialSchedule(0., .9, 100, power=power)
+    assert abs(s(50)-half)<1e-12
+    assert s(0)==0 and s(100)==s(500)==.9
+    if power==3: assert [s(t) for t in range(120)]==[CubicSchedule(0., .9, 100)(t) for t in range(120)]
+    assert make_schedule(json.loads(json.dumps(schedule_spec(s))))==s
+    path = pickle.loads(pickle.dumps(polynomial_path(power, stop=100)))
+    assert path(.9)==s and polynomial_path(power)(.9, stop=100)==s
+    with pytest.raises(ValueError, match='above 0'): PolynomialSchedule(0., .9, power=-power)
+
+def test_soft_bound():
+    "MEST's scripts: at .9 the bounds .85, .875, .9 turn at epochs 90 and 120 of 160; one bound alone; never below 0"
+    s = soft_bound_path()(.9).bind(n_steps=160)
+    assert [round(s(t), 12) for t in (0,89,90,119,120,159)]==[.85,.85,.875,.875,.9,.9]
+    s = soft_bound_path(1., .5)(.75).bind(n_steps=10)
+    assert [s(t) for t in (0,4,5,9)]==[.5,.5,.75,.75] and soft_bound_path(2., .5)(.5).bind(n_steps=10)(0)==0
+    with pytest.raises(ValueError, match='as many of one'): soft_bound_path(.5)
+    with pytest.raises(ValueError, match='fractions from 0'): soft_bound_path(-.5, .5)

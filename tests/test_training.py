@@ -750,7 +750,7 @@ def test_a_fastai_optimizer_is_refused():
 # --- going on (law 6)
 
 going = dict(SET=SET_presets, SNFS=SNFS_presets, RigL=RigL_presets, GraNet=dict(GraNet_presets, sparsity=.8), SRigL=SRigL_presets,
-    soft=dict(MEST_presets, updates=4, drop_fraction=.3, sparsity=.85, sparsity_path=soft_bound_path(.3)),
+    soft=dict(MEST_presets, updates=4, drop_fraction=.3, sparsity=.85, sparsity_path=soft_bound_path(.3, .75)),
     collecting=dict(RigL_presets, keep_score_f=fisher_saliency, grow_score_f=MeanGradient(3)), moving=dict(SET_presets, grow_score_f=MovingGradient(.8)),
     cycling=dict(SET_presets, sparsity=[.6,.7,.8], drop_fraction=[.1,.3]), initial=dict(RigL_presets, grow_init_f=initial_value),
     blocks=dict(RigL_presets, structure='block 3x3', redistribute_f=gradient_redistribution), ACDC=dict(ACDC_presets, sparsity=.7),
@@ -1027,7 +1027,7 @@ def test_grow_none_under_a_structure(text, start):
 def test_final_sparsity_of_a_structure(text, bad):
     "One rule everywhere: what `sparsify_model` refuses, the engine refuses for a dense model (.6 became .5, and .25 three of four), a number, a path or a schedule; nothing has changed then"
     fits = as_structure(text).sparsity
-    for kw in (dict(sparsity=bad), dict(sparsity=bad, sparsity_path=rising_path()), dict(sparsity=PiecewiseSchedule((0.,bad), (.5,))), dict(sparsity=[0.,bad])):
+    for kw in (dict(sparsity=bad), dict(sparsity=bad, sparsity_path=cubic_path()), dict(sparsity=PiecewiseSchedule((0.,bad), (.5,))), dict(sparsity=[0.,bad])):
         m = mlp((8,12,8,4), seed=1)
         opt = torch.optim.SGD(m.parameters(), lr=.05)
         with pytest.raises(ValueError) as said: sparsify_model(m, bad, structure=text)
