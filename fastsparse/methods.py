@@ -10,6 +10,7 @@ __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITO
 # %% ../nbs/06_methods.ipynb #179ba8c9
 import math,torch
 from fastcore.basics import *
+from .declared import declares
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
 from .masks import *
@@ -51,6 +52,7 @@ MEST_presets = dict(keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random
 SRigL_presets = dict(RigL_presets, structure='fan-in ablate 0.3')
 
 # %% ../nbs/06_methods.ipynb #2658751e
+@declares('state')
 def reset_history(
     p, # Parameter
     opt, # Its optimizer
@@ -70,6 +72,10 @@ DSD_presets = dict(keep_score_f=weight_magnitude, grow_score_f=weight_magnitude,
 # %% ../nbs/06_methods.ipynb #8bc1bd05
 CHT_presets = dict(keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)),
     replace_step=False)
+
+# %% ../nbs/06_methods.ipynb #c0ffee01
+for _name,_preset in dict(static=Static_presets, set=SET_presets, snfs=SNFS_presets, rigl=RigL_presets, itop=ITOP_presets, gmp=GMP_presets, granet=GraNet_presets,
+    mest=MEST_presets, srigl=SRigL_presets, acdc=ACDC_presets, dsd=DSD_presets, cht=CHT_presets).items(): register_method(_name, _preset)
 
 # %% ../nbs/06_methods.ipynb #f93f24ba
 def prune_to(

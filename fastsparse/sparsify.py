@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from fastai.callback.hook import Hooks
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
+from .declared import declares,needs_of
 from .distributions import *
 from .masks import *
 from .scores import *
@@ -433,7 +434,7 @@ def init_kaiming_normal_sparse_(
 
 # %% ../nbs/04_sparsify.ipynb #bdccec90
 def _zeros(p, **kwargs): return mask_from_tensor(p.detach())
-_zeros.brings_count = True
+declares('mask', name='zeros', brings_count=True)(_zeros)
 _inits = dict(random=random_score, magnitude=weight_magnitude, zeros=_zeros)
 
 def draw_seed(
@@ -523,7 +524,7 @@ def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
         return [as_mask(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), None, o, structure) for o in os]
     f = _inits.get(init) if isinstance(init, str) else init
     if not callable(f): raise ValueError(f"mask_init is {init!r}, and must be one of {', '.join(map(repr, _inits))}, a function or a dict of masks")
-    counts = [None]*len(os) if says(f, 'brings_count') else layer_counts(os, sparsity, sparse_f, structure)
+    counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
     draw = lambda i,o,n: call_with(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=structure, generator=keyed_generator(seed, i))
     return [as_mask(draw(i,o,n), n, o, structure) for i,o,n in zip(idxs, os, counts)]
 
