@@ -39,6 +39,7 @@ def _known(key):
 # %% ../nbs/12_rules.ipynb #b7496b69
 def _find(key, name):
     "The part called `name` that setting `key` may be"
+    if key=='mask_init' and name not in _known(key): raise ValueError(f"mask_init is {name!r}, and must be one of {', '.join(_known(key))}")
     return find_part(part_kinds[key], name, key)
 
 # %% ../nbs/12_rules.ipynb #2bc0d2bb

@@ -165,7 +165,7 @@ def test_state_tensors_have_the_shape():
     assert state_tensors(torch.optim.Adam([p]), p)==[]
 
 @pytest.mark.parametrize('make,say', [(lambda: MagnitudePlusGradient(-1.), r'lam is -1.0.*0 or more'), (lambda: MeanGradient(2.5), 'n_batches is 2.5.*integer from 1'),
-    (lambda: MeanGradient(True), 'integer from 1'), (lambda: MovingGradient('x'), r"decay is 'x'.*\(0,1\)"), (lambda: Sampled('x'), "score_f is 'x'.*function itself"),
+    (lambda: MeanGradient(True), 'integer from 1'), (lambda: MovingGradient('x'), r"decay is 'x'.*\(0,1\)"), (lambda: Sampled('x'), "score_f is 'x'.*must be one of"),
     (lambda: Sampled(weight_magnitude, 'x'), "temperature is 'x'.*above 0")])
 def test_parts_refuse_when_made(make, say):
     "Law 10: a score with arguments that can't work is refused when it is made, not at the first update"
