@@ -68,7 +68,7 @@ class DynamicSparseTrainingCallback(Callback):
         if self.learn.lock.locked(): return
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-        if self.compute: self.check_compute()
+        if self.compute: self._load_compute()
         self._make_engine(len(self.dls.train))
         if self.plan is not None: self.start_compute()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
@@ -86,6 +86,11 @@ class DynamicSparseTrainingCallback(Callback):
             engine.remove()
             raise
         self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+
+    def _load_compute(self):
+        "Look up the room of products, which stands on a page further up, when it is asked for"
+        importlib.import_module('fastsparse.compute')
+        self.check_compute()
 
     def before_train(self):
         "The epoch's first batch in steps of the fit"
@@ -144,7 +149,3 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
     else: self.saved = state
     self.settings['seed'] = state['seed']
     if self.compute and state.get('plan'): self.plan = state['plan']
-
-# %% ../nbs/07_callback.ipynb #351aa94e
-@patch
-def _compute_room(self:DynamicSparseTrainingCallback): return importlib.import_module('fastsparse.compute')
