@@ -1,4 +1,5 @@
 "Everything: `from fastsparse.all import *`"
+from .declared import *
 from .masks import *
 from .layers import *
 from .structures import *

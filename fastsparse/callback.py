@@ -6,42 +6,50 @@
 __all__ = ['DynamicSparseTrainingCallback']
 
 # %% ../nbs/07_callback.ipynb #23feda80
-import inspect
+import importlib,inspect
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastcore.basics import *
 from fastcore.meta import delegates
+from .parts import find_method
 from .scores import *
 from .guards import *
 from .sparsify import *
 from .training import *
+from .training import described
+from warnings import warn
 
 # %% ../nbs/07_callback.ipynb #84076984
+_usual = dict(batches_per_update=None, keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude)
+
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
-        batches_per_update:int=None, # Batches from one update to the next; None is once an epoch
-        initial_drop_grow_pct:float=0.3, # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
-        stop_pct:float=0.75, # Fraction of the fit after which the topology rests, in (0,1]
-        keep_score_f=weight_magnitude, # Which live weights stay
-        grow_score_f=gradient_magnitude, # Which dead weights come back; None only drops
-        redistribute_f=None, # A parameter's share of what grows; None leaves each its own
+        batches_per_update:int=None, # Batches from one update to the next; None is the method's, or once an epoch
         seed:int=None, # Names the random choices; None takes a number from torch's generator
         sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
+        method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
         **kwargs
     ):
-        self.settings = dict(sparse_modules=sparse_modules, batches_per_update=batches_per_update, initial_drop_grow_pct=initial_drop_grow_pct,
-            stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f, redistribute_f=redistribute_f, seed=draw_seed(seed), **kwargs)
+        if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
+        given = dict(kwargs) if batches_per_update is None else dict(kwargs, batches_per_update=batches_per_update)
+        self.method = method
+        self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         unknown = set(self.settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
         if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
         if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
         self.state = self.saved = None
         self.compute,self.measures,self.plan = bool(sparse_compute),sparse_compute is True,sparse_compute if isinstance(sparse_compute, dict) else None
         self._init_state()
+
+    def __repr__(self):
+        said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
+        sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
+        return f"{type(self).__name__}({described(said, self.method)}{sparsity})"
 
     @property
     def seed(self): return self.settings['seed']
@@ -61,28 +69,55 @@ class DynamicSparseTrainingCallback(Callback):
         if self.learn.lock.locked(): return
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-        n_iter = len(self.dls.train)
-        bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
-        settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], n_iter))
-        if self.compute: self.check_compute()
-        self.engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
-        if self.state: self.engine.n_updates = self.state['n_updates']
-        if self.saved: self.engine.load_state_dict(self.saved)
-        self.saved,self.started,self.report = None,False,None
+        if self.compute: self._load_compute()
+        self._make_engine(len(self.dls.train))
         if self.plan is not None: self.start_compute()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
+
+    def _make_engine(self, n_iter):
+        "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
+        bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
+        settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], n_iter))
+        engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
+        engine.method = self.method
+        if self.state: engine.n_updates = self.state['n_updates']
+        try:
+            if self.saved is not None: engine.load_state_dict(self.saved)
+        except ValueError:
+            engine.remove()
+            raise
+        self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+
+    def _load_compute(self):
+        "Look up the room of products, which stands on a page further up, when it is asked for"
+        importlib.import_module('fastsparse.compute')
+        self.check_compute()
 
     def before_train(self):
         "The epoch's first batch in steps of the fit"
         if self.engine is None: return
         self.t0 = self.epoch*len(self.dls.train)
-        if not self.started: self.engine.last_t,self.started = self.t0-1,True
+        if not self.started: self._start_at(self.t0)
+
+    def _start_at(self, t):
+        "Begin at batch `t` of the fit"
+        if self.resumed: self._check_start(self.engine.last_t+1, t)
+        self.engine.last_t,self.started = t-1,True
+
+    def _check_start(self, next_t, t):
+        "Notice a `start_epoch` that doesn't fit the state that was loaded"
+        epoch,batches = divmod(next_t, len(self.dls.train))
+        if epoch!=self.epoch: raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
+        if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: save at the end of an epoch")
 
     def before_batch(self):
         if self.engine is None: return
         self.engine.opt = self.learn.opt  # `learn.export` makes a new one
         if self.compute: self.start_compute()
         self.engine.prepare(self.t0+self.iter, self.accumulates)
+
+    def after_step(self):
+        if self.engine is not None: self.engine.after_step()
 
     def before_step(self):
         if self.engine is not None and self.engine.before_step(self.t0+self.iter): raise CancelStepException()
@@ -101,7 +136,7 @@ def _let_go(self:DynamicSparseTrainingCallback):
     self.engine = None
 
 @patch
-def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and strings only
+def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
     "What a later process needs to go on, besides `learn.save`"
     return self.engine.state_dict() if self.engine is not None else self.state
 
@@ -109,12 +144,9 @@ def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and
 def load_state_dict(self:DynamicSparseTrainingCallback,
     state:dict, # From `state_dict`
 ):
-    "Go on from `state` at the next fit, in the epoch that its `start_epoch` names"
-    self.saved,self.settings['seed'] = state,state['seed']
+    "Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once"
+    if self.engine is not None: self.engine.load_state_dict(state)
+    elif not isinstance(state, dict) or not {'schema','seed'}<=set(state): raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version")
+    else: self.saved = state
+    self.settings['seed'] = state['seed']
     if self.compute and state.get('plan'): self.plan = state['plan']
-
-# %% ../nbs/07_callback.ipynb #351aa94e
-@patch
-def start_compute(self:DynamicSparseTrainingCallback):
-    "What `sparse_compute` asks for"
-    raise ImportError("sparse_compute is an option of fastsparse.compute: from fastsparse.all import *")

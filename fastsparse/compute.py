@@ -11,6 +11,7 @@ import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functio
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
+from .declared import needs_of
 from .callback import *
 from .clocks import *
 from .flops import *
@@ -740,7 +741,7 @@ def _check_settings(settings):
     of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
     methods = [{**settings, **o} for o in of_rules] or [settings]
     for name,says_so in (('dense_history','dense_history'), ('around','around_step')):
-        getattr(LiveGuard, name).fset(None, any(says(f, says_so) for o in methods for f in o.values()))
+        getattr(LiveGuard, name).fset(None, any(getattr(needs_of(f), says_so) for o in methods for f in o.values()))
     if all(o.get('grow_state_f') for o in methods): raise ValueError("grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead ones: pass grow_state_f=None, or sparse_compute=None")
 
 @patch

@@ -168,6 +168,8 @@ def global_sparsity(
     if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
 
+_names['global'] = global_sparsity
+
 # %% ../nbs/01_distributions.ipynb #4b529d96
 def _top_counts(scores, sizes, budget):
     "How many of the `budget` highest scores are in each; the last one in part, where the budget is no whole number"
@@ -197,8 +199,6 @@ def _with_floors(scores, sizes, budget, floors):
         low = {i for i,c in zip(free, counts) if c<floors[i]}
         if not low: return [floors[i] if i in held else counts[free.index(i)] for i in range_of(sizes)]
         held |= low
-
-_names['global'] = global_sparsity
 
 # %% ../nbs/01_distributions.ipynb #bdfbe89e
 def _balanced_flops(params, model_sparsity, names=None, flops=()):

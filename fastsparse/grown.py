@@ -7,10 +7,10 @@ __all__ = ['initial_value', 'given_value', 'fresh_value', 'second_moment_from_li
            'supar_init_', 'supar_scales', 'supar_groups', 'supar_splitter', 'supar_lrs']
 
 # %% ../nbs/05a_grown.ipynb #082d81c6
-import torch
+import sys,torch
 from collections import defaultdict
-from fastai.optimizer import Optimizer
 from fastcore.basics import *
+from .declared import declares
 from .masks import *
 from .scores import *
 from .guards import *
@@ -18,6 +18,7 @@ from .sparsify import *
 from torch import nn
 
 # %% ../nbs/05a_grown.ipynb #51e7ea20
+@declares('start', reads_initial=True)
 def initial_value(
     p:torch.Tensor, # Parameter
     initial:torch.Tensor, # Its values when the engine was made
@@ -25,8 +26,6 @@ def initial_value(
 ) -> torch.Tensor: # `initial`
     "Start where the weight was when the engine was made"
     return initial
-
-initial_value.reads_initial = True
 
 def given_value(
     p:torch.Tensor, # Parameter
@@ -39,6 +38,7 @@ def given_value(
     return values[name].to(p.device)
 
 # %% ../nbs/05a_grown.ipynb #75d7becb
+@declares('start')
 def fresh_value(
     p:torch.Tensor, # Parameter, outputs first
     mask:torch.Tensor, # Its mask after the update
@@ -74,9 +74,10 @@ def _check_second(p, opt):
     if known and (_second_moments(p, opt) or not grad_history(opt, p)): return
     raise ValueError(f"{type(base_opt(opt)).__name__} keeps no second moment of gradients, which second_moment_from_live fills: take Adam, AdamW or RMSprop, or grow_state_f=None")
 
-second_moment_from_live.check = _check_second
+declares('state', check=_check_second)(second_moment_from_live)
 
 # %% ../nbs/05a_grown.ipynb #88526b1c
+@declares('state')
 def reset_state(
     p:torch.Tensor, # Parameter
     opt, # A fastai or torch optimizer
@@ -88,9 +89,14 @@ def reset_state(
 # %% ../nbs/05a_grown.ipynb #95a6dba6
 _adam_parts = {'weight_decay','l2_reg','average_grad','average_sqr_grad','step_stat','adam_step'}
 
+def _is_fastai(opt):
+    "Is `opt` an optimizer of fastai's? Without importing it"
+    kind = vars(sys.modules['fastai.optimizer']).get('Optimizer') if 'fastai.optimizer' in sys.modules else None
+    return kind is not None and isinstance(opt, kind)
+
 def _check_adam(p, opt):
     base = base_opt(opt)
-    if isinstance(base, Optimizer): known = {'adam_step'} <= {getattr(f, 'func', f).__name__ for f in base.cbs} <= _adam_parts
+    if _is_fastai(base): known = {'adam_step'} <= {getattr(f, 'func', f).__name__ for f in base.cbs} <= _adam_parts
     else: known = type(base) in (torch.optim.Adam, torch.optim.AdamW)
     if not known: raise ValueError(f"{type(base).__name__} is not an Adam whose bias corrections are known: own_step_count wants torch's Adam or AdamW or fastai's Adam; take one of them, or grow_state_f=None")
 
@@ -101,7 +107,7 @@ def _hypers(p, opt):
     "Learning rate, betas, epsilon and decoupled weight decay of one parameter"
     base = base_opt(opt)
     g = next(g for g in base.param_groups if id(p) in map(id, g['params']))
-    if not isinstance(base, Optimizer):
+    if not _is_fastai(base):
         wd = g['weight_decay'] if isinstance(base, torch.optim.AdamW) or g.get('decoupled_weight_decay') else 0.
         return float(g['lr']),tuple(map(float, g['betas'])),g['eps'],float(wd)
     decays = any(getattr(f, 'func', f).__name__=='weight_decay' for f in base.cbs) and opt_state(opt, p).get('do_wd', True)
@@ -156,7 +162,7 @@ def own_step_count(
     sizes = [int(o.sum()) for o in stays.split(sizes)] if sizes else []
     notes.update(idx=torch.cat([old.to(idx.device)[stays], idx]), born=[*born, steps], sizes=[*sizes, len(idx)])
 
-own_step_count.check,own_step_count.around_step = _check_adam,_around_step
+declares('state', check=_check_adam, around_step=_around_step)(own_step_count)
 
 # %% ../nbs/05a_grown.ipynb #5c7744a6
 def supar_init_(

@@ -18,6 +18,7 @@ from fastcore.meta import delegates
 from .masks import *
 from .schedules import *
 from .scores import *
+from .guards import *
 from .sparsify import *
 from .layers import axes_of
 from .patterns import assign,read_rules

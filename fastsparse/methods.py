@@ -12,6 +12,7 @@ import math,torch
 from fastcore.basics import *
 from functools import partial
 from inspect import signature
+from .declared import declares
 from fastprogress.fastprogress import progress_bar
 from .distributions import *
 from .grown import reset_state
@@ -66,6 +67,7 @@ method_names = {}  # presets by the name of their method in lower case
 def _named(name, about, paper=None, /, **settings):
     "A preset that is known by name"
     res = method_names[name.lower()] = Preset(name, about, paper, **settings)
+    register_method(name.lower(), res)
     return res
 
 # %% ../nbs/06_methods.ipynb #6761c02c
@@ -111,7 +113,7 @@ SoftMEST_presets = _named('SoftMEST', 'MEST with half as many connections more a
 SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few', '2305.02299',
     **RigL_presets(structure='fan-in ablate 0.3'))
 
-# %% ../nbs/06_methods.ipynb #41f82d93
+# %% ../nbs/06_methods.ipynb #3ed1b5f8
 ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '2106.12379',
     keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)

@@ -26,6 +26,7 @@ from .learned import *
 from .masks import *
 from .patterns import assign,read_rules
 from .scores import *
+from .guards import *
 from .sparsify import *
 from .structures import *
 from functools import partial
@@ -76,7 +77,7 @@ def plan_pruning(
     "Who is to be pruned, and how much; a `ValueError` if it can't be done"
     model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
-    entries = [o[:3] for o in decide(model) if not o[3]]
+    entries = [o[:3] for o in decide(model) if not o.why]
     plan = [_with_axes(Planned(*o, *_parse_target(what))) for o,what in _wanted(model, entries, target)]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(o[0] for o in entries) or 'none'}, and the target leaves all of them dense")
     for o in plan:
@@ -720,4 +721,4 @@ def _check_fits(own, kept):
 
 def _maskable(module):
     "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"
-    return {name: Masked(name, m, attr, getattr(m, attr), None) for name,m,attr,_ in decide(module)}
+    return {o.name: o for o in decide(module)}

@@ -8,11 +8,12 @@ __all__ = ['default_filter', 'part', 'Rules', 'configure', 'rules_spec', 'rules_
 # %% ../nbs/12_rules.ipynb #955fda4e
 import json,pandas as pd,re
 from fastcore.basics import *
-from . import distributions,grown,methods,parts,schedules,scores,structures
-from .methods import *
-from .parts import Method
+from . import grown,methods,schedules  # what they hold is known by name then
+from .declared import find_part,parts_of
+from .parts import Method,_methods,find_method,may_be_none,part_kinds
+from .patterns import named
 from .schedules import Schedule,schedule_spec
-from .sparsify import _inits,decide,matches,module_of
+from .sparsify import _inits,decide,module_of
 from .structures import Structure
 from functools import partial
 from inspect import signature
@@ -30,28 +31,16 @@ def default_filter(
     return p.ndim>1 and not any(_left_out.fullmatch(o) for o in name.lower().split('.'))
 
 # %% ../nbs/12_rules.ipynb #36418104
-_methods = {k.removesuffix('_presets').lower():v for k,v in vars(methods).items() if k.endswith('_presets')}
-_score_names = 'random_score weight_magnitude gradient_magnitude gradient_momentum gradient_saliency fisher_saliency ch2_l3_score MagnitudePlusGradient MeanGradient MovingGradient Sampled'
-_shape_names = 'uniform_sparsity first_layer_dense_uniform erdos_renyi_sparsity global_sparsity layers_dense given_sparsity proportional_sparsity balanced_flops_sparsity'
-_share_names = 'momentum_redistribution gradient_redistribution nonzero_redistribution'
-
-def _table(module, names): return {o:getattr(module, o) for o in names.split()}
-
-_known = dict(keep_score_f=_table(scores, _score_names), sparse_f=_table(distributions, _shape_names), redistribute_f=_table(scores, _share_names),
-    drop_count_f=_table(parts, 'drop_of_live drop_of_target'), grow_init_f=_table(grown, 'initial_value fresh_value'),
-    grow_state_f=_table(grown, 'reset_state own_step_count second_moment_from_live'),
-    sparsity_path=_table(schedules, 'cubic_path polynomial_path soft_bound_path acdc_path dsd_path'))
-_known['grow_score_f'] = _known['keep_score_f']
-_known['mask_init'] = {**{o:o for o in _inits}, **_table(structures, 'checkerboard')}
+def _known(key):
+    "Parts that the setting `key` may be, by name"
+    inits = {o:o for o in _inits} if key=='mask_init' else {}
+    return {**inits, **parts_of(part_kinds[key])} if key in part_kinds else {}
 
 # %% ../nbs/12_rules.ipynb #b7496b69
 def _find(key, name):
     "The part called `name` that setting `key` may be"
-    known = _known[key]
-    if name in known: return known[name]
-    for kind in ('sparsity','redistribution'):
-        if f'{name}_{kind}' in known: return known[f'{name}_{kind}']
-    raise ValueError(f"{key} is {name!r}, and must be one of {', '.join(known)}")
+    if key=='mask_init' and name not in _known(key): raise ValueError(f"mask_init is {name!r}, and must be one of {', '.join(_known(key))}")
+    return find_part(part_kinds[key], name, key)
 
 # %% ../nbs/12_rules.ipynb #2bc0d2bb
 _passed = {'params','names','scores','p','name','generator','idx','live'}
@@ -74,7 +63,7 @@ def _build(key, f, kwargs):
 
 # %% ../nbs/12_rules.ipynb #20ba8f5b
 def _taken_as_is(key, spec):
-    if spec is None: return key in parts._may_be_none
+    if spec is None: return key in may_be_none
     return key=='grow_init_f' and isinstance(spec, Real) or key=='mask_init' and (spec in list(_inits) if isinstance(spec, str) else isinstance(spec, dict))
 
 def part(
@@ -82,10 +71,10 @@ def part(
     spec, # What a file says of it
 ): # What `Method` takes
     "Turn what a file says into a setting"
-    if key not in _known or callable(spec) or _taken_as_is(key, spec): return spec
+    if key not in part_kinds or callable(spec) or _taken_as_is(key, spec): return spec
     if isinstance(spec, str): spec = dict(type=spec)
     if isinstance(spec, dict) and isinstance(spec.get('type'), str): return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
-    raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {', '.join(_known[key])}")
+    raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {', '.join(_known(key))}")
 
 # %% ../nbs/12_rules.ipynb #31164de8
 class Rules(list):
@@ -120,7 +109,7 @@ def _rule(spec):
     if not isinstance(method, str) or method.lower() not in _methods: raise ValueError(f"method is {method!r}, and must be one of dense, {', '.join(_methods)}")
     known = signature(Method).parameters
     if bad := set(spec)-set(known): raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(known)}")
-    settings = {**_methods[method.lower()], **{k:part(k, v) for k,v in spec.items()}}
+    settings = {**find_method(method), **{k:part(k, v) for k,v in spec.items()}}
     Method(**{'batches_per_update':100, **settings})
     return pattern,settings
 
@@ -136,30 +125,33 @@ def configure(
     return Rules([_rule(o) for o in data], data)
 
 # %% ../nbs/12_rules.ipynb #04846e9d
-_makers = {distributions._layers_dense:'layers_dense', distributions._layers_dense_by_score:'layers_dense', distributions._given:'given_sparsity',
-    distributions._proportional:'proportional_sparsity', distributions._balanced_flops:'balanced_flops_sparsity', schedules._cubic:'cubic_path',
-    schedules._polynomial:'polynomial_path', schedules._soft_bound:'soft_bound_path', schedules.SquareSchedule:'acdc_path', schedules._dsd:'dsd_path'}
-
 def _same_call(a, b): return (a.func,a.args,a.keywords)==(b.func,b.args,b.keywords)
 
-def _bound_said(key, value):
-    "What a file says of a `partial`; None if its function has no name"
-    known = _known.get(key, {})
-    name = first(k for k,f in known.items() if f is value.func and _is_part(f)) or _makers.get(value.func)
-    if name not in known: return None
-    f = known[name]
+def _bound_args(f, value):
+    "The arguments with which `f` is, or makes, the `partial` called `value`; None if it isn't and doesn't"
+    if isinstance(f, (str,type,partial)) or _is_part(f) and f is not value.func: return None
     given = {**signature(value.func).bind_partial(*value.args).arguments, **value.keywords}
     args = {k:o for k,o in given.items() if k in _options(f)}
-    if _same_call(partial(f, **args) if _is_part(f) else f(**args), value): return dict(type=name, **{k:_said('keep_score_f' if k=='score_f' else k, o) for k,o in args.items()})
+    if any(o.default is o.empty and k not in args for k,o in _options(f).items()): return None
+    made = partial(f, **args) if _is_part(f) else f(**args)
+    return args if isinstance(made, partial) and _same_call(made, value) else None
+
+def _bound_said(key, value):
+    "What a file says of a `partial`; None if no part is called with these arguments"
+    for name,f in _known(key).items():
+        args = _bound_args(f, value)
+        if args is not None: return dict(type=name, **{k:_said('keep_score_f' if k=='score_f' else k, o) for k,o in args.items()})
 
 # %% ../nbs/12_rules.ipynb #923bc675
 def _arguments(o):
     "What a file says of the arguments that the part `o` was made with"
     return {k:_said('keep_score_f' if k=='score_f' else k, vars(o)[k]) for k in signature(type(o)).parameters}
 
+def _names_for(key): return f"; names for {key} are {', '.join(_known(key))}" if _known(key) else ''
+
 def _said(key, value):
     "What a file says of the setting `value`"
-    if name := first(k for k,f in _known.get(key, {}).items() if f is value): return name
+    if name := first(k for k,f in _known(key).items() if f is value): return name
     if isinstance(value, Schedule): return schedule_spec(value)
     if isinstance(value, Structure): return str(value)
     if isinstance(value, partial) and (said := _bound_said(key, value)): return said
@@ -168,7 +160,7 @@ def _said(key, value):
     if isinstance(value, (list,tuple)): return [_said(key, o) for o in value]
     if isinstance(value, dict): return {k:_said(key, o) for k,o in value.items()}
     if value is None or isinstance(value, (bool,int,float,str)): return value
-    raise ValueError(f"{key} is {value!r}, which has no name in a file: the names are {', '.join(_known.get(key, []))}")
+    raise ValueError(f"{key} is {value!r}, which has no name in a file: give it one with @declares(...), or write the setting as numbers and schedules{_names_for(key)}")
 
 def rules_spec(
     rules:list, # `Rules`, or pairs of pattern and settings
@@ -193,11 +185,11 @@ def _rule_spec(pattern, settings):
     return dict(said, method=method, **{k:_said(k, v) for k,v in settings.items() if k not in _same(settings, _methods[method])})
 
 # %% ../nbs/12_rules.ipynb #687b09f7
-def _row(o, rules):
+def _row(o, rules, model):
     name,p,why = o.name,o.p,o.why
     row = dict(parameter=name, shape=' x '.join(map(str, p.shape)), rule='', method='', sparsity='', structure='', note=why)
     if why: return row
-    k = first(range_of(rules), lambda k: matches(rules[k][0], name, p))
+    k = first(range_of(rules), lambda k: named(rules[k][0], [name], [p], model))
     if k is None: return dict(row, note='no rule')
     pattern,kw = rules[k]
     row['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
@@ -213,4 +205,4 @@ def rules_table(
     model = module_of(model)
     in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
     rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)
-    return pd.DataFrame([_row(o, rules) for o in decide(model)])
+    return pd.DataFrame([_row(o, rules, model) for o in decide(model)])

@@ -4,18 +4,20 @@
 
 # %% auto #0
 __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'base_opt', 'opt_state', 'grad_history', 'slow_weights',
-           'state_tensors', 'gradient_momentum', 'says', 'wants', 'call_with', 'gradient_saliency',
-           'MagnitudePlusGradient', 'Collector', 'MeanGradient', 'MovingGradient', 'fisher_saliency', 'Sampled',
-           'ch2_l3_score', 'momentum_redistribution', 'gradient_redistribution', 'nonzero_redistribution']
+           'state_tensors', 'gradient_momentum', 'wants', 'call_with', 'gradient_saliency', 'MagnitudePlusGradient',
+           'Collector', 'MeanGradient', 'MovingGradient', 'fisher_saliency', 'Sampled', 'ch2_l3_score',
+           'momentum_redistribution', 'gradient_redistribution', 'nonzero_redistribution']
 
 # %% ../nbs/03_scores.ipynb #752c3500
 import inspect,torch
 from dataclasses import dataclass
 from fastcore.basics import *
+from .declared import declares,find_part,needs_of,same_needs
 from .schedules import *
 from numbers import Integral,Real
 
 # %% ../nbs/03_scores.ipynb #2ea8ced7
+@declares()
 def random_score(
     p:torch.Tensor, # Parameter
     generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
@@ -24,6 +26,7 @@ def random_score(
     "A score without preference"
     return torch.rand(p.shape, generator=generator, dtype=torch.float).to(p.device)
 
+@declares(elementwise=True)
 def weight_magnitude(
     p:torch.Tensor, # Parameter
     **kwargs
@@ -31,15 +34,13 @@ def weight_magnitude(
     "Small weights matter least"
     return p.detach().abs()
 
+@declares(reads_grad=True, elementwise=True)
 def gradient_magnitude(
     p:torch.Tensor, # Parameter with a dense gradient
     **kwargs
 ) -> torch.Tensor: # `abs(p.grad)`
     "Where the loss would change fastest"
     return p.grad.detach().abs()
-
-gradient_magnitude.reads_grad = True
-weight_magnitude.elementwise = gradient_magnitude.elementwise = True
 
 # %% ../nbs/03_scores.ipynb #bd06f73e
 def base_opt(
@@ -82,6 +83,7 @@ def state_tensors(
 # %% ../nbs/03_scores.ipynb #8af3eea8
 _no_momentum = "the optimizer keeps no average of `{}`'s gradients, which `gradient_momentum` reads: set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam"
 
+@declares(dense_history=True)
 def gradient_momentum(
     p:torch.Tensor, # Parameter
     opt, # fastai or torch optimizer with momentum
@@ -97,15 +99,6 @@ def gradient_momentum(
     return avg.abs()/(sqr.sqrt()+group.get('eps', 1e-8))
 
 _avgs,_sqrs = ('grad_avg','exp_avg','momentum_buffer'),('sqr_avg','exp_avg_sq')
-gradient_momentum.dense_history = True
-
-# %% ../nbs/03_scores.ipynb #5ef9f414
-def says(
-    f, # A score, a redistribution, a `functools.partial` of one, or None
-    what:str, # 'dense_history', 'reads_grad' or 'elementwise'
-) -> bool:
-    "Does `f` have the attribute `what`, and is it true?"
-    return getattr(getattr(f, 'func', f), what, False)
 
 # %% ../nbs/03_scores.ipynb #b04d8e90
 def wants(
@@ -128,6 +121,7 @@ def call_with(
     return f(*args, **{o.name: kwargs[o.name] for o in params[len(args):] if o.name in kwargs})
 
 # %% ../nbs/03_scores.ipynb #16937ebb
+@declares(reads_grad=True, elementwise=True)
 def gradient_saliency(
     p:torch.Tensor, # Parameter with a gradient
     **kwargs
@@ -135,11 +129,9 @@ def gradient_saliency(
     "What the loss would change by if the weight were zero"
     return (p.detach()*p.grad.detach()).abs()
 
-gradient_saliency.reads_grad = gradient_saliency.elementwise = True
-
+@declares(reads_grad=True, elementwise=True)
 class MagnitudePlusGradient(BasicRepr):
     "The score `abs(p)+lam*abs(p.grad)`"
-    reads_grad,elementwise,__name__ = True,True,'MagnitudePlusGradient'
     def __init__(self,
         lam=1., # Weight of the gradient, 0 or more: a number or a schedule
     ):
@@ -173,28 +165,31 @@ class Collector:
         return memo['total']/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
 
 # %% ../nbs/03_scores.ipynb #e2f38501
+@declares(reads_grad=True)
 class MeanGradient(BasicRepr):
     "The score `abs(mean of the gradients of the last batches)`"
-    reads_grad,__name__ = True,'MeanGradient'
     def __init__(self,
         n_batches:int=8, # Batches before an update, its own included, 1 or more
     ):
         if isinstance(n_batches, bool) or not (isinstance(n_batches, Integral) and n_batches>=1): raise ValueError(f"n_batches is {n_batches!r}, and must be an integer from 1: the batches whose gradients are averaged")
-        self.n_batches,self.collector = n_batches,Collector(f'mean of {n_batches}', window=n_batches, dense=True)
+        self.n_batches = n_batches
+        same_needs(self, MeanGradient, collector=Collector(f'mean of {n_batches}', window=n_batches, dense=True))
 
     def __call__(self, p, history, **kwargs): return history.abs()
 
+@declares(reads_grad=True)
 class MovingGradient(BasicRepr):
     "The score `abs(moving average of the gradients)`"
-    reads_grad,dense_gradients,__name__ = True,True,'MovingGradient'
     def __init__(self,
         decay:float=0.9, # Of the average, in (0,1)
     ):
         if not (isinstance(decay, Real) and 0<decay<1): raise ValueError(f"decay is {decay!r}, and must lie in (0,1): the part of the average that is kept at each batch")
-        self.decay,self.collector = decay,Collector(f'moving {decay}', decay=decay, dense=True)
+        self.decay = decay
+        same_needs(self, MovingGradient, collector=Collector(f'moving {decay}', decay=decay, dense=True))
 
     def __call__(self, p, history, **kwargs): return history.abs()
 
+@declares(collector=Collector('square', power=2))
 def fisher_saliency(
     p:torch.Tensor, # Parameter
     history:torch.Tensor, # Mean square of the gradients since the last update
@@ -203,20 +198,20 @@ def fisher_saliency(
     "Large weights with large gradients matter most"
     return p.detach().abs()*history.sqrt()
 
-fisher_saliency.collector = Collector('square', power=2)
-
 # %% ../nbs/03_scores.ipynb #156a0eed
+@declares()
 class Sampled(BasicRepr):
     "Scores whose top is a sample, in proportion to `score_f` to the power of `1/temperature`"
     def __init__(self,
         score_f, # A score that is nowhere negative
         temperature:float=1., # Above 0; near 0 is the top itself
     ):
+        if isinstance(score_f, str): score_f = find_part('score', score_f, 'score_f')
         if not callable(score_f): raise ValueError(f"score_f is {score_f!r}, and must be a score, such as weight_magnitude: pass the function itself")
         if not (isinstance(temperature, Real) and temperature>0): raise ValueError(f"temperature is {temperature!r}, and must be above 0: near 0 the highest are taken, large values choose evenly")
         self.score_f,self.temperature = score_f,temperature
         self.__name__ = f'Sampled({getattr(score_f, "__name__", score_f)})'
-        for o in ('reads_grad','dense_history','dense_gradients','collector'): setattr(self, o, says(score_f, o))
+        same_needs(self, score_f, elementwise=False)
 
     def __call__(self, p, generator=None, **kwargs):
         score = call_with(self.score_f, p, generator=generator, **kwargs).double().clamp(max=torch.finfo(torch.double).max)
@@ -232,6 +227,7 @@ def _half_ch2(a):
     outside = (a.sum(1)-common).clamp(min=1)
     return ((common+1)/outside*(common>0))@a
 
+@declares()
 def ch2_l3_score(
     p:torch.Tensor, # Parameter, outputs first
     mask:torch.Tensor, # Its mask
@@ -242,6 +238,7 @@ def ch2_l3_score(
     return (_half_ch2(a)+_half_ch2(a.T).T).reshape(mask.shape)
 
 # %% ../nbs/03_scores.ipynb #d087d78d
+@declares('redistribution', dense_history=True)
 def momentum_redistribution(
     p:torch.Tensor, # Parameter
     opt, # Optimizer with momentum
@@ -251,9 +248,8 @@ def momentum_redistribution(
     "A layer's share of the weights to regrow, as in sparse momentum (arXiv:1907.04840)"
     return gradient_momentum(p, opt, **kwargs)[mask].mean().item() if mask.any() else 0.
 
-momentum_redistribution.dense_history = True
-
 # %% ../nbs/03_scores.ipynb #5b78547a
+@declares('redistribution', reads_grad=True)
 def gradient_redistribution(
     p:torch.Tensor, # Parameter with a gradient
     mask:torch.Tensor, # Bool tensor, the live weights
@@ -262,8 +258,7 @@ def gradient_redistribution(
     "A layer's share by the size of its live gradients"
     return p.grad.detach().abs()[mask].mean().item() if mask.any() else 0.
 
-gradient_redistribution.reads_grad = True
-
+@declares('redistribution')
 def nonzero_redistribution(
     p:torch.Tensor, # Parameter
     mask:torch.Tensor, # Bool tensor, the live weights

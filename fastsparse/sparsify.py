@@ -14,6 +14,7 @@ import copy,operator,re,torch
 import torch.distributed as dist
 from contextlib import contextmanager
 from fastcore.basics import *
+from .declared import declares,needs_of
 from .distributions import *
 from .guards import *
 from .guards import Enforced
@@ -108,8 +109,9 @@ def _with(os, also, model):
     return [o._replace(why='') if i in hits else o for i,o in enumerate(os)]
 
 # %% ../nbs/04_sparsify.ipynb #74a889e8
+@declares('mask', name='zeros', brings_count=True)
 def _zeros(p, **kwargs): return mask_from_tensor(p.detach())
-_zeros.brings_count = True
+
 _inits = dict(random=random_score, magnitude=weight_magnitude, zeros=_zeros)
 
 def draw_seed(
@@ -217,7 +219,7 @@ def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     if isinstance(init, dict): return _given_masks(init, os, structure)
     f = _inits.get(init) if isinstance(init, str) else init
     if not callable(f): raise ValueError(f"mask_init is {init!r}, and must be one of {', '.join(map(repr, _inits))}, a function or a dict of masks")
-    counts = [None]*len(os) if says(f, 'brings_count') else layer_counts(os, sparsity, sparse_f, structure)
+    counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
     def draw(i, o, n):
         own = structure_of(structure, o)
         score = call_with(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=own, generator=keyed_generator(seed, i))
@@ -305,7 +307,7 @@ def module_copy(
         past = {id(t):t.detach().clone() for m in model.modules() for t in tree_leaves(vars(m)) if isinstance(t, torch.Tensor) and not t.is_leaf}
     return copy.deepcopy(model, past)
 
-# %% ../nbs/04_sparsify.ipynb #0701783c
+# %% ../nbs/04_sparsify.ipynb #97d322d7
 def show_sparsity(
     o:Masked, # A parameter with a mask
 ):
@@ -430,7 +432,7 @@ def sparse_summary(
     marks = {o.name:o for o in masked_params(model)}
     return SparseSummary([_row(o, marks) for o in decide(model)])
 
-# %% ../nbs/04_sparsify.ipynb #7432dd52
+# %% ../nbs/04_sparsify.ipynb #591da698
 def _refuse_held(o):
     "Raise if the mask is learned, or how the weight is stored needs it"
     if f'{o.attr}_sparsifier' in o.module._modules: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")

@@ -12,6 +12,7 @@ import functools,inspect,itertools,math,numbers,numpy as np,os,re,torch
 from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
+from .declared import same_needs
 from fastcore.foundation import L
 from .masks import *
 from .masks import whole_part
@@ -920,5 +921,5 @@ def masks_like(
         if mask.shape!=p.shape: raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}: take masks of the same architecture")
         if shuffle: mask = _shuffled(mask, as_structure(structure), generator)
         return mask.to(p.device, copy=True)
-    _f.brings_count = True  # `sparsify_model` asks no distribution then
+    same_needs(_f, None, brings_count=True)  # `sparsify_model` asks no distribution then
     return _f

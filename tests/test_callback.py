@@ -12,6 +12,7 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai.test_utils import synth_dbunch,synth_learner
 from fastai_data import *
 from fastcore.all import L,partial
+from fastsparse.declared import declares
 from fastsparse.masks import *
 from fastsparse.distributions import *
 from fastsparse.scores import *
@@ -43,6 +44,7 @@ def elsewhere(p, **kwargs):
     "Prefers weights that are zero, so not those just dropped: every update moves the mask"
     return -p.detach().abs()
 
+@declares(reads_grad=True)
 class Spy:
     "A grow score that remembers when it was asked, for how much, and the gradient it saw"
     def __init__(self, score=gradient_magnitude): self.score,self.asked,self.cb = score,[],None

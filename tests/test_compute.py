@@ -124,7 +124,7 @@ def test_accumulated_micro_batches():
 
 def test_redistribution_changes_counts():
     "Updates that move weights between layers give values and state new lengths, and the optimizer goes on with them"
-    share = lambda p, mask: float(p.grad.abs()[mask].mean())
+    share = declares('redistribution', name='share', reads_grad=True)(lambda p, mask: float(p.grad.abs()[mask].mean()))
     xb,yb = data(dmlp())
     res = []
     for model,opt,_ in pair(dmlp, opts['adam']):

@@ -687,7 +687,8 @@ def test_pickle_and_export(tmp_path):
 def momentum(p, **kwargs): return p
 def gradient(p, **kwargs): return p
 def magnitude(p, **kwargs): return p
-momentum.dense_history,gradient.reads_grad = True,True
+declares(dense_history=True)(momentum)
+declares(reads_grad=True)(gradient)
 
 costs = [
     # the appendix of arXiv:1911.11134 for a sparse forward of 20 and a dense one of 100

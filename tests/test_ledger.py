@@ -99,7 +99,7 @@ def test_gradual_pruning_of_the_literature():
     c = predict_cost(dense_net(), xb, 2000, grow_score_f=None, **kw)
     assert c.inference*100==pytest.approx(want, abs=.1) and c.training==3*c.forward and c.n_dense==0
     def history(p, **kwargs): return p.abs()
-    history.dense_history = True
+    declares(dense_history=True)(history)
     c = predict_cost(dense_net(), xb, 2000, grow_score_f=None, keep_score_f=history, **kw)
     assert 100*c.training/c.dense_forward==pytest.approx(166.04, abs=.2)
 

@@ -1,6 +1,7 @@
 "Room 03: what a score may ask for, and what it returns"
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
+from fastsparse.declared import needs_of
 from fastsparse.scores import *
 from helpers import *
 from torch import nn
@@ -112,15 +113,15 @@ def test_elementwise_scores_need_no_other_weights(f):
     p.grad = torch.randn(6, 5, generator=g)
     v = p.view(-1)[some]
     v.grad = p.grad.view(-1)[some]
-    assert says(f, 'elementwise') and f(v).equal(f(p).view(-1)[some])
+    assert needs_of(f).elementwise and f(v).equal(f(p).view(-1)[some])
 
 @pytest.mark.parametrize('f', [random_score,gradient_momentum,fisher_saliency,ch2_l3_score,MeanGradient(),MovingGradient(),Sampled(weight_magnitude)])
-def test_other_scores_see_all_weights(f): assert not says(f, 'elementwise')
+def test_other_scores_see_all_weights(f): assert not needs_of(f).elementwise
 
 def test_scores_say_what_they_read():
     "An attribute says that a score reads the state of dead weights"
-    assert gradient_momentum.dense_history and momentum_redistribution.dense_history
-    assert not any(getattr(f, 'dense_history', False) for f in (random_score, weight_magnitude, gradient_magnitude))
+    assert needs_of(gradient_momentum).dense_history and needs_of(momentum_redistribution).dense_history
+    assert not any(needs_of(f).dense_history for f in (random_score, weight_magnitude, gradient_magnitude))
 
 @pytest.mark.parametrize('f,got', [
     (lambda p: (p,), ('P',)),
@@ -164,7 +165,7 @@ def test_state_tensors_have_the_shape():
     assert state_tensors(torch.optim.Adam([p]), p)==[]
 
 @pytest.mark.parametrize('make,say', [(lambda: MagnitudePlusGradient(-1.), r'lam is -1.0.*0 or more'), (lambda: MeanGradient(2.5), 'n_batches is 2.5.*integer from 1'),
-    (lambda: MeanGradient(True), 'integer from 1'), (lambda: MovingGradient('x'), r"decay is 'x'.*\(0,1\)"), (lambda: Sampled('x'), "score_f is 'x'.*function itself"),
+    (lambda: MeanGradient(True), 'integer from 1'), (lambda: MovingGradient('x'), r"decay is 'x'.*\(0,1\)"), (lambda: Sampled('x'), "score_f is 'x'.*must be one of"),
     (lambda: Sampled(weight_magnitude, 'x'), "temperature is 'x'.*above 0")])
 def test_parts_refuse_when_made(make, say):
     "Law 10: a score with arguments that can't work is refused when it is made, not at the first update"

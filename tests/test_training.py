@@ -1,6 +1,7 @@
 "Room 05: the engine. When it moves the topology, what it drops and grows, and that everything else is left alone"
 import copy, fastsparse.training, gc, math, numpy as np, os, pytest, re, subprocess, sys, torch, warnings, weakref
 from fastsparse.all import *
+from fastsparse.sharing import regrow_counts
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -669,7 +670,7 @@ def test_scores_of_the_wrong_shape(f, where, alone):
     m,_,_ = _two_layers(.8)
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
     last = lambda p, module: f(p) if module is m[2] else p.detach().abs()
-    last.elementwise = alone
+    declares(elementwise=alone)(last)
     dst = engine(m, opt, **{where:last})
     _spin(dst, 2)
     before,weights,state = masks_of(m),[p.detach().clone() for p in m.parameters()],copy.deepcopy(opt.state_dict()['state'])
@@ -1066,7 +1067,7 @@ def test_counts_are_exact_where_single_weights_have_room(shapes, data):
     slots = [Bare(Masked(str(i), None, '', p, None), i) for i,p in enumerate(ps)]
     wanted = [data.draw(st.integers(0, p.numel())) for p in ps]
     steps = [math.prod(o[2:]) for o in shapes]
-    counts = fastsparse.training._legal_counts(slots, wanted)
+    counts = fastsparse.sharing.legal_counts(slots, wanted)
     assert all(0<=c<=p.numel() and c%d==0 for c,p,d in zip(counts, ps, steps))
     off,alone = abs(sum(counts)-sum(wanted)),abs(sum(d*math.ceil(w/d-.5) for w,d in zip(wanted, steps))-sum(wanted))
     assert off<=alone
