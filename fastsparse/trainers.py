@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SparseTrainerCallback', 'SparseLightningCallback', 'log_updates']
 
-# %% ../nbs/40_trainers.ipynb #663b3d12
+# %% ../nbs/40_trainers.ipynb #4591db5d
 import importlib,torch
 from fastcore.basics import *
 from fastcore.meta import delegates
@@ -16,7 +16,7 @@ from os import replace
 from pathlib import Path
 from warnings import warn
 
-# %% ../nbs/40_trainers.ipynb #54a3daaa
+# %% ../nbs/40_trainers.ipynb #4bdd9562
 def need(
     name:str, # A package
     extra:str, # The extra of ours that installs it
@@ -33,7 +33,7 @@ def _write(state, path):
     torch.save(state, new)
     replace(new, path)
 
-# %% ../nbs/40_trainers.ipynb #61b2ec44
+# %% ../nbs/40_trainers.ipynb #451cffbe
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
     def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, **settings):
@@ -68,7 +68,7 @@ class _Driver:
         counts = [(s.n, s.live) for s in self.engine.all]
         return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
 
-# %% ../nbs/40_trainers.ipynb #4ab16779
+# %% ../nbs/40_trainers.ipynb #501043f2
 class SparseTrainerCallback(_Driver):
     "Sparse training under Hugging Face's `Trainer`"
     def __new__(cls, *args, **kwargs):
@@ -105,7 +105,7 @@ class SparseTrainerCallback(_Driver):
 
     def on_train_end(self, args, state, control, **kwargs): self.stop()
 
-# %% ../nbs/40_trainers.ipynb #4761ef41
+# %% ../nbs/40_trainers.ipynb #eb378633
 @patch
 def _saved(self:SparseTrainerCallback, args, state):
     "The engine's state beside the checkpoint that training goes on from"
@@ -113,7 +113,7 @@ def _saved(self:SparseTrainerCallback, args, state):
     if path.exists(): return torch.load(path, weights_only=True)
     raise ValueError(f"training goes on at step {state.global_step}, and {path} is not there: pass resume_from= with the checkpoint's folder, or begin anew")
 
-# %% ../nbs/40_trainers.ipynb #1904d463
+# %% ../nbs/40_trainers.ipynb #e2ee7a0c
 class SparseLightningCallback(_Driver):
     "Sparse training under Lightning's `Trainer`"
     def __new__(cls, *args, **kwargs):
@@ -142,10 +142,12 @@ class SparseLightningCallback(_Driver):
 
     def on_train_end(self, trainer, pl_module): self.stop()
     def on_exception(self, trainer, pl_module, exception): self.stop()
-    def state_dict(self): return {} if self.engine is None and self.saved is None else dict(engine=self.engine.state_dict() if self.engine is not None else self.saved)
+    def state_dict(self):
+        state = self.saved if self.engine is None else self.engine.state_dict()
+        return {} if state is None else dict(engine=state)
     def load_state_dict(self, state): self.saved = state.get('engine')
 
-# %% ../nbs/40_trainers.ipynb #d4e554a1
+# %% ../nbs/40_trainers.ipynb #ce975d12
 def _writer(tracker):
     "A function of a dict of numbers and a step"
     if hasattr(tracker, 'add_scalar'): return lambda d, t: [tracker.add_scalar(k, v, t) for k,v in d.items()]
@@ -154,7 +156,7 @@ def _writer(tracker):
     if callable(tracker): return tracker
     raise ValueError(f"tracker is {tracker!r}, and must be a SummaryWriter, a run of wandb, the module mlflow, or a function of a dict and a step")
 
-# %% ../nbs/40_trainers.ipynb #30ef1a02
+# %% ../nbs/40_trainers.ipynb #df7dff20
 def log_updates(
     tracker, # A `SummaryWriter`, a wandb run, the module `mlflow`, or a function of a dict of numbers and a step
     prefix:str='sparse/', # What the numbers' names begin with

@@ -26,8 +26,8 @@ def counts(model):
 def dead_are_zero(model): return all((o.p.detach()[~o.mask]==0).all() for o in masked_params(model))
 
 def trainer_of(model, folder, cb, data=ids, **kwargs):
-    args = tf.TrainingArguments(str(folder), **{**dict(max_steps=12, save_steps=6, logging_steps=4, per_device_train_batch_size=8, report_to=[], disable_tqdm=True,
-        use_cpu=True, seed=0, learning_rate=1e-2), **kwargs})
+    usual = dict(max_steps=12, save_steps=6, logging_steps=4, per_device_train_batch_size=8, report_to=[], disable_tqdm=True, use_cpu=True, seed=0)
+    args = tf.TrainingArguments(str(folder), **{**usual, **dict(learning_rate=1e-2), **kwargs})
     trainer = tf.Trainer(model, args, train_dataset=data, callbacks=[cb])
     trainer.remove_callback(tf.PrinterCallback)
     return trainer
