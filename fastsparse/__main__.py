@@ -1,0 +1,4 @@
+"`python -m fastsparse` is the command `fastsparse`"
+from .cli import main
+
+if __name__=='__main__': main()

@@ -1,0 +1,158 @@
+"Sparse training under other people's trainers: counts, laws and resumes, with the real packages"
+import os
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+import pytest,torch
+from fastcore import test as t
+from fastsparse.all import *
+from fastsparse.trainers import *
+from torch import nn
+
+tf = pytest.importorskip('transformers')
+tf.logging.set_verbosity_error()
+tf.logging.disable_progress_bar()
+
+tokens = torch.randint(64, (64,16), generator=torch.Generator().manual_seed(0))
+ids = [dict(input_ids=t, labels=t) for t in tokens]
+small = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
+
+def llama():
+    torch.manual_seed(0)
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**small))
+
+def counts(model):
+    os = masked_params(model)
+    return sum(o.mask.numel() for o in os),sum(int(o.mask.sum()) for o in os)
+
+def dead_are_zero(model): return all((o.p.detach()[~o.mask]==0).all() for o in masked_params(model))
+
+def trainer_of(model, folder, cb, data=ids, **kwargs):
+    usual = dict(max_steps=12, save_steps=6, logging_steps=4, per_device_train_batch_size=8, report_to=[], disable_tqdm=True, use_cpu=True, seed=0)
+    args = tf.TrainingArguments(str(folder), **{**usual, **dict(learning_rate=1e-2), **kwargs})
+    trainer = tf.Trainer(model, args, train_dataset=data, callbacks=[cb])
+    trainer.remove_callback(tf.PrinterCallback)
+    return trainer
+
+def callback(**kwargs): return SparseTrainerCallback(**{**dict(sparsity=.8, seed=0), **dict(RigL_presets, batches_per_update=3), **kwargs})
+
+def test_the_model_has_the_sparsity_asked_for_and_dead_weights_are_zero(tmp_path):
+    model,cb = llama(),callback()
+    trainer_of(model, tmp_path, cb).train()
+    n,live = counts(model)
+    t.test_eq(live, round(.2*n))
+    assert dead_are_zero(model) and cb.saved['n_updates']>=2 and cb.engine is None
+
+@pytest.mark.parametrize('kw', [dict(), dict(gradient_accumulation_steps=2), dict(bf16=True), dict(optim='sgd')])
+def test_a_resumed_training_is_the_same_bit_for_bit(tmp_path, kw):
+    whole,part = llama(),llama()
+    trainer_of(whole, tmp_path/'a', callback(), **kw).train()
+    trainer_of(part, tmp_path/'a', callback(), **kw).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
+    for (k,a),b in zip(whole.state_dict().items(), part.state_dict().values()): assert torch.equal(a, b), k
+
+@pytest.mark.parametrize('name', ['GMP_presets','ACDC_presets'])
+def test_methods_that_start_dense_resume_too(tmp_path, name):
+    import fastsparse.methods as methods
+    preset = dict(getattr(methods, name))
+    if name=='GMP_presets': preset['batches_per_update'] = 2
+    whole,part = llama(),llama()
+    make = lambda: SparseTrainerCallback(sparsity=.8, seed=0, **preset)
+    trainer_of(whole, tmp_path/'a', make()).train()
+    n,live = counts(whole)
+    t.test_close(live/n, .2, eps=.01)
+    trainer_of(part, tmp_path/'a', make()).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
+    for (k,a),b in zip(whole.state_dict().items(), part.state_dict().values()): assert torch.equal(a, b), k
+
+def test_a_sparse_model_is_taken_as_it_is(tmp_path):
+    model = llama()
+    sparsify_model(model, .5, seed=1)
+    before = counts(model)
+    trainer_of(model, tmp_path, callback(sparsity=None)).train()
+    t.test_eq(counts(model), before)
+
+def test_a_checkpoint_without_the_engines_file_is_refused_by_name(tmp_path):
+    trainer_of(llama(), tmp_path, callback()).train()
+    (tmp_path/'checkpoint-6'/'sparse_engine.pt').unlink()
+    with pytest.raises(ValueError, match='resume_from='): trainer_of(llama(), tmp_path, callback()).train(resume_from_checkpoint=str(tmp_path/'checkpoint-6'))
+
+def test_the_log_holds_sparsity_and_updates(tmp_path):
+    trainer = trainer_of(llama(), tmp_path, callback())
+    trainer.train()
+    first = trainer.state.log_history[0]
+    t.test_close(first['sparsity'], .8, eps=1e-3)
+    t.test_eq(first['topology_updates'], 1)
+
+def lightning_net():
+    L = pytest.importorskip('lightning')
+    class Net(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16,64), nn.ReLU(), nn.Linear(64,4))
+        def training_step(self, batch, i): return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+        def configure_optimizers(self): return torch.optim.Adam(self.parameters(), 1e-2)
+    torch.manual_seed(0)
+    return Net()
+
+def lightning_fit(net, folder, cb, epochs=4, ckpt=None, extra=(), **kwargs):
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    x = torch.randn(64,16, generator=torch.Generator().manual_seed(0))
+    dl = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:,:4].argmax(1)), batch_size=16)
+    trainer = L.Trainer(max_epochs=epochs, accelerator='cpu', logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        callbacks=[cb, ModelCheckpoint(folder, filename='{epoch}', save_top_k=-1), *extra], **kwargs)
+    trainer.fit(net, dl, ckpt_path=ckpt)
+    return trainer
+
+def lightning_callback(**kwargs): return SparseLightningCallback(**{**dict(sparsity=.8, seed=0), **dict(RigL_presets, batches_per_update=3), **kwargs})
+
+@pytest.mark.filterwarnings('ignore')
+def test_lightning_trains_to_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_path):
+    whole,part,cb = lightning_net(),lightning_net(),lightning_callback()
+    lightning_fit(whole, tmp_path/'a', cb)
+    t.test_eq(counts(whole)[1], round(.2*counts(whole)[0]))
+    assert dead_are_zero(whole) and cb.saved['n_updates']>=2
+    lightning_fit(part, tmp_path/'b', lightning_callback(), ckpt=str(tmp_path/'a'/'epoch=1.ckpt'))
+    for (k,a),b in zip(whole.state_dict().items(), part.state_dict().values()): assert torch.equal(a, b), k
+
+@pytest.mark.filterwarnings('ignore')
+def test_lightning_modules_with_two_optimizers_are_refused_by_name(tmp_path):
+    net = lightning_net()
+    net.automatic_optimization = False
+    net.configure_optimizers = lambda: [torch.optim.SGD(net.layers[0].parameters(), .1), torch.optim.SGD(net.layers[2].parameters(), .1)]
+    with pytest.raises(ValueError, match='2 optimizers'): lightning_fit(net, tmp_path, lightning_callback())
+
+def engine_with(log):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16,64), nn.ReLU(), nn.Linear(64,4))
+    sparsify_model(net, .8, seed=0)
+    opt = torch.optim.SGD(net.parameters(), .1)
+    e = DynamicSparseTraining(net, opt, 20, **dict(RigL_presets, batches_per_update=5), on_update=log)
+    x = torch.randn(16,16)
+    for _ in range(20):
+        opt.zero_grad()
+        net(x).square().mean().backward()
+        opt.step()
+    return e
+
+def test_tensorboard_files_hold_each_update(tmp_path):
+    tb = pytest.importorskip('torch.utils.tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    w = tb.SummaryWriter(tmp_path)
+    engine_with(log_updates(w, layers=True))
+    w.close()
+    acc = EventAccumulator(str(tmp_path))
+    acc.Reload()
+    t.test_eq([(o.step, o.value) for o in acc.Scalars('sparse/updates')], [(5,1.),(10,2.)])
+    t.test_close(acc.Scalars('sparse/density/0.weight')[0].value, .2, eps=.01)
+
+def test_mlflow_holds_each_update(tmp_path):
+    mlflow = pytest.importorskip('mlflow')
+    mlflow.set_tracking_uri(f'sqlite:///{tmp_path}/db')
+    with mlflow.start_run() as run: engine_with(log_updates(mlflow))
+    got = mlflow.tracking.MlflowClient().get_metric_history(run.info.run_id, 'sparse/updates')
+    t.test_eq([(o.step, o.value) for o in got], [(5,1.),(10,2.)])
+
+def test_wandb_offline_takes_each_update(tmp_path, monkeypatch):
+    wandb = pytest.importorskip('wandb')
+    run = wandb.init(mode='offline', dir=str(tmp_path), project='p', settings=wandb.Settings(silent=True))
+    engine_with(log_updates(run))
+    t.test_eq(run.summary['sparse/updates'], 2)
+    run.finish()
