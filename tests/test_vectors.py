@@ -1,0 +1,100 @@
+"Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
+import numpy as np,os,pytest,subprocess,sys
+from fastcore.test import test_eq as eq
+from fastsparse.vectors import *
+from fastsparse.vectors import _lowered,_vocabulary
+
+needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
+F,N = np.float32,16
+
+@kernel
+def words(x, y, n):
+    "Each word once"
+    a,b = numbers(F, x),numbers(F, y)
+    u,v = load(N, a, 0),load(N, a, N)
+    store(b, 0, axpy(at(a, 3), u, v))
+    store(b, N, fma(u, v, add(u, zero(N, a))))
+    store(b, 2*N, full(N, total(u)))
+    store(b, 3*N, fold(u, v))
+    store(b, 3*N+16, sums16(a, 5))
+    turn16(a, 2, 18, b, 3*N+32, 17)
+    put(b, n, at(a, n))
+
+@kernel
+def twice(x, y, n):
+    words(x, y, n)
+    put(numbers(F, y), 0, at(numbers(F, x), 1))
+
+def both(f, kind, width, x, n):
+    "What the plain and the compiled kernel write"
+    global F,N
+    F,N,plain,fast = kind,width,np.zeros(n, kind),np.zeros(n, kind)
+    f(x, plain, 1)
+    f.compiled(F=kind, N=width)(x.ctypes.data, fast.ctypes.data, 1)
+    return plain,fast
+
+@needs_numba
+@pytest.mark.parametrize('kind', [np.float32,np.float64])
+@pytest.mark.parametrize('width', [16,128])
+def test_the_compiler_and_python_agree_on_each_word(kind, width):
+    x = np.random.default_rng(0).normal(size=400).astype(kind)
+    for f in (words,twice): np.testing.assert_allclose(*both(f, kind, width, x, 3*width+32+16*17), rtol=2e-5, atol=1e-5)
+
+def test_each_word_is_known_to_the_compiler():
+    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','fold','total','sums16','turn16'})
+
+@needs_numba
+def test_not_a_number_and_infinity_pass_as_ieee_says():
+    x = np.ones(400, np.float32)
+    x[[3,4]] = np.inf,np.nan  # the factor of axpy, and a number of its vector
+    _,y = both(words, np.float32, 16, x, 400)
+    assert np.isnan(y[4]) and np.isinf(y[[0,2,3,5]]).all()
+    x[3] = 0
+    _,y = both(words, np.float32, 16, x, 400)
+    assert np.isnan(y[4]) and np.isfinite(y[[0,2,3,5]]).all()
+
+def run(code, **env):
+    "Output of Python code in a process of its own"
+    return subprocess.run([sys.executable, '-c', code], env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+
+def test_importing_the_library_imports_no_numba():
+    eq(run('import sys,fastsparse.all,fastsparse.vectors; print("numba" in sys.modules)'), 'False')
+
+def fake(tmp_path, text):
+    "A folder with a package `numba` of this text"
+    (tmp_path/'numba').mkdir()
+    (tmp_path/'numba'/'__init__.py').write_text(text)
+    return os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+
+@pytest.mark.parametrize('text,says', [('raise ModuleNotFoundError("no", name="numba")', 'numba is not installed'), ('__version__="0.59.1"', '0.59.1, and must be 0.61'),
+    ('raise ImportError("needs NumPy 1")', 'needs NumPy 1')])
+def test_a_numba_that_does_not_fit_is_named_with_the_way_out(tmp_path, text, says):
+    for name in ('core','extending') if '__version__' in text else (): text += f'\nfrom . import {name}'
+    path = fake(tmp_path, text)
+    (tmp_path/'numba'/'extending.py').write_text('')
+    (tmp_path/'numba'/'core').mkdir()
+    for name in ('__init__','cgutils'): (tmp_path/'numba'/'core'/f'{name}.py').write_text('')
+    out = run('from fastsparse.vectors import why_not; print(why_not())', PYTHONPATH=path)
+    assert says in out and "pip install 'fastsparse[fast]'" in out
+
+_use = 'import numpy as np; from tests.test_vectors import *; x=np.arange(400,dtype=np.float32); y=np.zeros(400,np.float32); words.compiled(F=np.float32,N=16)(x.ctypes.data,y.ctypes.data,1); print(y[0])'
+
+@needs_numba
+def test_a_kernel_runs_where_no_folder_can_be_written(tmp_path):
+    "Numba tries the folder that the user names, the module's own and the user's cache; here none of them can be made"
+    (tmp_path/'file').write_text('')
+    code = 'import numba.core.caching as c; c.CacheImpl._locator_classes.clear(); '+_use
+    eq(run(code, NUMBA_CACHE_DIR=str(tmp_path/'file'/'cache')), '16.0')
+
+@needs_numba
+def test_a_kernel_is_compiled_once_and_again_when_its_words_change(tmp_path):
+    once = 'import fastsparse.vectors as v; v._mark_of=lambda f: "{}"; '+_use+'; d=words.compiled(F=np.float32,N=16); print(sum(d.stats.cache_hits.values()))'
+    def hits(mark): return run(once.format(mark), NUMBA_CACHE_DIR=str(tmp_path)).split()[-1]
+    eq([hits('a'), hits('a'), hits('b'), hits('b')], ['0','1','0','1'])
+
+@needs_numba
+def test_other_processors_compile_and_agree(tmp_path):
+    "AVX2 and plain SSE2 code, asked of LLVM on this machine"
+    for name,features,width in (('haswell','+avx,+avx2,+fma',32), ('x86-64','+sse2',16)):
+        code = 'from tests.test_vectors import *; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
+        eq(run(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)), str(width))
