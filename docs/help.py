@@ -72,7 +72,7 @@ class Book:
         return uniqueify(_re_arxiv.findall('\n'.join(prose)))
 
     def example(self, name, known):
-        "Code that shows `name`, as a session"
+        "Code that shows `name`"
         marked = [c for c in self.cells if c.cell_type=='code' and any(name in o.replace(',', ' ').split() for o in _re_example.findall(c.source))]
         if marked: return session(code_of(marked[0]), output(marked[0]))
         for c in self.cells[self.defs.get(name, 0)+1:]:
@@ -88,12 +88,8 @@ def output(c):
     return texts[0] if texts and len(texts[0].splitlines())==1 and ' at 0x' not in texts[0] else ''
 
 def session(src, out):
-    "Python `src` as it looks in a session that ends in `out`"
-    lines,starts = src.splitlines(),{o.lineno-1-len(getattr(o, 'decorator_list', ())) for o in ast.parse(src).body}
-    shown = [('>>> ' if i in starts or o.startswith('#') else '... ')+o for i,o in enumerate(lines) if o.strip()]
-    last = ast.parse(src).body[-1]
-    if isinstance(last, ast.Expr) and not out and not src.rstrip().endswith(';'): shown[-(last.end_lineno-last.lineno+1)] = '>>> _ = '+lines[last.lineno-1]
-    return '\n'.join(shown+[out]*bool(out))
+    "Python `src`, with what its last line gives, `out`, beside it"
+    return f'{src}  # gives {out}' if out and '#' not in src.splitlines()[-1] else src
 
 # What a function raises
 
