@@ -70,7 +70,7 @@ def older_file(
 
 def _shift(path, keep):
     "Make room at `path` for a new file, and keep `keep-1` old ones"
-    if not path.exists(): return
+    if not path.exists() or older_file(path, 1).exists() and os.path.samefile(path, older_file(path, 1)): return  # a killed write made the room
     for i in range(keep-1, 1, -1):
         if older_file(path, i-1).exists(): os.replace(older_file(path, i-1), older_file(path, i))
     second = part_of(older_file(path, 1))

@@ -369,28 +369,28 @@ def load_run(
     return run['position']
 
 # %% ../nbs/14_runs.ipynb #40da48df
-def _sources(dl):
-    "Random generators that the loader `dl` has of its own, by name"
-    found = dict(rng=getattr(dl, 'rng', None), generator=getattr(dl, 'generator', None), sampler=getattr(getattr(dl, 'sampler', None), 'generator', None))
+def _sources(dls):
+    "Random generators that the loaders have of their own, by name"
+    found = {f'{i} {attr}':o for i,dl in enumerate(dls.loaders) for attr in ('rng','generator','sampler.generator') if (o := nested_attr(dl, attr)) is not None}
     return {k:o for k,o in found.items() if isinstance(o, (random.Random,torch.Generator))}
 
-def _loader_state(dl):
+def _loader_state(dls):
     "All that decides which batches come next"
-    return dict(random_state(), loader={k:o.getstate() if isinstance(o, random.Random) else o.get_state() for k,o in _sources(dl).items()})
+    return dict(random_state(), loaders={k:o.getstate() if isinstance(o, random.Random) else o.get_state() for k,o in _sources(dls).items()})
 
-def _set_loader_state(dl, state):
+def _set_loader_state(dls, state):
     set_random_state(state)
-    for k,o in _sources(dl).items():
-        if k in state['loader']: (o.setstate if isinstance(o, random.Random) else o.set_state)(state['loader'][k])
+    for k,o in _sources(dls).items():
+        if k in state['loaders']: (o.setstate if isinstance(o, random.Random) else o.set_state)(state['loaders'][k])
 
 class _Replay(GetAttr):
-    "The loader `dl`, with the batches of an epoch that began in the state `start`; before batch `n` the random states are `now`"
+    "The loader `dl` of `dls`, with the batches of an epoch that began in the state `start`; before batch `n` the random states are `now`"
     _default = 'dl'
-    def __init__(self, dl, start, n, now): store_attr()
+    def __init__(self, dls, dl, start, n, now): store_attr()
     def __len__(self): return len(self.dl)
 
     def __iter__(self):
-        _set_loader_state(self.dl, self.start)
+        _set_loader_state(self.dls, self.start)
         it = iter(self.dl)
         for _ in range(self.n): yield next(it)
         set_random_state(self.now)
@@ -459,10 +459,10 @@ def before_epoch(self:SparseCheckpoint):
 
 @patch
 def before_train(self:SparseCheckpoint):
-    if self.saved is None: self.start = _loader_state(self.dls.train)
+    if self.saved is None: self.start = _loader_state(self.dls)
     else:
         self.start = self.saved['start']
-        self.learn.dl = _Replay(self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
+        self.learn.dl = _Replay(self.dls, self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
 
 @patch
 def before_batch(self:SparseCheckpoint):
@@ -574,7 +574,7 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
     between = any(cb.count for cb in learn.cbs if isinstance(cb, GradientAccumulation))
     run = collect_run(model, learn.opt, first(cb.engine for cb in self.engines), between)
     if not between: run['grads'] = {n:None for n,p in model.named_parameters() if p.grad is not None}
-    now,scaler = _loader_state(self.dls.train),vars(learn).get('scaler')
+    now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
     run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
     run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)
     run.update(engines=[plain(cb.state_dict(), 'engine') for cb in self.engines], scaler=scaler and plain(scaler.state_dict()))
