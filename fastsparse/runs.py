@@ -6,7 +6,7 @@
 __all__ = ['save_run', 'read_run', 'load_run', 'SparseCheckpoint', 'WaitForSparsity']
 
 # %% ../nbs/14_runs.ipynb #5644ba5c
-import inspect,numpy as np,random,torch,zipfile
+import inspect,numpy as np,random,re,torch,zipfile
 from fastai.callback.core import *
 from fastai.callback.tracker import TrackerCallback
 from fastai.callback.training import GradientAccumulation
@@ -129,7 +129,7 @@ def described(
     if inspect.isroutine(o) or isinstance(o, type): return o.__qualname__
     if isinstance(o, torch.Tensor): return f'a tensor of shape {tuple(o.shape)}'
     if hasattr(o, '__dict__') and type(o).__repr__ is object.__repr__: return f"{type(o).__name__}({', '.join(f'{k}={described(v)}' for k,v in vars(o).items())})"
-    return repr(o)
+    return re.sub(' at 0x[0-9a-f]+', '', repr(o))  # a repr of ours may hold a function's, which says where it lies
 
 def _methods_about(engine):
     "The settings of the methods of `engine`"
