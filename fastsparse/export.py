@@ -6,26 +6,33 @@
 __all__ = ['plain_copy', 'save_sparse', 'load_sparse', 'ExportReport', 'export_sparse']
 
 # %% ../nbs/34_export.ipynb #4857a556
-import importlib,inspect,os,pandas as pd,statistics,torch
-from contextlib import ExitStack,contextmanager
+import importlib,inspect,numpy as np,os,pandas as pd,re,statistics,torch,zlib
+from contextlib import ExitStack
 from copy import deepcopy
 from fastai.torch_core import params
 from fastcore.basics import *
 from .clocks import *
 from .compute import *
+from .files import whole_file
 from .flops import unfused,untouched
 from .masks import *
 from .packing import *
+from .runs import ways_out,written_behind
 from .shrinking import *
 from .guards import *
 from .sparsify import *
 from io import BytesIO
+from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from torch import nn
 from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../nbs/34_export.ipynb #cb907462
+def _check_written(model):
+    for n,k in written_behind(module_of(model)).items():
+        raise ValueError(f"{n} has {k} dead weights that are not zero, written where its guard can't see it, and an export would lose them: {ways_out}")
+
+# %% ../nbs/34_export.ipynb #8ddc06c7
 @torch.inference_mode(False)
 def _masked_copy(model):
     "A copy in evaluation mode, with masks, and dense weights that obey them"
@@ -34,10 +41,12 @@ def _masked_copy(model):
     apply_masks(new)
     return new
 
+# %% ../nbs/34_export.ipynb #16e81a3b
 def plain_copy(
     model, # A sparse module or a `Learner` of one, masked or computing with live weights
 ) -> nn.Module: # A copy in evaluation mode
     "A plain dense copy, with zeros where weights are dead"
+    _check_written(model)
     new = _masked_copy(model)
     unsparsify(new)
     return new
@@ -156,6 +165,40 @@ def _auto(model, xb, pt2):
     return plain,{},'dense is fastest for this batch size'
 
 # %% ../nbs/34_export.ipynb #816c6585
+_sum = 'fastsparse_crc32'
+
+def _sum_at(path):
+    "Where the checksum's eight digits stand; None in a file without one"
+    with open(path, 'rb') as f:
+        n = int.from_bytes(f.read(8), 'little')
+        if n>os.path.getsize(path)-8: raise ValueError(f"{str(path)!r} is damaged: it claims a header of {n} bytes and is shorter")
+        found = re.search(rb'"%s":"([0-9a-f]{8})"' % _sum.encode(), f.read(n))
+    return found and 8+found.start(1)
+
+def _sum_of(path, at):
+    "The checksum of the file, in digits"
+    with open(path, 'rb') as f:
+        crc = zlib.crc32(b'0'*8, zlib.crc32(f.read(at)))
+        f.seek(at+8)
+        while piece := f.read(2**20): crc = zlib.crc32(piece, crc)
+    return b'%08x' % crc
+
+# %% ../nbs/34_export.ipynb #6110349e
+def _write_sum(path):
+    at = _sum_at(path)
+    crc = _sum_of(path, at)
+    with open(path, 'r+b') as f:
+        f.seek(at)
+        f.write(crc)
+
+def _check_sum(path):
+    "A `ValueError` unless the file is as it was written; files of older versions have no checksum"
+    if (at := _sum_at(path)) is None: return
+    with open(path, 'rb') as f:
+        f.seek(at)
+        if f.read(8)!=_sum_of(path, at): raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
+
+# %% ../nbs/34_export.ipynb #4d3e63f5
 def _extra(name):
     "An optional package, or an error that says how to get it"
     try: return importlib.import_module(name)
@@ -167,11 +210,7 @@ def _first_names(state, preferred):
     for n in sorted(state, key=lambda n: n not in preferred): seen.setdefault(place(state[n]), n)
     return {n:seen[place(t)] for n,t in state.items()}
 
-def save_sparse(
-    model, # A sparse module or a `Learner` of one
-    path, # File to write
-) -> Path:
-    "Write live values and packed masks as a safetensors file; a tensor with several names is stored once"
+def _write_sparse(model, path):
     save = _extra('safetensors.torch').save_file
     masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
     for n,t in state.items():
@@ -179,23 +218,58 @@ def save_sparse(
     names = _first_names(state, masks)
     pick = lambda n,t: t.cpu()[masks[n]] if n in masks else t.cpu().contiguous().clone()
     packed = {f'{n}:mask':mask_to_bits(m) for n,m in masks.items()}
-    notes = {**{n:f'={o}' for n,o in names.items() if n!=o}, **{n:'x'.join(map(str, m.shape)) for n,m in masks.items()}}
+    notes = {**{n:f'={o}' for n,o in names.items() if n!=o}, **{n:'x'.join(map(str, m.shape)) for n,m in masks.items()}, _sum:'0'*8}
     save({**{n:pick(n, state[n]) for n in dict.fromkeys(names.values())}, **packed}, path, notes)
+    _write_sum(path)
+
+# %% ../nbs/34_export.ipynb #b278ee77
+def save_sparse(
+    model, # A sparse module or a `Learner` of one
+    path, # File to write, whole or not at all
+) -> Path:
+    "Write live values and packed masks as a safetensors file; a tensor with several names is stored once"
+    with whole_file(path) as new: _write_sparse(model, new)
     return Path(path)
 
-# %% ../nbs/34_export.ipynb #6110349e
+# %% ../nbs/34_export.ipynb #aac04b30
+_ones = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)
+
+def _bad_sum(path, told): return 'its checksum is no number' if told is not None and _sum_at(path) is None else ''
+
+def _shape(note): return tuple(map(int, note.split('x')))
+
+def _misfit(notes, stored):
+    "What is wrong with a file's notes and tensors; None if they fit"
+    for n,o in notes.items():
+        if o.startswith('='):
+            if o[1:] not in stored or n in stored: return f'{n} is said to be another name of {o[1:]}'
+        elif n not in stored or f'{n}:mask' not in stored or not re.fullmatch(r'[0-9]{1,18}(x[0-9]{1,18})*', o): return f'there is no {n} of shape {o}'
+        elif why := _bad_bits(stored[n], stored[f'{n}:mask'], prod(_shape(o))): return f'{n} {why}'
+    return first(f'{k} belongs to no weight' for k in stored if k.endswith(':mask') and k.removesuffix(':mask') not in notes)
+
+def _bad_bits(values, bits, n):
+    "Why `values` and `bits` aren't those of a weight of `n` entries"
+    if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),): return f'has {bits.numel()} bytes of mask, and {n} weights take {-(-n//8)}'
+    live = int(_ones[bits.numpy()].sum(dtype=np.int64))
+    if values.ndim!=1 or live!=len(values): return f'has {live} live weights and a tensor of shape {tuple(values.shape)}'
+    if n%8 and int(bits[-1])&(255>>n%8): return 'has mask bits beyond its end'
+
+# %% ../nbs/34_export.ipynb #0e0e577a
 def load_sparse(
     path, # A file that `save_sparse` wrote
 ) -> dict: # State dict of the dense model
-    "Read what `save_sparse` wrote"
-    state = {}
-    with _extra('safetensors').safe_open(path, 'pt') as f:
-        notes = f.metadata() or {}
-        for n in (n for n in f.keys() if not n.endswith(':mask')):
-            t = state[n] = f.get_tensor(n)
-            if n not in notes: continue
-            shape = tuple(map(int, notes[n].split('x')))
-            state[n] = t.new_zeros(shape).masked_scatter_(bits_to_mask(f.get_tensor(f'{n}:mask'), shape), t)
+    "Read what `save_sparse` wrote; a `ValueError` if the file is damaged or another one"
+    error = _extra('safetensors').SafetensorError
+    _check_sum(path)
+    try:
+        with _extra('safetensors').safe_open(path, 'pt') as f: notes,stored = f.metadata() or {},{n:f.get_tensor(n) for n in f.keys()}
+    except (error,UnicodeDecodeError,RecursionError,TypeError) as e: raise ValueError(f"{str(path)!r} is no whole safetensors file: {e}") from e
+    told = notes.pop(_sum, None)
+    if problem := _bad_sum(path, told) or _misfit(notes, stored): raise ValueError(f"{str(path)!r} is damaged, or save_sparse didn't write it: {problem}")
+    state = {n:t for n,t in stored.items() if not n.endswith(':mask')}
+    for n in (n for n in state if n in notes):
+        shape = _shape(notes[n])
+        state[n] = state[n].new_zeros(shape).masked_scatter_(bits_to_mask(stored[f'{n}:mask'], shape), state[n])
     return {**state, **{n:state[o[1:]] for n,o in notes.items() if o.startswith('=')}}
 
 # %% ../nbs/34_export.ipynb #fa96a060
@@ -230,7 +304,7 @@ def _save_file(model, format, path, xb):
     if format=='onnx':
         _save_onnx(model, path, xb)
         return _open_onnx(path)
-    save_sparse(model, path)
+    _write_sparse(model, path)
     new = plain_copy(model)
     new.load_state_dict(load_sparse(path))
     return new
@@ -258,7 +332,9 @@ class ExportReport:
 # %% ../nbs/34_export.ipynb #69213f7a
 def _once(f, xb):
     "The outputs of `f`, which may change its inputs and draw random numbers"
-    with torch.random.fork_rng(), unfused(): return f(*fresh(xb))
+    with torch.random.fork_rng(), unfused():
+        torch.manual_seed(0)  # any seed, the same for all that are compared
+        return f(*fresh(xb))
 
 def _times(run, plain, xb, n):
     "Seconds of both for a batch of `n`"
@@ -266,12 +342,12 @@ def _times(run, plain, xb, n):
     try: return times_in_turns([lambda: plain(*b), lambda: run(*b)])
     except Exception as e: raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): inputs that are as long as the first, {len(xb[0])}, are repeated or cut; pass batch_sizes=None") from e
 
-def _report(format, result, run, plain, xb, sizes, plan, note):
-    "Measure `run`, a function of inputs, against the dense module `plain`"
+def _report(format, result, run, plain, xb, sizes, plan, note, answers):
+    "Measure `run`, a function of inputs, against the dense module `plain`, and its outputs against `answers`"
     with torch.no_grad(), ExitStack() as stack:
         for m in (plain, run):
             if isinstance(m, nn.Module): stack.enter_context(untouched(m))
-        error = output_error(_once(plain, xb), _once(run, xb))
+        error = output_error(answers, _once(run, xb))
         times = {n:_times(run, plain, xb, n) for n in sizes}
     dense_ms,ms = [{n:1e3*statistics.median(t[i]) for n,t in times.items()} for i in range(2)]
     ratios = {n:statistics.median(a/b for a,b in zip(*t)) for n,t in times.items()}
@@ -331,22 +407,26 @@ def _as_given(model, new):
     learn.splitter = params  # the old one may look for layers that are gone
     return learn
 
-@contextmanager
-def _replacing(path):
-    "A path beside `path`; what was written there takes its place in the end, if nothing failed"
-    with TemporaryDirectory(dir=path.parent) as d:
-        yield (new := Path(d)/path.name)
-        os.replace(new, path)
+@torch.inference_mode(False)
+def _answers(model, xb):
+    "What `model` gives for `xb` in evaluation: with masks where a guard applies them, and with all weights where nobody does"
+    model = module_of(model)
+    guarded,new = {o.name for o in masked_params(model) if guard_of(o.p) is not None},module_copy(model).eval()
+    store_dense(new)
+    for o in masked_params(new):
+        if o.name in guarded: zero_dead_(o.p, o.mask)
+    unsparsify(new)
+    with torch.no_grad(): return _once(new, xb)
 
 def _exported(model, format, xb, path, sizes):
     "The module or `Learner`, None for a format that is only a file, and the report"
-    plan,note,plain,new = {},'',plain_copy(model),None
+    plan,note,plain,new,answers = {},'',plain_copy(model),None,_answers(model, xb)
     if format in _files: run = _save_file(model, format, path, xb)
     else:
         run,plan,note = _modules[format](model, xb, path is not None and path.suffix=='.pt2')
         new = _as_given(model, run)
         if path is not None: run = _save_module(run, path, xb)
-    return new,_report(format, run if path is None else path, run, plain, xb, sizes or [len(xb[0])], plan, note)
+    return new,_report(format, run if path is None else path, run, plain, xb, sizes or [len(xb[0])], plan, note, answers)
 
 # %% ../nbs/34_export.ipynb #2a91930a
 def export_sparse(
@@ -360,5 +440,5 @@ def export_sparse(
     _check(model, format, sample, path, batch_sizes)
     xb = _inputs_of(sample)
     if path is None: return _exported(model, format, xb, None, batch_sizes)
-    with _replacing(Path(path)) as new: _,report = _exported(model, format, xb, new, batch_sizes)
+    with whole_file(path) as new: _,report = _exported(model, format, xb, new, batch_sizes)
     return Path(path),report

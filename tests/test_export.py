@@ -1,5 +1,5 @@
 "Exports give the dense model's outputs, in the bytes that they claim; what is missing is named"
-import io,numpy,pickle,pytest,subprocess,sys,torch,torchvision
+import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision
 from copy import deepcopy
 from fastsparse.all import *
 from fastai_data import digits,loaders
@@ -570,3 +570,94 @@ def test_an_export_made_in_inference_mode_can_be_trained(format):
     with torch.inference_mode(): new,_ = export_sparse(model, format, torch.randn(4, 8))
     new(torch.randn(4, 8)).sum().backward()
     assert all(p.grad is not None for p in new.parameters())
+
+# Files that are damaged, and weights that somebody wrote
+
+def damaged(data, rng):
+    "`data` with one change"
+    a,b = sorted(rng.sample(range(len(data)), 2))
+    kinds = [lambda: data[:a]+bytes([data[a]^(1<<rng.randrange(8))])+data[a+1:], lambda: data[:a], lambda: data[:a]+data[b:], lambda: data[:b]+data[a:],
+        lambda: data[a:], lambda: data[:a]+bytes(min(b-a, 64))+data[a+min(b-a, 64):], lambda: data+data[a:b],
+        lambda: b'', lambda: bytes(rng.randrange(256) for _ in range(b))]
+    while (new := rng.choice(kinds)())==data: pass
+    return new
+
+def small_file(path):
+    model = sparse_layers(9, 7, 3, sparsity=.6)
+    return save_sparse(model, path),plain_copy(model).state_dict()
+
+@pytest.mark.parametrize('n', [400, pytest.param(10000, marks=pytest.mark.full)])
+def test_damaged_files_are_refused_by_name(n, tmp_path):
+    "Bits turned, bytes cut, moved, doubled and made up; every single bit of the file is guarded"
+    path,_ = small_file(tmp_path/'m.safetensors')
+    whole,rng = path.read_bytes(),random.Random(0)
+    for _ in range(n):
+        path.write_bytes(damaged(whole, rng))
+        with pytest.raises(ValueError, match="m.safetensors' is"): load_sparse(path)
+    for bit in rng.sample(range(8*len(whole)), n):
+        path.write_bytes((int.from_bytes(whole, 'little')^(1<<bit)).to_bytes(len(whole), 'little'))
+        with pytest.raises(ValueError, match="m.safetensors' is"): load_sparse(path)
+
+def rewritten(path, change):
+    "The file with other notes and tensors, and no checksum, as an older version or somebody else writes it"
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    with safe_open(path, 'pt') as f: notes,tensors = dict(f.metadata()),{k:f.get_tensor(k) for k in f.keys()}
+    notes.pop('fastsparse_crc32')
+    change(notes, tensors)
+    save_file(tensors, path, notes)
+
+def test_files_of_older_versions_load(tmp_path):
+    "They have no checksum"
+    path,state = small_file(tmp_path/'m.safetensors')
+    rewritten(path, lambda notes,tensors: None)
+    new = load_sparse(path)
+    assert new.keys()==state.keys() and all(torch.equal(v, state[k]) for k,v in new.items())
+
+def cleared(notes, tensors): tensors['0.weight:mask'][0] = 0
+def huge(notes, tensors): notes['0.weight'] = '1000000x1000000'
+def other_bits(notes, tensors): tensors['0.weight:mask'] = tensors['0.weight:mask'].float()
+def beyond(notes, tensors): tensors['0.weight:mask'][-1] |= 1
+def negative(notes, tensors): notes['0.weight'] = '-7x-9'
+def words(notes, tensors): notes['0.weight'] = 'seven'
+def unknown(notes, tensors): notes['9.weight'] = '7x9'
+def no_tensor(notes, tensors): notes['9.weight'] = '=8.weight'
+def no_note(notes, tensors): notes.pop('0.weight')
+def in_a_circle(notes, tensors): notes['0.weight'] = '=0.weight'
+
+@pytest.mark.parametrize('change', [cleared, huge, other_bits, beyond, negative, words, unknown, no_tensor, no_note, in_a_circle])
+def test_no_header_is_believed(change, tmp_path):
+    "Bits and values, shapes and bytes, names and tensors must fit, before anything is made"
+    path,_ = small_file(tmp_path/'m.safetensors')
+    rewritten(path, change)
+    with pytest.raises(ValueError, match="is damaged, or save_sparse didn't write it: .*weight"): load_sparse(path)
+
+def test_weights_written_behind_the_guards_back():
+    "As LoRA's merge does: a copy without them would be another model, so it is refused with the ways out; both ways work"
+    for way in (apply_masks, unsparsify):
+        model,x = sparse_layers(8, 8, 4),torch.randn(2, 8)
+        model(x)
+        model[0].weight.data += .1
+        for f in (lambda: plain_copy(model), lambda: export_sparse(model, 'dense', x)):
+            with pytest.raises(ValueError, match='0.weight has .* dead weights that are not zero.*apply_masks.*unsparsify.*prune_magnitude'): f()
+        way(model)
+        if way is apply_masks: assert export_sparse(model, 'dense', x)[1].error<1e-6
+
+def test_the_error_is_against_what_the_model_answered():
+    "Nobody enforces these masks, so the model answers with all weights, and an export without some differs from it"
+    torch.manual_seed(0)
+    model,x = mlp((8,8)),torch.randn(2, 8)
+    sparsify_model(model, .5, seed=0).remove()
+    with torch.no_grad(): model[0].weight.add_(.1)
+    answer = model(x).detach()
+    new,report = export_sparse(model, 'dense', x)
+    assert report.error>0 and abs(report.error-(new(x)-answer).abs().max().item())<1e-6
+
+def test_a_killed_export_leaves_the_old_file(tmp_path):
+    "What a killed write left is taken over by the next one"
+    path,_ = small_file(tmp_path/'m.safetensors')
+    old = path.read_bytes()
+    (tmp_path/'.m.part.safetensors').write_bytes(old[:50])
+    model = sparse_layers(9, 7, 3, sparsity=.6)
+    save_sparse(model, path)
+    assert [o.name for o in tmp_path.iterdir()]==['m.safetensors'] and load_sparse(path)

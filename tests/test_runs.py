@@ -1,0 +1,387 @@
+"A killed run goes on bit for bit, a file that doesn't fit changes nothing, and the file is whole at any moment"
+import copy,os,pytest,random,resource,signal,subprocess,sys,time,torch,warnings
+from fastai.callback.core import CancelFitException,Callback
+from fastai.callback.schedule import *
+from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
+from fastai.callback.training import GradientAccumulation
+from fastai.optimizer import Adam,OptimWrapper,ranger
+from fastai_data import digits,learner,loaders,momentum_sgd
+from fastcore.all import partial
+from fastsparse.all import *
+from fastsparse.runs import *
+from fastsparse.runs import plain,random_state
+from helpers import is_positive_zero,mlp
+from pathlib import Path
+from torch import nn
+
+DST = DynamicSparseTrainingCallback
+every4 = dict(batches_per_update=4)
+presets = dict(Static=Static_presets, SET={**SET_presets, **every4}, SNFS={**SNFS_presets, **every4}, RigL={**RigL_presets, **every4},
+    ITOP={**ITOP_presets, **every4}, GMP={**GMP_presets, **every4, 'sparsity':.8}, GraNet={**GraNet_presets, **every4, 'sparsity':.8},
+    MEST={**MEST_presets, 'updates':FreqSchedule(4, start=4)},
+    SRigL={**SRigL_presets, **every4}, ACDC={**ACDC_presets, 'sparsity':.8}, DSD={**DSD_presets, 'sparsity':.5}, CHT={**CHT_presets, 'updates':FreqSchedule(4, start=4)})
+opts = dict(sgd=momentum_sgd, adam=Adam, adamw=partial(OptimWrapper, opt=torch.optim.AdamW), ranger=ranger, accumulate=momentum_sgd)
+cases = [f'{m}-{o}' for m in presets for o in opts]
+
+class Die(Callback):
+    "End the fit as a dying process does, after so many batches"
+    order = 200
+    def __init__(self, at): self.at,self.n = at,0
+    def after_batch(self):
+        if self.training: self.n += 1
+        if self.training and self.n==self.at: raise MemoryError('dead')
+
+def small_learner(path, opt=momentum_sgd, seed=0, sizes=(64,16,12,10), **kwargs):
+    "Eight batches an epoch, shuffled, with dropout"
+    torch.manual_seed(seed), random.seed(seed)
+    model = mlp(sizes, seed=seed, act=lambda: nn.Sequential(nn.ReLU(), nn.Dropout(.1)))
+    return learner(path, model, opt, lr=.01, dls=loaders(*digits(n=160, dtype=torch.float), bs=16, n_valid=32, shuffle=True), **kwargs)
+
+def one_fit(folder, case, seed=0, cbs=(), n=3, **kwargs):
+    "The fit of a case; everything drawn before it depends on `seed`"
+    method,opt = case.split('-')
+    learn = small_learner(folder, opts[opt], seed)
+    settings = presets[method]
+    if 'sparsity' not in settings: sparsify_model(learn, .8, seed=seed, structure='fan-in ablate 0.3' if method=='SRigL' else None)
+    cb = DST(**settings, seed=seed)
+    more = [GradientAccumulation(40)]*(opt=='accumulate')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        learn.fit_one_cycle(n, .01, cbs=[cb, SparseCheckpoint(Path(folder)/case, **{'every':3, **kwargs}), *more, *cbs])
+    return learn,cb
+
+def whole_state(learn, cb): return plain(dict(model=learn.model.state_dict(), opt=learn.opt.state_dict(), engine=cb.state_dict(), losses=learn.recorder.losses,
+    values=[list(o) for o in learn.recorder.values], lrs=learn.recorder.lrs, rng=torch.get_rng_state()))
+
+def agree(a, b):
+    "Are two nested states equal, bit for bit?"
+    if isinstance(a, torch.Tensor): return torch.equal(a, b)
+    if isinstance(a, dict): return a.keys()==b.keys() and all(agree(a[k], b[k]) for k in a)
+    if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(agree, a, b))
+    return a==b
+
+def go_on(folder):
+    "In a process of its own: other weights, masks, seeds and random states, then the same fit"
+    for case in cases: torch.save(whole_state(*one_fit(folder, case, seed=9)), f'{folder}/{case}-end')
+
+def in_fresh_process(code, *args, **kwargs):
+    "Python code in a process that has not trained before"
+    return subprocess.run([sys.executable, '-c', code, *map(str, args)], cwd=Path(__file__).parent, **kwargs)
+
+@pytest.fixture(scope='module')
+def resumed(tmp_path_factory):
+    "The folder with the ends of runs that died here, some in the middle of an epoch, and went on in another process"
+    folder = tmp_path_factory.mktemp('runs')
+    for i,case in enumerate(cases):
+        with pytest.raises(MemoryError): one_fit(folder, case, cbs=[Die((5,11,14,20,17)[i%5])])
+    res = in_fresh_process('import sys,test_runs\ntest_runs.go_on(sys.argv[1])', folder, capture_output=True, text=True, timeout=500)
+    assert not res.returncode, res.stderr
+    return folder
+
+@pytest.mark.parametrize('case', cases)
+def test_a_killed_fit_goes_on_bit_for_bit(case, resumed, tmp_path):
+    "Law 6: model, masks, optimizer, engine, losses and random states are those of a fit that was never killed"
+    end,mine = torch.load(resumed/f'{case}-end'),whole_state(*one_fit(tmp_path, case))
+    for k in mine: assert agree(mine[k], end[k]), k
+
+def test_the_end_of_an_epoch_is_a_place_to_go_on_from(tmp_path):
+    "Without `every`, the file of the last epoch's end serves"
+    for case in ('RigL-adam','GMP-sgd','RigL-accumulate'):
+        with pytest.raises(MemoryError): one_fit(tmp_path, case, cbs=[Die(13)], every=None)
+        run = read_run(tmp_path/f'{case}.pt')
+        assert (run['position']['epoch'],run['position']['batch'],run['finished'])==(1,0,False)
+        again = whole_state(*one_fit(tmp_path, case, seed=3))
+        (tmp_path/'b').mkdir(exist_ok=True)
+        assert agree(again, whole_state(*one_fit(tmp_path/'b', case)))
+
+def test_killed_twice(tmp_path):
+    "A run that goes on can be killed again, in the same epoch too"
+    for at in (5,3,9):
+        with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-adam', seed=at, cbs=[Die(at)]) if at!=5 else one_fit(tmp_path, 'RigL-adam', cbs=[Die(at)])
+    again = whole_state(*one_fit(tmp_path, 'RigL-adam', seed=4))
+    (tmp_path/'b').mkdir()
+    assert agree(again, whole_state(*one_fit(tmp_path/'b', 'RigL-adam')))
+
+def test_a_finished_run_starts_anew(tmp_path):
+    "The same fit again is another fit; resume=True says that there is nothing to go on with"
+    one_fit(tmp_path, 'RigL-sgd')
+    assert read_run(tmp_path/'RigL-sgd.pt')['finished']
+    learn,_ = one_fit(tmp_path, 'RigL-sgd', seed=1)
+    assert len(learn.recorder.losses)==24
+    with pytest.raises(ValueError, match='has finished'): one_fit(tmp_path, 'RigL-sgd', resume=True)
+
+def test_what_resume_says(tmp_path):
+    "True needs a file, False starts anew over it"
+    with pytest.raises(FileNotFoundError, match='is not there'): one_fit(tmp_path, 'RigL-sgd', resume=True)
+    with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-sgd', cbs=[Die(10)])
+    learn,_ = one_fit(tmp_path, 'RigL-sgd', seed=2, resume=False)
+    assert len(learn.recorder.losses)==24
+
+def test_early_stopping_has_finished_and_a_stop_from_outside_has_not(tmp_path):
+    class Stop(Callback):
+        def after_epoch(self): raise CancelFitException
+    one_fit(tmp_path, 'RigL-sgd', cbs=[Stop()])
+    assert not (tmp_path/'RigL-sgd.pt').exists() or not read_run(tmp_path/'RigL-sgd.pt')['finished']
+    one_fit(tmp_path, 'SET-sgd', cbs=[EarlyStoppingCallback(comp=lambda a,b: False, patience=2)], n=5)
+    assert read_run(tmp_path/'SET-sgd.pt')['finished']
+
+def test_another_run_is_refused_before_anything_changed(tmp_path):
+    "Another length, model, optimizer or method: the error names both and the ways out"
+    with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-sgd', cbs=[Die(10)])
+    saved = (tmp_path/'RigL-sgd.pt').read_bytes()
+    def attempt(n=3, sizes=(64,16,12,10), opt=momentum_sgd, settings=presets['RigL'], **kwargs):
+        learn = small_learner(tmp_path, opt, 5, sizes)
+        sparsify_model(learn, .8, seed=5)
+        before = {k:v.clone() for k,v in learn.model.state_dict().items()}
+        with pytest.raises(ValueError, match='resume=False|start a new run in another file') as e: learn.fit(n, cbs=[DST(**settings), SparseCheckpoint(tmp_path/'RigL-sgd')], **kwargs)
+        assert agree(before, dict(learn.model.state_dict())) and (tmp_path/'RigL-sgd.pt').read_bytes()==saved
+        return str(e.value)
+    assert 'n_epoch is 3' in attempt(n=4)
+    assert 'shape (16, 64) in the file' in attempt(sizes=(64,20,12,10))
+    assert 'steps of the optimizer' in attempt(opt=Adam)
+    assert 'of the method is' in attempt(settings=presets['SET'])
+    assert 'start_epoch' in attempt(start_epoch=1)
+
+def test_a_dense_model_takes_its_masks_from_the_file(tmp_path):
+    "The script forgot sparsify_model the second time"
+    with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-adam', cbs=[Die(10)])
+    learn = small_learner(tmp_path, Adam, 7)
+    cb = DST(**presets['RigL'])
+    learn.fit_one_cycle(3, .01, cbs=[cb, SparseCheckpoint(tmp_path/'RigL-adam', every=3)])
+    (tmp_path/'b').mkdir()
+    assert agree(whole_state(learn, cb), whole_state(*one_fit(tmp_path/'b', 'RigL-adam')))
+
+def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
+    learn = small_learner(tmp_path)
+    sparsify_model(learn, .8, seed=0)
+    learn.add_cb(SparseCheckpoint(tmp_path/'run', every=1))
+    learn.validate(), learn.get_preds(), learn.lr_find(show_plot=False, num_it=4)
+    assert not (tmp_path/'run.pt').exists()
+    learn.fit(1)
+    assert read_run(tmp_path/'run.pt')['finished']
+
+@pytest.mark.parametrize('kw', [dict(every=0), dict(every=1.5), dict(keep=0), dict(keep=True), dict(keep=None), dict(resume='yes')])
+def test_bad_settings(kw):
+    with pytest.raises(ValueError, match='must be'): SparseCheckpoint('run', **kw)
+
+def test_the_last_are_kept(tmp_path):
+    "`keep=2`: the file before is another run to go on from"
+    with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-sgd', cbs=[Die(10)], keep=2)
+    assert sorted(os.listdir(tmp_path))==['RigL-sgd.1.pt','RigL-sgd.pt']
+    assert [read_run(tmp_path/f)['position']['train_iter'] for f in ('RigL-sgd.pt','RigL-sgd.1.pt')]==[9,8]
+
+# Plain loops
+
+def parts(seed=0, opt=torch.optim.AdamW, sparsity=.8, sizes=(20,32,4), **settings):
+    model = mlp(sizes, seed=seed)
+    sparsify_model(model, sparsity, seed=seed)
+    opt = opt(model.parameters(), lr=.01)
+    return model,opt,DynamicSparseTraining(model, opt, 40, **{**presets['RigL'], **settings}, seed=seed)
+
+def steps(model, opt, n, sched=None):
+    for _ in range(n):
+        opt.zero_grad()
+        model(torch.randn(8, 20)).square().mean().backward()
+        opt.step()
+        if sched is not None: sched.step()
+
+def snapshot(model, opt, engine): return copy.deepcopy(plain(dict(model=model.state_dict(), opt=opt.state_dict(), engine=engine.state_dict())))
+
+def test_plain_loops(tmp_path):
+    "With a scheduler and a generator beside; the position comes back"
+    def make(seed):
+        model,opt,dst = parts(seed)
+        return model,opt,dst,torch.optim.lr_scheduler.ExponentialLR(opt, .9),torch.Generator().manual_seed(seed)
+    model,opt,dst,sched,gen = make(0)
+    torch.manual_seed(0)
+    steps(model, opt, 10, sched)
+    save_run(tmp_path/'a.pt', model, opt, dst, position=dict(step=10), sched=sched, gen=gen)
+    steps(model, opt, 15, sched)
+    a = snapshot(model, opt, dst),sched.state_dict(),torch.rand(1),torch.rand(1, generator=gen)
+    model,opt,dst,sched,gen = make(3)
+    assert load_run(tmp_path/'a.pt', model, opt, dst, sched=sched, gen=gen)==dict(step=10)
+    steps(model, opt, 15, sched)
+    assert agree(a, (snapshot(model, opt, dst),sched.state_dict(),torch.rand(1),torch.rand(1, generator=gen)))
+    with pytest.raises(ValueError, match='gen is in the file and was not given'): load_run(tmp_path/'a.pt', model, opt, dst, sched=sched)
+
+def test_between_the_batches_of_a_step(tmp_path):
+    "grads=True saves what is accumulated"
+    model,opt,dst = parts()
+    steps(model, opt, 3)
+    model(torch.ones(8, 20)).sum().backward()
+    save_run(tmp_path/'a.pt', model, opt, dst, grads=True)
+    opt.step()
+    other = parts(2)
+    load_run(tmp_path/'a.pt', *other)
+    other[1].step()
+    assert agree(snapshot(model, opt, dst)['model'], snapshot(*other)['model'])
+
+def test_missing_files(tmp_path):
+    assert load_run(tmp_path/'a.pt', default=0)==0
+    with pytest.raises(FileNotFoundError, match='default='): load_run(tmp_path/'a.pt')
+
+refusals = dict(shape=lambda: parts(1, sizes=(20,30,4)), names=lambda: parts(1, sizes=(20,32,32,4)), optimizer=lambda: parts(1, opt=torch.optim.SGD),
+    method=lambda: parts(1, **{**SET_presets, **every4}), length=lambda: parts(1, updates=[3,5]), type=lambda: double())
+
+def double():
+    model = mlp((20,32,4), dtype=torch.double)
+    sparsify_model(model, .8, seed=1)
+    opt = torch.optim.AdamW(model.parameters(), lr=.01)
+    return model,opt,DynamicSparseTraining(model, opt, 40, **presets['RigL'])
+
+@pytest.mark.parametrize('kind', refusals)
+def test_a_refused_load_leaves_all_as_it_was(kind, tmp_path):
+    "Law 10: model, optimizer, engine and random states, bit for bit"
+    mine = parts()
+    steps(*mine[:2], 6)
+    save_run(tmp_path/'a.pt', *mine)
+    other = refusals[kind]()
+    if kind!='type': steps(*other[:2], 2)
+    before,rng = snapshot(*other),random_state()
+    with pytest.raises(ValueError, match='as in the run that was saved|settings of the run'): load_run(tmp_path/'a.pt', *other)
+    assert agree(before, snapshot(*other)) and agree(rng, random_state())
+
+def test_a_dense_file_is_not_put_into_a_sparse_model(tmp_path):
+    "It would throw trained weights away; the ways out are named"
+    save_run(tmp_path/'a.pt', mlp((20,32,4)))
+    model,*_ = parts()
+    with pytest.raises(ValueError, match='unsparsify.*prune_magnitude.*rewind'): load_run(tmp_path/'a.pt', model)
+    unsparsify(model)
+    load_run(tmp_path/'a.pt', model)
+
+class Tied(nn.Module):
+    "Two layers with one weight"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Linear(12, 12),nn.Linear(12, 12),nn.Linear(12, 3)
+        self.b.weight = self.a.weight
+    def forward(self, x): return self.c(self.b(self.a(x)))
+
+def test_a_dense_model_takes_a_sparse_file(tmp_path):
+    "Tied weights included; masks are enforced afterwards, and outputs equal"
+    for make in (Tied, lambda: mlp((12,16,3)), lambda: nn.Sequential(*[nn.Linear(12, 12)]*2)):
+        model,new = make(),make()
+        sparsify_model(model, .7, seed=0)
+        save_run(tmp_path/'a.pt', model)
+        load_run(tmp_path/'a.pt', new)
+        x = torch.randn(2, 12)
+        assert agree(dict(model.state_dict()), dict(new.state_dict())) and torch.equal(model(x), new(x))
+        opt = torch.optim.SGD(new.parameters(), .1)
+        new(x).sum().backward()
+        opt.step()
+        assert all(is_positive_zero(o.p[~o.mask]) for o in masked_params(new))
+
+def test_files_are_no_larger_than_dense_ones(tmp_path):
+    "At 90 %, Adam's state included, a file is below a fifth of the dense one; with dense weights not above it but for a bit a weight"
+    def size(sparsity):
+        model = mlp((300,400,100))
+        if sparsity is not None: sparsify_model(model, sparsity, seed=0)
+        opt = torch.optim.Adam(model.parameters())
+        model(torch.randn(2, 300)).sum().backward()
+        opt.step()
+        return save_run(tmp_path/'a.pt', model, opt).stat().st_size
+    dense = size(None)
+    assert size(.9)<.2*dense and size(0.)<1.012*dense
+
+def test_torch_reads_it_alone(tmp_path):
+    "No class of ours is needed, and no code can run"
+    path = save_run(tmp_path/'a.pt', *parts())
+    assert torch.load(path, weights_only=True)['format']=='fastsparse run'
+
+def test_dead_weights_that_somebody_wrote_are_told_of(tmp_path):
+    model,*_ = parts()
+    model(torch.ones(1, 20))
+    model[0].weight.data.add_(1.)
+    with pytest.warns(UserWarning, match='0.weight has .* dead weights that are not zero.*apply_masks.*unsparsify'): save_run(tmp_path/'a.pt', model)
+
+def test_plain_refuses_code():
+    with pytest.raises(TypeError, match=r"position\['f'\] holds a function"): plain(dict(f=len.__class__ and (lambda: 0)), 'position')
+
+@pytest.mark.parametrize('n', [200, pytest.param(10000, marks=pytest.mark.full)])
+def test_mutated_files_are_refused_by_name(n, tmp_path):
+    "Bits turned, bytes cut, moved and doubled: refused, and the model stays as it was"
+    model,*rest = parts(sizes=(20,8,4))
+    path = save_run(tmp_path/'a.pt', model, *rest)
+    whole,rng = path.read_bytes(),random.Random(0)
+    before = {k:v.clone() for k,v in model.state_dict().items()}
+    for i in range(n):
+        path.write_bytes(mutated(whole, rng))
+        with pytest.raises(ValueError, match="a.pt' is"): load_run(path, model, *rest)
+    assert agree(before, dict(model.state_dict()))
+
+def mutated(data, rng):
+    "`data` with one change, never none"
+    a,b = sorted(rng.sample(range(len(data)), 2))
+    kinds = [lambda: data[:a]+bytes([data[a]^(1<<rng.randrange(8))])+data[a+1:], lambda: data[:a], lambda: data[:a]+data[b:], lambda: data[:b]+data[a:],
+        lambda: data[a:], lambda: data[:a]+bytes(min(b-a, 64))+data[a+min(b-a, 64):], lambda: data+data[a:b], lambda: b'']
+    while (new := rng.choice(kinds)())==data: pass
+    return new
+
+# Kills
+
+def write_on(path, n):
+    "Train and save until killed; each file goes on with the one before"
+    model,opt,dst = parts(sizes=(20,n,4))
+    start = load_run(path, model, opt, dst, default=0)
+    print(start, flush=True)
+    for step in range(start, 10**9): save_run(path, model, opt, dst, position=step+1, keep=2)
+
+def killed_at_random(folder, n_kills, size, seconds):
+    "Kill a process that writes, again and again, from a parent that has imported all; the file is whole each time"
+    path,rng,last = folder/'run.pt',random.Random(0),0
+    for _ in range(n_kills):
+        pid = os.fork()
+        if not pid:
+            try: write_on(path, size)
+            finally: os._exit(1)
+        time.sleep(rng.uniform(*seconds))
+        os.kill(pid, signal.SIGKILL)
+        assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        if not path.exists(): continue
+        model,opt,dst = parts(1, sizes=(20,size,4))
+        at = load_run(path, model, opt, dst)
+        assert at>=last and all(is_positive_zero(o.p[~o.mask]) for o in masked_params(model))
+        last = at
+    assert last>0
+    save_run(path, model, opt, dst, keep=2)
+    assert sorted(os.listdir(folder))==['run.1.pt','run.pt']
+
+@pytest.mark.parametrize('n,size,seconds', [(15,16,(.02,.3)), pytest.param(100,16,(.02,.3), marks=pytest.mark.full), pytest.param(20,700_000,(2.,9.), marks=pytest.mark.full)])
+def test_kills(n, size, seconds, tmp_path):
+    "SIGKILL at random moments: the old file or the new one is whole, nothing is lost, and no rest is left after the next write"
+    killed_at_random(tmp_path, n, size, seconds)
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    "torch cannot write on: the file and its folder are as before"
+    mine = parts()
+    path = save_run(tmp_path/'a.pt', *mine, position=1)
+    soft,hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000,hard))
+    try:
+        with pytest.raises((OSError,RuntimeError)): save_run(path, *mine, position=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft,hard))
+        signal.signal(signal.SIGXFSZ, old)
+    assert os.listdir(tmp_path)==['a.pt'] and load_run(path)==1
+
+# The best model that is sparse enough
+
+def test_trackers_wait_for_the_sparsity(tmp_path):
+    "The first epochs are the best by far, and the saved model has the sparsity all the same"
+    class Worse(Callback):
+        "A validation loss that only grows"
+        order = 55
+        def after_epoch(self): self.learn.recorder.values[-1][1] = float(self.epoch)
+    for n,wait in ((6,True),(6,False)):
+        learn = small_learner(tmp_path)
+        learn.fit(n, cbs=[DST(**presets['GMP'], seed=0), SaveModelCallback(), EarlyStoppingCallback(patience=2), Worse()]+[WaitForSparsity()]*wait)
+        sparsity = 1-sum(int(o.mask.sum()) for o in masked_params(learn.model))/sum(o.p.numel() for o in masked_params(learn.model))
+        assert (abs(sparsity-.8)<2e-3)==wait
+
+def test_a_sparsity_that_never_comes_is_told_of(tmp_path):
+    class Stop(Callback):
+        order = 90
+        def after_epoch(self): raise CancelFitException
+    learn = small_learner(tmp_path)
+    with pytest.warns(UserWarning, match='never reached'): learn.fit(4, cbs=[DST(**presets['GMP'], seed=0), SaveModelCallback(), WaitForSparsity(), Stop()])
