@@ -496,14 +496,14 @@ class _OneForward:
     def end(self, module, args, out): self.mark(None)
 
 # %% ../nbs/20_learned.ipynb #5e657fe5
-def _may_learn(m, p, why): return not why or isinstance(m, (nn.Embedding, nn.EmbeddingBag)) or p.ndim>1 and p.is_floating_point() and why.startswith('in ')
+def _may_learn(o): return not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)) or o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
 
 def _chosen(model, sparseness):
     "A dict of owners `(module, attribute)` → name and sparseness"
     entries = decide(model)
-    if not isinstance(sparseness, (dict,list)): return [(name, m, attr, as_sparseness(sparseness)) for name,m,attr,why in entries if not why]
-    entries,rules = [o for o in entries if _may_learn(o[1], getattr(*o[1:3]), o[3])],read_rules(sparseness, 'sparseness')
-    taken = assign(rules, [o[0] for o in entries], [getattr(*o[1:3]) for o in entries], model)
+    if not isinstance(sparseness, (dict,list)): return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.why]
+    entries,rules = [o for o in entries if _may_learn(o)],read_rules(sparseness, 'sparseness')
+    taken = assign(rules, [o.name for o in entries], [o.p for o in entries], model)
     found = [(*o[:3], rules[k][1]) for o,k in zip(entries, taken) if k is not None]
     return [(*o[:3], as_sparseness(o[3])) for o in found if o[3] is not None]
 

@@ -130,7 +130,7 @@ def _check_sparsity_and_schedules(m):
 class Method:
     "The parts that choose the topology of some parameters"
     def __init__(self,
-        batches_per_update:int=None, # Steps from one update to the next
+        batches_per_update:int=None, # Steps from one update to the next; an `Interval` gets shorter where the run is short
         initial_drop_grow_pct:float=0.3, # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
         stop_pct:float=0.75, # Fraction of the run after which the topology rests, in (0,1]
         keep_score_f=weight_magnitude, # Which live weights stay
@@ -183,7 +183,14 @@ class Plan:
     "A method whose times are steps"
     def __init__(self, method, n_steps, times, fractions, path):
         vars(self).update(method=method, n_steps=n_steps, times=times, fractions=fractions, path=path)
+        vars(self)['batches_per_update'] = self._interval()
         vars(self)['n_stop'] = None if n_steps is None else math.ceil(ifnone(getattr(path, 'stop', None), method.stop_pct*n_steps))
+
+    def _interval(self):
+        "Steps from one update to the next: a preset's own `Interval` fits the run, a plain number is the user's"
+        m = self.method
+        if m.updates is not None or self.n_steps is None or not isinstance(m.batches_per_update, Interval): return m.batches_per_update
+        return m.batches_per_update.resolve(self.n_steps, m.stop_pct, m.replaces)
 
     def __setattr__(self, k, v): raise AttributeError(f"{k} of a plan can't be changed: bind another Method")
 
@@ -223,8 +230,8 @@ def is_time(self:Plan,
 ) -> bool:
     "Is `t` a time for an update?"
     if self.times is not None: return bool(self.times(t))
-    if self.path is None: return update_due(t, self.method.batches_per_update, self.n_steps, self.method.stop_pct)
-    return update_due(t, self.method.batches_per_update, self.n_steps, 1.) or t==self.n_stop<self.n_steps-1
+    if self.path is None: return update_due(t, self.batches_per_update, self.n_steps, self.method.stop_pct)
+    return update_due(t, self.batches_per_update, self.n_steps, 1.) or t==self.n_stop<self.n_steps-1
 
 # %% ../nbs/04a_parts.ipynb #2e68fe94
 @patch

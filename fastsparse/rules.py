@@ -133,7 +133,8 @@ def _bound_args(f, value):
     given = {**signature(value.func).bind_partial(*value.args).arguments, **value.keywords}
     args = {k:o for k,o in given.items() if k in _options(f)}
     if any(o.default is o.empty and k not in args for k,o in _options(f).items()): return None
-    made = partial(f, **args) if _is_part(f) else f(**args)
+    try: made = partial(f, **args) if _is_part(f) else f(**args)
+    except ValueError: return None  # what another part was made with means nothing here
     return args if isinstance(made, partial) and _same_call(made, value) else None
 
 def _bound_said(key, value):

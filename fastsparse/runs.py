@@ -19,6 +19,7 @@ from fastsparse.files import check_seal,seal,whole_file
 from fastsparse.masks import *
 from fastsparse.parts import *
 from fastsparse.scores import *
+from fastsparse.guards import *
 from fastsparse.sparsify import *
 from pathlib import Path
 from pickle import UnpicklingError

@@ -377,10 +377,19 @@ def _warn_if_short(self:SparseEngine, m):
         warn(f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, and the schedule goes on to {wanted:.3f}: let it end earlier, or update more often")
 
 @patch
+def _warn_if_few(self:SparseEngine, m):
+    "Warn if the user's own interval leaves a run fewer than five updates"
+    every,asked = m.batches_per_update,m.method.batches_per_update
+    n = sum(update_due(t, every, self.n_steps, m.stop_pct) for t in range(every, self.n_steps, every))
+    better = Interval(every).resolve(self.n_steps, m.stop_pct, m.replaces)
+    if n<5 and better<every and not isinstance(asked, Interval):
+        warn(f"this run of {self.n_steps} steps contains {n} update{'s'*(n>1)} of the topology at batches_per_update={every}: it can hardly move; {better} fits such a run")
+
+@patch
 def _warn_if_rare(self:SparseEngine, m):
     slots = self.slots_of(m)
     fits = lambda every: update_due(every, every, self.n_steps, m.stop_pct) and any(self._moves(s, s.target, m.fraction(every)) for s in slots)
-    if fits(m.batches_per_update): return
+    if fits(m.batches_per_update): return self._warn_if_few(m)
     intervals = range(1+m.replace_step, min(m.batches_per_update, self.n_steps))
     n = bisect_left(intervals, True, key=lambda every: not fits(every))  # later updates drop less, so the first decides
     best = intervals[n-1] if n else None

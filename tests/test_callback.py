@@ -16,6 +16,7 @@ from fastsparse.declared import declares
 from fastsparse.masks import *
 from fastsparse.distributions import *
 from fastsparse.scores import *
+from fastsparse.guards import *
 from fastsparse.sparsify import *
 from fastsparse.training import *
 from fastsparse.methods import *
@@ -513,6 +514,7 @@ def watched_growth(learn, cbs, **settings):
         def before_batch(self): self.grads = None
         def after_pred(self): self.grads = grads_of(self.learn.model, *self.learn.xb, *self.learn.yb)
     now = Now()
+    @declares(reads_grad=True)
     def grow(p, step, n, name, **kwargs):
         i = [o[0] for o in masked(learn.model)].index(name)
         if name=='0.weight':
@@ -880,11 +882,11 @@ def test_2020_sparsify_a_learner(tmp_path):
 
 @pytest.mark.parametrize('preset', presets)
 def test_2020_presets_as_keywords(preset, tmp_path):
-    "`**SNFS_presets, batches_per_update=32` works as it stands, SET's too; RigL's brings its own interval"
+    "`**SNFS_presets, batches_per_update=32` works as it stands, SET's too; RigL's brings its own interval, which gets shorter in 160 steps: 10, where 30 updates don't fit"
     extra = {} if preset=='RigL' else dict(batches_per_update=32)
     learn,watch = sparse_learner(tmp_path, dls=loaders(*digits(192), bs=2)),Watch()
     learn.fit(2, cbs=[DynamicSparseTrainingCallback(**presets[preset], **extra), watch])
-    assert watch.moved==([100] if preset=='RigL' else [32,64,96,128])
+    assert watch.moved==(list(range(10, 120, 10)) if preset=='RigL' else [32,64,96,128])
     assert sum(live(learn.model))==237 and (preset=='SNFS' or live(learn.model)==[205,32])
 
 @pytest.mark.parametrize('opt_func', [SGD, partial(OptimWrapper, opt=torch.optim.SGD)])
@@ -948,7 +950,8 @@ def test_two_processes_train_as_one(ranks, tmp_path):
 def test_distrib_ctx():
     "fastai's own way to several processes needs accelerate, which is no dependency"
     pytest.importorskip('accelerate', reason='accelerate is not installed; the tests above do by hand what it does')
-    assert pytest.importorskip('fastai.distributed').distrib_ctx
+    pytest.importorskip('fastai.distributed')
+    assert callable(Learner.distrib_ctx)
 
 @pytest.mark.parametrize('name', ['n_steps','model','opt'])
 def test_what_the_fit_knows(name):

@@ -11,6 +11,7 @@ from fastai_data import digits,loaders,mlp as digits_mlp
 from fastsparse import compute
 from fastsparse.all import *
 from fastcore.imports import noop
+from fastsparse.declared import declares
 from functools import partial
 from helpers import *
 from torch import nn

@@ -13,6 +13,7 @@ from fastai.torch_core import to_device
 from fastcore.basics import tuplify
 from fastsparse.flops import *
 from fastsparse.scores import *
+from fastsparse.declared import declares
 from functools import partial
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence,pack_sequence

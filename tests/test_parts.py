@@ -110,7 +110,7 @@ bad_settings = [('batches_per_update', o, 'integer from 1') for o in (0, -1, 2.5
 bad_settings += [(k, o, rf'\{l}0,1\]') for k,l in (('initial_drop_grow_pct','['), ('stop_pct','(')) for o in (-.1, 1.5, math.nan, None, 'a')]+[('stop_pct', 0, r'\(0,1\]')]
 bad_settings += [('sparsity', o, r'\[0,1\)') for o in (1, 1., -.1, 90, math.nan, True)]
 bad_settings += [(k, o, 'function; |function:|must be one of') for k in ('keep_score_f','sparse_f','drop_count_f') for o in (None, 'magnitude', 3)]
-bad_settings += [(k, o, 'function or None|must be one of') for k in ('grow_score_f','redistribute_f','sparsity_path','grow_state_f') for o in ('gradient', 3)]
+bad_settings += [(k, o, 'function or None|must be one of') for k in ('grow_score_f','redistribute_f','sparsity_path','grow_state_f') for o in ('nonsense', 3)]
 bad_settings += [('grow_init_f', 'zero', 'must be one of'), ('grow_init_f', math.nan, 'finite'), ('grow_init_f', math.inf, 'finite'), ('structure', '4:2', '4:2'), ('structure', 3, 'Structure')]
 
 @pytest.mark.parametrize('key,value,say', bad_settings)

@@ -1,6 +1,7 @@
 "Room 05: the engine. When it moves the topology, what it drops and grows, and that everything else is left alone"
 import copy, fastsparse.training, gc, math, numpy as np, os, pytest, re, subprocess, sys, torch, warnings, weakref
 from fastsparse.all import *
+from fastsparse.declared import declares
 from fastsparse.sharing import regrow_counts
 from functools import partial
 from helpers import *
@@ -370,6 +371,7 @@ def _with_scaler(opt_f, scale, n=12, spoil=()):
     m,_,(xb,yb) = _two_layers(.5)
     opt = opt_f(m.parameters())
     seen = []
+    @declares(reads_grad=True)
     def grow(p):
         seen.append(p.grad.abs().clone())
         return seen[-1]
