@@ -638,7 +638,7 @@ def restore_sparse(
     "Load weights and masks, and enforce them"
     module = module_of(model)
     if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
-    os = _maskable(module)
+    os,state = _maskable(module),_with_ties(module, state)
     masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}
     if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
@@ -651,6 +651,12 @@ def restore_sparse(
     keep_from_broadcast(module)
     module.load_state_dict(state)
     return enforce_masks(module)
+
+def _with_ties(module, state):
+    "`state` with the names of tied tensors that it leaves out, as files of safetensors do"
+    own = {k:(v.data_ptr(), v.shape) for k,v in module.state_dict().items() if isinstance(v, torch.Tensor) and v.numel()}
+    held = {place:k for k,place in own.items() if k in state}
+    return {**state, **{k:state[held[place]] for k,place in own.items() if k not in state and place in held}}
 
 def _maskable(module):
     "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"
