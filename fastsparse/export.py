@@ -232,6 +232,7 @@ def save_sparse(
 
 # %% ../nbs/34_export.ipynb #aac04b30
 _ones = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)
+
 def _shape(note): return tuple(map(int, note.split('x')))
 
 def _bad_sum(path, told): return 'its checksum is no number' if told is not None and _sum_at(path) is None else ''

@@ -242,12 +242,14 @@ def read_run(
 # %% ../nbs/14_runs.ipynb #3cc790e7
 _from = "build the model as in the run that was saved"
 
-def _mask_names(state): return {f'{n}{end}' for n in _masks_in(state) for end in ('_mask','_sparsity')}
+def _new_masks(model, state):
+    "Names of weights that get a mask from `state`, in a dense model; none in a sparse one"
+    return set() if masked_params(model) else {n for n in _masks_in(state) if n in dict(model.named_parameters(remove_duplicate=False))}
 
-def _check_masks(own, state):
+def _check_masks(model, own, state):
     "A `ValueError` if `state` brings other masks than a sparse model has"
     mine,theirs = set(_masks_in(own)),set(_masks_in(state))
-    if not mine or mine==theirs: return
+    if not masked_params(model) or mine==theirs: return
     if not theirs: raise ValueError("the file is of a dense model, and this one is sparse, which would throw trained weights away: load into a dense model (unsparsify(model) makes room), "
         "then prune_magnitude finds masks; or load with model.load_state_dict and rewind to keep these masks on purpose")
     raise ValueError(f"{min(mine^theirs)} has a mask in the {'model' if min(mine^theirs) in mine else 'file'} only: unsparsify(model) first, or {_from}")
@@ -258,9 +260,9 @@ def check_model(
 ):
     "A `ValueError` unless `model` can take `state`; a dense one can take that of a sparse one"
     own = model.state_dict()
-    _check_masks(own, state)
-    if odd := sorted((own.keys()^state.keys())-(_mask_names(state) if not _masks_in(own) else set())):
-        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'file'} only: {_from}")
+    _check_masks(model, own, state)
+    new = {f'{n}{end}' for n in _new_masks(model, state) for end in ('_mask','_sparsity')}
+    if odd := sorted((own.keys()^state.keys())-(new-own.keys())): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'file'} only: {_from}")
     for k in (k for k,v in own.items() if isinstance(v, torch.Tensor)):
         a,b = own[k],state[k]
         if a.shape!=b.shape or a.dtype!=b.dtype: raise ValueError(f"{k} is {b.dtype} of shape {tuple(b.shape)} in the file, and {a.dtype} of shape {tuple(a.shape)} in the model: {_from}")
@@ -301,12 +303,11 @@ def put_model(
     state:dict, # As there
 ):
     "Load weights and masks"
-    masks = _masks_in(state)
-    if masks and not masked_params(model):
-        owners = {f'{n}.{attr}'.lstrip('.'):(m, attr) for n,m in model.named_modules(remove_duplicate=False) for attr in m._parameters}
-        for n,mask in masks.items():
+    if new := _new_masks(model, state):
+        masks,owners = _masks_in(state),{f'{n}.{attr}'.lstrip('.'):(m, attr) for n,m in model.named_modules(remove_duplicate=False) for attr in m._parameters}
+        for n in sorted(new, key=list(state).index):
             m,attr = owners[n]
-            if f'{attr}_mask' not in m._buffers: register_mask(Masked(n, m, attr, getattr(m, attr), None), mask)
+            if f'{attr}_mask' not in m._buffers: register_mask(Masked(n, m, attr, getattr(m, attr), None), masks[n])
         keep_from_broadcast(model)
         enforce_masks(model)
     model.load_state_dict(state)
@@ -540,7 +541,7 @@ def check(self:SparseCheckpoint, run):
         check_model(model, run['model'])
         _check_opt(self.learn.opt, run['about']['opt'])
     except ValueError as e: raise ValueError(f"{str(self.path)!r} is of another run. {e}; or {_other_run}") from e
-    if _masks_in(run['model']) and not masked_params(model) and not any(cb.settings.get('sparsity') is not None for cb in self.engines): put_model(model, run['model'])
+    if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines): put_model(model, run['model'])
 
 @patch
 def take(self:SparseCheckpoint):

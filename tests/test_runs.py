@@ -271,6 +271,22 @@ def test_a_dense_model_takes_a_sparse_file(tmp_path):
         opt.step()
         assert all(is_positive_zero(o.p[~o.mask]) for o in masked_params(new))
 
+def test_a_users_own_mask_is_no_mask(tmp_path):
+    "A bool buffer beside another buffer of its shape is loaded like any buffer"
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp((12,16,3))
+            self.register_buffer('pos', torch.randn(3))
+            self.register_buffer('pos_mask', torch.tensor([True,False,True]))
+        def forward(self, x): return self.body(x)
+    model,new = Own(),Own()
+    new.pos_mask.fill_(True)
+    sparsify_model(model, .7, seed=0)
+    save_run(tmp_path/'a.pt', model)
+    load_run(tmp_path/'a.pt', new)
+    assert agree(dict(model.state_dict()), dict(new.state_dict())) and [o.name for o in masked_params(new)]==['body.0.weight','body.2.weight']
+
 def test_files_are_no_larger_than_dense_ones(tmp_path):
     "At 90 %, Adam's state included, a file is below a fifth of the dense one; with dense weights not above it but for a bit a weight"
     def size(sparsity):
