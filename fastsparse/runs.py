@@ -43,21 +43,31 @@ def plain(
 # %% ../nbs/14_runs.ipynb #467e09b5
 _ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 
-def _is_clean(t, mask):
-    "Are all dead entries of `t` `+0`, bit for bit?"
-    return not (t.detach().view(_ints[t.element_size()]).ne(0)&~mask).any()
+def _n_set(t):
+    "How many entries of `t` aren't `+0`, bit for bit"
+    return int(t.detach().view(_ints[t.element_size()]).count_nonzero())
 
 class _Packer:
     "Packs tensors by their mask; what has two names is packed once"
-    def __init__(self): self.seen = {}
+    def __init__(self): self.seen,self.places = {},{}
 
     def __call__(self, t, mask):
         if not isinstance(t, torch.Tensor) or mask is None or t.shape!=mask.shape or not t.is_floating_point(): return t
         key = t.data_ptr(),t.dtype,t.stride(),mask.data_ptr()
-        if key not in self.seen:
-            mask = mask.to(t.device)
-            self.seen[key] = t if mask.all() or not _is_clean(t, mask) else dict(live=t[mask], shape=list(t.shape)),t
+        if key not in self.seen: self.seen[key] = self.packed(t, mask),t,mask
         return self.seen[key][0]
+
+    def packed(self, t, mask):
+        at = self.at(mask)
+        if at is None: return t
+        values = t.detach().reshape(-1).index_select(0, at.to(t.device))
+        return dict(live=values, shape=list(t.shape)) if _n_set(values)==_n_set(t) else t
+
+    def at(self, mask):
+        "Places of the live ones, or None where more than half live"
+        k = mask.data_ptr()
+        if k not in self.places: self.places[k] = live_places(mask.reshape(-1)) if 2*count_live(mask)<=mask.numel() else None
+        return self.places[k]
 
 def _pack_mask(mask): return dict(bits=mask_to_bits(mask), shape=list(mask.shape))
 
@@ -82,6 +92,11 @@ def _unpack_model(state):
     return {k:masks[k.removesuffix('_mask')] if isinstance(v, dict) and 'bits' in v else _unpack(v, masks.get(k)) for k,v in state.items()}
 
 # %% ../nbs/14_runs.ipynb #243b470d
+def _dense_shape(p):
+    "The shape of the parameter `p`, also where it is stored as live values"
+    g = guard_of(p)
+    return list(p.shape if g is None or g.mask is None else g.mask.shape)
+
 def _opt_params(opt): return [p for g in base_opt(opt).param_groups for p in g['params']]
 
 def _each_state(state, f):
@@ -99,7 +114,7 @@ def _opt_about(opt):
     kinds,o = [],opt
     while o is not None: kinds,o = kinds+[type(o).__name__],vars(o).get('opt')
     steps = [getattr(getattr(f, 'func', f), '__name__', str(f)) for f in getattr(base_opt(opt), 'cbs', [])]
-    return dict(kind=' of '.join(kinds), steps=steps, shapes=[[list(p.shape) for p in g['params']] for g in base_opt(opt).param_groups])
+    return dict(kind=' of '.join(kinds), steps=steps, shapes=[[_dense_shape(p) for p in g['params']] for g in base_opt(opt).param_groups])
 
 # %% ../nbs/14_runs.ipynb #c3ec0e99
 def random_state() -> dict:
@@ -162,7 +177,7 @@ def _about(model, opt, engine):
 
 def _packed_opt(model, opt, pack):
     "State of `opt`, and the name of the mask for each of its parameters"
-    marks,ps = {id(o.p):o for o in masked_params(model)},_opt_params(opt)
+    marks,ps = {id(getattr(o.p, 'stored', o.p)):o for o in masked_params(model)},_opt_params(opt)
     os = [marks.get(id(p)) for p in ps]
     state = _each_state(plain(opt.state_dict(), 'opt'), lambda t,i: pack(t, os[i] and os[i].mask))
     return dict(state=state, names=[o and o.name for o in os])
@@ -319,7 +334,7 @@ def put_opt(
 ):
     "Load the optimizer's state"
     ps = _opt_params(opt)
-    def to(t, i): return t.to(ps[i].device) if isinstance(t, torch.Tensor) and t.shape==ps[i].shape else t
+    def to(t, i): return t.to(ps[i].device) if isinstance(t, torch.Tensor) and t.ndim else t
     state = _each_state(state, to)
     if 'hypers' in state: state['hypers'] = L(state['hypers'])
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
