@@ -302,12 +302,12 @@ _free = ('memos','notes','initial','plan')
 
 def check_engine(
     engine, # A `SparseEngine`
-    run:dict, # From `read_run`
-    state:dict, # Its engine's state
+    methods:list, # The settings of its methods in a file; None skips them
+    state:dict, # Its state there
 ):
-    "A `ValueError` unless the engine has the settings of the run, and can take its state"
+    "A `ValueError` unless the engine has these settings, and can take the state"
     if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
-    for i,(mine,theirs) in enumerate(zip(_methods_about(engine), run['about']['methods'] or [])):
+    for i,(mine,theirs) in enumerate(zip(_methods_about(engine), methods or [])):
         if odd := first(k for k in mine if k in theirs and mine[k]!=theirs[k]): raise ValueError(f"{odd} of the method is {theirs[odd]} in the file, and {mine[odd]} here: "
             "pass the settings of the run that was saved, or start a new run in another file")
     if d := _differs(plain(engine.state_dict()), state, 'state'): raise ValueError(f"the engine's state in the file doesn't fit ({d}): build and sparsify the model as in the run that was saved, with the same method")
@@ -353,7 +353,7 @@ def _check_run(run, model, opt, engine, others):
     "A `ValueError` if one of them doesn't fit the file"
     if model is not None: check_model(model, run['model'])
     if opt is not None: _check_opt(opt, run['about']['opt'])
-    if engine is not None: check_engine(engine, run, run['engine'])
+    if engine is not None: check_engine(engine, run['about']['methods'], run['engine'])
     if others or opt is not None: _check_others(others, run.get('others', {}))
 
 def _go_on(run, model, opt):
@@ -563,11 +563,11 @@ def take(self:SparseCheckpoint):
     "Take all from the file"
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
-    for cb,state in zip(self.engines, run['engines']): check_engine(cb.engine, run, state)
+    for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
     put_model(model, run['model'])
     put_opt(self.learn.opt, run['opt'])
     put_grads(model, run['grads'])
-    for cb,state in zip(self.engines, run['engines']): self.take_engine(cb, state)
+    for cb,o in zip(self.engines, run['engines']): self.take_engine(cb, o['state'])
     for cb in self.learn.cbs:
         if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
     if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
@@ -588,12 +588,14 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
     if rank_distrib(): return
     learn,model = self.learn,get_model(self.learn.model)
     between = any(cb.count for cb in learn.cbs if isinstance(cb, GradientAccumulation))
-    run = collect_run(model, learn.opt, first(cb.engine for cb in self.engines), between)
+    run = collect_run(model, learn.opt, grads=between)
     if not between: run['grads'] = {n:None for n,p in model.named_parameters() if p.grad is not None}
     now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
     run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
     run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)
-    run.update(engines=[plain(cb.state_dict(), 'engine') for cb in self.engines], scaler=scaler and plain(scaler.state_dict()))
+    run['engines'] = [dict(state=plain(cb.state_dict(), 'engine'), methods=cb.engine and _methods_about(cb.engine)) for cb in self.engines]
+    if run['engines']: run['engine'],run['about']['methods'] = run['engines'][0]['state'],run['engines'][0]['methods']
+    run['scaler'] = scaler and plain(scaler.state_dict())
     run['callbacks'] = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
     write_run(self.path, run, self.keep)
 

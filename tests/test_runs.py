@@ -152,6 +152,29 @@ def test_a_dense_model_takes_its_masks_from_the_file(tmp_path):
     (tmp_path/'b').mkdir()
     assert agree(whole_state(learn, cb), whole_state(*one_fit(tmp_path/'b', 'RigL-adam')))
 
+def test_two_engines_of_one_fit(tmp_path):
+    "Each with its own layers and method"
+    def run(folder, seed=0, cbs=()):
+        learn = small_learner(tmp_path, Adam, seed)
+        sparsify_model(learn, .8, seed=seed)
+        class Second(DST): pass
+        both = [DST(learn.model[0], **presets['RigL'], seed=seed), Second(learn.model[2], **presets['SET'], seed=seed+1)]
+        learn.fit(3, cbs=[*both, SparseCheckpoint(folder/'run', every=3), *cbs])
+        return learn,both[1]
+    (tmp_path/'b').mkdir()
+    with pytest.raises(MemoryError): run(tmp_path, cbs=[Die(14)])
+    assert agree(whole_state(*run(tmp_path, 5)), whole_state(*run(tmp_path/'b')))
+
+def test_a_plain_loop_goes_on_from_a_fit(tmp_path):
+    "A fit's file serves load_run, engine included"
+    with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-adamw', cbs=[Die(10)])
+    learn = small_learner(tmp_path, opts['adamw'], 5)
+    sparsify_model(learn, .8, seed=5)
+    learn.create_opt()
+    engine = SparseEngine(learn.model, learn.opt, 24, **presets['RigL'])
+    position = load_run(tmp_path/'RigL-adamw.pt', learn, learn.opt, engine)
+    assert position['train_iter']==9 and engine.last_t==8
+
 def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
     learn = small_learner(tmp_path)
     sparsify_model(learn, .8, seed=0)
