@@ -234,10 +234,11 @@ def save_sparse(
 # %% ../nbs/34_export.ipynb #aac04b30
 _ones = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)
 
-def _bad_sum(path, told): return 'its checksum is no number' if told is not None and _sum_at(path) is None else ''
-
 def _shape(note): return tuple(map(int, note.split('x')))
 
+def _bad_sum(path, told): return 'its checksum is no number' if told is not None and _sum_at(path) is None else ''
+
+# %% ../nbs/34_export.ipynb #f098a427
 def _misfit(notes, stored):
     "What is wrong with a file's notes and tensors; None if they fit"
     for n,o in notes.items():
@@ -423,7 +424,7 @@ def _exported(model, format, xb, path, sizes):
     plan,note,plain,new,answers = {},'',plain_copy(model),None,_answers(model, xb)
     if format in _files: run = _save_file(model, format, path, xb)
     else:
-        run,plan,note = _modules[format](model, xb, path is not None and path.suffix=='.pt2')
+        run,plan,note = _modules[format](model, fresh(xb), path is not None and path.suffix=='.pt2')
         new = _as_given(model, run)
         if path is not None: run = _save_module(run, path, xb)
     return new,_report(format, run if path is None else path, run, plain, xb, sizes or [len(xb[0])], plan, note, answers)

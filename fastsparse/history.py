@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from .callback import *
+from .files import whole_file
 from .masks import *
 from .parts import *
 from .schedules import *
@@ -207,7 +208,7 @@ def save(self:SparseHistory,
     path, # A file's path
 ):
     "Write the history to a file"
-    torch.save(self.state_dict(), path)
+    with whole_file(path) as new: torch.save(self.state_dict(), new)
 
 @patch(cls_method=True)
 def load(cls:SparseHistory,

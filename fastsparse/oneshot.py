@@ -701,7 +701,7 @@ def restore_sparse(
     "Load weights and masks, and enforce them"
     module = module_of(model)
     if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
-    os = _maskable(module)
+    os,state = _maskable(module),_with_ties(module, state)
     masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}
     if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
@@ -718,6 +718,11 @@ def _check_fits(own, kept):
     if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
     for k,v in kept.items():
         if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
+def _with_ties(module, state):
+    "`state` with the names of tied tensors that it leaves out, as files of safetensors do"
+    own = {k:(v.data_ptr(), v.shape) for k,v in module.state_dict().items() if isinstance(v, torch.Tensor) and v.numel()}
+    held = {place:k for k,place in own.items() if k in state}
+    return {**state, **{k:state[held[place]] for k,place in own.items() if k not in state and place in held}}
 
 def _maskable(module):
     "Name → the parameter, for each that can have a mask: those that `decide` would make sparse, embeddings and the like, tied ones once"

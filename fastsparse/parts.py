@@ -12,7 +12,7 @@ from .declared import declares,find_part,needs_of,register_part
 from .distributions import *
 from .schedules import *
 from .scores import *
-from .sharing import whole
+from .masks import whole_part
 from .structures import *
 from functools import partial
 from numbers import Integral,Real
@@ -25,7 +25,7 @@ def drop_of_live(
     fraction:float, # Drop fraction, in [0,1]
 ) -> int:
     "A fraction of what lives"
-    return whole(fraction*live)
+    return whole_part(fraction*live)
 
 @declares('drop_count')
 def drop_of_target(
@@ -35,7 +35,7 @@ def drop_of_target(
 ) -> int:
     "All that exceeds the target, and a fraction of the rest"
     rest = min(live, target)
-    return live-rest+whole(fraction*rest)
+    return live-rest+whole_part(fraction*rest)
 
 # %% ../nbs/04a_parts.ipynb #bf3ac072
 part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution', drop_count_f='drop_count', grow_init_f='start',

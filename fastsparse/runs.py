@@ -44,21 +44,31 @@ def plain(
 # %% ../nbs/14_runs.ipynb #467e09b5
 _ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 
-def _is_clean(t, mask):
-    "Are all dead entries of `t` `+0`, bit for bit?"
-    return not (t.detach().view(_ints[t.element_size()]).ne(0)&~mask).any()
+def _n_set(t):
+    "How many entries of `t` aren't `+0`, bit for bit"
+    return int(t.detach().view(_ints[t.element_size()]).count_nonzero())
 
 class _Packer:
     "Packs tensors by their mask; what has two names is packed once"
-    def __init__(self): self.seen = {}
+    def __init__(self): self.seen,self.places = {},{}
 
     def __call__(self, t, mask):
         if not isinstance(t, torch.Tensor) or mask is None or t.shape!=mask.shape or not t.is_floating_point(): return t
         key = t.data_ptr(),t.dtype,t.stride(),mask.data_ptr()
-        if key not in self.seen:
-            mask = mask.to(t.device)
-            self.seen[key] = t if mask.all() or not _is_clean(t, mask) else dict(live=t[mask], shape=list(t.shape)),t
+        if key not in self.seen: self.seen[key] = self.packed(t, mask),t,mask
         return self.seen[key][0]
+
+    def packed(self, t, mask):
+        at = self.at(mask)
+        if at is None: return t
+        values = t.detach().reshape(-1).index_select(0, at.to(t.device))
+        return dict(live=values, shape=list(t.shape)) if _n_set(values)==_n_set(t) else t
+
+    def at(self, mask):
+        "Places of the live ones, or None where more than half live"
+        k = mask.data_ptr()
+        if k not in self.places: self.places[k] = live_places(mask.reshape(-1)) if 2*count_live(mask)<=mask.numel() else None
+        return self.places[k]
 
 def _pack_mask(mask): return dict(bits=mask_to_bits(mask), shape=list(mask.shape))
 
@@ -83,6 +93,11 @@ def _unpack_model(state):
     return {k:masks[k.removesuffix('_mask')] if isinstance(v, dict) and 'bits' in v else _unpack(v, masks.get(k)) for k,v in state.items()}
 
 # %% ../nbs/14_runs.ipynb #243b470d
+def _dense_shape(p):
+    "The shape of the parameter `p`, also where it is stored as live values"
+    g = guard_of(p)
+    return list(p.shape if g is None or g.mask is None else g.mask.shape)
+
 def _opt_params(opt): return [p for g in base_opt(opt).param_groups for p in g['params']]
 
 def _each_state(state, f):
@@ -100,7 +115,7 @@ def _opt_about(opt):
     kinds,o = [],opt
     while o is not None: kinds,o = kinds+[type(o).__name__],vars(o).get('opt')
     steps = [getattr(getattr(f, 'func', f), '__name__', str(f)) for f in getattr(base_opt(opt), 'cbs', [])]
-    return dict(kind=' of '.join(kinds), steps=steps, shapes=[[list(p.shape) for p in g['params']] for g in base_opt(opt).param_groups])
+    return dict(kind=' of '.join(kinds), steps=steps, shapes=[[_dense_shape(p) for p in g['params']] for g in base_opt(opt).param_groups])
 
 # %% ../nbs/14_runs.ipynb #c3ec0e99
 def random_state() -> dict:
@@ -163,7 +178,7 @@ def _about(model, opt, engine):
 
 def _packed_opt(model, opt, pack):
     "State of `opt`, and the name of the mask for each of its parameters"
-    marks,ps = {id(o.p):o for o in masked_params(model)},_opt_params(opt)
+    marks,ps = {id(getattr(o.p, 'stored', o.p)):o for o in masked_params(model)},_opt_params(opt)
     os = [marks.get(id(p)) for p in ps]
     state = _each_state(plain(opt.state_dict(), 'opt'), lambda t,i: pack(t, os[i] and os[i].mask))
     return dict(state=state, names=[o and o.name for o in os])
@@ -243,12 +258,14 @@ def read_run(
 # %% ../nbs/14_runs.ipynb #3cc790e7
 _from = "build the model as in the run that was saved"
 
-def _mask_names(state): return {f'{n}{end}' for n in _masks_in(state) for end in ('_mask','_sparsity')}
+def _new_masks(model, state):
+    "Names of weights that get a mask from `state`, in a dense model; none in a sparse one"
+    return set() if masked_params(model) else {n for n in _masks_in(state) if n in dict(model.named_parameters(remove_duplicate=False))}
 
-def _check_masks(own, state):
+def _check_masks(model, own, state):
     "A `ValueError` if `state` brings other masks than a sparse model has"
     mine,theirs = set(_masks_in(own)),set(_masks_in(state))
-    if not mine or mine==theirs: return
+    if not masked_params(model) or mine==theirs: return
     if not theirs: raise ValueError("the file is of a dense model, and this one is sparse, which would throw trained weights away: load into a dense model (unsparsify(model) makes room), "
         "then prune_magnitude finds masks; or load with model.load_state_dict and rewind to keep these masks on purpose")
     raise ValueError(f"{min(mine^theirs)} has a mask in the {'model' if min(mine^theirs) in mine else 'file'} only: unsparsify(model) first, or {_from}")
@@ -259,9 +276,9 @@ def check_model(
 ):
     "A `ValueError` unless `model` can take `state`; a dense one can take that of a sparse one"
     own = model.state_dict()
-    _check_masks(own, state)
-    if odd := sorted((own.keys()^state.keys())-(_mask_names(state) if not _masks_in(own) else set())):
-        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'file'} only: {_from}")
+    _check_masks(model, own, state)
+    new = {f'{n}{end}' for n in _new_masks(model, state) for end in ('_mask','_sparsity')}
+    if odd := sorted((own.keys()^state.keys())-(new-own.keys())): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'file'} only: {_from}")
     for k in (k for k,v in own.items() if isinstance(v, torch.Tensor)):
         a,b = own[k],state[k]
         if a.shape!=b.shape or a.dtype!=b.dtype: raise ValueError(f"{k} is {b.dtype} of shape {tuple(b.shape)} in the file, and {a.dtype} of shape {tuple(a.shape)} in the model: {_from}")
@@ -286,12 +303,12 @@ _free = ('memos','notes','initial','plan')
 
 def check_engine(
     engine, # A `SparseEngine`
-    run:dict, # From `read_run`
-    state:dict, # Its engine's state
+    methods:list, # The settings of its methods in a file; None skips them
+    state:dict, # Its state there
 ):
-    "A `ValueError` unless the engine has the settings of the run, and can take its state"
+    "A `ValueError` unless the engine has these settings, and can take the state"
     if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
-    for i,(mine,theirs) in enumerate(zip(_methods_about(engine), run['about']['methods'] or [])):
+    for i,(mine,theirs) in enumerate(zip(_methods_about(engine), methods or [])):
         if odd := first(k for k in mine if k in theirs and mine[k]!=theirs[k]): raise ValueError(f"{odd} of the method is {theirs[odd]} in the file, and {mine[odd]} here: "
             "pass the settings of the run that was saved, or start a new run in another file")
     if d := _differs(plain(engine.state_dict()), state, 'state'): raise ValueError(f"the engine's state in the file doesn't fit ({d}): build and sparsify the model as in the run that was saved, with the same method")
@@ -302,12 +319,11 @@ def put_model(
     state:dict, # As there
 ):
     "Load weights and masks"
-    masks = _masks_in(state)
-    if masks and not masked_params(model):
-        owners = {f'{n}.{attr}'.lstrip('.'):(m, attr) for n,m in model.named_modules(remove_duplicate=False) for attr in m._parameters}
-        for n,mask in masks.items():
+    if new := _new_masks(model, state):
+        masks,owners = _masks_in(state),{f'{n}.{attr}'.lstrip('.'):(m, attr) for n,m in model.named_modules(remove_duplicate=False) for attr in m._parameters}
+        for n in sorted(new, key=list(state).index):
             m,attr = owners[n]
-            if f'{attr}_mask' not in m._buffers: register_mask(Masked(n, m, attr, getattr(m, attr), None), mask)
+            if f'{attr}_mask' not in m._buffers: register_mask(Masked(n, m, attr, getattr(m, attr), None), masks[n])
         keep_from_broadcast(model)
         enforce_masks(model)
     model.load_state_dict(state)
@@ -319,7 +335,7 @@ def put_opt(
 ):
     "Load the optimizer's state"
     ps = _opt_params(opt)
-    def to(t, i): return t.to(ps[i].device) if isinstance(t, torch.Tensor) and t.shape==ps[i].shape else t
+    def to(t, i): return t.to(ps[i].device) if isinstance(t, torch.Tensor) and t.ndim else t
     state = _each_state(state, to)
     if 'hypers' in state: state['hypers'] = L(state['hypers'])
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
@@ -338,7 +354,7 @@ def _check_run(run, model, opt, engine, others):
     "A `ValueError` if one of them doesn't fit the file"
     if model is not None: check_model(model, run['model'])
     if opt is not None: _check_opt(opt, run['about']['opt'])
-    if engine is not None: check_engine(engine, run, run['engine'])
+    if engine is not None: check_engine(engine, run['about']['methods'], run['engine'])
     if others or opt is not None: _check_others(others, run.get('others', {}))
 
 def _go_on(run, model, opt):
@@ -541,18 +557,18 @@ def check(self:SparseCheckpoint, run):
         check_model(model, run['model'])
         _check_opt(self.learn.opt, run['about']['opt'])
     except ValueError as e: raise ValueError(f"{str(self.path)!r} is of another run. {e}; or {_other_run}") from e
-    if _masks_in(run['model']) and not masked_params(model) and not any(cb.settings.get('sparsity') is not None for cb in self.engines): put_model(model, run['model'])
+    if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines): put_model(model, run['model'])
 
 @patch
 def take(self:SparseCheckpoint):
     "Take all from the file"
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
-    for cb,state in zip(self.engines, run['engines']): check_engine(cb.engine, run, state)
+    for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
     put_model(model, run['model'])
     put_opt(self.learn.opt, run['opt'])
     put_grads(model, run['grads'])
-    for cb,state in zip(self.engines, run['engines']): self.take_engine(cb, state)
+    for cb,o in zip(self.engines, run['engines']): self.take_engine(cb, o['state'])
     for cb in self.learn.cbs:
         if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
     if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
@@ -573,12 +589,14 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
     if rank_distrib(): return
     learn,model = self.learn,get_model(self.learn.model)
     between = any(cb.count for cb in learn.cbs if isinstance(cb, GradientAccumulation))
-    run = collect_run(model, learn.opt, first(cb.engine for cb in self.engines), between)
+    run = collect_run(model, learn.opt, grads=between)
     if not between: run['grads'] = {n:None for n,p in model.named_parameters() if p.grad is not None}
     now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
     run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
     run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)
-    run.update(engines=[plain(cb.state_dict(), 'engine') for cb in self.engines], scaler=scaler and plain(scaler.state_dict()))
+    run['engines'] = [dict(state=plain(cb.state_dict(), 'engine'), methods=cb.engine and _methods_about(cb.engine)) for cb in self.engines]
+    if run['engines']: run['engine'],run['about']['methods'] = run['engines'][0]['state'],run['engines'][0]['methods']
+    run['scaler'] = scaler and plain(scaler.state_dict())
     run['callbacks'] = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
     write_run(self.path, run, self.keep)
 

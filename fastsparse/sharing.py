@@ -9,20 +9,14 @@ __all__ = []
 import math
 from fastcore.basics import *
 from fastsparse.distributions import fill_budget,share_out
+from fastsparse.masks import whole_part
 
 # %% ../nbs/01a_sharing.ipynb #c934713d
-def whole(
-    x:float, # A fraction times a count
-) -> int:
-    "`x` rounded down, unless it is within `1e-9` (relative) of an integer: then that one"
-    near = round(x)
-    return near if abs(x-near)<=1e-9*max(abs(x), 1) else math.floor(x)
-
 def whole_up(
     x:float, # A fraction times a count
 ) -> int:
     "`x` rounded up, unless it is within `1e-9` (relative) of an integer: then that one"
-    return -whole(-x)
+    return -whole_part(-x)
 
 # %% ../nbs/01a_sharing.ipynb #b4be6897
 def _check_shares(shares):

@@ -6,12 +6,13 @@
 __all__ = ['Slot', 'SparseEngine', 'check_fit', 'described', 'unscaled_grads', 'DynamicSparseTraining']
 
 # %% ../nbs/05_training.ipynb #937c3f67
-import inspect,json,math,numbers,signal,threading,torch,zlib
+import inspect,json,math,numbers,torch,zlib
 from bisect import bisect_left
 from contextlib import contextmanager
 from fastcore.basics import *
 from fastcore.meta import delegates
 from .declared import needs_of
+from .files import uninterrupted
 from functools import partial
 from .distributions import *
 from .masks import *
@@ -63,18 +64,23 @@ class Slot:
         elif not self.aims: self.target = live
         self.live,self.seen,self.budget = live,self._stamp(),live
 
+    @property
+    def shape(self): return self.mask.shape
+    @property
+    def structure(self): return structure_of(self.method.structure, self._o)
+
     def legal(self, n):
         "The count next to `n` that the structure allows"
-        return n if self.method is None else self.method.structure.count(self.p.shape, n)
+        return n if self.method is None else self.structure.count(self.shape, n)
 
     def fit(self, n):
         "The count next to `n` that the structure allows, at least the fewest that it can have"
-        least = 1-ifnone(self.method.structure.sparsity, 1)
+        least = 1-ifnone(self.structure.sparsity, 1)
         return self.legal(max(n, whole_up(least*self.n)))
 
     def steps(self, n, way):
         "The count that the structure allows next to `n` in direction `way`, or nothing"
-        st,shape = self.method.structure,self.p.shape
+        st,shape = self.structure,self.shape
         k = st._per_group(shape, n)+way
         return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
 
@@ -221,7 +227,7 @@ def _check_model(self:SparseEngine, pairs):
     for m,os in runs:
         fitting(m.structure, os, self._final_sparsity(m) if self.dense else 0)
         for o in os: self._check_state(m, o.p)
-        bad = None if self.dense else first(o for o in os if not (o.mask.all() or m.structure.legal(o.mask)))
+        bad = None if self.dense else first(o for o in os if not (o.mask.all() or structure_of(m.structure, o).legal(o.mask)))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
         self._check_path(m, os)
     return runs
@@ -591,7 +597,7 @@ def _move(self:SparseEngine, s, n_keep, target, t):
     m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
     def scorer(f, n): return None if f is None else _Scorer(f, s, partial(self._score, f, s, n, t, g))
     keep,grow = scorer(m.keep_score_f, n_keep),scorer(m.grow_score_f, max(target-n_keep, 0))
-    dropped,grown = m.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
+    dropped,grown = s.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
     kept,wanted = keep.seen,grow.seen if grow else []
     stays = put_(s.mask.clone(), dropped, False) if kept or wanted else None
     if kept: _check_choice(s.o, kept[0] & s.mask, live_places(stays.reshape(-1)), n_keep)
@@ -682,18 +688,6 @@ def _count(self:SparseEngine, times, moved):
     self.n_updates += bool(moved)
 
 # %% ../nbs/05_training.ipynb #8ff0a5b9
-@contextmanager
-def uninterrupted():
-    "Let Ctrl-C wait until the end, in the main thread"
-    was,came = signal.getsignal(signal.SIGINT),[]
-    if threading.current_thread() is not threading.main_thread() or not callable(was):
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *args: came.append(args))
-    try: yield
-    finally: signal.signal(signal.SIGINT, was)
-    if came: was(*came[0])
-
 @patch
 def _start(self:SparseEngine, m, move):
     "Where grown weights of `move` start: a tensor like the parameter, or None for zero"

@@ -305,6 +305,7 @@ def test_engine_state_keeps_the_last_update():
     "A resumed engine still knows what its last update moved"
     model,dst,history,plain = run(fast, steps=6)
     twin = run(fast, steps=0)[1]
+    twin.model.load_state_dict(model.state_dict())
     twin.load_state_dict(dst.state_dict())
     assert [s.last_update for s in twin.slots]==[s.last_update for s in dst.slots]!=[(0,0)]*3
 

@@ -5,7 +5,8 @@ from fastai.callback.schedule import *
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import Adam,OptimWrapper,ranger
-from fastai_data import digits,learner,loaders,momentum_sgd
+from fastai.data.core import DataLoaders
+from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastcore.all import partial
 from fastsparse.all import *
 from fastsparse.runs import *
@@ -151,6 +152,29 @@ def test_a_dense_model_takes_its_masks_from_the_file(tmp_path):
     (tmp_path/'b').mkdir()
     assert agree(whole_state(learn, cb), whole_state(*one_fit(tmp_path/'b', 'RigL-adam')))
 
+def test_two_engines_of_one_fit(tmp_path):
+    "Each with its own layers and method"
+    def run(folder, seed=0, cbs=()):
+        learn = small_learner(tmp_path, Adam, seed)
+        sparsify_model(learn, .8, seed=seed)
+        class Second(DST): pass
+        both = [DST(learn.model[0], **presets['RigL'], seed=seed), Second(learn.model[2], **presets['SET'], seed=seed+1)]
+        learn.fit(3, cbs=[*both, SparseCheckpoint(folder/'run', every=3), *cbs])
+        return learn,both[1]
+    (tmp_path/'b').mkdir()
+    with pytest.raises(MemoryError): run(tmp_path, cbs=[Die(14)])
+    assert agree(whole_state(*run(tmp_path, 5)), whole_state(*run(tmp_path/'b')))
+
+def test_a_plain_loop_goes_on_from_a_fit(tmp_path):
+    "A fit's file serves load_run, engine included"
+    with pytest.raises(MemoryError): one_fit(tmp_path, 'RigL-adamw', cbs=[Die(10)])
+    learn = small_learner(tmp_path, opts['adamw'], 5)
+    sparsify_model(learn, .8, seed=5)
+    learn.create_opt()
+    engine = SparseEngine(learn.model, learn.opt, 24, **presets['RigL'])
+    position = load_run(tmp_path/'RigL-adamw.pt', learn, learn.opt, engine)
+    assert position['train_iter']==9 and engine.last_t==8
+
 def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
     learn = small_learner(tmp_path)
     sparsify_model(learn, .8, seed=0)
@@ -271,6 +295,22 @@ def test_a_dense_model_takes_a_sparse_file(tmp_path):
         opt.step()
         assert all(is_positive_zero(o.p[~o.mask]) for o in masked_params(new))
 
+def test_a_users_own_mask_is_no_mask(tmp_path):
+    "A bool buffer beside another buffer of its shape is loaded like any buffer"
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp((12,16,3))
+            self.register_buffer('pos', torch.randn(3))
+            self.register_buffer('pos_mask', torch.tensor([True,False,True]))
+        def forward(self, x): return self.body(x)
+    model,new = Own(),Own()
+    new.pos_mask.fill_(True)
+    sparsify_model(model, .7, seed=0)
+    save_run(tmp_path/'a.pt', model)
+    load_run(tmp_path/'a.pt', new)
+    assert agree(dict(model.state_dict()), dict(new.state_dict())) and [o.name for o in masked_params(new)]==['body.0.weight','body.2.weight']
+
 def test_files_are_no_larger_than_dense_ones(tmp_path):
     "At 90 %, Adam's state included, a file is below a fifth of the dense one; with dense weights not above it but for a bit a weight"
     def size(sparsity):
@@ -319,26 +359,26 @@ def mutated(data, rng):
 
 # Kills
 
-def write_on(path, n):
-    "Train and save until killed; each file goes on with the one before"
-    model,opt,dst = parts(sizes=(20,n,4))
+def write_on(path, n, sparsity):
+    "Save until killed; each file goes on with the one before"
+    model,opt,dst = parts(sizes=(20,n,4), sparsity=sparsity)
     start = load_run(path, model, opt, dst, default=0)
-    print(start, flush=True)
+    if n>1000: steps(model, opt, 1)
     for step in range(start, 10**9): save_run(path, model, opt, dst, position=step+1, keep=2)
 
-def killed_at_random(folder, n_kills, size, seconds):
+def killed_at_random(folder, n_kills, size, sparsity, seconds):
     "Kill a process that writes, again and again, from a parent that has imported all; the file is whole each time"
     path,rng,last = folder/'run.pt',random.Random(0),0
     for _ in range(n_kills):
         pid = os.fork()
         if not pid:
-            try: write_on(path, size)
+            try: write_on(path, size, sparsity)
             finally: os._exit(1)
         time.sleep(rng.uniform(*seconds))
         os.kill(pid, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         if not path.exists(): continue
-        model,opt,dst = parts(1, sizes=(20,size,4))
+        model,opt,dst = parts(1, sizes=(20,size,4), sparsity=sparsity)
         at = load_run(path, model, opt, dst)
         assert at>=last and all(is_positive_zero(o.p[~o.mask]) for o in masked_params(model))
         last = at
@@ -346,10 +386,12 @@ def killed_at_random(folder, n_kills, size, seconds):
     save_run(path, model, opt, dst, keep=2)
     assert sorted(os.listdir(folder))==['run.1.pt','run.pt']
 
-@pytest.mark.parametrize('n,size,seconds', [(15,16,(.02,.3)), pytest.param(100,16,(.02,.3), marks=pytest.mark.full), pytest.param(20,700_000,(2.,9.), marks=pytest.mark.full)])
-def test_kills(n, size, seconds, tmp_path):
+small,large = (16,.8,(.02,.3)),(700_000,.05,(4.,14.))
+
+@pytest.mark.parametrize('n,kind', [(15,small), pytest.param(100,small, marks=pytest.mark.full), pytest.param(20,large, marks=pytest.mark.full)], ids=['15','100','20 of 200 MB'])
+def test_kills(n, kind, tmp_path):
     "SIGKILL at random moments: the old file or the new one is whole, nothing is lost, and no rest is left after the next write"
-    killed_at_random(tmp_path, n, size, seconds)
+    killed_at_random(tmp_path, n, *kind)
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     "torch cannot write on: the file and its folder are as before"
@@ -364,6 +406,48 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft,hard))
         signal.signal(signal.SIGXFSZ, old)
     assert os.listdir(tmp_path)==['a.pt'] and load_run(path)==1
+
+@pytest.mark.parametrize('how', ['sparse compute','mixed precision','no shuffle','a loader of torch'])
+def test_other_ways_to_fit(how, tmp_path):
+    "Live weights only, a gradient scaler, a loader that draws from torch's generator: bit for bit as well"
+    def run(folder, seed=0, cbs=()):
+        learn = small_learner(tmp_path, Adam, seed)
+        x,y = digits(n=160, dtype=torch.float)
+        if how=='no shuffle': learn.dls = loaders(x, y, n_valid=32)
+        if how=='a loader of torch':
+            pairs = list(zip(x, y))
+            make = lambda o, shuffle: torch.utils.data.DataLoader(o, batch_size=16, shuffle=shuffle)
+            learn.dls = DataLoaders(make(pairs[:-32], True), make(pairs[-32:], False))
+        sparsify_model(learn, .8, seed=seed)
+        cb = DST(**presets['RigL'], seed=seed, sparse_compute={'0.weight':'rows'} if how=='sparse compute' else None)
+        more = [CpuMixedPrecision()]*(how=='mixed precision')
+        learn.fit(3, cbs=[cb, SparseCheckpoint(folder/'run', every=3), *more, *cbs])
+        return learn,cb
+    (tmp_path/'b').mkdir()
+    with pytest.raises(MemoryError): run(tmp_path, cbs=[Die(14)])
+    assert read_run(tmp_path/'run.pt')['position']['batch']==4
+    end,mine = whole_state(*run(tmp_path, 5)),whole_state(*run(tmp_path/'b'))
+    for k in mine: assert agree(mine[k], end[k]), k
+
+def test_bfloat16(tmp_path):
+    def make(seed):
+        model = mlp((20,32,4), seed=seed).bfloat16()
+        sparsify_model(model, .8, seed=seed)
+        opt = torch.optim.AdamW(model.parameters(), lr=.01)
+        return model,opt,DynamicSparseTraining(model, opt, 40, **presets['RigL'], seed=seed)
+    def train(model, opt, n):
+        for _ in range(n):
+            opt.zero_grad()
+            model(torch.randn(8, 20).bfloat16()).square().mean().backward()
+            opt.step()
+    mine = make(0)
+    train(*mine[:2], 6)
+    save_run(tmp_path/'a.pt', *mine)
+    train(*mine[:2], 10)
+    other = make(1)
+    load_run(tmp_path/'a.pt', *other)
+    train(*other[:2], 10)
+    assert agree(snapshot(*mine), snapshot(*other))
 
 # The best model that is sparse enough
 
