@@ -4,7 +4,7 @@ from fastsparse.all import *
 from hypothesis import given,settings,strategies as st
 from torch import nn
 
-plain = ['rows','features','csr']
+plain = ['rows','csr']
 torch.set_num_threads(1)
 
 def sparse(shape, seed=0, density=.3, structure=None, dtype=torch.float):
