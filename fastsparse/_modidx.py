@@ -31,7 +31,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'fastsparse/callback.py')},
             'fastsparse.clocks': { 'fastsparse.clocks._difference': ('clocks.html#_difference', 'fastsparse/clocks.py'),
                                    'fastsparse.clocks._items': ('clocks.html#_items', 'fastsparse/clocks.py'),
-                                   'fastsparse.clocks.agree': ('clocks.html#agree', 'fastsparse/clocks.py'),
                                    'fastsparse.clocks.float_outputs': ('clocks.html#float_outputs', 'fastsparse/clocks.py'),
                                    'fastsparse.clocks.fresh': ('clocks.html#fresh', 'fastsparse/clocks.py'),
                                    'fastsparse.clocks.output_error': ('clocks.html#output_error', 'fastsparse/clocks.py'),
