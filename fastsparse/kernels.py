@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['F', 'N', 'C', 'ONE', 'DX', 'dots', 'pack', 'unpack', 'forward', 'finish', 'bias_sums', 'backward', 'input_block',
-           'one_row', 'tiling', 'kernels_take', 'multiply', 'gradients']
+           'one_row', 'forward4', 'four_sums', 'turn_index', 'block_starts', 'tiling', 'kernels_take', 'column_type',
+           'starts_of', 'turned', 'multiply', 'gradients']
 
-# %% ../nbs/30_kernels.ipynb #79e9b12b
+# %% ../nbs/30_kernels.ipynb #b3fb544c
 import numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
 from .vectors import *
 from functools import cache
+from itertools import accumulate
 
-# %% ../nbs/30_kernels.ipynb #79e67619
+# %% ../nbs/30_kernels.ipynb #3cce2d64
 F,N,C = np.float32,16,np.int32
 
 @kernel
@@ -31,7 +33,7 @@ def dots(val, col, j, e, x, a):
     for q in range(m, e): a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
     return add(add(a, b), add(c, d))
 
-# %% ../nbs/30_kernels.ipynb #542863d2
+# %% ../nbs/30_kernels.ipynb #237a63af
 @kernel
 def pack(x, i, ld, rows, width, t):
     "`rows` rows of `x`, `ld` apart from place `i` on, as columns of the table `t`; columns without a row are zero"
@@ -51,7 +53,7 @@ def unpack(t, y, i, ld, rows, width):
     for r in range(rows):
         for k in range(width//16*16 if r<blocks else 0, width): put(y, i+r*ld+k, at(t, k*N+r))
 
-# %% ../nbs/30_kernels.ipynb #21a0ef7a
+# %% ../nbs/30_kernels.ipynb #0d1893ba
 @kernel
 def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
     "Rows `r0` to `r1` and outputs `o0` to `o1`; `xt` and `yt` are scratch memory for a table of inputs and of `R` outputs; no `bias` is 0"
@@ -70,7 +72,7 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
                     store(yt, i*N, dots(val, col, j, e, xt, a))
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
-# %% ../nbs/30_kernels.ipynb #99cb57ee
+# %% ../nbs/30_kernels.ipynb #a0fe8381
 ONE,DX = True,True
 
 @kernel
@@ -88,7 +90,7 @@ def bias_sums(gt, db, n_out, first):
     "Add up the rows of a table"
     for o in range(n_out): put(db, o, total(load(N, gt, o*N))+(F(0) if first else at(db, o)))
 
-# %% ../nbs/30_kernels.ipynb #3358d7ba
+# %% ../nbs/30_kernels.ipynb #824f0e63
 @kernel
 def backward(g, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_out, nb, R, gt, xt, dt, vt, dv, sums):
     "Inputs `i0` to `i1`; scratch: tables of outputs, of `R` inputs and their gradients, values and their gradients in the transposed order, and 17 x 16 numbers; no `db` is 0"
@@ -126,7 +128,7 @@ def input_block(starts, row, order, val, dw, i, w, k, nb, q0, first, gt, xt, dt,
             finish(sums, l, dw, order, dv, b, b-q0, first)
         if DX: store(dt, s*N, a)
 
-# %% ../nbs/30_kernels.ipynb #3bdeb63c
+# %% ../nbs/30_kernels.ipynb #97c2734f
 @kernel
 def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
     "Outputs `o0` to `o1` of few rows"
@@ -137,16 +139,79 @@ def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
             for q in range(at(starts, o), at(starts, o+1)): s += at(val, q)*at(x, r*n_in+at(col, q))
             put(y, r*n_out+o, s+at(numbers(F, bias), o) if bias else s)
 
-# %% ../nbs/30_kernels.ipynb #7f5f64af
+# %% ../nbs/30_kernels.ipynb #d3ea7aed
+@kernel
+def forward4(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
+    "`forward` for outputs that share inputs in fours"
+    x,starts,col,val,y,xt,yt = numbers(F, x),numbers(np.int32, starts),numbers(C, col),numbers(F, val),numbers(F, y),numbers(F, xt),numbers(F, yt)
+    for r in range(r0, r1, N):
+        m = min(N, r1-r)
+        pack(x, r*n_in, n_in, m, n_in, xt)
+        for o in range(o0, o1, R):
+            w = min(R, o1-o)
+            for i in range(w):
+                if bias: store(yt, i*N, full(N, at(numbers(F, bias), o+i)))
+                else: store(yt, i*N, zero(N, yt))
+            for k in range(nb):
+                for i in range(0, w, 4): four_sums(starts, col, val, (o+i)*nb+k, nb, xt, yt, i*N)
+            unpack(yt, y, r*n_out+o, n_out, m, w)
+
+@kernel
+def four_sums(starts, col, val, s, nb, xt, yt, i):
+    "Add to four sums at place `i` of `yt` what a block of their inputs, `s` in `starts`, gives"
+    j,e,k,l,m = at(starts, s),at(starts, s+1),at(starts, s+nb),at(starts, s+2*nb),at(starts, s+3*nb)
+    if j==e: return
+    a,b,c,d = load(N, yt, i),load(N, yt, i+N),load(N, yt, i+2*N),load(N, yt, i+3*N)
+    for q in range(e-j):
+        x = load(N, xt, at(col, j+q)*N)
+        a,b,c,d = axpy(at(val, j+q), x, a),axpy(at(val, k+q), x, b),axpy(at(val, l+q), x, c),axpy(at(val, m+q), x, d)
+    store(yt, i, a)
+    store(yt, i+N, b)
+    store(yt, i+2*N, c)
+    store(yt, i+3*N, d)
+
+# %% ../nbs/30_kernels.ipynb #ba9150cf
+@kernel
+def turn_index(crow, col, n, m, tcrow, row, order):
+    "Of `n` rows and `m` columns: where each column starts (`tcrow` is zero before), and the rows and places of its weights"
+    crow,col,tcrow,row,order = numbers(np.int32, crow),numbers(np.int32, col),numbers(np.int32, tcrow),numbers(np.int32, row),numbers(np.int32, order)
+    for q in range(at(crow, n)): put(tcrow, at(col, q)+1, at(tcrow, at(col, q)+1)+1)
+    for c in range(m): put(tcrow, c+1, at(tcrow, c)+at(tcrow, c+1))
+    for r in range(n):
+        for q in range(at(crow, r), at(crow, r+1)):
+            c = at(col, q)
+            p = at(tcrow, c)
+            put(row, p, r)
+            put(order, p, q)
+            put(tcrow, c, p+1)
+    for c in range(m, 0, -1): put(tcrow, c, at(tcrow, c-1))
+    put(tcrow, 0, 0)
+
+@kernel
+def block_starts(crow, col, n, width, nb, starts):
+    "Where the weights of each of `n` rows start in each of `nb` blocks of `width` columns, and where the last ones end"
+    crow,col,starts = numbers(np.int32, crow),numbers(C, col),numbers(np.int32, starts)
+    for r in range(n):
+        k = 0
+        for q in range(at(crow, r), at(crow, r+1)):
+            while k<nb and at(col, q)>=k*width:
+                put(starts, r*nb+k, q)
+                k += 1
+        for b in range(k, nb): put(starts, r*nb+b, at(crow, r+1))
+    put(starts, n*nb, at(crow, n))
+
+# %% ../nbs/30_kernels.ipynb #27737083
 def tiling(
     rows:int, # Of the batch
     n:int, # Rows of the table that is jumped over: inputs forward, outputs backward
     density:float, # Fraction of weights that live
     back=False, # Is it the backward's?
     size:int=4, # Bytes a number
+    fours=False, # Do outputs share inputs in fours?
 ) -> tuple: # Columns of a table, rows of it in a block, results that are made together
     "How a product is cut"
     (l1,l2),widest = caches(),8*vector_bytes()//size
+    if fours and not back: widest = max(widest//(2 if vector_bytes()==64 else 4), 16)
     N = next((k for k in (16,32,64) if rows<=k<=widest), widest)
     if density<.04:
         while N>32 and n*N*size>l2//(2 if back else 4): N //= 2
@@ -155,16 +220,17 @@ def tiling(
     if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
     return (N,max(n, 1),32) if block>.6*n else (N,int(block),min(512, l2//(8*N*size)))
 
-# %% ../nbs/30_kernels.ipynb #fa58af5f
+# %% ../nbs/30_kernels.ipynb #7991afa6
 class _Scratch(threading.local):
-    piece = np.empty(0, np.uint8)
+    n = 0
 
     def __call__(self, *sizes): # Bytes
         "Addresses of memory that this thread may write until it asks again"
-        ends = np.cumsum([-(-n//64)*64 for n in sizes])
-        if ends[-1]+64>len(self.piece): self.piece = np.zeros(max(int(ends[-1])+64, 2**22), np.uint8)
-        start = -(-self.piece.ctypes.data//64)*64
-        return [start,*(start+ends[:-1]).tolist()]
+        sizes = [-(-n//64)*64 for n in sizes]
+        if sum(sizes)+64>self.n:
+            self.piece = np.zeros(max(sum(sizes)+64, 2**22), np.uint8)
+            self.n,self.start = len(self.piece),-(-self.piece.ctypes.data//64)*64
+        return accumulate(sizes[:-1], initial=self.start)
 
 _scratch = _Scratch()
 
@@ -180,16 +246,35 @@ def _share(f, n, unit):
     f(*ends[:2])
     for o in others: o.result()
 
-# %% ../nbs/30_kernels.ipynb #6374ccd0
+# %% ../nbs/30_kernels.ipynb #edb22f67
 _kinds = {torch.float:np.float32, torch.double:np.float64}
 
 def kernels_take(*ts): # Tensors
     "Do kernels run on this computer, and for tensors like these?"
     return all(t.device.type=='cpu' and t.dtype in (torch.float,torch.double,torch.bfloat16,torch.half) for t in ts) and not why_not()
 
-def _wide(t): return t.detach().contiguous().to(t.dtype if t.dtype in _kinds else torch.float)
+def _wide(t): return (t if t.dtype in _kinds else t.detach().float()).contiguous()
 
 def _address(t): return 0 if t is None else t.data_ptr()
+
+def column_type(col): return np.uint16 if col.dtype==torch.uint16 else np.int32
+
+def starts_of(index, width):
+    "`block_starts` of an index"
+    (n,m),n_blocks = index.shape,-(-index.shape[1]//width)
+    if n_blocks<2: return index.crow,1
+    if width not in index.starts:
+        index.starts[width] = torch.empty(n*n_blocks+1, dtype=torch.int)
+        find = block_starts.compiled(C=column_type(index.col))
+        find(index.crow.data_ptr(), index.col.data_ptr(), n, width, n_blocks, index.starts[width].data_ptr())
+    return index.starts[width],n_blocks
+
+def turned(index):
+    "Where each column starts, and the rows and places of its weights"
+    (n,m),row,order = index.shape,torch.empty_like(index.col),torch.empty_like(index.col)
+    crow = torch.zeros(m+1, dtype=torch.int)
+    turn_index.compiled()(index.crow.data_ptr(), index.col.data_ptr(), n, m, crow.data_ptr(), row.data_ptr(), order.data_ptr())
+    return crow,row,order
 
 def multiply(
     index, # `SparseIndex` of the weight
@@ -202,13 +287,13 @@ def multiply(
     (n_out,n_in),rows = index.shape,len(x)
     v,xs,b = _wide(values),_wide(x),None if bias is None else _wide(bias)
     y = xs.new_empty(rows, n_out)
-    kind,columns,size = _kinds[xs.dtype],np.uint16 if index.col.dtype==torch.uint16 else np.int32,xs.element_size()
+    kind,columns,size = _kinds[xs.dtype],column_type(index.col),xs.element_size()
     if rows<3 and cut is None:
         f = one_row.compiled(F=kind, C=columns)
         _share(lambda o0, o1: f(xs.data_ptr(), index.crow.data_ptr(), index.col.data_ptr(), v.data_ptr(), _address(b), y.data_ptr(), o0, o1, n_in, n_out, rows), n_out, 256)
         return y.to(x.dtype)
-    N,fb,R = cut or tiling(rows, n_in, len(index)/max(n_in*n_out, 1), False, size)
-    (starts,nb),f = index.starts(fb),forward.compiled(F=kind, N=N, C=columns)
+    N,fb,R = cut or tiling(rows, n_in, len(index)/max(n_in*n_out, 1), False, size, index.fours)
+    (starts,nb),f = starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns)
     def part(r0, r1, o0, o1):
         f(xs.data_ptr(), starts.data_ptr(), index.col.data_ptr(), v.data_ptr(), _address(b), y.data_ptr(), r0, r1, o0, o1, n_in, n_out, nb, R,
             *_scratch(n_in*N*size, R*N*size))
@@ -216,7 +301,19 @@ def multiply(
     else: _share(lambda o0, o1: part(0, rows, o0, o1), n_out, 64)
     return y.to(x.dtype)
 
-# %% ../nbs/30_kernels.ipynb #4200cd40
+# %% ../nbs/30_kernels.ipynb #b31d669d
+def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
+    "Give addresses to `backward`, a share of the inputs to a thread"
+    (N,fb,R),t = cut,index.t
+    one = rows<=N
+    (starts,nb),f = starts_of(t, fb),backward.compiled(F=kind, N=N, ONE=one, DX=inputs)
+    def part(i0, i1):
+        kept = 0 if one else len(index) if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
+        room = _scratch(n_out*N*size, R*N*size, R*N*size, kept*size, kept*size, 272*size)
+        f(g, x, starts.data_ptr(), t.col.data_ptr(), t.order.data_ptr(), val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
+    _share(part, n_in, 64)
+
+# %% ../nbs/30_kernels.ipynb #410d4141
 def gradients(
     index, # `SparseIndex` of the weight
     values:torch.Tensor, # Live weights, in the index's order; None if no gradients of inputs are wanted
@@ -230,15 +327,10 @@ def gradients(
     (n_out,n_in),rows,n = index.shape,len(x),len(index)
     v,xs,gs = _wide(values) if inputs else None,_wide(x),_wide(g)
     dx,dw,db = xs.new_empty(x.shape) if inputs else None,xs.new_empty(n),xs.new_empty(n_out) if bias else None
-    size,t = xs.element_size(),index.t
-    N,fb,R = cut or tiling(rows, n_out, n/max(n_in*n_out, 1), True, size)
-    one = rows<=N
-    (starts,nb),f = t.starts(fb),backward.compiled(F=_kinds[xs.dtype], N=N, ONE=one, DX=inputs)
-    def part(i0, i1):
-        kept = 0 if one else n if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
-        f(gs.data_ptr(), xs.data_ptr(), starts.data_ptr(), t.col.data_ptr(), t.order.data_ptr(), _address(v), _address(dx), dw.data_ptr(), _address(db) if i0==0 else 0,
-            rows, i0, i1, n_in, n_out, nb, R, *_scratch(n_out*N*size, R*N*size, R*N*size, kept*size, kept*size, 272*size))
-    if rows and n_in: _share(part, n_in, 64)
+    size = xs.element_size()
+    cut = cut or tiling(rows, n_out, n/max(n_in*n_out, 1), True, size)
+    common = gs.data_ptr(),xs.data_ptr(),_address(v),_address(dx),dw.data_ptr(),_address(db),rows,n_in,n_out
+    if rows and n_in: _back(index, cut, _kinds[xs.dtype], size, inputs, *common)
     else:
         dw.zero_()
         if bias: db.copy_(gs.sum(0))

@@ -5,30 +5,37 @@
 # %% auto #0
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 'sparse_conv1x1']
 
-# %% ../nbs/30a_products.ipynb #cde5b85d
-import numpy as np,torch,torch.nn.functional as F
+# %% ../nbs/30a_products.ipynb #a3e359a3
+import torch,torch.nn.functional as F
 from fastcore.basics import *
-from .kernels import gradients,kernels_take,multiply
+from .kernels import gradients,kernels_take,multiply,turned
 from .masks import *
+from .vectors import why_not
 from torch.autograd import Function
 from warnings import catch_warnings,simplefilter
 
-# %% ../nbs/30a_products.ipynb #a9c8cb66
+# %% ../nbs/30a_products.ipynb #31ad2881
+def _in_fours(mask):
+    "Have four neighbouring rows of `mask` the same columns, all the way down?"
+    if len(mask)%4 or not len(mask): return False
+    same = lambda m: bool((m.unflatten(0, (-1,4))==m[::4,None]).all())
+    return same(mask[:4]) and same(mask)
+
 class SparseIndex:
     "Where the live weights of a matrix are, row by row; `len` of it is how many"
     def __init__(self,
         mask:torch.Tensor, # Bool tensor, outputs first; what follows the first dimension counts as one
     ):
-        self.shape = mask.shape[0],mask.shape[1:].numel()
+        self.shape,self.fours = (mask.shape[0],mask.shape[1:].numel()),_in_fours(mask.flatten(1))
         places,(n,width) = live_places(mask.reshape(-1)),self.shape
-        self.crow,self._t,self._starts = torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),None,{}
+        self.crow,self._t,self.starts = torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),None,{}
         self.col = places.sub_(self.rows.mul_(width)).int()
 
     @classmethod
-    def of_parts(cls, shape, crow, col):
+    def of_parts(cls, shape, crow, col, fours=False):
         "The index of a matrix of `shape` whose rows start at `crow`, with live weights in the columns `col`, both 32 bits"
         new = object.__new__(cls)
-        new.shape,new.crow,new.col,new._t,new._starts = shape,crow,col,None,{}
+        new.shape,new.crow,new.col,new.fours,new._t,new.starts = shape,crow,col,fours,None,{}
         return new
 
     @property
@@ -43,7 +50,7 @@ class SparseIndex:
 
     def to(self, device):
         "The index on `device`"
-        return self if self.col.device==device else SparseIndex.of_parts(self.shape, self.crow.to(device), self.col.to(device))
+        return self if self.col.device==device else SparseIndex.of_parts(self.shape, self.crow.to(device), self.col.to(device), self.fours)
 
     def __len__(self): return len(self.col)
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'
@@ -53,39 +60,26 @@ def _starts(rows, n):
     counts = torch.bincount(rows, minlength=n) if n else rows.new_zeros(0)
     return F.pad(counts.cumsum(0), (1,0)).int()
 
-# %% ../nbs/30a_products.ipynb #e4fbc400
+# %% ../nbs/30a_products.ipynb #b419159e
 with catch_warnings():
     simplefilter('ignore')  # torch says once a process that CSR tensors are in beta
     torch.eye(1).to_sparse_csr()
 
-def _order(cols, n):
-    "The places of `cols`, numbers below `n`, in ascending order of these; equal ones keep their order"
-    if cols.device.type!='cpu' or n>2**16: return cols.sort(stable=True).indices
-    return torch.from_numpy(cols.numpy().astype(np.uint16).argsort(kind='stable'))
+def _sorted(index):
+    "Where each column starts, and the rows and places of its weights, by torch"
+    order = index.col.sort(stable=True).indices
+    return _starts(index.col, index.shape[1]),index.rows[order].int(),order.int()
 
 @patch(as_prop=True)
 def t(self:SparseIndex):
     "The index of the transposed matrix, with `order`, the place of each of its weights in this one"
     if self._t is None:
-        order = _order(self.col, self.shape[1])
-        self._t = SparseIndex.of_parts(self.shape[::-1], _starts(self.col, self.shape[1]), self.rows[order].int())
-        self._t.order = order.int()
+        crow,row,order = turned(self) if self.col.device.type=='cpu' and not why_not() else _sorted(self)
+        self._t = SparseIndex.of_parts(self.shape[::-1], crow, row)
+        self._t.order = order
     return self._t
 
-# %% ../nbs/30a_products.ipynb #e880f0f8
-@patch
-def starts(self:SparseIndex,
-    width:int, # Columns of a block
-) -> tuple: # Where the weights of each row and block start, and the last ones end; the number of blocks
-    "Where blocks of columns start in each row"
-    (n,n_in),n_blocks = self.shape,-(-self.shape[1]//width)
-    if n_blocks<2: return self.crow,1
-    if width not in self._starts:
-        edges = (torch.arange(n, device=self.crow.device)*n_in)[:,None]+torch.arange(n_blocks, device=self.crow.device)*width
-        self._starts[width] = F.pad(torch.searchsorted(self.places, edges.view(-1)), (0,1), value=len(self)).int()
-    return self._starts[width],n_blocks
-
-# %% ../nbs/30a_products.ipynb #c92ee4e1
+# %% ../nbs/30a_products.ipynb #794f5e63
 @patch
 def part(self:SparseIndex,
     keep:torch.Tensor, # A bool for each live weight
@@ -102,7 +96,7 @@ def between(self:SparseIndex,
     a,b = self.crow[[start,stop]].tolist()
     return SparseIndex.of_parts((stop-start,self.shape[1]), self.crow[start:stop+1]-a, self.col[a:b])
 
-# %% ../nbs/30a_products.ipynb #dc60c67b
+# %% ../nbs/30a_products.ipynb #97a9b146
 @patch
 def csr(self:SparseIndex,
     values:torch.Tensor, # A value for each live weight, in this index's order
@@ -115,7 +109,7 @@ def dense(self:SparseIndex, values): # A value for each live weight
     "The matrix as a dense tensor"
     return values.new_zeros(self.shape[0]*self.shape[1]).scatter_(0, self.places, values).view(self.shape)
 
-# %% ../nbs/30a_products.ipynb #7e997404
+# %% ../nbs/30a_products.ipynb #fc4fea1b
 def _bags(index, values, x):
     "`x` times the weight, by torch"
     if not (len(index) and x.numel()): return x.new_zeros(len(x), index.shape[0])
@@ -129,7 +123,7 @@ def _dots(index, g, x):
     zeros = x.new_zeros(len(index))
     return torch.sparse.sampled_addmm(index.csr(zeros), g.t(), x).values() if len(index) and x.numel() else zeros
 
-# %% ../nbs/30a_products.ipynb #589d6c7e
+# %% ../nbs/30a_products.ipynb #69f4b764
 def sparse_product(
     index:SparseIndex, # Where the live weights are
     values:torch.Tensor, # Their values, in the index's order
@@ -150,7 +144,7 @@ def sampled_product(
     if kernels_take(gT, xT): return gradients(index, None, xT.t(), gT.t(), False, False)[1]
     return _dots(index, gT.t().contiguous(), xT.t().contiguous())
 
-# %% ../nbs/30a_products.ipynb #b7a94a7d
+# %% ../nbs/30a_products.ipynb #5a8aec0e
 class _Product(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, tap):
@@ -167,7 +161,7 @@ class _Product(Function):
         gx = sparse_product(index.t, values.index_select(0, index.t.order), g) if of_x else None
         return gx,_dots(index, g.contiguous(), xs[0]) if of_values else None,g.sum(0) if of_bias else None,None,None
 
-# %% ../nbs/30a_products.ipynb #54f43d81
+# %% ../nbs/30a_products.ipynb #cb7a3319
 def _casted(*ts):
     "`ts` in the type that autocast asks for, if it does"
     kind = ts[0].device.type
@@ -191,7 +185,7 @@ def sparse_linear(
     y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
-# %% ../nbs/30a_products.ipynb #04bc56b9
+# %% ../nbs/30a_products.ipynb #8ad87307
 def sparse_conv1x1(
     x:torch.Tensor, # Batch of inputs, channels second
     values:torch.Tensor, # The live weights, in the index's order

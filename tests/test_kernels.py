@@ -7,16 +7,18 @@ from fastsparse.vectors import why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
-def make(n_out, n_in, rows, density=.3, dtype=torch.float, seed=0):
+def make(n_out, n_in, rows, density=.3, dtype=torch.float, seed=0, fours=False):
     "Index, live values, bias, inputs, gradients of outputs, and the dense weight"
     g = torch.Generator().manual_seed(seed)
-    mask = torch.rand(n_out, n_in, generator=g)<density
+    mask = torch.rand(n_out//4 if fours else n_out, n_in, generator=g)<density
+    if fours: mask = mask.repeat_interleave(4, 0)
     w,b,x,dy = [torch.randn(*s, generator=g).to(dtype) for s in ((n_out,n_in),(n_out,),(rows,n_in),(rows,n_out))]
     return mask,SparseIndex(mask),(w*mask)[mask],b,x,dy,w*mask
 
-def check(n_out, n_in, rows, density=.3, dtype=torch.float, fwd=None, back=None, tol=1e-5):
+def check(n_out, n_in, rows, density=.3, dtype=torch.float, fwd=None, back=None, tol=1e-5, fours=False):
     "Outputs and gradients against float64"
-    mask,index,v,b,x,dy,w = make(n_out, n_in, rows, density, dtype)
+    mask,index,v,b,x,dy,w = make(n_out, n_in, rows, density, dtype, fours=fours)
+    assert index.fours>=fours
     mine = multiply(index, v, x, b, fwd),*gradients(index, v, x, dy, cut=back)
     w,x,dy = w.double(),x.double(),dy.double()
     for a,r in zip(mine, (x@w.t()+b.double(), dy@w, (dy.t()@x)[mask], dy.sum(0))): torch.testing.assert_close(a.double(), r, rtol=tol, atol=tol*10)
@@ -41,6 +43,15 @@ def test_types(dtype, tol):
 def test_every_way_to_cut(N, width, R):
     "Blocks of one column, ragged ones, tables of several tiles"
     check(37, 50, 150, fwd=(N,width,R), back=(N,width,R))
+
+@pytest.mark.parametrize('size', [(64,30,77),(4,5,1),(12,79,200),(128,200,130),(8,50,150)])
+@pytest.mark.parametrize('density', [0,.05,.3,1])
+def test_outputs_that_share_inputs_in_fours(size, density):
+    check(*size, density, fours=True)
+
+def test_fours_in_any_type_and_cut():
+    check(64, 30, 77, dtype=torch.double, tol=1e-12, fours=True)
+    for N,width,R in ((16,1,4),(64,7,8),(64,48,512)): check(40, 50, 150, fwd=(N,width,R), back=(N,width,R), fours=True)
 
 def test_the_rule_serves_every_size():
     for rows in (1,17,128,10**5):
