@@ -728,6 +728,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastsparse.packing._as_bias': ('packing.html#_as_bias', 'fastsparse/packing.py'),
                                     'fastsparse.packing._check_type': ('packing.html#_check_type', 'fastsparse/packing.py'),
                                     'fastsparse.packing._fixed': ('packing.html#_fixed', 'fastsparse/packing.py'),
+                                    'fastsparse.packing._index': ('packing.html#_index', 'fastsparse/packing.py'),
                                     'fastsparse.packing._is_plain': ('packing.html#_is_plain', 'fastsparse/packing.py'),
                                     'fastsparse.packing._live': ('packing.html#_live', 'fastsparse/packing.py'),
                                     'fastsparse.packing._packed': ('packing.html#_packed', 'fastsparse/packing.py'),

@@ -23,32 +23,39 @@ def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
 
 def _live(w, live=None): return (w!=0 if live is None else live).flatten(1)
 
+def _index(m, crow):
+    "The index of the matrix `m`, whose rows start at `crow`; made again when its columns are others"
+    now = m.col.data_ptr(),None if m.col.is_inference() else m.col._version
+    if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, m.col.view(-1), m.fours)
+    return m.made[1]
+
 class LiveMatrix(nn.Module):
     "Live weights row by row, with their columns"
+    made,narrow = None,True
     def __init__(self,
         w:torch.Tensor, # Weights, outputs first
         live:torch.Tensor=None, # Which of them live; None is all that aren't zero
     ):
         super().__init__()
         index = SparseIndex(_live(w, live))
-        self.shape = index.shape
+        self.shape,self.fours = index.shape,index.fours
         self.values = _fixed(w.detach().reshape(-1)[index.places])
-        for name in ('col','crow'): self.register_buffer(name, getattr(index, name))
+        self.register_buffer('col', index.col.short() if self.narrow and self.shape[1]<=2**15 else index.col)
+        self.register_buffer('crow', index.crow)
 
     @property
-    def index(self): return SparseIndex.of_parts(self.shape, self.crow, self.col)
+    def index(self): return _index(self, self.crow)
     def extra_repr(self): return f'{self.shape[0]} x {self.shape[1]}, {self.values.numel()} stored'
 
     def forward(self, x, bias=None):
         if not torch.compiler.is_exporting(): return sparse_product(self.index, self.values, x, bias)
-        y = F.embedding_bag(self.col, x.t(), self.crow, per_sample_weights=self.values, mode='sum', include_last_offset=True).t()
+        y = F.embedding_bag(self.col.int(), x.t(), self.crow, per_sample_weights=self.values, mode='sum', include_last_offset=True).t()
         return y if bias is None else y+bias
-
-
 
 # %% ../nbs/32_packing.ipynb #3d851dd2
 class CSRMatrix(LiveMatrix):
     "The same, multiplied by torch's own product for CSR"
+    narrow = False
     def __init__(self, w, live=None):
         _check_type(w)
         super().__init__(w, live)
@@ -60,6 +67,7 @@ class CSRMatrix(LiveMatrix):
 # %% ../nbs/32_packing.ipynb #29b392f8
 class CondensedMatrix(nn.Module):
     "The same number of live weights in each row, as two tables"
+    made,fours = None,False
     def __init__(self,
         w:torch.Tensor, # Weights, outputs first
         live:torch.Tensor=None, # Which of them live, as many in each row; None is all that aren't zero
@@ -80,8 +88,8 @@ class CondensedMatrix(nn.Module):
             none = not self.col.shape[1]  # torch follows no empty bags
             y = x.new_zeros(len(x), self.shape[0]) if none else F.embedding_bag(self.col, x.t(), per_sample_weights=self.values, mode='sum').t()
             return y if bias is None else y+bias
-        crow = torch.arange(len(self.col)+1, dtype=torch.int, device=x.device)*self.col.shape[1]
-        return sparse_product(SparseIndex.of_parts(self.shape, crow, self.col.view(-1)), self.values.view(-1), x, bias)
+        index = _index(self, torch.arange(len(self.col)+1, dtype=torch.int, device=x.device)*self.col.shape[1])
+        return sparse_product(index, self.values.view(-1), x, bias)
 
 # %% ../nbs/32_packing.ipynb #bc9d2299
 def _run(live):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 'sparse_conv1x1']
 
-# %% ../nbs/30a_products.ipynb #a3e359a3
+# %% ../nbs/30a_products.ipynb #b8226e00
 import torch,torch.nn.functional as F
 from fastcore.basics import *
 from .kernels import gradients,kernels_take,multiply,turned
@@ -14,7 +14,7 @@ from .vectors import why_not
 from torch.autograd import Function
 from warnings import catch_warnings,simplefilter
 
-# %% ../nbs/30a_products.ipynb #31ad2881
+# %% ../nbs/30a_products.ipynb #89955661
 def _in_fours(mask):
     "Have four neighbouring rows of `mask` the same columns, all the way down?"
     if len(mask)%4 or not len(mask): return False
@@ -46,7 +46,7 @@ class SparseIndex:
     @property
     def places(self):
         "The row-major place of each live weight, 64 bits"
-        return self.rows.mul_(self.shape[1]).add_(self.col)
+        return self.rows.mul_(self.shape[1]).add_(self.col.int())
 
     def to(self, device):
         "The index on `device`"
@@ -60,7 +60,7 @@ def _starts(rows, n):
     counts = torch.bincount(rows, minlength=n) if n else rows.new_zeros(0)
     return F.pad(counts.cumsum(0), (1,0)).int()
 
-# %% ../nbs/30a_products.ipynb #b419159e
+# %% ../nbs/30a_products.ipynb #e8fefba6
 with catch_warnings():
     simplefilter('ignore')  # torch says once a process that CSR tensors are in beta
     torch.eye(1).to_sparse_csr()
@@ -79,7 +79,7 @@ def t(self:SparseIndex):
         self._t.order = order
     return self._t
 
-# %% ../nbs/30a_products.ipynb #794f5e63
+# %% ../nbs/30a_products.ipynb #2fd462b6
 @patch
 def part(self:SparseIndex,
     keep:torch.Tensor, # A bool for each live weight
@@ -96,26 +96,26 @@ def between(self:SparseIndex,
     a,b = self.crow[[start,stop]].tolist()
     return SparseIndex.of_parts((stop-start,self.shape[1]), self.crow[start:stop+1]-a, self.col[a:b])
 
-# %% ../nbs/30a_products.ipynb #97a9b146
+# %% ../nbs/30a_products.ipynb #e1f21c08
 @patch
 def csr(self:SparseIndex,
     values:torch.Tensor, # A value for each live weight, in this index's order
 ) -> torch.Tensor: # Sparse CSR tensor
     "The matrix as torch's own sparse tensor"
-    return torch.sparse_csr_tensor(self.crow, self.col, values, self.shape, check_invariants=False)
+    return torch.sparse_csr_tensor(self.crow, self.col.int(), values, self.shape, check_invariants=False)
 
 @patch
 def dense(self:SparseIndex, values): # A value for each live weight
     "The matrix as a dense tensor"
     return values.new_zeros(self.shape[0]*self.shape[1]).scatter_(0, self.places, values).view(self.shape)
 
-# %% ../nbs/30a_products.ipynb #fc4fea1b
+# %% ../nbs/30a_products.ipynb #461cee70
 def _bags(index, values, x):
     "`x` times the weight, by torch"
     if not (len(index) and x.numel()): return x.new_zeros(len(x), index.shape[0])
     one = len(x)==1 and x.dtype in (torch.float, torch.double) and x.device.type=='cpu' and torch.backends.mkl.is_available()
     if one: return (index.csr(values)@x[0])[None].clone()  # what a function of autograd returns must not be a view
-    return torch.embedding_bag(x.t().contiguous(), index.col, index.crow, False, 0, False, values, True)[0].t().contiguous()
+    return torch.embedding_bag(x.t().contiguous(), index.col.int(), index.crow, False, 0, False, values, True)[0].t().contiguous()
 
 def _dots(index, g, x):
     "The entries of `g.t() @ x` where weights live, by torch"
@@ -123,7 +123,7 @@ def _dots(index, g, x):
     zeros = x.new_zeros(len(index))
     return torch.sparse.sampled_addmm(index.csr(zeros), g.t(), x).values() if len(index) and x.numel() else zeros
 
-# %% ../nbs/30a_products.ipynb #69f4b764
+# %% ../nbs/30a_products.ipynb #b4e4969e
 def sparse_product(
     index:SparseIndex, # Where the live weights are
     values:torch.Tensor, # Their values, in the index's order
@@ -144,7 +144,7 @@ def sampled_product(
     if kernels_take(gT, xT): return gradients(index, None, xT.t(), gT.t(), False, False)[1]
     return _dots(index, gT.t().contiguous(), xT.t().contiguous())
 
-# %% ../nbs/30a_products.ipynb #5a8aec0e
+# %% ../nbs/30a_products.ipynb #1dd4892b
 class _Product(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, tap):
@@ -161,7 +161,7 @@ class _Product(Function):
         gx = sparse_product(index.t, values.index_select(0, index.t.order), g) if of_x else None
         return gx,_dots(index, g.contiguous(), xs[0]) if of_values else None,g.sum(0) if of_bias else None,None,None
 
-# %% ../nbs/30a_products.ipynb #cb7a3319
+# %% ../nbs/30a_products.ipynb #f8f8043f
 def _casted(*ts):
     "`ts` in the type that autocast asks for, if it does"
     kind = ts[0].device.type
@@ -185,7 +185,7 @@ def sparse_linear(
     y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
-# %% ../nbs/30a_products.ipynb #8ad87307
+# %% ../nbs/30a_products.ipynb #1c09ab57
 def sparse_conv1x1(
     x:torch.Tensor, # Batch of inputs, channels second
     values:torch.Tensor, # The live weights, in the index's order

@@ -6,16 +6,16 @@
 __all__ = ['numbers', 'at', 'put', 'load', 'store', 'zero', 'full', 'add', 'axpy', 'fma', 'fold', 'total', 'sums16', 'turn16',
            'NoNumba', 'why_not', 'Kernel', 'kernel', 'caches', 'vector_bytes']
 
-# %% ../nbs/29a_vectors.ipynb #8b8f8a6e
+# %% ../nbs/29a_vectors.ipynb #5bb42146
 import hashlib,numpy as np
 from fastcore.basics import *
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 
-# %% ../nbs/29a_vectors.ipynb #b116d3d4
+# %% ../nbs/29a_vectors.ipynb #90c11466
 def numbers(
-    kind, # `np.float32`, `np.float64`, `np.int32`, `np.uint16`
+    kind, # `np.float32`, `np.float64`, `np.int32`, `np.int16`
     address, # Where they lie: `data_ptr()` of a contiguous tensor, or a NumPy array when the kernel runs as plain Python
 ): # What the other words read and write
     "The numbers of a type that lie from an address on"
@@ -37,7 +37,7 @@ def store(p, i, x):
     "Write the vector `x` to `p` from place `i` on"
     p[i:i+len(x)] = x
 
-# %% ../nbs/29a_vectors.ipynb #b478c171
+# %% ../nbs/29a_vectors.ipynb #517a9007
 def zero(n, p):
     "`n` zeros of the type of `p`"
     return np.zeros(n, p.dtype)
@@ -66,7 +66,7 @@ def total(x):
     "The sum of a vector, as a number"
     return x.sum()
 
-# %% ../nbs/29a_vectors.ipynb #5930e9a4
+# %% ../nbs/29a_vectors.ipynb #13f9e5bc
 def sums16(p, i):
     "The sums of the 16 rows of 16 numbers from place `i` of `p` on, as a vector"
     return p[i:i+256].reshape(16, 16).sum(1)
@@ -75,7 +75,7 @@ def turn16(p, i, ld, q, j, ldq):
     "Transpose 16 rows of 16 numbers from `p`, `ld` apart from place `i` on, to `q`, `ldq` apart from place `j` on"
     for k in range(16): q[j+k:j+k+15*ldq+1:ldq] = p[i+k*ld:i+k*ld+16]
 
-# %% ../nbs/29a_vectors.ipynb #7c89c336
+# %% ../nbs/29a_vectors.ipynb #d821ed32
 class NoNumba(ImportError): "Numba is missing, too old or broken"
 
 _oldest = '0.61'
@@ -98,7 +98,7 @@ def why_not() -> str: # Empty if kernels run
     except NoNumba as e: return str(e)
     return ''
 
-# %% ../nbs/29a_vectors.ipynb #85087755
+# %% ../nbs/29a_vectors.ipynb #d9de8930
 _lowered = {}
 
 def _lowers(word):
@@ -134,7 +134,7 @@ def _vocabulary():
     intrinsic = _numba()[0].extending.intrinsic
     return {word:intrinsic(prefer_literal=True)(f) for word,f in _lowered.items()}
 
-# %% ../nbs/29a_vectors.ipynb #23d6cb58
+# %% ../nbs/29a_vectors.ipynb #b2801863
 def _i32(k): return _nb.ir.Constant(_nb.ir.IntType(32), k)
 
 def _shuffle(b, x, y, places):
@@ -154,7 +154,7 @@ def _bytes(p): return p.dtype.bitwidth//8
 
 def _fmadd(b, x, y, z): return b.fadd(b.fmul(x, y, flags=_free), z, flags=_free)
 
-# %% ../nbs/29a_vectors.ipynb #eb621570
+# %% ../nbs/29a_vectors.ipynb #799b90c5
 @_lowers(numbers)
 def _(tc, kind, address):
     p = _nb.types.CPointer(kind.instance_type)
@@ -185,7 +185,7 @@ def _(tc, p, i, x):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, x),gen
 
-# %% ../nbs/29a_vectors.ipynb #9cfc6fe0
+# %% ../nbs/29a_vectors.ipynb #abddf403
 @_lowers(zero)
 def _(tc, n, p):
     v = _nb.Vec(n.literal_value, p.dtype)
@@ -212,7 +212,7 @@ def _(tc, x, y, z):
     def gen(ctx, b, sig, args): return _fmadd(b, *args)
     return z(x, y, z),gen
 
-# %% ../nbs/29a_vectors.ipynb #8f1900d5
+# %% ../nbs/29a_vectors.ipynb #9c4aacea
 @_lowers(fold)
 def _(tc, x, y):
     def gen(ctx, b, sig, args):
@@ -232,7 +232,7 @@ def _(tc, x):
         return b.extract_element(v, _i32(0))
     return x.dtype(x),gen
 
-# %% ../nbs/29a_vectors.ipynb #b3fb822b
+# %% ../nbs/29a_vectors.ipynb #04d7c33b
 def _halves(k):
     "Of two vectors of 16 with blocks of `k`: the even blocks of both in turn, and the odd ones"
     blocks = [[*range(o, o+k), *range(16+o, 16+o+k)] for o in range(0, 16, 2*k)]
@@ -264,7 +264,7 @@ def _(tc, p, i, ld, q, j, ldq):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, _nb.intp, q, _nb.intp, _nb.intp),gen
 
-# %% ../nbs/29a_vectors.ipynb #5e4c39b8
+# %% ../nbs/29a_vectors.ipynb #c3b5410c
 @cache
 def _mark_of(files): return hashlib.sha256(b''.join(Path(f).read_bytes() for f in files if Path(f).exists())).hexdigest()[:12]
 
@@ -296,7 +296,7 @@ def kernel(f): # Its arguments are addresses (`data_ptr()`) and whole numbers
     "Make a `Kernel` of a function"
     return Kernel(f)
 
-# %% ../nbs/29a_vectors.ipynb #96be4beb
+# %% ../nbs/29a_vectors.ipynb #503a749c
 @patch
 def _source(self:Kernel, settings):
     "The function with its words and kernels as what Numba compiles, under a name of its own"
@@ -315,7 +315,7 @@ def _compile(self:Kernel, settings):
     try: return njit(cache=True, **options)(f)
     except RuntimeError: return njit(**options)(f)  # Numba finds no folder that it may write
 
-# %% ../nbs/29a_vectors.ipynb #8932f0a4
+# %% ../nbs/29a_vectors.ipynb #5fa8486c
 def _size(s): return int(s[:-1])*2**(10*(1+'KMG'.index(s[-1]))) if s[-1:].isalpha() else int(s)
 
 @cache
