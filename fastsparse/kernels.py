@@ -7,7 +7,7 @@ __all__ = ['F', 'N', 'C', 'ONE', 'DX', 'dots', 'pack', 'unpack', 'forward', 'fin
            'one_row', 'forward4', 'four_sums', 'turn_index', 'block_starts', 'tiling', 'kernels_take', 'column_type',
            'starts_of', 'turned', 'multiply', 'gradients']
 
-# %% ../nbs/30_kernels.ipynb #2c8de05a
+# %% ../nbs/30_kernels.ipynb #0baf6a16
 import numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
@@ -15,7 +15,7 @@ from .vectors import *
 from functools import cache
 from itertools import accumulate
 
-# %% ../nbs/30_kernels.ipynb #57f58dcc
+# %% ../nbs/30_kernels.ipynb #5bef4b59
 F,N,C = np.float32,16,np.int32
 
 @kernel
@@ -33,7 +33,7 @@ def dots(val, col, j, e, x, a):
     for q in range(m, e): a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
     return add(add(a, b), add(c, d))
 
-# %% ../nbs/30_kernels.ipynb #534087ac
+# %% ../nbs/30_kernels.ipynb #36abba21
 @kernel
 def pack(x, i, ld, rows, width, t):
     "`rows` rows of `x`, `ld` apart from place `i` on, as columns of the table `t`; columns without a row are zero"
@@ -53,7 +53,7 @@ def unpack(t, y, i, ld, rows, width):
     for r in range(rows):
         for k in range(width//16*16 if r<blocks else 0, width): put(y, i+r*ld+k, at(t, k*N+r))
 
-# %% ../nbs/30_kernels.ipynb #3d2b72df
+# %% ../nbs/30_kernels.ipynb #5b48f649
 @kernel
 def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
     "Rows `r0` to `r1` and outputs `o0` to `o1`; `xt` and `yt` are scratch memory for a table of inputs and of `R` outputs; no `bias` is 0"
@@ -72,7 +72,7 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
                     store(yt, i*N, dots(val, col, j, e, xt, a))
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
-# %% ../nbs/30_kernels.ipynb #45526b4c
+# %% ../nbs/30_kernels.ipynb #fb56b960
 ONE,DX = True,True
 
 @kernel
@@ -90,7 +90,7 @@ def bias_sums(gt, db, n_out, first):
     "Add up the rows of a table"
     for o in range(n_out): put(db, o, total(load(N, gt, o*N))+(F(0) if first else at(db, o)))
 
-# %% ../nbs/30_kernels.ipynb #7a74b061
+# %% ../nbs/30_kernels.ipynb #28d52cea
 @kernel
 def backward(g, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_out, nb, R, gt, xt, dt, vt, dv, sums):
     "Inputs `i0` to `i1`; scratch: tables of outputs, of `R` inputs and their gradients, values and their gradients in the transposed order, and 17 x 16 numbers; no `db` is 0"
@@ -128,7 +128,7 @@ def input_block(starts, row, order, val, dw, i, w, k, nb, q0, first, gt, xt, dt,
             finish(sums, l, dw, order, dv, b, b-q0, first)
         if DX: store(dt, s*N, a)
 
-# %% ../nbs/30_kernels.ipynb #82c503d8
+# %% ../nbs/30_kernels.ipynb #489f0013
 @kernel
 def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
     "Outputs `o0` to `o1` of few rows"
@@ -139,7 +139,7 @@ def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
             for q in range(at(starts, o), at(starts, o+1)): s += at(val, q)*at(x, r*n_in+at(col, q))
             put(y, r*n_out+o, s+at(numbers(F, bias), o) if bias else s)
 
-# %% ../nbs/30_kernels.ipynb #dc6ca06f
+# %% ../nbs/30_kernels.ipynb #aec19f37
 @kernel
 def forward4(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
     "`forward` for outputs that share inputs in fours"
@@ -170,7 +170,7 @@ def four_sums(starts, col, val, s, nb, xt, yt, i):
     store(yt, i+2*N, c)
     store(yt, i+3*N, d)
 
-# %% ../nbs/30_kernels.ipynb #b13d4fb1
+# %% ../nbs/30_kernels.ipynb #e4c0e527
 @kernel
 def turn_index(crow, col, n, m, tcrow, row, order):
     "Of `n` rows and `m` columns: where each column starts (`tcrow` is zero before), and the rows and places of its weights"
@@ -200,7 +200,7 @@ def block_starts(crow, col, n, width, nb, starts):
         for b in range(k, nb): put(starts, r*nb+b, at(crow, r+1))
     put(starts, n*nb, at(crow, n))
 
-# %% ../nbs/30_kernels.ipynb #0d0387af
+# %% ../nbs/30_kernels.ipynb #f6bb7604
 def tiling(
     rows:int, # Of the batch
     n:int, # Rows of the table that is jumped over: inputs forward, outputs backward
@@ -220,7 +220,7 @@ def tiling(
     if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
     return (N,max(n, 1),32) if block>.6*n else (N,int(block),min(512, l2//(8*N*size)))
 
-# %% ../nbs/30_kernels.ipynb #00e3f288
+# %% ../nbs/30_kernels.ipynb #be488634
 class _Scratch(threading.local):
     n = 0
 
@@ -246,7 +246,7 @@ def _share(f, n, unit):
     f(*ends[:2])
     for o in others: o.result()
 
-# %% ../nbs/30_kernels.ipynb #6f2973b8
+# %% ../nbs/30_kernels.ipynb #3d9c94db
 _kinds = {torch.float:np.float32, torch.double:np.float64}
 
 def kernels_take(*ts): # Tensors
@@ -257,6 +257,7 @@ def _wide(t): return (t if t.dtype in _kinds else t.detach().float()).contiguous
 
 def _address(t): return 0 if t is None else t.data_ptr()
 
+# %% ../nbs/30_kernels.ipynb #d09d085e
 def column_type(col): return np.int16 if col.dtype==torch.int16 else np.int32
 
 def starts_of(index, width):
@@ -276,6 +277,7 @@ def turned(index):
     turn_index.compiled()(index.crow.data_ptr(), index.col.data_ptr(), n, m, crow.data_ptr(), row.data_ptr(), order.data_ptr())
     return crow,row,order
 
+# %% ../nbs/30_kernels.ipynb #ec027424
 def multiply(
     index, # `SparseIndex` of the weight
     values:torch.Tensor, # Live weights, in the index's order
@@ -290,7 +292,8 @@ def multiply(
     kind,columns,size = _kinds[xs.dtype],column_type(index.col),xs.element_size()
     if rows<3 and cut is None:
         f = one_row.compiled(F=kind, C=columns)
-        _share(lambda o0, o1: f(xs.data_ptr(), index.crow.data_ptr(), index.col.data_ptr(), v.data_ptr(), _address(b), y.data_ptr(), o0, o1, n_in, n_out, rows), n_out, 256)
+        of = xs.data_ptr(),index.crow.data_ptr(),index.col.data_ptr(),v.data_ptr(),_address(b),y.data_ptr()
+        _share(lambda o0, o1: f(*of, o0, o1, n_in, n_out, rows), n_out, 256)
         return y.to(x.dtype)
     N,fb,R = cut or tiling(rows, n_in, len(index)/max(n_in*n_out, 1), False, size, index.fours)
     (starts,nb),f = starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns)
@@ -301,7 +304,7 @@ def multiply(
     else: _share(lambda o0, o1: part(0, rows, o0, o1), n_out, 64)
     return y.to(x.dtype)
 
-# %% ../nbs/30_kernels.ipynb #e6337b31
+# %% ../nbs/30_kernels.ipynb #bfccd36a
 def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
     "Give addresses to `backward`, a share of the inputs to a thread"
     (N,fb,R),t = cut,index.t
@@ -313,7 +316,7 @@ def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_o
         f(g, x, starts.data_ptr(), t.col.data_ptr(), t.order.data_ptr(), val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
     _share(part, n_in, 64)
 
-# %% ../nbs/30_kernels.ipynb #aac3c8ed
+# %% ../nbs/30_kernels.ipynb #db889031
 def gradients(
     index, # `SparseIndex` of the weight
     values:torch.Tensor, # Live weights, in the index's order; None if no gradients of inputs are wanted
