@@ -118,7 +118,7 @@ def adam_steps(name, model, xb, yb, sparsity):
     at = lambda t: step()
     if sparsity:
         sparsify(name, model, sparsity)
-        sparse_compute(model, xb, opt, {o.name:'features' for o in masked_params(model) if o.mask.count_nonzero()<o.mask.numel()})
+        sparse_compute(model, xb, opt, {o.name:'rows' for o in masked_params(model) if o.mask.count_nonzero()<o.mask.numel()})
         at = stepper_at(rigl(model, opt), step)
     step()
     def steps():

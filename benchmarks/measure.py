@@ -8,8 +8,9 @@ def machine():
     info = Path('/proc/cpuinfo')
     model = re.search(r'model name\s*:\s*(.*)', info.read_text()) if info.exists() else None
     import fastai,fastsparse
+    from fastsparse.vectors import why_not
     versions = dict(python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__, fastsparse=fastsparse.__version__)
-    return dict(cpu=model[1] if model else platform.processor(), threads=torch.get_num_threads(), **versions)
+    return dict(cpu=model[1] if model else platform.processor(), threads=torch.get_num_threads(), products='torch' if why_not() else 'kernels', **versions)
 
 def cpu_time(f):
     "Seconds of CPU time that `f()` takes in this process"

@@ -1,7 +1,7 @@
 "Measure what sparse training costs and what it is worth: `python benchmarks/run.py [--quick]`"
 import argparse,json,multiprocessing,os,time
 os.environ['OMP_NUM_THREADS'] = '1'
-import compute,costs,inference,quality
+import compute,costs,inference,quality,roofline
 import matplotlib.pyplot as plt,numpy as np
 from concurrent.futures import ProcessPoolExecutor
 from measure import machine,spread
@@ -92,7 +92,11 @@ def measure_models(quick):
     names = ['mlp'] if quick else ['mlp','ffn','gpt']
     return [dict(inference.whole(name, .95, 5 if quick else 15), files=inference.files(name, .95), goal=model_goals.get(name)) for name in names]
 
-sections = dict(steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory, evaluation=measure_evaluation,
+def measure_roofline(quick):
+    "Arithmetic of a core, and of products of live weights"
+    return roofline.roofline(quick)
+
+sections = dict(roofline=measure_roofline, steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory, evaluation=measure_evaluation,
     training=measure_training, table=measure_table, adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
 
 def show(rows, heads):
@@ -108,6 +112,9 @@ def verdict(value, goal, digits=2): return '' if goal is None else f"{goal} {'me
 def reached(value, goal): return '' if goal is None else f"{goal} {'met' if value>=goal else 'missed'}"
 
 def title(name): return titles.get(name, f"the ResNet-18 through fastai's Learner")
+
+def show_roofline(rows):
+    show([[r['what'], str(r.get('sparsity', '')), f"{r['gflops']:.0f}"] for r in rows], ['billions of operations a second', 'sparsity', 'GF/s'])
 
 def show_steps(rows):
     lines = [[title(k), f"{r['dense_ms']:.1f} ms", *[quartiles(r[c]) if c in r else '' for c in ('step','amortised','dense_again','rigl_torch')],
@@ -242,7 +249,7 @@ def plot(rows, f, path):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-shows = dict(steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory, evaluation=show_evaluation, training=show_training,
+shows = dict(roofline=show_roofline, steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory, evaluation=show_evaluation, training=show_training,
     table=show_table, adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
 plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, quality=plot_quality)
 

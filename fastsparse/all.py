@@ -19,7 +19,7 @@ from .ledger import *
 from .rules import *
 from .learned import *
 from .oneshot import *
-from .kernels import *
+from .products import *
 from .compute import *
 from .packing import *
 from .shrinking import *

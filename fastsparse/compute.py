@@ -15,7 +15,7 @@ from .declared import needs_of
 from .callback import *
 from .clocks import *
 from .flops import *
-from .kernels import *
+from .products import *
 from .masks import *
 from .scores import *
 from .guards import *
@@ -320,9 +320,9 @@ def product(self:LiveGuard, func, x, bias=None, stride=1, **kwargs):
     "`func(x, weight, bias)` on live weights"
     self.check()
     if self.calls is not None: self.calls.append((func, x, bias, stride))
-    by_rows,tap = self.route!='features',self.tap if self.lifted else None
-    if func is F.linear: return sparse_linear(x, self.live, self.index, bias, by_rows, tap)
-    return sparse_conv1x1(x, self.live, self.index, bias, stride if isinstance(stride, (tuple,list)) else (stride,), by_rows, tap)
+    tap = self.tap if self.lifted else None
+    if func is F.linear: return sparse_linear(x, self.live, self.index, bias, tap)
+    return sparse_conv1x1(x, self.live, self.index, bias, stride if isinstance(stride, (tuple,list)) else (stride,), tap)
 
 # %% ../nbs/31_compute.ipynb #171aec7d
 _convs = {F.conv1d:3, F.conv2d:4, F.conv3d:5}
@@ -548,7 +548,7 @@ def _loading(f):
 Optimizer.state_dict,Optimizer.load_state_dict = _saving(Optimizer.state_dict),_loading(Optimizer.load_state_dict)
 
 # %% ../nbs/31_compute.ipynb #71f36f6d
-_routes = ('rows','features','dense')
+_routes = ('rows','dense')
 
 def is_pointwise(
     m:nn.Module, # Any module
@@ -579,24 +579,19 @@ def swappable(
     return {o.name:_why_not(o, counts) for o in masked_params(model)}
 
 # %% ../nbs/31_compute.ipynb #bff092c1
-def _lying_as(y, x):
-    "`x` with its dimensions in memory in the order of `y`'s"
-    order = sorted(range(y.ndim), key=lambda d: -y.stride(d))
-    return x.permute(order).contiguous().permute([order.index(d) for d in range(y.ndim)])
-
-def _layer_ratio(guard, call, inputs, by_rows=True, turned=False):
-    "How many times faster than dense is this call of a layer, forward and backward? Its input lies as it came, or is `turned` to lie as the result"
+def _layer_ratio(guard, call, inputs):
+    "How many times faster than dense is this call of a layer, forward and backward?"
     func,x,bias,stride = call
     leaf = x.untyped_storage().data_ptr() in inputs
     w,v = guard.spread(guard.values).requires_grad_(),guard.values.detach().clone().requires_grad_()
     b = None if bias is None else bias.detach().clone().requires_grad_()
     def dense(x): return F.linear(x, w, b) if func is F.linear else func(x, w, b, stride)
-    def sparse(x): return sparse_linear(x, v, guard.index, b, by_rows) if func is F.linear else sparse_conv1x1(x, v, guard.index, b, stride, by_rows)
+    def sparse(x): return sparse_linear(x, v, guard.index, b) if func is F.linear else sparse_conv1x1(x, v, guard.index, b, stride)
     def step(f, t, x):
         x = torch.randn_like(x).requires_grad_(not leaf)
         grad = torch.randn_like(f(x).detach())
         return lambda: torch.autograd.grad(f(x), [o for o in (x,t,b) if o is not None and o.requires_grad], grad)
-    with torch.enable_grad(): return speedup(step(dense, w, x), step(sparse, v, _lying_as(sparse(x), x) if turned and not leaf else x))
+    with torch.enable_grad(): return speedup(step(dense, w, x), step(sparse, v, x))
 
 # %% ../nbs/31_compute.ipynb #27b78fa5
 def _kind(guard):
@@ -611,30 +606,13 @@ def _calls(model, guards, xb):
     for g in guards.values(): g.calls = None
     return calls
 
-def _ratios(model, guards, xb, **kwargs):
+def _ratios(model, guards, xb):
     "The ratio of each of `guards` that is used, by name; one measurement a kind"
     calls,of = _calls(model, guards, xb) if guards else {},{}
     inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
     for n,(kind,call) in calls.items():
-        if kind not in of: of[kind] = _layer_ratio(guards[n], call, inputs, **kwargs)
-    return {n:of[kind] for n,(kind,_) in calls.items()},{n:kind for n,(kind,_) in calls.items()}
-
-# %% ../nbs/31_compute.ipynb #5f2ce612
-def _choose_layouts(model, guards, kinds, plan, xb):
-    "Let each kind of layer choose how its results are stored"
-    def use(names):
-        for n,g in guards.items(): g.route = plan[n] = 'features' if n in names else 'rows'
-    def run(names):
-        use(names)
-        _whole(model, xb)
-    use(agree([[n for n in guards if kinds[n]==kind] for kind in dict.fromkeys(kinds[n] for n in guards)], run))
-
-def _whole(model, xb):
-    "A forward and backward of the model that changes nothing"
-    params = [p for p in model.parameters() if p.requires_grad]
-    with torch.enable_grad():
-        outs = [t for t in float_outputs(model(*xb)) if t.requires_grad]
-        if outs: torch.autograd.grad(sum(t.float().pow(2).mean() for t in outs), params, allow_unused=True)
+        if kind not in of: of[kind] = _layer_ratio(guards[n], call, inputs)
+    return {n:of[kind] for n,(kind,_) in calls.items()}
 
 # %% ../nbs/31_compute.ipynb #388df78d
 class SparseCompute:
@@ -671,7 +649,7 @@ def _check_plan(plan, names, notes):
     for n,route in plan.items():
         if n in notes: raise ValueError(f"plan names {n}, which stays dense ({notes[n]}): leave it out")
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
-        if route not in _routes: raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows', 'features' or 'dense'")
+        if route not in _routes: raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows' or 'dense'")
 
 # %% ../nbs/31_compute.ipynb #32bbfc83
 _gain = 1.1  # what a layer has to win by
@@ -682,19 +660,10 @@ def _drop_dense(model, guards, plan):
 
 def _measure(model, guards, xb):
     "The plan, and the ratio that was measured for each parameter; layers that stay dense leave `guards`"
-    with untouched(model):
-        ratios,kinds = _ratios(model, guards, xb)
-        unsure = {n:g for n,g in guards.items() if ratios.get(n, _gain)<_gain}
-        hopes,_ = _ratios(model, unsure, xb, by_rows=False, turned=True)
-    plan = {n:'rows' if max(ratios.get(n, 0), hopes.get(n, 0))>=_gain else 'dense' for n in guards}
-    while True:
-        _drop_dense(model, guards, plan)
-        with untouched(model):
-            _choose_layouts(model, guards, kinds, plan, xb)
-            again,_ = _ratios(model, {n:g for n,g in guards.items() if n in hopes and plan[n]=='features'}, xb, by_rows=False)
-        lost = [n for n in guards if n in hopes and again.get(n, 0)<_gain]
-        if not lost: return plan,{**ratios, **again}
-        plan.update(dict.fromkeys(lost, 'dense'))
+    with untouched(model): ratios = _ratios(model, guards, xb)
+    plan = {n:'rows' if ratios.get(n, 0)>=_gain else 'dense' for n in guards}
+    _drop_dense(model, guards, plan)
+    return plan,ratios
 
 # %% ../nbs/31_compute.ipynb #2ba033b1
 @torch.inference_mode(False)
@@ -715,7 +684,7 @@ def sparse_compute(
     model, # A sparse module or a `Learner` of one
     xb, # A batch of inputs, or a tuple of them if the model takes several
     opt=None, # The optimizer that trains it, fastai's or torch's; None if it is made later
-    plan:dict=None, # Parameter → 'rows', 'features' or 'dense', as in a report's `plan`; None measures
+    plan:dict=None, # Parameter → 'rows' or 'dense', as in a report's `plan`; None measures
 ) -> SparseCompute: # What was chosen, and its `remove()`
     "Compute with live weights only, where that is faster"
     model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)

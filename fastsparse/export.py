@@ -122,21 +122,6 @@ def _any_batch(xb):
     "Two rows at least"
     return _resized(xb, max(2, len(xb[0])))
 
-# %% ../nbs/34_export.ipynb #6c1228f3
-def _choose_layouts(model, groups, xb):
-    "Let each group of layers choose how its results lie in memory"
-    inner,tried = {layer:[m for m in layer.modules() if isinstance(m, PackedLayer)] for group in groups for layer in group},set()
-    def use(layers):
-        for layer,ms in inner.items():
-            for m in ms: m.by_rows = layer not in layers
-    def run(layers):
-        use(layers)
-        if layers not in tried: model(*_any_batch(xb))
-        tried.add(layers)
-        model(*xb)
-    with untouched(model): chosen = agree(groups, run)
-    use(chosen)
-
 # %% ../nbs/34_export.ipynb #f93d37a9
 def _smaller(plain, xb):
     "The shrunk model, or the plain one and the reason"
@@ -158,9 +143,6 @@ def _auto(model, xb, pt2):
     best = {k:_fastest(layers[n], calls[n], hows) for n,k in reversed(kinds.items())}
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
     new = pack(new, plan).requires_grad_(False)
-    groups = {}
-    for n in plan: groups.setdefault(kinds[n], []).append(new.get_submodule(n))
-    _choose_layouts(new, [g for k,g in groups.items() if best[k]=='rows'], xb)
     if (plan or _n_weights(new)!=_n_weights(plain)) and _is_faster(new, plain, xb): return new,plan,note
     return plain,{},'dense is fastest for this batch size'
 

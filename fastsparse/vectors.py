@@ -6,16 +6,16 @@
 __all__ = ['numbers', 'at', 'put', 'load', 'store', 'zero', 'full', 'add', 'axpy', 'fma', 'fold', 'total', 'sums16', 'turn16',
            'NoNumba', 'why_not', 'Kernel', 'kernel', 'caches', 'vector_bytes']
 
-# %% ../nbs/29a_vectors.ipynb #8b8f8a6e
+# %% ../nbs/29a_vectors.ipynb #07c7c816
 import hashlib,numpy as np
 from fastcore.basics import *
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 
-# %% ../nbs/29a_vectors.ipynb #b116d3d4
+# %% ../nbs/29a_vectors.ipynb #5ca566c2
 def numbers(
-    kind, # `np.float32`, `np.float64`, `np.int32`, `np.uint16`
+    kind, # `np.float32`, `np.float64`, `np.int32`, `np.int16`
     address, # Where they lie: `data_ptr()` of a contiguous tensor, or a NumPy array when the kernel runs as plain Python
 ): # What the other words read and write
     "The numbers of a type that lie from an address on"
@@ -29,6 +29,7 @@ def put(p, i, v):
     "Write the number `v` to place `i` of `p`"
     p[i] = v
 
+# %% ../nbs/29a_vectors.ipynb #7e9b8bff
 def load(n, p, i):
     "The `n` numbers of `p` from place `i` on"
     return p[i:i+n].copy()
@@ -37,7 +38,7 @@ def store(p, i, x):
     "Write the vector `x` to `p` from place `i` on"
     p[i:i+len(x)] = x
 
-# %% ../nbs/29a_vectors.ipynb #b478c171
+# %% ../nbs/29a_vectors.ipynb #707ec9d1
 def zero(n, p):
     "`n` zeros of the type of `p`"
     return np.zeros(n, p.dtype)
@@ -50,6 +51,7 @@ def add(x, y):
     "The sum of two vectors"
     return x+y
 
+# %% ../nbs/29a_vectors.ipynb #0f5af073
 def axpy(a, x, y):
     "`a*x+y` for a number `a` and vectors `x`, `y`"
     return x.dtype.type(a)*x+y
@@ -58,6 +60,7 @@ def fma(x, y, z):
     "`x*y+z` for three vectors"
     return x*y+z
 
+# %% ../nbs/29a_vectors.ipynb #daab2aba
 def fold(x, y):
     "The products of two vectors, added up to 16 sums"
     return (x*y).reshape(-1, 16).sum(0)
@@ -66,7 +69,7 @@ def total(x):
     "The sum of a vector, as a number"
     return x.sum()
 
-# %% ../nbs/29a_vectors.ipynb #5930e9a4
+# %% ../nbs/29a_vectors.ipynb #8b0b049e
 def sums16(p, i):
     "The sums of the 16 rows of 16 numbers from place `i` of `p` on, as a vector"
     return p[i:i+256].reshape(16, 16).sum(1)
@@ -75,7 +78,7 @@ def turn16(p, i, ld, q, j, ldq):
     "Transpose 16 rows of 16 numbers from `p`, `ld` apart from place `i` on, to `q`, `ldq` apart from place `j` on"
     for k in range(16): q[j+k:j+k+15*ldq+1:ldq] = p[i+k*ld:i+k*ld+16]
 
-# %% ../nbs/29a_vectors.ipynb #7c89c336
+# %% ../nbs/29a_vectors.ipynb #e18da978
 class NoNumba(ImportError): "Numba is missing, too old or broken"
 
 _oldest = '0.61'
@@ -98,7 +101,7 @@ def why_not() -> str: # Empty if kernels run
     except NoNumba as e: return str(e)
     return ''
 
-# %% ../nbs/29a_vectors.ipynb #85087755
+# %% ../nbs/29a_vectors.ipynb #ff032f68
 _lowered = {}
 
 def _lowers(word):
@@ -106,6 +109,7 @@ def _lowers(word):
     def _register(f): _lowered[word] = f
     return _register
 
+# %% ../nbs/29a_vectors.ipynb #a4fe1406
 class _Parts:
     "What a word is compiled from, once Numba is there"
     def __getattr__(self, name):
@@ -115,6 +119,7 @@ class _Parts:
 
 _nb,_free = _Parts(),('contract','reassoc','nsz')
 
+# %% ../nbs/29a_vectors.ipynb #ec162e70
 @cache
 def _vec_type():
     "Numba's type of a vector"
@@ -134,7 +139,7 @@ def _vocabulary():
     intrinsic = _numba()[0].extending.intrinsic
     return {word:intrinsic(prefer_literal=True)(f) for word,f in _lowered.items()}
 
-# %% ../nbs/29a_vectors.ipynb #23d6cb58
+# %% ../nbs/29a_vectors.ipynb #64ef79c5
 def _i32(k): return _nb.ir.Constant(_nb.ir.IntType(32), k)
 
 def _shuffle(b, x, y, places):
@@ -142,6 +147,7 @@ def _shuffle(b, x, y, places):
     mask = _nb.ir.Constant(_nb.ir.VectorType(_nb.ir.IntType(32), len(places)), list(places))
     return b.shuffle_vector(x, y, mask)
 
+# %% ../nbs/29a_vectors.ipynb #c6de8f81
 def _splat(b, v, n):
     one = b.insert_element(_nb.ir.Constant(_nb.ir.VectorType(v.type, n), _nb.ir.Undefined), v, _i32(0))
     return _shuffle(b, one, one, [0]*n)
@@ -154,7 +160,7 @@ def _bytes(p): return p.dtype.bitwidth//8
 
 def _fmadd(b, x, y, z): return b.fadd(b.fmul(x, y, flags=_free), z, flags=_free)
 
-# %% ../nbs/29a_vectors.ipynb #eb621570
+# %% ../nbs/29a_vectors.ipynb #d4894817
 @_lowers(numbers)
 def _(tc, kind, address):
     p = _nb.types.CPointer(kind.instance_type)
@@ -173,6 +179,7 @@ def _(tc, p, i, v):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, p.dtype),gen
 
+# %% ../nbs/29a_vectors.ipynb #2624c591
 @_lowers(load)
 def _(tc, n, p, i):
     def gen(ctx, b, sig, args): return b.load(_as_vector(b, args[1], args[2], n.literal_value), align=_bytes(p))
@@ -185,7 +192,7 @@ def _(tc, p, i, x):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, x),gen
 
-# %% ../nbs/29a_vectors.ipynb #9cfc6fe0
+# %% ../nbs/29a_vectors.ipynb #a31cb1fb
 @_lowers(zero)
 def _(tc, n, p):
     v = _nb.Vec(n.literal_value, p.dtype)
@@ -202,6 +209,7 @@ def _(tc, x, y):
     def gen(ctx, b, sig, args): return b.fadd(*args, flags=_free)
     return y(x, y),gen
 
+# %% ../nbs/29a_vectors.ipynb #68dada94
 @_lowers(axpy)
 def _(tc, a, x, y):
     def gen(ctx, b, sig, args): return _fmadd(b, _splat(b, args[0], x.n), args[1], args[2])
@@ -212,7 +220,7 @@ def _(tc, x, y, z):
     def gen(ctx, b, sig, args): return _fmadd(b, *args)
     return z(x, y, z),gen
 
-# %% ../nbs/29a_vectors.ipynb #8f1900d5
+# %% ../nbs/29a_vectors.ipynb #bd881e86
 @_lowers(fold)
 def _(tc, x, y):
     def gen(ctx, b, sig, args):
@@ -232,7 +240,7 @@ def _(tc, x):
         return b.extract_element(v, _i32(0))
     return x.dtype(x),gen
 
-# %% ../nbs/29a_vectors.ipynb #b3fb822b
+# %% ../nbs/29a_vectors.ipynb #f6a33485
 def _halves(k):
     "Of two vectors of 16 with blocks of `k`: the even blocks of both in turn, and the odd ones"
     blocks = [[*range(o, o+k), *range(16+o, 16+o+k)] for o in range(0, 16, 2*k)]
@@ -242,6 +250,7 @@ def _rows16(b, p, i, ld):
     "Where 16 rows of 16 numbers start"
     return [_as_vector(b, p, b.add(i, b.mul(ld, ld.type(k))), 16) for k in range(16)]
 
+# %% ../nbs/29a_vectors.ipynb #e009dd1a
 @_lowers(sums16)
 def _(tc, p, i):
     def gen(ctx, b, sig, args):
@@ -264,7 +273,7 @@ def _(tc, p, i, ld, q, j, ldq):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, _nb.intp, q, _nb.intp, _nb.intp),gen
 
-# %% ../nbs/29a_vectors.ipynb #5e4c39b8
+# %% ../nbs/29a_vectors.ipynb #9eecb3bc
 @cache
 def _mark_of(files): return hashlib.sha256(b''.join(Path(f).read_bytes() for f in files if Path(f).exists())).hexdigest()[:12]
 
@@ -296,7 +305,7 @@ def kernel(f): # Its arguments are addresses (`data_ptr()`) and whole numbers
     "Make a `Kernel` of a function"
     return Kernel(f)
 
-# %% ../nbs/29a_vectors.ipynb #96be4beb
+# %% ../nbs/29a_vectors.ipynb #ffd623e1
 @patch
 def _source(self:Kernel, settings):
     "The function with its words and kernels as what Numba compiles, under a name of its own"
@@ -315,7 +324,7 @@ def _compile(self:Kernel, settings):
     try: return njit(cache=True, **options)(f)
     except RuntimeError: return njit(**options)(f)  # Numba finds no folder that it may write
 
-# %% ../nbs/29a_vectors.ipynb #8932f0a4
+# %% ../nbs/29a_vectors.ipynb #c10842dd
 def _size(s): return int(s[:-1])*2**(10*(1+'KMG'.index(s[-1]))) if s[-1:].isalpha() else int(s)
 
 @cache

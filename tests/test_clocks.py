@@ -30,31 +30,9 @@ def test_order_of_calls(clock):
     times_in_turns([lambda: calls.append('a'), lambda: calls.append('b')], rounds=2, seconds=0)
     assert calls==list('ababab')
 
-def test_speedup_is_the_median_of_the_turns(clock):
-    "A turn in which both are slow counts like another, and one outlier not at all"
-    assert speedup(taking(clock, 1, 2, 20, 2, 2, 300), taking(clock, 1, 1, 10, 1, 1, 1))==2
-
-def cost(clock, seconds):
-    def run(names): clock(seconds(names))
-    return run
-
-@pytest.mark.parametrize('groups,seconds,expected', [
-    ([['a','b'],['c']], lambda o: 4-len(o), 'abc'),
-    ([['a','b'],['c']], lambda o: 4-len(o & {'a','b'})+3*('c' in o), 'ab'),
-    ([['a','b'],['c']], lambda o: 1 if o==set('abc') else 2 if o else 1.5, 'abc'),
-    ([['a'],['b']], lambda o: 1+len(o), ''),
-    ([['a'],['b']], lambda o: 1-.015*len(o), 'ab'),
-    ([['a']], lambda o: 1-.015*len(o), ''),
-    ([], lambda o: 1, '')])
-def test_groups_agree(clock, groups, seconds, expected):
-    "All are tried together, then each group; what gains less than 2 % is left"
-    assert agree(groups, cost(clock, seconds))==set(expected)
-
-def test_what_does_not_run_is_left(clock):
-    def run(names):
-        if 'b' in names: raise RuntimeError('view size is not compatible')
-        clock(2-len(names))
-    assert agree([['a'],['b']], run)=={'a'}
+def test_speedup_is_that_of_the_best_turns(clock):
+    "A first turn that is short doesn't count, and neither do turns that somebody else made long"
+    assert speedup(taking(clock, .1, 4, 2, 20, 2, 300), taking(clock, .1, 1, 10, 1, 1, 1))==2
 
 def test_float_outputs():
     a,b = torch.zeros(2),torch.ones(1, dtype=torch.half)

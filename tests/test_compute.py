@@ -70,7 +70,7 @@ cases = dict(mlp=(dmlp, lambda: data(dmlp())), attention=(lambda: Attention().do
     encoder=(lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0., batch_first=True).double(), lambda: tuple(torch.randn(2,2,5,8).double())),
     convs=(lambda: convs().double(), lambda: (torch.randn(3,4,6,6).double(),torch.randn(3,6,3,3).double())))
 
-@pytest.mark.parametrize('route', ['rows','features'])
+@pytest.mark.parametrize('route', ['rows'])
 @pytest.mark.parametrize('case', list(cases))
 def test_static_training_is_the_masked_one(case, route):
     "Linear layers, attention's projections and 1x1 convolutions: equal losses and weights in training, equal outputs in evaluation"
@@ -385,32 +385,6 @@ def test_a_reparametrization_that_is_refused_breaks_nothing(reparametrize):
     assert_equal_models(a, b)
     assert [n for n,_ in a.named_parameters()]==[n for n,_ in b.named_parameters()]
 
-@pytest.mark.parametrize('rows,turned,there,features,route,ratio', [(1.5,None,None,False,'rows',1.5), (1.5,None,None,True,'features',1.5), (.9,1.3,1.2,True,'features',1.2),
-    (.9,1.3,1.,True,'dense',.9), (.9,1.3,None,False,'dense',.9), (.9,1.,None,True,'dense',.9)])
-def test_a_layer_that_needs_its_neighbours_has_to_win_where_it_stands(monkeypatch, rows, turned, there, features, route, ratio):
-    "Measured as it is; if that is no win, with a neighbour's results as they would lie; and then in its place, unless it ended by rows"
-    asked = []
-    def measured(guard, call, inputs, by_rows=True, turned=False):
-        asked.append('turned' if turned else 'rows' if by_rows else 'there')
-        return times[asked[-1]]
-    times = dict(rows=rows, turned=turned, there=there)
-    monkeypatch.setattr(compute, '_layer_ratio', measured)
-    monkeypatch.setattr(compute, 'agree', lambda groups, run: frozenset(sum(groups, [])) if features else frozenset())
-    model = nn.Sequential(nn.Linear(8,8), nn.ReLU(), nn.Linear(8,8))
-    sparsify_model(model, .5, seed=0)
-    report = sparse_compute(model, torch.randn(4,8))
-    assert set(report.plan.values())=={route} and set(report.ratios.values())=={ratio}
-    assert list(dict.fromkeys(asked))==[k for k,v in times.items() if v is not None]
-    assert sum(isinstance(o.p, SparseWeight) for o in masked_params(model))==(0 if route=='dense' else 2)
-
-@pytest.mark.parametrize('x,strides', [((4,6),(1,4)), ((2,5,6),(30,1,5)), ((2,5,6),(5,1,10)), ((3,6,2,2),(4,12,2,1))])
-def test_an_input_is_turned_as_a_result_lies(x, strides):
-    "The same numbers, in the order in memory of a result with other sizes"
-    x = torch.randn(x)
-    y = torch.empty_strided(x.shape, strides)
-    out = compute._lying_as(y, x)
-    assert out.stride()==strides and torch.equal(out, x)
-
 def test_second_derivatives_are_refused():
     "A penalty on gradients would be wrong without a word"
     (_,_,_),(b,ob,_) = pair(dmlp, opts['sgd'], dense=['0.weight'])
@@ -479,9 +453,9 @@ def test_an_encoder_with_padding_evaluates():
 @pytest.mark.parametrize('copied', [deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_keep_the_route_and_the_remark(copied):
     "So that they go on bit for bit, and say the same"
-    (_,_,_),(b,_,_) = pair(dmlp, opts['sgd'], route='features')
+    (_,_,_),(b,_,_) = pair(dmlp, opts['sgd'], route='rows')
     new = copied(b)
-    assert [guard_of(o.p).route for o in masked_params(new)]==['features']*3
+    assert [guard_of(o.p).route for o in masked_params(new)]==['rows']*3
     assert sparse_summary(new).df.equals(sparse_summary(b).df)
 
 class Policy(nn.Module):
@@ -638,7 +612,7 @@ def fitted(folder, compute=None, n=2, opt_func=FastaiAdam, cbs=(), learn=None, *
     with learn.no_bar(), learn.no_logging(): learn.fit(n, 1e-3, cbs=[cb, watch, *cbs])
     return learn,watch.losses,cb
 
-whole_plan = {'0.weight':'rows', '2.weight':'features'}
+whole_plan = {'0.weight':'rows', '2.weight':'rows'}
 
 @pytest.mark.parametrize('n_acc', [None,48])
 def test_callback(n_acc, tmp_path):
@@ -675,7 +649,7 @@ def test_callback_measures_again_when_half_has_died(tmp_path, monkeypatch):
     settings = dict(GMP_presets, sparsity=.9, batches_per_update=2)
     (a,la,_),(b,lb,cb) = [fitted(tmp_path, o, learn=make(), **settings) for o in (None,True)]
     assert la==pytest.approx(lb, abs=1e-9) and all(torch.equal(p.mask, q.mask) for p,q in zip(masked_params(a.model), masked_params(b.model)))
-    assert len(densities)==2 and set(cb.plan.values())<={'rows','features'}
+    assert len(densities)==2 and set(cb.plan.values())<={'rows'}
     for first,*later in densities.values(): assert first==1 and later[-1]<.25 and all(y<=x/2 for x,y in zip([first,*later], later))
 
 def test_callback_never_measures_where_a_plan_is_given(tmp_path, monkeypatch):
@@ -784,7 +758,7 @@ class InPlace(nn.Module):
         return torch.relu_(self.b(h))+c.sum()
 
 @pytest.mark.parametrize('n', [1,5])
-@pytest.mark.parametrize('route', ['rows','features'])
+@pytest.mark.parametrize('route', ['rows'])
 def test_outputs_may_be_changed_in_place(route, n):
     "What a sparse layer returns can be written to, as a dense layer's can"
     (a,oa,_),(b,ob,_) = pair(InPlace, torch_opts['sgd'], route=route)
@@ -824,7 +798,7 @@ def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Unflatten(1, (9,1)), nn.Conv1d(9, 4, 1)).double()
     sparsify_model(m, .6, seed=0)
-    sparse_compute(m, None, plan={'0.weight':'rows', '3.weight':'features'})
+    sparse_compute(m, None, plan={'0.weight':'rows', '3.weight':'rows'})
     for o in masked_params(m): guard_of(o.p).lifted = True
     for _ in range(5 if batches=='many' else 1): m(torch.randn(3, 5).double()).pow(2).sum().backward()
     if batches=='clipped': nn.utils.clip_grad_norm_(m.parameters(), .1)
@@ -894,7 +868,7 @@ def test_hooks_and_graphs_outlive_another_number_of_live_weights():
     m.zero_grad()
     with pytest.raises(RuntimeError, match='before the number of live weights changed'): late.backward()
 
-@pytest.mark.parametrize('route', ['rows','features'])
+@pytest.mark.parametrize('route', ['rows'])
 @pytest.mark.parametrize('of', ['input','weights'])
 def test_gradients_that_are_only_asked_for_leave_no_trace(of, route):
     "`autograd.grad` before the backward, as in adversarial training: the dense gradient of an update is the backward's alone"

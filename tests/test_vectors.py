@@ -2,7 +2,7 @@
 import numpy as np,os,pytest,subprocess,sys
 from fastcore.test import test_eq as eq
 from fastsparse.vectors import *
-from fastsparse.vectors import _lowered,_vocabulary
+from fastsparse.vectors import _lowered
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
