@@ -7,13 +7,16 @@ __all__ = ['DynamicSparseTrainingCallback']
 
 # %% ../nbs/07_callback.ipynb #23feda80
 import importlib,inspect
+import torch.distributed as dist
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastcore.basics import *
 from fastcore.meta import delegates
 from .parts import find_method
+from .schedules import Interval
 from .scores import *
+from .signal import batch_of,dense_spread,is_fresh,least_signal,output_spread,rescued
 from .guards import *
 from .sparsify import *
 from .training import *
@@ -33,11 +36,13 @@ class DynamicSparseTrainingCallback(Callback):
         seed:int=None, # Names the random choices; None takes a number from torch's generator
         sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
         method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
+        repair:bool=True, # Rescale the live weights of an untouched initialisation whose signal random masks have killed?
         **kwargs
     ):
         if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
         given = dict(kwargs) if batches_per_update is None else dict(kwargs, batches_per_update=batches_per_update)
-        self.method = method
+        if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
+        self.method,self.repair,self.signal = method,repair,None
         self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         unknown = set(self.settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
         if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
@@ -70,6 +75,7 @@ class DynamicSparseTrainingCallback(Callback):
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
         if self.compute: self._load_compute()
+        if self.repair: self._repair()
         self._make_engine(len(self.dls.train))
         if self.plan is not None: self.start_compute()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
@@ -77,7 +83,7 @@ class DynamicSparseTrainingCallback(Callback):
     def _make_engine(self, n_iter):
         "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
         bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
-        settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], n_iter))
+        settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], Interval(n_iter)))
         engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
         engine.method = self.method
         if self.state: engine.n_updates = self.state['n_updates']
@@ -124,6 +130,26 @@ class DynamicSparseTrainingCallback(Callback):
 
     def after_fit(self):
         if not self.learn.lock.locked(): self._let_go()
+
+# %% ../nbs/07_callback.ipynb #f9fcec3a
+def _decided_by_first(died):
+    "What rank 0 found, on every rank"
+    if not (dist.is_available() and dist.is_initialized()): return died
+    found = [died]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+@patch
+def _repair(self:DynamicSparseTrainingCallback):
+    "Rescale the live weights of an untouched initialisation whose signal has died"
+    model = self.learn.model
+    if not is_fresh(model): return
+    xb = batch_of(self.learn)
+    dense = dense_spread(model, xb)
+    died = _decided_by_first(bool(dense) and output_spread(model, xb)<dense*least_signal)
+    if not died: return
+    self.signal = rescued(model, xb, dense)
+    warn(f"random masks had killed the signal of this untrained network: {self.signal}; pass repair=False to leave weights alone")
 
 # %% ../nbs/07_callback.ipynb #66e6e2cf
 @patch

@@ -183,6 +183,9 @@ class Plan:
     "A method whose times are steps"
     def __init__(self, method, n_steps, times, fractions, path):
         vars(self).update(method=method, n_steps=n_steps, times=times, fractions=fractions, path=path)
+        every = method.batches_per_update
+        if isinstance(every, Interval) and n_steps is not None: every = every.resolve(n_steps, method.stop_pct, method.replaces)
+        vars(self)['batches_per_update'] = every
         vars(self)['n_stop'] = None if n_steps is None else math.ceil(ifnone(getattr(path, 'stop', None), method.stop_pct*n_steps))
 
     def __setattr__(self, k, v): raise AttributeError(f"{k} of a plan can't be changed: bind another Method")
@@ -223,8 +226,8 @@ def is_time(self:Plan,
 ) -> bool:
     "Is `t` a time for an update?"
     if self.times is not None: return bool(self.times(t))
-    if self.path is None: return update_due(t, self.method.batches_per_update, self.n_steps, self.method.stop_pct)
-    return update_due(t, self.method.batches_per_update, self.n_steps, 1.) or t==self.n_stop<self.n_steps-1
+    if self.path is None: return update_due(t, self.batches_per_update, self.n_steps, self.method.stop_pct)
+    return update_due(t, self.batches_per_update, self.n_steps, 1.) or t==self.n_stop<self.n_steps-1
 
 # %% ../nbs/04a_parts.ipynb #2e68fe94
 @patch

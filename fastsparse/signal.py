@@ -134,9 +134,17 @@ def repair_signal(
 ) -> Signal:
     "Look at the signal of a sparse `model`, and repair it if it has died"
     res = Signal(dense, output_spread(model, xb))
-    if not res.died or not may_repair: return res
+    return rescued(model, xb, dense) if res.died and may_repair else res
+
+def rescued(
+    model:nn.Module, # With masks; its weights are rescaled in place
+    xb, # Inputs, as for `output_spread`
+    dense:float, # The spread before the masks
+) -> Signal:
+    "Rescale the live weights of `model`, and say what that did"
+    was = output_spread(model, xb)
     rescale_live_(model)
-    return Signal(dense, res.sparse, True, output_spread(model, xb))
+    return Signal(dense, was, True, output_spread(model, xb))
 
 @contextmanager
 def _filled(model):
