@@ -367,7 +367,7 @@ def _choose(model, chosen, also):
     return [os[i] for i in idxs],idxs
 
 # %% ../nbs/04_sparsify.ipynb #7a0494c6
-def _shows_training(learn, model):
+def shows_training(learn, model):
     "Do the weights, or the optimizer of a `Learner`, show that the model was trained?"
     opt = getattr(learn, 'opt', None)
     return _looks_trained(model) or bool(opt is not None and not isinstance(learn, nn.Module) and any(any(k!='hypers' for k in s) for s in getattr(opt, 'state', {}).values()))
@@ -400,7 +400,7 @@ def sparsify_model(
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
-    trained = _shows_training(learn, model)
+    trained = shows_training(learn, model)
     if mask_init=='random' and sparse_init_mode in (None,'auto') and model_sparsity and trained:
         warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
     look = _looker(learn, xb) if sparse_init_mode=='auto' and model_sparsity else None
