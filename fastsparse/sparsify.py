@@ -407,10 +407,10 @@ def sparsify_model(
     for o,mask in zip(os, masks): register_mask(o, mask, None if sparse_init_mode=='auto' else sparse_init_mode)
     keep_from_broadcast(model)
     untouched = isinstance(mask_init, str) and mask_init=='random' and sparse_init_mode=='auto' and not trained
-    if untouched: mark_fresh(model)
     signal = look(untouched) if look else None
     res = enforce_masks(model) if enforce_mask else Enforced()
     res.signal = signal
+    if untouched and not getattr(signal, 'repaired', False): mark_fresh(model)
     return res
 
 # %% ../nbs/04_sparsify.ipynb #20657d38
