@@ -10,16 +10,12 @@ __all__ = ['storages', 'LiveMatrix', 'CSRMatrix', 'CondensedMatrix', 'BlockMatri
 import torch,torch.nn.functional as F
 from fastcore.basics import *
 from .compute import is_pointwise
-from .kernels import *
 from .guards import *
+from .products import *
 from .sparsify import *
 from torch import nn
 
 # %% ../nbs/32_packing.ipynb #e08c9232
-def _finish(y, bias, by_columns):
-    if bias is not None: y = y.add_(bias[:,None])
-    return transposed(y).t() if by_columns else y
-
 def _check_type(w):
     if w.device.type=='cpu' and w.dtype not in (torch.float,torch.double): raise ValueError(f"the weight is of type {w.dtype}, and torch has this product for float32 and float64 on the CPU: call .float() on model and sample, or take 'live'")
 
@@ -28,39 +24,51 @@ def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
 
 def _live(w, live=None): return (w!=0 if live is None else live).flatten(1)
 
+def _index(m, crow):
+    "The index of the matrix `m`, whose rows start at `crow`; made again when its columns are others"
+    now = m.col.data_ptr(),None if m.col.is_inference() else m.col._version
+    if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, m.col.view(-1), m.fours)
+    return m.made[1]
+
 class LiveMatrix(nn.Module):
-    "Live weights row by row, with their columns, multiplied by `embedding_bag`"
+    "Live weights row by row, with their columns"
+    made,narrow = None,True
     def __init__(self,
         w:torch.Tensor, # Weights, outputs first
         live:torch.Tensor=None, # Which of them live; None is all that aren't zero
     ):
         super().__init__()
         index = SparseIndex(_live(w, live))
-        self.shape = index.shape
+        self.shape,self.fours = index.shape,index.fours
         self.values = _fixed(w.detach().reshape(-1)[index.places])
-        for name in ('col','crow'): self.register_buffer(name, getattr(index, name))
+        self.register_buffer('col', index.col.short() if self.narrow and self.shape[1]<=2**15 else index.col)
+        self.register_buffer('crow', index.crow)
 
     @property
-    def index(self): return SparseIndex.of_parts(self.shape, self.crow, self.col)
+    def index(self): return _index(self, self.crow)
     def extra_repr(self): return f'{self.shape[0]} x {self.shape[1]}, {self.values.numel()} stored'
 
-    def forward(self, xT, bias=None, by_columns=False):
-        if not torch.compiler.is_exporting(): return sparse_product(self.index, self.values, xT, bias, by_columns)
-        y = F.embedding_bag(self.col, xT, self.crow, per_sample_weights=self.values, mode='sum', include_last_offset=True)
-        return y if bias is None else y+bias[:,None]
+    def forward(self, x, bias=None):
+        if not torch.compiler.is_exporting(): return sparse_product(self.index, self.values, x, bias)
+        y = F.embedding_bag(self.col.int(), x.t(), self.crow, per_sample_weights=self.values, mode='sum', include_last_offset=True).t()
+        return y if bias is None else y+bias
 
 # %% ../nbs/32_packing.ipynb #3d851dd2
 class CSRMatrix(LiveMatrix):
     "The same, multiplied by torch's own product for CSR"
+    narrow = False
     def __init__(self, w, live=None):
         _check_type(w)
         super().__init__(w, live)
 
-    def forward(self, xT, bias=None, by_columns=False): return _finish(self.index.csr(self.values)@xT, bias, by_columns)
+    def forward(self, x, bias=None):
+        y = (self.index.csr(self.values)@x.t()).t()
+        return y if bias is None else y+bias
 
 # %% ../nbs/32_packing.ipynb #29b392f8
 class CondensedMatrix(nn.Module):
     "The same number of live weights in each row, as two tables"
+    made,fours = None,False
     def __init__(self,
         w:torch.Tensor, # Weights, outputs first
         live:torch.Tensor=None, # Which of them live, as many in each row; None is all that aren't zero
@@ -76,13 +84,13 @@ class CondensedMatrix(nn.Module):
 
     extra_repr = LiveMatrix.extra_repr
 
-    def forward(self, xT, bias=None, by_columns=False):
+    def forward(self, x, bias=None):
         if torch.compiler.is_exporting():
             none = not self.col.shape[1]  # torch follows no empty bags
-            y = xT.new_zeros(self.shape[0], xT.shape[1]) if none else F.embedding_bag(self.col, xT, per_sample_weights=self.values, mode='sum')
-            return y if bias is None else y+bias[:,None]
-        crow = torch.arange(len(self.col)+1, dtype=torch.int, device=xT.device)*self.col.shape[1]
-        return sparse_product(SparseIndex.of_parts(self.shape, crow, self.col.view(-1)), self.values.view(-1), xT, bias, by_columns)
+            y = x.new_zeros(len(x), self.shape[0]) if none else F.embedding_bag(self.col, x.t(), per_sample_weights=self.values, mode='sum').t()
+            return y if bias is None else y+bias
+        index = _index(self, torch.arange(len(self.col)+1, dtype=torch.int, device=x.device)*self.col.shape[1])
+        return sparse_product(index, self.values.view(-1), x, bias)
 
 # %% ../nbs/32_packing.ipynb #bc9d2299
 def _run(live):
@@ -107,8 +115,9 @@ class BlockMatrix(nn.Module):
 
     def extra_repr(self): return f'{self.shape[0]} x {self.shape[1]}, {len(self.values)} blocks of {self.size} x {self.size}'
 
-    def forward(self, xT, bias=None, by_columns=False):
-        return _finish(torch.sparse_bsr_tensor(self.crow, self.col, self.values, self.shape, check_invariants=False)@xT, bias, by_columns)
+    def forward(self, x, bias=None):
+        y = (torch.sparse_bsr_tensor(self.crow, self.col, self.values, self.shape, check_invariants=False)@x.t()).t()
+        return y if bias is None else y+bias
 
 # %% ../nbs/32_packing.ipynb #32481a79
 class SemiStructured(nn.Module):
@@ -126,45 +135,40 @@ class SemiStructured(nn.Module):
         self.shape = tuple(w.shape)
         self.w = nn.Parameter(torch.sparse.to_sparse_semi_structured(w), requires_grad=False)
 
-    def forward(self, xT, bias=None, by_columns=False): return F.linear(xT.t().contiguous(), self.w, bias).t()
+    def forward(self, x, bias=None): return F.linear(x.contiguous(), self.w, bias)
 
 # %% ../nbs/32_packing.ipynb #0d48f60d
 class PackedLayer(nn.Module):
     "What layers with their matrix in storage share"
-    def __init__(self, matrix, bias, by_rows=True):
+    def __init__(self, matrix, bias):
         super().__init__()
-        self.matrix,self.by_rows = matrix,by_rows
-        self.bias = None if bias is None else _fixed(bias)
+        self.matrix,self.bias = matrix,None if bias is None else _fixed(bias)
 
-    def product(self, xT, by_columns=False):
-        "Times the table `xT`; under autocast in the type of the storage, with a result of autocast's"
-        kind = xT.device.type
-        if not torch.is_autocast_enabled(kind): return self.matrix(xT, self.bias, by_columns)
-        with torch.autocast(kind, enabled=False): y = self.matrix(xT.to(next(self.matrix.parameters()).dtype), self.bias, by_columns)
+    def product(self, x):
+        "Of rows; under autocast in the type of the storage, with a result of autocast's"
+        kind = x.device.type
+        if not torch.is_autocast_enabled(kind): return self.matrix(x, self.bias)
+        with torch.autocast(kind, enabled=False): y = self.matrix(x.to(next(self.matrix.parameters()).dtype), self.bias)
         return y.to(torch.get_autocast_dtype(kind))
 
     @property
-    def weight(self): return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device))
+    def weight(self): return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device)).t()
 
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
-    def forward(self, input):
-        y = self.product(input.reshape(-1, input.shape[-1]).t(), self.by_rows)
-        return y.t().reshape(*input.shape[:-1], self.matrix.shape[0])
+    def forward(self, input): return self.product(input.reshape(-1, input.shape[-1])).reshape(*input.shape[:-1], self.matrix.shape[0])
 
 class PackedConv(PackedLayer):
     "A convolution with a kernel of size 1"
-    def __init__(self, matrix, bias, by_rows=True, stride=(1,)):
-        super().__init__(matrix, bias, by_rows)
+    def __init__(self, matrix, bias, stride=(1,)):
+        super().__init__(matrix, bias)
         self.stride = stride
 
     def forward(self, input):
         if input.ndim==len(self.stride)+1: return self(input[None])[0]
-        x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)]
-        y = self.product(x.transpose(0, 1).reshape(x.shape[1], -1))
-        y = y.view(self.matrix.shape[0], x.shape[0], *x.shape[2:]).transpose(0, 1)
-        return y.contiguous() if self.by_rows else y
+        x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)].movedim(1, -1)
+        return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.matrix.shape[0]).movedim(-1, 1).contiguous()
 
 # %% ../nbs/32_packing.ipynb #f10fe3f2
 def _as_bias(mask, like):
@@ -204,7 +208,7 @@ class PackedAttention(nn.Module):
         return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
 
 # %% ../nbs/32_packing.ipynb #671ef700
-storages = dict(rows=LiveMatrix, features=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
+storages = dict(rows=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
 storages['2:4'] = SemiStructured
 
 def has_hooks(
@@ -239,13 +243,13 @@ def _projections(m):
     return list(zip(ws, masks, thirds(m.in_proj_bias)))
 
 def _packed(m, how):
-    def linear(w, live, b): return PackedLinear(storages[how](w, live), b, how!='features')
+    def linear(w, live, b): return PackedLinear(storages[how](w, live), b)
     def whole(m): return m.weight,m._buffers.get('weight_mask'),m.bias
     if isinstance(m, nn.MultiheadAttention):
         return PackedAttention(*[linear(*o) for o in [*_projections(m), whole(m.out_proj)]], m.num_heads, m.batch_first).eval()
     if isinstance(m, nn.Linear): return linear(*whole(m)).eval()
     w,live,b = whole(m)
-    return PackedConv(storages[how](w, live), b, how!='features', m.stride).eval()
+    return PackedConv(storages[how](w, live), b, m.stride).eval()
 
 def packed(
     m:nn.Module, # A layer from `storable`

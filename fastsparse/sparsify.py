@@ -22,6 +22,7 @@ from .layers import axes_of,layer_of
 from .masks import *
 from .patterns import named,need_named
 from .scores import *
+from .signal import batch_of,mark_fresh,output_spread,repair_signal
 from .structures import *
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -350,7 +351,7 @@ def _check_fraction(s, what, end):
 def _check_settings(model, sparsity, sparse_init_mode, sparse_f):
     _check_fraction(sparsity, 'model_sparsity', ')')
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")
-    if sparse_init_mode not in (None,'fan_in','fan_out','fan_in_out'): raise ValueError(f"sparse_init_mode is {sparse_init_mode!r}, and must be None, 'fan_in', 'fan_out' or 'fan_in_out'")
+    if sparse_init_mode not in (None,'auto','fan_in','fan_out','fan_in_out'): raise ValueError(f"sparse_init_mode is {sparse_init_mode!r}, and must be 'auto', None, 'fan_in', 'fan_out' or 'fan_in_out'")
     if isinstance(sparse_f, dict): raise ValueError(f"sparse_f is a dict, and must be a distribution or its name: settings of a method, such as a preset's, go to the callback or engine as **settings, and sparsities by name are given_sparsity({{...}})")
 
 def _choose(model, chosen, also):
@@ -365,30 +366,52 @@ def _choose(model, chosen, also):
     if not idxs: raise ValueError(f"chosen is {chosen!r} and names none of the parameters to choose from: {', '.join(names)}")
     return [os[i] for i in idxs],idxs
 
+# %% ../nbs/04_sparsify.ipynb #7a0494c6
+def shows_training(learn, model):
+    "Do the weights, or the optimizer of a `Learner`, show that the model was trained?"
+    opt = getattr(learn, 'opt', None)
+    return _looks_trained(model) or bool(opt is not None and not isinstance(learn, nn.Module) and any(any(k!='hypers' for k in s) for s in getattr(opt, 'state', {}).values()))
+
+def _looker(learn, xb):
+    "Look at the dense signal now; returns what looks at the sparse one, or None where there is no batch"
+    if xb is None and (isinstance(learn, nn.Module) or getattr(learn, 'dls', None) is None): return None
+    model = module_of(learn)
+    if xb is None: xb = batch_of(learn)
+    dense = output_spread(model, xb)
+    return lambda may_repair: repair_signal(model, xb, dense, may_repair)
+
 # %% ../nbs/04_sparsify.ipynb #e0d3b6b6
 def sparsify_model(
     model, # A module or a `Learner`
     model_sparsity:float, # Fraction of the weights that is dead, in [0,1)
     sparse_f=uniform_sparsity, # The distribution, or its name, such as 'erk': parameters and model's sparsity → a sparsity for each
     enforce_mask=True, # Keep dead weights at zero from now on? If not, masks are applied once and the rest is left to the engine
-    sparse_init_mode=None, # Draw weights anew: None, or `sparse_mode` of `init_kaiming_normal_sparse_`
+    sparse_init_mode='auto', # 'auto' rescales the weights of an untouched initialisation whose signal the masks kill, None leaves weights alone; others draw them anew, as `sparse_mode` of `init_kaiming_normal_sparse_`
     mask_init='random', # 'random', 'magnitude', 'zeros' (what is zero is dead, whatever the sparsity), a function that returns a score or a mask, or a dict of masks by name
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'; None is any
     chosen=None, # Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or a list; None is all
     also=None, # Parameters to choose from besides those of known layers, said as for `chosen`; None is none, and () silences the warning that most are left out
-) -> Enforced: # Its `remove()` ends enforcement
+    xb=None, # Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
+) -> Enforced: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
     "Give the weights of `model` masks, and keep what is dead at zero"
-    model = module_of(model)
+    learn,model = model,module_of(model)
     _check_settings(model, model_sparsity, sparse_init_mode, sparse_f)
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
-    if mask_init=='random' and sparse_init_mode is None and model_sparsity and _looks_trained(model):
+    trained = shows_training(learn, model)
+    if mask_init=='random' and sparse_init_mode in (None,'auto') and model_sparsity and trained:
         warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
-    for o,mask in zip(os, masks): register_mask(o, mask, sparse_init_mode)
+    look = _looker(learn, xb) if sparse_init_mode=='auto' and model_sparsity else None
+    for o,mask in zip(os, masks): register_mask(o, mask, None if sparse_init_mode=='auto' else sparse_init_mode)
     keep_from_broadcast(model)
-    return enforce_masks(model) if enforce_mask else Enforced()
+    untouched = isinstance(mask_init, str) and mask_init=='random' and sparse_init_mode=='auto' and not trained
+    signal = look(untouched) if look else None
+    res = enforce_masks(model) if enforce_mask else Enforced()
+    res.signal = signal
+    if untouched and not getattr(signal, 'repaired', False): mark_fresh(model)
+    return res
 
 # %% ../nbs/04_sparsify.ipynb #20657d38
 def _row(one, marks):

@@ -1,0 +1,121 @@
+"One line that trains a sparse network, and what it refuses"
+import pytest,torch,warnings
+from fastai.basics import Adam,Callback,CrossEntropyLossFlat,Learner,SGD,accuracy,nn,set_seed
+from fastsparse.demo import digits_dls,digits_mlp
+from fastsparse.fit import ScaledRates,auto_presets,find_sparsity,normalises
+from fastsparse.guards import masked_params,sparse_params
+from fastsparse.sparsify import sparsify_model
+from functools import partial
+
+def learner(opt=Adam, model=None):
+    learn = Learner(digits_dls(), model or digits_mlp(), loss_func=CrossEntropyLossFlat(), metrics=accuracy, opt_func=opt)
+    learn.remove_cbs([cb for cb in learn.cbs if type(cb).__name__=='ProgressCallback'])
+    learn.logger = lambda *args: None
+    return learn
+
+def sparsity_of(model):
+    masks = [m for _,m,_ in sparse_params(model)]
+    return 1-sum(int(m.sum()) for m in masks)/sum(m.numel() for m in masks)
+
+def dead_are_zero(model): return all(not (o.p[~o.mask]!=0).any() for o in masked_params(model))
+
+@pytest.mark.parametrize('n_steps', [1, 10, 100, 440, 3000, 100_000])
+def test_at_most_a_tenth_of_the_steps_reads_dense_gradients(n_steps):
+    o = auto_presets(n_steps)
+    n_updates = len([t for t in range(o['batches_per_update'], n_steps, o['batches_per_update']) if t<.75*n_steps])
+    assert n_updates*o['grow_score_f'].n_batches<=n_steps/10
+    assert o['grow_score_f'].n_batches<=8 and not o['replace_step']
+
+@pytest.mark.parametrize('opt,lr', [(partial(SGD, mom=.9), .1), (Adam, 1e-3), (Adam, 1e-2)])
+def test_fit_sparse_learns_at_one_weight_in_a_hundred(opt, lr):
+    learn = learner(opt)
+    learn.fit_sparse(10, .99, lr, seed=0)
+    assert learn.validate()[1]>.85
+    assert abs(sparsity_of(learn.model)-.99)<1e-3 and dead_are_zero(learn.model)
+
+@pytest.mark.parametrize('method', ['rigl', 'set', 'static', 'gmp', 'granet', 'mest', 'acdc', 'auto', None])
+def test_every_method_ends_at_the_sparsity_that_was_asked_for(method):
+    learn = learner()
+    learn.fit_sparse(2, .9, method=method, seed=0)
+    assert abs(sparsity_of(learn.model)-.9)<2e-3 and dead_are_zero(learn.model)
+
+def test_a_sparse_model_goes_on_or_moves():
+    learn = learner()
+    learn.fit_sparse(1, .9, method='static', seed=0)
+    masks = [m.clone() for _,m,_ in sparse_params(learn.model)]
+    learn.fit_sparse(1, .9, method='static', seed=0)
+    assert all(torch.equal(a, m) for a,(_,m,_) in zip(masks, sparse_params(learn.model)))
+    learn.fit_sparse(2, .95, seed=0)
+    assert abs(sparsity_of(learn.model)-.95)<1e-3
+
+def test_trained_weights_ask_for_magnitude_or_a_gradual_method():
+    learn = learner()
+    learn.fit(1, 1e-3)
+    was = {k:v.clone() for k,v in learn.model.state_dict().items()}
+    with pytest.raises(ValueError, match="mask_init='magnitude'"): learn.fit_sparse(1, .9)
+    assert all(torch.equal(v, was[k]) for k,v in learn.model.state_dict().items())
+    learn.fit_sparse(1, .9, mask_init='magnitude', seed=0)
+    assert abs(sparsity_of(learn.model)-.9)<1e-3
+
+def test_frozen_groups_stay():
+    learn = learner()
+    learn.splitter = lambda m: [list(m[0].parameters()), list(m[2:].parameters())]
+    learn.freeze()
+    sparsify_model(learn, .9, seed=0)
+    was = learn.model[0].weight.detach().clone()
+    learn.fit_sparse(1, .9, seed=0)
+    assert torch.equal(learn.model[0].weight, was)
+
+def test_ctrl_c_leaves_a_lawful_sparse_model():
+    class Stop(Callback):
+        def after_step(self):
+            if self.train_iter==10: raise KeyboardInterrupt
+    learn = learner()
+    with pytest.raises(KeyboardInterrupt): learn.fit_sparse(2, .9, seed=0, cbs=Stop())
+    assert abs(sparsity_of(learn.model)-.9)<1e-3 and dead_are_zero(learn.model)
+    learn.fit_sparse(1, .9, seed=0)
+
+def test_sgd_is_told_from_adam():
+    for opt,expected in ((SGD,False), (partial(SGD, mom=.9),False), (Adam,True)):
+        learn = learner(opt)
+        learn.create_opt()
+        assert normalises(learn.opt)==expected
+    assert normalises(torch.optim.AdamW(digits_mlp().parameters())) and not normalises(torch.optim.SGD(digits_mlp().parameters(), .1))
+
+def test_a_scaled_rate_is_that_of_a_parameter_group():
+    "Two ways to a rate of sqrt(10) times .001"
+    def train(scaled):
+        set_seed(0)
+        learn = learner(partial(Adam, wd=0.), nn.Sequential(nn.Linear(64,10,bias=False)))
+        sparsify_model(learn.model, .9, sparse_init_mode=None, seed=0)
+        learn.fit(1, 1e-3*(1 if scaled else 10**.5), cbs=[ScaledRates()] if scaled else [])
+        return learn.model[0].weight.detach()
+    assert torch.allclose(train(True), train(False), atol=1e-4)
+
+@pytest.mark.parametrize('args,named', [((0,.9),'n_epoch'), ((1,1.),r'\[0,1\)'), ((1,-.1),r'\[0,1\)'), ((1,'x'),'sparsity'), ((1,.9,-1.),'lr'), ((1,.9,None,'nope'),'nope')])
+def test_bad_input_is_refused_before_anything_changed(args, named):
+    learn = learner()
+    with pytest.raises(ValueError, match=named): learn.fit_sparse(*args)
+    assert not masked_params(learn.model) and learn.opt is None
+
+def test_sparse_lr_find_leaves_the_learner_as_it_was():
+    learn = learner(partial(SGD, mom=.9))
+    sparsify_model(learn, .95, seed=0)
+    was = {k:v.clone() for k,v in learn.model.state_dict().items()}
+    rate = learn.sparse_lr_find(show_plot=False)
+    assert 1e-3<rate<1 and learn.opt is None
+    assert all(torch.equal(v, was[k]) for k,v in learn.model.state_dict().items())
+
+def test_a_dead_network_is_refused_by_name():
+    learn = learner()
+    sparsify_model(learn.model, .99, sparse_init_mode=None, seed=0)
+    with pytest.raises(ValueError, match='Sequential is dead'): learn.sparse_lr_find()
+
+def test_find_sparsity_keeps_its_budget_and_leaves_the_learner():
+    learn = learner()
+    was = {k:v.clone() for k,v in learn.model.state_dict().items()}
+    found = find_sparsity(learn, budget=6, sparsities=(.9,.99), seeds=1, tolerance=1., progress=False)
+    assert found.suggested==.99 and list(found.table.index)==[0.,.9,.99]
+    assert learn.opt is None and all(torch.equal(v, was[k]) for k,v in learn.model.state_dict().items())
+    with pytest.raises(ValueError, match='budget is 2'): find_sparsity(learn, budget=2, sparsities=(.9,.99), seeds=1)
+    with pytest.raises(ValueError, match='1.5'): find_sparsity(learn, sparsities=(1.5,))
