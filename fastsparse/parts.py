@@ -183,13 +183,7 @@ class Plan:
     "A method whose times are steps"
     def __init__(self, method, n_steps, times, fractions, path):
         vars(self).update(method=method, n_steps=n_steps, times=times, fractions=fractions, path=path)
-<<<<<<< /tmp/tmphls2rhe0/o
         vars(self)['batches_per_update'] = self._interval()
-=======
-        every = method.batches_per_update
-        if isinstance(every, Interval) and n_steps is not None: every = every.resolve(n_steps, method.stop_pct, method.replaces)
-        vars(self)['batches_per_update'] = every
->>>>>>> /tmp/tmphls2rhe0/t
         vars(self)['n_stop'] = None if n_steps is None else math.ceil(ifnone(getattr(path, 'stop', None), method.stop_pct*n_steps))
 
     def _interval(self):
