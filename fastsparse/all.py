@@ -6,6 +6,7 @@ from .structures import *
 from .distributions import *
 from .schedules import *
 from .scores import *
+from .signal import *
 from .guards import *
 from .sparsify import *
 from .parts import *
@@ -15,12 +16,19 @@ from .methods import *
 from .callback import *
 from .flops import *
 from .history import *
+from .topology import *
 from .ledger import *
 from .rules import *
+from .runs import *
+from .fit import *
 from .learned import *
 from .oneshot import *
+from .kernels import *
 from .products import *
+from .convolutions import *
 from .compute import *
 from .packing import *
 from .shrinking import *
 from .export import *
+from .trainers import *
+from .finetune import *
