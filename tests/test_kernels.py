@@ -46,8 +46,7 @@ def test_every_way_to_cut(N, width, R):
 
 @pytest.mark.parametrize('size', [(64,30,77),(4,5,1),(12,79,200),(128,200,130),(8,50,150)])
 @pytest.mark.parametrize('density', [0,.05,.3,1])
-def test_outputs_that_share_inputs_in_fours(size, density):
-    check(*size, density, fours=True)
+def test_outputs_that_share_inputs_in_fours(size, density): check(*size, density, fours=True)
 
 def test_fours_in_any_type_and_cut():
     check(64, 30, 77, dtype=torch.double, tol=1e-12, fours=True)
