@@ -96,7 +96,8 @@ def measure_roofline(quick):
     "Arithmetic of a core, and of products of live weights"
     return roofline.roofline(quick)
 
-sections = dict(roofline=measure_roofline, steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory, evaluation=measure_evaluation,
+sections = dict(roofline=measure_roofline,
+    steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory, evaluation=measure_evaluation,
     training=measure_training, table=measure_table, adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
 
 def show(rows, heads):
@@ -249,7 +250,8 @@ def plot(rows, f, path):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-shows = dict(roofline=show_roofline, steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory, evaluation=show_evaluation, training=show_training,
+shows = dict(roofline=show_roofline,
+    steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory, evaluation=show_evaluation, training=show_training,
     table=show_table, adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
 plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, quality=plot_quality)
 

@@ -639,6 +639,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastsparse.kernels._address': ('kernels.html#_address', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._back': ('kernels.html#_back', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._pool': ('kernels.html#_pool', 'fastsparse/kernels.py'),
+                                    'fastsparse.kernels._run': ('kernels.html#_run', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._share': ('kernels.html#_share', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels._wide': ('kernels.html#_wide', 'fastsparse/kernels.py'),
                                     'fastsparse.kernels.backward': ('kernels.html#backward', 'fastsparse/kernels.py'),

@@ -7,15 +7,16 @@ __all__ = ['F', 'N', 'C', 'ONE', 'DX', 'dots', 'pack', 'unpack', 'forward', 'fin
            'one_row', 'forward4', 'four_sums', 'turn_index', 'block_starts', 'tiling', 'kernels_take', 'column_type',
            'starts_of', 'turned', 'multiply', 'gradients']
 
-# %% ../nbs/30_kernels.ipynb #0baf6a16
+# %% ../nbs/30_kernels.ipynb #d6ab643f
 import numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
 from .vectors import *
 from functools import cache
 from itertools import accumulate
+from warnings import warn
 
-# %% ../nbs/30_kernels.ipynb #5bef4b59
+# %% ../nbs/30_kernels.ipynb #37c8d22f
 F,N,C = np.float32,16,np.int32
 
 @kernel
@@ -33,7 +34,7 @@ def dots(val, col, j, e, x, a):
     for q in range(m, e): a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
     return add(add(a, b), add(c, d))
 
-# %% ../nbs/30_kernels.ipynb #36abba21
+# %% ../nbs/30_kernels.ipynb #88e1ff6f
 @kernel
 def pack(x, i, ld, rows, width, t):
     "`rows` rows of `x`, `ld` apart from place `i` on, as columns of the table `t`; columns without a row are zero"
@@ -53,7 +54,7 @@ def unpack(t, y, i, ld, rows, width):
     for r in range(rows):
         for k in range(width//16*16 if r<blocks else 0, width): put(y, i+r*ld+k, at(t, k*N+r))
 
-# %% ../nbs/30_kernels.ipynb #5b48f649
+# %% ../nbs/30_kernels.ipynb #1dc2e787
 @kernel
 def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
     "Rows `r0` to `r1` and outputs `o0` to `o1`; `xt` and `yt` are scratch memory for a table of inputs and of `R` outputs; no `bias` is 0"
@@ -72,7 +73,7 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
                     store(yt, i*N, dots(val, col, j, e, xt, a))
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
-# %% ../nbs/30_kernels.ipynb #fb56b960
+# %% ../nbs/30_kernels.ipynb #20fc4e21
 ONE,DX = True,True
 
 @kernel
@@ -90,7 +91,7 @@ def bias_sums(gt, db, n_out, first):
     "Add up the rows of a table"
     for o in range(n_out): put(db, o, total(load(N, gt, o*N))+(F(0) if first else at(db, o)))
 
-# %% ../nbs/30_kernels.ipynb #28d52cea
+# %% ../nbs/30_kernels.ipynb #556413a8
 @kernel
 def backward(g, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_out, nb, R, gt, xt, dt, vt, dv, sums):
     "Inputs `i0` to `i1`; scratch: tables of outputs, of `R` inputs and their gradients, values and their gradients in the transposed order, and 17 x 16 numbers; no `db` is 0"
@@ -128,7 +129,7 @@ def input_block(starts, row, order, val, dw, i, w, k, nb, q0, first, gt, xt, dt,
             finish(sums, l, dw, order, dv, b, b-q0, first)
         if DX: store(dt, s*N, a)
 
-# %% ../nbs/30_kernels.ipynb #489f0013
+# %% ../nbs/30_kernels.ipynb #576116e5
 @kernel
 def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
     "Outputs `o0` to `o1` of few rows"
@@ -139,7 +140,7 @@ def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
             for q in range(at(starts, o), at(starts, o+1)): s += at(val, q)*at(x, r*n_in+at(col, q))
             put(y, r*n_out+o, s+at(numbers(F, bias), o) if bias else s)
 
-# %% ../nbs/30_kernels.ipynb #aec19f37
+# %% ../nbs/30_kernels.ipynb #fb338c1e
 @kernel
 def forward4(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
     "`forward` for outputs that share inputs in fours"
@@ -170,7 +171,7 @@ def four_sums(starts, col, val, s, nb, xt, yt, i):
     store(yt, i+2*N, c)
     store(yt, i+3*N, d)
 
-# %% ../nbs/30_kernels.ipynb #e4c0e527
+# %% ../nbs/30_kernels.ipynb #9195dd9d
 @kernel
 def turn_index(crow, col, n, m, tcrow, row, order):
     "Of `n` rows and `m` columns: where each column starts (`tcrow` is zero before), and the rows and places of its weights"
@@ -200,7 +201,7 @@ def block_starts(crow, col, n, width, nb, starts):
         for b in range(k, nb): put(starts, r*nb+b, at(crow, r+1))
     put(starts, n*nb, at(crow, n))
 
-# %% ../nbs/30_kernels.ipynb #f6bb7604
+# %% ../nbs/30_kernels.ipynb #1b5ade87
 def tiling(
     rows:int, # Of the batch
     n:int, # Rows of the table that is jumped over: inputs forward, outputs backward
@@ -214,13 +215,13 @@ def tiling(
     if fours and not back: widest = max(widest//(2 if vector_bytes()==64 else 4), 16)
     N = next((k for k in (16,32,64) if rows<=k<=widest), widest)
     if density<.04:
-        while N>32 and n*N*size>l2//(2 if back else 4): N //= 2
+        while N>32 and n*N*size>l2//(2 if back else 8): N //= 2
         return N,max(n, 1),32
     block = max((4096 if back else 2048)/(N*density), l1/(N*size))
     if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
     return (N,max(n, 1),32) if block>.6*n else (N,int(block),min(512, l2//(8*N*size)))
 
-# %% ../nbs/30_kernels.ipynb #be488634
+# %% ../nbs/30_kernels.ipynb #643c980e
 class _Scratch(threading.local):
     n = 0
 
@@ -237,27 +238,34 @@ _scratch = _Scratch()
 @cache
 def _pool(pid): return ThreadPoolExecutor(os.cpu_count())
 
-def _share(f, n, unit):
-    "Call `f(start, stop)` for shares of `n`, in multiples of `unit`, each in a thread"
-    k = min(torch.get_num_threads(), -(-n//unit))
+def _share(f, n, unit, work):
+    "Call `f(start, stop)` for shares of `n`, in multiples of `unit`, each in a thread, if it has half a million of the `work` multiplications"
+    k = min(torch.get_num_threads(), -(-n//unit), work//2**19)
     if k<2: return f(0, n)
     ends = [min(round(-(-n//unit)*i/k)*unit, n) for i in range(k+1)]
     others = [_pool(os.getpid()).submit(f, *o) for o in zip(ends[1:], ends[2:])]
     f(*ends[:2])
     for o in others: o.result()
 
-# %% ../nbs/30_kernels.ipynb #3d9c94db
+# %% ../nbs/30_kernels.ipynb #5512c6c8
 _kinds = {torch.float:np.float32, torch.double:np.float64}
 
+@cache
+def _run():
+    "Do kernels run on this computer? A warning says why not, once"
+    if why := why_not(): warn(why)
+    return not why
+
+# %% ../nbs/30_kernels.ipynb #e06e5a06
 def kernels_take(*ts): # Tensors
     "Do kernels run on this computer, and for tensors like these?"
-    return all(t.device.type=='cpu' and t.dtype in (torch.float,torch.double,torch.bfloat16,torch.half) for t in ts) and not why_not()
+    return all(t.device.type=='cpu' and t.dtype in (torch.float,torch.double,torch.bfloat16,torch.half) for t in ts) and _run()
 
 def _wide(t): return (t if t.dtype in _kinds else t.detach().float()).contiguous()
 
 def _address(t): return 0 if t is None else t.data_ptr()
 
-# %% ../nbs/30_kernels.ipynb #d09d085e
+# %% ../nbs/30_kernels.ipynb #9fc743e8
 def column_type(col): return np.int16 if col.dtype==torch.int16 else np.int32
 
 def starts_of(index, width):
@@ -277,7 +285,7 @@ def turned(index):
     turn_index.compiled()(index.crow.data_ptr(), index.col.data_ptr(), n, m, crow.data_ptr(), row.data_ptr(), order.data_ptr())
     return crow,row,order
 
-# %% ../nbs/30_kernels.ipynb #ec027424
+# %% ../nbs/30_kernels.ipynb #f0dd7d8b
 def multiply(
     index, # `SparseIndex` of the weight
     values:torch.Tensor, # Live weights, in the index's order
@@ -286,25 +294,25 @@ def multiply(
     cut:tuple=None, # As `tiling` gives it; None asks it
 ) -> torch.Tensor: # Rows of outputs, of the type of `x`
     "`F.linear` with live weights only; it has no gradient"
-    (n_out,n_in),rows = index.shape,len(x)
+    (n_out,n_in),rows,work = index.shape,len(x),len(index)*len(x)
     v,xs,b = _wide(values),_wide(x),None if bias is None else _wide(bias)
     y = xs.new_empty(rows, n_out)
     kind,columns,size = _kinds[xs.dtype],column_type(index.col),xs.element_size()
     if rows<3 and cut is None:
         f = one_row.compiled(F=kind, C=columns)
         of = xs.data_ptr(),index.crow.data_ptr(),index.col.data_ptr(),v.data_ptr(),_address(b),y.data_ptr()
-        _share(lambda o0, o1: f(*of, o0, o1, n_in, n_out, rows), n_out, 256)
+        _share(lambda o0, o1: f(*of, o0, o1, n_in, n_out, rows), n_out, 256, work)
         return y.to(x.dtype)
     N,fb,R = cut or tiling(rows, n_in, len(index)/max(n_in*n_out, 1), False, size, index.fours)
     (starts,nb),f = starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns)
     def part(r0, r1, o0, o1):
         f(xs.data_ptr(), starts.data_ptr(), index.col.data_ptr(), v.data_ptr(), _address(b), y.data_ptr(), r0, r1, o0, o1, n_in, n_out, nb, R,
             *_scratch(n_in*N*size, R*N*size))
-    if rows>N: _share(lambda r0, r1: part(r0, r1, 0, n_out), rows, N)
-    else: _share(lambda o0, o1: part(0, rows, o0, o1), n_out, 64)
+    if rows>N: _share(lambda r0, r1: part(r0, r1, 0, n_out), rows, N, work)
+    else: _share(lambda o0, o1: part(0, rows, o0, o1), n_out, 64, work)
     return y.to(x.dtype)
 
-# %% ../nbs/30_kernels.ipynb #bfccd36a
+# %% ../nbs/30_kernels.ipynb #278c488e
 def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
     "Give addresses to `backward`, a share of the inputs to a thread"
     (N,fb,R),t = cut,index.t
@@ -314,9 +322,9 @@ def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_o
         kept = 0 if one else len(index) if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
         room = _scratch(n_out*N*size, R*N*size, R*N*size, kept*size, kept*size, 272*size)
         f(g, x, starts.data_ptr(), t.col.data_ptr(), t.order.data_ptr(), val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
-    _share(part, n_in, 64)
+    _share(part, n_in, 64, len(index)*rows)
 
-# %% ../nbs/30_kernels.ipynb #db889031
+# %% ../nbs/30_kernels.ipynb #51afb351
 def gradients(
     index, # `SparseIndex` of the weight
     values:torch.Tensor, # Live weights, in the index's order; None if no gradients of inputs are wanted

@@ -30,6 +30,7 @@ def _index(m, crow):
     if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, m.col.view(-1), m.fours)
     return m.made[1]
 
+# %% ../nbs/32_packing.ipynb #cb32f1bf
 class LiveMatrix(nn.Module):
     "Live weights row by row, with their columns"
     made,narrow = None,True

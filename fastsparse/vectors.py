@@ -6,14 +6,14 @@
 __all__ = ['numbers', 'at', 'put', 'load', 'store', 'zero', 'full', 'add', 'axpy', 'fma', 'fold', 'total', 'sums16', 'turn16',
            'NoNumba', 'why_not', 'Kernel', 'kernel', 'caches', 'vector_bytes']
 
-# %% ../nbs/29a_vectors.ipynb #07c7c816
+# %% ../nbs/29a_vectors.ipynb #648c84c9
 import hashlib,numpy as np
 from fastcore.basics import *
 from functools import cache
 from pathlib import Path
 from types import FunctionType
 
-# %% ../nbs/29a_vectors.ipynb #5ca566c2
+# %% ../nbs/29a_vectors.ipynb #feb23cba
 def numbers(
     kind, # `np.float32`, `np.float64`, `np.int32`, `np.int16`
     address, # Where they lie: `data_ptr()` of a contiguous tensor, or a NumPy array when the kernel runs as plain Python
@@ -29,7 +29,7 @@ def put(p, i, v):
     "Write the number `v` to place `i` of `p`"
     p[i] = v
 
-# %% ../nbs/29a_vectors.ipynb #7e9b8bff
+# %% ../nbs/29a_vectors.ipynb #7c5b99dd
 def load(n, p, i):
     "The `n` numbers of `p` from place `i` on"
     return p[i:i+n].copy()
@@ -38,7 +38,7 @@ def store(p, i, x):
     "Write the vector `x` to `p` from place `i` on"
     p[i:i+len(x)] = x
 
-# %% ../nbs/29a_vectors.ipynb #707ec9d1
+# %% ../nbs/29a_vectors.ipynb #5fa838f2
 def zero(n, p):
     "`n` zeros of the type of `p`"
     return np.zeros(n, p.dtype)
@@ -51,7 +51,7 @@ def add(x, y):
     "The sum of two vectors"
     return x+y
 
-# %% ../nbs/29a_vectors.ipynb #0f5af073
+# %% ../nbs/29a_vectors.ipynb #d2170ceb
 def axpy(a, x, y):
     "`a*x+y` for a number `a` and vectors `x`, `y`"
     return x.dtype.type(a)*x+y
@@ -60,7 +60,7 @@ def fma(x, y, z):
     "`x*y+z` for three vectors"
     return x*y+z
 
-# %% ../nbs/29a_vectors.ipynb #daab2aba
+# %% ../nbs/29a_vectors.ipynb #76e52152
 def fold(x, y):
     "The products of two vectors, added up to 16 sums"
     return (x*y).reshape(-1, 16).sum(0)
@@ -69,7 +69,7 @@ def total(x):
     "The sum of a vector, as a number"
     return x.sum()
 
-# %% ../nbs/29a_vectors.ipynb #8b0b049e
+# %% ../nbs/29a_vectors.ipynb #a8181f58
 def sums16(p, i):
     "The sums of the 16 rows of 16 numbers from place `i` of `p` on, as a vector"
     return p[i:i+256].reshape(16, 16).sum(1)
@@ -78,7 +78,7 @@ def turn16(p, i, ld, q, j, ldq):
     "Transpose 16 rows of 16 numbers from `p`, `ld` apart from place `i` on, to `q`, `ldq` apart from place `j` on"
     for k in range(16): q[j+k:j+k+15*ldq+1:ldq] = p[i+k*ld:i+k*ld+16]
 
-# %% ../nbs/29a_vectors.ipynb #e18da978
+# %% ../nbs/29a_vectors.ipynb #68800649
 class NoNumba(ImportError): "Numba is missing, too old or broken"
 
 _oldest = '0.61'
@@ -101,7 +101,7 @@ def why_not() -> str: # Empty if kernels run
     except NoNumba as e: return str(e)
     return ''
 
-# %% ../nbs/29a_vectors.ipynb #ff032f68
+# %% ../nbs/29a_vectors.ipynb #cc55690a
 _lowered = {}
 
 def _lowers(word):
@@ -109,7 +109,7 @@ def _lowers(word):
     def _register(f): _lowered[word] = f
     return _register
 
-# %% ../nbs/29a_vectors.ipynb #a4fe1406
+# %% ../nbs/29a_vectors.ipynb #857fac54
 class _Parts:
     "What a word is compiled from, once Numba is there"
     def __getattr__(self, name):
@@ -119,7 +119,7 @@ class _Parts:
 
 _nb,_free = _Parts(),('contract','reassoc','nsz')
 
-# %% ../nbs/29a_vectors.ipynb #ec162e70
+# %% ../nbs/29a_vectors.ipynb #e6ccbddb
 @cache
 def _vec_type():
     "Numba's type of a vector"
@@ -139,7 +139,7 @@ def _vocabulary():
     intrinsic = _numba()[0].extending.intrinsic
     return {word:intrinsic(prefer_literal=True)(f) for word,f in _lowered.items()}
 
-# %% ../nbs/29a_vectors.ipynb #64ef79c5
+# %% ../nbs/29a_vectors.ipynb #09751fa7
 def _i32(k): return _nb.ir.Constant(_nb.ir.IntType(32), k)
 
 def _shuffle(b, x, y, places):
@@ -147,7 +147,7 @@ def _shuffle(b, x, y, places):
     mask = _nb.ir.Constant(_nb.ir.VectorType(_nb.ir.IntType(32), len(places)), list(places))
     return b.shuffle_vector(x, y, mask)
 
-# %% ../nbs/29a_vectors.ipynb #c6de8f81
+# %% ../nbs/29a_vectors.ipynb #8f120605
 def _splat(b, v, n):
     one = b.insert_element(_nb.ir.Constant(_nb.ir.VectorType(v.type, n), _nb.ir.Undefined), v, _i32(0))
     return _shuffle(b, one, one, [0]*n)
@@ -156,11 +156,12 @@ def _as_vector(b, p, i, n):
     "The place `i` of `p` as that of a vector"
     return b.bitcast(b.gep(p, [i]), _nb.ir.VectorType(p.type.pointee, n).as_pointer())
 
+# %% ../nbs/29a_vectors.ipynb #b38ef873
 def _bytes(p): return p.dtype.bitwidth//8
 
 def _fmadd(b, x, y, z): return b.fadd(b.fmul(x, y, flags=_free), z, flags=_free)
 
-# %% ../nbs/29a_vectors.ipynb #d4894817
+# %% ../nbs/29a_vectors.ipynb #7fea2a99
 @_lowers(numbers)
 def _(tc, kind, address):
     p = _nb.types.CPointer(kind.instance_type)
@@ -179,7 +180,7 @@ def _(tc, p, i, v):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, p.dtype),gen
 
-# %% ../nbs/29a_vectors.ipynb #2624c591
+# %% ../nbs/29a_vectors.ipynb #408457ef
 @_lowers(load)
 def _(tc, n, p, i):
     def gen(ctx, b, sig, args): return b.load(_as_vector(b, args[1], args[2], n.literal_value), align=_bytes(p))
@@ -192,7 +193,7 @@ def _(tc, p, i, x):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, x),gen
 
-# %% ../nbs/29a_vectors.ipynb #a31cb1fb
+# %% ../nbs/29a_vectors.ipynb #5b5b3f2d
 @_lowers(zero)
 def _(tc, n, p):
     v = _nb.Vec(n.literal_value, p.dtype)
@@ -209,7 +210,7 @@ def _(tc, x, y):
     def gen(ctx, b, sig, args): return b.fadd(*args, flags=_free)
     return y(x, y),gen
 
-# %% ../nbs/29a_vectors.ipynb #68dada94
+# %% ../nbs/29a_vectors.ipynb #2bba1f95
 @_lowers(axpy)
 def _(tc, a, x, y):
     def gen(ctx, b, sig, args): return _fmadd(b, _splat(b, args[0], x.n), args[1], args[2])
@@ -220,7 +221,7 @@ def _(tc, x, y, z):
     def gen(ctx, b, sig, args): return _fmadd(b, *args)
     return z(x, y, z),gen
 
-# %% ../nbs/29a_vectors.ipynb #bd881e86
+# %% ../nbs/29a_vectors.ipynb #55dd8da0
 @_lowers(fold)
 def _(tc, x, y):
     def gen(ctx, b, sig, args):
@@ -240,7 +241,7 @@ def _(tc, x):
         return b.extract_element(v, _i32(0))
     return x.dtype(x),gen
 
-# %% ../nbs/29a_vectors.ipynb #f6a33485
+# %% ../nbs/29a_vectors.ipynb #c80cafb5
 def _halves(k):
     "Of two vectors of 16 with blocks of `k`: the even blocks of both in turn, and the odd ones"
     blocks = [[*range(o, o+k), *range(16+o, 16+o+k)] for o in range(0, 16, 2*k)]
@@ -250,7 +251,7 @@ def _rows16(b, p, i, ld):
     "Where 16 rows of 16 numbers start"
     return [_as_vector(b, p, b.add(i, b.mul(ld, ld.type(k))), 16) for k in range(16)]
 
-# %% ../nbs/29a_vectors.ipynb #e009dd1a
+# %% ../nbs/29a_vectors.ipynb #0c3e3de2
 @_lowers(sums16)
 def _(tc, p, i):
     def gen(ctx, b, sig, args):
@@ -273,7 +274,7 @@ def _(tc, p, i, ld, q, j, ldq):
         return ctx.get_dummy_value()
     return _nb.types.void(p, _nb.intp, _nb.intp, q, _nb.intp, _nb.intp),gen
 
-# %% ../nbs/29a_vectors.ipynb #9eecb3bc
+# %% ../nbs/29a_vectors.ipynb #4bce3edc
 @cache
 def _mark_of(files): return hashlib.sha256(b''.join(Path(f).read_bytes() for f in files if Path(f).exists())).hexdigest()[:12]
 
@@ -305,7 +306,7 @@ def kernel(f): # Its arguments are addresses (`data_ptr()`) and whole numbers
     "Make a `Kernel` of a function"
     return Kernel(f)
 
-# %% ../nbs/29a_vectors.ipynb #ffd623e1
+# %% ../nbs/29a_vectors.ipynb #688ca824
 @patch
 def _source(self:Kernel, settings):
     "The function with its words and kernels as what Numba compiles, under a name of its own"
@@ -324,7 +325,7 @@ def _compile(self:Kernel, settings):
     try: return njit(cache=True, **options)(f)
     except RuntimeError: return njit(**options)(f)  # Numba finds no folder that it may write
 
-# %% ../nbs/29a_vectors.ipynb #c10842dd
+# %% ../nbs/29a_vectors.ipynb #d522f269
 def _size(s): return int(s[:-1])*2**(10*(1+'KMG'.index(s[-1]))) if s[-1:].isalpha() else int(s)
 
 @cache

@@ -77,6 +77,18 @@ def test_a_numba_that_does_not_fit_is_named_with_the_way_out(tmp_path, text, say
     out = run('from fastsparse.vectors import why_not; print(why_not())', PYTHONPATH=path)
     assert says in out and "pip install 'fastsparse[fast]'" in out
 
+def test_without_numba_products_are_torchs_and_say_so_once(tmp_path):
+    code = """import torch,warnings
+from fastsparse.products import *
+index = SparseIndex(torch.eye(3)>0)
+v = torch.ones(3, requires_grad=True)
+with warnings.catch_warnings(record=True) as w:
+    warnings.simplefilter('always')
+    for _ in range(2): sparse_linear(torch.arange(6.).view(2, 3), v, index).sum().backward()
+print(v.grad.tolist(), [str(o.message) for o in w if 'fastsparse[fast]' in str(o.message)])"""
+    out = run(code, PYTHONPATH=fake(tmp_path, 'raise ModuleNotFoundError("no", name="numba")'))
+    assert out.startswith('[6.0, 10.0, 14.0]') and out.count('numba is not installed')==1
+
 _use = 'import numpy as np; from tests.test_vectors import *; x=np.arange(400,dtype=np.float32); y=np.zeros(400,np.float32); words.compiled(F=np.float32,N=16)(x.ctypes.data,y.ctypes.data,1); print(y[0])'
 
 @needs_numba
