@@ -4,6 +4,9 @@ from bare import bare
 from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
+from fastsparse.guards import masked_params
+from fastsparse.sparsify import decide
+from fastsparse.convolutions import spread
 from measure import *
 from models import GPT
 from torch import nn

@@ -2,6 +2,7 @@
 import statistics,torch
 from compute import make,sparsify
 from fastsparse.all import *
+from fastsparse.convolutions import spread
 from functools import partial
 from measure import *
 from pathlib import Path

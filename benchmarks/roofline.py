@@ -3,7 +3,7 @@ import numpy as np,torch,torch.nn.functional as F
 from fastsparse.clocks import times_in_turns
 from fastsparse.kernels import dots,gradients,multiply
 from fastsparse.products import SparseIndex
-from fastsparse.vectors import *
+from fastsparse.vectors import at,axpy,kernel,load,numbers,store,zero
 
 N = 16
 

@@ -1,12 +1,11 @@
-"Everything: `from fastsparse.all import *`"
-from .declared import *
+"Everything that a user writes: `from fastsparse.all import *`"
 from .masks import *
-from .layers import *
 from .structures import *
+from .layers import *
+from .declared import *
 from .distributions import *
 from .schedules import *
 from .scores import *
-from .signal import *
 from .guards import *
 from .sparsify import *
 from .parts import *
@@ -24,7 +23,6 @@ from .fit import *
 from .learned import *
 from .oneshot import *
 from .kernels import *
-from .products import *
 from .convolutions import *
 from .compute import *
 from .packing import *

@@ -13,7 +13,8 @@ from fastsparse.export import export_sparse
 from fastsparse.masks import top_k_mask
 from fastsparse.methods import RigL_presets
 from fastsparse.oneshot import prune_wanda
-from fastsparse.sparsify import masked_params,sparsify_model
+from fastsparse.guards import masked_params
+from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining
 from os import replace
 from pathlib import Path

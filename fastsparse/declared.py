@@ -55,8 +55,6 @@ def declares(
         return part
     return _f
 
-
-
 # %% ../nbs/00d_declared.ipynb #b77049a4
 def needs_of(
     f, # A part, a `functools.partial` of one, or None

@@ -12,12 +12,12 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastcore.parallel import parallel
 from fastcore.script import *
-from .callback import *
-from .distributions import *
-from .flops import *
-from .methods import *
-from .guards import *
-from .sparsify import *
+from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.distributions import erdos_renyi_sparsity
+from fastsparse.flops import count_flops,train_flops
+from fastsparse.methods import RigL_presets,SET_presets,SNFS_presets
+from fastsparse.guards import sparse_params
+from fastsparse.sparsify import sparsify_model
 from functools import partial
 from typing import Annotated
 

@@ -9,7 +9,8 @@ __all__ = ['keep_zeros', 'merge_sparse', 'save_delta', 'load_delta']
 import torch
 from fastcore.basics import *
 from fastsparse.patterns import named
-from fastsparse.sparsify import apply_masks,masked_params,module_of,sparsify_model
+from fastsparse.guards import apply_masks,masked_params
+from fastsparse.sparsify import module_of,sparsify_model
 from os import replace
 from pathlib import Path
 

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
 from fastprogress.fastprogress import progress_bar
-from .callback import *
-from .distributions import *
-from .guards import apply_masks,masked_params
-from .masks import count_live
-from .methods import *
-from .parts import check_sparsity,find_method,register_method
-from .scores import *
-from .signal import batch_of,output_spread,same_random_state
-from .sparsify import *
-from .sparsify import shows_training
+from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.distributions import erdos_renyi_sparsity
+from fastsparse.guards import apply_masks,masked_params
+from fastsparse.masks import count_live
+from fastsparse.methods import Preset
+from fastsparse.parts import check_sparsity,find_method,register_method
+from fastsparse.scores import base_opt,fisher_saliency,MeanGradient
+from fastsparse.signal import batch_of,output_spread,same_random_state
+from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from functools import partial
 from warnings import warn
 

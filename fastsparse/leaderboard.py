@@ -11,13 +11,11 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastcore.script import *
 from fastprogress.fastprogress import progress_bar
-from .demo import TensorData
-from .distributions import *
-from .fit import *
-from .guards import sparse_params
-from .ledger import Ledger
-from .methods import *
-from .sparsify import *
+from fastsparse.demo import TensorData
+from fastsparse.distributions import erdos_renyi_sparsity
+from fastsparse.guards import sparse_params
+from fastsparse.ledger import Ledger
+from fastsparse.sparsify import sparsify_model
 from typing import Annotated
 
 # %% ../nbs/36_leaderboard.ipynb #b01d4e37

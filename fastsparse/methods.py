@@ -4,25 +4,26 @@
 
 # %% auto #0
 __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GMP_presets', 'GraNet_presets',
-           'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets', 'CHT_presets', 'Preset',
-           'prune_to', 'rewind', 'find_ticket', 'methods_table']
+           'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets', 'CHT_presets',
+           'prune_to', 'find_ticket', 'methods_table']
 
 # %% ../nbs/06_methods.ipynb #179ba8c9
 import math,torch
 from fastcore.basics import *
 from functools import partial
 from inspect import signature
-from .declared import declares
+from fastsparse.declared import declares
 from fastprogress.fastprogress import progress_bar
-from .distributions import *
-from .grown import reset_state
-from .masks import *
-from .parts import *
-from .schedules import *
-from .scores import *
-from .guards import *
-from .sparsify import *
-from .structures import *
+from fastsparse.distributions import global_sparsity
+from fastsparse.grown import reset_state
+from fastsparse.masks import count_live,put_,zero_dead_
+from fastsparse.parts import check_sparsity,drop_of_target,register_method
+from fastsparse.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
+from fastsparse.scores import call_with,ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
+from fastsparse.scores import random_score,Sampled,weight_magnitude
+from fastsparse.guards import apply_masks,masked_params
+from fastsparse.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
+from fastsparse.structures import as_structure
 
 # %% ../nbs/06_methods.ipynb #8a33b59c
 class Preset(dict):

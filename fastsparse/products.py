@@ -8,9 +8,9 @@ __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 
 # %% ../nbs/30a_products.ipynb #b8226e00
 import torch,torch.nn.functional as F
 from fastcore.basics import *
-from .kernels import gradients,kernels_take,multiply,turned
-from .masks import *
-from .vectors import why_not
+from fastsparse.kernels import gradients,kernels_take,multiply,turned
+from fastsparse.masks import live_places
+from fastsparse.vectors import why_not
 from torch.autograd import Function
 from warnings import catch_warnings,simplefilter
 

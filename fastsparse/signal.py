@@ -10,8 +10,8 @@ import numpy as np,random,torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
-from .guards import *
-from .masks import *
+from fastsparse.guards import masked_params
+from fastsparse.masks import count_live
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves,tree_map

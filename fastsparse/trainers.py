@@ -10,7 +10,8 @@ import importlib,torch
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.distributions import erdos_renyi_sparsity
-from fastsparse.sparsify import masked_params,sparsify_model
+from fastsparse.guards import masked_params
+from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining,SparseEngine
 from os import replace
 from pathlib import Path

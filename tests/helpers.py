@@ -2,6 +2,8 @@
 import torch, numpy as np
 from torch import nn
 from fastsparse.all import *
+from fastsparse.scores import state_tensors
+from fastsparse.guards import masked_params
 
 ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 

@@ -2,7 +2,7 @@
 import math,pytest,torch
 from dataclasses import dataclass
 from fastsparse import clocks
-from fastsparse.clocks import *
+from fastsparse.clocks import float_outputs,output_error,speedup,times_in_turns
 
 @pytest.fixture
 def clock(monkeypatch):

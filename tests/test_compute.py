@@ -10,6 +10,14 @@ from fastai.optimizer import Adam as FastaiAdam,Lookahead,OptimWrapper,SGD as Fa
 from fastai_data import digits,loaders,mlp as digits_mlp
 from fastsparse import compute
 from fastsparse.all import *
+from fastsparse.masks import zero_dead_
+from fastsparse.scores import grad_history,MovingGradient,opt_state
+from fastsparse.guards import guard_of,masked_params
+from fastsparse.sparsify import unsparsify_parameter
+from fastsparse.grown import own_step_count,reset_state
+from fastsparse.ledger import model_bits
+from fastsparse.kernels import backward
+from fastsparse.compute import SparseWeight,store_dense,swappable
 from fastcore.imports import noop
 from fastsparse.declared import declares
 from functools import partial

@@ -1,10 +1,13 @@
 "Room 01: how sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
-from fastsparse.distributions import *
+from fastsparse.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity,fill_budget,first_layer_dense_uniform
+from fastsparse.distributions import given_sparsity,global_sparsity,layers_dense,live_counts,proportional_sparsity,read_sparsities,share_out
+from fastsparse.distributions import uniform_sparsity
 from fastsparse.flops import flop_profile
 from fastsparse.scores import call_with,wants
 from functools import partial
-from fastsparse.sparsify import masked_params,sparsify_model
+from fastsparse.guards import masked_params
+from fastsparse.sparsify import sparsify_model
 from helpers import oracle_order
 from functools import partial
 from hypothesis import given,settings,strategies as st

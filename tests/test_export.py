@@ -2,6 +2,9 @@
 import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision
 from copy import deepcopy
 from fastsparse.all import *
+from fastsparse.guards import masked_params
+from fastsparse.compute import SparseWeight
+from fastsparse.packing import LiveMatrix,PackedAttention,PackedConv,PackedLinear
 from fastai_data import digits,loaders
 from fastai.learner import Learner,load_learner
 from fastai.losses import CrossEntropyLossFlat

@@ -23,7 +23,8 @@ FACE = '''
     sparse_compute pack shrink plain_copy save_sparse load_sparse export_sparse'''
 COMING = '''
     find_sparsity Interval auto_presets SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
-    SparseLightningCallback keep_zeros merge_sparse'''
+    SparseLightningCallback keep_zeros merge_sparse register_layer declares register_method methods_table SoftMEST_presets
+    log_updates save_delta load_delta animate_masks WaitForSparsity'''
 
 
 root = Path(__file__).parent.parent

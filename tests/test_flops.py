@@ -11,8 +11,8 @@ from fastai.learner import Learner,load_learner
 from fastai.test_utils import synth_learner
 from fastai.torch_core import to_device
 from fastcore.basics import tuplify
-from fastsparse.flops import *
-from fastsparse.scores import *
+from fastsparse.flops import count_flops,flop_profile,FlopsCounter,train_flops
+from fastsparse.scores import fisher_saliency,MeanGradient,MovingGradient,Sampled
 from fastsparse.declared import declares
 from functools import partial
 from torch import nn

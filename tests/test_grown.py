@@ -5,6 +5,12 @@ from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastsparse.all import *
+from fastsparse.masks import keyed_generator
+from fastsparse.scores import grad_history,opt_state,slow_weights
+from fastsparse.guards import guard_of,masked_params
+from fastsparse.grown import fresh_value,given_value,initial_value,own_step_count,reset_state,second_moment_from_live,supar_groups
+from fastsparse.grown import supar_scales
+from fastsparse.kernels import backward
 from fastcore.basics import first
 from functools import partial
 from helpers import *

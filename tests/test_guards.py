@@ -1,7 +1,7 @@
 "Keeping dead weights dead: what is hooked when, and how a weight that is stored in another way takes part"
 import copy, pickle, pytest, subprocess, sys, torch
 from fastsparse.all import *
-from fastsparse.guards import *
+from fastsparse.guards import enforce_masks,enforcements,Guard,guard_of,masked_params,set_guard
 from helpers import *
 from torch import nn
 
@@ -24,7 +24,7 @@ def test_listening_begins_with_the_first_weight_and_ends_with_the_last():
     "torch's optimizers have global hooks, and fastai's a wrapped step, as long as a weight is guarded; fastai may come later"
     _room("""
 import gc,torch
-from fastsparse.sparsify import *
+from fastsparse.sparsify import sparsify_model
 from fastsparse.guards import *
 from torch import nn
 from torch.optim import optimizer

@@ -7,6 +7,16 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner,load_learner
 from fastai.optimizer import SGD
 from fastsparse.all import *
+from fastsparse.masks import count_live
+from fastsparse.structures import Unstructured
+from fastsparse.schedules import ConstantSchedule,CosineDecaySchedule,CyclingSchedule,epochs,ExpSchedule,FunctionSchedule,PiecewiseSchedule
+from fastsparse.schedules import PositionSchedule,PowerSchedule,samples,SawtoothSchedule,SquareSchedule,steps
+from fastsparse.guards import enforce_masks,masked_params
+from fastsparse.sparsify import unsparsify_parameter
+from fastsparse.learned import as_sparseness,blocks_along_inputs,BlockTopK,dead_decay,effective_weight,explore_decay,input_axis,LazySparsify
+from fastsparse.learned import mask_picture,own_magnitude,signed_constant_,Sparseness,sparseness_kind,SparsificationManager,sparsifiers,TopK
+from fastsparse.learned import TopOf,weight_sparsifiers
+from fastsparse.kernels import backward
 from fastsparse.demo import TensorData
 from fastsparse.layers import register_layer
 from functools import partial

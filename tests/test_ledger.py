@@ -6,7 +6,12 @@ from fastai.callback.schedule import *
 from fastai.callback.training import GradientAccumulation
 from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
-from fastsparse.ledger import *
+from fastsparse.schedules import acdc_path,cubic_path,steps
+from fastsparse.scores import MovingGradient
+from fastsparse.guards import masked_params
+from fastsparse.grown import second_moment_from_live
+from fastsparse.flops import train_flops
+from fastsparse.ledger import batch_flops,dense_masks,Ledger,model_bits,param_bits,predict_cost,RunCost
 from helpers import mlp
 from hypothesis import given,settings as hsettings,strategies as st
 from torch import nn

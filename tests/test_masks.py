@@ -1,6 +1,7 @@
 "Room 00: from scores to masks. Counts are exact, ties go to the lowest index, NaN never wins"
 import hypothesis.extra.numpy as hnp, math, numpy as np, pytest, torch
-from fastsparse.masks import *
+from fastsparse.masks import bits_to_mask,highest,keyed_generator,live_places,lowest,mask_from_tensor,mask_to_bits,maybe_float,n_live,put_
+from fastsparse.masks import sparse_mask,sparse_mask_like,sparsity_from_tensor,top_k_mask,zero_dead_
 from helpers import *
 from hypothesis import given,settings,strategies as st
 from torch import nn

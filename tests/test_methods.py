@@ -2,6 +2,10 @@
 import math, numpy as np, pickle, pytest, re, reference_methods as ref, torch
 from fastsparse import methods
 from fastsparse.all import *
+from fastsparse.masks import keyed_generator
+from fastsparse.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
+from fastsparse.guards import masked_params
+from fastsparse.methods import Preset,rewind
 from helpers import *
 from torch import nn
 

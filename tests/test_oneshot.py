@@ -7,6 +7,9 @@ from fastai.learner import Learner
 from fastai.losses import MSELossFlat
 from fastai.optimizer import SGD
 from fastsparse.all import *
+from fastsparse.guards import masked_params
+from fastsparse.oneshot import Calibration,global_masks,layer_masks,layer_patches,layer_statistic,plan_pruning,plot_sensitivity,prune_by
+from fastsparse.oneshot import prune_random,sensitivity,sensitivity_rules
 from fastsparse.demo import TensorData
 from functools import partial
 from helpers import *

@@ -1,6 +1,7 @@
 "Layers that hold live weights only give the dense layer's outputs, whatever the storage, layout, batch and type"
 import copy,pickle,pytest,torch
 from fastsparse.all import *
+from fastsparse.packing import BlockMatrix,CondensedMatrix,LiveMatrix,packed,PackedLinear,storable
 from hypothesis import given,settings,strategies as st
 from torch import nn
 

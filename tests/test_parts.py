@@ -1,7 +1,9 @@
 "Room 04a: a method's parts: counts, paths, refusals, and times in steps, fractions, samples and epochs"
 import math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
-from fastsparse.parts import Run
+from fastsparse.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
+from fastsparse.scores import Sampled
+from fastsparse.parts import check_sparsity,drop_of_live,drop_of_target,Method,Run
 from helpers import *
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,7 @@
 "The sparse products against dense ones: every shape and type, values and gradients, by kernels and by torch"
 import gc,weakref
 import numpy as np,pytest,torch,torch.nn.functional as F
-from fastsparse.products import *
+from fastsparse.products import sparse_conv1x1,sparse_linear,SparseIndex
 from fastsparse.masks import sparse_mask
 from hypothesis import given,settings,strategies as st
 from torch.autograd import gradcheck

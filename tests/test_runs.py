@@ -9,8 +9,8 @@ from fastai.data.core import DataLoaders
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastcore.all import partial
 from fastsparse.all import *
-from fastsparse.runs import *
-from fastsparse.runs import plain,random_state
+from fastsparse.guards import masked_params
+from fastsparse.runs import load_run,plain,random_state,read_run,save_run,SparseCheckpoint,WaitForSparsity
 from helpers import is_positive_zero,mlp
 from pathlib import Path
 from torch import nn

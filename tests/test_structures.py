@@ -2,8 +2,12 @@
 import copy, itertools, math, numpy as np, pickle, pytest, re, torch, weakref
 from fastai.basics import DataLoader,DataLoaders,Learner,MSELossFlat
 from fastai.callback.schedule import *
+from fastsparse import structures
 from fastsparse.all import *
-from fastsparse.structures import *
+from fastsparse.masks import count_live,highest,keyed_generator,lowest,n_live,put_
+from fastsparse.guards import masked_params
+from fastsparse.structures import as_structure,Block,checkerboard,FanIn,InputGroups,Kernels,mask_drop_minimum,mask_grow_maximum,mask_topk
+from fastsparse.structures import masks_like,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from helpers import *
 from hypothesis import assume,given,settings,strategies as st
@@ -575,7 +579,7 @@ def test_text_round_trip(text):
     s = as_structure(text)
     assert str(s)==text and as_structure(s) is s and as_structure(str(s))==s
     assert pickle.loads(pickle.dumps(s))==copy.deepcopy(s)==s and {s: 1}[as_structure(f'  {text.upper()} ')]==1
-    assert eval(repr(s))==s
+    assert eval(repr(s), vars(structures))==s
     with pytest.raises(AttributeError): s.n = 3
     assert len({as_structure(t) for t in texts})==len(texts)
 

@@ -4,7 +4,8 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 import pytest,torch
 from fastcore import test as t
 from fastsparse.all import *
-from fastsparse.trainers import *
+from fastsparse.guards import masked_params
+from fastsparse.trainers import log_updates,SparseLightningCallback,SparseTrainerCallback
 from torch import nn
 
 tf = pytest.importorskip('transformers')

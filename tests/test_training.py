@@ -1,6 +1,16 @@
 "Room 05: the engine. When it moves the topology, what it drops and grows, and that everything else is left alone"
 import copy, fastsparse.training, gc, math, numpy as np, os, pytest, re, subprocess, sys, torch, warnings, weakref
 from fastsparse.all import *
+from fastsparse.masks import keyed_generator
+from fastsparse.structures import Kernels
+from fastsparse.schedules import cubic_path,PiecewiseSchedule,soft_bound_path
+from fastsparse.scores import MovingGradient,state_tensors
+from fastsparse.guards import enforcements,Masked,masked_params
+from fastsparse.sparsify import candidates
+from fastsparse.parts import Method
+from fastsparse.training import Slot
+from fastsparse.grown import initial_value
+from fastsparse.kernels import backward
 from fastsparse.declared import declares
 from fastsparse.sharing import regrow_counts
 from functools import partial

@@ -1,8 +1,7 @@
 "Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
 import numpy as np,os,pytest,subprocess,sys
 from fastcore.test import test_eq as eq
-from fastsparse.vectors import *
-from fastsparse.vectors import _lowered
+from fastsparse.vectors import _lowered,add,at,axpy,fma,fold,full,kernel,load,numbers,put,store,sums16,total,turn16,why_not,zero
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
@@ -79,7 +78,7 @@ def test_a_numba_that_does_not_fit_is_named_with_the_way_out(tmp_path, text, say
 
 def test_without_numba_products_are_torchs_and_say_so_once(tmp_path):
     code = """import torch,warnings
-from fastsparse.products import *
+from fastsparse.products import sparse_linear,SparseIndex
 index = SparseIndex(torch.eye(3)>0)
 v = torch.ones(3, requires_grad=True)
 with warnings.catch_warnings(record=True) as w:
