@@ -247,6 +247,7 @@ def _given(params, model_sparsity, names=None, spec=(), rest=None, **kwargs):
         raise ValueError(f"no sparsity is given for {names[missing[0]]}: add it, 0 for dense, '*' for all others, or rest= for a distribution that shares what is left")
     return [found[i] for i in range_of(params)]
 
+# %% ../nbs/01_distributions.ipynb #639894fc
 def _given_by_score(params, model_sparsity, scores=None, **kwargs): return _given(params, model_sparsity, scores=scores, **kwargs)
 
 # %% ../nbs/01_distributions.ipynb #72296831

@@ -336,6 +336,7 @@ def configure(self:Sparsify,
     "Change settings; nothing is changed if one is refused"
     self.adopt(self.plan(**({} if sparseness is None else dict(sparseness=sparseness)) | changes))
 
+# %% ../nbs/20_learned.ipynb #05f555ef
 @patch
 def adopt(self:Sparsify,
     plan, # From `plan`
@@ -533,6 +534,7 @@ def _rescale(sps):
         with torch.no_grad(): sp.weight.mul_(float(sp.weight.double().norm()/live))
         if sp.settings['score_func'] is not None: sp.update(sp.weight)
 
+# %% ../nbs/20_learned.ipynb #ebef2df6
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
 def learn_masks(
     model, # A module or a `Learner`

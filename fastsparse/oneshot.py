@@ -255,6 +255,7 @@ def _listening(modules, f):
 
 def _first(args, kwargs): return first(args) if args else kwargs.get('input', kwargs.get('query', first(kwargs.values())))
 
+# %% ../nbs/21_oneshot.ipynb #c6e869eb
 def _data_of(x): return x.data if isinstance(x, nn.utils.rnn.PackedSequence) else x
 
 def _layer_order(calib, plan):
@@ -320,6 +321,7 @@ def _before_out_proj(m, qkv, kw):
     try: return m.forward(*qkv, **kw)[0]
     finally: out._parameters = was
 
+# %% ../nbs/21_oneshot.ipynb #0abecca4
 def _recurrent_input(m, o, args, kwargs):
     "What the layer of `m` that `o` belongs to sees"
     x,hx = _first(args, kwargs),args[1] if len(args)>1 else kwargs.get('hx')
@@ -343,6 +345,7 @@ def _outputs_first(o, t):
     "`t`, of the shape of the weight of `o`, with outputs first and inputs second"
     return t.permute(axes_of(o.module, o.attr).order(t.ndim))
 
+# %% ../nbs/21_oneshot.ipynb #f10aa769
 def _as_it_lies(o, t):
     "`_outputs_first` undone"
     return t.permute(sorted(range(t.ndim), key=axes_of(o.module, o.attr).order(t.ndim).__getitem__)).contiguous()
@@ -713,11 +716,13 @@ def restore_sparse(
     module.load_state_dict(state)
     return enforce_masks(module)
 
+# %% ../nbs/21_oneshot.ipynb #be683281
 def _check_fits(own, kept):
     "A `ValueError` unless the state dicts `own` and `kept` have the same names and shapes"
     if odd := sorted(own.keys()^kept.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
     for k,v in kept.items():
         if isinstance(v, torch.Tensor) and v.shape!=own[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
+
 def _with_ties(module, state):
     "`state` with the names of tied tensors that it leaves out, as files of safetensors do"
     own = {k:(v.data_ptr(), v.shape) for k,v in module.state_dict().items() if isinstance(v, torch.Tensor) and v.numel()}

@@ -481,6 +481,7 @@ def before_train(self:SparseCheckpoint):
         self.start = self.saved['start']
         self.learn.dl = _Replay(self.dls, self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
 
+# %% ../nbs/14_runs.ipynb #85988bbc
 @patch
 def before_batch(self:SparseCheckpoint):
     "Pass over batches that are done, and take all from the file before the first one that isn't"
@@ -503,6 +504,7 @@ def after_epoch(self:SparseCheckpoint):
 def after_cancel_fit(self:SparseCheckpoint):
     self.cancelled = not any(getattr(cb, 'wait', 0)>=getattr(cb, 'patience', float('inf')) for cb in self.learn.cbs if isinstance(cb, TrackerCallback))
 
+# %% ../nbs/14_runs.ipynb #aca0b827
 @patch
 def after_fit(self:SparseCheckpoint):
     "A fit that reached its end, or was stopped early by what it monitors, has finished"
@@ -529,6 +531,7 @@ def fit_about(self:SparseCheckpoint) -> dict:
 
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
 
+# %% ../nbs/14_runs.ipynb #3570bb7d
 @patch
 def find(self:SparseCheckpoint):
     "The run to go on from, or None"

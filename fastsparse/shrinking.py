@@ -118,6 +118,7 @@ def _is_layer(m):
 
 def _acts_alone(n, m): return isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names
 
+# %% ../nbs/33_shrinking.ipynb #cf3c2b03
 @patch
 def follow(self:_Follower, n, res):
     "The value of node `n`; None if its inputs are not followed through it"

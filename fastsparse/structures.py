@@ -517,6 +517,7 @@ def _sizes(self:Block, shape):
     empty = torch.empty(shape, device='meta')
     return [s._order(empty[at].shape)[-1][1:] for at,s in self._parts(shape)]
 
+# %% ../nbs/00a_structures.ipynb #6f014c68
 @patch
 def _shares(self:Block, shape, k):
     "How many blocks of each rectangle live when `k` of all do"
@@ -524,11 +525,13 @@ def _shares(self:Block, shape, k):
     total = max(sum(n for n,_ in sizes), 1)
     return [(2*k*n+total)//(2*total) for n,_ in sizes]
 
+# %% ../nbs/00a_structures.ipynb #685549b5
 @patch
 def check(self:Block, shape):
     shape = tuple(shape)
     if not self._ragged(shape): self.axes(shape)
 
+# %% ../nbs/00a_structures.ipynb #f7f97d88
 @patch
 def _most(self:Block, shape): return sum(n for n,_ in self._sizes(shape)) if self._ragged(shape) else self._order(shape)[-1][1]
 
@@ -551,6 +554,7 @@ def top(self:Block, score, n):
     for (at,s),n,(_,e) in zip(self._parts(score.shape), k, self._sizes(score.shape)): mask[at] = s.top(score[at], n*e)
     return mask
 
+# %% ../nbs/00a_structures.ipynb #91aa9e9a
 @patch
 def _move(self:Block, mask, keep_f, grow_f, n_drop, k):
     if not self._ragged(mask.shape): return super(Block, self)._move(mask, keep_f, grow_f, n_drop, k)
@@ -717,6 +721,7 @@ def check(self:_Turned, shape):
 @patch
 def axes(self:_Turned, shape): raise NotImplementedError("a turned structure has no axes of its own: ask `inner`")
 
+# %% ../nbs/00a_structures.ipynb #6803d942
 @patch
 def _order(self:_Turned, shape):
     inner,seen = self._view(shape)
@@ -732,6 +737,7 @@ def _most(self:_Turned, shape):
     inner,seen = self._view(shape)
     return inner._most(seen)
 
+# %% ../nbs/00a_structures.ipynb #3c7990f3
 @patch
 def split(self:_Turned, t): return self._view(t.shape)[0].split(self._to(t))
 
@@ -751,6 +757,7 @@ def legal(self:_Turned, mask):
     self.check(mask.shape)
     return self._view(mask.shape)[0].legal(self._to(mask).contiguous())
 
+# %% ../nbs/00a_structures.ipynb #01fdbbd1
 @patch
 def _turned(self:_Turned, method, mask, keep_f, grow_f, *args):
     "A move of the inner structure, with places as the parameter lies"
@@ -761,11 +768,13 @@ def _turned(self:_Turned, method, mask, keep_f, grow_f, *args):
     none = torch.zeros(seen, dtype=torch.bool, device=mask.device)
     return tuple(_places(self._from(put_(none.clone(), o, True), shape)) for o in moved)
 
+# %% ../nbs/00a_structures.ipynb #22714d3a
 @patch
 def move(self:_Turned, mask, keep_f, grow_f, n_drop, n):
     self._per_group(mask.shape, n)
     return self._turned('move', mask, keep_f, grow_f, n_drop, n)
 
+# %% ../nbs/00a_structures.ipynb #0d74318f
 @patch
 def _move(self:_Turned, mask, keep_f, grow_f, n_drop, k): return self._turned('_move', mask, keep_f, grow_f, n_drop, k)
 

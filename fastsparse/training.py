@@ -246,6 +246,7 @@ def _final_sparsity(self:SparseEngine, m):
     if m.path is None or isinstance(m.sparsity, numbers.Real): return m.sparsity
     return 0 if self.n_steps is None else min_max_end(m.path, 0, self.n_steps)[-1]
 
+# %% ../nbs/05_training.ipynb #d18bd26c
 @patch
 def _check_path(self:SparseEngine, m, os):
     "Raise a `ValueError` if the distribution or the structure can't follow the path"
@@ -391,6 +392,7 @@ def _warn_if_few(self:SparseEngine, m):
     if n<5 and better<every and not isinstance(asked, Interval):
         warn(f"this run of {self.n_steps} steps contains {n} update{'s'*(n>1)} of the topology at batches_per_update={every}: it can hardly move; {better} fits such a run")
 
+# %% ../nbs/05_training.ipynb #dab35810
 @patch
 def _warn_if_rare(self:SparseEngine, m):
     slots = self.slots_of(m)
@@ -436,6 +438,7 @@ def expect_update(self:SparseEngine):
         m.lifted = True
         for s in self.slots_of(m): s.guard.lifted = True
 
+# %% ../nbs/05_training.ipynb #4957e6df
 @patch
 def _refuse_masked(self:SparseEngine, m):
     "A `ValueError` if `m` reads gradients of dead weights that are masked already"
@@ -480,6 +483,7 @@ def before_step(self:SparseEngine,
         if s.method.lifted and not s.guard.dense_history: s.guard.mask_grad()
     return False
 
+# %% ../nbs/05_training.ipynb #f984bdf2
 @patch
 def _falls_due(self:SparseEngine, m, t):
     "Note that an update of `m` waits if one fell due up to step `t`"
@@ -501,6 +505,7 @@ def _tell_of_missed(self:SparseEngine, fell):
         m.missed += 1
         if m.missed==10: warn("10 updates of the topology in a row could not be done, since gradients were not finite: lower the learning rate, or look for what makes them so")
 
+# %% ../nbs/05_training.ipynb #bb5b2010
 @patch
 @torch.no_grad()
 def after_step(self:SparseEngine):
@@ -515,6 +520,7 @@ def after_step(self:SparseEngine):
     finally:
         for s,g in masked: s.p.grad = g
 
+# %% ../nbs/05_training.ipynb #9887cec1
 @patch
 def _collect(self:SparseEngine, collecting):
     "Show the gradients to the collectors"
@@ -551,6 +557,7 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
             history=history, initial=s.initial, n_updates=s.method.n_updates,
             n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
+# %% ../nbs/05_training.ipynb #5c821c9a
 class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
     def __init__(self, f, s, score_f):
@@ -586,6 +593,7 @@ class _Scorer:
             del p
         return whole
 
+# %% ../nbs/05_training.ipynb #2a0dee32
 def _check_choice(o, mask, chosen, n):
     "A `ValueError` unless the bool score `mask` has exactly the `n` places that were chosen"
     if count_live(mask)!=n or not mask.take(chosen).all():
@@ -661,6 +669,7 @@ def update(self:SparseEngine,
         for f in list(self.on_update): f(self, max(times.values()))
     return moved
 
+# %% ../nbs/05_training.ipynb #4be0f300
 @patch
 def _by_hand(self:SparseEngine, t):
     "Step `t` for all methods; a `ValueError` if their gradients are masked"
