@@ -50,7 +50,8 @@ class DynamicSparseTrainingCallback(Callback):
         **kwargs
     ):
         if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
-        five = dict(initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f, redistribute_f=redistribute_f)
+        five = dict(initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f)
+        five |= dict(keep_score_f=keep_score_f, grow_score_f=grow_score_f)
         given = dict(kwargs, **{k:v for k,v in five.items() if v is not methods_own})
         if batches_per_update is not None: given['batches_per_update'] = batches_per_update
         if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
@@ -81,67 +82,81 @@ class DynamicSparseTrainingCallback(Callback):
         if learn is None: self._let_go()
         vars(self)['_learn'] = learn
 
-    def before_fit(self):
-        "Attach an engine for this fit"
-        if self.learn.lock.locked(): return
-        self._let_go()
-        if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-        if self.compute: self._load_compute()
-        if self.repair: self._repair()
-        self._make_engine(len(self.dls.train))
-        if self.plan is not None: self.start_compute()
-        self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
+# %% ../nbs/07_callback.ipynb #cbpart00
+@patch
+def before_fit(self:DynamicSparseTrainingCallback):
+    "Attach an engine for this fit"
+    if self.learn.lock.locked(): return
+    self._let_go()
+    if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
+    if self.compute: self._load_compute()
+    if self.repair: self._repair()
+    self._make_engine(len(self.dls.train))
+    if self.plan is not None: self.start_compute()
+    self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
-    def _make_engine(self, n_iter):
-        "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
-        bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
-        settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1))))
-        engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
-        engine.method = self.method
-        if self.state: engine.n_updates = self.state['n_updates']
-        try:
-            if self.saved is not None: engine.load_state_dict(self.saved)
-        except ValueError:
-            engine.remove()
-            raise
-        self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+@patch
+def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
+    "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
+    bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
+    settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1))))
+    engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
+    engine.method = self.method
+    if self.state: engine.n_updates = self.state['n_updates']
+    try:
+        if self.saved is not None: engine.load_state_dict(self.saved)
+    except ValueError:
+        engine.remove()
+        raise
+    self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
 
-    def _load_compute(self):
-        "Look up the room of products, which stands on a page further up, when it is asked for"
-        importlib.import_module('fastsparse.compute')
-        self.check_compute()
+# %% ../nbs/07_callback.ipynb #cbpart01
+@patch
+def _load_compute(self:DynamicSparseTrainingCallback):
+    "Look up the room of products, which stands on a page further up, when it is asked for"
+    importlib.import_module('fastsparse.compute')
+    self.check_compute()
 
-    def before_train(self):
-        "The epoch's first batch in steps of the fit"
-        if self.engine is None: return
-        self.t0 = self.epoch*len(self.dls.train)
-        if not self.started: self._start_at(self.t0)
+@patch
+def before_train(self:DynamicSparseTrainingCallback):
+    "The epoch's first batch in steps of the fit"
+    if self.engine is None: return
+    self.t0 = self.epoch*len(self.dls.train)
+    if not self.started: self._start_at(self.t0)
 
-    def _start_at(self, t):
-        "Begin at batch `t` of the fit"
-        if self.resumed: self._check_start(self.engine.last_t+1, t)
-        self.engine.last_t,self.started = t-1,True
+@patch
+def _start_at(self:DynamicSparseTrainingCallback, t):
+    "Begin at batch `t` of the fit"
+    if self.resumed: self._check_start(self.engine.last_t+1, t)
+    self.engine.last_t,self.started = t-1,True
 
-    def _check_start(self, next_t, t):
-        "Notice a `start_epoch` that doesn't fit the state that was loaded"
-        epoch,batches = divmod(next_t, len(self.dls.train))
-        if epoch!=self.epoch: raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
-        if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: save at the end of an epoch")
+# %% ../nbs/07_callback.ipynb #cbpart02
+@patch
+def _check_start(self:DynamicSparseTrainingCallback, next_t, t):
+    "Notice a `start_epoch` that doesn't fit the state that was loaded"
+    epoch,batches = divmod(next_t, len(self.dls.train))
+    if epoch!=self.epoch: raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
+    if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: save at the end of an epoch")
 
-    def before_batch(self):
-        if self.engine is None: return
-        self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-        if self.compute: self.start_compute()
-        self.engine.prepare(self.t0+self.iter, self.accumulates)
+@patch
+def before_batch(self:DynamicSparseTrainingCallback):
+    if self.engine is None: return
+    self.engine.opt = self.learn.opt  # `learn.export` makes a new one
+    if self.compute: self.start_compute()
+    self.engine.prepare(self.t0+self.iter, self.accumulates)
 
-    def after_step(self):
-        if self.engine is not None: self.engine.after_step()
+@patch
+def after_step(self:DynamicSparseTrainingCallback):
+    if self.engine is not None: self.engine.after_step()
 
-    def before_step(self):
-        if self.engine is not None and self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+# %% ../nbs/07_callback.ipynb #cbpart03
+@patch
+def before_step(self:DynamicSparseTrainingCallback):
+    if self.engine is not None and self.engine.before_step(self.t0+self.iter): raise CancelStepException()
 
-    def after_fit(self):
-        if not self.learn.lock.locked(): self._let_go()
+@patch
+def after_fit(self:DynamicSparseTrainingCallback):
+    if not self.learn.lock.locked(): self._let_go()
 
 # %% ../nbs/07_callback.ipynb #f9fcec3a
 def _decided_by_first(died):

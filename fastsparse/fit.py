@@ -84,8 +84,7 @@ def _check_fit(n_epoch, sparsity, lr):
 
 def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     "Make the model sparse where the method starts sparse; returns settings that lead to `sparsity`"
-    if masked_params(learn.model):
-        return {} if abs(1-_density(learn.model)-sparsity)<1e-3 else dict(sparsity=sparsity, sparse_f=sparse_f)
+    if masked_params(learn.model): return {} if abs(1-_density(learn.model)-sparsity)<1e-3 else dict(sparsity=sparsity, sparse_f=sparse_f)
     if settings.get('sparsity_path') is not None: return dict(sparsity=sparsity)
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: pass mask_init='magnitude', or a gradual method such as method='gmp'")
@@ -186,7 +185,8 @@ def _plot_rates(rates, losses, suggested):
 # %% ../nbs/15_fit.ipynb #e3074a42
 def _trial(learn, s, seed, n_epoch, lr, kwargs):
     "Train a copy at sparsity `s`; returns its metric, its time and its bytes"
-    own = Learner(learn.dls, module_copy(learn.model), loss_func=learn.loss_func, metrics=list(learn.metrics), opt_func=learn.opt_func, lr=learn.lr, wd=learn.wd, splitter=learn.splitter)
+    same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter')}
+    own = Learner(learn.dls, module_copy(learn.model), metrics=list(learn.metrics), **same)
     torch.manual_seed(seed)
     with own.no_bar(), own.no_logging():
         if s: own.fit_sparse(n_epoch, s, lr, seed=seed, **kwargs)

@@ -36,7 +36,8 @@ def _mlp(n_in, n_out): return lambda w: nn.Sequential(nn.Linear(n_in,w), nn.ReLU
 
 def _conv(w):
     w = max(w//8, 1)
-    return nn.Sequential(nn.Conv2d(1,w,3,padding=1), nn.BatchNorm2d(w), nn.ReLU(), nn.Conv2d(w,w,3,2,padding=1), nn.BatchNorm2d(w), nn.ReLU(), nn.Flatten(), nn.Linear(w*16,10))
+    convs = [nn.Conv2d(1,w,3,padding=1), nn.BatchNorm2d(w), nn.ReLU(), nn.Conv2d(w,w,3,2,padding=1), nn.BatchNorm2d(w), nn.ReLU()]
+    return nn.Sequential(*convs, nn.Flatten(), nn.Linear(w*16,10))
 
 class NextChar(nn.Module):
     "Predict each character from those before it"
@@ -181,7 +182,8 @@ def leaderboard_table(
 # %% ../nbs/36_leaderboard.ipynb #8c424846
 def _machine():
     import fastai,fastsparse
-    return dict(machine=platform.machine(), system=platform.system(), cores=os.cpu_count(), python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__, fastsparse=fastsparse.__version__)
+    versions = dict(python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__, fastsparse=fastsparse.__version__)
+    return dict(machine=platform.machine(), system=platform.system(), cores=os.cpu_count(), **versions)
 
 def _write(path, found):
     part = path.with_suffix('.part')

@@ -120,9 +120,8 @@ ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '21
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
-DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381',
-    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(),
-    replace_step=False)
+DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude, grow_score_f=weight_magnitude,
+    initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #8bc1bd05
 CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score),

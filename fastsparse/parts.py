@@ -43,7 +43,8 @@ def drop_of_target(
 part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution', drop_count_f='drop_count', grow_init_f='start',
     grow_state_f='state', sparsity_path='path', mask_init='mask')
 
-for _f in (uniform_sparsity, first_layer_dense_uniform, erdos_renyi_sparsity, global_sparsity, layers_dense, given_sparsity, proportional_sparsity, balanced_flops_sparsity):
+for _f in (uniform_sparsity, first_layer_dense_uniform, erdos_renyi_sparsity, global_sparsity, layers_dense,
+    given_sparsity, proportional_sparsity, balanced_flops_sparsity):
     register_part('distribution', _f)
 for _f in (cubic_path, polynomial_path, soft_bound_path, acdc_path, dsd_path): register_part('path', _f)
 register_part('distribution', erdos_renyi_sparsity, 'erk')

@@ -1,5 +1,5 @@
 "One line that trains a sparse network, and what it refuses"
-import pytest,torch,warnings
+import pytest,torch
 from fastai.basics import Adam,Callback,CrossEntropyLossFlat,Learner,SGD,accuracy,nn,set_seed
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.fit import ScaledRates,auto_presets,find_sparsity,normalises
