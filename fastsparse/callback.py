@@ -236,6 +236,7 @@ def _repair(self:DynamicSparseTrainingCallback):
     model = self.learn.model
     if not is_fresh(model): return
     xb = batch_of(self.learn)
+    if xb is None: return
     dense = dense_spread(model, xb)
     died = _decided_by_first(bool(dense) and output_spread(model, xb)<dense*least_signal)
     if not died: return

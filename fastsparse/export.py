@@ -16,7 +16,7 @@ from fastsparse.compute import store_dense
 from fastsparse.files import whole_file
 from fastsparse.flops import unfused,untouched
 from fastsparse.masks import bits_to_mask,mask_to_bits,zero_dead_
-from fastsparse.packing import packed,storable
+from fastsparse.packing import pack,packed,storable
 from fastsparse.runs import ways_out,written_behind
 from fastsparse.shrinking import shrink
 from fastsparse.guards import apply_masks,guard_of,masked_params

@@ -54,9 +54,13 @@ def looking(
 
 def batch_of(
     learn, # A `Learner`
-) -> tuple: # The inputs of a batch of its training set
+) -> tuple: # The inputs of a batch of its training set; None if a look would use it up
     "The inputs of one batch; the next epoch is the same as without this look"
-    with same_random_state(learn.dls.loaders): batch = learn.dls.one_batch()
+    dl = learn.dls.train
+    with same_random_state(learn.dls.loaders):
+        if hasattr(dl, 'one_batch'): batch = dl.one_batch()
+        elif iter(dl) is dl: return None
+        else: batch = next(iter(dl))
     n = getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1)
     return tuple(batch[:n])
 

@@ -421,6 +421,7 @@ def _looker(learn, xb):
     if xb is None and (isinstance(learn, nn.Module) or getattr(learn, 'dls', None) is None): return None
     model = module_of(learn)
     if xb is None: xb = batch_of(learn)
+    if xb is None: return None
     dense = output_spread(model, xb)
     return lambda may_repair: repair_signal(model, xb, dense, may_repair)
 

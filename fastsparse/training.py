@@ -64,7 +64,7 @@ class Slot:
         self.live,self.seen,self.budget = live,self._stamp(),live
 
     @property
-    def shape(self): return self.mask.shape
+    def shape(self): return self._o.shape
     @property
     def structure(self): return structure_of(self.method.structure, self._o)
 

@@ -1,5 +1,5 @@
 "Room 02: when the topology moves, and how much of it. Pure functions of integers"
-import copy, json, math, numpy as np, pickle, pytest, yaml
+import copy, json, math, numpy as np, pickle, pytest, sys, yaml
 from dataclasses import FrozenInstanceError,dataclass
 from fastai.callback.schedule import SchedCos,SchedExp,SchedLin,SchedPoly,combine_scheds,combined_cos
 from fastsparse.schedules import acdc_path,ConstantSchedule,cosine_drop,CosineDecaySchedule,CosineSchedule,cubic_path,CubicSchedule
@@ -247,7 +247,7 @@ def test_round_trip(spec):
     assert pickle.loads(pickle.dumps(s))==s==copy.deepcopy(s) and hash(s)==hash(copy.deepcopy(s))
     b = s.bind(n_steps=1001, batch_size=32, steps_per_epoch=7)
     assert make_schedule(schedule_spec(b))==b and [b(t) for t in range(9)]==[pickle.loads(pickle.dumps(b))(t) for t in range(9)]
-    if not isinstance(spec, dict) or 'f' not in spec: assert eval(repr(s), vars(structures))==s
+    if not isinstance(spec, dict) or 'f' not in spec: assert eval(repr(s), vars(sys.modules[type(s).__module__]))==s
     with pytest.raises(FrozenInstanceError): s.init = 5
 
 @pytest.mark.parametrize('spec', [None, 5, .1, dict(samples=4096), dict(freq=5, start=3, stop=13),
