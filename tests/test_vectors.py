@@ -107,5 +107,5 @@ def test_a_kernel_is_compiled_once_and_again_when_its_words_change(tmp_path):
 def test_other_processors_compile_and_agree(tmp_path):
     "AVX2 and plain SSE2 code, asked of LLVM on this machine"
     for name,features,width in (('haswell','+avx,+avx2,+fma',32), ('x86-64','+sse2',16)):
-        code = 'from tests.test_vectors import *; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
+        code = 'from tests.test_vectors import *; from fastsparse.vectors import vector_bytes; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
         eq(run(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)), str(width))
