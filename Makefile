@@ -1,17 +1,17 @@
 # All but `help` and `clean` work in .venv, which is made first, and again when the contents of these files have changed.
 READY := .venv/ready-$(shell cat settings.ini pyproject.toml setup.py | cksum | cut -d' ' -f1)
 PYTHON := $(or $(PYTHON),$(shell command -v python3))
-PREPARE := nbdev-export && nbdev-clean && python docs/build.py --readme-only
+PREPARE := nbdev-export && python docs/help.py && nbdev-clean && python docs/build.py --readme-only
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: help demo test docs notebooks bench prepare clean
+.PHONY: help demo test test-all docs notebooks bench leaderboard prepare clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
 
 $(READY):
 	$(PYTHON) -m venv --without-pip .venv
@@ -29,6 +29,10 @@ test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and
 	python -m pytest -q
 	python docs/build.py
 
+test-all: $(READY) ## install every extra, and run all tests, those too that take long or need an extra
+	uv pip install -q -e '.[dev,all]'
+	python -m pytest -q -m ''
+
 docs: $(READY) ## README.md, and the site in docs/_build/html
 	python docs/build.py
 
@@ -39,7 +43,10 @@ bench: $(READY) ## time sparse training against dense training, and against its 
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
 
-prepare: $(READY) ## after editing a notebook: export the modules, clean the notebooks, write README.md
+leaderboard: $(READY) ## train with every method at equal FLOPs, and write the table
+	python -m fastsparse.leaderboard
+
+prepare: $(READY) ## after editing a notebook: export the modules with their help, clean the notebooks, write README.md
 	$(PREPARE)
 
 clean: ## remove what was built, but not .venv

@@ -13,6 +13,7 @@ from nbdev.showdoc import show_doc
 from operator import attrgetter
 from os.path import relpath
 from shutil import copy2,copytree,ignore_patterns
+from types import FunctionType
 from urllib.parse import unquote,urlsplit
 from warnings import catch_warnings
 
@@ -58,6 +59,7 @@ def code_of(f):
 def api(name, f):
     "The API entry of symbol `name` of notebook `f` as markdown, read off the package, which knows more than a notebook that runs"
     o = attrgetter(name)(import_module(f'{cfg.lib_path.name}.{_re_module.search(code_of(f))[1]}'))
+    if isinstance(o, (type,FunctionType)) and (doc := o.__doc__): o.__doc__ = doc.partition('\n\n')[0]  # docs/help.py wrote the rest, which stands on the page
     with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
     return NbdevLookup().linkify(_re_noise.sub('', md))
 

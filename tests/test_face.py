@@ -1,0 +1,208 @@
+"The face: which names a user meets, what `help` says of them, what importing costs, and the style of what is exported"
+import ast,builtins,inspect,json,os,pytest,re,subprocess,sys,textwrap
+import fastsparse.all
+from pathlib import Path
+from radon.complexity import cc_visit
+
+FACE = '''
+    sparse_mask sparse_mask_like mask_from_tensor sparsity_from_tensor maybe_float top_k_mask sparse_params apply_masks
+    is_sparseable_module sparseable_modules uniform_sparsity first_layer_dense_uniform erdos_renyi_sparsity sparsify_model
+    init_kaiming_normal_sparse_ DynamicSparseTrainingCallback SET_presets SNFS_presets RigL_presets random_score weight_magnitude
+    gradient_magnitude gradient_momentum momentum_redistribution count_flops FlopsCounter
+    Static_presets ITOP_presets GMP_presets GraNet_presets MEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets
+    supermask_presets STE_presets SRSTE_presets TopKAST_presets
+    SparseEngine DynamicSparseTraining unsparsify sparsify_parameter sparse_summary pack_masks unpack_masks
+    layers_dense global_sparsity balanced_flops_sparsity given_sparsity
+    Schedule LinearSchedule CosineSchedule CubicSchedule FreqSchedule
+    gradient_saliency fisher_saliency MeanGradient MagnitudePlusGradient gradient_redistribution
+    NM Block FanIn as_structure
+    supar_init_ supar_splitter supar_lrs prune_to find_ticket
+    flop_profile SparseHistory predict_cost Ledger configure rules_table
+    learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify
+    prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp prune_synflow restore_sparse
+    sparse_compute pack shrink plain_copy save_sparse load_sparse export_sparse'''
+COMING = '''
+    find_sparsity Interval auto_presets SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
+    SparseLightningCallback keep_zeros merge_sparse'''
+
+
+root = Path(__file__).parent.parent
+of_2020 = FACE.split()[:26]
+words = set('''steps samples epochs part says wants guard candidates matches packed highest lowest fitting decide fresh stamp resting untouched preserved agree
+    speedup storages rule_for matching has_hooks sensitivity rewind model learn dls opt mask masks x y xb yb p score scores loss seed sparsity density layer layers
+    params weights grads batch bs lr data train valid test run runs results report history ledger rules method methods schedule'''.split())
+until_merged = pytest.mark.xfail(strict=False, reason="rooms are being rewritten; no longer expected to fail once every room names what is public")
+
+def public(): return {k:v for k,v in vars(fastsparse.all).items() if not k.startswith('_')}
+
+def run(code, *flags):
+    "What `code` prints in a process of its own"
+    res = subprocess.run([sys.executable, *flags, '-c', code], capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
+    assert not res.returncode, res.stderr
+    return res.stdout
+
+# --- the names
+
+@until_merged
+def test_all_gives_the_names_of_the_list():
+    "Whoever adds a name for users adds it here; there is room for 120"
+    names = set(public())
+    assert not names-set(FACE.split())-set(COMING.split())
+    assert set(FACE.split())<=names and len(names)<=120 and len(set((FACE+COMING).split()))<=120
+
+def test_the_names_of_2020_stay():
+    "What a script of 2020 imported is still there"
+    assert of_2020[-1]=='FlopsCounter' and set(of_2020)<=set(public())
+
+@until_merged
+def test_no_name_is_a_word_that_people_give_to_variables():
+    "A star import must not be what `steps` means in somebody's notebook"
+    assert not set(public()) & words and not set(public()) & set(dir(builtins))
+
+@until_merged
+@pytest.mark.parametrize('module', ['fastai.vision.all', 'fastai.text.all', 'fastai.tabular.all', 'fastai.collab'])
+def test_no_name_replaces_one_of_fastai(module):
+    "Both stars, either way round, give the same names"
+    one,other = {},{}
+    for ns,order in (one, (module, 'fastsparse.all')), (other, ('fastsparse.all', module)):
+        for o in order: exec(f'from {o} import *', ns)
+    assert one.keys()==other.keys() and not [k for k in one if k!='__builtins__' and one[k] is not other[k]]
+
+def test_the_package_answers_its_names_when_asked():
+    "`import fastsparse as sparse` loads no room, and then has every name and every room; what it has not is told"
+    run('''import sys,fastsparse as sparse
+assert 'torch' not in sys.modules and [o for o in sys.modules if o.startswith('fastsparse.')]==[]
+from torch import nn
+model = nn.Sequential(nn.Linear(4,4))
+sparse.sparsify_model(model, .5)
+from fastsparse import *
+import fastsparse.all
+assert sparse.masks.sparse_mask is sparse_mask is sparse.sparse_mask and sparsify_model is sparse.sparsify_model
+assert {o for o in vars(fastsparse.all) if o[0]!='_'}<=set(dir(sparse)) and not hasattr(sparse, 'nothing_like_it')
+try: sparse.nothing_like_it
+except AttributeError as e: assert 'nothing_like_it' in str(e)''')
+
+# --- what importing costs and touches
+
+@until_merged
+def test_importing_loads_no_compiler():
+    "Neither torch's compiler nor what it brings along"
+    code = "import sys\nfrom fastsparse.all import *\nprint([o for o in ('torch._dynamo','torch._inductor','sympy','numba','onnx','torch.onnx','transformers','lightning') if o in sys.modules])"
+    assert run(code).strip()=='[]'
+
+@until_merged
+def test_a_plain_loop_loads_no_fastai():
+    "Nor pandas and matplotlib, which come along with it"
+    code = "import sys,fastsparse.training\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
+    assert run(code).strip()=='[]'
+
+@until_merged
+def test_importing_replaces_nothing_in_the_classes_of_others():
+    "`Learner` may gain methods; torch's global hooks come with the first sparse weight"
+    print(run('''import sys,torch
+from fastai.basics import *
+from fastai.callback.all import *
+from torch.optim import Optimizer as TorchOptimizer
+def classes():
+    for m in list(sys.modules.values()):
+        if getattr(m, '__name__', '').split('.')[0] not in ('fastai','fastcore','torch'): continue
+        for o in list(vars(m).values()):
+            if isinstance(o, type) and o.__module__.split('.')[0] in ('fastai','fastcore','torch'): yield o
+before = {o: dict(vars(o)) for o in set(classes())}
+optim = vars(sys.modules[TorchOptimizer.__module__])
+hooks = [v for k,v in optim.items() if k.startswith('_global_optimizer') and isinstance(v, dict)]
+n = [len(o) for o in hooks]
+assert hooks
+from fastsparse.all import *
+changed = [f'{c.__name__}.{k}' for c,d in before.items() for k in {**d, **vars(c)} if k!='__abstractmethods__' and not k.startswith(('_abc','__weakref'))
+    and vars(c).get(k) is not d.get(k) and not (c is Learner and k not in d)]
+assert not changed and n==[len(o) for o in hooks], (changed, n, [len(o) for o in hooks])'''))
+
+@pytest.mark.full
+def test_importing_costs_little_more_than_fastai():
+    "At most 1.1 times the CPU time of `fastai.basics`, the least of five processes each"
+    def cost(module): return min(float(run(f'import time\nt = time.process_time()\nfrom {module} import *\nprint(time.process_time()-t)')) for _ in range(5))
+    assert cost('fastsparse.all')<=1.1*cost('fastai.basics')
+
+# --- help
+
+def documented():
+    "Functions and classes that a user meets, by name"
+    return sorted(k for k,v in public().items() if k in (FACE+COMING).split() and (inspect.isfunction(v) or inspect.isclass(v)))
+
+def example(o):
+    "The code of the example in the docstring of `o`, and what its last line gives, if that is said"
+    code = textwrap.dedent((inspect.getdoc(o) or '').partition('\nExample:\n')[2]).strip()
+    return code.partition('  # gives ')[::2]
+
+@pytest.mark.parametrize('name', documented())
+def test_help_shows_every_argument(name):
+    "`help`, `?` and an editor's hover see docstrings only"
+    o = public()[name]
+    args = [k for k,p in inspect.signature(o).parameters.items() if p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)]
+    missing = [k for k in args if not re.search(rf'^    {k}( \([^\n]*\))?:', inspect.getdoc(o), re.M)]
+    assert not missing
+
+@until_merged
+@pytest.mark.parametrize('name', documented())
+def test_help_shows_an_example_that_runs(name):
+    "With fastai's basics and ours imported, and nothing else"
+    (code,gives),ns = example(public()[name]),{}
+    assert re.search(rf'\b{name}\b', code)
+    exec('from fastai.basics import *\nfrom fastsparse.all import *', ns)
+    ns['torch'].manual_seed(0)
+    *body,last = ast.parse(code).body
+    if not gives: body.append(last)
+    exec(compile(ast.Module(body, []), name, 'exec'), ns)
+    if gives: assert repr(eval(ast.unparse(last), ns))==gives
+
+# --- how exported code looks
+
+def exported():
+    "Room, index of the cell and source of each exported cell"
+    for f in sorted((root/'nbs').glob('*.ipynb')):
+        for i,c in enumerate(json.loads(f.read_text(encoding='utf-8'))['cells']):
+            src = ''.join(c['source'])
+            if c['cell_type']=='code' and re.search(r'^#\| *exports?i?\b', src, re.M): yield f.name,i,'\n'.join(o for o in src.splitlines() if not o.startswith('#|'))
+
+error_text = re.compile(r'raise |Error\(|\bwarn\(|Warning\(|^\s*_?(error|errors|message|usage|\w+_(error|text|message)) *=')
+
+def too_complex():
+    "Functions with a cyclomatic complexity over 15"
+    for f in sorted((root/'fastsparse').glob('*.py')):
+        for o in cc_visit(f.read_text(encoding='utf-8')):
+            for m in (o, *getattr(o, 'methods', ()), *getattr(o, 'closures', ())):
+                if not hasattr(m, 'methods') and m.complexity>15: yield f'{f.stem}: {m.fullname} has a complexity of {m.complexity}'
+
+def too_long(): return [f'{f}: cell {i} has {len(s.strip().splitlines())} lines: {s.strip().splitlines()[0][:60]}' for f,i,s in exported() if len(s.strip().splitlines())>30]
+
+def too_wide():
+    "Lines of exported cells over 140 columns that hold no text of an error"
+    return [f'{f}: cell {i}: {len(l)} columns: {l.strip()[:70]}' for f,i,s in exported() for l in s.splitlines() if len(l)>140 and not error_text.search(l)]
+
+def unused():
+    "Imports of the exported modules that nothing in them uses: chkstyle sees those of `#| export` cells only"
+    for f in sorted((root/'fastsparse').glob('*.py')):
+        if f.stem in ('__init__','all','_modidx'): continue
+        tree = ast.parse(f.read_text(encoding='utf-8'))
+        used = {o.id for o in ast.walk(tree) if isinstance(o, ast.Name)}
+        for o in tree.body:
+            if not isinstance(o, (ast.Import,ast.ImportFrom)): continue
+            names = [(a.asname or a.name).split('.')[0] for a in o.names]
+            for n in names:
+                if n!='*' and n not in used: yield f'{f.stem}: {n}'
+
+@until_merged
+def test_no_function_is_complex(): assert not sorted(set(too_complex()))
+
+@until_merged
+def test_no_exported_cell_is_long(): assert not too_long()
+
+@until_merged
+def test_no_exported_line_is_wide(): assert not too_wide()
+
+@until_merged
+def test_rooms_name_what_they_use_of_other_rooms():
+    "No star between rooms, and no import that nothing uses"
+    stars = [f'{f.stem}: {l}' for f in sorted((root/'fastsparse').glob('*.py')) if f.stem!='all' for l in f.read_text(encoding='utf-8').splitlines() if re.match(r'from (\.|fastsparse\.)\w+ import \*', l)]
+    assert not stars and not list(unused())
