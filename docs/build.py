@@ -5,6 +5,7 @@ from fastcore.nbio import *
 from fastcore.script import call_parse
 from fastcore.shutil import rmtree
 from fastcore.utils import *
+from fnmatch import fnmatchcase
 from importlib import import_module
 from nbdev.config import get_config,nbpath2html
 from nbdev.doclinks import NbdevLookup,nbglob
@@ -31,6 +32,16 @@ _re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib
 _re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
 _re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
 _tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
+
+# The parts of the site in their order, as globs of pages; the API's pages have names of their own in the sidebar
+_api = dict(fit='Train with one line', sparsify='Make a model sparse', methods='Methods by name', callback="fastai's callback", training='Any training loop',
+    rules='Rules by name of layer', trainers="Hugging Face's and Lightning's trainers", runs='Save runs and resume them', oneshot='Prune in one shot',
+    finetune='Stay sparse while fine-tuning', learned='Learn the mask', distributions='Sparsity of each layer', schedules='Schedules', scores='Scores',
+    structures='Structures', layers='Own layers', flops='Count FLOPs', history='Plot a run', topology='Plot a topology', ledger='A run in numbers',
+    leaderboard='Compare methods', compute='Compute with live weights', shrinking='Remove dead neurons', packing='Layers of live weights',
+    export='Export', cli='The command', demo='The demo')
+_parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch'], Tutorials=['tutorials/*'], **{'How-to': ['howto/*', 'coming_from']},
+    Concepts=['concepts/*', 'measured'], API=list(_api), Internals=['*'])
 
 def relink(s, f, to):
     "Send each link in markdown `s` of notebook `f` that leads to a file to `to(file, anchor, is_symbol)`"
@@ -108,8 +119,17 @@ class Page:
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
 def toctree(names, caption):
-    "Pages `names` as a part of the sidebar"
-    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *names, '```'])
+    "Pages `names` as a part of the sidebar; those of the API are called by what they do"
+    lines = [f'{_api[o]} <{o}>' if o in _api else o for o in names]
+    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *lines, '```'])
+
+def in_parts(names):
+    "Caption and pages of each part of the site; a page that no part names is one of the internals"
+    left = list(names)
+    for caption,globs in _parts.items():
+        found = [n for g in globs for n in left if fnmatchcase(n, g)]
+        left = [n for n in left if n not in found]
+        if found: yield caption,found
 
 def dead_links():
     "Links within the site that lead to no page, or to no place on it, or stayed markdown"
@@ -131,8 +151,7 @@ def write_site(proc):
     entries = {f'#{entry(c)}'.lower() for nb in read.values() for c in nb.cells}
     index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
     for o in rest: o.save()
-    folders = groupby(L(rest).attrgot('name'), lambda o: o.rpartition('/')[0])
-    index.save(*(toctree(v, k.title() or 'Library') for k,v in folders.items()), toctree([p.name for p in texts.values()], 'Project'))
+    index.save(*(toctree(v, k) for k,v in in_parts(L(rest).attrgot('name'))), toctree([p.name for p in texts.values()], 'Project'))
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', docs, src, site]).returncode
     dead = list(dead_links())
     if rc or dead: sys.exit('\n'.join(['The site has warnings or dead links:', *dead]))
