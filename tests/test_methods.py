@@ -159,7 +159,8 @@ def test_preset_says_its_parts():
     assert repr(RigL_presets(stop_pct=.5))=='RigL_presets(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.5, batches_per_update=Interval(100))'
     assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0)' in repr(GraNet_presets)
     assert not any(' at 0x' in repr(o) for o in methods.method_names.values())
-    for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o), {**vars(fastsparse.schedules), **vars(fastsparse.scores), **vars(methods)})==o
+    known = {**vars(fastsparse.schedules), **vars(fastsparse.scores), **vars(methods)}
+    for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o), known)==o
 
 def test_presets_differ():
     "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
