@@ -130,7 +130,7 @@ def argument(name, d, annotated):
 def doc_of(o, name, node, book, everything, known, example=True):
     "The whole docstring of object `o`, which `node` defines, and whether an example is missing"
     parts = [ast.get_docstring(node).split('\n\n')[0]]
-    d = docments(o, full=True)
+    d = docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True)
     ret = d.pop('return', None)
     params = inspect.signature(o).parameters
     args = [argument(k, v, k in params and params[k].annotation is not inspect.Parameter.empty) for k,v in d.items() if k not in ('self','cls')]
@@ -138,7 +138,7 @@ def doc_of(o, name, node, book, everything, known, example=True):
     if ret and (ret.docment or ret.anno not in (None,inspect.Parameter.empty)):
         kind = '' if ret.anno in (None,inspect.Parameter.empty) else getattr(ret.anno, '__name__', None) or str(ret.anno)
         parts.append('\n'.join(['Returns:', para(': '.join(filter(None, [kind, ret.docment])), 4)]))
-    init = everything.get(f'{name}.__init__', node) if isinstance(node, ast.ClassDef) else node
+    init = everything.get(f'{name}.__init__', everything.get(f'{name}.__new__', node)) if isinstance(node, ast.ClassDef) else node
     if found := errors(init, everything): parts.append('\n'.join(['Raises:', *(para(m, 4) for m in found)]))
     if ids := book.sources(name): parts.append('Source: '+', '.join(f'arXiv:{i}' for i in ids))
     code = book.example(name, known) if example else None

@@ -34,6 +34,12 @@ def keep_zeros(
         TypeError: model is ..., and must be a torch module or a Learner
         ValueError: a pattern is ..., and must be a name, a glob, a type, a function of name and parameter, a place,
             or a list of these
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,8))
+        model[0].weight.data[:,:6] = 0
+        keep_zeros(model)
+        sparse_summary(model)
     """
     module = module_of(model)
     if isinstance(least, bool) or not isinstance(least, (int,float)) or not 0<=least<=1: raise ValueError(f"least is {least!r}, and must lie in [0,1]: the fraction of zeros from which a parameter is kept sparse")
@@ -116,6 +122,14 @@ def save_delta(
         ValueError: the mask of ... has moved, and a delta goes with the masks of its base: fine-tune with static
             masks
         TypeError: model is ..., and must be a torch module or a Learner
+
+    Example:
+        import tempfile
+        model = nn.Sequential(nn.Linear(8,8))
+        sparsify_model(model, .5, seed=0)
+        base = {k:v.clone() for k,v in model.state_dict().items()}
+        model[0].bias.data += 1
+        with tempfile.TemporaryDirectory() as d: save_delta(model, base, f'{d}/task')
     """
     state,delta = module_of(model).state_dict(),{}
     if odd := sorted(state.keys()^base.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: pass the state_dict() of the same model before fine-tuning")
@@ -147,6 +161,15 @@ def load_delta(
         ValueError: ... goes with another base, or with this one before it was changed: load the base that
             save_delta was given first
         TypeError: model is ..., and must be a torch module or a Learner
+
+    Example:
+        import tempfile
+        model,other = [nn.Sequential(nn.Linear(2,2, bias=False)) for _ in range(2)]
+        other.load_state_dict(model.state_dict())
+        base = {k:v.clone() for k,v in model.state_dict().items()}
+        model[0].weight.data += 1
+        with tempfile.TemporaryDirectory() as d: load_delta(other, save_delta(model, base, f'{d}/task'))
+        torch.equal(model[0].weight, other[0].weight)
     """
     module,saved = module_of(model),torch.load(path, weights_only=True, map_location='cpu')
     state = module.state_dict()

@@ -67,6 +67,16 @@ def register_layer(
         ValueError: kind is ..., and must be a type of module, or its full name
         ValueError: outputs, inputs and experts are ..., ... and ..., and must be different integers from 0, or None
             for experts
+
+    Example:
+        class Bag(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.kernel = nn.Parameter(torch.randn(8,4))
+        register_layer(Bag, weights='kernel', inputs=0, outputs=1)
+        model = nn.Sequential(Bag(), nn.Linear(8,4))
+        sparsify_model(model, .5, seed=0)
+        model[0].kernel_mask.sum()
     """
     if not isinstance(kind, (type,str)): raise ValueError(f"kind is {kind!r}, and must be a type of module, or its full name")
     axes = [o for o in (outputs,inputs,experts) if o is not None]

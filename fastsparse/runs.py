@@ -223,6 +223,14 @@ def save_run(
         TypeError: model is ..., and must be a torch module or a Learner
         TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
             state_dict()
+
+    Example:
+        import tempfile
+        model = nn.Sequential(nn.Linear(8,8))
+        sparsify_model(model, .5, seed=0)
+        opt = torch.optim.SGD(model.parameters(), .1)
+        engine = DynamicSparseTraining(model, opt, 100, **RigL_presets, seed=0)
+        with tempfile.TemporaryDirectory() as d: save_run(f'{d}/run', model, opt, engine)
     """
     run = collect_run(get_model(module_of(model)), opt, engine, grads)
     run.update(position=plain(position, 'position'), others={k:plain(_state_of(o), k) for k,o in others.items()})
@@ -406,6 +414,16 @@ def load_run(
 
     Raises:
         TypeError: model is ..., and must be a torch module or a Learner
+
+    Example:
+        import tempfile
+        model = nn.Sequential(nn.Linear(8,8))
+        sparsify_model(model, .5, seed=0)
+        opt = torch.optim.SGD(model.parameters(), .1)
+        engine = DynamicSparseTraining(model, opt, 100, **RigL_presets, seed=0)
+        with tempfile.TemporaryDirectory() as d:
+            save_run(f'{d}/run', model, opt, engine)
+            load_run(f'{d}/run', model, opt, engine)
     """
     if default is not None and not Path(path).is_file(): return default
     run,model = read_run(path),None if model is None else get_model(module_of(model))
@@ -475,6 +493,9 @@ class SparseCheckpoint(Callback):
     Raises:
         ValueError: resume is ..., and must be True, False or None
         ValueError: ... is ..., and must be a whole number from 1...
+
+    Example:
+        DynamicSparseTrainingCallback(method='rigl'),SparseCheckpoint('run')
     """
     run_valid = False
     def __init__(self,

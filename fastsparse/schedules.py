@@ -40,15 +40,17 @@ class Interval(int):
     """Steps from one update to the next, as a preset's default: it gets shorter where the run is short
 
     Args:
-        args:
-        kwargs:
+        every (int): Steps from one update to the next in a long run, from 1
 
     Raises:
         ValueError: Interval(...) is no interval: pass a number of steps, an integer from 1, e.g. Interval(100)
-        ValueError: n_steps is ..., and must be an integer from 1: the steps of the whole run
-        ValueError: stop_pct is ..., and must lie in (0,1]: the fraction of the run after which the topology rests
+
+    Example:
+        Interval(100).resolve(400, stop_pct=.75)
     """
-    def __new__(cls, every):
+    def __new__(cls,
+        every:int, # Steps from one update to the next in a long run, from 1
+    ):
         if isinstance(every, bool) or not isinstance(every, Integral) or every<1:
             raise ValueError(f"Interval({every!r}) is no interval: pass a number of steps, an integer from 1, e.g. Interval(100)")
         return super().__new__(cls, every)

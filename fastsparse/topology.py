@@ -106,6 +106,11 @@ def plot_topology(
     Raises:
         ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
             first
+
+    Example:
+        model = nn.Sequential(nn.Linear(64,32), nn.ReLU(), nn.Linear(32,10))
+        sparsify_model(model, .9, 'erk', seed=0)
+        plot_topology(model);
     """
     os,found = _checked(model),degrees(model)
     n = 3 if history is None else 4

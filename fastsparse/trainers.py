@@ -255,6 +255,10 @@ def log_updates(
     Raises:
         ValueError: tracker is ..., and must be a SummaryWriter, a run of wandb, the module mlflow, or a function of
             a dict and a step
+
+    Example:
+        numbers = []
+        DynamicSparseTrainingCallback(method='rigl', on_update=log_updates(lambda d, t: numbers.append((t, d))))
     """
     write = _writer(tracker)
     def _log(engine, t):
