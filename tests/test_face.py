@@ -32,7 +32,9 @@ of_2020 = FACE.split()[:26]
 words = set('''steps samples epochs part says wants guard candidates matches packed highest lowest fitting decide fresh stamp resting untouched preserved agree
     speedup storages rule_for matching has_hooks sensitivity rewind model learn dls opt mask masks x y xb yb p score scores loss seed sparsity density layer layers
     params weights grads batch bs lr data train valid test run runs results report history ledger rules method methods schedule'''.split())
-until_merged = pytest.mark.xfail(strict=False, reason="rooms are being rewritten; no longer expected to fail once every room names what is public")
+def known_to_fail(reason): return pytest.mark.xfail(strict=True, reason=reason)
+
+without_example = 'SparseLightningCallback SparseTrainerCallback WaitForSparsity animate_masks find_sparsity merge_sparse'.split()
 
 def public(): return {k:v for k,v in vars(fastsparse.all).items() if not k.startswith('_')}
 
@@ -44,7 +46,6 @@ def run(code, *flags):
 
 # --- the names
 
-@until_merged
 def test_all_gives_the_names_of_the_list():
     "Whoever adds a name for users adds it here; there is room for 120"
     names = set(public())
@@ -55,12 +56,10 @@ def test_the_names_of_2020_stay():
     "What a script of 2020 imported is still there"
     assert of_2020[-1]=='FlopsCounter' and set(of_2020)<=set(public())
 
-@until_merged
 def test_no_name_is_a_word_that_people_give_to_variables():
     "A star import must not be what `steps` means in somebody's notebook"
     assert not set(public()) & words and not set(public()) & set(dir(builtins))
 
-@until_merged
 @pytest.mark.parametrize('module', ['fastai.vision.all', 'fastai.text.all', 'fastai.tabular.all', 'fastai.collab'])
 def test_no_name_replaces_one_of_fastai(module):
     "Both stars, either way round, give the same names"
@@ -85,19 +84,18 @@ except AttributeError as e: assert 'nothing_like_it' in str(e)''')
 
 # --- what importing costs and touches
 
-@until_merged
+@known_to_fail('sparse compute marks a function for the compiler when it is imported')
 def test_importing_loads_no_compiler():
     "Neither torch's compiler nor what it brings along"
     code = "import sys\nfrom fastsparse.all import *\nprint([o for o in ('torch._dynamo','torch._inductor','sympy','numba','onnx','torch.onnx','transformers','lightning') if o in sys.modules])"
     assert run(code).strip()=='[]'
 
-@until_merged
 def test_a_plain_loop_loads_no_fastai():
     "Nor pandas and matplotlib, which come along with it"
     code = "import sys,fastsparse.training\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
     assert run(code).strip()=='[]'
 
-@until_merged
+@known_to_fail('sparse compute changes how fastai saves its optimizers when it is imported')
 def test_importing_replaces_nothing_in_the_classes_of_others():
     "`Learner` may gain methods; torch's global hooks come with the first sparse weight"
     print(run('''import sys,torch
@@ -144,8 +142,7 @@ def test_help_shows_every_argument(name):
     missing = [k for k in args if not re.search(rf'^    {k}( \([^\n]*\))?:', inspect.getdoc(o), re.M)]
     assert not missing
 
-@until_merged
-@pytest.mark.parametrize('name', documented())
+@pytest.mark.parametrize('name', [n for n in documented() if n not in without_example])
 def test_help_shows_an_example_that_runs(name):
     "With fastai's basics and ours imported, and nothing else"
     (code,gives),ns = example(public()[name]),{}
@@ -193,16 +190,16 @@ def unused():
             for n in names:
                 if n!='*' and n not in used: yield f'{f.stem}: {n}'
 
-@until_merged
+@known_to_fail('some functions are left')
 def test_no_function_is_complex(): assert not sorted(set(too_complex()))
 
-@until_merged
+@known_to_fail('some cells are left')
 def test_no_exported_cell_is_long(): assert not too_long()
 
-@until_merged
+@known_to_fail('some lines are left')
 def test_no_exported_line_is_wide(): assert not too_wide()
 
-@until_merged
+@known_to_fail('some rooms are left')
 def test_rooms_name_what_they_use_of_other_rooms():
     "No star between rooms, and no import that nothing uses"
     stars = [f'{f.stem}: {l}' for f in sorted((root/'fastsparse').glob('*.py')) if f.stem!='all' for l in f.read_text(encoding='utf-8').splitlines() if re.match(r'from (\.|fastsparse\.)\w+ import \*', l)]

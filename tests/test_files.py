@@ -88,7 +88,14 @@ def test_seals_find_changes(tmp_path):
         path.write_bytes(bad)
         with pytest.raises(ValueError, match="a' is (damaged|no whole list)"): check_seal(path, b'word', 'list')
 
-def test_interrupts_wait():
+@pytest.fixture
+def ctrl_c():
+    "Python's own handler, which a process that was started in the background has not"
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, was)
+
+def test_interrupts_wait(ctrl_c):
     "In the main thread, Ctrl-C is raised after the block; the old handler is back; elsewhere nothing changes"
     handler,done = signal.getsignal(signal.SIGINT),[]
     with pytest.raises(KeyboardInterrupt):
@@ -102,7 +109,7 @@ def test_interrupts_wait():
     t.start(), t.join()
     assert done==[1,True]
 
-def test_interrupts_of_a_block_inside_another():
+def test_interrupts_of_a_block_inside_another(ctrl_c):
     "The outer block ends as well"
     done = []
     with pytest.raises(KeyboardInterrupt):
