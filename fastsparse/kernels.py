@@ -170,6 +170,63 @@ def four_sums(starts, col, val, s, nb, xt, yt, i):
     store(yt, i+2*N, c)
     store(yt, i+3*N, d)
 
+# %% ../nbs/30_kernels.ipynb #47bb6e40
+H = 16  # columns of a table whose numbers of four outputs stay in registers
+
+@kernel
+def backward4(g, x, starts, col, val, dx, dw, db, rows, k0, k1, width, n_in, n_out, nb, gt, xt, dt, sums):
+    "Blocks `k0` to `k1` of `width` inputs; scratch: tables of outputs, of a block of inputs and of their gradients, and 65 x 16 numbers; no `db` is 0"
+    g,x,starts,col,val,dx,dw = numbers(F, g),numbers(F, x),numbers(np.int32, starts),numbers(C, col),numbers(F, val),numbers(F, dx),numbers(F, dw)
+    gt,xt,dt,sums = numbers(F, gt),numbers(F, xt),numbers(F, dt),numbers(F, sums)
+    for r in range(0, rows, N):
+        m = min(N, rows-r)
+        pack(g, r*n_out, n_out, m, n_out, gt)
+        if db: bias_sums(gt, numbers(F, db), n_out, r==0)
+        for k in range(k0, k1):
+            i = k*width
+            w = min(width, n_in-i)
+            pack(x, r*n_in+i, n_in, m, w, xt)
+            for s in range(w): store(dt, s*N, zero(N, dt))
+            for o in range(0, n_out, 4): four_gradients(starts, col, val, dw, o*nb+k, nb, i, o*N, r==0, gt, xt, dt, sums)
+            if DX: unpack(dt, dx, r*n_in+i, n_in, m, w)
+
+@kernel
+def four_gradients(starts, col, val, dw, s, nb, i, o, first, gt, xt, dt, sums):
+    "What four outputs, at `o` of `gt`, give to a block of their inputs from `i` on, `s` in `starts`, and to the weights between"
+    j,e,k,l,m = at(starts, s),at(starts, s+1),at(starts, s+nb),at(starts, s+2*nb),at(starts, s+3*nb)
+    if j==e: return
+    for z in range(0, e-j, 16):
+        n = min(16, e-j-z)
+        for h in range(0, N, H):
+            a,b,c,d = load(H, gt, o+h),load(H, gt, o+N+h),load(H, gt, o+2*N+h),load(H, gt, o+3*N+h)
+            for q in range(n):
+                x = load(H, xt, (at(col, j+z+q)-i)*N+h)
+                keep_fold(sums, 16*q, x, a, h)
+                keep_fold(sums, 256+16*q, x, b, h)
+                keep_fold(sums, 512+16*q, x, c, h)
+                keep_fold(sums, 768+16*q, x, d, h)
+            for q in range(n if DX else 0):
+                p = (at(col, j+z+q)-i)*N+h
+                store(dt, p, axpy(at(val, j+z+q), a, axpy(at(val, k+z+q), b, axpy(at(val, l+z+q), c, axpy(at(val, m+z+q), d, load(H, dt, p))))))
+        keep_sums(sums, 0, n, dw, j+z, first)
+        keep_sums(sums, 256, n, dw, k+z, first)
+        keep_sums(sums, 512, n, dw, l+z, first)
+        keep_sums(sums, 768, n, dw, m+z, first)
+
+@kernel
+def keep_fold(sums, i, x, y, more):
+    "Put the 16 sums of `x*y` at `i` of `sums`, or add them if there is `more` there"
+    store(sums, i, add(load(16, sums, i), fold(x, y)) if more else fold(x, y))
+
+@kernel
+def keep_sums(sums, i, n, dw, q, first):
+    "Add the `n` dot products in the table at `i` of `sums` to the gradients from `q` on; fewer than 16 go by way of the end of `sums`, so that each is added up as it is among 16"
+    if n==16: store(dw, q, sums16(sums, i) if first else add(sums16(sums, i), load(16, dw, q)))
+    else:
+        for s in range(0 if first else n): put(sums, 1024+s, at(dw, q+s))
+        store(sums, 1024, sums16(sums, i) if first else add(sums16(sums, i), load(16, sums, 1024)))
+        for s in range(n): put(dw, q+s, at(sums, 1024+s))
+
 # %% ../nbs/30_kernels.ipynb #9195dd9d
 @kernel
 def turn_index(crow, col, n, m, tcrow, row, order):
@@ -213,6 +270,7 @@ def tiling(
     (l1,l2),widest = caches(),8*vector_bytes()//size
     if fours and not back: widest = max(widest//(2 if vector_bytes()==64 else 4), 16)
     N = next((k for k in (16,32,64) if rows<=k<=widest), widest)
+    if fours: return N,max(min(n, l2//(4*N*size)), 1),32
     if density<.04:
         while N>32 and n*N*size>l2//(2 if back else 8): N //= 2
         return N,max(n, 1),32
@@ -314,6 +372,7 @@ def multiply(
 # %% ../nbs/30_kernels.ipynb #278c488e
 def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
     "Give addresses to `backward`, a share of the inputs to a thread"
+    if index.fours: return _back4(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out)
     (N,fb,R),t = cut,index.t
     one = rows<=N
     (starts,nb),f = starts_of(t, fb),backward.compiled(F=kind, N=N, ONE=one, DX=inputs)
@@ -322,6 +381,16 @@ def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_o
         room = _scratch(n_out*N*size, R*N*size, R*N*size, kept*size, kept*size, 272*size)
         f(g, x, starts.data_ptr(), t.col.data_ptr(), t.order.data_ptr(), val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
     _share(part, n_in, 64, len(index)*rows)
+
+def _back4(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
+    "Give addresses to `backward4`, a share of the blocks to a thread"
+    N,width,_ = cut
+    width = max(1, min(width, -(-n_in//torch.get_num_threads())))
+    (starts,nb),f = starts_of(index, width),backward4.compiled(F=kind, N=N, H=min(N, 256//size if vector_bytes()==64 else 16), C=column_type(index.col), DX=inputs)
+    def part(k0, k1):
+        room = _scratch(n_out*N*size, width*N*size, width*N*size, 1040*size)
+        f(g, x, starts.data_ptr(), index.col.data_ptr(), val, dx, dw, db*(k0==0), rows, k0, k1, width, n_in, n_out, nb, *room)
+    _share(part, nb, 1, len(index)*rows)
 
 # %% ../nbs/30_kernels.ipynb #51afb351
 def gradients(
@@ -338,7 +407,7 @@ def gradients(
     v,xs,gs = _wide(values) if inputs else None,_wide(x),_wide(g)
     dx,dw,db = xs.new_empty(x.shape) if inputs else None,xs.new_empty(n),xs.new_empty(n_out) if bias else None
     size = xs.element_size()
-    cut = cut or tiling(rows, n_out, n/max(n_in*n_out, 1), True, size)
+    cut = cut or tiling(rows, n_in if index.fours else n_out, n/max(n_in*n_out, 1), True, size, index.fours)
     common = gs.data_ptr(),xs.data_ptr(),_address(v),_address(dx),dw.data_ptr(),_address(db),rows,n_in,n_out
     if rows and n_in: _back(index, cut, _kinds[xs.dtype], size, inputs, *common)
     else:
