@@ -6,7 +6,6 @@ from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
 from fastsparse.guards import masked_params
 from fastsparse.sparsify import decide
-from fastsparse.convolutions import spread
 from measure import *
 from models import GPT
 from torch import nn
@@ -94,7 +93,7 @@ def training(name, sparsity, rounds, plan=None):
     return dict(model=name, sparsity=sparsity, dense_ms=1e3*statistics.median(times['dense']), update_ms=1e3*upd, plan=report.plan,
         **{k:spread(ratios(times['dense'], times[k])) for k in arms if k!='dense'}, amortised=spread([d/amortised(s, upd) for s,d in zip(times['step'], times['dense'])]))
 
-shapes,batches,sparsities = [(256,256),(1024,1024),(3072,768)],[1,16,128,1024],[.5,.7,.8,.9,.95,.98]
+shapes,batches,sparsities = [(256,256),(1024,1024),(3072,768),(4096,4096)],[1,16,128,1024],[.8,.9,.95,.98,.99]
 
 def layer_cell(shape, batch, sparsity, rounds=5):
     "Forward and backward of one layer inside a network: how many times faster it is with live weights only, and is it swapped when it is measured?"

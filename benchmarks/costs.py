@@ -3,7 +3,6 @@ import statistics,time,torch
 from fastai.basics import *
 from fastsparse.all import *
 from fastsparse.guards import guard_of
-from fastsparse.convolutions import spread
 from copy import deepcopy
 from functools import partial
 from measure import *

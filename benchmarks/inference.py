@@ -2,7 +2,6 @@
 import statistics,torch
 from compute import make,sparsify
 from fastsparse.all import *
-from fastsparse.convolutions import spread
 from functools import partial
 from measure import *
 from pathlib import Path

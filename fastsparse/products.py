@@ -31,23 +31,6 @@ class SparseIndex:
         self.crow,self._t,self.starts = torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),None,{}
         self.col = places.sub_(self.rows.mul_(width)).int()
 
-    @classmethod
-    def of_parts(cls, shape, crow, col, fours=False):
-        "The index of a matrix of `shape` whose rows start at `crow`, with live weights in the columns `col`, both 32 bits"
-        new = object.__new__(cls)
-        new.shape,new.crow,new.col,new.fours,new._t,new.starts = shape,crow,col,fours,None,{}
-        return new
-
-    @property
-    def rows(self):
-        "The row of each live weight, 64 bits"
-        return torch.arange(self.shape[0], device=self.crow.device).repeat_interleave(self.crow.diff())
-
-    @property
-    def places(self):
-        "The row-major place of each live weight, 64 bits"
-        return self.rows.mul_(self.shape[1]).add_(self.col.int())
-
     def to(self, device):
         "The index on `device`"
         return self if self.col.device==device else SparseIndex.of_parts(self.shape, self.crow.to(device), self.col.to(device), self.fours)
@@ -55,6 +38,25 @@ class SparseIndex:
     def __len__(self): return len(self.col)
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'
 
+    @classmethod
+    def of_parts(cls, shape, crow, col, fours=False):
+        "The index of a matrix of `shape` whose rows start at `crow`, with live weights in the columns `col`, both 32 bits"
+        new = object.__new__(cls)
+        new.shape,new.crow,new.col,new.fours,new._t,new.starts = shape,crow,col,fours,None,{}
+        return new
+
+# %% ../nbs/30a_products.ipynb #f1047a7f
+@patch(as_prop=True)
+def rows(self:SparseIndex):
+    "The row of each live weight, 64 bits"
+    return torch.arange(self.shape[0], device=self.crow.device).repeat_interleave(self.crow.diff())
+
+@patch(as_prop=True)
+def places(self:SparseIndex):
+    "The row-major place of each live weight, 64 bits"
+    return self.rows.mul_(self.shape[1]).add_(self.col.int())
+
+# %% ../nbs/30a_products.ipynb #f2d18e54
 def _starts(rows, n):
     "Where each of `n` rows starts if `rows` are put in order, and where the last one ends"
     counts = torch.bincount(rows, minlength=n) if n else rows.new_zeros(0)
@@ -177,7 +179,7 @@ def sparse_linear(
     values:torch.Tensor, # The live weights, in the index's order
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number an output
-    tap=None, # A function that the backward calls with `gT`, `xT`, whose product `gT@xT.t()` is the dense gradient; they are its own to keep
+    tap=None, # Called by the backward with `gT`, `xT`, its own to keep: the dense gradient is `gT@xT.t()`
 ) -> torch.Tensor: # Outputs, features last
     "`F.linear` with live weights only"
     x,values,bias = _casted(x, values, bias)

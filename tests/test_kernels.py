@@ -86,9 +86,10 @@ def test_dead_weights_pass_nothing_and_live_ones_all(bad, rows):
     assert dw.isfinite().equal(~at[mask]) and not db[i].isfinite() and db.isfinite().sum()==39
 
 @pytest.mark.parametrize('rows', [1,100,300])
-def test_threads_change_nothing(rows):
+@pytest.mark.parametrize('fours', [False,True])
+def test_threads_change_nothing(rows, fours):
     "Results are the same to the bit with one thread and with three"
-    _,index,v,b,x,dy,_ = make(*((2000,3000) if rows==1 else (300,400)), rows, .3)
+    _,index,v,b,x,dy,_ = make(*((2000,3000) if rows==1 else (300,400)), rows, .3, fours=fours)
     def run(n):
         torch.set_num_threads(n)
         return multiply(index, v, x, b),*gradients(index, v, x, dy)
@@ -100,6 +101,6 @@ def test_threads_change_nothing(rows):
 @pytest.mark.parametrize('name,features', [('haswell','+avx,+avx2,+fma'), ('x86-64','+sse2')])
 def test_other_processors(name, features, tmp_path):
     "AVX2 and plain code, which LLVM is asked for on this machine"
-    code = 'from tests.test_kernels import *; [check(65, 30, 77, d) for d in (.03,.3)]; check(65, 30, 77, dtype=torch.double); print("right")'
+    code = 'from tests.test_kernels import *; [check(65, 30, 77, d) for d in (.03,.3)]; check(65, 30, 77, dtype=torch.double); check(64, 30, 77, fours=True); check(8, 30, 77, dtype=torch.double, fours=True); print("right")'
     env = {**os.environ, 'NUMBA_CPU_NAME':name, 'NUMBA_CPU_FEATURES':features, 'NUMBA_CACHE_DIR':str(tmp_path)}
     eq(subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=240).stdout.strip(), 'right')
