@@ -20,6 +20,7 @@ from .ledger import *
 from .rules import *
 from .runs import *
 from .fit import *
+from .processes import *
 from .learned import *
 from .oneshot import *
 from .kernels import *

@@ -163,7 +163,7 @@ def global_sparsity(
     if [s.numel() for s in scores]!=sizes: raise ValueError(f"scores have {[s.numel() for s in scores]} entries for parameters of {sizes}, and must have one for each weight")
     if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
     budget = (1-float(model_sparsity))*sum(sizes)
-    floors = [min(min_live*p.shape[0], int((s>-math.inf).sum())) if n else 0 for p,n,s in zip(params, sizes, scores)]
+    floors = [min(min_live*p.shape[0], _n_above(s, -math.inf)) if n else 0 for p,n,s in zip(params, sizes, scores)]
     counts = _top_counts(scores, sizes, budget)
     if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
@@ -171,9 +171,12 @@ def global_sparsity(
 _names['global'] = global_sparsity
 
 # %% ../nbs/01_distributions.ipynb #4b529d96
+def _n_above(s, x): return s.n_above(x) if hasattr(s, 'n_above') else int((s>x).sum())
+
 def _top_counts(scores, sizes, budget):
     "How many of the `budget` highest scores are in each; the last one in part, where the budget is no whole number"
     if not sizes: return []
+    if hasattr(scores[0], 'top_counts'): return scores[0].top_counts(scores, budget)  # scores of which each process has a part
     together = torch.cat([s.detach().reshape(-1).to(scores[0].device) for s in scores])
     over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.
     live = top_k_mask(together, round(budget+over))

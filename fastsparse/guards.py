@@ -6,10 +6,10 @@
 __all__ = ['sparse_params', 'apply_masks']
 
 # %% ../nbs/03b_guards.ipynb #7f5de569
-import sys,torch,weakref
+import sys,torch,weakref,zlib
 from fastcore.basics import *
-from fastsparse.masks import put_,sparsity_from_tensor,zero_dead_
-from fastsparse.scores import base_opt,grad_history,slow_weights,state_tensors
+from fastsparse.masks import local_part,put_,sparsity_from_tensor,zero_dead_
+from fastsparse.scores import base_opt,call_with,grad_history,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -55,7 +55,7 @@ def masked_params(
         for attr,p in m._parameters.items():
             mask = m._buffers.get(f'{attr}_mask')
             if p is None or mask is None: continue
-            p = getattr(m, attr)  # what the module shows, which may be another tensor than it stores
+            p = stored(m, attr)
             found.setdefault(id(p), Masked(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
     for o in found.values(): _check_mask(o)
     return list(found.values())
@@ -153,6 +153,38 @@ class Guard:
     def move(self, gone, new, opt, start=None): raise NotImplementedError
     def remove(self): raise NotImplementedError
 
+# %% ../nbs/03b_guards.ipynb #a8110bfa
+class Storage:
+    "How weights are kept; this is the usual way, each of them whole in every process"
+    def has(self, p): return True  # is `p` kept like this?
+    def stored(self, module, attr, p): return p  # what is stored where the module shows `p`
+    def settle(self, model): pass  # guards are about to be set in `model`
+    def guard(self, o): return DenseGuard(o.module, o.attr)
+    def serves(self, o, method): pass  # raises a `ValueError` if a method can't choose masks like this
+    def call(self, f, p, **kwargs): return call_with(f, p, **kwargs)  # a score, a share or a start
+    def distribution(self, f): return f
+    def structure(self, structure, p): return structure
+    def mine(self, t, p): return t  # of `t`, a tensor like all of `p`, what a score of `p` would hold
+    def total(self, p, *ns): return ns  # numbers of those who have parts of `p`, added
+    def checksum(self, mask): return zlib.crc32(mask.detach().cpu().contiguous().numpy().tobytes())
+
+whole,storages = Storage(),[]
+
+def storage_of(
+    p:torch.Tensor, # A parameter
+) -> Storage:
+    "How `p` is kept"
+    return first(s for s in storages if s.has(p)) or whole
+
+def stored(
+    module:nn.Module, # A module
+    attr:str, # The name of its parameter
+) -> torch.Tensor: # What the module shows, which may be another tensor than it stores, or what a storage keeps behind that
+    "The parameter as other rooms know it"
+    p = getattr(module, attr)
+    for s in storages: p = s.stored(module, attr, p)
+    return p
+
 # %% ../nbs/03b_guards.ipynb #d3711c02
 def set_guard(
     p:torch.Tensor, # A parameter
@@ -178,18 +210,21 @@ class DenseGuard(Guard):
         self.check()
 
     shape = property(lambda self: self.p.shape)
+    def stored(self): return self.module._parameters.get(self.attr)
+    def strayed(self, p): return storage_of(p) is not whole
 
 # %% ../nbs/03b_guards.ipynb #2e565422
 @patch
 def check(self:DenseGuard):
     "Mask the weight if anybody but an optimizer wrote to it or to its mask"
-    p,mask = self.module._parameters.get(self.attr),self.mask
+    p,mask = self.stored(),self.mask
     if mask is None: return
     if p is not self.p:
         if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+        if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
         self.watch(p)
     elif self.handle is None and p.requires_grad: self.hook()
-    if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
+    if self.stamp is not None and has_stamp(local_part(p), self.stamp[0]) and has_stamp(local_part(mask), self.stamp[1]): return
     zero_dead_(p, mask)
     self.clean = weakref.WeakKeyDictionary()
     self.note()
@@ -212,7 +247,7 @@ def hook(self:DenseGuard):
 @patch
 def note(self:DenseGuard):
     "Remember weight and mask as they are now"
-    self.stamp = stamp_of(self.p),stamp_of(self.mask)
+    self.stamp = stamp_of(local_part(self.p)),stamp_of(local_part(self.mask))
 
 # %% ../nbs/03b_guards.ipynb #f3fed1a8
 @patch
@@ -226,9 +261,9 @@ def mask_grad(self:DenseGuard):
     "Make the gradient of dead weights zero, unless it is so already"
     grad = self.p.grad
     if self.mask is None or grad is None: return
-    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==grad._version: return
+    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==local_part(grad)._version: return
     zero_dead_(grad, self.mask)
-    self.grad_stamp = weakref.ref(grad),grad._version
+    self.grad_stamp = weakref.ref(grad),local_part(grad)._version
 
 # %% ../nbs/03b_guards.ipynb #fffd5bc4
 @patch
@@ -284,7 +319,7 @@ def move(self:DenseGuard, gone, new, opt, start=None):
     changed = torch.cat([gone, new])
     for t in [self.p, *slow_weights(opt, self.p)]:
         put_(t, changed, 0)
-        if start is not None: t.put_(new, start.take(new).to(t))
+        if start is not None: local_part(t).put_(new, start.take(new).to(local_part(t)))
     for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 @patch
@@ -371,13 +406,13 @@ def guard(
     g = guard_of(o.p)
     if g is not None and g.module is o.module: return g
     own = getattr(o.module, 'guard_for', None)
-    return DenseGuard(o.module, o.attr) if own is None else own(o.attr)
+    return storage_of(o.p).guard(o) if own is None else own(o.attr)
 
 # %% ../nbs/03b_guards.ipynb #0e07e237
 class Enforcement:
     "A forward pre-hook on the root of a model, and the guards of its masked parameters"
     armed = weakref.WeakSet()
-    def __init__(self): self.guards,self.root,self.claims = [],None,[]
+    def __init__(self): self.guards,self.root,self.kind,self.claims = [],None,None,[]
     def __reduce__(self): return Enforcement,()
 
     def __call__(self, module, args):
@@ -385,15 +420,17 @@ class Enforcement:
         self.look(module)
 
     def look(self, module, *args):
-        if self.root is None or self.root() is not module: self.arm(module)
+        if self.root is None or self.root() is not module or self.kind is not type(module): self.arm(module)
         if not _wrapped: _listen()
-        for g in self.guards: g.check()
+        if any([g.check() for g in self.guards]): self.arm(module)
 
     def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
 
     def arm(self, model):
         "Set a guard on every masked parameter of `model` that somebody wants enforced"
-        self.root,self.guards = weakref.ref(model),[guard(o) for o in masked_params(model) if self.claimed(o)]
+        for s in storages: s.settle(model)
+        for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
+        self.root,self.kind,self.guards = weakref.ref(model),type(model),[guard(o) for o in masked_params(model) if self.claimed(o)]
         self.armed.add(self)
 
     def remove(self):

@@ -46,10 +46,19 @@ def sparse_mask_like(
     return sparse_mask(param.shape, sparsity, generator).to(param.device)
 
 # %% ../nbs/00_masks.ipynb #e1969c0c
+def local_part(
+    t:torch.Tensor, # Any tensor
+) -> torch.Tensor: # `t` itself, unless it is sharded
+    "The part of `t` that lies in this process, which shares its storage"
+    if type(t) is torch.Tensor or not hasattr(t, 'to_local'): return t
+    with torch.no_grad(): return t.to_local()
+
+# %% ../nbs/00_masks.ipynb #98fa023d
 def count_live(
     mask:torch.Tensor, # Bool tensor of any shape
 ) -> int:
     "How many of `mask` are `True`"
+    if hasattr(mask, 'full_tensor'): return int(mask.sum().full_tensor())
     return int(np.count_nonzero(mask.numpy()) if mask.device.type=='cpu' else mask.count_nonzero())
 
 # %% ../nbs/00_masks.ipynb #5156e674
@@ -178,9 +187,10 @@ def put_(
     idx:torch.Tensor, # Row-major indices
     value, # A number or a bool
 ) -> torch.Tensor: # `t`
-    "Write `value` at the places `idx` of `t`"
-    if t.is_contiguous(): t.view(-1).index_fill_(0, idx, value)
-    else: t.put_(idx, torch.full(idx.shape, value, dtype=t.dtype, device=t.device))
+    "Write `value` at the places `idx` of `t`, or of its local part"
+    own = local_part(t)
+    if own.is_contiguous(): own.view(-1).index_fill_(0, idx, value)
+    else: own.put_(idx, torch.full(idx.shape, value, dtype=t.dtype, device=t.device))
     return t
 
 # %% ../nbs/00_masks.ipynb #aa1319b4
@@ -191,7 +201,8 @@ def zero_dead_(
     mask:torch.Tensor, # Bool tensor of `t`'s shape on `t`'s device
 ) -> torch.Tensor: # `t`
     "Make `t` exactly `+0.0` where `mask` is `False`, whatever stood there"
-    for bits,live in _pieces(t.detach().view(_ints[t.element_size()]), mask.view(torch.uint8)): bits.mul_(live)
+    own,live_ones = local_part(t),local_part(mask)
+    for bits,live in _pieces(own.detach().view(_ints[t.element_size()]), live_ones.view(torch.uint8)): bits.mul_(live)
     return t
 
 def _pieces(*ts, size=2**18):

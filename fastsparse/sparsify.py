@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from fastcore.basics import *
 from fastsparse.declared import declares,needs_of
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
-from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked,masked_params,unhook
+from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked,masked_params,storage_of,unhook
 from fastsparse.layers import axes_of,layer_of
-from fastsparse.masks import bits_to_mask,count_live,keyed_generator,mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
+from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part,mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
 from fastsparse.patterns import named,need_named
 from fastsparse.scores import call_with,random_score,weight_magnitude
 from fastsparse.signal import batch_of,mark_fresh,output_spread,repair_signal
@@ -129,7 +129,7 @@ def check_score(
     what='a score', # What an error calls it
 ):
     "A `ValueError` unless `score` is a tensor of the parameter's shape"
-    if isinstance(score, torch.Tensor) and score.shape==o.p.shape: return
+    if isinstance(score, torch.Tensor) and score.shape==local_part(o.p).shape: return
     got = f'has shape {tuple(score.shape)}' if isinstance(score, torch.Tensor) else f'is a {type(score).__name__}'
     raise ValueError(f"{what} for {o.name} {got}, and must be a tensor of the parameter's shape, {tuple(o.p.shape)}")
 
@@ -199,6 +199,7 @@ def layer_counts(
     **extras # More that a distribution may name
 ) -> list: # Live weights of each
     "The counts that a distribution asks for, exact in all, and legal for the structure"
+    if os: sparse_f = storage_of(os[0].p).distribution(sparse_f)
     axes = [axes_of(o.module, o.attr) for o in os]
     fractions = call_with(sparse_f, [o.p for o in os], sparsity, names=[o.name for o in os], axes=axes, structure=structure, **extras)
     counts = live_counts([o.p.numel() for o in os], fractions, sparsity)
@@ -209,7 +210,9 @@ def _given_masks(init, os, structure):
     names = [o.name for o in os]
     if not init: raise ValueError(f"mask_init is {init!r} and holds no mask: give one for some of {', '.join(names)}, or 'random'")
     if unknown := set(init)-set(names): raise ValueError(f"mask_init names {sorted(map(str, unknown))[0]}, and the parameters to choose from are {', '.join(names)}")
-    return [as_mask(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), None, o, structure_of(structure, o)) for o in os]
+    def mask_of(o): return as_mask(storage_of(o.p).mine(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), o.p), None, o, own(o))
+    def own(o): return storage_of(o.p).structure(structure_of(structure, o), o.p)
+    return [mask_of(o) for o in os]
 
 def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     "A mask for each of `os`; `idxs` name the random choices"
@@ -218,8 +221,8 @@ def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     if not callable(f): raise ValueError(f"mask_init is {init!r}, and must be one of {', '.join(map(repr, _inits))}, a function or a dict of masks")
     counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
     def draw(i, o, n):
-        own = structure_of(structure, o)
-        score = call_with(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=own, generator=keyed_generator(seed, i))
+        own = storage_of(o.p).structure(structure_of(structure, o), o.p)
+        score = storage_of(o.p).call(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=own, generator=keyed_generator(seed, i))
         return as_mask(score, n, o, own)
     return [draw(i, o, n) for i,o,n in zip(idxs, os, counts)]
 
@@ -319,9 +322,11 @@ def register_mask(
 ):
     "Register `mask` and its sparsity as buffers, and make dead weights zero"
     m,attr,p = o.module,o.attr,o.p
-    m.register_buffer(f'{attr}_mask', torch.empty_like(p, dtype=torch.bool, requires_grad=False).copy_(mask))
-    m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(mask), device=p.device))
-    if p.numel() and not mask.any(): warn(f"{o.name} is left without live weights")
+    m.register_buffer(f'{attr}_mask', torch.empty_like(p, dtype=torch.bool, requires_grad=False))
+    held = m._buffers[f'{attr}_mask']
+    local_part(held).copy_(mask)
+    m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(held), device=p.device))
+    if p.numel() and not count_live(held): warn(f"{o.name} is left without live weights")
     with torch.no_grad():
         if sparse_init_mode: init_kaiming_normal_sparse_(p.copy_(mask), sparse_mode=sparse_init_mode, axes=axes_of(m, attr))
         zero_dead_(p, m._buffers[f'{attr}_mask'])

@@ -1,0 +1,249 @@
+"Many processes: data parallel and sharded training choose the masks of one process with the joined batch, bit for bit"
+import itertools, os, pytest, subprocess, sys, torch, traceback, warnings
+import torch.distributed as dist
+from datetime import timedelta
+from fastsparse.all import *
+from fastsparse.guards import guard_of,masked_params
+from fastsparse.masks import highest,keyed_generator,local_part,lowest
+from fastsparse.processes import all_but,draw_rows,highest_of,kth_highest,order_keys,OverRanks,Ranks
+from fastsparse.scores import state_tensors
+from fastsparse.structures import as_structure
+from functools import partial
+from hypothesis import given,strategies as st
+from pathlib import Path
+from torch import nn
+
+root = Path(__file__).parent.parent
+
+# --- the choice of the k-th, with ranks that are threads
+
+
+def in_lockstep(n, size, f):
+    "`f(ranks)` on `size` ranks at once, in threads that meet at each message"
+    import threading
+    meet,box,out = threading.Barrier(size),[None]*size,[None]*size
+    class One(Ranks):
+        def __init__(self, rank):
+            super().__init__(n)
+            self.group,self.size,self.rank = None,size,rank
+            self.each = max(-(-n//size), 1)
+            self.first = min(rank*self.each, n)
+            self.rows = min(self.first+self.each, n)-self.first
+        def _tell(self, t, op):
+            box[self.rank] = t
+            self.sent += t.nbytes
+            meet.wait()
+            both = torch.stack(box)
+            res = both.sum(0) if op==dist.ReduceOp.SUM else both.amax(0)
+            meet.wait()
+            return res
+    def run(i):
+        try: out[i] = f(One(i))
+        except Exception as e:
+            out[i] = e
+            meet.abort()
+    ts = [threading.Thread(target=run, args=(i,)) for i in range(size)]
+    for t in ts: t.start()
+    for t in ts: t.join()
+    if bad := [o for o in out if isinstance(o, Exception)]: raise bad[0]
+    return out
+
+def rows_of(t, r): return t[r.first:r.first+r.rows]
+
+numbers = st.sampled_from([0., -0., 1., -1., .5, 1e-45, -3e38, float('inf'), float('-inf'), float('nan'), 2., 1.0000001])
+
+@given(st.lists(st.tuples(numbers, st.booleans()), max_size=24), st.integers(1, 4), st.integers(0, 24), st.sampled_from([torch.float, torch.double, torch.half, torch.bfloat16]))
+def test_choosing_over_ranks_is_choosing(scores, size, k, dtype):
+    "`highest` and `lowest` of one process: ties to the lowest index, NaN last, -0 like 0, and whatever each rank holds"
+    score = torch.tensor([s for s,_ in scores], dtype=torch.double).to(dtype)
+    among = torch.tensor([a for _,a in scores], dtype=torch.bool)
+    k = min(k, int(among.sum()))
+    for one,many in ((highest, highest_of), (lowest, all_but)):
+        got = in_lockstep(len(score), size, lambda r: many(rows_of(score, r), k, rows_of(among, r), r)+r.first)
+        assert torch.equal(torch.cat(got), one(score, k, among))
+
+@pytest.mark.parametrize('dtype,most', [(torch.float, 10_000), (torch.double, 20_000)])
+def test_bytes_of_a_choice(dtype, most):
+    "A few kilobytes, whatever the number of weights"
+    score = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    def f(r): return highest_of(rows_of(score, r), 20_000, torch.ones(r.rows, dtype=torch.bool), r),r.sent
+    got = in_lockstep(len(score), 2, f)
+    assert all(sent<most for _,sent in got) and len(got[0][0])+len(got[1][0])==20_000
+
+def test_draws_by_index():
+    "A rank's part of a draw is the whole's, with pieces that cut rows"
+    for shape,size in (((7,3),3), ((2,5),4), ((9,),2)):
+        whole = torch.rand(shape, generator=keyed_generator(1, 2, 3))
+        got = in_lockstep(shape[0], size, lambda r: draw_rows(shape, r, keyed_generator(1, 2, 3), piece=4))
+        assert torch.equal(torch.cat(got), whole)
+
+structures = ['unstructured', '2:4', '2:4 axis 0', '2:4 flat', '2:5 pad', 'transposable 2:4', 'block 4x2', 'block 2x1 max', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'output groups 4']
+
+@pytest.mark.parametrize('text', structures)
+@pytest.mark.parametrize('size', [2,4,5])
+def test_structures_over_ranks(text, size):
+    "Starting masks, moves, and drops without growth are those of one process, in all structures whose groups lie in a rank"
+    s,shape = as_structure(text),(16,8,2) if text in ('kernels',) else (16,8)
+    g = torch.Generator().manual_seed(0)
+    ok = True
+    for k in range(12):
+        score,grow = [torch.randn(shape, generator=g).mul(4).round().div(4) for _ in range(2)]
+        n = s.count(shape, 64 if s.sparsity is None else round((1-s.sparsity)*score.numel()))
+        def f(r):
+            o = OverRanks(s, shape, r)
+            mask = o.top(rows_of(score, r), n)
+            assert o.legal(mask)
+            out = [mask]
+            for to,drop,up in ((n, 9, True), (n, 0, True), (s.count(shape, n//2) if s.sparsity is None else n, 17, True), (n, n//4 if s.sparsity is None else 0, False)):
+                if not up and 'transposable' in text: continue
+                moved = o.move(mask, lambda: rows_of(grow, r), (lambda stay: rows_of(score, r)*~stay) if up else None, drop, to)
+                out += [torch.zeros_like(mask).view(-1).index_fill_(0, p, True).view_as(mask) for p in moved]
+            return out
+        try: got = in_lockstep(shape[0], size, f)
+        except ValueError as e:
+            assert 'more than one of' in str(e) and size==5 or text in ('2:4 axis 0','output groups 4') and 'more than one of' in str(e)
+            return
+        mask = s.top(score, n)
+        want = [mask]
+        for to,drop,up in ((n, 9, True), (n, 0, True), (s.count(shape, n//2) if s.sparsity is None else n, 17, True), (n, n//4 if s.sparsity is None else 0, False)):
+            if not up and 'transposable' in text: continue
+            moved = s.move(mask, lambda: grow, (lambda stay: score*~stay) if up else None, drop, to)
+            want += [torch.zeros_like(mask).view(-1).index_fill_(0, p, True).view_as(mask) for p in moved]
+        for a,parts in zip(want, zip(*got)): assert torch.equal(a, torch.cat(parts))
+
+@pytest.mark.parametrize('text', ['input channels', 'input groups 2', 'block 4x3 pad'])
+def test_groups_that_ranks_share_are_refused(text):
+    "By name, with the way out"
+    with pytest.raises(ValueError, match="groups that lie in more than one of 2 ranks"): in_lockstep(16, 2, lambda r: OverRanks(as_structure(text), (16,8), r))
+
+# --- runs on one process and on many
+
+def dense(first=6):
+    "A small model whose rows fall unevenly on ranks"
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(first,12), nn.Tanh(), nn.Linear(12,8), nn.Tanh(), nn.Linear(8,3)).double()
+
+def batch(t, first=6):
+    g = torch.Generator().manual_seed(t)
+    n = 21 if t%5==4 else 32  # the last of an epoch is smaller
+    return torch.randn(n, first, generator=g).double(),torch.randn(n, 3, generator=g).double()
+
+opts = dict(sgd=partial(torch.optim.SGD, lr=.1, momentum=.9), adam=partial(torch.optim.Adam, lr=.02), adamw=partial(torch.optim.AdamW, lr=.02, weight_decay=.1),
+    adamax=partial(torch.optim.Adamax, lr=.01), plain=partial(torch.optim.SGD, lr=.1), zero=None)
+
+every = dict(batches_per_update=4)
+cases = dict(Static=dict(settings=Static_presets), SET=dict(settings=SET_presets(**every)), SNFS=dict(settings=SNFS_presets(**every)),
+    RigL=dict(settings=RigL_presets(**every)), ITOP=dict(settings=ITOP_presets(**every), opt='adam'), GMP=dict(settings=GMP_presets(**every, sparsity=.7)),
+    GraNet=dict(settings=GraNet_presets(**every, sparsity=.7)), MEST=dict(settings=MEST_presets), SoftMEST=dict(settings=SoftMEST_presets(sparsity=.7)),
+    SRigL=dict(settings=SRigL_presets(**every), structure='fan-in ablate 0.3'), ACDC=dict(settings=ACDC_presets(sparsity=.7), opt='adam'),
+    DSD=dict(settings=DSD_presets(sparsity=.6)), CHT=dict(settings=CHT_presets(updates=FreqSchedule(5, start=5)), sharded=False))
+more = dict(blocks=dict(settings=RigL_presets(**every, structure='block 1x2'), structure='block 1x2', opt='adam'),
+    fan_in=dict(settings=RigL_presets(**every, structure='fan-in', redistribute_f=gradient_redistribution), structure='fan-in'),
+    groups=dict(settings=SNFS_presets(**every, structure='1:2'), structure='1:2', sparsity=.5),
+    fisher=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=MeanGradient(3)), opt='adamw'),
+    global_fast=dict(settings=RigL_presets(**every, sparsity=LinearSchedule(.3, .02), sparse_f=global_sparsity), opt='plain'),
+    accumulated=dict(settings=RigL_presets(**every), pieces=2), adamax=dict(settings=RigL_presets(**every), opt='adamax'),
+    magnitude=dict(settings=RigL_presets(**every), mask_init='magnitude', sparse_f='erk'), values=dict(settings=SET_presets(**every, grow_init_f=.01)))
+
+def shard(m):
+    "As FSDP2 is meant to be used: layers, and then the root"
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(m[0])
+    return fully_shard(m)
+
+def started(case, kind, seed=0):
+    "Model, what trains it, optimizer and engine; `kind` is one, ddp, before (masks before shards) or after"
+    m,how = dense(),cases[case] if case in cases else more[case]
+    settings = dict(how['settings'])
+    masks = not settings.get('sparsity') or isinstance(settings['sparsity'], Schedule)
+    if kind=='after': shard(m)
+    if masks: sparsify_model(m, how.get('sparsity', .6), how.get('sparse_f', 'uniform'), seed=seed, structure=how.get('structure'), mask_init=how.get('mask_init', 'random'))
+    if kind=='before': shard(m)
+    net = nn.parallel.DistributedDataParallel(m) if kind=='ddp' else m
+    opt = opts[how.get('opt', 'sgd')](m.parameters())
+    return m,net,opt,DynamicSparseTraining(m, opt, 30, seed=seed, **settings)
+
+def full(t): return (t.full_tensor() if hasattr(t, 'full_tensor') else t).detach().clone()
+
+def steps(m, net, opt, dst, ts, rank=0, world=1, pieces=1):
+    "Train, and show the masks after each step; dead weights and their state are looked at in each rank's own rows"
+    seen = []
+    for t in ts:
+        opt.zero_grad()
+        xb,yb = batch(t)
+        for i in range(pieces):
+            if hasattr(net, 'set_requires_gradient_sync'): net.set_requires_gradient_sync(i==pieces-1)
+            at = slice(i*world+rank, None, pieces*world)
+            loss = (net(xb[at])-yb[at]).square().sum()/(3*len(xb))*world
+            if isinstance(net, nn.parallel.DistributedDataParallel) and i<pieces-1:
+                with net.no_sync(): loss.backward()
+            else: loss.backward()
+        nn.utils.clip_grad_norm_(m.parameters(), 1.)
+        opt.step()
+        for o in masked_params(m):
+            dead = ~local_part(o.mask)
+            history = guard_of(o.p).dense_history
+            for t in [o.p.detach(), *(state_tensors(opt, o.p) if not history else [])]: assert not local_part(t)[dead].any(), o.name
+        seen.append([full(o.mask) for o in masked_params(m)])
+    return seen
+
+def result(m, opt, dst, seen):
+    weights = {k:full(v) for k,v in m.named_parameters()}
+    state = dst.state_dict()
+    return dict(seen=seen, weights=weights, updates=dst.n_updates, live=[s.live for s in dst.slots], checksums=[o['masked'] for o in state['slots']])
+
+def one_process(case):
+    "The run that all others must equal"
+    parts = started(case, 'one')
+    how = cases.get(case) or more[case]
+    return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), pieces=how.get('pieces', 1)))
+
+def assert_same(many, one, what):
+    "Equal masks at each step, and weights up to the order of sums"
+    for t,(a,b) in enumerate(zip(many['seen'], one['seen'])): assert all(map(torch.equal, a, b)), f'{what}: masks differ at step {t}'
+    assert len(many['seen'])==len(one['seen']) and all(many[k]==one[k] for k in ('updates','live','checksums')), what
+    assert all(torch.allclose(v, one['weights'][k], atol=1e-9) for k,v in many['weights'].items()), what
+
+def meet(rank, folder, world, jobs):
+    "One rank: all jobs, each written to a file; the first that fails ends it"
+    torch.set_num_threads(1)
+    warnings.simplefilter('ignore')
+    dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    for name,f,args in jobs:
+        torch.manual_seed(1000+rank)  # ranks draw different numbers, and must agree all the same
+        torch.save(f(rank, world, *args), f'{folder}/{name}.{rank}.pt')
+    dist.destroy_process_group()
+
+def on_ranks(folder, world, jobs):
+    "What `f(rank, world, *args)` returned on each of `world` processes, for each job `(name, f, args)`"
+    torch.multiprocessing.spawn(meet, (str(folder), world, jobs), nprocs=world)
+    return {name:[torch.load(folder/f'{name}.{r}.pt', weights_only=False) for r in range(world)] for name,*_ in jobs}
+
+def whole_run(rank, world, case, kind):
+    how = cases.get(case) or more[case]
+    parts = started(case, kind)
+    return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), rank, world, how.get('pieces', 1)))
+
+def compare(folder, world, pairs):
+    got = on_ranks(folder, world, [(f'{case}-{kind}', whole_run, (case, kind)) for case,kind in pairs])
+    for case,kind in pairs:
+        one = one_process(case)
+        assert one['updates']>2 or case in ('Static','DSD'), case
+        for r in range(world): assert_same(got[f'{case}-{kind}'][r], one, f'{case} {kind} on rank {r} of {world}')
+
+def test_two_ranks_choose_as_one(tmp_path):
+    "RigL by data parallel and by shards, masks made before and after sharding"
+    compare(tmp_path, 2, [('RigL','ddp'), ('RigL','before'), ('SET','after')])
+
+@pytest.mark.full
+@pytest.mark.parametrize('world', [2,4])
+def test_data_parallel_with_every_preset(tmp_path, world):
+    "Equal masks on all ranks, and those of one process with the joined batch, with a smaller last batch"
+    compare(tmp_path, world, [(c,'ddp') for c in (*cases, *more)])
+
+@pytest.mark.full
+@pytest.mark.parametrize('world', [2,4])
+@pytest.mark.parametrize('kind', ['before','after'])
+def test_shards_with_every_preset(tmp_path, world, kind):
+    "The same with FSDP2, where ranks may own fewer rows, or none"
+    compare(tmp_path, world, [(c,kind) for c in (*cases, *more) if (cases.get(c) or more[c]).get('sharded', True)])
