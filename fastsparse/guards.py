@@ -7,6 +7,7 @@ __all__ = ['sparse_params', 'apply_masks']
 
 # %% ../nbs/03b_guards.ipynb #7f5de569
 import sys,torch,weakref,zlib
+from collections import OrderedDict
 from fastcore.basics import *
 from fastsparse.masks import local_part,put_,sparsity_from_tensor,zero_dead_
 from fastsparse.scores import base_opt,call_with,grad_history,slow_weights,state_tensors
@@ -14,6 +15,7 @@ from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from typing import NamedTuple
 
 # %% ../nbs/03b_guards.ipynb #c46665a8
@@ -409,10 +411,97 @@ def guard(
     return storage_of(o.p).guard(o) if own is None else own(o.attr)
 
 # %% ../nbs/03b_guards.ipynb #0e07e237
+class _Unwritten(TorchFunctionMode):
+    "Inside, `copy_` writes nothing, and raises what it would"
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        if f is not torch.Tensor.copy_: return f(*args, **(kwargs or {}))
+        to,t = args[:2]
+        if t.is_meta and not to.is_meta: raise ValueError('the file holds no values for it, only its shape')
+        if type(to) in (torch.Tensor, nn.Parameter): torch.empty_like(to, device='meta').copy_(t.to('meta'))
+        return to
+
+def _trial(m, state, prefix, every, found):
+    "Go through `m` and its children as a load does"
+    about = {k:v for k,v in every.get(prefix[:-1], {}).items() if k!='assign_to_params_buffers'}
+    extra = vars(m).get('set_extra_state')
+    vars(m)['set_extra_state'] = lambda state: None
+    try: m._load_from_state_dict(state, prefix, about, True, *found)
+    finally:
+        del vars(m)['set_extra_state']
+        if extra is not None: vars(m)['set_extra_state'] = extra
+    for name,child in m._modules.items():
+        inside = f'{prefix}{name}.'
+        if child is not None: _trial(child, {k:v for k,v in state.items() if k.startswith(inside)}, inside, every, found)
+
+def trial_load(
+    module:nn.Module, # The module that loads
+    state:dict, # A state dict
+    prefix='', # What the names of its tensors begin with
+) -> tuple: # Names that are missing, names that are unexpected, and errors; nothing is written
+    "What a load would find"
+    found,copied = ([],[],[]),OrderedDict(state)
+    with _Unwritten(), torch.no_grad(): _trial(module, copied, prefix, getattr(state, '_metadata', None) or {}, found)
+    return found
+
+# %% ../nbs/03b_guards.ipynb #5f632fd4
+def _how_loaded():
+    "`strict` and `assign` of the load that runs"
+    f = sys._getframe(1)
+    while f is not None and not (f.f_code.co_name=='load_state_dict' and 'strict' in f.f_locals): f = f.f_back
+    return (False,False) if f is None else (f.f_locals['strict'],f.f_locals.get('assign', False))
+
+def _refuse_load(module, found, strict):
+    "Raise torch's error, if it would"
+    missing,unexpected,errors = found
+    names = lambda ns: ', '.join(f'"{n}"' for n in ns)
+    if strict and unexpected: errors = [f'Unexpected key(s) in state_dict: {names(unexpected)}. ', *errors]
+    if strict and missing: errors = [f'Missing key(s) in state_dict: {names(missing)}. ', *errors]
+    lines = '\n\t'.join(errors)
+    if errors: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, which is as it was:\n\t{lines}")
+
+# %% ../nbs/03b_guards.ipynb #38dadbca
+def _owner(h):
+    "Whose method a hook is; the hook itself if it is none"
+    h = getattr(h, 'hook', h)  # torch wraps some
+    return getattr(h, '__self__', h)
+
+def _is_of(hook, h): return _owner(h) is hook
+
+def _alters_keys(module):
+    "Does a hook after the load answer for what is missing?"
+    return any(not isinstance(_owner(h), Enforcement) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
+
+def _with_masks(module): return (m for m in module.modules() if any(k.endswith('_mask') and k.removesuffix('_mask') in m._parameters for k in m._buffers))
+
+# %% ../nbs/03b_guards.ipynb #ce1cb5ff
+dense_ways = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; fastsparse.methods.rewind(model, state) keeps the masks on purpose, and drops these values")
+
+def _check_file_mask(name, mask):
+    if not isinstance(mask, torch.Tensor) or mask.dtype==torch.bool: return
+    way = 'load unpack_masks(state)' if mask.dtype==torch.uint8 else 'load mask.bool()'
+    raise ValueError(f"{name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be one of bool, which is True where a weight lives: {way}")
+
+def check_masks_of_load(
+    os:list, # `Masked` parameters
+    names:dict, # A parameter's id → its names in the file
+    state:dict, # A state dict
+    prefix='', # What its names begin with
+):
+    "A `ValueError` if masks aren't bools, or if weights come without their masks and would be lost"
+    for o in os:
+        own = f'{prefix}{o.name}_mask'
+        if own in state and o.mask.dtype==torch.bool: _check_file_mask(own, state[own])
+        for n in names.get(id(o.p), [o.name]):
+            t = state.get(f'{prefix}{n}')
+            if own in state or not isinstance(t, torch.Tensor) or t.shape!=o.mask.shape or t.is_meta: continue
+            n_lost = int((t.detach().ne(0)&~o.mask.to(t.device)).sum())
+            if n_lost: raise ValueError(f"{prefix}{n} comes without its mask, {o.name}_mask, and {n_lost} of its values that are not zero would be lost, where weights are dead in this model: {dense_ways}")
+
+# %% ../nbs/03b_guards.ipynb #6a3c49be
 class Enforcement:
     "A forward pre-hook on the root of a model, and the guards of its masked parameters"
     armed = weakref.WeakSet()
-    def __init__(self): self.guards,self.root,self.kind,self.claims = [],None,None,[]
+    def __init__(self): self.guards,self.root,self.kind,self.claims,self.trying = [],None,None,[],False
     def __reduce__(self): return Enforcement,()
 
     def __call__(self, module, args):
@@ -424,6 +513,19 @@ class Enforcement:
         if not _wrapped: _listen()
         if any([g.check() for g in self.guards]): self.arm(module)
 
+    def check_load(self, module, state, prefix, *args):
+        "Refuse a load before anything is written; asked of each module with masks, it answers for the one that loads, and for its own root"
+        if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
+        self.trying,(strict,assign) = True,_how_loaded()
+        try:
+            names = {}
+            for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+            os = [o for o in masked_params(module) if self.claimed(o) and f'{o.attr}_sparsifier' not in o.module._modules]
+            check_masks_of_load(os, names, state, prefix)
+            if assign: return
+            _refuse_load(module, trial_load(module, state, prefix), strict and not _alters_keys(module))
+        finally: self.trying = False
+
     def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
 
     def arm(self, model):
@@ -432,6 +534,13 @@ class Enforcement:
         for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
         self.root,self.kind,self.guards = weakref.ref(model),type(model),[guard(o) for o in masked_params(model) if self.claimed(o)]
         self.armed.add(self)
+        self.hear_loads(model)
+
+    def hear_loads(self, model):
+        "Listen for loads into `model` and into parts of it that hold masks"
+        for m in model.modules():
+            if any(_is_of(self, h) for h in m._load_state_dict_pre_hooks.values()) or next(_with_masks(m), None) is None: continue
+            m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
 
     def remove(self):
         "End enforcement; masks, buffers and zeros stay"
@@ -466,16 +575,15 @@ def enforcements(
     model:nn.Module, # Any module
 ) -> list: # The `Enforcement`s on it and on its submodules
     "Who enforces the masks of `model`"
-    return [h for m in model.modules() for h in m._forward_pre_hooks.values() if isinstance(h, Enforcement)]
-
-def _is_of(hook, h): return h is hook or getattr(h, '__self__', None) is hook
+    hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values())]
+    return list({id(h):h for h in map(_owner, hooks) if isinstance(h, Enforcement)}.values())
 
 def unhook(
     model:nn.Module, # A module
     hook:Enforcement, # Its enforcement
 ):
-    "Take the hook off"
-    for hooks in (model._forward_pre_hooks, model._load_state_dict_post_hooks):
+    "Take the hook off `model` and its parts"
+    for hooks in (o for m in model.modules() for o in (m._forward_pre_hooks, m._load_state_dict_post_hooks, m._load_state_dict_pre_hooks)):
         for k in [k for k,h in hooks.items() if _is_of(hook, h)]: del hooks[k]
 
 # %% ../nbs/03b_guards.ipynb #f7fa77f4

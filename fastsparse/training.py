@@ -14,12 +14,12 @@ from fastcore.meta import delegates
 from fastsparse.declared import needs_of
 from fastsparse.files import uninterrupted
 from functools import partial
-from fastsparse.masks import count_live,keyed_generator,live_places,n_live,put_
+from fastsparse.masks import count_live,keyed_generator,live_places,local_part,n_live,put_
 from fastsparse.parts import check_integer,check_sparsity,dense_batches,find_method,Method,Run
 from fastsparse.patterns import assign,read_rules
 from fastsparse.schedules import Interval,min_max_end,update_due
 from fastsparse.scores import base_opt,call_with,grad_history,wants
-from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,renew_params
+from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,renew_params,storage_of,stored
 from fastsparse.sharing import legal_counts,regrow_counts,whole_up
 from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,show_sparsity
 from fastsparse.sparsify import starting_masks,structure_of
@@ -37,7 +37,7 @@ class Slot:
         self.budget = None  # what `live` was to be, where the structure made it another number
 
     @property
-    def o(self): return self._o._replace(p=getattr(self._o.module, self._o.attr))
+    def o(self): return self._o._replace(p=stored(self._o.module, self._o.attr))
 
     @property
     def guard(self):
@@ -66,7 +66,7 @@ class Slot:
     @property
     def shape(self): return self._o.shape
     @property
-    def structure(self): return structure_of(self.method.structure, self._o)
+    def structure(self): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
 
     def legal(self, n):
         "The count next to `n` that the structure allows"
@@ -107,15 +107,17 @@ class Move(NamedTuple):
 @patch
 def write(self:Slot, move, opt):
     "Write `move` into mask, weight and optimizer state. Returns the places that are new"
-    new = move.grown[~self.mask.take(move.grown)]
+    mine = local_part(self.mask)
+    new = move.grown[~mine.take(move.grown)]
     put_(put_(self.mask, move.dropped, False), move.grown, True)
-    gone = move.dropped[~self.mask.take(move.dropped)]
+    gone = move.dropped[~mine.take(move.dropped)]
     self.guard.move(gone, new, opt, move.start)
-    self.live = self.live-len(move.dropped)+len(move.grown)
+    n_dropped,n_grown,*last_update = storage_of(self.p).total(self.p, *map(len, (move.dropped, move.grown, gone, new)))
+    self.live = self.live-n_dropped+n_grown
     self.target,self.budget = self.live,move.budget
     show_sparsity(self.o._replace(mask=self.mask))
     self.guard.note()
-    self.guard.grad_stamp,self.seen,self.last_update = None,self._stamp(),(len(gone),len(new))
+    self.guard.grad_stamp,self.seen,self.last_update = None,self._stamp(),tuple(last_update)
     if self.n and not self.live: warn(f"{self.o.name} is left without live weights")
     return new
 
@@ -227,10 +229,13 @@ def _check_model(self:SparseEngine, pairs):
     for m,os in runs:
         fitting(m.structure, os, self._final_sparsity(m) if self.dense else 0)
         for o in os: self._check_state(m, o.p)
-        bad = None if self.dense else first(o for o in os if not (o.mask.all() or structure_of(m.structure, o).legal(o.mask)))
+        bad = None if self.dense else first(o for o in os if not (self._legal(m, o) or count_live(o.mask)==o.p.numel()))
         if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
         self._check_path(m, os)
     return runs
+
+@patch
+def _legal(self:SparseEngine, m, o): return storage_of(o.p).structure(structure_of(m.structure, o), o.p).legal(o.mask)
 
 @patch
 def _check_held(self:SparseEngine, os):
@@ -258,7 +263,8 @@ def _check_path(self:SparseEngine, m, os):
 # %% ../nbs/05_training.ipynb #c9ff88f7
 @patch
 def _check_state(self:SparseEngine, m, p):
-    "A `ValueError` if `grow_state_f`, or a number of live weights that changes, can't work with how `p` and its state are stored"
+    "A `ValueError` if the method can't work with how `p` and its state are stored"
+    storage_of(p).serves(p, m)
     if m.grow_state_f and not getattr(guard_of(p), 'dense_state', True):
         raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute, or store_dense(model)")
     if getattr(guard_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
@@ -330,7 +336,7 @@ def _targets(self:SparseEngine, m, t):
 def _ranks(self:SparseEngine, m, slots, t):
     "Keep scores for a distribution that compares weights across layers; dead ones come last"
     scores = [self._score(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1)) for s in slots]
-    return [(score if score.dtype==torch.double else score.float()).masked_fill(~s.mask, -math.inf) for s,score in zip(slots, scores)]
+    return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf) for s,score in zip(slots, scores)]
 
 @patch
 def _moves(self:SparseEngine, s, target, f):
@@ -455,7 +461,8 @@ def _finite(self:SparseEngine):
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = [p.grad for g in base.param_groups for p in g['params'] if p.grad is not None]
     values = [g.coalesce().values() if g.is_sparse else torch.view_as_real(g) if g.is_complex() else g for g in grads]
-    return all(torch.stack(g.aminmax()).isfinite().all() for g in values if g.numel())
+    finite = all(torch.stack(local_part(g).aminmax()).isfinite().all() for g in values if local_part(g).numel())
+    return not any(storage_of(self.slots[0].p).total(self.slots[0].p, int(not finite))) if self.slots else finite
 
 # %% ../nbs/05_training.ipynb #61ec3f0e
 @patch(as_prop=True)
@@ -553,7 +560,7 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
     memo = s.memos.get(c.name) if c else None
     history = c.value(memo) if memo else torch.zeros_like(s.p) if c else None
     with _gradient_hidden(f, s):
-        return call_with(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator,
+        return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator,
             history=history, initial=s.initial, n_updates=s.method.n_updates,
             n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
@@ -584,7 +591,7 @@ class _Scorer:
         parts = self.s.guard.parts(self.needs.reads_grad)
         rows,p = next(parts)
         score = self._checked(mask, p)
-        if score.shape==self.s.p.shape: return score
+        if score.shape==local_part(self.s.p).shape: return score
         whole = score.new_empty(self.s.p.shape)
         whole[rows] = score
         del p,score  # before the next ones are made
@@ -705,7 +712,7 @@ def _start(self:SparseEngine, m, move):
     if m.grow_init_f is None: return None
     if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
     g = keyed_generator(self.seed, s.index, -self.n_updates-1)
-    start = call_with(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
+    start = storage_of(s.p).call(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
     check_score(start, s.o, 'a start')
     return start
 
@@ -713,7 +720,7 @@ def _start(self:SparseEngine, m, move):
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), masked=mask_sum(s.mask),
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), masked=storage_of(s.p).checksum(s.mask),
         memos=s.memos, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
@@ -737,10 +744,6 @@ def load_state_dict(self:SparseEngine,
 _schema = 1
 _tensors = 'memos','initial','notes'  # what may hold tensors, and is left out of the checksum
 
-def mask_sum(mask):
-    "A checksum of a mask"
-    return zlib.crc32(mask.detach().cpu().contiguous().numpy().tobytes())
-
 def _checksum(state):
     "A checksum of all that is a number or a text"
     plain = {k:state[k] for k in ('schema','seed','n_updates','last_t','n_steps','methods')}
@@ -761,7 +764,7 @@ def check_state(self:SparseEngine, state):
     if state['n_steps']!=self.n_steps: raise ValueError(f"the state is of a run of {state['n_steps']} steps, and this one has {self.n_steps}: train as long as the run that was saved, in all")
     if state['checksum']!=_checksum(state): raise ValueError("the state was changed after it was saved: its checksum doesn't fit")
     for s,o in zip(self.slots, state['slots']):
-        if o['masked']!=mask_sum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
+        if o['masked']!=storage_of(s.p).checksum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
 
 def _check_settings(mine, theirs):
     bad = first(k for k in {**mine, **theirs} if mine.get(k)!=theirs.get(k) and k!='mask_init')

@@ -1,6 +1,7 @@
 "Keeping dead weights dead: what is hooked when, and how a weight that is stored in another way takes part"
 import copy, pickle, pytest, subprocess, sys, torch
 from fastsparse.all import *
+from fastsparse.methods import rewind
 from fastsparse.guards import enforce_masks,enforcements,Guard,guard_of,masked_params,set_guard
 from helpers import *
 from torch import nn
@@ -70,6 +71,133 @@ def test_load_is_followed_by_a_look():
     c = pickle.loads(pickle.dumps(copy.deepcopy(m)))
     c.load_state_dict({**c.state_dict(), **dense})
     assert_dead(c)
+
+# --- loads
+
+def state_of(model): return {k:v.clone() for k,v in model.state_dict().items()}
+
+def same_state(a, b): return a.keys()==b.keys() and all(a[k].dtype==b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+class _Renames(nn.Module):
+    "Takes the names of an older version"
+    def __init__(self):
+        super().__init__()
+        self.new = nn.Linear(6,6)
+    def forward(self, x): return self.new(x)
+    def _load_from_state_dict(self, state, prefix, *args):
+        for k in [k for k in state if k.startswith(f'{prefix}old.')]: state[k.replace('old.', 'new.')] = state.pop(k)
+        super()._load_from_state_dict(state, prefix, *args)
+
+class _Extra(nn.Module):
+    "Has state that is no tensor"
+    n = 0
+    def get_extra_state(self): return self.n
+    def set_extra_state(self, n): self.n = n
+    def forward(self, x): return x
+
+def loadable(seed=0, sparsity=.5):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6,8), nn.BatchNorm1d(8), _Extra(), nn.Linear(8,6), nn.Sequential(_Renames(), nn.Linear(6,2)))
+    sparsify_model(model, sparsity, seed=seed)
+    return model
+
+def without(*names): return lambda state: {k:v for k,v in state.items() if k not in names}
+
+both,bad_loads = (True,False),{}  # kind → what spoils a state dict, the error, and for which `strict`
+bad_loads['shape'] = lambda s: {**s, '4.1.bias':torch.zeros(3)}, 'size mismatch for 4.1.bias', both
+bad_loads['mask_shape'] = lambda s: {**s, '3.weight_mask':torch.ones(3,3).bool()}, 'size mismatch for 3.weight_mask', both
+bad_loads['missing'] = without('4.1.bias'), 'Missing.*4.1.bias', (True,)
+bad_loads['unexpected'] = lambda s: {**s, '4.2.bias':torch.zeros(2)}, 'Unexpected.*4.2.bias', (True,)
+bad_loads['no_tensor'] = lambda s: {**s, '4.1.bias':[1.,2.]}, "parameter named .4.1.bias", both
+bad_loads['no_values'] = lambda s: {**s, '4.1.bias':torch.zeros(2, device='meta')}, 'no values', both
+bad_loads['float_mask'] = lambda s: {**s, '4.1.weight_mask':s['4.1.weight_mask'].float()*.5}, '4.1.weight_mask .* float32.* must be one of bool', both
+bad_loads['nan_mask'] = lambda s: {**s, '3.weight_mask':torch.full((6,8), torch.nan)}, '3.weight_mask .* must be one of bool', both
+bad_loads['packed'] = pack_masks, 'of uint8.*unpack_masks', both
+bad_loads['no_mask'] = lambda s: {**without('4.1.weight_mask','4.1.weight_sparsity')(s), '4.1.weight':torch.ones(2,6)}, '4.1.weight comes without its mask.*6 of its values.*prune_magnitude.*rewind', both
+bad_loads['other_model'] = lambda s: mlp().state_dict(), 'Missing|Unexpected|size mismatch|0.weight comes without', both
+
+@pytest.mark.parametrize('strict', [True,False])
+@pytest.mark.parametrize('kind', bad_loads)
+def test_a_refused_load_leaves_the_model_as_it_was(kind, strict):
+    "Law 10, bit for bit: what lies before the error in the file isn't written, extra state neither"
+    spoil,message,refused = bad_loads[kind]
+    if strict not in refused: return
+    model,other = loadable(0),loadable(1)
+    other[2].n = 7
+    before = state_of_all(model)
+    state = spoil(other.state_dict())
+    with pytest.raises((RuntimeError,ValueError), match=message): model.load_state_dict(state, strict=strict)
+    assert same_state(before, state_of_all(model)) and model[2].n==0
+
+def state_of_all(model): return {k:v.clone() for k,v in (*model.named_parameters(), *model.named_buffers())}
+
+def test_good_loads_pass():
+    "With masks, with other names, with assign=True, unstrict, into a part, of a copy, behind a wrapper"
+    other = loadable(1)
+    other[2].n = 7
+    state = other.state_dict()
+    old = {k.replace('.new.', '.old.'):v for k,v in state.items()}
+    x = torch.randn(4,6)
+    other.eval()
+    for make in (loadable, lambda: copy.deepcopy(loadable()), lambda: pickle.loads(pickle.dumps(loadable()))):
+        for given,kw in ((state,{}), (old,{}), (state,dict(assign=True)), ({**state, 'more':torch.ones(1)},dict(strict=False))):
+            model = make().eval()
+            model.load_state_dict(given, **kw)
+            assert torch.equal(model(x), other(x)) and model[2].n==7
+    wrapped = nn.Sequential(nn.Linear(6,6), loadable())
+    wrapped.load_state_dict({**wrapped.state_dict(), **{f'1.{k}':v for k,v in state.items()}})
+    assert torch.equal(wrapped[1].eval()(x), other(x))
+
+def test_a_part_checks_its_own_load():
+    "A module inside a sparsified model refuses as the whole does, and a wrapper's load reaches the model's own check"
+    model = loadable()
+    part,before = model[4],state_of_all(model)
+    dense = nn.Linear(6,2)
+    state = {**part.state_dict(), '1.bias':torch.zeros(5)}
+    with pytest.raises(RuntimeError, match='size mismatch for 1.bias'): part.load_state_dict(state)
+    with pytest.raises(ValueError, match='weight comes without its mask'): part[1].load_state_dict(dense.state_dict(), strict=False)
+    wrapped = nn.ModuleDict(dict(module=model))
+    with pytest.raises(ValueError, match='module.4.1.weight comes without its mask'): wrapped.load_state_dict({f'module.4.1.{k}':v for k,v in dense.state_dict().items()}, strict=False)
+    assert same_state(before, state_of_all(model))
+
+def test_zeros_need_no_mask():
+    "Weights that obey the masks are loaded without them, and so is a file that leaves weights out"
+    model = loadable()
+    w = torch.randn(2,6)*model[4][1].weight_mask
+    model.load_state_dict({'4.1.weight':w, '4.1.bias':torch.ones(2)}, strict=False)
+    assert torch.equal(model[4][1].weight, w)
+    model.load_state_dict({'4.1.bias':torch.zeros(2)}, strict=False)
+    assert torch.equal(model[4][1].weight, w) and not model[4][1].bias.any()
+
+def test_rewind_keeps_masks_on_purpose():
+    "It is the way that the refusal names"
+    model = mlp()
+    dense = copy.deepcopy(model.state_dict())
+    sparsify_model(model, .5, seed=0)
+    with torch.no_grad():
+        for p in model.parameters(): p.mul_(2)
+    rewind(model, dense)
+    for o in masked_params(model): assert torch.equal(o.p, torch.where(o.mask, dense[o.name], 0.))
+
+def test_after_enforcement_a_load_is_torchs_own():
+    "`remove` and `unsparsify` leave no hook anywhere, also in a part that was taken out"
+    for end in (lambda m,h: h.remove(), lambda m,h: unsparsify(m)):
+        model = mlp()
+        end(model, sparsify_model(model, .5, seed=0))
+        assert not any(m._load_state_dict_pre_hooks or m._load_state_dict_post_hooks or m._forward_pre_hooks for m in model.modules())
+    model = loadable()
+    part = model[4]
+    unsparsify(part)
+    assert not any(m._load_state_dict_pre_hooks for m in part.modules()) and model[0]._load_state_dict_pre_hooks
+
+def test_a_load_copies_no_model():
+    "What a refused load takes beside the model is less than a tenth of it"
+    model = nn.Sequential(*[nn.Linear(256,256) for _ in range(20)])
+    sparsify_model(model, .5, seed=0)
+    state = {**model.state_dict(), '19.bias':torch.zeros(3)}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as prof:
+        with pytest.raises(RuntimeError): model.load_state_dict(state)
+    assert sum(max(e.cpu_memory_usage, 0) for e in prof.events())<.1*sum(p.nbytes for p in model.parameters())
 
 def test_compiled_step():
     "`torch.compile` of an optimizer's step doesn't stumble over guards"
