@@ -490,12 +490,13 @@ def export_sparse(
         tuple: The module, `Learner` or path, and an `ExportReport`
 
     Raises:
-        ValueError: sparsity ... must lie in (0,1): the fraction of weights that is dead, e.g. 0.9
-        ValueError: seeds is ..., and must be 1 or more
-        ValueError: ... ... is unknown; choose from ...
-        ValueError: sample is ..., and must be a batch: a tensor with a row or more, or a tuple that starts with one
-        ValueError: sample holds ..., and must hold tensors, numbers or None: pass torch.as_tensor(...)
-        ValueError: path is ..., and the folder ... is not there: make it first
+        ValueError: format is ..., and must be one of ...
+        ValueError: the model has no masks: call sparsify_model(model, 0.9) first
+        ValueError: sample is missing: pass a batch of inputs to measure with
+        ValueError: path is missing: the format ... writes a file
+        ValueError: batch_sizes is ..., and must be a list of whole numbers above 0, or None for the sample's
+        ValueError: the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float()
+            on model and sample
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
