@@ -39,12 +39,16 @@ docs: $(READY) ## README.md, and the site in docs/_build/html
 notebooks: $(READY) ## open the notebooks in Jupyter
 	jupyter notebook --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: $(READY) ## time sparse training against dense training, and against its peers where they can be installed
+bench: $(READY) ## time sparse training against dense training and its peers, where they can be installed, and compare methods in short
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
+	python -m fastsparse.leaderboard --quick
 
-leaderboard: $(READY) ## train with every method at equal FLOPs, and write the table
+leaderboard: $(READY) ## train with every method and its peers at equal FLOPs and at equal steps, hours: it can be stopped, and goes on
+	uv pip install -q -e '.[bench]'
 	python -m fastsparse.leaderboard
+	python -m fastsparse.leaderboard --study sensitivity
+	python -m fastsparse.leaderboard --study time
 
 prepare: $(READY) ## after editing a notebook: export the modules with their help, clean the notebooks, write README.md
 	$(PREPARE)

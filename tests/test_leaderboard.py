@@ -1,36 +1,246 @@
-"Paired tests, runs that go on, and what is refused"
-import json,numpy as np,pandas as pd,pytest
-from fastsparse.leaderboard import holm,leaderboard_table,paired_test
-from fastsparse.leaderboard import leaderboard_tasks,run_leaderboard,task_data
+"Budgets that are equal, rates chosen on validation data, paired tests, runs that go on, and what is refused"
+import math,numpy as np,pytest,torch
+from fastsparse import leaderboard as lb
+from fastsparse.leaderboard import arms,cells,chosen_rate,forward_flops,goal_table,half_interval,holm,jobs,leaderboard_table,n_steps,paired_test
+from fastsparse.leaderboard import read_results,reported,run_leaderboard,standings,tasks,trial
 from scipy import stats
+
+quick = dict(tasks=['wine'], sparsities=[.8], seeds=1, tries=1, times=.2, progress=False)
+
+def run(arm, seed, score, valid=None, lr=3e-3, task='wine', sparsity=.9, budget='flops', **kw):
+    valid = score if valid is None else valid
+    return dict(dict(task=task, arm=arm, sparsity=sparsity, budget=budget, lr=lr, seed=seed, steps=9, score=score, valid=valid), **kw)
+
+def all_rates(arm, scores, **kw):
+    "Runs at the middle rate, which the first seed has chosen"
+    rates = arms[arm].rates_at(.9)
+    return [run(arm, 0, 0., -9., lr) for lr in rates if lr!=rates[1]]+[run(arm, i, s, lr=rates[1], **kw) for i,s in enumerate(scores)]
+
+# --- statistics
 
 def test_holm_by_hand():
     assert np.allclose(holm([.01,.04,.03]), [.03,.06,.06])
     assert np.allclose(holm([.5,.6]), [1.,1.]) and holm([])==[]
 
+def holm_by_definition(ps):
+    "The largest of `(m-rank)*p` among all that are not larger"
+    return [min(1., max((len(ps)-sum(r<q for r in ps))*q for q in ps if q<=p)) for p in ps]
+
+@pytest.mark.parametrize('seed', range(5))
+def test_holm_is_its_definition(seed):
+    ps = list(np.random.default_rng(seed).uniform(0, .2, 9))
+    assert np.allclose(holm(ps), holm_by_definition(ps))
+
 def test_a_paired_test_is_scipys():
     a,b = np.random.default_rng(0).normal(size=(2,9))
     diff,p = paired_test(a, b)
     assert np.isclose(diff, (a-b).mean()) and np.isclose(p, stats.ttest_rel(a, b).pvalue)
-    assert paired_test([1.,2.], [1.,2.])==(0.,1.)
+    assert paired_test([1.,2.], [1.,2.])==(0.,1.) and paired_test([1.], [3.])==(-2.,1.)
 
-def test_a_table_compares_the_same_seeds_only():
-    runs = pd.DataFrame([dict(task='t', sparsity=.9, arm=a, seed=s, score=v) for a,s,v in (('auto',0,1.),('auto',1,2.1),('x',0,0.),('x',1,1.),('x',2,99.))])
-    x = leaderboard_table(runs).set_index('arm').loc['x']
-    assert np.isclose(x.difference, -1.05) and x.seeds==3
+def test_an_interval_is_scipys():
+    xs = np.random.default_rng(1).normal(size=7)
+    low,high = stats.t.interval(.95, 6, loc=xs.mean(), scale=stats.sem(xs))
+    assert np.isclose(half_interval(xs), (high-low)/2) and math.isnan(half_interval([1.]))
+
+def test_a_table_is_means_and_corrected_tests_of_one_task_and_sparsity():
+    rng = np.random.default_rng(2)
+    scores = {a:rng.normal(m, .02, 6) for a,m in (('auto',.9),('set',.8),('rigl',.9),('gmp',.95))}
+    runs = [r for a,xs in scores.items() for r in all_rates(a, xs)]
+    t = leaderboard_table(runs).set_index('arm')
+    ps = holm_by_definition([stats.ttest_rel(scores['auto'], scores[a]).pvalue for a in ('set','rigl','gmp')])
+    assert np.allclose(t.p[['set','rigl','gmp']], ps) and np.allclose(t['mean'], [xs.mean() for xs in scores.values()])
+    assert list(t.verdict)==['','win','tie','loss'] and (t.seeds==6).all()
+    assert np.allclose(t.interval['set'], half_interval(scores['set']))
+    counts = standings(t.reset_index()).set_index('arm')
+    assert list(counts.loc['gmp',['win','tie','loss']])==[0,0,1]
+
+def test_only_the_same_seeds_are_paired():
+    t = leaderboard_table(all_rates('auto', [1.,2.1])+all_rates('set', [0.,1.,99.])).set_index('arm')
+    assert np.isclose(t.difference['set'], 1.05) and t.seeds['set']==3
+
+def test_what_could_not_be_trained_is_shown():
+    untrained = [dict(task='wine', arm='gmp', sparsity=.9, budget='flops', lr=lr, seed=0, steps=4, error='the budget holds no training') for lr in arms['gmp'].rates]
+    t = leaderboard_table(all_rates('auto', [1.,2.])+untrained).set_index('arm')
+    assert t.verdict['gmp']=='no training' and t.seeds['gmp']==0
+
+def test_the_goal_is_judged_against_the_best_published_method():
+    worse = goal_table(all_rates('auto', [.8,.81,.8,.82])+all_rates('rigl', [.9,.91,.9,.92])+all_rates('set', [.5]*4)+all_rates('dense', [1.]*4)).iloc[0]
+    assert worse.method=='rigl' and not worse.met and np.isclose(worse.difference, -.1)
+    near = goal_table(all_rates('auto', [.8,.93])+all_rates('rigl', [.9,.9])).iloc[0]
+    assert near.met  # within two standard errors of the difference
+
+# --- rates
+
+def test_the_rate_is_chosen_on_validation_data():
+    low,mid,high = arms['set'].rates
+    runs = [run('set', s, score, valid, lr) for s in (0,1) for lr,score,valid in ((low,.1,.9),(mid,.9,.1),(high,.9,.2))]
+    assert chosen_rate(runs, 2)==low
+    assert set(reported(runs).score)=={.1}  # the test scores of other rates don't count
+    assert chosen_rate(runs[:4], 2) is None
+
+def test_each_rate_is_tried_before_the_best_one_gets_all_seeds():
+    cell,rates = ('wine','set',.9,'flops'),arms['set'].rates
+    first_jobs = jobs(cell, [], 4, 2)
+    assert first_jobs==[(*cell,r,s) for s in (0,1) for r in rates]
+    runs = [run('set', s, 0., float(lr==rates[2]), lr) for *_,lr,s in first_jobs]
+    assert jobs(cell, runs, 4, 2)==[(*cell,rates[2],s) for s in (2,3)]
+
+def test_ten_seeds_where_a_run_takes_under_ten_seconds_else_five():
+    cell,lr = ('wine','set',.9,'flops'),arms['set'].rates[1]
+    of = lambda seconds: [dict(o, seconds=seconds) for o in all_rates('set', [0.])]
+    assert len(jobs(cell, of(2.), None, 1))==9 and len(jobs(cell, of(20.), None, 1))==4
+    assert jobs(cell, of(2.), None, 1)[0]==(*cell,lr,1)
+
+# --- budgets
+
+@pytest.mark.parametrize('arm', [a for a in arms if a not in ('rigl_torch','sparselab','fasterai')])
+def test_an_arm_costs_no_more_than_a_static_mask(arm):
+    n = n_steps('wine', arm, .8)
+    assert n>=lb.least_steps and arms[arm].cost('wine', .8, n)<=1.01*3*tasks['wine'].steps*forward_flops('wine', .8)[1]
+
+@pytest.mark.parametrize('arm', ['auto','rigl','gmp','snfs','softmest','oneshot','small_dense'])
+def test_the_cost_that_was_planned_is_what_the_ledger_counts(arm):
+    r = trial('wine', arm, .8, 'flops', 3e-3, 0)
+    assert np.isclose(r['flops'], arms[arm].cost('wine', .8, r['steps']), rtol=.03)
+
+def test_budgets_of_steps_by_hand():
+    assert n_steps('wine', 'gmp', .8, 'steps')==200==n_steps('wine', 'static', .8) and n_steps('wine', 'dense', 0., 'long')==1000
+    dense,sparse = forward_flops('wine', .8)
+    assert n_steps('wine', 'dense', .8)==int(200*sparse/dense)
+
+def test_flops_of_a_linear_network_by_hand():
+    dense,sparse = forward_flops('digits_mlp', .9)
+    n = 64*256+256*256+256*10
+    assert dense==2*32*n and sparse==2*32*round(.1*n)
+
+def test_a_small_dense_network_costs_what_the_sparse_one_costs():
+    for task in ('digits_mlp','text_lstm'):
+        t,wanted = tasks[task],forward_flops(task, .9)[1]
+        m = t.make(lb.small_width(task, .9))
+        got = lb.flop_profile(m, tuple(x[:t.bs] for x in t.parts[0][0])).total()
+        assert abs(got-wanted)<.1*wanted
+
+# --- arms and tasks
+
+@pytest.mark.parametrize('task', list(tasks))
+def test_the_parts_of_a_task_share_no_sample_and_the_network_takes_them(task):
+    if task=='cartpole': pytest.importorskip('gymnasium')
+    t = tasks[task]
+    out = t.make(t.width).eval()(*[x[:2] for x in t.parts[0][0]])
+    assert torch.isfinite(t.loss(out, t.parts[0][1][:2]))
+    if task!='cartpole': assert np.allclose([len(y)/sum(len(y) for _,y in t.parts) for _,y in t.parts], [.6,.2,.2], atol=.02)
+
+def test_there_are_eight_tasks_and_every_preset(): assert len(tasks)>=8 and set(lb.method_names)|{'auto','dense','small_dense','oneshot','ste'}<=set(arms)
+
+@pytest.mark.parametrize('arm', [a for a in arms if not arms[a].peer])
+def test_every_arm_ends_at_its_sparsity(arm):
+    r = trial('wine', arm, .8, 'steps', 3e-3, 0, times=.3)
+    assert 'error' not in r and math.isfinite(r['score'])
+    wanted = 0. if arm in ('dense','small_dense','dsd') else .8
+    assert abs(r['reached']-wanted)<(.06 if arm=='srigl' else .01)
+
+@pytest.mark.parametrize('arm,module', [('rigl_torch','rigl_torch'), ('sparselab','sparselab'), ('fasterai','fasterai'), ('torch_prune','torch')])
+def test_peers_run_on_the_same_data_and_end_at_the_sparsity(arm, module):
+    pytest.importorskip(module)
+    r = trial('digits_mlp', arm, .9, 'flops', 1e-2, 0, times=.3)
+    assert 'error' not in r and abs(r['reached']-.9)<.01
+
+def test_rigl_torch_begins_with_our_masks():
+    pytest.importorskip('rigl_torch')
+    o = lb.Trial('wine', .8, 0, 40, 3e-3)
+    o.make_sparse()
+    masks = {n:m.clone() for n,m in o.learn.model.named_buffers() if n.endswith('_mask')}
+    seen = {}
+    class Look(lb.Callback):
+        order = 90
+        def before_batch(self):
+            if not seen: seen.update({id(w):m.clone() for w,m in zip(cb.rigl.W, cb.rigl.backward_masks) if m is not None})
+    cb = lb._RigLTorch({id(m.p):m.mask.clone() for m in lb.masked_params(o.learn.model)}, 40)
+    o.fit(ledger=False, cbs=[cb, Look()])
+    got = {n:seen[id(p)] for n,p in o.learn.model.named_parameters() if id(p) in seen}
+    assert len(got)==len(masks) and all(torch.equal(masks[f'{n}_mask'], m) for n,m in got.items())
+
+def test_the_same_seed_is_the_same_run():
+    a,b = [trial('wine', 'auto', .8, 'flops', 3e-3, 1, times=.3) for _ in range(2)]
+    assert {k:v for k,v in a.items() if k!='seconds'}=={k:v for k,v in b.items() if k!='seconds'}
+
+def test_all_arms_see_the_same_batches_in_the_same_order():
+    loaders = [lb.Trial('wine', .8, 3, n, 1e-3).learn.dls.train for n in (12,20)]
+    for a,b in zip(*map(iter, loaders)): assert torch.equal(a[-1], b[-1])
+
+# --- CartPole
+
+def test_advantages_by_hand():
+    one = torch.ones(3,1)
+    adv = lb._advantages(one, torch.zeros(4,1), torch.tensor([[0.],[1.],[0.]]), decay=.5, lam=.5)
+    assert torch.allclose(adv[:,0], torch.tensor([1.25,1.,1.]))
+
+def test_the_loss_of_ppo_by_hand():
+    out = torch.tensor([[0.,0.,2.]])
+    y = torch.tensor([[1., math.log(.25), 1., 0.]])  # the ratio is 2, and is cut to 1.2
+    assert np.isclose(lb.ppo_loss(out, y).item(), -1.2+.5*4-.01*math.log(2))
+
+# --- runs that go on
 
 def test_runs_go_on_where_they_stopped(tmp_path):
     path = tmp_path/'r.json'
-    first = run_leaderboard(path, ['iris'], ['static'], [.8], 1, progress=False)
-    again = run_leaderboard(path, ['iris'], ['static','dense'], [.8], 1, progress=False)
-    assert again.iloc[0].seconds==first.iloc[0].seconds and list(again.arm)==['static','dense']
-    assert {'torch','machine','cores'}<=set(json.loads(path.read_text()))
+    first_runs = run_leaderboard(path, arms=['static'], **quick)
+    again = run_leaderboard(path, arms=['static','set'], **quick)
+    assert again[:len(first_runs)]==first_runs and {r['arm'] for r in again}=={'static','set'} and len(again)==6
+    found = read_results(path)
+    assert {'versions','processor','cores','settings'}<=set(found) and found['settings']['budget']==.2 and 'torch' in found['versions']
 
-def test_the_parts_of_a_task_share_no_sample():
-    dls,test = task_data('digits_mlp', 0)
-    assert len(dls.train_ds)+len(dls.valid_ds)+len(test.dataset)==1797 and len(leaderboard_tasks)>=8
+def test_a_run_that_was_stopped_leaves_a_whole_file(tmp_path, monkeypatch):
+    path,n = tmp_path/'r.json',[]
+    def stopping(*args, **kw):
+        n.append(1)
+        if len(n)==3: raise KeyboardInterrupt
+        return trial(*args, **kw)
+    monkeypatch.setattr(lb, 'trial', stopping)
+    with pytest.raises(KeyboardInterrupt): run_leaderboard(path, arms=['static'], **quick)
+    assert len(read_results(path)['runs'])==2
+    monkeypatch.setattr(lb, 'trial', trial)
+    assert len(run_leaderboard(path, arms=['static'], **quick))==3
 
-@pytest.mark.parametrize('change,named', [(dict(tasks=['x']),"task 'x'"), (dict(arms=['x']),"arm 'x'"), (dict(sparsities=[1.]),'sparsity 1.0'), (dict(seeds=0),'seeds is 0')])
+def test_dense_networks_of_equal_steps_are_trained_once():
+    cs = cells(['wine'], ['dense','small_dense','auto'], [.8,.9], ['steps'])
+    assert ('wine','dense',0.,'steps') in cs and len(cs)==3  # and two of auto
+    runs = [run('dense', 0, .5, lr=lr, sparsity=0., budget='steps') for lr in arms['dense'].rates]+[run('auto', 0, .5, lr=lr, budget='steps') for lr in arms['auto'].rates]
+    assert set(reported(runs, 'steps').sparsity)=={.9}
+
+# --- what is refused
+
+@pytest.mark.parametrize('change,named', [(dict(tasks=['x']),"task 'x' is unknown; choose from digits_mlp"), (dict(arms=['x']),"arm 'x' is unknown; choose from dense"),
+    (dict(sparsities=[1.]),r'sparsity 1.0 must lie in \(0,1\)'), (dict(seeds=0),'seeds is 0, and must be 1 or more'), (dict(kinds=['x']),"budget kind 'x'"),
+    (dict(times=.01),'budget is 0.01, which leaves 2 steps of wine and less than one training: pass at least 0.16'), (dict(times=-1),'budget is -1, and must be above 0')])
 def test_what_is_not_known_is_refused_before_anything_is_written(tmp_path, change, named):
-    with pytest.raises(ValueError, match=named): run_leaderboard(tmp_path/'r.json', **{**dict(tasks=['iris'], arms=['auto'], sparsities=[.9], seeds=1), **change})
+    with pytest.raises(ValueError, match=named): run_leaderboard(tmp_path/'r.json', **{**quick, 'arms':['auto'], **change})
     assert not (tmp_path/'r.json').exists()
+
+def test_a_peer_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(lb, '_installed', lambda name: False)
+    with pytest.raises(ValueError, match="arm 'sparselab' needs sparselab, which is not installed: pip install"): run_leaderboard(tmp_path/'r.json', arms=['sparselab'], **quick)
+
+def test_a_file_of_another_budget_is_refused(tmp_path):
+    run_leaderboard(tmp_path/'r.json', arms=['static'], **quick)
+    with pytest.raises(ValueError, match='holds runs of 0.2'): run_leaderboard(tmp_path/'r.json', arms=['static'], **{**quick, 'times':.3})
+
+# --- studies
+
+def test_nine_settings_of_both_methods(tmp_path, monkeypatch):
+    def run(arm, lr, every, seed):
+        score = dict(dense=.9, auto=.8, rigl=.7)[arm]-(.1 if (lr,every)==(1e-3,5) else 0)
+        return dict(arm=arm, lr=lr, interval=every, seed=seed, valid=lr, score=score)
+    monkeypatch.setattr(lb, 'sensitivity_run', run)
+    runs = lb.run_sensitivity(tmp_path/'s.json', 2, progress=False)
+    assert len(runs)==2*(3+18) and len({(r['lr'],r['interval']) for r in runs if r['arm']=='rigl'})==9
+    assert np.allclose(lb.sensitivity_table(runs), [.9,.2,.3,2/3])
+
+def test_rates_of_the_study_of_time_are_chosen_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(lb, 'time_run', lambda arm, epochs, lr, seed: dict(arm=arm, epochs=epochs, lr=lr, seed=seed, seconds=1., valid=lr, score=1.))
+    runs = lb.run_time(tmp_path/'t.json', 2, (1,2), progress=False)
+    assert len(runs)==8*(3+1) and {r['lr'] for r in runs if r['seed']==1}=={1e-2}
+
+def test_a_time_is_measured_with_live_weights_only():
+    r = lb.time_run('sparse .98', 1, 3e-3, 0, width=256)
+    assert r['seconds']>0 and r['sparsity']==.98 and 0<r['score']<1
