@@ -226,7 +226,8 @@ def _misfit(notes, stored):
     for n,o in notes.items():
         if o.startswith('='):
             if o[1:] not in stored or n in stored: return f'{n} is said to be another name of {o[1:]}'
-        elif n not in stored or f'{n}:mask' not in stored or not re.fullmatch(r'[0-9]{1,18}(x[0-9]{1,18})*', o): return f'there is no {n} of shape {o}'
+        elif n not in stored or f'{n}:mask' not in stored or not re.fullmatch(r'[0-9]{1,18}(x[0-9]{1,18})*', o):
+            return f'there is no {n} of shape {o}'
         elif why := _bad_bits(stored[n], stored[f'{n}:mask'], prod(_shape(o))): return f'{n} {why}'
     return first(f'{k} belongs to no weight' for k in stored if k.endswith(':mask') and k.removesuffix(':mask') not in notes)
 
@@ -339,7 +340,8 @@ def _report(format, result, run, plain, xb, sizes, plan, note, answers):
 # %% ../nbs/34_export.ipynb #9c18e0eb
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''
 
-_modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, ''), shrunk=_shrunk, live=_stored('rows'), csr=_stored('csr'),
+_modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, ''), shrunk=_shrunk, live=_stored('rows'),
+    csr=_stored('csr'),
     condensed=_stored('condensed'), block=_stored('block'))
 _modules['2:4'] = _stored('2:4')
 _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')

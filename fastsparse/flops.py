@@ -375,7 +375,8 @@ _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
     dense_fwd:float, # Dense forward FLOPs of the same
-    preset:dict=None, # The callback's keywords, such as `RigL_presets`; None for a static mask, and for dense training where both FLOPs are equal
+    # The callback's keywords, such as `RigL_presets`; None for a static mask, and for dense training where both FLOPs are equal
+    preset:dict=None,
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
     if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")

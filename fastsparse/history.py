@@ -196,7 +196,8 @@ def load_state_dict(self:SparseHistory,
     "Become the history that `state` is of"
     ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
     for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
-    self.steps,self.params,self.records = list(state['steps']),[(name, tuple(shape)) for name,shape in state['params']],[o.numpy().copy() for o in state['records']]
+    self.steps,self.records = list(state['steps']),[o.numpy().copy() for o in state['records']]
+    self.params = [(name, tuple(shape)) for name,shape in state['params']]
     self.start,self.ever,self.last,self.masks = *(ints(state[k]) for k in ('start','ever','last')),[ints(o) for o in state['masks']]
     return self
 

@@ -83,7 +83,8 @@ def sparseness_kind(
         types = {p.name: p.annotation for p in ps}
         own = [(p.name, p.annotation, dataclasses.field(default=p.default)) for p in ps]
         flag = [('mask_gradient', bool, dataclasses.field(default=False))]*shorthand.endswith(tuple(_flags))
-        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check), __doc__=f.__doc__, __module__=f.__module__)
+        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check), __doc__=f.__doc__,
+            __module__=f.__module__)
         cls = dataclasses.make_dataclass(f.__name__, own+flag, bases=(Sparseness,), frozen=True, repr=False, namespace=space)
         cls.__module__,cls.__qualname__ = f.__module__,f.__qualname__
         _kinds[shorthand] = cls
@@ -91,7 +92,9 @@ def sparseness_kind(
     return _kind
 
 def as_sparseness(
-    spec, # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a `Sparseness`
+    # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a
+    # `Sparseness`
+    spec,
 ) -> Sparseness:
     "Parse a text or a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
     if isinstance(spec, Sparseness): return spec
@@ -159,8 +162,11 @@ class TopOf(Sparseness):
 
 def _from_structure(spec):
     "The kind that a structure, or a text in words, means; None for shorthands"
-    if isinstance(spec, Structure): return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
-    m = re.fullmatch(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
+    if isinstance(spec, Structure):
+        return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
+    top = r'top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?'
+    own = r'(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?)'
+    m = re.fullmatch(rf'(?:{top}|{own})(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
     if m is None: return None
     density,masked = m['density'] and float(m['density']),'M' in (m['flag'] or '')
     if density is not None and not m['rest']: return TopK(density, mask_gradient=masked)
@@ -250,7 +256,8 @@ class Sparsify(nn.Module):
     axes = (0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
     @property
-    def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
+    def settings(self):
+        return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
     def scored(self): return None
     @property
     def shapeless(self): return isinstance(self.score, UninitializedParameter)
@@ -495,7 +502,9 @@ class _OneForward:
     def end(self, module, args, out): self.mark(None)
 
 # %% ../nbs/20_learned.ipynb #5e657fe5
-def _may_learn(o): return not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)) or o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
+def _may_learn(o):
+    if not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)): return True
+    return o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
 
 def _chosen(model, sparseness):
     "A dict of owners `(module, attribute)` → name and sparseness"
@@ -538,7 +547,9 @@ def _rescale(sps):
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
 def learn_masks(
     model, # A module or a `Learner`
-    sparseness='TOPK{0.5}(U)', # A text, a shorthand or a `Sparseness`; or rules, a dict or pairs of pattern and sparseness, the first that names a weight wins, None is dense
+    # A text, a shorthand or a `Sparseness`; or rules, a dict or pairs of pattern and sparseness, the first that names a weight wins, None
+    # is dense
+    sparseness='TOPK{0.5}(U)',
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
@@ -720,7 +731,9 @@ def explore_decay(w, mask, backward_mask,
 ):
     "Squares of weights in A, and in B but not in A over A's density"
     w2 = w.square()
-    return decay*(torch.where(mask, w2, 0).sum() + torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1))
+    explored = torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1)
+    return decay*(torch.where(mask, w2, 0).sum()+explored)
 
 # %% ../nbs/20_learned.ipynb #6576d793
-TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100, penalty=explore_decay, rescale=True)
+TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100,
+    penalty=explore_decay, rescale=True)

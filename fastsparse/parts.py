@@ -40,7 +40,8 @@ def drop_of_target(
     return live-rest+whole_part(fraction*rest)
 
 # %% ../nbs/04a_parts.ipynb #bf3ac072
-part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution', drop_count_f='drop_count', grow_init_f='start',
+part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution',
+    drop_count_f='drop_count', grow_init_f='start',
     grow_state_f='state', sparsity_path='path', mask_init='mask')
 
 for _f in (uniform_sparsity, first_layer_dense_uniform, erdos_renyi_sparsity, global_sparsity, layers_dense,
@@ -151,7 +152,8 @@ class Method:
         mask_init='random', # Where a dense model's masks come from, as in `sparsify_model`
         grow_init_f=None, # Where grown weights start: a number, or a function that returns a tensor like the parameter; None is zero
         grow_state_f=None, # What is done to the optimizer's state at grown places once it is zero; None is nothing
-        update_after_step:bool=False, # Update after the optimizer's step, with that step's own gradient, instead of before it? Then no step is replaced
+        # Update after the optimizer's step, with that step's own gradient, instead of before it? Then no step is replaced
+        update_after_step:bool=False,
     ):
         settings = {k:v for k,v in locals().items() if k!='self'}
         vars(self).update({k:named_part(k, v) for k,v in settings.items()}, structure=as_structure(structure))
@@ -173,7 +175,8 @@ class Method:
 
 def _text(v):
     "What a setting is called, the same in every process"
-    if isinstance(v, partial): return f"{_text(v.func)}({', '.join([*map(_text, v.args), *(f'{k}={_text(o)}' for k,o in v.keywords.items())])})"
+    if isinstance(v, partial):
+        return f"{_text(v.func)}({', '.join([*map(_text, v.args), *(f'{k}={_text(o)}' for k,o in v.keywords.items())])})"
     if isinstance(v, dict): return f"dict of {len(v)}" if len(v)>8 else '{'+', '.join(f'{k}: {_text(o)}' for k,o in v.items())+'}'
     if isinstance(v, (list,tuple)): return f"[{', '.join(map(_text, v))}]"
     if hasattr(v, 'shape'): return f'tensor of {tuple(v.shape)}'
@@ -213,10 +216,12 @@ def bind(self:Method,
     if n_steps is not None: check_integer(n_steps, 'n_steps', ': the steps of the whole run, of which stop_pct is a fraction')
     for name,x in (('batch_size',batch_size),('steps_per_epoch',steps_per_epoch)):
         if x is not None: check_integer(x, name, ', or None where nothing is given in samples or epochs')
-    def steps(make, spec): return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+    def steps(make, spec):
+        return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     times = steps(make_update_schedule, self.updates)
     if self.replaces and getattr(times, 'freq', None)==1: raise ValueError(f"updates come at every step, and {_untrained}")
-    return Plan(self, n_steps, times, steps(make_schedule, self.drop_fraction), steps(make_schedule, self._open_path() if self.moves_sparsity else None))
+    return Plan(self, n_steps, times, steps(make_schedule, self.drop_fraction),
+        steps(make_schedule, self._open_path() if self.moves_sparsity else None))
 
 # %% ../nbs/04a_parts.ipynb #ff0705b2
 @patch

@@ -77,7 +77,8 @@ def _plot_densities(ax, os):
     names,values = [o.name for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
-    ax.set_yticks(range(len(os)), names if len(os)<=12 else [n if i%(len(os)//12+1)==0 else '' for i,n in enumerate(names)], fontsize='x-small')
+    ax.set_yticks(range(len(os)), names if len(os)<=12 else [n if i%(len(os)//12+1)==0 else '' for i,n in enumerate(names)],
+        fontsize='x-small')
     ax.set_title('layers', fontsize='medium')
 
 def _plot_moves(ax, history):
@@ -137,7 +138,8 @@ def _frame(bits, shape, image_shape):
 def _write_gif(frames, steps, name, path, fps):
     fig,ax = plt.subplots(figsize=(3.2,3.2), layout='constrained')
     try:
-        im = ax.imshow(frames[0], cmap='cividis', vmin=0, vmax=max(f.max() for f in frames), aspect='auto' if frames[0].shape[0]!=frames[0].shape[1] else 'equal')
+        aspect = 'equal' if frames[0].shape[0]==frames[0].shape[1] else 'auto'
+        im = ax.imshow(frames[0], cmap='cividis', vmin=0, vmax=max(f.max() for f in frames), aspect=aspect)
         fig.colorbar(im, ax=ax, shrink=.8, label='live connections')
         def show(k):
             im.set_data(frames[k])

@@ -44,7 +44,8 @@ class _Driver:
     def make_sparse(self, model):
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
         if masked_params(model) or self.sparsity is None: return
-        sparsify_model(model, 0. if self.rises else self.sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed, **self.sparsify)
+        sparsify_model(model, 0. if self.rises else self.sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed,
+            **self.sparsify)
 
     @property
     def rises(self): return self.settings.get('sparsity_path') is not None
@@ -74,7 +75,8 @@ class SparseTrainerCallback(_Driver):
     "Sparse training under Hugging Face's `Trainer`"
     def __new__(cls, *args, **kwargs):
         base = need('transformers', 'hf').TrainerCallback
-        return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
+        return object.__new__(cls if issubclass(cls, base)
+            else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
 
     @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
     def __init__(self,
@@ -119,7 +121,8 @@ class SparseLightningCallback(_Driver):
     "Sparse training under Lightning's `Trainer`"
     def __new__(cls, *args, **kwargs):
         base = need('lightning.pytorch', 'lightning').Callback
-        return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
+        return object.__new__(cls if issubclass(cls, base)
+            else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
 
     @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
     def __init__(self,
@@ -136,7 +139,8 @@ class SparseLightningCallback(_Driver):
     def on_train_start(self, trainer, pl_module):
         if len(trainer.optimizers)!=1: raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
-        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, self.saved if trainer.global_step else None)
+        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, self.saved if trainer.global_step
+            else None)
 
     def on_train_batch_end(self, trainer, pl_module, *args):
         for k,v in self.numbers().items(): pl_module.log(k, float(v))

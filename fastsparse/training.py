@@ -164,7 +164,8 @@ def described(
     method=None, # Its name, or None
 ) -> str:
     "What a `repr` says of a method"
-    parts = [f'method={method!r}'] if isinstance(method, str) else [f"{k}={settings[k]}" for k in ('keep_score_f','grow_score_f') if k in settings]
+    parts = [f'method={method!r}'] if isinstance(method, str) else [f"{k}={settings[k]}" for k in ('keep_score_f','grow_score_f')
+        if k in settings]
     if settings.get('updates') not in (None, 'None'): return ', '.join([*parts, f"updates={settings['updates']}"])
     return ', '.join([*parts, f"batches_per_update={settings.get('batches_per_update')}"])
 
@@ -278,7 +279,8 @@ def _make_sparse(self:SparseEngine, entries, pairs):
     place,masks = {id(o.p):i for i,o in enumerate(entries)},[]
     for m,os in pairs:
         os = entries if self.whole else os
-        masks += zip(os, starting_masks(os, [place[id(o.p)] for o in os], m.sparsity_at(0), m.sparse_f, m.mask_init, self.seed, m.structure))
+        masks += zip(os, starting_masks(os, [place[id(o.p)] for o in os], m.sparsity_at(0), m.sparse_f, m.mask_init, self.seed,
+            m.structure))
     for o,mask in masks: register_mask(o, mask)
     keep_from_broadcast(self.model)
     enforce_masks(self.model)
@@ -336,7 +338,8 @@ def _targets(self:SparseEngine, m, t):
 def _ranks(self:SparseEngine, m, slots, t):
     "Keep scores for a distribution that compares weights across layers; dead ones come last"
     scores = [self._score(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1)) for s in slots]
-    return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf) for s,score in zip(slots, scores)]
+    return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf)
+        for s,score in zip(slots, scores)]
 
 @patch
 def _moves(self:SparseEngine, s, target, f):
@@ -402,13 +405,14 @@ def _warn_if_few(self:SparseEngine, m):
 @patch
 def _warn_if_rare(self:SparseEngine, m):
     slots = self.slots_of(m)
-    fits = lambda every: update_due(every, every, self.n_steps, m.stop_pct) and any(self._moves(s, s.target, m.fraction(every)) for s in slots)
+    fits = lambda every: update_due(every, every, self.n_steps, m.stop_pct) and any(self._moves(s, s.target, m.fraction(every))
+        for s in slots)
     if fits(m.batches_per_update): return self._warn_if_few(m)
     intervals = range(1+m.replace_step, min(m.batches_per_update, self.n_steps))
     n = bisect_left(intervals, True, key=lambda every: not fits(every))  # later updates drop less, so the first decides
     best = intervals[n-1] if n else None
-    hint = f"the largest batches_per_update that gives one is {best}" if best else "no batches_per_update gives one: train longer, or start from sparser masks"
-    warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={m.batches_per_update}; {hint}")
+    hint_text = f"the largest batches_per_update that gives one is {best}" if best else "no batches_per_update gives one: train longer, or start from sparser masks"
+    warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={m.batches_per_update}; {hint_text}")
 
 # %% ../nbs/05_training.ipynb #f5443f0f
 @contextmanager
@@ -548,7 +552,8 @@ class _Hidden(torch.nn.Parameter):
 def _gradient_hidden(f, s):
     "Refuse to show the gradient of `s` to a part that hasn't declared that it reads it"
     p,needs = s.p,needs_of(f)
-    hides = type(p) is torch.nn.Parameter and f is not s.method.keep_score_f and not (needs.reads_grad or needs.dense_history or needs.collector)
+    hides = type(p) is torch.nn.Parameter and f is not s.method.keep_score_f and not (needs.reads_grad or needs.dense_history
+        or needs.collector)
     if hides: p.__class__ = _Hidden
     try: yield
     finally:
@@ -560,7 +565,8 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
     memo = s.memos.get(c.name) if c else None
     history = c.value(memo) if memo else torch.zeros_like(s.p) if c else None
     with _gradient_hidden(f, s):
-        return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator,
+        return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t,
+            n=n, generator=generator,
             history=history, initial=s.initial, n_updates=s.method.n_updates,
             n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
@@ -652,7 +658,8 @@ def _movable(self:SparseEngine, m, t):
         s.sync()
         if m.lifted: s.guard.expect_dense()
     pairs = [(s, n) for s,n in zip(self.slots_of(m), self._targets(m, t)) if s.guard.has_grad and s.p.requires_grad]
-    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])  # a first gradient has no history yet
+    # a first gradient has no history yet
+    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])
     moving = [o for o in pairs if self._moves(*o, f)]
     return moving if m.redistribute_f is None or not moving else pairs
 
@@ -693,14 +700,16 @@ def _write(self:SparseEngine, chosen):
         for o in moves:
             s,new = o.slot,o.slot.write(o, self.opt)
             if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask, notes=s.notes)
-            if not m.update_after_step: s.guard.open_step(self.opt)  # a step may follow, and torch has told the guard of it before the update
+            # a step may follow, and torch has told the guard of it before the update
+            if not m.update_after_step: s.guard.open_step(self.opt)
 
 @patch
 def _count(self:SparseEngine, times, moved):
     "Remember that the updates of `times` are done, and which methods moved"
     for m in times:
         m.pending,m.missed = None,0
-        for s in self.slots_of(m): s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
+        for s in self.slots_of(m):
+            s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
     for m in moved: m.n_updates,m.updated_at = m.n_updates+1,times[m]
     self.n_updates += bool(moved)
 
@@ -718,13 +727,17 @@ def _start(self:SparseEngine, m, move):
 
 # %% ../nbs/05_training.ipynb #f9f0bdb6
 @patch
-def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
+def state_dict(
+    self:SparseEngine,
+) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), masked=storage_of(s.p).checksum(s.mask),
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
+        masked=storage_of(s.p).checksum(s.mask),
         memos=s.memos, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
-    state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods, slots=slots, plan=plan)
+    state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
+        slots=slots, plan=plan)
     return dict(state, checksum=_checksum(state))
 
 @patch
