@@ -46,6 +46,7 @@ def read_weights(
     if not isinstance(state, dict) or not any(isinstance(v, torch.Tensor) for v in state.values()): raise Refused(f"{path} holds no tensors by name: pass a state_dict")
     return state
 
+# %% ../nbs/42_cli.ipynb #27255e6c
 def read_model(
     path, # A file of a whole model
     trust:bool, # May the program in the file run?

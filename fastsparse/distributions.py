@@ -196,6 +196,7 @@ def _lifted(scores, sizes, budget, floors, alone):
             "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
     return counts
 
+# %% ../nbs/01_distributions.ipynb #c0c9b4f3
 def _with_floors(scores, sizes, budget, floors):
     "Layers below their floor get it, and the others compete for the rest"
     held = set()
@@ -308,6 +309,7 @@ def _column(head, rows, column):
     if re.fullmatch(r'[\d.]+%?', head[at].strip()): raise ValueError(f"the first row is {', '.join(head)}, and must be a heading")
     return at
 
+# %% ../nbs/01_distributions.ipynb #1a671c75
 def read_sparsities(
     path, # A .json, .yaml, .yml or .csv file
     column=None, # Heading or place of a CSV file's column of sparsities; the second one of two by default

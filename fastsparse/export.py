@@ -372,6 +372,10 @@ def _check_path(format, path):
     if kind in _files and kind!=format: raise ValueError(f"path ends with {path.suffix}, and the format {format!r} writes another kind of file: take another suffix, or format={kind!r}")
 
 # %% ../nbs/34_export.ipynb #4e8b7d77
+def _check_sizes(batch_sizes):
+    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
+    if batch_sizes is not None and not (isinstance(batch_sizes, (list,tuple)) and batch_sizes and all(map(is_count, batch_sizes))): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+
 def _check(model, format, sample, path, batch_sizes):
     names = *_modules,*_files
     if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
@@ -379,8 +383,7 @@ def _check(model, format, sample, path, batch_sizes):
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     if path is not None: _check_path(format, Path(path))
-    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
-    if batch_sizes is not None and not (isinstance(batch_sizes, (list,tuple)) and batch_sizes and all(map(is_count, batch_sizes))): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+    _check_sizes(batch_sizes)
     for name in _needs.get(format, ()): _extra(name)
     if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")
 

@@ -30,7 +30,8 @@ class SparseStatus:
         self.drop_fraction = max((o['drop_fraction'] for o in rows), default=0.)
 
     def __repr__(self):
-        return f"step {self.step}, {self.n_updates} updates, {'' if self.due else 'not '}an update step, drop fraction {self.drop_fraction:.3f}\n{self.df.to_string(index=False)}"
+        step = f"step {self.step}, {self.n_updates} updates, {'' if self.due else 'not '}an update step"
+        return f"{step}, drop fraction {self.drop_fraction:.3f}\n{self.df.to_string(index=False)}"
 
 _columns = ['parameter','weights','live','target','dropped','grown','sparsity','target_sparsity','drop_fraction']
 

@@ -91,6 +91,7 @@ def sparseness_kind(
         return cls
     return _kind
 
+# %% ../nbs/20_learned.ipynb #8cb20e8a
 def as_sparseness(
     # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a
     # `Sparseness`
@@ -230,6 +231,7 @@ def _choose(settings, score, x, seed, step, axes=(0,1,None)):
 # %% ../nbs/20_learned.ipynb #c7f0d49c
 class Sparsify(nn.Module):
     "Masks a tensor by a score of its own"
+
     def __init__(self,
         shape, # Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
         sparseness='DENSE', # A shorthand, or a `Sparseness`
@@ -255,14 +257,21 @@ class Sparsify(nn.Module):
     own_masks = 'mask','backward_mask'
     axes = (0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
-    @property
-    def settings(self):
-        return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
-    def scored(self): return None
-    @property
-    def shapeless(self): return isinstance(self.score, UninitializedParameter)
-    def need_shape(self):
-        if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
+
+# %% ../nbs/20_learned.ipynb #61c1b986
+@patch(as_prop=True)
+def settings(self:Sparsify):
+    return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
+
+@patch
+def scored(self:Sparsify): return None
+
+@patch(as_prop=True)
+def shapeless(self:Sparsify): return isinstance(self.score, UninitializedParameter)
+
+@patch
+def need_shape(self:Sparsify):
+    if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
 
 # %% ../nbs/20_learned.ipynb #d042ea4f
 @patch
@@ -420,9 +429,11 @@ class _LazyMask(UninitializedBuffer):
     def __deepcopy__(self, memo): return memo.setdefault(id(self), _LazyMask())
     def __reduce_ex__(self, protocol): return _LazyMask,()
 
+# %% ../nbs/20_learned.ipynb #37c98eaf
 class LazySparsify(LazyModuleMixin, Sparsify):
     "A `Sparsify` that takes its shape from the first tensor it sees, and becomes a `Sparsify` then"
     cls_to_become = Sparsify
+
     def __init__(self,
         *args, # Settings of `Sparsify` without the shape
         batch_dims:int=1, # Leading dimensions that share one mask
@@ -666,6 +677,7 @@ class SparsificationManager:
 class LearnedMaskCallback(Callback):
     "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
+
     def __init__(self,
         refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
         **schedules # Setting → a `Schedule`, or `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
@@ -691,11 +703,14 @@ class LearnedMaskCallback(Callback):
     def after_fit(self):
         for m,every in getattr(self, 'was', {}).items(): m.configure(every=every)
 
-    def before_batch(self):
-        t = self.epoch*len(self.dls.train)+self.iter
-        self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
+# %% ../nbs/20_learned.ipynb #13c9862e
+@patch
+def before_batch(self:LearnedMaskCallback):
+    t = self.epoch*len(self.dls.train)+self.iter
+    self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
 
-    def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
+@patch
+def after_loss(self:LearnedMaskCallback): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 
 # %% ../nbs/20_learned.ipynb #506a42a7
 def own_magnitude(score, x):

@@ -159,6 +159,7 @@ def model_bits(
 class Ledger(FlopsCounter):
     "What training costs and how much it tries, as columns of the progress table"
     _stateattrs = ('profiles','profile')
+
     def __init__(self,
         verbose:bool=True, # Add columns to the recorder's output?
     ):
@@ -184,10 +185,12 @@ class Ledger(FlopsCounter):
 
     def before_backward(self): self.cost.add(*batch_flops(self.profile, dense_masks(self.engine) if self.engine is not None else ()))
 
-    def after_train(self):
-        "Write the columns"
-        self.report = self.look()
-        if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
+# %% ../nbs/11_ledger.ipynb #4340e13f
+@patch
+def after_train(self:Ledger):
+    "Write the columns"
+    self.report = self.look()
+    if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
 
 _columns = ['sparsity','ever_live','train_flops']
 

@@ -435,6 +435,7 @@ def inverse_factor(
     if info.any(): raise ValueError(f"the inputs don't determine the weights with damp={damp}: take a larger damp, e.g. 0.01, or more data")
     return torch.linalg.cholesky(torch.cholesky_inverse(L), upper=True),dead
 
+# %% ../nbs/21_oneshot.ipynb #0ff99bf0
 def obs_prune(
     w:torch.Tensor, # Groups by outputs by columns, float64
     U:torch.Tensor, # From `inverse_factor`
@@ -640,6 +641,7 @@ def _adds(name):
     attr = name.rpartition('.')[2]
     return attr=='running_mean' or 'bias' in attr.split('_')
 
+# %% ../nbs/21_oneshot.ipynb #9b9b1005
 def _synflow(net, plan, xs, rounds, progress):
     "Scores after the last round; what went before is at -1"
     ps = [net.get_parameter(o.name) for o in plan]

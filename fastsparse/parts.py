@@ -134,6 +134,7 @@ def _check_sparsity_and_schedules(m):
 # %% ../nbs/04a_parts.ipynb #64770a10
 class Method:
     "The parts that choose the topology of some parameters"
+
     def __init__(self,
         batches_per_update:int=None, # Steps from one update to the next; an `Interval` gets shorter where the run is short
         initial_drop_grow_pct:float=0.3, # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
@@ -161,17 +162,21 @@ class Method:
         _check_functions(self)
         _check_sparsity_and_schedules(self)
 
-    def __setattr__(self, k, v): raise AttributeError(f"{k} of a method can't be changed: make another Method with the settings that you want")
-    def __repr__(self): return f"Method({', '.join(f'{k}={v}' for k,v in self.settings.items() if v!=_default_texts[k])})"
+# %% ../nbs/04a_parts.ipynb #fee60d41
+@patch
+def __setattr__(self:Method, k, v): raise AttributeError(f"{k} of a method can't be changed: make another Method with the settings that you want")
 
-    @property
-    def settings(self): return {k:_text(v) for k,v in vars(self).items()}
+@patch
+def __repr__(self:Method): return f"Method({', '.join(f'{k}={v}' for k,v in self.settings.items() if v!=_default_texts[k])})"
 
-    @property
-    def replaces(self): return self.replace_step and not self.update_after_step
+@patch(as_prop=True)
+def settings(self:Method): return {k:_text(v) for k,v in vars(self).items()}
 
-    @property
-    def moves_sparsity(self): return not (self.sparsity is None or isinstance(self.sparsity, Real) and self.sparsity_path is None)
+@patch(as_prop=True)
+def replaces(self:Method): return self.replace_step and not self.update_after_step
+
+@patch(as_prop=True)
+def moves_sparsity(self:Method): return not (self.sparsity is None or isinstance(self.sparsity, Real) and self.sparsity_path is None)
 
 def _text(v):
     "What a setting is called, the same in every process"
@@ -205,6 +210,7 @@ class Plan:
         if k.startswith('_') or k=='method': raise AttributeError(k)
         return getattr(self.method, k)
 
+# %% ../nbs/04a_parts.ipynb #f0b5fa5a
 @patch
 def bind(self:Method,
     n_steps:int=None, # Steps of the whole run; needed where something is given as a fraction of it

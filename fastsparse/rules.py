@@ -161,6 +161,10 @@ def _said(key, value):
     if isinstance(value, partial) and (said := _bound_said(key, value)): return said
     if isinstance(value, BasicRepr): return dict(type=type(value).__name__, **_arguments(value))
     if isinstance(value, schedules.Time): return schedules._plain(value)
+    return _said_plainly(key, value)
+
+def _said_plainly(key, value):
+    "What a file says of numbers, texts, lists and dicts"
     if isinstance(value, (list,tuple)): return [_said(key, o) for o in value]
     if isinstance(value, dict): return {k:_said(key, o) for k,o in value.items()}
     if value is None or isinstance(value, (bool,int,float,str)): return value

@@ -142,6 +142,7 @@ def _check_order(ts, name):
 @dataclass(frozen=True)
 class Timed:
     "What schedules of numbers and of updates share: checked fields, and times that become steps"
+
     def __post_init__(self):
         for f in fields(self):
             name = f"{type(self).__name__}'s {f.name}"
@@ -167,9 +168,11 @@ class Timed:
         run = dict(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
         return replace(self, **{k: _f(t, k) for k,t in self.time_fields().items()})
 
-    def check_bound(self):
-        "Raise a `ValueError` that says what to bind, unless all times are in steps"
-        if self._loose: raise _unknown(self._loose[1], f"{type(self).__name__}'s {self._loose[0]}")
+# %% ../nbs/02_schedules.ipynb #249182aa
+@patch
+def check_bound(self:Timed):
+    "Raise a `ValueError` that says what to bind, unless all times are in steps"
+    if self._loose: raise _unknown(self._loose[1], f"{type(self).__name__}'s {self._loose[0]}")
 
 # %% ../nbs/02_schedules.ipynb #fb0343ed
 @dataclass(frozen=True)
@@ -540,6 +543,7 @@ def make_update_schedule(
     raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, a function of the step, "
         "or a dict with some of freq, start and stop, or with steps")
 
+# %% ../nbs/02_schedules.ipynb #d90449cd
 def update_steps(
     updates:UpdateSchedule, # With times in steps
     n_steps:int, # Steps of the whole run

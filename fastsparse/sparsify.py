@@ -387,23 +387,25 @@ def _looker(learn, xb):
     return lambda may_repair: repair_signal(model, xb, dense, may_repair)
 
 # %% ../nbs/04_sparsify.ipynb #e0d3b6b6
+def _is_untouched(learn, model, sparsity, init, mode):
+    "May weights be rescaled? A warning where random masks would throw trained ones away"
+    trained,is_random = shows_training(learn, model),isinstance(init, str) and init=='random'
+    if is_random and mode in (None,'auto') and sparsity and trained:
+        warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
+    return is_random and mode=='auto' and not trained
+
+# %% ../nbs/04_sparsify.ipynb #066d1ff6
 def sparsify_model(
     model, # A module or a `Learner`
     model_sparsity:float, # Fraction of the weights that is dead, in [0,1)
     sparse_f=uniform_sparsity, # The distribution, or its name, such as 'erk': parameters and model's sparsity → a sparsity for each
     enforce_mask=True, # Keep dead weights at zero from now on? If not, masks are applied once and the rest is left to the engine
-    # 'auto' rescales the weights of an untouched initialisation whose signal the masks kill, None leaves weights alone; others draw them
-    # anew, as `sparse_mode` of `init_kaiming_normal_sparse_`
-    sparse_init_mode='auto',
-    # 'random', 'magnitude', 'zeros' (what is zero is dead, whatever the sparsity), a function that returns a score or a mask, or a dict of
-    # masks by name
-    mask_init='random',
+    sparse_init_mode='auto', # 'auto' repairs the signal of untouched weights, None leaves them, others draw them as `init_kaiming_normal_sparse_`
+    mask_init='random', # 'random', 'magnitude', 'zeros' (what is zero is dead, at any sparsity), a function to a score or mask, or masks by name
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'; None is any
     chosen=None, # Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or a list; None is all
-    # Parameters to choose from besides those of known layers, said as for `chosen`; None is none, and () silences the warning that most are
-    # left out
-    also=None,
+    also=None, # Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that most are left out
     xb=None, # Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
 ) -> Enforced: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
     "Give the weights of `model` masks, and keep what is dead at zero"
@@ -412,13 +414,10 @@ def sparsify_model(
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
-    trained = shows_training(learn, model)
-    if mask_init=='random' and sparse_init_mode in (None,'auto') and model_sparsity and trained:
-        warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
+    untouched = _is_untouched(learn, model, model_sparsity, mask_init, sparse_init_mode)
     look = _looker(learn, xb) if sparse_init_mode=='auto' and model_sparsity else None
     for o,mask in zip(os, masks): register_mask(o, mask, None if sparse_init_mode=='auto' else sparse_init_mode)
     keep_from_broadcast(model)
-    untouched = isinstance(mask_init, str) and mask_init=='random' and sparse_init_mode=='auto' and not trained
     signal = look(untouched) if look else None
     res = enforce_masks(model) if enforce_mask else Enforced()
     res.signal = signal

@@ -216,6 +216,7 @@ def _lowest_live(mask, live, keep_f, n):
     score = at_f(at) if at_f else keep_f().reshape(-1).index_select(0, at)
     return at[lowest(score, n, among=torch.ones_like(at, dtype=torch.bool))]
 
+# %% ../nbs/00a_structures.ipynb #5ecdcb82
 @dataclass(frozen=True)
 class Unstructured(Structure):
     "Any mask"
@@ -332,6 +333,7 @@ def _cycles(gain):
     for _ in range(M): t = parent.gather(1, t)
     return tiles,t.view(-1),parent
 
+# %% ../nbs/00a_structures.ipynb #2405c68e
 def _regular(w, k):
     "Of all masks with `k` in each row and column of the tiles `w`, the one with the largest sum"
     i = torch.arange(w.shape[-1], device=w.device)
@@ -363,6 +365,7 @@ def _levels(score, must=None):
     w += ((s==math.inf).long()-(s==-math.inf).long())*unit*2**(2*e)-s.isnan().long()*unit*2**(4*e)
     return w if must is None else w.masked_fill(must, unit*2**(6*e))
 
+# %% ../nbs/00a_structures.ipynb #f23326c7
 @dataclass(frozen=True)
 class TransposableNM(Structure):
     "`n` live in each row and each column of every tile of `m` by `m`"
@@ -478,6 +481,7 @@ class _Whole(Structure):
 
 _how = '(?: (?P<reduce>mean|max|min|l2))?'
 
+# %% ../nbs/00a_structures.ipynb #c0d69a84
 @dataclass(frozen=True)
 class Block(_Whole):
     "Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1"
@@ -884,6 +888,7 @@ def _by_part(p, k, s):
     for (at,part),n,(_,e) in zip(s._parts(p.shape), k, s._sizes(p.shape)): mask[at] = checkerboard(p[at], n*e, part)
     return mask
 
+# %% ../nbs/00a_structures.ipynb #47e5a6f8
 def checkerboard(
     p:torch.Tensor, # Parameter of any shape; its first axis counts rows
     n:int, # How many weights live, a legal number
@@ -924,6 +929,7 @@ def _shuffled(mask, s, generator):
     n = s.count(mask.shape, count_live(mask))
     return s.top(torch.rand(mask.shape, generator=generator), n)
 
+# %% ../nbs/00a_structures.ipynb #5a27f4bc
 def masks_like(
     source, # A model, learner, state dict, file of one (`torch.save` or `learn.save`), or a dict of masks by `{name}_mask`
     shuffle=False, # Keep only each parameter's number of live weights, and draw new places?

@@ -38,6 +38,7 @@ def _checked(model):
 
 # %% ../nbs/10a_topology.ipynb #ddaf9b83
 colors = ['#0072b2','#d55e00','#009e73','#cc79a7','#e69f00','#56b4e9']  # Okabe and Ito's, which the colour-blind can tell apart
+
 markers = 'osD^vP'
 
 def _image_shape(n, shape):
@@ -63,6 +64,7 @@ def _bars(ax, values, xlabel, ylabel):
     ax.bar(range(len(values)), values.cpu(), color=colors[0], width=1.)
     ax.set(xlabel=xlabel, ylabel=ylabel)
 
+# %% ../nbs/10a_topology.ipynb #ca1d61e6
 def _plot_degrees(ax, found):
     "Degrees of outputs, sorted, over the fraction of units"
     for i,(name,(out,_)) in enumerate(list(found.items())[:len(colors)]):

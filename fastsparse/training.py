@@ -29,6 +29,7 @@ from warnings import warn
 # %% ../nbs/05_training.ipynb #650977d2
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
+
     def __init__(self, o, index):
         self._o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
@@ -46,6 +47,7 @@ class Slot:
 
     @property
     def p(self): return self.guard.p
+
     @property
     def mask(self): return self.guard.mask
 
@@ -53,43 +55,52 @@ class Slot:
         shown = self.o.module._buffers.get(f'{self.o.attr}_sparsity')
         return self.guard.stamp[1],None if shown is None else (id(shown), shown._version)
 
-    def sync(self):
-        "Count again if the mask was changed elsewhere, and take the sparsity that was asked for"
-        self.guard.check()
-        if self._stamp()==self.seen: return
-        o = self.o._replace(mask=self.mask)
-        live,asked = count_live(self.mask),asked_sparsity(o)
-        if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
-        elif not self.aims: self.target = live
-        self.live,self.seen,self.budget = live,self._stamp(),live
+# %% ../nbs/05_training.ipynb #b06ba0a3
+@patch
+def sync(self:Slot):
+    "Count again if the mask was changed elsewhere, and take the sparsity that was asked for"
+    self.guard.check()
+    if self._stamp()==self.seen: return
+    o = self.o._replace(mask=self.mask)
+    live,asked = count_live(self.mask),asked_sparsity(o)
+    if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
+    elif not self.aims: self.target = live
+    self.live,self.seen,self.budget = live,self._stamp(),live
 
-    @property
-    def shape(self): return self._o.shape
-    @property
-    def structure(self): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
+@patch(as_prop=True)
+def shape(self:Slot): return self._o.shape
 
-    def legal(self, n):
-        "The count next to `n` that the structure allows"
-        return n if self.method is None else self.structure.count(self.shape, n)
+@patch(as_prop=True)
+def structure(self:Slot): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
 
-    def fit(self, n):
-        "The count next to `n` that the structure allows, at least the fewest that it can have"
-        least = 1-ifnone(self.structure.sparsity, 1)
-        return self.legal(max(n, whole_up(least*self.n)))
+@patch
+def legal(self:Slot, n):
+    "The count next to `n` that the structure allows"
+    return n if self.method is None else self.structure.count(self.shape, n)
 
-    def steps(self, n, way):
-        "The count that the structure allows next to `n` in direction `way`, or nothing"
-        st,shape = self.structure,self.shape
-        k = st._per_group(shape, n)+way
-        return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
+@patch
+def fit(self:Slot, n):
+    "The count next to `n` that the structure allows, at least the fewest that it can have"
+    least = 1-ifnone(self.structure.sparsity, 1)
+    return self.legal(max(n, whole_up(least*self.n)))
 
-    def aim(self, target):
-        "Set the number of weights that should live"
-        self.target,self.aims = target,True
+# %% ../nbs/05_training.ipynb #3131fb4c
+@patch
+def steps(self:Slot, n, way):
+    "The count that the structure allows next to `n` in direction `way`, or nothing"
+    st,shape = self.structure,self.shape
+    k = st._per_group(shape, n)+way
+    return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
 
-    def around_step(self, opt):
-        "What `grow_state_f` wants to do before a step; it may return what is to be done after it"
-        return needs_of(self.method.grow_state_f).around_step(self.p, opt=opt, notes=self.notes)
+@patch
+def aim(self:Slot, target):
+    "Set the number of weights that should live"
+    self.target,self.aims = target,True
+
+@patch
+def around_step(self:Slot, opt):
+    "What `grow_state_f` wants to do before a step; it may return what is to be done after it"
+    return needs_of(self.method.grow_state_f).around_step(self.p, opt=opt, notes=self.notes)
 
 # %% ../nbs/05_training.ipynb #5f4888c0
 class Move(NamedTuple):
@@ -177,6 +188,7 @@ def _sparsity_text(engine):
 # %% ../nbs/05_training.ipynb #3127d1b8
 class SparseEngine:
     "Decides when and how the topology of `model` moves, and writes it"
+
     @delegates(Method)
     def __init__(self,
         model, # A module with masks, or a dense one with `sparsity`
@@ -204,7 +216,9 @@ class SparseEngine:
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self._begin(pairs, targets, initial)
 
-    def __repr__(self): return f"{type(self).__name__}({described(self.methods[0].settings, self.method)}{_sparsity_text(self)})"
+# %% ../nbs/05_training.ipynb #7ec81f27
+@patch
+def __repr__(self:SparseEngine): return f"{type(self).__name__}({described(self.methods[0].settings, self.method)}{_sparsity_text(self)})"
 
 @patch
 def _begin(self:SparseEngine, pairs, targets, initial):
@@ -246,6 +260,7 @@ def _check_held(self:SparseEngine, os):
     if os and not missing and any(id(p) in held for p in self.model.parameters()): return
     raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
 
+# %% ../nbs/05_training.ipynb #d18bd26c
 @patch
 def _final_sparsity(self:SparseEngine, m):
     "The sparsity that a number or a schedule leads to; 0 where the end isn't known"
@@ -573,6 +588,7 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
 # %% ../nbs/05_training.ipynb #5c821c9a
 class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
+
     def __init__(self, f, s, score_f):
         self.f,self.s,self.score_f,self.seen = f,s,score_f,[]
         self.needs = needs_of(f)
@@ -592,19 +608,21 @@ class _Scorer:
         "The scores at `places`, which are all the live ones, without the dead ones"
         return self._checked(None, self.s.guard.weights_at(places, self.needs.reads_grad))
 
-    def _in_parts(self, mask):
-        "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
-        parts = self.s.guard.parts(self.needs.reads_grad)
-        rows,p = next(parts)
-        score = self._checked(mask, p)
-        if score.shape==local_part(self.s.p).shape: return score
-        whole = score.new_empty(self.s.p.shape)
-        whole[rows] = score
-        del p,score  # before the next ones are made
-        for rows,p in parts:
-            whole[rows] = self._checked(mask, p)
-            del p
-        return whole
+# %% ../nbs/05_training.ipynb #89f852db
+@patch
+def _in_parts(self:_Scorer, mask):
+    "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
+    parts = self.s.guard.parts(self.needs.reads_grad)
+    rows,p = next(parts)
+    score = self._checked(mask, p)
+    if score.shape==local_part(self.s.p).shape: return score
+    whole = score.new_empty(self.s.p.shape)
+    whole[rows] = score
+    del p,score  # before the next ones are made
+    for rows,p in parts:
+        whole[rows] = self._checked(mask, p)
+        del p
+    return whole
 
 # %% ../nbs/05_training.ipynb #2a0dee32
 def _check_choice(o, mask, chosen, n):
@@ -764,12 +782,16 @@ def _checksum(state):
     return zlib.crc32(json.dumps([plain, slots], sort_keys=True, default=str).encode())
 
 # %% ../nbs/05_training.ipynb #ad078f82
-@patch
-def check_state(self:SparseEngine, state):
-    "A `ValueError` unless `state` is one that this run can go on from"
+def _check_is_state(state):
+    "A `ValueError` unless an engine of this version wrote `state`"
     if not isinstance(state, dict) or not {'schema','checksum','methods','slots','n_steps','last_t','seed','n_updates'}<=set(state):
         raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version: save the run again, or begin a new one")
     if state['schema']!=_schema: raise ValueError(f"the state has schema {state['schema']!r}, and this version reads {_schema}: take the version of fastsparse that wrote it")
+
+@patch
+def check_state(self:SparseEngine, state):
+    "A `ValueError` unless `state` is one that this run can go on from"
+    _check_is_state(state)
     mine,theirs = [(s.o.name, s.n) for s in self.slots],[(o['name'], o['size']) for o in state['slots']]
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
     if len(state['methods'])!=len(self.methods): raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(self.methods)}: pass the rules of the run that was saved")
@@ -804,8 +826,10 @@ def _check_opt(opt):
     if taken: raise ValueError("a DynamicSparseTraining is attached to this optimizer already: call its remove() first")
     return base
 
+# %% ../nbs/05_training.ipynb #fd969e58
 class DynamicSparseTraining(SparseEngine):
     "Dynamic sparse training of `model` by whoever calls `opt.step()`"
+
     @delegates(SparseEngine.__init__)
     def __init__(self, model, opt, n_steps=None, **kwargs):
         base = _check_opt(opt)
@@ -813,24 +837,6 @@ class DynamicSparseTraining(SparseEngine):
         self.t = 0
         self.handles = [base.register_step_pre_hook(self._before), base.register_step_post_hook(self._after)]
         self.prepare(self.t)
-
-    def _before(self, opt, args, kwargs):
-        closure = kwargs.get('closure', args[1] if len(args)>1 else None)
-        if closure is not None:
-            with torch.enable_grad(): loss = closure()
-            args,kwargs = args[:1],dict(closure=lambda: loss)
-        if self.before_step(self.t):
-            for p in (p for g in opt.param_groups for p in g['params']): p.grad = None
-        return args,kwargs
-
-    def _after(self, opt, args, kwargs):
-        self.after_step()
-        self.t += 1
-        self.prepare(self.t)
-
-    def step(self, *args, **kwargs):
-        "`opt.step()`"
-        return self.opt.step(*args, **kwargs)
 
     def state_dict(self): return dict(super().state_dict(), t=self.t)
 
@@ -844,3 +850,25 @@ class DynamicSparseTraining(SparseEngine):
         "Detach from the optimizer; masks stay enforced where they were"
         for h in self.handles: h.remove()
         super().remove()
+
+# %% ../nbs/05_training.ipynb #da85c317
+@patch
+def _before(self:DynamicSparseTraining, opt, args, kwargs):
+    closure = kwargs.get('closure', args[1] if len(args)>1 else None)
+    if closure is not None:
+        with torch.enable_grad(): loss = closure()
+        args,kwargs = args[:1],dict(closure=lambda: loss)
+    if self.before_step(self.t):
+        for p in (p for g in opt.param_groups for p in g['params']): p.grad = None
+    return args,kwargs
+
+@patch
+def _after(self:DynamicSparseTraining, opt, args, kwargs):
+    self.after_step()
+    self.t += 1
+    self.prepare(self.t)
+
+@patch
+def step(self:DynamicSparseTraining, *args, **kwargs):
+    "`opt.step()`"
+    return self.opt.step(*args, **kwargs)
