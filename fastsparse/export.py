@@ -226,8 +226,7 @@ def _misfit(notes, stored):
     for n,o in notes.items():
         if o.startswith('='):
             if o[1:] not in stored or n in stored: return f'{n} is said to be another name of {o[1:]}'
-        elif n not in stored or f'{n}:mask' not in stored or not re.fullmatch(r'[0-9]{1,18}(x[0-9]{1,18})*', o):
-            return f'there is no {n} of shape {o}'
+        elif n not in stored or f'{n}:mask' not in stored or not re.fullmatch(r'[0-9]{1,18}(x[0-9]{1,18})*', o): return f'there is no {n} of shape {o}'
         elif why := _bad_bits(stored[n], stored[f'{n}:mask'], prod(_shape(o))): return f'{n} {why}'
     return first(f'{k} belongs to no weight' for k in stored if k.endswith(':mask') and k.removesuffix(':mask') not in notes)
 
@@ -340,8 +339,7 @@ def _report(format, result, run, plain, xb, sizes, plan, note, answers):
 # %% ../nbs/34_export.ipynb #9c18e0eb
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''
 
-_modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, ''), shrunk=_shrunk, live=_stored('rows'),
-    csr=_stored('csr'),
+_modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, ''), shrunk=_shrunk, live=_stored('rows'), csr=_stored('csr'),
     condensed=_stored('condensed'), block=_stored('block'))
 _modules['2:4'] = _stored('2:4')
 _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
@@ -372,10 +370,6 @@ def _check_path(format, path):
     if kind in _files and kind!=format: raise ValueError(f"path ends with {path.suffix}, and the format {format!r} writes another kind of file: take another suffix, or format={kind!r}")
 
 # %% ../nbs/34_export.ipynb #4e8b7d77
-def _check_sizes(batch_sizes):
-    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
-    if batch_sizes is not None and not (isinstance(batch_sizes, (list,tuple)) and batch_sizes and all(map(is_count, batch_sizes))): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
-
 def _check(model, format, sample, path, batch_sizes):
     names = *_modules,*_files
     if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
@@ -383,7 +377,8 @@ def _check(model, format, sample, path, batch_sizes):
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     if path is not None: _check_path(format, Path(path))
-    _check_sizes(batch_sizes)
+    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
+    if batch_sizes is not None and not (isinstance(batch_sizes, (list,tuple)) and batch_sizes and all(map(is_count, batch_sizes))): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
     for name in _needs.get(format, ()): _extra(name)
     if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")
 

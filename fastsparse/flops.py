@@ -156,12 +156,7 @@ def __torch_dispatch__(self:FlopRecorder, func, types, args=(), kwargs=None):
         if any(isinstance(a, torch.Tensor) and a.is_nested for a in args): raise ValueError("nested tensors can't be counted: pass padded or packed ones")
         with self: return func.decompose(*args, **kwargs)
     out = func(*args, **kwargs)
-    if not self.paused: self._note(op, args, kwargs, out)
-    return out
-
-@patch
-def _note(self:FlopRecorder, op, args, kwargs, out):
-    "Count an operation that is a product, and follow a mask through one that keeps zeros"
+    if self.paused: return out
     if op in self.formulas:
         weight = first(args[i] for i in reversed(_operands.get(op, ())) if self.view(args[i]))
         self.add(self.formulas[op](*args, **kwargs, out_val=out), weight)
@@ -169,6 +164,7 @@ def _note(self:FlopRecorder, op, args, kwargs, out):
         res = out[0] if isinstance(out, tuple) else out
         v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
         if v: self.follow(res, v.name, v.root, v.mask)
+    return out
 
 # %% ../nbs/08_flops.ipynb #c713fb21
 @patch
@@ -332,7 +328,6 @@ def _shapes(x):
 class FlopsCounter(Callback):
     "Adds up the forward FLOPs of the training batches"
     order,run_valid,_stateattrs = Recorder.order+1,False,('profiles',)
-
     def __init__(self,
         sparse=True, # Live weights only? Otherwise as if no weight were masked
         verbose=False, # Add the running total to the recorder's output, as column `fwd_flops`?
@@ -360,23 +355,19 @@ class FlopsCounter(Callback):
 
     def note(self, xb, profile): self.profiles[_shapes(xb)] = profile
 
-# %% ../nbs/08_flops.ipynb #2faf620d
-@patch
-def after_pred(self:FlopsCounter):
-    "Add this batch"
-    profile = self.profiles[self.shapes]
-    self.n_flops += profile.total(self.sparse)
-    if profile.packed: del self.profiles[self.shapes]
+    def after_pred(self):
+        "Add this batch"
+        profile = self.profiles[self.shapes]
+        self.n_flops += profile.total(self.sparse)
+        if profile.packed: del self.profiles[self.shapes]
 
-@patch
-def after_train(self:FlopsCounter):
-    "Write the column"
-    if self.verbose: self.recorder.log.append(self.n_flops)
+    def after_train(self):
+        "Write the column"
+        if self.verbose: self.recorder.log.append(self.n_flops)
 
-@patch
-def after_fit(self:FlopsCounter):
-    "Don't wait for a forward that was cancelled"
-    if tap := _tap(self.model): tap.remove()
+    def after_fit(self):
+        "Don't wait for a forward that was cancelled"
+        if tap := _tap(self.model): tap.remove()
 
 # %% ../nbs/08_flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}
@@ -384,8 +375,7 @@ _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
     dense_fwd:float, # Dense forward FLOPs of the same
-    # The callback's keywords, such as `RigL_presets`; None for a static mask, and for dense training where both FLOPs are equal
-    preset:dict=None,
+    preset:dict=None, # The callback's keywords, such as `RigL_presets`; None for a static mask, and for dense training where both FLOPs are equal
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
     if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")

@@ -30,8 +30,7 @@ class SparseStatus:
         self.drop_fraction = max((o['drop_fraction'] for o in rows), default=0.)
 
     def __repr__(self):
-        step = f"step {self.step}, {self.n_updates} updates, {'' if self.due else 'not '}an update step"
-        return f"{step}, drop fraction {self.drop_fraction:.3f}\n{self.df.to_string(index=False)}"
+        return f"step {self.step}, {self.n_updates} updates, {'' if self.due else 'not '}an update step, drop fraction {self.drop_fraction:.3f}\n{self.df.to_string(index=False)}"
 
 _columns = ['parameter','weights','live','target','dropped','grown','sparsity','target_sparsity','drop_fraction']
 
@@ -197,8 +196,7 @@ def load_state_dict(self:SparseHistory,
     "Become the history that `state` is of"
     ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
     for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
-    self.steps,self.records = list(state['steps']),[o.numpy().copy() for o in state['records']]
-    self.params = [(name, tuple(shape)) for name,shape in state['params']]
+    self.steps,self.params,self.records = list(state['steps']),[(name, tuple(shape)) for name,shape in state['params']],[o.numpy().copy() for o in state['records']]
     self.start,self.ever,self.last,self.masks = *(ints(state[k]) for k in ('start','ever','last')),[ints(o) for o in state['masks']]
     return self
 

@@ -83,19 +83,15 @@ def sparseness_kind(
         types = {p.name: p.annotation for p in ps}
         own = [(p.name, p.annotation, dataclasses.field(default=p.default)) for p in ps]
         flag = [('mask_gradient', bool, dataclasses.field(default=False))]*shorthand.endswith(tuple(_flags))
-        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check), __doc__=f.__doc__,
-            __module__=f.__module__)
+        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check), __doc__=f.__doc__, __module__=f.__module__)
         cls = dataclasses.make_dataclass(f.__name__, own+flag, bases=(Sparseness,), frozen=True, repr=False, namespace=space)
         cls.__module__,cls.__qualname__ = f.__module__,f.__qualname__
         _kinds[shorthand] = cls
         return cls
     return _kind
 
-# %% ../nbs/20_learned.ipynb #8cb20e8a
 def as_sparseness(
-    # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a
-    # `Sparseness`
-    spec,
+    spec, # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a `Sparseness`
 ) -> Sparseness:
     "Parse a text or a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
     if isinstance(spec, Sparseness): return spec
@@ -163,11 +159,8 @@ class TopOf(Sparseness):
 
 def _from_structure(spec):
     "The kind that a structure, or a text in words, means; None for shorthands"
-    if isinstance(spec, Structure):
-        return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
-    top = r'top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?'
-    own = r'(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?)'
-    m = re.fullmatch(rf'(?:{top}|{own})(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
+    if isinstance(spec, Structure): return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
+    m = re.fullmatch(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
     if m is None: return None
     density,masked = m['density'] and float(m['density']),'M' in (m['flag'] or '')
     if density is not None and not m['rest']: return TopK(density, mask_gradient=masked)
@@ -231,7 +224,6 @@ def _choose(settings, score, x, seed, step, axes=(0,1,None)):
 # %% ../nbs/20_learned.ipynb #c7f0d49c
 class Sparsify(nn.Module):
     "Masks a tensor by a score of its own"
-
     def __init__(self,
         shape, # Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
         sparseness='DENSE', # A shorthand, or a `Sparseness`
@@ -257,21 +249,13 @@ class Sparsify(nn.Module):
     own_masks = 'mask','backward_mask'
     axes = (0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
-
-# %% ../nbs/20_learned.ipynb #61c1b986
-@patch(as_prop=True)
-def settings(self:Sparsify):
-    return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
-
-@patch
-def scored(self:Sparsify): return None
-
-@patch(as_prop=True)
-def shapeless(self:Sparsify): return isinstance(self.score, UninitializedParameter)
-
-@patch
-def need_shape(self:Sparsify):
-    if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
+    @property
+    def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
+    def scored(self): return None
+    @property
+    def shapeless(self): return isinstance(self.score, UninitializedParameter)
+    def need_shape(self):
+        if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
 
 # %% ../nbs/20_learned.ipynb #d042ea4f
 @patch
@@ -429,11 +413,9 @@ class _LazyMask(UninitializedBuffer):
     def __deepcopy__(self, memo): return memo.setdefault(id(self), _LazyMask())
     def __reduce_ex__(self, protocol): return _LazyMask,()
 
-# %% ../nbs/20_learned.ipynb #37c98eaf
 class LazySparsify(LazyModuleMixin, Sparsify):
     "A `Sparsify` that takes its shape from the first tensor it sees, and becomes a `Sparsify` then"
     cls_to_become = Sparsify
-
     def __init__(self,
         *args, # Settings of `Sparsify` without the shape
         batch_dims:int=1, # Leading dimensions that share one mask
@@ -513,9 +495,7 @@ class _OneForward:
     def end(self, module, args, out): self.mark(None)
 
 # %% ../nbs/20_learned.ipynb #5e657fe5
-def _may_learn(o):
-    if not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)): return True
-    return o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
+def _may_learn(o): return not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)) or o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
 
 def _chosen(model, sparseness):
     "A dict of owners `(module, attribute)` → name and sparseness"
@@ -558,9 +538,7 @@ def _rescale(sps):
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
 def learn_masks(
     model, # A module or a `Learner`
-    # A text, a shorthand or a `Sparseness`; or rules, a dict or pairs of pattern and sparseness, the first that names a weight wins, None
-    # is dense
-    sparseness='TOPK{0.5}(U)',
+    sparseness='TOPK{0.5}(U)', # A text, a shorthand or a `Sparseness`; or rules, a dict or pairs of pattern and sparseness, the first that names a weight wins, None is dense
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
@@ -677,7 +655,6 @@ class SparsificationManager:
 class LearnedMaskCallback(Callback):
     "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
-
     def __init__(self,
         refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
         **schedules # Setting → a `Schedule`, or `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
@@ -703,14 +680,11 @@ class LearnedMaskCallback(Callback):
     def after_fit(self):
         for m,every in getattr(self, 'was', {}).items(): m.configure(every=every)
 
-# %% ../nbs/20_learned.ipynb #13c9862e
-@patch
-def before_batch(self:LearnedMaskCallback):
-    t = self.epoch*len(self.dls.train)+self.iter
-    self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
+    def before_batch(self):
+        t = self.epoch*len(self.dls.train)+self.iter
+        self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
 
-@patch
-def after_loss(self:LearnedMaskCallback): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
+    def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 
 # %% ../nbs/20_learned.ipynb #506a42a7
 def own_magnitude(score, x):
@@ -746,9 +720,7 @@ def explore_decay(w, mask, backward_mask,
 ):
     "Squares of weights in A, and in B but not in A over A's density"
     w2 = w.square()
-    explored = torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1)
-    return decay*(torch.where(mask, w2, 0).sum()+explored)
+    return decay*(torch.where(mask, w2, 0).sum() + torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1))
 
 # %% ../nbs/20_learned.ipynb #6576d793
-TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100,
-    penalty=explore_decay, rescale=True)
+TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100, penalty=explore_decay, rescale=True)

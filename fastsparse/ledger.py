@@ -53,8 +53,7 @@ class RunCost:
 
     def __eq__(self, o): return isinstance(o, RunCost) and vars(self)==vars(o)
     def __repr__(self):
-        batches = f'{self.n_batches} batches, {self.n_dense} with dense gradients'
-        return f'{self.training:.4g} FLOPs in {batches}: {self.of_dense:.4f} of dense training'
+        return f'{self.training:.4g} FLOPs in {self.n_batches} batches, {self.n_dense} with dense gradients: {self.of_dense:.4f} of dense training'
 
 # %% ../nbs/11_ledger.ipynb #d877aeae
 @patch(as_prop=True)
@@ -152,14 +151,12 @@ def model_bits(
     model = module_of(model)
     masks = {id(o.module._parameters.get(o.attr)):o.mask for o in masked_params(model)}  # by what is stored, which may be live values only
     sizes = [(p, masks.get(id(p), p)) for p in model.parameters()]
-    return sum(param_bits(m.numel(), count_live(m) if sparse and m is not p else m.numel(), ifnone(bits, 8*p.element_size()))
-        for p,m in sizes)
+    return sum(param_bits(m.numel(), count_live(m) if sparse and m is not p else m.numel(), ifnone(bits, 8*p.element_size())) for p,m in sizes)
 
 # %% ../nbs/11_ledger.ipynb #eba80e02
 class Ledger(FlopsCounter):
     "What training costs and how much it tries, as columns of the progress table"
     _stateattrs = ('profiles','profile')
-
     def __init__(self,
         verbose:bool=True, # Add columns to the recorder's output?
     ):
@@ -167,8 +164,7 @@ class Ledger(FlopsCounter):
         self.cost,self.history,self.report = RunCost(),SparseHistory(),{}
 
     @property
-    def engine(self):
-        return first(e for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and (e := cb.engine) is not None)
+    def engine(self): return first(e for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and (e := cb.engine) is not None)
 
     def before_fit(self):
         "Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"
@@ -185,12 +181,10 @@ class Ledger(FlopsCounter):
 
     def before_backward(self): self.cost.add(*batch_flops(self.profile, dense_masks(self.engine) if self.engine is not None else ()))
 
-# %% ../nbs/11_ledger.ipynb #4340e13f
-@patch
-def after_train(self:Ledger):
-    "Write the columns"
-    self.report = self.look()
-    if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
+    def after_train(self):
+        "Write the columns"
+        self.report = self.look()
+        if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
 
 _columns = ['sparsity','ever_live','train_flops']
 
@@ -212,8 +206,7 @@ def look(self:Ledger) -> dict:
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
     profile = getattr(self, 'profile', None)
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')
-    return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense, inference=now,
-        mean_inference=self.cost.inference,
+    return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense, inference=now, mean_inference=self.cost.inference,
         bits=model_bits(self.model), dense_bits=model_bits(self.model, sparse=False))
 
 # %% ../nbs/11_ledger.ipynb #5b23e8b5

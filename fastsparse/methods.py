@@ -58,10 +58,8 @@ def _facts(o):
 
 def _short(o):
     "`o` as a reader would call it: a function by its name"
-    if isinstance(o, partial):
-        return f"{_short(o.func).strip('_')}({', '.join([*map(_short, o.args), *(f'{k}={_short(v)}' for k,v in o.keywords.items())])})"
-    if isinstance(o, BasicRepr):
-        return f"{type(o).__name__}({', '.join(f'{k}={_short(vars(o)[k])}' for k in signature(type(o)).parameters)})"
+    if isinstance(o, partial): return f"{_short(o.func).strip('_')}({', '.join([*map(_short, o.args), *(f'{k}={_short(v)}' for k,v in o.keywords.items())])})"
+    if isinstance(o, BasicRepr): return f"{type(o).__name__}({', '.join(f'{k}={_short(vars(o)[k])}' for k in signature(type(o)).parameters)})"
     return o.__name__ if hasattr(o, '__qualname__') else repr(o)
 
 # %% ../nbs/06_methods.ipynb #26bf0223
@@ -87,13 +85,11 @@ SNFS_presets = _named('SNFS', 'grows where the momentum is largest, and moves bu
 
 # %% ../nbs/06_methods.ipynb #7950cf1b
 RigL_presets = _named('RigL', 'drops the smallest weights, grows where the gradient is largest', '1911.11134',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75,
-    batches_per_update=Interval(100))
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=Interval(100))
 
 # %% ../nbs/06_methods.ipynb #948c0a3b
 ITOP_presets = _named('ITOP', 'RigL with long intervals and half of the weights replaced, so that more connections are tried', '2102.02887',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1.,
-    batches_per_update=Interval(4000))
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1., batches_per_update=Interval(4000))
 
 # %% ../nbs/06_methods.ipynb #0c2a0cf8
 GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',
@@ -102,8 +98,7 @@ GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along
 
 # %% ../nbs/06_methods.ipynb #93876b13
 GraNet_presets = _named('GraNet', 'starts half sparse, prunes along a cubic across layers, and regrows by gradient', '2106.10404',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75,
-    batches_per_update=Interval(1000),
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75, batches_per_update=Interval(1000),
     sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0), drop_count_f=drop_of_target)
 
 # %% ../nbs/06_methods.ipynb #cbd7b781
@@ -116,8 +111,7 @@ SoftMEST_presets = _named('SoftMEST', 'MEST with half as many connections more a
     **MEST_presets(sparsity_path=soft_bound_path(), drop_fraction=PiecewiseSchedule((1/3,.2,0.), (.5625,.75)), drop_count_f=drop_of_target))
 
 # %% ../nbs/06_methods.ipynb #2658751e
-SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few',
-    '2305.02299',
+SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few', '2305.02299',
     **RigL_presets(structure='fan-in ablate 0.3'))
 
 # %% ../nbs/06_methods.ipynb #3ed1b5f8
@@ -126,13 +120,11 @@ ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '21
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
-DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude,
-    grow_score_f=weight_magnitude,
+DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude, grow_score_f=weight_magnitude,
     initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #8bc1bd05
-CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude,
-    grow_score_f=Sampled(ch2_l3_score),
+CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score),
     drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #f93f24ba
@@ -208,6 +200,5 @@ def find_ticket(
 def methods_table(): # A `DataFrame`, a row for each method
     "The methods that can be asked for by name"
     import pandas as pd  # takes long to import, and only tables need it
-    rows = [{'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''}
-        for k,o in method_names.items()]
+    rows = [{'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''} for k,o in method_names.items()]
     return pd.DataFrame(rows).set_index('method')

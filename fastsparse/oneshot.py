@@ -63,8 +63,7 @@ def _with_axes(o): return o._replace(structure=o.structure.for_axes(axes_of(o.mo
 def _wanted(model, entries, target):
     "Weights and their targets; those that are to stay dense are left out"
     names = [o[0] for o in entries]
-    rules = read_rules(target, 'target') if isinstance(target, (dict,list)) else [*[(o,None) for o in names if 'lm_head' in o],
-        (lambda name,p: True,target)]
+    rules = read_rules(target, 'target') if isinstance(target, (dict,list)) else [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
     taken = assign(rules, names, [getattr(*o[1:]) for o in entries], model)
     return [(o,rules[k][1]) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
 
@@ -318,8 +317,7 @@ def _attention_inputs(m, o, qkv, kw):
 def _before_out_proj(m, qkv, kw):
     "What `m` returns when its `out_proj` is the identity"
     out,was = m.out_proj,m.out_proj._parameters
-    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=None if was['bias'] is None
-        else torch.zeros_like(was['bias']))
+    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=None if was['bias'] is None else torch.zeros_like(was['bias']))
     try: return m.forward(*qkv, **kw)[0]
     finally: out._parameters = was
 
@@ -341,8 +339,7 @@ def _recurrent_input(m, o, args, kwargs):
 # %% ../nbs/21_oneshot.ipynb #3542967f
 def _bar(xs, progress): return progress_bar(xs, leave=False) if progress else xs
 
-def _prunable(o):
-    return _product(o.module) in ('linear','conv','attention') or _product(o.module)=='recurrent' and o.attr.startswith('weight_ih')
+def _prunable(o): return _product(o.module) in ('linear','conv','attention') or _product(o.module)=='recurrent' and o.attr.startswith('weight_ih')
 
 def _outputs_first(o, t):
     "`t`, of the shape of the weight of `o`, with outputs first and inputs second"
@@ -399,8 +396,7 @@ def row_masks(
     s = score.flatten(1)
     k = torch.tensor(share_out([n/len(s)]*len(s), n), device=s.device)
     rank = torch.arange(s.shape[1], device=s.device).expand(s.shape)
-    return torch.zeros(s.shape, dtype=torch.bool, device=s.device).scatter_(1, (-s).sort(dim=1, stable=True).indices,
-        rank<k[:,None]).view(score.shape)
+    return torch.zeros(s.shape, dtype=torch.bool, device=s.device).scatter_(1, (-s).sort(dim=1, stable=True).indices, rank<k[:,None]).view(score.shape)
 
 def _wanda(o, n, statistic):
     norms = statistic(_squares)[0].sqrt()
@@ -435,7 +431,6 @@ def inverse_factor(
     if info.any(): raise ValueError(f"the inputs don't determine the weights with damp={damp}: take a larger damp, e.g. 0.01, or more data")
     return torch.linalg.cholesky(torch.cholesky_inverse(L), upper=True),dead
 
-# %% ../nbs/21_oneshot.ipynb #0ff99bf0
 def obs_prune(
     w:torch.Tensor, # Groups by outputs by columns, float64
     U:torch.Tensor, # From `inverse_factor`
@@ -563,8 +558,7 @@ def _needing_grad(ps):
 def prune_snip(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
-    # Batches with targets: `DataLoaders`, a loader, a dataset or an iterable; or `f(model)` that yields losses; a `Learner` brings its own
-    data=None,
+    data=None, # Batches with targets: `DataLoaders`, a loader, a dataset or an iterable; or `f(model)` that yields losses; a `Learner` brings its own
     loss_func=None, # `f(output, *targets)`; by default the `Learner`'s, or `output.loss`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
@@ -581,8 +575,7 @@ def grasp_scores(plan, calib, loss_func, progress=False):
     ps = [o.p for o in plan]
     with preserved(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
         g = mean_grads(ps, _losses(calib, loss_func, progress))
-        flow = lambda loss: sum((a*b).sum()
-            for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
+        flow = lambda loss: sum((a*b).sum() for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in _losses(calib, loss_func, progress)))
     return {o.name: o.p.detach()*h for o,h in zip(plan, Hg)}
 
@@ -641,7 +634,6 @@ def _adds(name):
     attr = name.rpartition('.')[2]
     return attr=='running_mean' or 'bias' in attr.split('_')
 
-# %% ../nbs/21_oneshot.ipynb #9b9b1005
 def _synflow(net, plan, xs, rounds, progress):
     "Scores after the last round; what went before is at -1"
     ps = [net.get_parameter(o.name) for o in plan]
@@ -699,8 +691,7 @@ def plot_sensitivity(
     "A line a layer"
     if ax is None: ax = plt.subplots(figsize=(6,3.2))[1]
     styles = [(m,l,c) for l,c in (('-','0'),('--','.4'),(':','.6')) for m in 'osD^v*']
-    for (name,row),(m,l,c) in zip(table.iterrows(), styles*(len(table)//len(styles)+1)):
-        ax.plot(row.index, row.values, marker=m, ls=l, color=c, label=name)
+    for (name,row),(m,l,c) in zip(table.iterrows(), styles*(len(table)//len(styles)+1)): ax.plot(row.index, row.values, marker=m, ls=l, color=c, label=name)
     ax.set(xlabel='sparsity of the layer', ylabel=ylabel)
     ax.legend(fontsize='small')
     return ax

@@ -21,8 +21,7 @@ from numbers import Real
 from pathlib import Path
 
 # %% ../nbs/12_rules.ipynb #f23fdd20
-_kept = 'norm|ln|embed|embedding|embeddings|embedder|lm_head|pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding'
-_left_out = re.compile(rf'(.*_)?({_kept})_?\d*')
+_left_out = re.compile(r'(.*_)?(norm|ln|embed|embedding|embeddings|embedder|lm_head|pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding)_?\d*')
 
 def default_filter(
     name:str, # A parameter's full name
@@ -65,8 +64,7 @@ def _build(key, f, kwargs):
 # %% ../nbs/12_rules.ipynb #20ba8f5b
 def _taken_as_is(key, spec):
     if spec is None: return key in may_be_none
-    return key=='grow_init_f' and isinstance(spec, Real) or key=='mask_init' and (spec in list(_inits) if isinstance(spec, str)
-        else isinstance(spec, dict))
+    return key=='grow_init_f' and isinstance(spec, Real) or key=='mask_init' and (spec in list(_inits) if isinstance(spec, str) else isinstance(spec, dict))
 
 def part(
     key:str, # A setting of `Method`
@@ -75,8 +73,7 @@ def part(
     "Turn what a file says into a setting"
     if key not in part_kinds or callable(spec) or _taken_as_is(key, spec): return spec
     if isinstance(spec, str): spec = dict(type=spec)
-    if isinstance(spec, dict) and isinstance(spec.get('type'), str):
-        return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
+    if isinstance(spec, dict) and isinstance(spec.get('type'), str): return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
     raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {', '.join(_known(key))}")
 
 # %% ../nbs/12_rules.ipynb #31164de8
@@ -161,10 +158,6 @@ def _said(key, value):
     if isinstance(value, partial) and (said := _bound_said(key, value)): return said
     if isinstance(value, BasicRepr): return dict(type=type(value).__name__, **_arguments(value))
     if isinstance(value, schedules.Time): return schedules._plain(value)
-    return _said_plainly(key, value)
-
-def _said_plainly(key, value):
-    "What a file says of numbers, texts, lists and dicts"
     if isinstance(value, (list,tuple)): return [_said(key, o) for o in value]
     if isinstance(value, dict): return {k:_said(key, o) for k,o in value.items()}
     if value is None or isinstance(value, (bool,int,float,str)): return value
@@ -177,8 +170,7 @@ def rules_spec(
     return rules.spec if isinstance(rules, Rules) else [_rule_spec(*o) for o in rules]
 
 # %% ../nbs/12_rules.ipynb #b7bbb1fb
-def _same(settings, preset):
-    return [k for k,v in preset.items() if k in settings and (settings[k] is v or type(settings[k]) is type(v) and settings[k]==v)]
+def _same(settings, preset): return [k for k,v in preset.items() if k in settings and (settings[k] is v or type(settings[k]) is type(v) and settings[k]==v)]
 
 def _preset_of(settings):
     "The name of the preset that `settings` began with, as far as one can see; None if they lack something of each"

@@ -11,7 +11,7 @@ __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_m
 import inspect,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.declared import declares,find_part,needs_of,same_needs
+from fastsparse.declared import declares,find_part,same_needs
 from fastsparse.schedules import ConstantSchedule,make_schedule
 from numbers import Integral,Real
 

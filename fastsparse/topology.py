@@ -38,7 +38,6 @@ def _checked(model):
 
 # %% ../nbs/10a_topology.ipynb #ddaf9b83
 colors = ['#0072b2','#d55e00','#009e73','#cc79a7','#e69f00','#56b4e9']  # Okabe and Ito's, which the colour-blind can tell apart
-
 markers = 'osD^vP'
 
 def _image_shape(n, shape):
@@ -64,7 +63,6 @@ def _bars(ax, values, xlabel, ylabel):
     ax.bar(range(len(values)), values.cpu(), color=colors[0], width=1.)
     ax.set(xlabel=xlabel, ylabel=ylabel)
 
-# %% ../nbs/10a_topology.ipynb #ca1d61e6
 def _plot_degrees(ax, found):
     "Degrees of outputs, sorted, over the fraction of units"
     for i,(name,(out,_)) in enumerate(list(found.items())[:len(colors)]):
@@ -79,8 +77,7 @@ def _plot_densities(ax, os):
     names,values = [o.name for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
-    ax.set_yticks(range(len(os)), names if len(os)<=12 else [n if i%(len(os)//12+1)==0 else '' for i,n in enumerate(names)],
-        fontsize='x-small')
+    ax.set_yticks(range(len(os)), names if len(os)<=12 else [n if i%(len(os)//12+1)==0 else '' for i,n in enumerate(names)], fontsize='x-small')
     ax.set_title('layers', fontsize='medium')
 
 def _plot_moves(ax, history):
@@ -140,8 +137,7 @@ def _frame(bits, shape, image_shape):
 def _write_gif(frames, steps, name, path, fps):
     fig,ax = plt.subplots(figsize=(3.2,3.2), layout='constrained')
     try:
-        aspect = 'equal' if frames[0].shape[0]==frames[0].shape[1] else 'auto'
-        im = ax.imshow(frames[0], cmap='cividis', vmin=0, vmax=max(f.max() for f in frames), aspect=aspect)
+        im = ax.imshow(frames[0], cmap='cividis', vmin=0, vmax=max(f.max() for f in frames), aspect='auto' if frames[0].shape[0]!=frames[0].shape[1] else 'equal')
         fig.colorbar(im, ax=ax, shrink=.8, label='live connections')
         def show(k):
             im.set_data(frames[k])

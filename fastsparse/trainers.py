@@ -37,7 +37,6 @@ def _write(state, path):
 # %% ../nbs/40_trainers.ipynb #451cffbe
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-
     def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, **settings):
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
         self.engine = self.saved = None
@@ -45,8 +44,7 @@ class _Driver:
     def make_sparse(self, model):
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
         if masked_params(model) or self.sparsity is None: return
-        sparsify_model(model, 0. if self.rises else self.sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed,
-            **self.sparsify)
+        sparsify_model(model, 0. if self.rises else self.sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed, **self.sparsify)
 
     @property
     def rises(self): return self.settings.get('sparsity_path') is not None
@@ -65,22 +63,18 @@ class _Driver:
         self.engine.remove()
         self.engine = None
 
-# %% ../nbs/40_trainers.ipynb #ef2c70e8
-@patch
-def numbers(self:_Driver):
-    "What a log shows"
-    if self.engine is None: return {}
-    counts = [(s.n, s.live) for s in self.engine.all]
-    return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
+    def numbers(self):
+        "What a log shows"
+        if self.engine is None: return {}
+        counts = [(s.n, s.live) for s in self.engine.all]
+        return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
 
 # %% ../nbs/40_trainers.ipynb #501043f2
 class SparseTrainerCallback(_Driver):
     "Sparse training under Hugging Face's `Trainer`"
-
     def __new__(cls, *args, **kwargs):
         base = need('transformers', 'hf').TrainerCallback
-        return object.__new__(cls if issubclass(cls, base)
-            else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
+        return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
 
     @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
     def __init__(self,
@@ -102,20 +96,15 @@ class SparseTrainerCallback(_Driver):
         if found is None: self.make_sparse(model)
         self.start(model, optimizer, state.max_steps, found)
 
-# %% ../nbs/40_trainers.ipynb #b4500b1a
-@patch
-def on_save(self:SparseTrainerCallback, args, state, control, **kwargs):
-    folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
-    if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
+    def on_save(self, args, state, control, **kwargs):
+        folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
+        if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
 
-# %% ../nbs/40_trainers.ipynb #b0e20196
-@patch
-def on_log(self:SparseTrainerCallback, args, state, control, logs=None, **kwargs):
-    for o in (logs, state.log_history[-1] if state.log_history else None):
-        if o is not None: o.update(self.numbers())
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for o in (logs, state.log_history[-1] if state.log_history else None):
+            if o is not None: o.update(self.numbers())
 
-@patch
-def on_train_end(self:SparseTrainerCallback, args, state, control, **kwargs): self.stop()
+    def on_train_end(self, args, state, control, **kwargs): self.stop()
 
 # %% ../nbs/40_trainers.ipynb #eb378633
 @patch
@@ -128,11 +117,9 @@ def _saved(self:SparseTrainerCallback, args, state):
 # %% ../nbs/40_trainers.ipynb #e2ee7a0c
 class SparseLightningCallback(_Driver):
     "Sparse training under Lightning's `Trainer`"
-
     def __new__(cls, *args, **kwargs):
         base = need('lightning.pytorch', 'lightning').Callback
-        return object.__new__(cls if issubclass(cls, base)
-            else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
+        return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
 
     @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
     def __init__(self,
@@ -149,28 +136,17 @@ class SparseLightningCallback(_Driver):
     def on_train_start(self, trainer, pl_module):
         if len(trainer.optimizers)!=1: raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
-        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, self.saved if trainer.global_step
-            else None)
+        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, self.saved if trainer.global_step else None)
 
-# %% ../nbs/40_trainers.ipynb #38dadb0d
-@patch
-def on_train_batch_end(self:SparseLightningCallback, trainer, pl_module, *args):
-    for k,v in self.numbers().items(): pl_module.log(k, float(v))
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        for k,v in self.numbers().items(): pl_module.log(k, float(v))
 
-@patch
-def on_train_end(self:SparseLightningCallback, trainer, pl_module): self.stop()
-
-@patch
-def on_exception(self:SparseLightningCallback, trainer, pl_module, exception): self.stop()
-
-# %% ../nbs/40_trainers.ipynb #104d2bce
-@patch
-def state_dict(self:SparseLightningCallback):
-    state = self.saved if self.engine is None else self.engine.state_dict()
-    return {} if state is None else dict(engine=state)
-
-@patch
-def load_state_dict(self:SparseLightningCallback, state): self.saved = state.get('engine')
+    def on_train_end(self, trainer, pl_module): self.stop()
+    def on_exception(self, trainer, pl_module, exception): self.stop()
+    def state_dict(self):
+        state = self.saved if self.engine is None else self.engine.state_dict()
+        return {} if state is None else dict(engine=state)
+    def load_state_dict(self, state): self.saved = state.get('engine')
 
 # %% ../nbs/40_trainers.ipynb #ce975d12
 def _writer(tracker):
