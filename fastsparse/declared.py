@@ -11,8 +11,10 @@ from fastcore.basics import *
 from functools import partial
 
 # %% ../nbs/00d_declared.ipynb #d5d6642f
-kinds = dict(score='a keep or grow score', redistribution="a layer's share of what grows", distribution='a sparsity for each parameter', drop_count='how many to drop',
-    start='where grown weights start', state="what becomes of the optimizer's state there", path='the way to a sparsity', mask='where masks come from')
+kinds = dict(score='a keep or grow score', redistribution="a layer's share of what grows", distribution='a sparsity for each parameter',
+    drop_count='how many to drop',
+    start='where grown weights start', state="what becomes of the optimizer's state there", path='the way to a sparsity',
+    mask='where masks come from')
 
 @dataclass(frozen=True)
 class Needs:
@@ -44,7 +46,8 @@ def declares(
 ): # A decorator
     "Say what a part of a method needs, and give it a name"
     if kind not in kinds: raise ValueError(f"kind is {kind!r}, and must be one of {', '.join(kinds)}")
-    flags = dict(reads_grad=reads_grad, elementwise=elementwise, dense_history=dense_history, brings_count=brings_count, reads_initial=reads_initial)
+    flags = dict(reads_grad=reads_grad, elementwise=elementwise, dense_history=dense_history, brings_count=brings_count,
+        reads_initial=reads_initial)
     if bad := [k for k,v in flags.items() if not isinstance(v, bool)]: raise ValueError(f"{bad[0]} is {flags[bad[0]]!r}, and must be True or False")
     if bad := [f for f in (around_step,check) if f is not None and not callable(f)]: raise ValueError(f"around_step and check must be functions, and one is {bad[0]!r}")
     needs = Needs(**flags, collector=collector, around_step=around_step, check=check)

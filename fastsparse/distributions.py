@@ -74,7 +74,8 @@ def erdos_renyi_sparsity(
     return [1-d for d in fill_budget(raw, sizes, (1-model_sparsity)*sum(sizes))]
 
 # %% ../nbs/01_distributions.ipynb #6188fcff
-_names = {'uniform': uniform_sparsity, 'first-dense': first_layer_dense_uniform, 'erk': erdos_renyi_sparsity, 'er': partial(erdos_renyi_sparsity, include_kernel=False)}
+_names = {'uniform': uniform_sparsity, 'first-dense': first_layer_dense_uniform, 'erk': erdos_renyi_sparsity,
+    'er': partial(erdos_renyi_sparsity, include_kernel=False)}
 
 def as_distribution(
     spec, # A name: 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk' or 'global'; or a distribution
@@ -115,7 +116,8 @@ def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     taken = math.fsum((1-d)*params[i].numel() for i,d in given.items())
     left = (1-model_sparsity)*n_all-taken
     _check_left(model_sparsity, n_all, n_rest, taken, left)
-    kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items() if o is not None}
+    kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items()
+        if o is not None}
     own = _call(as_distribution(sparse_f), [params[i] for i in rest], min(max(1-left/n_rest, 0.), 1.) if n_rest else 0., kwargs)
     if len(own)!=len(rest): raise ValueError(f"the distribution of the other layers returned {len(own)} sparsities for {len(rest)} parameters; it must return one for each")
     res = given | dict(zip(rest, own))
@@ -134,7 +136,8 @@ def _layers_dense(params, model_sparsity, names=None, patterns=(), sparse_f=unif
     dense = _places(patterns, params, names, 'the dense layer')
     return _with_rest(params, model_sparsity, {i:0. for i in dense}, sparse_f, names, **kwargs)
 
-def _layers_dense_by_score(params, model_sparsity, scores=None, **kwargs): return _layers_dense(params, model_sparsity, scores=scores, **kwargs)
+def _layers_dense_by_score(params, model_sparsity, scores=None, **kwargs):
+    return _layers_dense(params, model_sparsity, scores=scores, **kwargs)
 
 # %% ../nbs/01_distributions.ipynb #2f6d067c
 def _wants_scores(f): return 'scores' in inspect.signature(f).parameters
@@ -193,6 +196,7 @@ def _lifted(scores, sizes, budget, floors, alone):
             "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
     return counts
 
+# %% ../nbs/01_distributions.ipynb #c0c9b4f3
 def _with_floors(scores, sizes, budget, floors):
     "Layers below their floor get it, and the others compete for the rest"
     held = set()
@@ -305,6 +309,7 @@ def _column(head, rows, column):
     if re.fullmatch(r'[\d.]+%?', head[at].strip()): raise ValueError(f"the first row is {', '.join(head)}, and must be a heading")
     return at
 
+# %% ../nbs/01_distributions.ipynb #1a671c75
 def read_sparsities(
     path, # A .json, .yaml, .yml or .csv file
     column=None, # Heading or place of a CSV file's column of sparsities; the second one of two by default

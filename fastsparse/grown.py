@@ -53,7 +53,8 @@ def fresh_value(
 # %% ../nbs/05a_grown.ipynb #699e811d
 _second = ('exp_avg_sq','sqr_avg','square_avg')
 
-def _second_moments(p, opt): return [t for k,t in opt_state(opt, p).items() if k in _second and isinstance(t, torch.Tensor) and t.shape==p.shape]
+def _second_moments(p, opt):
+    return [t for k,t in opt_state(opt, p).items() if k in _second and isinstance(t, torch.Tensor) and t.shape==p.shape]
 
 def second_moment_from_live(
     p:torch.Tensor, # Parameter
@@ -119,7 +120,8 @@ def _adam_step(p, opt, w, idx, ages, sizes):
     m = state['exp_avg' if 'exp_avg' in state else 'grad_avg'].take(idx)
     v = first(state[k] for k in ('max_exp_avg_sq','exp_avg_sq','sqr_avg') if k in state).take(idx)
     dtype = torch.promote_types(p.dtype, torch.float)
-    corrections = lambda b: torch.tensor([1-b**a for a in ages], dtype=torch.double).repeat_interleave(torch.tensor(sizes)).to(p.device, dtype)
+    corrections = lambda b: torch.tensor([1-b**a for a in ages], dtype=torch.double).repeat_interleave(torch.tensor(sizes)).to(p.device,
+        dtype)
     c1,c2 = map(corrections, betas)
     return (w.to(dtype)*(1-lr*wd)-lr*(m.to(dtype)/c1)/((v.to(dtype)/c2).sqrt()+eps)).to(p.dtype)
 

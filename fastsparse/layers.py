@@ -47,7 +47,8 @@ def register_layer(
     inputs:int=1, # The axis of the weight along which the inputs lie
     outputs:int=0, # The axis along which the outputs lie
     experts:int=None, # The axis that counts experts, where a parameter holds a weight for each; None is one weight
-    product:str=None, # How it is multiplied: 'linear', 'conv', 'conv_transpose', 'attention', 'recurrent'; None is unknown, and such layers compute densely
+    # How it is multiplied: 'linear', 'conv', 'conv_transpose', 'attention', 'recurrent'; None is unknown, and such layers compute densely
+    product:str=None,
     default:bool=True, # Is it made sparse by `sparsify_model` without being asked for?
 ):
     "Tell the library of a type of layer; subclasses go by the same line unless they have their own"

@@ -131,7 +131,7 @@ def _exact_top(v, k):
 _n_sample = 2**14
 
 def _cut(s, among, n, k, sign=1):
-    "A value with a little more than `k` of the `n` entries of `sign*s` in `among` above it, judged by a sample; None if a sample can't help"
+    "A value that a little more than `k` of the `n` entries of `sign*s` in `among` lie above, by a sample; None if that can't help"
     if n<=4*_n_sample or not k or not s.is_floating_point(): return
     step = n//_n_sample|1  # odd, so that it doesn't walk down one column of a weight
     v = s[::step][among[::step]]*sign
@@ -208,7 +208,8 @@ def zero_dead_(
 def _pieces(*ts, size=2**18):
     "Tensors of one layout, piece by piece in the order of memory; whole on other devices or where the layouts differ"
     t = ts[0]
-    dense = t.is_contiguous() or any(t.is_contiguous(memory_format=o) for n,o in {4:torch.channels_last, 5:torch.channels_last_3d}.items() if n==t.ndim)
+    dense = t.is_contiguous() or any(t.is_contiguous(memory_format=o) for n,o in {4:torch.channels_last, 5:torch.channels_last_3d}.items()
+        if n==t.ndim)
     if t.numel()<=size or t.device.type!='cpu' or not dense or any(o.stride()!=t.stride() for o in ts): return [ts]
     return zip(*[o.as_strided((o.numel(),), (1,)).split(size) for o in ts])
 

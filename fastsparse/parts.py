@@ -40,7 +40,8 @@ def drop_of_target(
     return live-rest+whole_part(fraction*rest)
 
 # %% ../nbs/04a_parts.ipynb #bf3ac072
-part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution', drop_count_f='drop_count', grow_init_f='start',
+part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution',
+    drop_count_f='drop_count', grow_init_f='start',
     grow_state_f='state', sparsity_path='path', mask_init='mask')
 
 for _f in (uniform_sparsity, first_layer_dense_uniform, erdos_renyi_sparsity, global_sparsity, layers_dense,
@@ -133,6 +134,7 @@ def _check_sparsity_and_schedules(m):
 # %% ../nbs/04a_parts.ipynb #64770a10
 class Method:
     "The parts that choose the topology of some parameters"
+
     def __init__(self,
         batches_per_update:int=None, # Steps from one update to the next; an `Interval` gets shorter where the run is short
         initial_drop_grow_pct:float=0.3, # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
@@ -151,7 +153,8 @@ class Method:
         mask_init='random', # Where a dense model's masks come from, as in `sparsify_model`
         grow_init_f=None, # Where grown weights start: a number, or a function that returns a tensor like the parameter; None is zero
         grow_state_f=None, # What is done to the optimizer's state at grown places once it is zero; None is nothing
-        update_after_step:bool=False, # Update after the optimizer's step, with that step's own gradient, instead of before it? Then no step is replaced
+        # Update after the optimizer's step, with that step's own gradient, instead of before it? Then no step is replaced
+        update_after_step:bool=False,
     ):
         settings = {k:v for k,v in locals().items() if k!='self'}
         vars(self).update({k:named_part(k, v) for k,v in settings.items()}, structure=as_structure(structure))
@@ -159,21 +162,26 @@ class Method:
         _check_functions(self)
         _check_sparsity_and_schedules(self)
 
-    def __setattr__(self, k, v): raise AttributeError(f"{k} of a method can't be changed: make another Method with the settings that you want")
-    def __repr__(self): return f"Method({', '.join(f'{k}={v}' for k,v in self.settings.items() if v!=_default_texts[k])})"
+# %% ../nbs/04a_parts.ipynb #fee60d41
+@patch
+def __setattr__(self:Method, k, v): raise AttributeError(f"{k} of a method can't be changed: make another Method with the settings that you want")
 
-    @property
-    def settings(self): return {k:_text(v) for k,v in vars(self).items()}
+@patch
+def __repr__(self:Method): return f"Method({', '.join(f'{k}={v}' for k,v in self.settings.items() if v!=_default_texts[k])})"
 
-    @property
-    def replaces(self): return self.replace_step and not self.update_after_step
+@patch(as_prop=True)
+def settings(self:Method): return {k:_text(v) for k,v in vars(self).items()}
 
-    @property
-    def moves_sparsity(self): return not (self.sparsity is None or isinstance(self.sparsity, Real) and self.sparsity_path is None)
+@patch(as_prop=True)
+def replaces(self:Method): return self.replace_step and not self.update_after_step
+
+@patch(as_prop=True)
+def moves_sparsity(self:Method): return not (self.sparsity is None or isinstance(self.sparsity, Real) and self.sparsity_path is None)
 
 def _text(v):
     "What a setting is called, the same in every process"
-    if isinstance(v, partial): return f"{_text(v.func)}({', '.join([*map(_text, v.args), *(f'{k}={_text(o)}' for k,o in v.keywords.items())])})"
+    if isinstance(v, partial):
+        return f"{_text(v.func)}({', '.join([*map(_text, v.args), *(f'{k}={_text(o)}' for k,o in v.keywords.items())])})"
     if isinstance(v, dict): return f"dict of {len(v)}" if len(v)>8 else '{'+', '.join(f'{k}: {_text(o)}' for k,o in v.items())+'}'
     if isinstance(v, (list,tuple)): return f"[{', '.join(map(_text, v))}]"
     if hasattr(v, 'shape'): return f'tensor of {tuple(v.shape)}'
@@ -202,6 +210,7 @@ class Plan:
         if k.startswith('_') or k=='method': raise AttributeError(k)
         return getattr(self.method, k)
 
+# %% ../nbs/04a_parts.ipynb #f0b5fa5a
 @patch
 def bind(self:Method,
     n_steps:int=None, # Steps of the whole run; needed where something is given as a fraction of it
@@ -213,10 +222,12 @@ def bind(self:Method,
     if n_steps is not None: check_integer(n_steps, 'n_steps', ': the steps of the whole run, of which stop_pct is a fraction')
     for name,x in (('batch_size',batch_size),('steps_per_epoch',steps_per_epoch)):
         if x is not None: check_integer(x, name, ', or None where nothing is given in samples or epochs')
-    def steps(make, spec): return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+    def steps(make, spec):
+        return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     times = steps(make_update_schedule, self.updates)
     if self.replaces and getattr(times, 'freq', None)==1: raise ValueError(f"updates come at every step, and {_untrained}")
-    return Plan(self, n_steps, times, steps(make_schedule, self.drop_fraction), steps(make_schedule, self._open_path() if self.moves_sparsity else None))
+    return Plan(self, n_steps, times, steps(make_schedule, self.drop_fraction),
+        steps(make_schedule, self._open_path() if self.moves_sparsity else None))
 
 # %% ../nbs/04a_parts.ipynb #ff0705b2
 @patch

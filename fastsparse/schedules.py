@@ -142,6 +142,7 @@ def _check_order(ts, name):
 @dataclass(frozen=True)
 class Timed:
     "What schedules of numbers and of updates share: checked fields, and times that become steps"
+
     def __post_init__(self):
         for f in fields(self):
             name = f"{type(self).__name__}'s {f.name}"
@@ -161,13 +162,17 @@ class Timed:
         steps_per_epoch:int=None, # For times in epochs
     ): # The same schedule with all times in steps, not rounded
         "All times in steps; a `ValueError` that names what is missing for it"
-        def _f(t, k): return None if t is None else tuple(_f(o, k) for o in t) if isinstance(t, tuple) else in_steps(t, f"{type(self).__name__}'s {k}", **run)
+        def _f(t, k):
+            return None if t is None else tuple(_f(o, k) for o in t) if isinstance(t, tuple) else in_steps(t,
+                f"{type(self).__name__}'s {k}", **run)
         run = dict(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
         return replace(self, **{k: _f(t, k) for k,t in self.time_fields().items()})
 
-    def check_bound(self):
-        "Raise a `ValueError` that says what to bind, unless all times are in steps"
-        if self._loose: raise _unknown(self._loose[1], f"{type(self).__name__}'s {self._loose[0]}")
+# %% ../nbs/02_schedules.ipynb #249182aa
+@patch
+def check_bound(self:Timed):
+    "Raise a `ValueError` that says what to bind, unless all times are in steps"
+    if self._loose: raise _unknown(self._loose[1], f"{type(self).__name__}'s {self._loose[0]}")
 
 # %% ../nbs/02_schedules.ipynb #fb0343ed
 @dataclass(frozen=True)
@@ -255,7 +260,8 @@ class CosineDecaySchedule(Schedule):
     init:float # Value at step 0
     stop:Time=.75 # When it reaches `minimum`
     minimum:float=0. # Its last value
-    def at(self, step, n_updates): return _between(self.minimum, self.init, (1+math.cos(math.pi*step/self.stop))/2) if step<self.stop else self.minimum
+    def at(self, step, n_updates):
+        return _between(self.minimum, self.init, (1+math.cos(math.pi*step/self.stop))/2) if step<self.stop else self.minimum
     turns = _monotone
 
 # %% ../nbs/02_schedules.ipynb #6af9708c
@@ -392,7 +398,8 @@ class PositionSchedule(Schedule):
     def at(self, step, n_updates): return self.f(min(step/self.period, 1.))
 
 # %% ../nbs/02_schedules.ipynb #dcb8ebe0
-def _kinds(cls): return {k: o for sub in cls.__subclasses__() for k,o in (_kinds(sub)|{camel2snake(sub.__name__.removesuffix('Schedule')): sub}).items()}
+def _kinds(cls):
+    return {k: o for sub in cls.__subclasses__() for k,o in (_kinds(sub)|{camel2snake(sub.__name__.removesuffix('Schedule')): sub}).items()}
 
 def _make(cls, kind, kwargs):
     "A schedule from a dict of arguments; a `ValueError` that lists what it takes"
@@ -415,7 +422,8 @@ def make_schedule(
         found = first(k for k in kinds if k.replace('_', '')==kind.replace('_', ''))
         if not found: raise ValueError(f"type is {spec.get('type')!r}, and must be one of {', '.join(kinds)}")
         return _make(kinds[found], found, {k: o for k,o in spec.items() if k!='type'})
-    if callable(spec) and not isinstance(spec, (type,Timed)): return PositionSchedule(spec) if first(_signature(spec).parameters)=='pos' else FunctionSchedule(spec)
+    if callable(spec) and not isinstance(spec, (type,Timed)):
+        return PositionSchedule(spec) if first(_signature(spec).parameters)=='pos' else FunctionSchedule(spec)
     raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, or a dict whose type is one of {', '.join(kinds)}")
 
 # %% ../nbs/02_schedules.ipynb #c3c07202
@@ -485,7 +493,8 @@ class FreqSchedule(UpdateSchedule):
 
     def at(self, step): return step in self._range(step+1)
     def among(self, n_steps): return self._range(n_steps)
-    def _range(self, end): return range(_first_step(self.start), end if self.stop is None else min(_first_step(self.stop), end), max(round(self.freq), 1))
+    def _range(self, end):
+        return range(_first_step(self.start), end if self.stop is None else min(_first_step(self.stop), end), max(round(self.freq), 1))
 
 # %% ../nbs/02_schedules.ipynb #c966b6a4
 @dataclass(frozen=True)
@@ -534,6 +543,7 @@ def make_update_schedule(
     raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, a function of the step, "
         "or a dict with some of freq, start and stop, or with steps")
 
+# %% ../nbs/02_schedules.ipynb #d90449cd
 def update_steps(
     updates:UpdateSchedule, # With times in steps
     n_steps:int, # Steps of the whole run

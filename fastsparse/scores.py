@@ -11,7 +11,7 @@ __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_m
 import inspect,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.declared import declares,find_part,needs_of,same_needs
+from fastsparse.declared import declares,find_part,same_needs
 from fastsparse.schedules import ConstantSchedule,make_schedule
 from numbers import Integral,Real
 
@@ -80,7 +80,7 @@ def state_tensors(
     return grad_history(opt, p)+slow_weights(opt, p)
 
 # %% ../nbs/03_scores.ipynb #8af3eea8
-_no_momentum = "the optimizer keeps no average of `{}`'s gradients, which `gradient_momentum` reads: set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam"
+_no_momentum_text = "the optimizer keeps no average of `{}`'s gradients, which `gradient_momentum` reads: set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam"
 
 @declares(dense_history=True)
 def gradient_momentum(
@@ -92,7 +92,7 @@ def gradient_momentum(
     "Where the loss has been changing fastest; a `ValueError` if `opt` keeps no average of gradients"
     state = opt_state(opt, p)
     avg,sqr = [next((state[k] for k in ks if state.get(k) is not None), None) for ks in (_avgs, _sqrs)]
-    if avg is None: raise ValueError(_no_momentum.format(name))
+    if avg is None: raise ValueError(_no_momentum_text.format(name))
     if sqr is None: return avg.abs()
     group = next(o for o in opt.param_groups if any(q is p for q in o['params']))
     return avg.abs()/(sqr.sqrt()+group.get('eps', 1e-8))

@@ -15,7 +15,8 @@ from fastsparse.declared import declares,needs_of
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked,masked_params,storage_of,unhook
 from fastsparse.layers import axes_of,layer_of
-from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part,mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
+from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part
+from fastsparse.masks import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
 from fastsparse.patterns import named,need_named
 from fastsparse.scores import call_with,random_score,weight_magnitude
 from fastsparse.signal import batch_of,mark_fresh,output_spread,repair_signal
@@ -77,7 +78,8 @@ def _why_dense(owners, adapters=()):
     "Why a parameter with these `owners`, `Masked` without masks, is left dense; empty if it isn't"
     p = owners[0].p
     if any(getattr(o, 'requires_dense', False) for o in [p, *(o.module for o in owners)]): return 'requires_dense'
-    if any(isinstance(o.module, _never) for o in owners): return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
+    if any(isinstance(o.module, _never) for o in owners):
+        return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
     if any(id(o.module) in adapters for o in owners): return 'adapter'
     return _why_layer(owners) or ('' if p.is_floating_point() else f'of type {p.dtype}')
 
@@ -304,7 +306,8 @@ def module_copy(
 ) -> nn.Module:
     "A deep copy; tensors that a forward left in attributes are copied without their history, with which torch copies none"
     with torch._C.DisableTorchFunctionSubclass():
-        past = {id(t):t.detach().clone() for m in model.modules() for t in tree_leaves(vars(m)) if isinstance(t, torch.Tensor) and not t.is_leaf}
+        past = {id(t):t.detach().clone() for m in model.modules() for t in tree_leaves(vars(m)) if isinstance(t, torch.Tensor)
+            and not t.is_leaf}
     return copy.deepcopy(model, past)
 
 # %% ../nbs/04_sparsify.ipynb #97d322d7
@@ -371,7 +374,8 @@ def _choose(model, chosen, also):
 def shows_training(learn, model):
     "Do the weights, or the optimizer of a `Learner`, show that the model was trained?"
     opt = getattr(learn, 'opt', None)
-    return _looks_trained(model) or bool(opt is not None and not isinstance(learn, nn.Module) and any(any(k!='hypers' for k in s) for s in getattr(opt, 'state', {}).values()))
+    return _looks_trained(model) or bool(opt is not None and not isinstance(learn, nn.Module)
+        and any(any(k!='hypers' for k in s) for s in getattr(opt, 'state', {}).values()))
 
 def _looker(learn, xb):
     "Look at the dense signal now; returns what looks at the sparse one, or None where there is no batch"
@@ -383,17 +387,25 @@ def _looker(learn, xb):
     return lambda may_repair: repair_signal(model, xb, dense, may_repair)
 
 # %% ../nbs/04_sparsify.ipynb #e0d3b6b6
+def _is_untouched(learn, model, sparsity, init, mode):
+    "May weights be rescaled? A warning where random masks would throw trained ones away"
+    trained,is_random = shows_training(learn, model),isinstance(init, str) and init=='random'
+    if is_random and mode in (None,'auto') and sparsity and trained:
+        warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
+    return is_random and mode=='auto' and not trained
+
+# %% ../nbs/04_sparsify.ipynb #066d1ff6
 def sparsify_model(
     model, # A module or a `Learner`
     model_sparsity:float, # Fraction of the weights that is dead, in [0,1)
     sparse_f=uniform_sparsity, # The distribution, or its name, such as 'erk': parameters and model's sparsity → a sparsity for each
     enforce_mask=True, # Keep dead weights at zero from now on? If not, masks are applied once and the rest is left to the engine
-    sparse_init_mode='auto', # 'auto' rescales the weights of an untouched initialisation whose signal the masks kill, None leaves weights alone; others draw them anew, as `sparse_mode` of `init_kaiming_normal_sparse_`
-    mask_init='random', # 'random', 'magnitude', 'zeros' (what is zero is dead, whatever the sparsity), a function that returns a score or a mask, or a dict of masks by name
+    sparse_init_mode='auto', # 'auto' repairs the signal of untouched weights, None leaves them, others draw them as `init_kaiming_normal_sparse_`
+    mask_init='random', # 'random', 'magnitude', 'zeros' (what is zero is dead, at any sparsity), a function to a score or mask, or masks by name
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'; None is any
     chosen=None, # Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or a list; None is all
-    also=None, # Parameters to choose from besides those of known layers, said as for `chosen`; None is none, and () silences the warning that most are left out
+    also=None, # Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that most are left out
     xb=None, # Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
 ) -> Enforced: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
     "Give the weights of `model` masks, and keep what is dead at zero"
@@ -402,13 +414,10 @@ def sparsify_model(
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
-    trained = shows_training(learn, model)
-    if mask_init=='random' and sparse_init_mode in (None,'auto') and model_sparsity and trained:
-        warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
+    untouched = _is_untouched(learn, model, model_sparsity, mask_init, sparse_init_mode)
     look = _looker(learn, xb) if sparse_init_mode=='auto' and model_sparsity else None
     for o,mask in zip(os, masks): register_mask(o, mask, None if sparse_init_mode=='auto' else sparse_init_mode)
     keep_from_broadcast(model)
-    untouched = isinstance(mask_init, str) and mask_init=='random' and sparse_init_mode=='auto' and not trained
     signal = look(untouched) if look else None
     res = enforce_masks(model) if enforce_mask else Enforced()
     res.signal = signal
@@ -423,7 +432,8 @@ def _row(one, marks):
     if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=one.why or 'no mask')
     s,g = sparsity_from_tensor(o.mask),guard_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
-    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []) + ([g.remark] if g and g.remark else []))
+    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []) + ([g.remark] if g and g.remark
+        else []))
     return dict(row, live=count_live(o.mask), sparsity=s, target=ifnone(asked_sparsity(o), s), note=note)
 
 def _total(label, rows):
@@ -524,7 +534,8 @@ def unsparsify_parameter(
 # %% ../nbs/04_sparsify.ipynb #50a360cc
 def _mask_keys(state):
     "Names of masks in `state`, and the weights that they belong to"
-    return [(k, k.removesuffix('_mask')) for k in state if k.endswith('_mask') and isinstance(state.get(k.removesuffix('_mask')), torch.Tensor)]
+    return [(k, k.removesuffix('_mask')) for k in state if k.endswith('_mask')
+        and isinstance(state.get(k.removesuffix('_mask')), torch.Tensor)]
 
 def pack_masks(
     state:dict, # A model's state dict

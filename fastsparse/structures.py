@@ -100,7 +100,8 @@ def _per_group(self:Structure, shape, n):
     return k
 
 # %% ../nbs/00a_structures.ipynb #1d07bed3
-_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1), l2=lambda x: x.norm(dim=-1))
+_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
+    l2=lambda x: x.norm(dim=-1))
 
 @patch
 def _unit_scores(self:Structure, score):
@@ -161,7 +162,9 @@ def legal(self:Structure,
 @patch
 def move(self:Structure,
     mask:torch.Tensor, # Bool tensor, the live weights now
-    keep_f, # Called without arguments: scores of the parameter's shape, the lowest of the live ones go; a method `at`, if it has one, gives the scores at row-major places
+    # Called without arguments: scores of the parameter's shape, the lowest of the live ones go; a method `at`, if it has one, gives the
+    # scores at row-major places
+    keep_f,
     grow_f, # Called with the mask of what stays: scores of the parameter's shape, the highest come; None only drops
     n_drop:int, # How many live weights are dropped to make room, from 0 to all
     n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
@@ -213,6 +216,7 @@ def _lowest_live(mask, live, keep_f, n):
     score = at_f(at) if at_f else keep_f().reshape(-1).index_select(0, at)
     return at[lowest(score, n, among=torch.ones_like(at, dtype=torch.bool))]
 
+# %% ../nbs/00a_structures.ipynb #5ecdcb82
 @dataclass(frozen=True)
 class Unstructured(Structure):
     "Any mask"
@@ -329,6 +333,7 @@ def _cycles(gain):
     for _ in range(M): t = parent.gather(1, t)
     return tiles,t.view(-1),parent
 
+# %% ../nbs/00a_structures.ipynb #2405c68e
 def _regular(w, k):
     "Of all masks with `k` in each row and column of the tiles `w`, the one with the largest sum"
     i = torch.arange(w.shape[-1], device=w.device)
@@ -360,6 +365,7 @@ def _levels(score, must=None):
     w += ((s==math.inf).long()-(s==-math.inf).long())*unit*2**(2*e)-s.isnan().long()*unit*2**(4*e)
     return w if must is None else w.masked_fill(must, unit*2**(6*e))
 
+# %% ../nbs/00a_structures.ipynb #f23326c7
 @dataclass(frozen=True)
 class TransposableNM(Structure):
     "`n` live in each row and each column of every tile of `m` by `m`"
@@ -475,12 +481,14 @@ class _Whole(Structure):
 
 _how = '(?: (?P<reduce>mean|max|min|l2))?'
 
+# %% ../nbs/00a_structures.ipynb #c0d69a84
 @dataclass(frozen=True)
 class Block(_Whole):
     "Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1"
     rows:int # Outputs in a block
     cols:int # Inputs in a block
-    reduce:object='mean' # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
+    # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
+    reduce:object='mean'
     pad:bool=False # May the last blocks of outputs and of inputs be smaller?
     syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)(?: (?P<pad>pad))?'+_how,property(lambda self: 'block {rows}x{cols}' + ' pad'*self.pad)
     __str__ = _Whole.__str__
@@ -497,7 +505,8 @@ class Block(_Whole):
 
     def axes(self, shape):
         sides = self.sides(shape)
-        _needs(self, shape, not any(n%b for n,b in zip(shape, sides)), f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
+        _needs(self, shape, not any(n%b for n,b in zip(shape, sides)),
+            f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
         split = [o for n,b in zip(shape, sides) for o in (n//b, b)]
         return (*split, *shape[len(sides):]),[],[0,*([2] if len(sides)>1 else []),*range(4, len(shape)+2)]
 
@@ -509,7 +518,8 @@ def _ragged(self:Block, shape): return self.pad and any(n%b for n,b in zip(shape
 def _parts(self:Block, shape):
     "Rectangles that blocks of one size fill, and the structure of each"
     cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
-    return [(tuple(slice(a,z) for a,z,_ in cut), Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce)) for cut in itertools.product(*cuts)]
+    return [(tuple(slice(a,z) for a,z,_ in cut), Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce))
+        for cut in itertools.product(*cuts)]
 
 @patch
 def _sizes(self:Block, shape):
@@ -630,8 +640,9 @@ class InputGroups(Structure):
 
 # %% ../nbs/00a_structures.ipynb #b602774e
 _kinds = Unstructured,NM,TransposableNM,Block,FanIn,Kernels,OutputChannels,InputChannels,OutputGroups,InputGroups
-_grammar = ("'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', 'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', "
-    "'kernels', 'output channels', 'input channels', 'output groups 4', 'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels")
+_grammar = ("'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', "
+    "'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'input channels', 'output groups 4', "
+    "'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels")
 
 def _read(v):
     "A word of a text as a value"
@@ -877,6 +888,7 @@ def _by_part(p, k, s):
     for (at,part),n,(_,e) in zip(s._parts(p.shape), k, s._sizes(p.shape)): mask[at] = checkerboard(p[at], n*e, part)
     return mask
 
+# %% ../nbs/00a_structures.ipynb #47e5a6f8
 def checkerboard(
     p:torch.Tensor, # Parameter of any shape; its first axis counts rows
     n:int, # How many weights live, a legal number
@@ -908,7 +920,8 @@ def _masks_in(source):
     if isinstance(state, nn.Module): state = state.state_dict()
     if not isinstance(state, dict): raise ValueError(f"source is a {type(source).__name__}, and must be a model, a learner, a dict or a file with masks")
     if isinstance(state.get('model'), dict): state = state['model']
-    masks = {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask') and isinstance(v, torch.Tensor)}
+    masks = {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
+        and isinstance(v, torch.Tensor)}
     if not masks: raise ValueError("source has no masks: it needs tensors with names that end in '_mask', e.g. from a model that sparsify_model made sparse")
     return masks
 
@@ -916,6 +929,7 @@ def _shuffled(mask, s, generator):
     n = s.count(mask.shape, count_live(mask))
     return s.top(torch.rand(mask.shape, generator=generator), n)
 
+# %% ../nbs/00a_structures.ipynb #5a27f4bc
 def masks_like(
     source, # A model, learner, state dict, file of one (`torch.save` or `learn.save`), or a dict of masks by `{name}_mask`
     shuffle=False, # Keep only each parameter's number of live weights, and draw new places?

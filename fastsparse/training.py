@@ -29,6 +29,7 @@ from warnings import warn
 # %% ../nbs/05_training.ipynb #650977d2
 class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
+
     def __init__(self, o, index):
         self._o,self.index,self.n = o,index,o.p.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
@@ -46,6 +47,7 @@ class Slot:
 
     @property
     def p(self): return self.guard.p
+
     @property
     def mask(self): return self.guard.mask
 
@@ -53,43 +55,52 @@ class Slot:
         shown = self.o.module._buffers.get(f'{self.o.attr}_sparsity')
         return self.guard.stamp[1],None if shown is None else (id(shown), shown._version)
 
-    def sync(self):
-        "Count again if the mask was changed elsewhere, and take the sparsity that was asked for"
-        self.guard.check()
-        if self._stamp()==self.seen: return
-        o = self.o._replace(mask=self.mask)
-        live,asked = count_live(self.mask),asked_sparsity(o)
-        if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
-        elif not self.aims: self.target = live
-        self.live,self.seen,self.budget = live,self._stamp(),live
+# %% ../nbs/05_training.ipynb #b06ba0a3
+@patch
+def sync(self:Slot):
+    "Count again if the mask was changed elsewhere, and take the sparsity that was asked for"
+    self.guard.check()
+    if self._stamp()==self.seen: return
+    o = self.o._replace(mask=self.mask)
+    live,asked = count_live(self.mask),asked_sparsity(o)
+    if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
+    elif not self.aims: self.target = live
+    self.live,self.seen,self.budget = live,self._stamp(),live
 
-    @property
-    def shape(self): return self._o.shape
-    @property
-    def structure(self): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
+@patch(as_prop=True)
+def shape(self:Slot): return self._o.shape
 
-    def legal(self, n):
-        "The count next to `n` that the structure allows"
-        return n if self.method is None else self.structure.count(self.shape, n)
+@patch(as_prop=True)
+def structure(self:Slot): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
 
-    def fit(self, n):
-        "The count next to `n` that the structure allows, at least the fewest that it can have"
-        least = 1-ifnone(self.structure.sparsity, 1)
-        return self.legal(max(n, whole_up(least*self.n)))
+@patch
+def legal(self:Slot, n):
+    "The count next to `n` that the structure allows"
+    return n if self.method is None else self.structure.count(self.shape, n)
 
-    def steps(self, n, way):
-        "The count that the structure allows next to `n` in direction `way`, or nothing"
-        st,shape = self.structure,self.shape
-        k = st._per_group(shape, n)+way
-        return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
+@patch
+def fit(self:Slot, n):
+    "The count next to `n` that the structure allows, at least the fewest that it can have"
+    least = 1-ifnone(self.structure.sparsity, 1)
+    return self.legal(max(n, whole_up(least*self.n)))
 
-    def aim(self, target):
-        "Set the number of weights that should live"
-        self.target,self.aims = target,True
+# %% ../nbs/05_training.ipynb #3131fb4c
+@patch
+def steps(self:Slot, n, way):
+    "The count that the structure allows next to `n` in direction `way`, or nothing"
+    st,shape = self.structure,self.shape
+    k = st._per_group(shape, n)+way
+    return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
 
-    def around_step(self, opt):
-        "What `grow_state_f` wants to do before a step; it may return what is to be done after it"
-        return needs_of(self.method.grow_state_f).around_step(self.p, opt=opt, notes=self.notes)
+@patch
+def aim(self:Slot, target):
+    "Set the number of weights that should live"
+    self.target,self.aims = target,True
+
+@patch
+def around_step(self:Slot, opt):
+    "What `grow_state_f` wants to do before a step; it may return what is to be done after it"
+    return needs_of(self.method.grow_state_f).around_step(self.p, opt=opt, notes=self.notes)
 
 # %% ../nbs/05_training.ipynb #5f4888c0
 class Move(NamedTuple):
@@ -164,7 +175,8 @@ def described(
     method=None, # Its name, or None
 ) -> str:
     "What a `repr` says of a method"
-    parts = [f'method={method!r}'] if isinstance(method, str) else [f"{k}={settings[k]}" for k in ('keep_score_f','grow_score_f') if k in settings]
+    parts = [f'method={method!r}'] if isinstance(method, str) else [f"{k}={settings[k]}" for k in ('keep_score_f','grow_score_f')
+        if k in settings]
     if settings.get('updates') not in (None, 'None'): return ', '.join([*parts, f"updates={settings['updates']}"])
     return ', '.join([*parts, f"batches_per_update={settings.get('batches_per_update')}"])
 
@@ -176,6 +188,7 @@ def _sparsity_text(engine):
 # %% ../nbs/05_training.ipynb #3127d1b8
 class SparseEngine:
     "Decides when and how the topology of `model` moves, and writes it"
+
     @delegates(Method)
     def __init__(self,
         model, # A module with masks, or a dense one with `sparsity`
@@ -203,7 +216,9 @@ class SparseEngine:
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self._begin(pairs, targets, initial)
 
-    def __repr__(self): return f"{type(self).__name__}({described(self.methods[0].settings, self.method)}{_sparsity_text(self)})"
+# %% ../nbs/05_training.ipynb #7ec81f27
+@patch
+def __repr__(self:SparseEngine): return f"{type(self).__name__}({described(self.methods[0].settings, self.method)}{_sparsity_text(self)})"
 
 @patch
 def _begin(self:SparseEngine, pairs, targets, initial):
@@ -245,6 +260,7 @@ def _check_held(self:SparseEngine, os):
     if os and not missing and any(id(p) in held for p in self.model.parameters()): return
     raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
 
+# %% ../nbs/05_training.ipynb #d18bd26c
 @patch
 def _final_sparsity(self:SparseEngine, m):
     "The sparsity that a number or a schedule leads to; 0 where the end isn't known"
@@ -278,7 +294,8 @@ def _make_sparse(self:SparseEngine, entries, pairs):
     place,masks = {id(o.p):i for i,o in enumerate(entries)},[]
     for m,os in pairs:
         os = entries if self.whole else os
-        masks += zip(os, starting_masks(os, [place[id(o.p)] for o in os], m.sparsity_at(0), m.sparse_f, m.mask_init, self.seed, m.structure))
+        masks += zip(os, starting_masks(os, [place[id(o.p)] for o in os], m.sparsity_at(0), m.sparse_f, m.mask_init, self.seed,
+            m.structure))
     for o,mask in masks: register_mask(o, mask)
     keep_from_broadcast(self.model)
     enforce_masks(self.model)
@@ -336,7 +353,8 @@ def _targets(self:SparseEngine, m, t):
 def _ranks(self:SparseEngine, m, slots, t):
     "Keep scores for a distribution that compares weights across layers; dead ones come last"
     scores = [self._score(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1)) for s in slots]
-    return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf) for s,score in zip(slots, scores)]
+    return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf)
+        for s,score in zip(slots, scores)]
 
 @patch
 def _moves(self:SparseEngine, s, target, f):
@@ -402,13 +420,14 @@ def _warn_if_few(self:SparseEngine, m):
 @patch
 def _warn_if_rare(self:SparseEngine, m):
     slots = self.slots_of(m)
-    fits = lambda every: update_due(every, every, self.n_steps, m.stop_pct) and any(self._moves(s, s.target, m.fraction(every)) for s in slots)
+    fits = lambda every: update_due(every, every, self.n_steps, m.stop_pct) and any(self._moves(s, s.target, m.fraction(every))
+        for s in slots)
     if fits(m.batches_per_update): return self._warn_if_few(m)
     intervals = range(1+m.replace_step, min(m.batches_per_update, self.n_steps))
     n = bisect_left(intervals, True, key=lambda every: not fits(every))  # later updates drop less, so the first decides
     best = intervals[n-1] if n else None
-    hint = f"the largest batches_per_update that gives one is {best}" if best else "no batches_per_update gives one: train longer, or start from sparser masks"
-    warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={m.batches_per_update}; {hint}")
+    hint_text = f"the largest batches_per_update that gives one is {best}" if best else "no batches_per_update gives one: train longer, or start from sparser masks"
+    warn(f"this run of {self.n_steps} steps contains no update of the topology at batches_per_update={m.batches_per_update}; {hint_text}")
 
 # %% ../nbs/05_training.ipynb #f5443f0f
 @contextmanager
@@ -548,7 +567,8 @@ class _Hidden(torch.nn.Parameter):
 def _gradient_hidden(f, s):
     "Refuse to show the gradient of `s` to a part that hasn't declared that it reads it"
     p,needs = s.p,needs_of(f)
-    hides = type(p) is torch.nn.Parameter and f is not s.method.keep_score_f and not (needs.reads_grad or needs.dense_history or needs.collector)
+    hides = type(p) is torch.nn.Parameter and f is not s.method.keep_score_f and not (needs.reads_grad or needs.dense_history
+        or needs.collector)
     if hides: p.__class__ = _Hidden
     try: yield
     finally:
@@ -560,13 +580,15 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
     memo = s.memos.get(c.name) if c else None
     history = c.value(memo) if memo else torch.zeros_like(s.p) if c else None
     with _gradient_hidden(f, s):
-        return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t, n=n, generator=generator,
+        return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t,
+            n=n, generator=generator,
             history=history, initial=s.initial, n_updates=s.method.n_updates,
             n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
 # %% ../nbs/05_training.ipynb #5c821c9a
 class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
+
     def __init__(self, f, s, score_f):
         self.f,self.s,self.score_f,self.seen = f,s,score_f,[]
         self.needs = needs_of(f)
@@ -586,19 +608,21 @@ class _Scorer:
         "The scores at `places`, which are all the live ones, without the dead ones"
         return self._checked(None, self.s.guard.weights_at(places, self.needs.reads_grad))
 
-    def _in_parts(self, mask):
-        "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
-        parts = self.s.guard.parts(self.needs.reads_grad)
-        rows,p = next(parts)
-        score = self._checked(mask, p)
-        if score.shape==local_part(self.s.p).shape: return score
-        whole = score.new_empty(self.s.p.shape)
-        whole[rows] = score
-        del p,score  # before the next ones are made
-        for rows,p in parts:
-            whole[rows] = self._checked(mask, p)
-            del p
-        return whole
+# %% ../nbs/05_training.ipynb #89f852db
+@patch
+def _in_parts(self:_Scorer, mask):
+    "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
+    parts = self.s.guard.parts(self.needs.reads_grad)
+    rows,p = next(parts)
+    score = self._checked(mask, p)
+    if score.shape==local_part(self.s.p).shape: return score
+    whole = score.new_empty(self.s.p.shape)
+    whole[rows] = score
+    del p,score  # before the next ones are made
+    for rows,p in parts:
+        whole[rows] = self._checked(mask, p)
+        del p
+    return whole
 
 # %% ../nbs/05_training.ipynb #2a0dee32
 def _check_choice(o, mask, chosen, n):
@@ -652,7 +676,8 @@ def _movable(self:SparseEngine, m, t):
         s.sync()
         if m.lifted: s.guard.expect_dense()
     pairs = [(s, n) for s,n in zip(self.slots_of(m), self._targets(m, t)) if s.guard.has_grad and s.p.requires_grad]
-    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])  # a first gradient has no history yet
+    # a first gradient has no history yet
+    if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])
     moving = [o for o in pairs if self._moves(*o, f)]
     return moving if m.redistribute_f is None or not moving else pairs
 
@@ -693,14 +718,16 @@ def _write(self:SparseEngine, chosen):
         for o in moves:
             s,new = o.slot,o.slot.write(o, self.opt)
             if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask, notes=s.notes)
-            if not m.update_after_step: s.guard.open_step(self.opt)  # a step may follow, and torch has told the guard of it before the update
+            # a step may follow, and torch has told the guard of it before the update
+            if not m.update_after_step: s.guard.open_step(self.opt)
 
 @patch
 def _count(self:SparseEngine, times, moved):
     "Remember that the updates of `times` are done, and which methods moved"
     for m in times:
         m.pending,m.missed = None,0
-        for s in self.slots_of(m): s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
+        for s in self.slots_of(m):
+            s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
     for m in moved: m.n_updates,m.updated_at = m.n_updates+1,times[m]
     self.n_updates += bool(moved)
 
@@ -718,13 +745,17 @@ def _start(self:SparseEngine, m, move):
 
 # %% ../nbs/05_training.ipynb #f9f0bdb6
 @patch
-def state_dict(self:SparseEngine) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
+def state_dict(
+    self:SparseEngine,
+) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update), masked=storage_of(s.p).checksum(s.mask),
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
+        masked=storage_of(s.p).checksum(s.mask),
         memos=s.memos, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
-    state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods, slots=slots, plan=plan)
+    state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
+        slots=slots, plan=plan)
     return dict(state, checksum=_checksum(state))
 
 @patch
@@ -751,12 +782,16 @@ def _checksum(state):
     return zlib.crc32(json.dumps([plain, slots], sort_keys=True, default=str).encode())
 
 # %% ../nbs/05_training.ipynb #ad078f82
-@patch
-def check_state(self:SparseEngine, state):
-    "A `ValueError` unless `state` is one that this run can go on from"
+def _check_is_state(state):
+    "A `ValueError` unless an engine of this version wrote `state`"
     if not isinstance(state, dict) or not {'schema','checksum','methods','slots','n_steps','last_t','seed','n_updates'}<=set(state):
         raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version: save the run again, or begin a new one")
     if state['schema']!=_schema: raise ValueError(f"the state has schema {state['schema']!r}, and this version reads {_schema}: take the version of fastsparse that wrote it")
+
+@patch
+def check_state(self:SparseEngine, state):
+    "A `ValueError` unless `state` is one that this run can go on from"
+    _check_is_state(state)
     mine,theirs = [(s.o.name, s.n) for s in self.slots],[(o['name'], o['size']) for o in state['slots']]
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
     if len(state['methods'])!=len(self.methods): raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(self.methods)}: pass the rules of the run that was saved")
@@ -791,8 +826,10 @@ def _check_opt(opt):
     if taken: raise ValueError("a DynamicSparseTraining is attached to this optimizer already: call its remove() first")
     return base
 
+# %% ../nbs/05_training.ipynb #fd969e58
 class DynamicSparseTraining(SparseEngine):
     "Dynamic sparse training of `model` by whoever calls `opt.step()`"
+
     @delegates(SparseEngine.__init__)
     def __init__(self, model, opt, n_steps=None, **kwargs):
         base = _check_opt(opt)
@@ -800,24 +837,6 @@ class DynamicSparseTraining(SparseEngine):
         self.t = 0
         self.handles = [base.register_step_pre_hook(self._before), base.register_step_post_hook(self._after)]
         self.prepare(self.t)
-
-    def _before(self, opt, args, kwargs):
-        closure = kwargs.get('closure', args[1] if len(args)>1 else None)
-        if closure is not None:
-            with torch.enable_grad(): loss = closure()
-            args,kwargs = args[:1],dict(closure=lambda: loss)
-        if self.before_step(self.t):
-            for p in (p for g in opt.param_groups for p in g['params']): p.grad = None
-        return args,kwargs
-
-    def _after(self, opt, args, kwargs):
-        self.after_step()
-        self.t += 1
-        self.prepare(self.t)
-
-    def step(self, *args, **kwargs):
-        "`opt.step()`"
-        return self.opt.step(*args, **kwargs)
 
     def state_dict(self): return dict(super().state_dict(), t=self.t)
 
@@ -831,3 +850,25 @@ class DynamicSparseTraining(SparseEngine):
         "Detach from the optimizer; masks stay enforced where they were"
         for h in self.handles: h.remove()
         super().remove()
+
+# %% ../nbs/05_training.ipynb #da85c317
+@patch
+def _before(self:DynamicSparseTraining, opt, args, kwargs):
+    closure = kwargs.get('closure', args[1] if len(args)>1 else None)
+    if closure is not None:
+        with torch.enable_grad(): loss = closure()
+        args,kwargs = args[:1],dict(closure=lambda: loss)
+    if self.before_step(self.t):
+        for p in (p for g in opt.param_groups for p in g['params']): p.grad = None
+    return args,kwargs
+
+@patch
+def _after(self:DynamicSparseTraining, opt, args, kwargs):
+    self.after_step()
+    self.t += 1
+    self.prepare(self.t)
+
+@patch
+def step(self:DynamicSparseTraining, *args, **kwargs):
+    "`opt.step()`"
+    return self.opt.step(*args, **kwargs)
