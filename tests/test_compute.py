@@ -20,6 +20,7 @@ from fastsparse.kernels import backward
 from fastsparse.compute import LiveLayer,LiveGuard,store_dense,swappable
 from fastcore.imports import noop
 from fastsparse.declared import declares
+from fastsparse.vectors import why_not
 from functools import partial
 from helpers import *
 from torch import nn
@@ -1034,3 +1035,136 @@ def test_gradients_that_were_assigned_are_noticed():
     for _ in range(3): step()
     with pytest.warns(UserWarning, match='no backward of its layer'):
         for _ in range(3): step()
+
+# --- convolutions
+
+class Pixels(nn.Module):
+    "Convolutions of many kinds, of which some stay dense"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Conv2d(3, 8, 3, padding=1),nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False),nn.Conv2d(8, 6, (5,3), padding='same', dilation=(1,2))
+        self.d,self.e,self.f = nn.Conv2d(6, 6, 2, padding='valid'),nn.Conv1d(6, 5, 3, padding=2, stride=2),nn.Conv2d(6, 6, 1)
+        self.groups,self.deep,self.up,self.mirror = nn.Conv2d(8, 8, 3, padding=1, groups=2),nn.Conv2d(6, 6, 3, padding=1, groups=6),nn.ConvTranspose2d(6, 6, 1),nn.Conv2d(6, 6, 3, padding=1, padding_mode='reflect')
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        x = self.groups(self.norm(self.b(self.a(x).relu())).relu())
+        x = self.mirror(self.up(self.deep(self.c(x)))).tanh()
+        return self.e(self.f(self.d(x)).flatten(2).relu())
+
+live_convs = [f'{o}.weight' for o in 'abcdef']
+dense_convs = {'groups.weight':'has groups', 'deep.weight':'depthwise', 'up.weight':'no sparse product in ConvTranspose2d', 'mirror.weight':'padding_mode is reflect'}
+
+def pixels(opt_f=torch_opts['adam'], compute=True, layout=torch.contiguous_format):
+    torch.manual_seed(0)
+    model = Pixels().double().to(memory_format=layout)
+    sparsify_model(model, .6, seed=0)
+    opt = opt_f(list(model.parameters()))
+    report = sparse_compute(model, None, opt, {n:'rows' for n in live_convs}) if compute else None
+    return model,opt,report
+
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('method', ['static','SET','RigL','prune'])
+def test_convolutions_train_as_the_masked_ones(method, layout):
+    "Kernels, strides, padding, dilation, one dimension and two: losses, masks, weights and outputs in evaluation; others stay dense by name"
+    if why_not(): pytest.skip('convolutions have kernels where Numba is')
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, prune=dict(grow_score_f=None, sparsity=.8, replace_step=False))
+    res,xb = [],torch.randn(5, 3, 11, 9, generator=torch.Generator().manual_seed(1)).double().to(memory_format=layout)
+    for compute in (False,True):
+        model,opt,report = pixels(compute=compute, layout=layout)
+        if compute: assert {o.name for o in masked_params(model) if is_live(o)}==set(live_convs) and all(dict(zip(report.df.parameter, report.df.note))[n]==why for n,why in dense_convs.items())
+        dst = opt if method=='static' else DynamicSparseTraining(model, opt, 24, **{**parts[method], 'batches_per_update':5}, seed=0)
+        losses = []
+        for t in range(24):
+            loss = (model(xb+.01*t)-1).pow(2).mean()
+            loss.backward()
+            losses.append(loss.item())
+            dst.step()
+            opt.zero_grad()
+        with torch.no_grad(): res.append((losses, masks_of(model), model, model.eval()(xb)))
+    (la,ma,a,ya),(lb,mb,b,yb) = res
+    assert la==pytest.approx(lb, abs=1e-8) and same_masks(ma, mb)
+    assert_equal_models(a, b, 1e-6)
+    torch.testing.assert_close(ya, yb, rtol=1e-6, atol=1e-6)
+
+def test_convolutions_copy_pickle_load_and_come_back():
+    "Each is the masked model's, and images without a batch, autocast and tensors that are given are served"
+    if why_not(): pytest.skip('convolutions have kernels where Numba is')
+    (a,_,_),(b,ob,report) = pixels(compute=False),pixels()
+    xb = torch.randn(2, 3, 11, 9).double()
+    a.eval(),b.eval()
+    with torch.no_grad():
+        for m in (b, deepcopy(b), pickle.loads(pickle.dumps(b))): torch.testing.assert_close(m(xb), a(xb))
+        torch.testing.assert_close(b.a(xb[0]), a.a(xb[0]))
+        torch.testing.assert_close(torch.func.functional_call(b, dict(a.state_dict()), (xb,)), a(xb))
+        with torch.autocast('cpu'): assert b.a(xb).dtype==torch.bfloat16
+    b.load_state_dict({k:2*v if v.is_floating_point() else v for k,v in a.state_dict().items()})
+    torch.testing.assert_close(b.state_dict()['c.weight'], 2*a.state_dict()['c.weight'])
+    report.remove()
+    assert [type(m) for m in b.modules()]==[type(m) for m in a.modules()] and '_live' not in vars(b.a)
+
+def test_convolutions_without_kernels(monkeypatch):
+    "Without Numba those of one pixel are products of torch's, and others stay dense by name; a weight of a type without kernels is made dense for each product"
+    import fastsparse.compute as room
+    b,_,_ = pixels()
+    x = torch.randn(2, 3, 11, 9)
+    want = b.a(x.double())
+    torch.testing.assert_close(b.bfloat16().a(x.bfloat16()).double(), want, rtol=.1, atol=.1)
+    monkeypatch.setattr(room, 'why_not', lambda: 'no Numba here')
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3))
+    sparsify_model(model, .5, seed=0)
+    y = model(x)
+    assert swappable(model)=={'0.weight':'', '1.weight':'no Numba here'}
+    sparse_compute(model, None, plan={'0.weight':'rows'})
+    torch.testing.assert_close(model(x), y)
+
+def test_a_vision_learner_trains_on_live_weights(tmp_path, monkeypatch):
+    "With one argument of the callback; a swapped ResNet pickles, and a plain one is left"
+    if why_not(): pytest.skip('convolutions have kernels where Numba is')
+    from fastai.data.core import DataLoaders
+    from fastai.vision.learner import vision_learner
+    from torchvision.models import resnet18
+    monkeypatch.setattr(compute, '_layer_ratio', lambda *args: 2.)
+    g = torch.Generator().manual_seed(0)
+    items = [(torch.randn(3, 32, 32, generator=g), i%2) for i in range(12)]
+    dls = DataLoaders.from_dsets(items, items[:4], bs=4, num_workers=0, device='cpu')
+    dls.c = 2
+    learn = vision_learner(dls, resnet18, pretrained=False, normalize=False, loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    seen = []
+    class Look(Callback):
+        def after_batch(self): seen.append(sum(isinstance(m, compute.LiveConv2d) for m in self.learn.model.modules()))
+        def after_epoch(self): self.copy = pickle.loads(pickle.dumps(self.learn.model))
+    cb = DynamicSparseTrainingCallback(**{**RigL_presets, 'batches_per_update':2}, sparsity=.9, sparse_compute=True)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(2, 1e-3, cbs=[cb, look := Look()])
+    assert max(seen)==20 and cb.state['n_updates']>0
+    assert not any(isinstance(m, LiveLayer) for m in learn.model.modules()) and all(o.p.shape==o.mask.shape for o in masked_params(learn.model))
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(look.copy.eval()(x), learn.model.eval()(x), rtol=1e-3, atol=1e-4)
+
+# --- what stays dense, and what is told of it
+
+class Own(nn.Linear):
+    def forward(self, x): return super().forward(x).relu()
+
+def test_layers_that_compute_in_their_own_way_stay_dense():
+    "Subclasses and replaced forwards, attention with extra keys, and recurrent layers, each with its reason"
+    model = nn.ModuleDict(dict(own=Own(4,4), plain=nn.Linear(4,4), patched=nn.Linear(4,4), attn=nn.MultiheadAttention(4, 2, add_zero_attn=True), rnn=nn.LSTM(4,4)))
+    model['patched'].forward = model['plain'].forward
+    sparsify_model(model, .5, seed=0)
+    why = swappable(model)
+    assert 'Own is a subclass of Linear' in why['own.weight'] and why['plain.weight']=='' and why['patched.weight']=='its forward was replaced'
+    assert 'add_zero_attn' in why['attn.in_proj_weight'] and 'add_zero_attn' in why['attn.out_proj.weight'] and why['rnn.weight_ih_l0']=='no sparse product in LSTM'
+
+def test_an_optimizer_is_left_as_it_was():
+    "No methods and no hooks of ours stay with it; and while they are there, it pickles"
+    for name in ('fastai_adam','adam'):
+        _,(b,opt,report) = pair(dmlp, opts[name])
+        steps(b, opt, 2, *data(dmlp()))
+        if name=='fastai_adam': assert list(pickle.loads(pickle.dumps(opt)).state_dict()['state'][0])==list(opt.state_dict()['state'][0])
+        report.remove()
+        assert 'state_dict' not in vars(opt) and not getattr(opt, '_optimizer_state_dict_post_hooks', {}) and not getattr(opt, '_optimizer_load_state_dict_pre_hooks', {})
+
+def test_updates_after_the_step_are_refused():
+    "They keep a dense gradient through it"
+    _,(b,opt,_) = pair(dmlp, opts['sgd'])
+    with pytest.raises(ValueError, match='update_after_step'): DynamicSparseTraining(b, opt, 20, **{**RigL_presets, 'batches_per_update':4}, update_after_step=True)
