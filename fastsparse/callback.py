@@ -92,7 +92,7 @@ def before_fit(self:DynamicSparseTrainingCallback):
     if self.compute: self._load_compute()
     if self.repair: self._repair()
     self._make_engine(len(self.dls.train))
-    if self.plan is not None: self.start_compute()
+    if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self.start_compute(batch_of(self.learn))  # before the model is wrapped
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
 @patch
@@ -142,7 +142,7 @@ def _check_start(self:DynamicSparseTrainingCallback, next_t, t):
 def before_batch(self:DynamicSparseTrainingCallback):
     if self.engine is None: return
     self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-    if self.compute: self.start_compute()
+    if self.compute: self.start_compute(self.learn.xb)
     self.engine.prepare(self.t0+self.iter, self.accumulates)
 
 @patch

@@ -16,6 +16,7 @@ from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
+from fastsparse.guards import masked_params
 from fastsparse.masks import count_live
 from fastsparse.parts import dense_batches,Method
 from fastsparse.sparsify import module_of
@@ -201,13 +202,11 @@ def unfused():
 @contextmanager
 def _with_dense_weights(model):
     "Weights of which only live values are stored are dense tensors for a while"
-    stored = [(m, attr, vars(m)[attr], live) for m in model.modules() for attr,live in m._parameters.items() if attr in vars(m)]
-    for m,attr,face,_ in stored:
-        m._parameters[attr] = face.clone()
-        del vars(m)[attr]
+    stored = [o for o in masked_params(model) if o.p.shape!=o.shape]
+    for o in stored: o.module._parameters[o.attr] = o.weight
     try: yield
     finally:
-        for m,attr,face,live in stored: m._parameters[attr],vars(m)[attr] = live,face
+        for o in stored: o.module._parameters[o.attr] = o.p
 
 # %% ../nbs/08_flops.ipynb #43befb3e
 @contextmanager

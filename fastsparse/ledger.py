@@ -149,7 +149,7 @@ def model_bits(
 ) -> int:
     "Bits of all parameters"
     model = module_of(model)
-    masks = {id(o.module._parameters.get(o.attr)):o.mask for o in masked_params(model)}  # by what is stored, which may be live values only
+    masks = {id(o.p):o.mask for o in masked_params(model)}
     sizes = [(p, masks.get(id(p), p)) for p in model.parameters()]
     return sum(param_bits(m.numel(), count_live(m) if sparse and m is not p else m.numel(), ifnone(bits, 8*p.element_size())) for p,m in sizes)
 
@@ -202,7 +202,7 @@ def watch(self:Ledger, engine):
 def look(self:Ledger) -> dict:
     "The numbers of the report, as they are now"
     os = masked_params(self.model)
-    n,live = sum(o.p.numel() for o in os),sum(count_live(o.mask) for o in os)
+    n,live = sum(o.mask.numel() for o in os),sum(count_live(o.mask) for o in os)
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
     profile = getattr(self, 'profile', None)
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')

@@ -8,7 +8,7 @@ __all__ = ['pack']
 # %% ../nbs/32_packing.ipynb #37c50ff5
 import torch,torch.nn.functional as F
 from fastcore.basics import *
-from fastsparse.compute import is_pointwise
+from fastsparse.compute import Attends,is_pointwise
 from fastsparse.guards import Enforcement
 from fastsparse.products import sparse_product,SparseIndex
 from torch import nn
@@ -169,42 +169,15 @@ class PackedConv(PackedLayer):
         x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)].movedim(1, -1)
         return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.matrix.shape[0]).movedim(-1, 1).contiguous()
 
-# %% ../nbs/32_packing.ipynb #f10fe3f2
-def _as_bias(mask, like):
-    "A mask to add to scores; where a bool one is true, attention is not allowed"
-    return mask.to(like.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
-
-def _scores_bias(key_padding_mask, attn_mask, q):
-    "Both masks as one that fits batch x heads x queries x keys"
-    masks = []
-    if key_padding_mask is not None: masks.append(_as_bias(key_padding_mask, q)[:,None,None])
-    if attn_mask is not None: masks.append(_as_bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2]), q))
-    return sum(masks) if masks else None
-
 # %% ../nbs/32_packing.ipynb #b5058b07
-class PackedAttention(nn.Module):
+class PackedAttention(Attends, nn.Module):
     "`nn.MultiheadAttention` in evaluation mode, with its projections in storage"
     in_proj_bias = None  # torch's encoder layer looks for it, and without one leaves its fused path
     def __init__(self, q, k, v, out, num_heads, batch_first):
         super().__init__()
-        self.q,self.k,self.v,self.out,self.num_heads,self.batch_first = q,k,v,out,num_heads,batch_first
+        self.q,self.k,self.v,self.out_proj,self.num_heads,self.batch_first = q,k,v,out,num_heads,batch_first
 
-    def _heads(self, layer, x): return layer(x).unflatten(-1, (self.num_heads,-1)).transpose(1, 2)
-
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False):
-        batched,rows = query.ndim==3,self.batch_first or query.ndim==2
-        xs = [x if batched else x[None] for x in (query,key,value)]
-        q,k,v = [self._heads(f, x if rows else x.transpose(0, 1)) for f,x in zip((self.q,self.k,self.v), xs)]
-        if not batched and key_padding_mask is not None: key_padding_mask = key_padding_mask[None]
-        bias,w = _scores_bias(key_padding_mask, attn_mask, q),None
-        if need_weights:
-            s = q@k.transpose(-2, -1)*q.shape[-1]**-.5
-            w = (s if bias is None else s+bias).softmax(-1)
-            y = w@v
-            w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
-        else: y = F.scaled_dot_product_attention(q, k, v, bias)
-        y = self.out(y.transpose(1, 2).flatten(2))
-        return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
+    def projected(self, q, k, v): return self.q(q),self.k(k),self.v(v)
 
 # %% ../nbs/32_packing.ipynb #671ef700
 storages = dict(rows=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)

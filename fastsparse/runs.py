@@ -160,7 +160,7 @@ def written_behind(
     bad = {}
     for o in masked_params(model):
         g = guard_of(o.p)
-        if g is None or g.stamp is None or f'{o.attr}_sparsifier' in o.module._modules or type(o.p) is not nn.Parameter: continue
+        if g is None or g.stamp is None or f'{o.attr}_sparsifier' in o.module._modules or o.p.shape!=o.shape: continue
         if has_stamp(o.p, g.stamp[0]) and has_stamp(o.mask, g.stamp[1]) and (n := int((o.p.detach().ne(0)&~o.mask).sum())): bad[o.name] = n
     return bad
 
@@ -178,7 +178,7 @@ def _about(model, opt, engine):
 
 def _packed_opt(model, opt, pack):
     "State of `opt`, and the name of the mask for each of its parameters"
-    marks,ps = {id(getattr(o.p, 'stored', o.p)):o for o in masked_params(model)},_opt_params(opt)
+    marks,ps = {id(o.p):o for o in masked_params(model)},_opt_params(opt)
     os = [marks.get(id(p)) for p in ps]
     state = _each_state(plain(opt.state_dict(), 'opt'), lambda t,i: pack(t, os[i] and os[i].mask))
     return dict(state=state, names=[o and o.name for o in os])

@@ -203,8 +203,8 @@ def layer_counts(
     "The counts that a distribution asks for, exact in all, and legal for the structure"
     if os: sparse_f = storage_of(os[0].p).distribution(sparse_f)
     axes = [axes_of(o.module, o.attr) for o in os]
-    fractions = call_with(sparse_f, [o.p for o in os], sparsity, names=[o.name for o in os], axes=axes, structure=structure, **extras)
-    counts = live_counts([o.p.numel() for o in os], fractions, sparsity)
+    fractions = call_with(sparse_f, [o.weight for o in os], sparsity, names=[o.name for o in os], axes=axes, structure=structure, **extras)
+    counts = live_counts([o.shape.numel() for o in os], fractions, sparsity)
     return [structure_of(structure, o).count(o.shape, n) for o,n in zip(os, counts)]
 
 # %% ../nbs/04_sparsify.ipynb #277a9c81

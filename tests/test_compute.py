@@ -17,9 +17,10 @@ from fastsparse.sparsify import unsparsify_parameter
 from fastsparse.grown import own_step_count,reset_state
 from fastsparse.ledger import model_bits
 from fastsparse.kernels import backward
-from fastsparse.compute import SparseWeight,store_dense,swappable
+from fastsparse.compute import LiveLayer,LiveGuard,store_dense,swappable
 from fastcore.imports import noop
 from fastsparse.declared import declares
+from fastsparse.vectors import why_not
 from functools import partial
 from helpers import *
 from torch import nn
@@ -30,6 +31,8 @@ torch_opts = dict(sgd=lambda ps: torch.optim.SGD(ps, lr=.05, momentum=.9, weight
     fused=lambda ps: torch.optim.AdamW(ps, lr=.01, fused=True))
 fastai_opts = dict(fastai_sgd=lambda ps: FastaiSGD(ps, lr=.05, mom=.9, wd=.01), fastai_adam=lambda ps: FastaiAdam(ps, lr=.01))
 opts = {**torch_opts, **fastai_opts}
+
+def is_live(o): return isinstance(guard_of(o.p), LiveGuard)
 
 def full(model): return {o.name:'rows' for o in masked_params(model)}
 
@@ -86,7 +89,7 @@ def test_static_training_is_the_masked_one(case, route):
     torch.manual_seed(1)
     xb,yb = batch()
     (a,oa,_),(b,ob,report) = pair(make, torch_opts['adam'], route=route)
-    assert any(isinstance(o.p, SparseWeight) for o in masked_params(b))
+    assert any(is_live(o) for o in masked_params(b))
     la,lb = steps(a, oa, 30, xb, yb),steps(b, ob, 30, xb, yb)
     assert la==pytest.approx(lb, abs=1e-9)
     assert_equal_models(a, b, 1e-7)
@@ -199,7 +202,7 @@ def test_copies_and_pickles():
     _,(b,ob,_) = pair(dmlp, opts['sgd'])
     for copy in (deepcopy(b), pickle.loads(pickle.dumps(b))):
         assert_equal_models(b, copy)
-        assert all(isinstance(o.p, SparseWeight) for o in masked_params(copy))
+        assert all(is_live(o) for o in masked_params(copy))
         steps(copy, opts['sgd'](list(copy.parameters())), 3, xb, yb)
         assert not torch.equal(copy[0].weight.sum(), b[0].weight.sum())
         assert_dead_face(copy)
@@ -207,22 +210,20 @@ def test_copies_and_pickles():
     assert f.tell()
 
 def assert_dead_face(model):
-    for o in masked_params(model): assert is_positive_zero((o.p+0)[~o.mask])
+    for o in masked_params(model): assert is_positive_zero(o.weight[~o.mask])
 
-def test_weight_is_seen_and_not_written():
-    "Reading gives the masked weight, with gradient; every way to write raises and changes nothing"
-    (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
-    w,v = a[0].weight,b[0].weight
-    assert v.shape==w.shape and v.dtype==w.dtype and v.requires_grad and v.ndim==2 and v.numel()==w.numel() and len(v)==len(w)
-    assert torch.equal(v.detach(), w.detach()) and torch.equal(v.data, w.data) and torch.equal(v.T, w.T) and torch.equal(v[1], w[1])
-    for m in (a,b): (m[0].weight.pow(2).sum()+torch.cat([m[0].weight, m[0].weight]).sum()).backward()
-    torch.testing.assert_close(v.grad, zero_dead_(w.grad, a[0].weight_mask))
-    before = v.detach().clone()
-    writes = [lambda: v.mul_(2), lambda: v.__setitem__(0, 1.), lambda: v.copy_(w), lambda: nn.init.zeros_(v), lambda: torch.add(v, 1, out=v),
-        lambda: v.__iadd__(1), lambda: setattr(v, 'data', w)]
-    for write in writes:
-        with torch.no_grad(), pytest.raises(RuntimeError, match='read-only'): write()
-    assert torch.equal(v.detach(), before)
+def test_the_parameter_is_its_live_values():
+    "It is the same object, in the order of the mask, and what is written to it is written; who wants to see the dense weight asks `sparse_params` or `state_dict`"
+    (a,_,_),(b,_,report) = pair(dmlp, opts['sgd'])
+    v,mask = b[0].weight,b[0].weight_mask
+    assert type(v) is nn.Parameter and torch.equal(v.detach(), a[0].weight[mask].detach())
+    for (p,_,_),(q,_,_) in zip(sparse_params(a), sparse_params(b)): assert torch.equal(p, q)
+    for m in (a,b): sum(p.pow(2).sum() for p in m.parameters()).backward()
+    torch.testing.assert_close(sparse_params(b)[0][0].grad, zero_dead_(a[0].weight.grad, mask))
+    with torch.no_grad(): v.mul_(2)
+    torch.testing.assert_close(b.state_dict()['0.weight'], 2*a.state_dict()['0.weight'])
+    report.remove()
+    assert b[0].weight is v and v.shape==mask.shape
 
 def test_only_live_weights_cost_memory():
     "Parameters, gradients and state have as many numbers as weights live; the dense parameter's memory is gone"
@@ -249,12 +250,12 @@ def test_mask_written_by_hand():
     _,(b,ob,_) = pair(dmlp, opts['adam'])
     xb,yb = data(dmlp())
     steps(b, ob, 2, xb, yb)
-    w,mask = b[0].weight.detach(),b[0].weight_mask
+    w,mask = sparse_params(b)[0][0].detach(),b[0].weight_mask
     born,died = (~mask).nonzero()[0],mask.nonzero()[0]
     mask[tuple(born)],mask[tuple(died)] = True,False
     steps(b, ob, 0, xb, yb)
     b(xb)
-    new = b[0].weight.detach()
+    new = sparse_params(b)[0][0].detach()
     assert new[tuple(born)]==0 and new[tuple(died)]==0
     keep = mask.clone()
     keep[tuple(born)] = False
@@ -295,7 +296,7 @@ def test_measuring_changes_nothing():
     assert all(torch.equal(before[k], v) for k,v in model.state_dict().items()) and list(before)==list(model.state_dict())
     assert all(m.training for m in model.modules()) and all(p.grad is None for p in model.parameters())
     assert torch.equal(random, torch.get_rng_state())
-    assert set(report.plan)=={'2.weight','5.weight','7.weight'} and 'no sparse product in Conv2d' in set(report.df.note)
+    assert set(report.plan)=={'0.weight','2.weight','5.weight','7.weight'}
     assert all((r!='dense')==(report.ratios[n]>=1.1) for n,r in report.plan.items())
     report.remove()
     again = sparse_compute(model, xb, plan=report.plan)
@@ -357,7 +358,7 @@ def test_a_dense_gradient_is_kept_as_small_as_it_can_be(rows, n, kept):
         buffer = torch.zeros(rows, 12).double()
         for xb,yb in batches: backward(model, buffer.copy_(xb), yb)
         buffer.zero_()
-        grads.append([o.p.grad for o in masked_params(model)])
+        grads.append([o.weight.grad for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
     terms = guard_of(masked_params(b)[0].p).dense_grad.terms
     assert kept==(1 if isinstance(terms[0], torch.Tensor) else 2*len(terms))
@@ -365,28 +366,26 @@ def test_a_dense_gradient_is_kept_as_small_as_it_can_be(rows, n, kept):
 @pytest.mark.parametrize('rows', [2, 40])
 @pytest.mark.parametrize('grown,dropped', [(1,1), (3,0), (0,2)])
 def test_a_dense_gradient_follows_a_mask_that_changes_before_it_is_read(rows, grown, dropped):
-    "Clipped, and then another number of live weights: the gradient is the masked model's"
+    "Another number of live weights between the backward and the reading: the gradient is the masked model's"
     grads = []
     xb,yb = torch.randn(rows, 12).double(),torch.randn(rows, 3).double()
     for model,opt,_ in pair(lambda: mlp((12,16,3), dtype=torch.double), opts['sgd']):
         SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
         backward(model, xb, yb)
-        for p in model.parameters():
-            if p.grad is not None: p.grad.mul_(.5)
         for o in masked_params(model):
             mask = o.mask.view(-1)
             dead,live = (~mask).nonzero()[:grown,0],mask.nonzero()[:dropped,0]
             mask[dead],mask[live] = True,False
             guard_of(o.p).check()
-        grads.append([o.p.grad.clone() for o in masked_params(model)])
+        grads.append([o.weight.grad for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
 
 @pytest.mark.parametrize('reparametrize', [weight_norm, spectral_norm, orthogonal])
 def test_a_reparametrization_that_is_refused_breaks_nothing(reparametrize):
-    "Torch takes the parameter out before it finds that it can't go on; the layer computes, trains, is saved and goes back as before"
+    "It would compute on a vector of live values; the layer computes, trains, is saved and goes back as before"
     (a,oa,_),(b,ob,report) = pair(dmlp, opts['sgd'])
     xb,yb = data(dmlp())
-    with pytest.raises(AssertionError, match='weight'): reparametrize(b[0])
+    with pytest.raises((RuntimeError,ValueError), match='live weights was taken out|Got a tensor of 1 dim'): reparametrize(b[0])
     torch.testing.assert_close(steps(b, ob, 3, xb, yb), steps(a, oa, 3, xb, yb))
     assert_equal_models(a, b)
     report.remove()
@@ -414,12 +413,12 @@ def test_a_gradient_that_is_zero_by_itself_is_no_new_step():
             model(torch.tensor([[0.,0,2,2]]).double()).sum().backward()
             if zeroed: opt.zero_grad(set_to_none=False)
             model(torch.tensor([[.5,1,0,3]]).double()).sum().backward()
-            grads.append(masked_params(model)[0].p.grad.clone())
+            grads.append(masked_params(model)[0].weight.grad.clone())
         assert torch.equal(grads[1], torch.tensor([[.5,1,0,3]]*2).double() if zeroed else torch.tensor([[.5,1,2,5]]*2).double())
         if not zeroed: assert torch.equal(*grads)
 
 @pytest.mark.parametrize('opt_f', [lambda ps: torch.optim.Adam(ps, lr=.1), lambda ps: FastaiAdam(ps, lr=.1)])
-def test_an_optimizer_of_faces_trains_the_live_values(opt_f):
+def test_an_optimizer_of_some_weights_trains_the_live_values(opt_f):
     "Made after the swap, from `layer.weight`"
     xb,yb = data(dmlp())
     (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
@@ -527,7 +526,7 @@ def test_what_is_counted_is_the_masked_models():
     for sparse in (False,True):
         assert count_flops(a, xb, sparse)==count_flops(b, xb, sparse)>0
         assert model_bits(a, sparse=sparse)==model_bits(b, sparse=sparse)
-    assert all(isinstance(o.p, SparseWeight) for o in masked_params(b))
+    assert all(is_live(o) for o in masked_params(b))
 
 class Counting(nn.Module):
     "Counts its forwards in an attribute and in a buffer, and writes to its input"
@@ -682,7 +681,7 @@ def test_callback_saves_the_masked_run(opt_func, tmp_path):
         learn,*_ = fitted(tmp_path, compute, opt_func=opt_func, cbs=[saving])
         res.append(torch.load(tmp_path/'models'/f'{name}.pth', weights_only=False))
         loaded = load_learner(tmp_path/f'{name}.pkl')
-        for o in masked_params(loaded.model): assert o.p.shape==o.mask.shape
+        for o in masked_params(loaded.model): assert o.weight.shape==o.mask.shape and is_positive_zero(o.weight[~o.mask])
     a,b = res
     assert list(a['model'])==list(b['model'])
     for k in a['model']: torch.testing.assert_close(a['model'][k], b['model'][k], rtol=1e-9, atol=1e-9)
@@ -812,9 +811,10 @@ def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
     if batches=='clipped': nn.utils.clip_grad_norm_(m.parameters(), .1)
     for o in masked_params(m):
         parts = list(guard_of(o.p).parts(True))
-        assert len(parts)==-(-len(o.p)//max(1, at_once//o.p[0].numel())) and all(p.shape[1:]==o.p.shape[1:] for _,p in parts)
-        torch.testing.assert_close(torch.cat([p for _,p in parts]), o.p.detach().clone(), rtol=0, atol=0)
-        torch.testing.assert_close(torch.cat([p.grad for _,p in parts]), o.p.grad, rtol=1e-12, atol=1e-12)
+        w = o.weight
+        assert len(parts)==-(-len(w)//max(1, at_once//w[0].numel())) and all(p.shape[1:]==w.shape[1:] for _,p in parts)
+        torch.testing.assert_close(torch.cat([p for _,p in parts]), w.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(torch.cat([p.grad for _,p in parts]), w.grad, rtol=1e-12, atol=1e-12)
 
 def test_updates_by_rows_are_the_masked_runs(monkeypatch):
     "Equal masks and losses in float64 where the dense gradient is made seven entries at a time"
@@ -897,13 +897,11 @@ def test_gradients_that_are_only_asked_for_leave_no_trace(of, route):
     torch.testing.assert_close(*losses, rtol=0, atol=1e-9)
     assert all(a.equal(b) for a,b in zip(*masks))
 
-def test_a_face_follows_type_copies_and_given_tensors():
-    "dtype after `double()`, a copy of the weight alone, dense tensors by `functional_call`, and assign=True is refused by name"
+def test_live_layers_follow_types_and_given_tensors():
+    "dtype after `double()`, dense tensors by `functional_call`, and assign=True is refused by name"
     (a,_,_),(b,_,report) = pair(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch_opts['sgd'])
     xb = torch.randn(3, 8)
     torch.testing.assert_close(torch.func.functional_call(b, dict(b.state_dict()), (xb,)), a(xb))
-    copy = deepcopy(b[0].weight)
-    assert type(copy) is nn.Parameter and copy.equal(a[0].weight)
     with pytest.raises(ValueError, match='assign=False'): b.load_state_dict(b.state_dict(), assign=True)
     b.double()
     assert b[0].weight.dtype==torch.double and b(xb.double()).dtype==torch.double
@@ -965,10 +963,9 @@ def trained(make_gradients, dense=(), **settings):
 
 @pytest.mark.parametrize('change', [scaled,clipped])
 @pytest.mark.parametrize('grow', [gradient_magnitude,MovingGradient(.9)])
-@pytest.mark.parametrize('dense', [(),('2.weight',)])
-def test_scaled_gradients_are_scaled_everywhere(change, grow, dense):
-    "What multiplies live values' gradients between backward and step is seen in the dense ones: shares between layers, of which some stay dense, and means over steps are the masked run's"
-    assert_equal_models(*trained(change, dense, batches_per_update=5, grow_score_f=grow, redistribute_f=gradient_redistribution))
+def test_what_multiplies_gradients_changes_no_choice(change, grow):
+    "An update reads gradients as the backward left them, so a loss scale and clipping reach the step alone: masks and weights are the masked run's"
+    assert_equal_models(*trained(change, batches_per_update=5, grow_score_f=grow, redistribute_f=gradient_redistribution))
 
 def test_penalties_are_in_what_updates_read():
     "A term of the loss that sees the weights themselves reaches live ones, as in the masked run"
@@ -984,7 +981,7 @@ def test_compiled():
     assert_equal_models(runs[0][0], runs[1][0])
 
 def test_hooked_weights_stay_dense():
-    "Somebody waits for their dense gradient; a plan can't change that, and a weight that is stored sparse takes no hook"
+    "Somebody waits for their dense gradient, and a plan can't change that"
     torch.manual_seed(0)
     m,seen = dmlp(),[]
     sparsify_model(m, .7, seed=0)
@@ -995,10 +992,6 @@ def test_hooked_weights_stay_dense():
     report = sparse_compute(m, None, plan={'4.weight':'rows'})
     m(data(dmlp())[0]).sum().backward()
     assert sorted(seen)==sorted([m[0].weight.shape,m[2].weight.shape])
-    for f in (m[4].weight.register_hook, m[4].weight.register_post_accumulate_grad_hook):
-        with pytest.raises(RuntimeError, match='no gradient of its own'): f(print)
-    m[4].weight.grad = None
-    assert m[4]._parameters['weight'].grad is None
     report.remove()
 
 @pytest.mark.parametrize('swap_inside', [True,False])
@@ -1042,3 +1035,136 @@ def test_gradients_that_were_assigned_are_noticed():
     for _ in range(3): step()
     with pytest.warns(UserWarning, match='no backward of its layer'):
         for _ in range(3): step()
+
+# --- convolutions
+
+class Pixels(nn.Module):
+    "Convolutions of many kinds, of which some stay dense"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Conv2d(3, 8, 3, padding=1),nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False),nn.Conv2d(8, 6, (5,3), padding='same', dilation=(1,2))
+        self.d,self.e,self.f = nn.Conv2d(6, 6, 2, padding='valid'),nn.Conv1d(6, 5, 3, padding=2, stride=2),nn.Conv2d(6, 6, 1)
+        self.groups,self.deep,self.up,self.mirror = nn.Conv2d(8, 8, 3, padding=1, groups=2),nn.Conv2d(6, 6, 3, padding=1, groups=6),nn.ConvTranspose2d(6, 6, 1),nn.Conv2d(6, 6, 3, padding=1, padding_mode='reflect')
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        x = self.groups(self.norm(self.b(self.a(x).relu())).relu())
+        x = self.mirror(self.up(self.deep(self.c(x)))).tanh()
+        return self.e(self.f(self.d(x)).flatten(2).relu())
+
+live_convs = [f'{o}.weight' for o in 'abcdef']
+dense_convs = {'groups.weight':'has groups', 'deep.weight':'depthwise', 'up.weight':'no sparse product in ConvTranspose2d', 'mirror.weight':'padding_mode is reflect'}
+
+def pixels(opt_f=torch_opts['adam'], compute=True, layout=torch.contiguous_format):
+    torch.manual_seed(0)
+    model = Pixels().double().to(memory_format=layout)
+    sparsify_model(model, .6, seed=0)
+    opt = opt_f(list(model.parameters()))
+    report = sparse_compute(model, None, opt, {n:'rows' for n in live_convs}) if compute else None
+    return model,opt,report
+
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('method', ['static','SET','RigL','prune'])
+def test_convolutions_train_as_the_masked_ones(method, layout):
+    "Kernels, strides, padding, dilation, one dimension and two: losses, masks, weights and outputs in evaluation; others stay dense by name"
+    if why_not(): pytest.skip('convolutions have kernels where Numba is')
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, prune=dict(grow_score_f=None, sparsity=.8, replace_step=False))
+    res,xb = [],torch.randn(5, 3, 11, 9, generator=torch.Generator().manual_seed(1)).double().to(memory_format=layout)
+    for compute in (False,True):
+        model,opt,report = pixels(compute=compute, layout=layout)
+        if compute: assert {o.name for o in masked_params(model) if is_live(o)}==set(live_convs) and all(dict(zip(report.df.parameter, report.df.note))[n]==why for n,why in dense_convs.items())
+        dst = opt if method=='static' else DynamicSparseTraining(model, opt, 24, **{**parts[method], 'batches_per_update':5}, seed=0)
+        losses = []
+        for t in range(24):
+            loss = (model(xb+.01*t)-1).pow(2).mean()
+            loss.backward()
+            losses.append(loss.item())
+            dst.step()
+            opt.zero_grad()
+        with torch.no_grad(): res.append((losses, masks_of(model), model, model.eval()(xb)))
+    (la,ma,a,ya),(lb,mb,b,yb) = res
+    assert la==pytest.approx(lb, abs=1e-8) and same_masks(ma, mb)
+    assert_equal_models(a, b, 1e-6)
+    torch.testing.assert_close(ya, yb, rtol=1e-6, atol=1e-6)
+
+def test_convolutions_copy_pickle_load_and_come_back():
+    "Each is the masked model's, and images without a batch, autocast and tensors that are given are served"
+    if why_not(): pytest.skip('convolutions have kernels where Numba is')
+    (a,_,_),(b,ob,report) = pixels(compute=False),pixels()
+    xb = torch.randn(2, 3, 11, 9).double()
+    a.eval(),b.eval()
+    with torch.no_grad():
+        for m in (b, deepcopy(b), pickle.loads(pickle.dumps(b))): torch.testing.assert_close(m(xb), a(xb))
+        torch.testing.assert_close(b.a(xb[0]), a.a(xb[0]))
+        torch.testing.assert_close(torch.func.functional_call(b, dict(a.state_dict()), (xb,)), a(xb))
+        with torch.autocast('cpu'): assert b.a(xb).dtype==torch.bfloat16
+    b.load_state_dict({k:2*v if v.is_floating_point() else v for k,v in a.state_dict().items()})
+    torch.testing.assert_close(b.state_dict()['c.weight'], 2*a.state_dict()['c.weight'])
+    report.remove()
+    assert [type(m) for m in b.modules()]==[type(m) for m in a.modules()] and '_live' not in vars(b.a)
+
+def test_convolutions_without_kernels(monkeypatch):
+    "Without Numba those of one pixel are products of torch's, and others stay dense by name; a weight of a type without kernels is made dense for each product"
+    import fastsparse.compute as room
+    b,_,_ = pixels()
+    x = torch.randn(2, 3, 11, 9)
+    want = b.a(x.double())
+    torch.testing.assert_close(b.bfloat16().a(x.bfloat16()).double(), want, rtol=.1, atol=.1)
+    monkeypatch.setattr(room, 'why_not', lambda: 'no Numba here')
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3))
+    sparsify_model(model, .5, seed=0)
+    y = model(x)
+    assert swappable(model)=={'0.weight':'', '1.weight':'no Numba here'}
+    sparse_compute(model, None, plan={'0.weight':'rows'})
+    torch.testing.assert_close(model(x), y)
+
+def test_a_vision_learner_trains_on_live_weights(tmp_path, monkeypatch):
+    "With one argument of the callback; a swapped ResNet pickles, and a plain one is left"
+    if why_not(): pytest.skip('convolutions have kernels where Numba is')
+    from fastai.data.core import DataLoaders
+    from fastai.vision.learner import vision_learner
+    from torchvision.models import resnet18
+    monkeypatch.setattr(compute, '_layer_ratio', lambda *args: 2.)
+    g = torch.Generator().manual_seed(0)
+    items = [(torch.randn(3, 32, 32, generator=g), i%2) for i in range(12)]
+    dls = DataLoaders.from_dsets(items, items[:4], bs=4, num_workers=0, device='cpu')
+    dls.c = 2
+    learn = vision_learner(dls, resnet18, pretrained=False, normalize=False, loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    seen = []
+    class Look(Callback):
+        def after_batch(self): seen.append(sum(isinstance(m, compute.LiveConv2d) for m in self.learn.model.modules()))
+        def after_epoch(self): self.copy = pickle.loads(pickle.dumps(self.learn.model))
+    cb = DynamicSparseTrainingCallback(**{**RigL_presets, 'batches_per_update':2}, sparsity=.9, sparse_compute=True)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(2, 1e-3, cbs=[cb, look := Look()])
+    assert max(seen)==20 and cb.state['n_updates']>0
+    assert not any(isinstance(m, LiveLayer) for m in learn.model.modules()) and all(o.p.shape==o.mask.shape for o in masked_params(learn.model))
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(look.copy.eval()(x), learn.model.eval()(x), rtol=1e-3, atol=1e-4)
+
+# --- what stays dense, and what is told of it
+
+class Own(nn.Linear):
+    def forward(self, x): return super().forward(x).relu()
+
+def test_layers_that_compute_in_their_own_way_stay_dense():
+    "Subclasses and replaced forwards, attention with extra keys, and recurrent layers, each with its reason"
+    model = nn.ModuleDict(dict(own=Own(4,4), plain=nn.Linear(4,4), patched=nn.Linear(4,4), attn=nn.MultiheadAttention(4, 2, add_zero_attn=True), rnn=nn.LSTM(4,4)))
+    model['patched'].forward = model['plain'].forward
+    sparsify_model(model, .5, seed=0)
+    why = swappable(model)
+    assert 'Own is a subclass of Linear' in why['own.weight'] and why['plain.weight']=='' and why['patched.weight']=='its forward was replaced'
+    assert 'add_zero_attn' in why['attn.in_proj_weight'] and 'add_zero_attn' in why['attn.out_proj.weight'] and why['rnn.weight_ih_l0']=='no sparse product in LSTM'
+
+def test_an_optimizer_is_left_as_it_was():
+    "No methods and no hooks of ours stay with it; and while they are there, it pickles"
+    for name in ('fastai_adam','adam'):
+        _,(b,opt,report) = pair(dmlp, opts[name])
+        steps(b, opt, 2, *data(dmlp()))
+        if name=='fastai_adam': assert list(pickle.loads(pickle.dumps(opt)).state_dict()['state'][0])==list(opt.state_dict()['state'][0])
+        report.remove()
+        assert 'state_dict' not in vars(opt) and not getattr(opt, '_optimizer_state_dict_post_hooks', {}) and not getattr(opt, '_optimizer_load_state_dict_pre_hooks', {})
+
+def test_updates_after_the_step_are_refused():
+    "They keep a dense gradient through it"
+    _,(b,opt,_) = pair(dmlp, opts['sgd'])
+    with pytest.raises(ValueError, match='update_after_step'): DynamicSparseTraining(b, opt, 20, **{**RigL_presets, 'batches_per_update':4}, update_after_step=True)

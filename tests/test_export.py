@@ -3,7 +3,7 @@ import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision
 from copy import deepcopy
 from fastsparse.all import *
 from fastsparse.guards import masked_params
-from fastsparse.compute import SparseWeight
+from fastsparse.compute import LiveLayer
 from fastsparse.packing import LiveMatrix,PackedAttention,PackedConv,PackedLinear
 from fastai_data import digits,loaders
 from fastai.learner import Learner,load_learner
@@ -51,7 +51,7 @@ def test_dense_is_plain():
     model,xb = small()
     report = sparse_compute(model, xb, plan={'point.weight':'rows', 'attn.in_proj_weight':'rows', 'head.weight':'rows'})
     new = plain_copy(model)
-    assert isinstance(model.head.weight, SparseWeight)
+    assert isinstance(model.head, LiveLayer)
     report.remove()
     assert list(new.state_dict())==list(Small().state_dict()) and not new._forward_pre_hooks and not masked_params(new)
     for o in masked_params(model):
@@ -100,7 +100,7 @@ def test_from_live_weights():
     y = model(xb)
     report = sparse_compute(model, xb, plan={'attn.in_proj_weight':'rows', 'head.weight':'rows'})
     for format in modules: assert export_sparse(model, format, xb)[1].error<1e-5
-    assert isinstance(model.head.weight, SparseWeight)
+    assert isinstance(model.head, LiveLayer)
     report.remove()
     torch.testing.assert_close(model(xb), y)
 

@@ -84,7 +84,6 @@ except AttributeError as e: assert 'nothing_like_it' in str(e)''')
 
 # --- what importing costs and touches
 
-@known_to_fail('sparse compute marks a function for the compiler when it is imported')
 def test_importing_loads_no_compiler():
     "Neither torch's compiler nor what it brings along"
     code = "import sys\nfrom fastsparse.all import *\nprint([o for o in ('torch._dynamo','torch._inductor','sympy','numba','onnx','torch.onnx','transformers','lightning') if o in sys.modules])"
@@ -95,7 +94,6 @@ def test_a_plain_loop_loads_no_fastai():
     code = "import sys,fastsparse.training\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
     assert run(code).strip()=='[]'
 
-@known_to_fail('sparse compute changes how fastai saves its optimizers when it is imported')
 def test_importing_replaces_nothing_in_the_classes_of_others():
     "`Learner` may gain methods; torch's global hooks come with the first sparse weight"
     print(run('''import sys,torch

@@ -1183,3 +1183,16 @@ def test_compiled_training():
         res.append(model.state_dict())
     assert counter.frame_count==1
     assert all(a.equal(b) for a,b in zip(*[o.values() for o in res]))
+
+@pytest.mark.parametrize('opt_f', [torch.optim.Adam, torch.optim.SGD])
+def test_dead_weights_stay_dead_where_a_step_follows_a_drop(opt_f):
+    "The optimizer was told before the update, and what was dropped has a gradient"
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    sparsify_model(model, .2, seed=0)
+    opt = opt_f(model.parameters(), lr=.1)
+    dst = DynamicSparseTraining(model, opt, 12, grow_score_f=None, sparsity=.8, replace_step=False, batches_per_update=3, seed=0)
+    for _ in range(12):
+        opt.zero_grad()
+        model(torch.randn(4, 6)).pow(2).sum().backward()
+        dst.step()
+        for p,mask,_ in sparse_params(model): assert not p[~mask].any()
