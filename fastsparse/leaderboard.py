@@ -23,6 +23,7 @@ from fastsparse.learned import fold_masks,learn_masks,LearnedMaskCallback,STE_pr
 from fastsparse.ledger import Ledger,predict_cost
 from fastsparse.masks import count_live
 from fastsparse.methods import method_names,RigL_presets
+from fastsparse.parts import find_method
 from fastsparse.schedules import Interval
 from fastsparse.sparsify import sparsify_model
 from functools import cached_property,lru_cache,partial
@@ -320,7 +321,7 @@ class Method(Arm):
     def __init__(self, name):
         self.name,self.published,self.all_steps = name,name not in ('auto','static'),name=='static'
         if self.settings(100).get('sparsity_path') is not None and name!='softmest': self.rates = _dense_rates
-    def settings(self, n): return auto_presets(n) if self.name=='auto' else method_names[self.name]
+    def settings(self, n): return auto_presets(n) if self.name=='auto' else find_method(self.name)
     def cost(self, task, sparsity, n):
         model,_,xb = _profiles(task, sparsity)
         k = n//_epochs(task, n)
@@ -512,18 +513,18 @@ def trial(
     lr:float, # The highest rate of the cycle, of Adam
     seed:int, # Of weights, masks and the order of batches
     times:float=1., # What multiplies the budget
-) -> dict: # Settings, steps, scores on validation and test data, sparsity that was reached, FLOPs and seconds; or the error
+) -> dict: # Settings, steps, scores on validation and test data, sparsity that was reached, FLOPs and processor seconds; or the error
     "Train one network"
     res,a = dict(task=task, arm=arm, sparsity=sparsity, budget=budget, lr=lr, seed=seed),arms[arm]
     n = n_steps(task, arm, sparsity, budget, times)
     if n<least_steps: return dict(res, steps=n, error='the budget holds no training')
-    start,o = time.perf_counter(),Trial(task, sparsity, seed, n, lr, a.width(task, sparsity), a.halves)
+    start,o = time.process_time(),Trial(task, sparsity, seed, n, lr, a.width(task, sparsity), a.halves)
     o.live = lambda: 1-o.reached
     with o.learn.no_bar(), o.learn.no_logging(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try: a.train(o)
         except (ValueError,TypeError,RuntimeError) as e: return dict(res, steps=n, error=f'{type(e).__name__}: {e}'[:200])
-    seconds,scores = time.perf_counter()-start,[o.t.score(o.learn.model, i) for i in (1,2)]
+    seconds,scores = time.process_time()-start,[o.t.score(o.learn.model, i) for i in (1,2)]
     counted = o.ledger.cost.training or a.cost(task, sparsity, o.n)
     if not all(map(math.isfinite, scores)): return dict(res, steps=o.n, error='the score is not finite')
     valid,score,reached,seconds = [round(x, 5) for x in (*scores, 1-o.live(), seconds)]
@@ -769,6 +770,19 @@ def standings(
     counts = t.groupby(['sparsity','arm'], sort=False).verdict.value_counts().unstack(fill_value=0)
     return counts.reindex(columns=['win','tie','loss','no training'], fill_value=0).reset_index()
 
+def mean_ranks(
+    table:pd.DataFrame, # From `leaderboard_table`
+) -> pd.DataFrame: # A row for each arm, a column for each sparsity
+    "The mean place of each arm over tasks, 1 is the best; an arm without a training comes last, and one that skips a task is left out"
+    cells = table.pivot_table(index='arm', columns=['sparsity','task'], values='mean', aggfunc='first', dropna=False)
+    tried = table.assign(one=1).pivot_table(index='arm', columns=['sparsity','task'], values='one', aggfunc='first', dropna=False)
+    res = {}
+    for s in sorted(set(table.sparsity)):
+        there = tried[s].dropna(axis=1, how='all').dropna()
+        res[s] = cells[s].loc[there.index,there.columns].fillna(-math.inf).rank(ascending=False).mean(axis=1)
+    return pd.DataFrame(res)
+
+# %% ../nbs/36_leaderboard.ipynb #231afdae
 def goal_table(
     runs:list, # As for `leaderboard_table`
     base:str='auto', # The arm whose goal it is
@@ -838,12 +852,12 @@ def time_run(arm, epochs, lr, seed, width=1024, bs=128):
     xs,y = t.parts[0]
     dls = DataLoaders(*[StepLoader((*xs,y), len(y)//bs, bs, seed) for _ in range(2)])
     learn = Learner(dls, t.make(width), loss_func=t.loss, opt_func=Adam)
-    start = time.perf_counter()
+    start = time.process_time()
     with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         if not s: learn.fit_one_cycle(epochs, lr, cbs=[NoValid()])
         else: learn.fit_sparse(epochs, s, lr, method='set', seed=seed, sparse_compute=True, cbs=[NoValid()])
-    seconds = time.perf_counter()-start
+    seconds = time.process_time()-start
     valid,score = [t.score(learn.model, i) for i in (1,2)]
     return dict(arm=arm, sparsity=s, epochs=epochs, lr=lr, seed=seed, seconds=round(seconds, 3), valid=valid, score=score)
 
@@ -858,6 +872,9 @@ def run_time(path, seeds=3, epochs=(2,4,8,16,32), progress=True):
 easy,hard = (.8,.9),(.95,.98,.99)  # sparsities for the core arms, and for all
 studies = 'methods','sensitivity','time'
 
+def tasks_there(): return [k for k in tasks if k!='cartpole' or _installed('gymnasium')]
+def arms_there(names): return tuple(k for k in names if _installed(arms[k].needs))
+
 def plans(
     quick, # The short form?
     arms_, # Names, or None for the plan's
@@ -866,9 +883,9 @@ def plans(
 ) -> list: # Of arms, sparsities and budgets
     "What is to be run"
     if quick: return [(ifnone(arms_, core), ifnone(sparsities, (.95,)), ifnone(kinds, ('flops',)))]
-    if arms_ or sparsities or kinds: return [(ifnone(arms_, tuple(arms)), ifnone(sparsities, easy+hard), ifnone(kinds, ('flops','steps')))]
     both = 'flops','steps'
-    return [(('dense',), (.95,), ('long',)), (tuple(arms), hard, both), (core, easy, both)]
+    if arms_ or sparsities or kinds: return [(ifnone(arms_, arms_there(arms)), ifnone(sparsities, easy+hard), ifnone(kinds, both))]
+    return [(('dense',), (.95,), ('long',)), (arms_there(arms), hard, both), (core, easy, both)]
 
 # %% ../nbs/36_leaderboard.ipynb #73a0c3ca
 def _report(runs, kinds):
@@ -891,8 +908,8 @@ def _run_study(study, path, seeds):
 def main(
     quick:store_true=False, # The short form: eight arms at one sparsity with three seeds
     study:Annotated[str, dict(choices=studies)]='methods', # What to run
-    tasks:Annotated[str, dict(nargs='+')]=tuple(tasks), # Tasks
-    arms:Annotated[str, dict(nargs='+')]=None, # Arms; all, and fewer at .8 and .9, by default
+    tasks:Annotated[str, dict(nargs='+')]=None, # Tasks; by default all whose library is installed
+    arms:Annotated[str, dict(nargs='+')]=None, # Arms; by default all whose library is installed, and fewer at .8 and .9
     sparsities:Annotated[float, dict(nargs='+')]=None, # Fractions of weights that are dead, each in (0,1); .8 to .99 by default
     seeds:int=None, # Seeds of each; 10 where a run takes under ten seconds, else 5, by default
     budgets:Annotated[str, dict(nargs='+')]=None, # 'flops', 'steps' and 'long'; all by default
@@ -905,7 +922,7 @@ def main(
     folder = Path('benchmarks/results')/('quick' if quick else '')
     try:
         if study!='methods': return _run_study(study, ifnone(out, folder/f'leaderboard_{study}.json'), seeds)
-        todo,n = plans(quick, arms, sparsities, budgets),ifnone(workers, os.cpu_count())
+        todo,n,tasks = plans(quick, arms, sparsities, budgets),ifnone(workers, os.cpu_count()),ifnone(tasks, tasks_there())
         seeds,tries = 3 if quick and seeds is None else seeds,ifnone(tries, 1 if quick else 2)
         for a,s,k in todo: _check_plan(tasks, a, s, seeds, k, budget)  # all, before anything is trained
         for a,s,k in todo: runs = run_leaderboard(ifnone(out, folder/'leaderboard.json'), tasks, a, s, seeds, k, budget, tries, n)

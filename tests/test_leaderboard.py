@@ -69,6 +69,13 @@ def test_the_goal_is_judged_against_the_best_published_method():
     near = goal_table(all_rates('auto', [.8,.93])+all_rates('rigl', [.9,.9])).iloc[0]
     assert near.met  # within two standard errors of the difference
 
+def test_mean_ranks_by_hand():
+    places = dict(auto=(.9,.5), set=(.9,.7), gmp=(None,.6))  # on two tasks; gmp has no training on the first
+    rows = [dict(task=task, sparsity=.9, arm=a, mean=math.nan if m is None else m) for a,ms in places.items() for task,m in zip('ab', ms)]
+    rows.append(dict(task='a', sparsity=.9, arm='rigl', mean=1.))  # skips the second task
+    r = lb.mean_ranks(lb.pd.DataFrame(rows))[.9].dropna()
+    assert dict(r)==dict(auto=(1.5+3)/2, set=(1.5+1)/2, gmp=(3+2)/2)
+
 # --- rates
 
 def test_the_rate_is_chosen_on_validation_data():
@@ -224,6 +231,16 @@ def test_a_peer_that_is_missing_is_named(tmp_path, monkeypatch):
 def test_a_file_of_another_budget_is_refused(tmp_path):
     run_leaderboard(tmp_path/'r.json', arms=['static'], **quick)
     with pytest.raises(ValueError, match='holds runs of 0.2'): run_leaderboard(tmp_path/'r.json', arms=['static'], **{**quick, 'times':.3})
+
+def test_what_nobody_named_is_left_out_where_its_library_is_missing(monkeypatch):
+    monkeypatch.setattr(lb, '_installed', lambda name: name not in ('sparselab','gymnasium'))
+    left = {a for arms,_,_ in lb.plans(False, None, None, None) for a in arms}
+    assert set(arms)-left=={'sparselab'} and set(tasks)-set(lb.tasks_there())=={'cartpole'}
+
+def test_the_quick_plan_is_small_and_the_full_one_has_fewer_arms_at_easy_sparsities():
+    assert len(lb.plans(True, None, None, None))==1
+    by = {s:set(a) for a,ss,kinds in lb.plans(False, None, None, None) for s in ss if 'flops' in kinds}
+    assert set(by)=={.8,.9,.95,.98,.99} and by[.8]==set(lb.core)<by[.99]
 
 # --- studies
 
