@@ -1984,6 +1984,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine.before_step': ( 'training.html#sparseengine.before_step',
                                                                                        'fastsparse/training.py'),
+                                     'fastsparse.training.SparseEngine.check_run': ( 'training.html#sparseengine.check_run',
+                                                                                     'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine.check_state': ( 'training.html#sparseengine.check_state',
                                                                                        'fastsparse/training.py'),
                                      'fastsparse.training.SparseEngine.due': ('training.html#sparseengine.due', 'fastsparse/training.py'),
