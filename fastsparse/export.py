@@ -13,7 +13,7 @@ from fastai.torch_core import params
 from fastcore.basics import *
 from fastsparse.clocks import fresh,output_error,speedup,times_in_turns
 from fastsparse.compute import store_dense
-from fastsparse.files import whole_file
+from fastsparse.files import checksum,whole_file
 from fastsparse.flops import unfused,untouched
 from fastsparse.masks import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.packing import pack,packed,storable
@@ -147,38 +147,39 @@ def _auto(model, xb, pt2):
     return plain,{},'dense is fastest for this batch size'
 
 # %% ../nbs/34_export.ipynb #816c6585
-_sum = 'fastsparse_crc32'
+_sum = 'fastsparse_sum'
+_sums = {_sum:True, 'fastsparse_crc32':False}  # is it folded? Older files have CRC-32 of all bytes
 
 def _sum_at(path):
-    "Where the checksum's eight digits stand; None in a file without one"
+    "Where the checksum's eight digits stand, and if it is folded; None in a file without one"
     with open(path, 'rb') as f:
         n = int.from_bytes(f.read(8), 'little')
         if n>os.path.getsize(path)-8: raise ValueError(f"{str(path)!r} is damaged: it claims a header of {n} bytes and is shorter")
-        found = re.search(rb'"%s":"([0-9a-f]{8})"' % _sum.encode(), f.read(n))
-    return found and 8+found.start(1)
+        header = f.read(n)
+    found = [(8+o.start(1), fold) for k,fold in _sums.items() if (o := re.search(rb'"%s":"([0-9a-f]{8})"' % k.encode(), header))]
+    return first(found)
 
-def _sum_of(path, at):
+def _sum_of(path, at, fold):
     "The checksum of the file, in digits"
     with open(path, 'rb') as f:
         crc = zlib.crc32(b'0'*8, zlib.crc32(f.read(at)))
         f.seek(at+8)
-        while piece := f.read(2**20): crc = zlib.crc32(piece, crc)
-    return b'%08x' % crc
+        return b'%08x' % checksum(f, os.path.getsize(path)-at-8, crc, fold)
 
 # %% ../nbs/34_export.ipynb #6110349e
 def _write_sum(path):
-    at = _sum_at(path)
-    crc = _sum_of(path, at)
+    at,fold = _sum_at(path)
+    crc = _sum_of(path, at, fold)
     with open(path, 'r+b') as f:
         f.seek(at)
         f.write(crc)
 
 def _check_sum(path):
     "A `ValueError` unless the file is as it was written; files of older versions have no checksum"
-    if (at := _sum_at(path)) is None: return
+    if (found := _sum_at(path)) is None: return
     with open(path, 'rb') as f:
-        f.seek(at)
-        if f.read(8)!=_sum_of(path, at): raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
+        f.seek(found[0])
+        if f.read(8)!=_sum_of(path, *found): raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
 
 # %% ../nbs/34_export.ipynb #4d3e63f5
 def _extra(name):
@@ -247,13 +248,12 @@ def load_sparse(
     try:
         with _extra('safetensors').safe_open(path, 'pt') as f: notes,stored = f.metadata() or {},{n:f.get_tensor(n) for n in f.keys()}
     except (error,UnicodeDecodeError,RecursionError,TypeError) as e: raise ValueError(f"{str(path)!r} is no whole safetensors file: {e}") from e
-    told = notes.pop(_sum, None)
+    told = first([notes.pop(k) for k in _sums if k in notes])
     if problem := _bad_sum(path, told) or _misfit(notes, stored): raise ValueError(f"{str(path)!r} is damaged, or save_sparse didn't write it: {problem}")
-    state = {n:t for n,t in stored.items() if not n.endswith(':mask')}
-    for n in (n for n in state if n in notes):
-        shape = _shape(notes[n])
-        state[n] = state[n].new_zeros(shape).masked_scatter_(bits_to_mask(stored[f'{n}:mask'], shape), state[n])
-    return {**state, **{n:state[o[1:]] for n,o in notes.items() if o.startswith('=')}}
+    for n in [n for n in stored if n in notes]:
+        shape,bits = _shape(notes[n]),stored.pop(f'{n}:mask')
+        stored[n] = stored[n].new_zeros(shape).masked_scatter_(bits_to_mask(bits, shape), stored[n])
+    return {**stored, **{n:stored[o[1:]] for n,o in notes.items() if o.startswith('=')}}
 
 # %% ../nbs/34_export.ipynb #fa96a060
 def _sizes(model, xb):

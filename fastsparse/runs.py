@@ -312,6 +312,7 @@ def check_engine(
         if odd := first(k for k in mine if k in theirs and mine[k]!=theirs[k]): raise ValueError(f"{odd} of the method is {theirs[odd]} in the file, and {mine[odd]} here: "
             "pass the settings of the run that was saved, or start a new run in another file")
     if d := _differs(plain(engine.state_dict()), state, 'state'): raise ValueError(f"the engine's state in the file doesn't fit ({d}): build and sparsify the model as in the run that was saved, with the same method")
+    engine.check_run(state)
 
 # %% ../nbs/14_runs.ipynb #4edad136
 def put_model(

@@ -1,5 +1,5 @@
 "Exports give the dense model's outputs, in the bytes that they claim; what is missing is named"
-import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision
+import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision,zlib
 from copy import deepcopy
 from fastsparse.all import *
 from fastsparse.guards import masked_params
@@ -606,7 +606,7 @@ def rewritten(path, change):
     from safetensors import safe_open
     from safetensors.torch import save_file
     with safe_open(path, 'pt') as f: notes,tensors = dict(f.metadata()),{k:f.get_tensor(k) for k in f.keys()}
-    notes.pop('fastsparse_crc32')
+    notes.pop('fastsparse_sum')
     change(notes, tensors)
     save_file(tensors, path, notes)
 
@@ -616,6 +616,37 @@ def test_files_of_older_versions_load(tmp_path):
     rewritten(path, lambda notes,tensors: None)
     new = load_sparse(path)
     assert new.keys()==state.keys() and all(torch.equal(v, state[k]) for k,v in new.items())
+
+def test_a_file_that_is_not_believed_takes_no_memory(tmp_path):
+    "In a process of its own: at most twice the file's bytes until it is refused, whatever it says of itself"
+    model,path = nn.Sequential(nn.Linear(3000,2000), nn.Linear(2000,3000)),tmp_path/'m.safetensors'
+    sparsify_model(model, .2, sparse_init_mode=None, seed=0)
+    save_sparse(model, path)
+    def spoil(notes, tensors): tensors['1.weight:mask'][0] ^= 255
+    rewritten(path, spoil)
+    code = f"""
+from fastsparse.all import *
+from torch import nn
+def peak(k): return 1024*int(next(o for o in open('/proc/self/status') if o.startswith(k)).split()[1])
+tiny = nn.Linear(4,4)
+sparsify_model(tiny, .5)
+load_sparse(save_sparse(tiny, {str(tmp_path/'tiny')!r}))
+before = peak('VmRSS')
+try: load_sparse({str(path)!r})
+except ValueError: print(peak('VmHWM')-before)"""
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
+    assert int(res.stdout)<2*path.stat().st_size, res
+
+def test_checksums_of_older_versions_count(tmp_path):
+    "CRC-32 of all bytes, zeros in its own place: right it loads, wrong it is refused"
+    path,state = small_file(tmp_path/'m.safetensors')
+    rewritten(path, lambda notes,tensors: notes.update(fastsparse_crc32='0'*8))
+    raw = path.read_bytes()
+    for crc,ok in ((zlib.crc32(raw), True), (zlib.crc32(raw)^1, False)):
+        path.write_bytes(raw.replace(b'"fastsparse_crc32":"00000000"', b'"fastsparse_crc32":"%08x"' % crc))
+        if ok: assert load_sparse(path).keys()==state.keys()
+        else:
+            with pytest.raises(ValueError, match='not those that were written'): load_sparse(path)
 
 def cleared(notes, tensors): tensors['0.weight:mask'][0] = 0
 def huge(notes, tensors): notes['0.weight'] = '1000000x1000000'

@@ -1,5 +1,5 @@
 "Whole files: the old one or the new one, whatever ends the write; and Ctrl-C that waits"
-import os,pytest,resource,signal,subprocess,sys,threading
+import os,pytest,random,resource,signal,subprocess,sys,threading
 from fastsparse.files import check_seal,older_file,seal,uninterrupted,whole_file
 
 def test_old_or_new(tmp_path):
@@ -86,6 +86,26 @@ def test_seals_find_changes(tmp_path):
     whole = path.read_bytes()
     for bad in (b'', whole[:10], whole[:-1], whole+b'0', whole[1:], whole[:50]+b'y'+whole[51:]):
         path.write_bytes(bad)
+        with pytest.raises(ValueError, match="a' is (damaged|no whole list)"): check_seal(path, b'word', 'list')
+
+def test_seals_of_large_files(tmp_path):
+    "Every turned bit, exchanged words and rows, cleared, moved and doubled pieces of files that are folded"
+    path,rng = tmp_path/'a',random.Random(0)
+    whole = random.Random(1).randbytes(2*2**20+12345)
+    path.write_bytes(whole)
+    seal(path, b'word')
+    sealed = path.read_bytes()
+    def moved(a, b, n): return sealed[:a]+sealed[b:b+n]+sealed[a+n:b]+sealed[a:a+n]+sealed[b+n:]
+    bad = [moved(a, a+d, n) for n in (8,64,4096,2**19) for d in (n,8*4096) if d>=n for a in (0,4096,2**20-2**19)]
+    bad += [sealed[:a]+bytes(n)+sealed[a+n:] for n in (1,8,4096,2**20) for a in (0,999,2**20)]
+    bad += [sealed[:-20-2**20]+sealed[-20:], sealed[:2**20]+sealed]
+    for k in (*range(64), *[rng.randrange(8*len(sealed)) for _ in range(60)], *range(8*len(sealed)-160, 8*len(sealed))):
+        one = bytearray(sealed)
+        one[k//8] ^= 1<<k%8
+        bad.append(bytes(one))
+    for o in bad:
+        assert o!=sealed
+        path.write_bytes(o)
         with pytest.raises(ValueError, match="a' is (damaged|no whole list)"): check_seal(path, b'word', 'list')
 
 @pytest.fixture
