@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import functools,itertools,subprocess
+import api,contents,functools,itertools,json,subprocess,tomllib
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -23,6 +23,7 @@ root,nbs,docs = cfg.config_path,cfg.nbs_path,cfg.config_path/'docs'
 src,site,images = docs/'_build/src',docs/'_build/html',docs/'images'
 pages = {f: src/nbpath2html(f.relative_to(nbs)).with_suffix('.ipynb') for f in nbglob(as_path=True).sorted()}
 texts = {f: src/f.name for f in sorted(root.glob('*.md')) if f.name!='README.md'}
+api_pages = {n.lower(): page for n,page in api.page_of().items()}
 symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for f,p in pages.items()}  # nbdev's start at the site's root
 
 _re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
@@ -32,16 +33,6 @@ _re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib
 _re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
 _re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
 _tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
-
-# The parts of the site in their order, as globs of pages; the API's pages have names of their own in the sidebar
-_api = dict(fit='Train with one line', sparsify='Make a model sparse', methods='Methods by name', callback="fastai's callback", training='Any training loop',
-    rules='Rules by name of layer', trainers="Hugging Face's and Lightning's trainers", runs='Save runs and resume them', oneshot='Prune in one shot',
-    finetune='Stay sparse while fine-tuning', learned='Learn the mask', distributions='Sparsity of each layer', schedules='Schedules', scores='Scores',
-    structures='Structures', layers='Own layers', flops='Count FLOPs', history='Plot a run', topology='Plot a topology', ledger='A run in numbers',
-    leaderboard='Compare methods', compute='Compute with live weights', shrinking='Remove dead neurons', packing='Layers of live weights',
-    export='Export', cli='The command', demo='The demo')
-_parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch'], Tutorials=['tutorials/*'], **{'How-to': ['howto/*', 'coming_from']},
-    Concepts=['concepts/*', 'measured'], API=list(_api), Internals=['*'])
 
 def relink(s, f, to):
     "Send each link in markdown `s` of notebook `f` that leads to a file to `to(file, anchor, is_symbol)`"
@@ -67,7 +58,7 @@ def code_of(f):
     "All code of notebook `f`"
     return '\n'.join(c.source for c in read_nb(f).cells if c.cell_type=='code')
 
-def api(name, f):
+def room_entry(name, f):
     "The API entry of symbol `name` of notebook `f` as markdown, read off the package, which knows more than a notebook that runs"
     o = attrgetter(name)(import_module(f'{cfg.lib_path.name}.{_re_module.search(code_of(f))[1]}'))
     if isinstance(o, (type,FunctionType)) and (doc := o.__doc__): o.__doc__ = doc.partition('\n\n')[0]  # docs/help.py wrote the rest, which stands on the page
@@ -92,6 +83,7 @@ class Page:
     def _to(self, t, a, is_symbol):
         "Address of file `t` from this page; a method without an entry is found at its class"
         a = a.lower()
+        if is_symbol and (name := api_pages.get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
         if is_symbol: a = first(o for o in (a, a.split('.')[0], '') if not o or o in self.entries)
         return relpath((pages|texts).get(t, t), self.path.parent) + a.replace('.', '')
 
@@ -103,7 +95,7 @@ class Page:
         "Processed cell `c`: API entries as markdown, Quarto's options as tags, tables in the theme's style"
         if c.cell_type=='raw': return
         if c.cell_type=='markdown': return self.md(c.source)
-        if entry(c): return self.md(api(entry(c), self.f))
+        if entry(c): return self.md(room_entry(entry(c), self.f))
         dirs = c.directives
         c.remove_directives()
         c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=dict(alt=dirs.get('fig-alt', ''))))
@@ -114,22 +106,51 @@ class Page:
 
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"
-        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(extra).map(self.md)]
+        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(found_by(self.name), *extra).filter().map(self.md)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
 def toctree(names, caption):
-    "Pages `names` as a part of the sidebar; those of the API are called by what they do"
-    lines = [f'{_api[o]} <{o}>' if o in _api else o for o in names]
-    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *lines, '```'])
+    "Pages `names` as a part of the sidebar"
+    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *names, '```'])
 
 def in_parts(names):
     "Caption and pages of each part of the site; a page that no part names is one of the internals"
     left = list(names)
-    for caption,globs in _parts.items():
-        found = [n for g in globs for n in left if fnmatchcase(n, g)]
+    for caption,globs in contents.parts.items():
+        found = uniqueify(n for g in globs for n in left if fnmatchcase(n, g))
         left = [n for n in left if n not in found]
         if found: yield caption,found
+
+def found_by(name):
+    "What Sphinx's search shall find page `name` by: whole phrases before all else, and their words"
+    phrases = [' '.join(o.split()) for o in contents.searches.get(name, '').split(',') if o.strip()]
+    if not phrases: return ''
+    words = sorted({w for o in phrases for w in re.findall(r'\w+', o)})
+    entries = '\n'.join(f'.. index:: ! {o}' for o in phrases)
+    return f'```{{eval-rst}}\n.. meta::\n   :keywords: {", ".join(words)}\n\n{entries}\n```'
+
+def lost_searches():
+    "What people search for and the search does not lead to the page of `contents.searches`"
+    index = json.loads((site/'searchindex.js').read_text(encoding='utf-8').removeprefix('Search.setIndex(').removesuffix(')'))
+    for name,phrases in contents.searches.items():
+        for o in phrases.split(','):
+            led = [index['docnames'][i] for i,_,main in index['indexentries'].get(' '.join(o.lower().split()), []) if main]
+            if led!=[name]: yield f'{name}: a search for "{o.strip()}" leads to {led}'
+
+def write_api(entries):
+    "Write the API's pages; each name is linked to where its room explains it, at its entry if `entries` has one"
+    rooms = {}
+    for f in pages:
+        if not (m := _re_module.search(code_of(f))): continue
+        mod = import_module(f'{cfg.lib_path.name}.{m[1]}')
+        for n in api.page_of():
+            if n in getattr(mod, '__all__', ()) or '.' in n and api.find(n).__module__==mod.__name__: rooms[n] = f
+    def _link(n):
+        path,anchor = pages[rooms[n]].relative_to(src).with_suffix(''),f'#{n.lower()}'
+        return f"[{path}](../{path}.ipynb{anchor.replace('.', '') if anchor in entries else ''})"
+    (src/'api').mkdir()
+    for name,text in api.pages(_link): (src/f'{name}.md').write_text(text+found_by(name)+'\n', encoding='utf-8')
 
 def dead_links():
     "Links within the site that lead to no page, or to no place on it, or stayed markdown"
@@ -151,10 +172,11 @@ def write_site(proc):
     entries = {f'#{entry(c)}'.lower() for nb in read.values() for c in nb.cells}
     index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
     for o in rest: o.save()
-    index.save(*(toctree(v, k) for k,v in in_parts(L(rest).attrgot('name'))), toctree([p.name for p in texts.values()], 'Project'))
+    write_api(entries)
+    index.save(*(toctree(v, k) for k,v in in_parts([*L(rest).attrgot('name'), *api.groups])), toctree([p.name for p in texts.values()], 'Project'))
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', docs, src, site]).returncode
-    dead = list(dead_links())
-    if rc or dead: sys.exit('\n'.join(['The site has warnings or dead links:', *dead]))
+    wrong = [*dead_links(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
+    if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
 
 # The README
 
@@ -191,11 +213,28 @@ def readme_cell(c):
     outs = [] if dirs.get('output')=='false' else concat_streams(c.outputs)
     return code + [md_output(o, images/f'{c.id}_{i}.png', dirs.get('fig-alt', '')) for i,o in enumerate(outs)]
 
+def badge(name, value, to):
+    "A picture that says `name` and `value`, written to docs/images, as a link to file `to`"
+    a,b = [7*len(o)+14 for o in (name,value)]
+    text = ''.join(f'<text x="{x}" y="14" text-anchor="middle">{o}</text>' for x,o in ((a/2,name), (a+b/2,value)))
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="{a+b}" height="20" role="img" aria-label="{name}: {value}"><rect width="{a}" height="20" fill="#444"/>' \
+        f'<rect x="{a}" width="{b}" height="20" fill="#0072b2"/><g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{text}</g></svg>'
+    images.mkdir(exist_ok=True)
+    (images/f'{name}.svg').write_text(svg+'\n', encoding='utf-8')
+    return f'[![{name}: {value}](docs/images/{name}.svg)]({to})'
+
+def badges():
+    "What holds without asking a server: who runs the tests, which Python, which licence"
+    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
+    said = [('tests', 'make test', 'CONTRIBUTING.md'), ('python', project['requires-python'].replace('>=', '')+' or newer', 'pyproject.toml'),
+        ('licence', project['license'], 'LICENSE')]
+    return ' '.join(badge(*o) for o in said)
+
 def write_readme(proc):
     "Write README.md, and its pictures to docs/images, from the processed index in `proc`"
     rmtree(images, ignore_errors=True)
     nb = read_nb(proc/cfg.readme_nb)
-    parts = [title_md(nb, '<!-- Written by docs/build.py from nbs/index.ipynb -->'), *L(nb.cells).map(readme_cell).concat()]
+    parts = [title_md(nb, '<!-- Written by docs/build.py from nbs/index.ipynb -->', badges()), *L(nb.cells).map(readme_cell).concat()]
     (root/'README.md').write_text('\n\n'.join(parts)+'\n', encoding='utf-8')
 
 @call_parse

@@ -1,0 +1,79 @@
+"The API's pages as markdown, written from signatures, docments and docstrings of the package"
+import contents,fastsparse.all,inspect,re,textwrap
+from fastai.basics import Learner
+from fastcore.docments import docments
+from fastcore.utils import *
+
+heads = ('Args','Returns','Raises','Source','Example')
+_re_head = re.compile(rf"^({'|'.join(heads)}):", re.MULTILINE)
+groups = {f'api/{k}': (title, about, names.split()) for k,(title,about,names) in contents.api.items()}
+public = {k: v for k,v in vars(fastsparse.all).items() if not k.startswith('_')}
+
+def page_of():
+    "The API's page of each name"
+    return {n: page for page,(*_,names) in groups.items() for n in names}
+
+def unplaced():
+    "Names that users may write and that stand on no page of the API, on two, or that are not there"
+    names = [n for *_,o in groups.values() for n in o]
+    added = {o for o in page_of() if o.startswith('Learner.')}
+    return sorted({o for o in names if names.count(o)>1} | (set(public) ^ (set(names)-added)) | {o for o in added if not hasattr(Learner, o.split('.')[1])})
+
+def find(name): return getattr(Learner, name.split('.')[1]) if '.' in name else public[name]
+
+def written(o):
+    "Default `o` as one would write it"
+    return getattr(o, '__name__', None) or repr(o)
+
+def sections(doc):
+    "The first line of docstring `doc`, and its sections by name"
+    first,*rest = _re_head.split(doc or '')
+    return first.strip(),dict(zip(rest[::2], rest[1::2]))
+
+def items(text):
+    "Entries of section `text`, whose further lines are indented further"
+    text = textwrap.dedent(text.lstrip('\n')).strip()
+    return [' '.join(o.split()) for o in re.split(r'\n(?=\S)', text)] if text else []
+
+def plain(s):
+    "`s` without what markdown would take for markup outside of code"
+    return ''.join(o if i%2 else re.sub(r'([*_<\[\]$])', r'\\\1', o) for i,o in enumerate(re.split(r'(`[^`]*`)', s)))
+
+def signature(name, o):
+    "How `name` is called, one argument a line if that gets long"
+    params = [p.replace(annotation=p.empty) for p in inspect.signature(o).parameters.values() if p.name!='self']
+    args = [f"{'*'*(p.kind==p.VAR_POSITIONAL)+'**'*(p.kind==p.VAR_KEYWORD)}{p.name}" + ('' if p.default is p.empty else f'={written(p.default)}') for p in params]
+    line = f"{name}({', '.join(args)})"
+    return line if len(line)<=88 else textwrap.fill(line, 88, subsequent_indent='    ', break_long_words=False, break_on_hyphens=False)
+
+def arguments(o):
+    "Arguments of `o` as a list"
+    for k,d in docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True).items():
+        if k not in ('self','cls','return') and d.docment: yield f"- **{plain(k)}**: {plain(d.docment)}" + ('' if d.default is inspect.Parameter.empty else f' (`{written(d.default)}`)')
+
+def settings(name, o):
+    "What preset `o` sets"
+    about,paper = getattr(o, 'about', ''),getattr(o, 'paper', None)
+    rows = [f'- **{plain(k)}**: `{written(v)}`' for k,v in o.items()]
+    return [about[:1].upper()+about[1:], '\n'.join(rows), f'Source: [arXiv:{paper}](https://arxiv.org/abs/{paper})' if paper else '']
+
+def described(name, o):
+    "What function or class `o` takes, gives and raises"
+    about,found = sections(inspect.getdoc(o))
+    parts = [f'```python\n{signature(name, o)}\n```', plain(about), '\n'.join(arguments(o))]
+    if 'Returns' in found: parts.append('**Returns** '+plain(items(found['Returns'])[0]))
+    if 'Example' in found: parts.append('**Example**\n\n```python\n'+textwrap.dedent(found['Example'].strip('\n')).rstrip()+'\n```')
+    if 'Raises' in found: parts.append('**Raises**\n\n'+'\n'.join(f'- {plain(o)}' for o in items(found['Raises'])))
+    if 'Source' in found: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\S+?),?(?:\s|$)', found['Source'])))
+    return parts
+
+def entry_md(name, room):
+    "The entry of `name`, whose link to its room is `room`"
+    o = find(name)
+    parts = settings(name, o) if isinstance(o, dict) else described(name, o)
+    return '\n\n'.join([f'## {plain(name)}', *filter(None, parts), f'How it is made: {room}'])
+
+def pages(room_link):
+    "Text of each page of the API; `room_link(name)` is a link to where a name is explained"
+    for page,(title,about,names) in groups.items():
+        yield page,'\n\n'.join([f'# {title}', about, *(entry_md(n, room_link(n)) for n in names)])+'\n'

@@ -1,0 +1,65 @@
+"What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
+
+# The parts of the site, as globs of pages; a page that none of them names is one of the internals
+parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
+    Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/research',
+        'tutorials/deployment', 'tutorials/*'],
+    **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/*', 'measured'], API=['api/*'], Internals=['*'])
+
+# Pages of the API: title, line below it, names. `Learner.` is for methods that the library adds to fastai's learner
+api = dict(
+    train=('Train', 'One line, a callback, a loop of your own, or the trainer that you have', '''Learner.fit_sparse DynamicSparseTrainingCallback DynamicSparseTraining
+        SparseTrainerCallback SparseLightningCallback SparseEngine'''),
+    choose=('Find sparsity and learning rate', 'Let your own data answer', 'find_sparsity Learner.sparse_lr_find auto_presets supar_init_ supar_splitter supar_lrs'),
+    sparsify=('Make a model sparse', 'Masks on a model, what they cover, and how to be rid of them', '''sparsify_model sparse_summary sparse_params unsparsify sparsify_parameter
+        apply_masks register_layer sparseable_modules is_sparseable_module init_kaiming_normal_sparse_'''),
+    distributions=('Share weights out among layers', 'How sparse is each layer?', '''erdos_renyi_sparsity uniform_sparsity first_layer_dense_uniform layers_dense
+        balanced_flops_sparsity global_sparsity given_sparsity'''),
+    structures=('Patterns in the masks', 'N of M, blocks, constant fan-in', 'NM Block FanIn as_structure'),
+    methods=('Methods by name', 'RigL, SET and the others: settings that name their parts', '''methods_table RigL_presets SET_presets SNFS_presets Static_presets ITOP_presets
+        GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets prune_to find_ticket'''),
+    own_method=('Parts of a method of your own', 'Scores, redistribution, times, and how a part says what it needs', '''declares register_method weight_magnitude gradient_magnitude
+        gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
+        LinearSchedule CosineSchedule CubicSchedule FreqSchedule'''),
+    rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
+    prune=('Prune a trained model', 'Choose weights once, with or without data', 'prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp prune_synflow'),
+    finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),
+    learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
+        STE_presets SRSTE_presets TopKAST_presets'''),
+    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity restore_sparse save_sparse load_sparse
+        pack_masks unpack_masks'''),
+    deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute export_sparse plain_copy shrink pack'),
+    look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates Ledger count_flops flop_profile FlopsCounter predict_cost'),
+    masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))
+
+# What people search for, where it is answered first; the words are found one by one as well
+searches = {
+    'tutorials/digits_with_fastai': 'getting started, quickstart, first steps, sparse training, fit_sparse tutorial',
+    'tutorials/plain_pytorch': 'pytorch loop, without fastai, custom training loop, rnn, gru, lstm',
+    'tutorials/pictures': 'image classification, vision_learner, cnn, resnet, computer vision, picture classifier',
+    'tutorials/tables': 'tabular_learner, tabular data, csv, data frame, feature selection',
+    'tutorials/text': 'text classification, AWD_LSTM, nlp, sentiment, fastai text, language model',
+    'tutorials/transformers': 'hugging face, transformers, gpt, gpt-2, llm, Trainer, fine-tune a language model, small language model',
+    'tutorials/control': 'reinforcement learning, gymnasium, cartpole, policy',
+    'tutorials/fine_tuning': '''prune a pretrained model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
+        make a model smaller''',
+    'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
+    'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
+    'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
+    'howto/faster': 'faster training, speed up training, speedup, acceleration, slow training, sparse kernels, cpu',
+    'howto/own_layers': 'custom layers, own layers, custom modules, exclude layers, keep a layer dense, choose layers',
+    'howto/own_method': 'own method, custom method, custom score, write a method',
+    'howto/reproduce': 'reproduce a paper, paper settings, replicate, original hyperparameters, erk',
+    'howto/resume': 'resume, checkpoint, continue training, restart after a crash, save and load',
+    'howto/smaller_files': 'smaller files, file size, compress checkpoint, model size, safetensors',
+    'howto/stay_sparse': 'LoRA, peft, adapter, stay sparse, fine-tune a pruned model, keep zeros, merge',
+    'concepts/anatomy': 'anatomy, how does it work, drop and grow, dynamic sparse training',
+    'concepts/exact_counts': 'exact counts, budget, density of layers, rounding',
+    'concepts/update': 'what an update does, topology update, regrow',
+    'concepts/initialisation': 'initialisation, initialization, does not learn, chance accuracy, dead network, stuck at chance',
+    'concepts/products': 'sparse products, sparse matrix multiplication, why is sparse slow, gpu, graphics card',
+    'coming_from': 'migrate, alternatives, fasterai, torch.nn.utils.prune, torchao, cerebras, sparselab, sparseml, neural compressor, move from another library',
+    'measured': 'benchmark, benchmarks, measurements, timings',
+    'leaderboard': 'leaderboard, compare methods, best method',
+    'api/look': 'plot topology, tensorboard, wandb, mlflow, flops',
+    'api/methods': 'list of methods, SET, SNFS, GraNet, MEST, GMP, AC/DC, lottery ticket'}
