@@ -112,7 +112,8 @@ class Page:
 
 def toctree(names, caption):
     "Pages `names` as a part of the sidebar"
-    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *names, '```'])
+    lines = [f'{contents.titles[o]} <{o}>' if o in contents.titles else o for o in names]
+    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *lines, '```'])
 
 def in_parts(names):
     "Caption and pages of each part of the site; a page that no part names is one of the internals"
