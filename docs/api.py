@@ -1,5 +1,5 @@
 "The API's pages as markdown, written from signatures, docments and docstrings of the package"
-import contents,fastsparse.all,inspect,re,textwrap
+import ast,contents,fastsparse.all,inspect,re,textwrap
 from fastai.basics import Learner
 from fastcore.docments import docments
 from fastcore.utils import *
@@ -22,8 +22,11 @@ def unplaced():
 def find(name): return getattr(Learner, name.split('.')[1]) if '.' in name else public[name]
 
 def written(o):
-    "Default `o` as one would write it"
-    return getattr(o, '__name__', None) or repr(o)
+    "Default `o` as one would write it; `...` if it is no Python"
+    s = getattr(o, '__name__', None) or repr(o)
+    try: ast.parse(s)
+    except SyntaxError: return '...'
+    return s
 
 def sections(doc):
     "The first line of docstring `doc`, and its sections by name"
@@ -49,7 +52,7 @@ def signature(name, o):
 def arguments(o):
     "Arguments of `o` as a list"
     for k,d in docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True).items():
-        if k not in ('self','cls','return') and d.docment: yield f"- **{plain(k)}**: {plain(d.docment)}" + ('' if d.default is inspect.Parameter.empty else f' (`{written(d.default)}`)')
+        if k not in ('self','cls','return') and d.docment: yield f'- **{plain(k)}**: {plain(d.docment)}'
 
 def settings(name, o):
     "What preset `o` sets"

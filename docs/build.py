@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import api,contents,functools,itertools,json,subprocess
+import api,contents,functools,itertools,json,subprocess,tomllib
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -112,7 +112,8 @@ class Page:
 
 def toctree(names, caption):
     "Pages `names` as a part of the sidebar"
-    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *names, '```'])
+    lines = [f'{contents.titles[o]} <{o}>' if o in contents.titles else o for o in names]
+    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *lines, '```'])
 
 def in_parts(names):
     "Caption and pages of each part of the site; a page that no part names is one of the internals"
@@ -213,11 +214,28 @@ def readme_cell(c):
     outs = [] if dirs.get('output')=='false' else concat_streams(c.outputs)
     return code + [md_output(o, images/f'{c.id}_{i}.png', dirs.get('fig-alt', '')) for i,o in enumerate(outs)]
 
+def badge(name, value, to):
+    "A picture that says `name` and `value`, written to docs/images, as a link to file `to`"
+    a,b = [7*len(o)+14 for o in (name,value)]
+    text = ''.join(f'<text x="{x}" y="14" text-anchor="middle">{o}</text>' for x,o in ((a/2,name), (a+b/2,value)))
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="{a+b}" height="20" role="img" aria-label="{name}: {value}"><rect width="{a}" height="20" fill="#444"/>' \
+        f'<rect x="{a}" width="{b}" height="20" fill="#0072b2"/><g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{text}</g></svg>'
+    images.mkdir(exist_ok=True)
+    (images/f'{name}.svg').write_text(svg+'\n', encoding='utf-8')
+    return f'[![{name}: {value}](docs/images/{name}.svg)]({to})'
+
+def badges():
+    "What holds without asking a server: who runs the tests, which Python, which licence"
+    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
+    said = [('tests', 'make test', 'CONTRIBUTING.md'), ('python', project['requires-python'].replace('>=', '')+' or newer', 'pyproject.toml'),
+        ('licence', project['license'], 'LICENSE')]
+    return ' '.join(badge(*o) for o in said)
+
 def write_readme(proc):
     "Write README.md, and its pictures to docs/images, from the processed index in `proc`"
     rmtree(images, ignore_errors=True)
     nb = read_nb(proc/cfg.readme_nb)
-    parts = [title_md(nb, '<!-- Written by docs/build.py from nbs/index.ipynb -->'), *L(nb.cells).map(readme_cell).concat()]
+    parts = [title_md(nb, '<!-- Written by docs/build.py from nbs/index.ipynb -->', badges()), *L(nb.cells).map(readme_cell).concat()]
     (root/'README.md').write_text('\n\n'.join(parts)+'\n', encoding='utf-8')
 
 @call_parse

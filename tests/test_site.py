@@ -1,0 +1,59 @@
+"The site: which names stand on the API's pages, what the search leads to, and what the pages show"
+import json,pytest,re,sys
+from pathlib import Path
+
+root = Path(__file__).parent.parent
+sys.path.insert(0, str(root/'docs'))
+import api,contents
+
+pages = {p.relative_to(root/'nbs').with_suffix('').as_posix(): p for p in sorted((root/'nbs').rglob('*.ipynb')) if not set(p.parts) & {'.ipynb_checkpoints','_proc'}}
+shown = [n for n in pages if '/' in n]
+
+def cells(name): return json.loads(pages[name].read_text(encoding='utf-8'))['cells']
+def source(c): return ''.join(c['source'])
+
+def test_every_name_has_one_page_of_the_api():
+    "Whoever adds a name for users adds it to docs/contents.py"
+    assert not api.unplaced()
+
+@pytest.mark.parametrize('name', sorted(api.page_of()))
+def test_an_entry_can_be_written(name):
+    "A heading, something said, and no line that is left open"
+    md = api.entry_md(name, 'there')
+    assert md.startswith('## ') and len(md.splitlines())>4 and md.count('```')%2==0
+
+def test_a_page_that_a_search_leads_to_is_there():
+    "By the name that it has on the site: without the number of its room"
+    names = {re.sub(r'^\d+\w?_', '', n) for n in pages} | set(api.groups)
+    assert not set(contents.searches)-names
+
+def test_nothing_is_searched_for_twice():
+    "A phrase leads to one page"
+    phrases = [' '.join(o.lower().split()) for s in contents.searches.values() for o in s.split(',')]
+    assert not {o for o in phrases if phrases.count(o)>1}
+
+@pytest.mark.parametrize('query,page', [('prune a pretrained model', 'tutorials/fine_tuning'), ('faster training', 'howto/faster'), ('resume', 'howto/resume'),
+    ('which sparsity', 'howto/choose'), ('lora', 'howto/stay_sparse')])
+def test_what_people_ask_first_has_an_answer(query, page):
+    "These phrases are entries of the index; the build tells whether the search finds them"
+    assert query in [' '.join(o.lower().split()) for o in contents.searches[page].split(',')]
+
+@pytest.mark.parametrize('name', shown)
+def test_a_page_shows_what_a_user_writes(name):
+    "Assertions, tests and switched-off progress bars stand in hidden cells; `with learn.no_bar()` is right where a server predicts or a function trains many times"
+    visible = [source(c) for c in cells(name) if c['cell_type']=='code' and not re.search(r'^#\| *hide$', source(c), re.M)]
+    code = '\n'.join(visible)
+    assert not re.search(r'^\s*(assert (?!\'(fastsparse|torch)\')|test_\w+\()', code, re.M), name
+
+@pytest.mark.parametrize('name', shown)
+def test_a_page_has_no_path_of_a_machine(name):
+    "Neither in text nor in what a cell printed"
+    text = pages[name].read_text(encoding='utf-8')
+    assert not re.search(r'/(work|home|root|tmp)/\w', text), re.search(r'/(work|home|root|tmp)/\w.{40}', text)[0]
+
+@pytest.mark.parametrize('name', shown)
+def test_a_tutorial_or_concept_has_a_picture(name):
+    "No wall of text"
+    if name.startswith('howto/'): return
+    outs = [d for c in cells(name) for o in c.get('outputs', []) for d in o.get('data', {})]
+    assert 'image/png' in outs
