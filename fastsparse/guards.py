@@ -75,19 +75,7 @@ def asked_sparsity(
 def sparse_params(
     module:nn.Module, # Any module
 ) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
-    """Parameters with a mask, their masks, and the sparsity asked for
-
-    Args:
-        module (Module): Any module
-
-    Returns:
-        list: Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        len(sparse_params(model))
-    """
+    "Parameters with a mask, their masks, and the sparsity asked for"
     shown = lambda o: ifnone(asked_sparsity(o), sparsity_from_tensor(o.mask)) if f'{o.attr}_sparsity' in o.module._buffers else None
     return [(o.p, o.mask, shown(o)) for o in masked_params(module)]
 
@@ -97,20 +85,7 @@ def apply_masks(
     *args, # Ignored, so that this can serve as a hook
     inplace=True, # Write into the parameters' storage? Otherwise they get a new one
 ):
-    """Make every dead weight of `module` zero
-
-    Args:
-        module (Module): Any module
-        args: Ignored, so that this can serve as a hook
-        inplace: Write into the parameters' storage? Otherwise they get a new one [default: True]
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        model[0].weight.data.fill_(1.)
-        apply_masks(model)
-        assert model[0].weight.sum()==64
-    """
+    "Make every dead weight of `module` zero"
     for o in masked_params(module):
         if inplace: zero_dead_(o.p, o.mask)
         else: o.p.data = zero_dead_(o.p.data.clone(), o.mask)
@@ -245,6 +220,7 @@ def check(self:DenseGuard):
     p,mask = self.stored(),self.mask
     if mask is None: return
     if p is not self.p:
+        if p is None: return True  # taken out of its module
         if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
         if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
         self.watch(p)
@@ -344,7 +320,7 @@ def move(self:DenseGuard, gone, new, opt, start=None):
     changed = torch.cat([gone, new])
     for t in [self.p, *slow_weights(opt, self.p)]:
         put_(t, changed, 0)
-        if start is not None: local_part(t).put_(new, start.take(new).to(local_part(t)))
+        if start is not None: local_part(t).put_(new, local_part(start).take(new).to(local_part(t)))
     for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 @patch
