@@ -111,11 +111,17 @@ def keeps_zero(
     return known and all(g.get('eps', 1)>0 for g in base.param_groups)
 
 # %% ../nbs/03b_guards.ipynb #7cfef49b
+def version_of(t):
+    "How often `t` was written to; of a sharded tensor, also its local part by itself"
+    own = local_part(t)
+    return t._version if own is t else t._version+own._version
+
 def stamp_of(
     t:torch.Tensor, # Any tensor
 ) -> tuple:
     "What changes when somebody writes to `t`, or gives it another storage"
-    return weakref.ref(t.untyped_storage()),t.data_ptr(),None if t.is_inference() else t._version
+    own = local_part(t)
+    return weakref.ref(own.untyped_storage()),own.data_ptr(),None if own.is_inference() else version_of(t)
 
 def has_stamp(
     t:torch.Tensor, # Any tensor
@@ -123,7 +129,7 @@ def has_stamp(
 ) -> bool:
     "Is `t` as it was when it got `stamp`? Asked of each weight and mask before each forward, so it must be quick"
     storage,place,version = stamp
-    return t.data_ptr()==place and (version is None or t._version==version) and storage() is not None
+    return local_part(t).data_ptr()==place and (version is None or version_of(t)==version) and storage() is not None
 
 # %% ../nbs/03b_guards.ipynb #bb6bbfb0
 class Guard:
@@ -225,7 +231,7 @@ def check(self:DenseGuard):
         if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
         self.watch(p)
     elif self.handle is None and p.requires_grad: self.hook()
-    if self.stamp is not None and has_stamp(local_part(p), self.stamp[0]) and has_stamp(local_part(mask), self.stamp[1]): return
+    if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
     zero_dead_(p, mask)
     self.clean = weakref.WeakKeyDictionary()
     self.note()
@@ -248,7 +254,7 @@ def hook(self:DenseGuard):
 @patch
 def note(self:DenseGuard):
     "Remember weight and mask as they are now"
-    self.stamp = stamp_of(local_part(self.p)),stamp_of(local_part(self.mask))
+    self.stamp = stamp_of(self.p),stamp_of(self.mask)
 
 # %% ../nbs/03b_guards.ipynb #f3fed1a8
 @patch
@@ -262,9 +268,9 @@ def mask_grad(self:DenseGuard):
     "Make the gradient of dead weights zero, unless it is so already"
     grad = self.p.grad
     if self.mask is None or grad is None: return
-    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==local_part(grad)._version: return
+    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==version_of(grad): return
     zero_dead_(grad, self.mask)
-    self.grad_stamp = weakref.ref(grad),local_part(grad)._version
+    self.grad_stamp = weakref.ref(grad),version_of(grad)
 
 # %% ../nbs/03b_guards.ipynb #fffd5bc4
 @patch

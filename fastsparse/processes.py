@@ -10,7 +10,7 @@ import math,sys,torch,torch.distributed as dist,weakref,zlib
 from fastcore.basics import *
 from fastsparse.declared import needs_of
 from fastsparse.distributions import global_sparsity
-from fastsparse.guards import DenseGuard,Storage,storages
+from fastsparse.guards import DenseGuard,masked_params,Storage,storages
 from fastsparse.masks import count_live,live_places,local_part,put_
 from fastsparse.scores import base_opt,call_with,fisher_saliency,gradient_momentum,gradient_redistribution,MeanGradient,momentum_redistribution
 from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,random_score,wants
@@ -504,3 +504,10 @@ def checksum(self:Shards, mask):
         own = zlib.crc32(local_part(mask).cpu().contiguous().numpy().tobytes(), total) if i==ranks.rank else 0
         total, = ranks.sum(own)
     return total
+
+# %% ../nbs/16_processes.ipynb #f5d1a071
+def bytes_sent(
+    model:nn.Module, # A model whose weights are sharded
+) -> int: # Bytes of the messages of this rank; 0 where nothing is sharded
+    "How much this rank has sent to choose masks"
+    return sum({id(r):r.sent for r in (ranks_of(o.p) for o in masked_params(model) if _is_sharded(o.p))}.values())
