@@ -113,11 +113,17 @@ def keeps_zero(
     return known and all(g.get('eps', 1)>0 for g in base.param_groups)
 
 # %% ../nbs/03b_guards.ipynb #7cfef49b
+def version_of(t):
+    "How often `t` was written to; of a sharded tensor, also its local part by itself"
+    own = local_part(t)
+    return t._version if own is t else t._version+own._version
+
 def stamp_of(
     t:torch.Tensor, # Any tensor
 ) -> tuple:
     "What changes when somebody writes to `t`, or gives it another storage"
-    return weakref.ref(t.untyped_storage()),t.data_ptr(),None if t.is_inference() else t._version
+    own = local_part(t)
+    return weakref.ref(own.untyped_storage()),own.data_ptr(),None if own.is_inference() else version_of(t)
 
 def has_stamp(
     t:torch.Tensor, # Any tensor
@@ -125,7 +131,7 @@ def has_stamp(
 ) -> bool:
     "Is `t` as it was when it got `stamp`? Asked of each weight and mask before each forward, so it must be quick"
     storage,place,version = stamp
-    return t.data_ptr()==place and (version is None or t._version==version) and storage() is not None
+    return local_part(t).data_ptr()==place and (version is None or version_of(t)==version) and storage() is not None
 
 # %% ../nbs/03b_guards.ipynb #bb6bbfb0
 class Guard:
@@ -222,11 +228,12 @@ def check(self:DenseGuard):
     p,mask = self.stored(),self.mask
     if mask is None: return
     if p is not self.p:
+        if p is None: return True  # taken out of its module
         if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
         if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
         self.watch(p)
     elif self.handle is None and p.requires_grad: self.hook()
-    if self.stamp is not None and has_stamp(local_part(p), self.stamp[0]) and has_stamp(local_part(mask), self.stamp[1]): return
+    if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
     zero_dead_(p, mask)
     self.clean = weakref.WeakKeyDictionary()
     self.note()
@@ -249,7 +256,7 @@ def hook(self:DenseGuard):
 @patch
 def note(self:DenseGuard):
     "Remember weight and mask as they are now"
-    self.stamp = stamp_of(local_part(self.p)),stamp_of(local_part(self.mask))
+    self.stamp = stamp_of(self.p),stamp_of(self.mask)
 
 # %% ../nbs/03b_guards.ipynb #f3fed1a8
 @patch
@@ -263,9 +270,9 @@ def mask_grad(self:DenseGuard):
     "Make the gradient of dead weights zero, unless it is so already"
     grad = self.p.grad
     if self.mask is None or grad is None: return
-    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==local_part(grad)._version: return
+    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==version_of(grad): return
     zero_dead_(grad, self.mask)
-    self.grad_stamp = weakref.ref(grad),local_part(grad)._version
+    self.grad_stamp = weakref.ref(grad),version_of(grad)
 
 # %% ../nbs/03b_guards.ipynb #fffd5bc4
 @patch
@@ -321,7 +328,7 @@ def move(self:DenseGuard, gone, new, opt, start=None):
     changed = torch.cat([gone, new])
     for t in [self.p, *slow_weights(opt, self.p)]:
         put_(t, changed, 0)
-        if start is not None: local_part(t).put_(new, start.take(new).to(local_part(t)))
+        if start is not None: local_part(t).put_(new, local_part(start).take(new).to(local_part(t)))
     for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
 
 @patch

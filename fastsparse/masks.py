@@ -50,7 +50,7 @@ def local_part(
     t:torch.Tensor, # Any tensor
 ) -> torch.Tensor: # `t` itself, unless it is sharded
     "The part of `t` that lies in this process, which shares its storage"
-    if type(t) is torch.Tensor or not hasattr(t, 'to_local'): return t
+    if type(t) in (torch.Tensor, torch.nn.Parameter) or not hasattr(t, 'to_local'): return t
     with torch.no_grad(): return t.to_local()
 
 # %% ../nbs/00_masks.ipynb #98fa023d

@@ -10,7 +10,7 @@ import math,sys,torch,torch.distributed as dist,weakref,zlib
 from fastcore.basics import *
 from fastsparse.declared import needs_of
 from fastsparse.distributions import global_sparsity
-from fastsparse.guards import DenseGuard,Storage,storages
+from fastsparse.guards import DenseGuard,masked_params,Storage,storages
 from fastsparse.masks import count_live,live_places,local_part,put_
 from fastsparse.scores import base_opt,call_with,fisher_saliency,gradient_momentum,gradient_redistribution,MeanGradient,momentum_redistribution
 from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,random_score,wants
@@ -392,14 +392,17 @@ class Shards(Storage):
     "Weights whose rows are shared out over ranks"
     def __init__(self): self.known = {}  # weak references to sharded parameters, by module's id and attribute
 
-    def has(self, p): return _is_sharded(p)
+    def has(self, p):
+        if getattr(p, '_fsdp_flattened', False): raise ValueError(_fsdp1)
+        return _is_sharded(p)
+
     def guard(self, o): return ShardGuard(o.module, o.attr)
     def mine(self, t, p): return own_rows(t, p)
     def total(self, p, *ns): return ranks_of(p).sum(*ns)
 
     def settle(self, model):
         for m in model.modules():
-            if type(m).__name__=='FullyShardedDataParallel': raise ValueError(_fsdp1)
+            if type(m).__name__=='FullyShardedDataParallel' or '_flat_param' in m._parameters: raise ValueError(_fsdp1)
         self.known = {k:ref for k,ref in self.known.items() if ref() is not None}
         for module,attr,p in _fsdp_params(model): self.known[id(module),attr] = weakref.ref(p)
 
@@ -454,21 +457,23 @@ class _Spread:
     def top_counts(scores, budget):
         "How many of the `budget` highest are in each; the last one in part, where the budget is no whole number"
         ranks,keys = scores[0].ranks,[order_keys(s.rows) for s in scores]
-        over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.
+        over,last = -budget%1 if abs(budget-round(budget))>1e-6 else 0.,0
         k = round(budget+over)
         if not 0<k<sum(s.n for s in scores): return [s.n if k else 0 for s in scores]
-        cut,above,ties = kth_highest(torch.cat(keys), k, ranks)
+        cut,*_ = kth_highest(torch.cat(keys), k, ranks)
+        cut = -ranks.max(max((-int(o[o>=cut].min()) for o in keys if (o>=cut).any()), default=-2**63+1))[0]  # a key that is there
         tied,counts = [ranks.sum(*[int(f(o, cut).sum()) for o in keys]) for f in (torch.eq, torch.gt)]
-        left = k-above
+        left = k-sum(counts)
         for i,n in enumerate(tied):
-            counts[i],left,taken = counts[i]+min(n, left),left-min(n, left),min(n, left)
-            if taken: last = i
+            if not left: break
+            taken,last = min(n, left),i if n else last
+            counts[i],left = counts[i]+taken,left-taken
         counts[last] -= over
         return counts
 
-def _global_over_ranks(params, model_sparsity, scores=None, **kwargs):
+def _global_over_ranks(params, model_sparsity, scores=None, min_live=1):
     scores = [local_part(p.detach()).abs() for p in params] if scores is None else scores
-    return global_sparsity(params, model_sparsity, [_Spread(s, p) for s,p in zip(scores, params)], **kwargs)
+    return global_sparsity(params, model_sparsity, [_Spread(s, p) for s,p in zip(scores, params)], min_live)
 
 @patch
 def distribution(self:Shards, f):
@@ -499,3 +504,10 @@ def checksum(self:Shards, mask):
         own = zlib.crc32(local_part(mask).cpu().contiguous().numpy().tobytes(), total) if i==ranks.rank else 0
         total, = ranks.sum(own)
     return total
+
+# %% ../nbs/16_processes.ipynb #f5d1a071
+def bytes_sent(
+    model:nn.Module, # A model whose weights are sharded
+) -> int: # Bytes of the messages of this rank; 0 where nothing is sharded
+    "How much this rank has sent to choose masks"
+    return sum({id(r):r.sent for r in (ranks_of(o.p) for o in masked_params(model) if _is_sharded(o.p))}.values())

@@ -54,7 +54,9 @@ def opt_state(
     p:torch.Tensor, # One of its parameters
 ) -> dict: # What `opt` remembers of `p`; empty before the first step
     "The optimizer's state of one parameter"
-    return base_opt(opt).state.get(p, {})
+    base = base_opt(opt)
+    state = base.state.get(p) or getattr(vars(base).get('optim'), 'state', {}).get(p)  # ZeroRedundancyOptimizer keeps it in one optimizer for each process
+    return state or {}
 
 # %% ../nbs/03_scores.ipynb #ea68d9aa
 def grad_history(

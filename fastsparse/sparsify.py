@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from fastcore.basics import *
 from fastsparse.declared import declares,needs_of
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
-from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked,masked_params,storage_of,unhook
+from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked,masked_params,storage_of,storages,unhook
 from fastsparse.layers import axes_of,layer_of
 from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
@@ -90,6 +90,7 @@ def decide(
 ) -> list: # A `Masked` for each parameter; its `why` says why it is left dense, and is empty if it isn't
     "Which parameters of `model` are made sparse? Tied ones stand once, at the layer that can be sparse"
     owners,adapters = {},_adapters(model)
+    for s in storages: s.settle(model)
     for name,m in model.named_modules():
         if is_sparseable_module(m): _refuse(name, m)
         for attr,p in m._parameters.items():

@@ -216,7 +216,7 @@ def meet(rank, folder, world, jobs):
 
 def on_ranks(folder, world, jobs):
     "What `f(rank, world, *args)` returned on each of `world` processes, for each job `(name, f, args)`"
-    torch.multiprocessing.spawn(meet, (str(folder), world, jobs), nprocs=world)
+    torch.multiprocessing.start_processes(meet, (str(folder), world, jobs), nprocs=world, start_method='fork')  # nothing is imported anew
     return {name:[torch.load(folder/f'{name}.{r}.pt', weights_only=False) for r in range(world)] for name,*_ in jobs}
 
 def whole_run(rank, world, case, kind):
@@ -247,3 +247,112 @@ def test_data_parallel_with_every_preset(tmp_path, world):
 def test_shards_with_every_preset(tmp_path, world, kind):
     "The same with FSDP2, where ranks may own fewer rows, or none"
     compare(tmp_path, world, [(c,kind) for c in (*cases, *more) if (cases.get(c) or more[c]).get('sharded', True)])
+
+# --- checkpoints, optimizers and refusals
+
+def saved(rank, world, case, kind, folder, ts):
+    "Train and save with torch.distributed.checkpoint, or plainly where each rank has all"
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    m,net,opt,dst = started(case, kind)
+    steps(m, net, opt, dst, ts, rank, world)
+    model,optim = get_state_dict(m, opt)
+    dcp.save(dict(model=model, optim=optim, engine=dst.state_dict()), checkpoint_id=folder)
+
+def resumed(rank, world, case, kind, folder, ts):
+    "Go on, on other ranks; their seeds and weights differ before the load"
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict,set_state_dict
+    m,net,opt,dst = started(case, kind, seed=5)
+    model,optim = get_state_dict(m, opt)
+    state = dict(model=model, optim=optim, engine=dst.state_dict())
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(m, opt, model_state_dict=state['model'], optim_state_dict=state['optim'])
+    dst.load_state_dict(state['engine'])
+    return result(m, opt, dst, steps(m, net, opt, dst, ts, rank, world))
+
+def check_resume(tmp_path, case, ways):
+    one = one_process(case)
+    one['seen'] = one['seen'][14:]
+    for (kind,world),(then,others) in ways:
+        folder = tmp_path/f'{kind}{world}{then}{others}'
+        folder.mkdir()
+        for name,f,ts,n,how in (('a', saved, range(14), world, kind), ('b', resumed, range(14, 30), others, then)):
+            (folder/name).mkdir()
+            got = on_ranks(folder/name, n, [(case, f, (case, how, str(folder/'run'), ts))])
+        for r in range(others): assert_same(got[case][r], one, f'{case}: {kind} on {world}, then {then} on {others}')
+
+@pytest.mark.full
+def test_resume_on_another_number_of_ranks(tmp_path):
+    "torch.distributed.checkpoint, shards of another size, and from one way of training to the other: the run that was never stopped"
+    check_resume(tmp_path, 'RigL', [(('before',2),('after',3)), (('ddp',2),('before',4)), (('before',4),('ddp',1))])
+
+@pytest.mark.full
+def test_resume_with_collected_gradients(tmp_path):
+    "What a score has collected is sharded too"
+    check_resume(tmp_path, 'fisher', [(('before',2),('before',4))])
+
+def refusals(rank, world):
+    "The texts of errors, and that nothing has changed"
+    def refused(**settings):
+        m = dense()
+        sparsify_model(m, .5, seed=0)
+        opt = torch.optim.SGD(shard(m).parameters(), lr=.1, momentum=.9)
+        try: DynamicSparseTraining(m, opt, 30, seed=0, **RigL_presets(batches_per_update=4, **settings))
+        except ValueError as e: return str(e)
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    texts = [refused(grow_score_f=lambda p: p.grad.abs()), refused(**{k:v for k,v in CHT_presets.items() if k in ('grow_score_f',)}), refused(structure='unstructured', redistribute_f=lambda p: 1.),
+        refused(grow_init_f=lambda p: p*0+1)]
+    m = dense()
+    sparsify_model(m, .5, seed=0)
+    try: FullyShardedDataParallel(m, device_id=torch.device('cpu'))(batch(0)[0])
+    except ValueError as e: texts.append(str(e))
+    m = shard(dense())
+    try: sparsify_model(m, .5, seed=0, structure='input channels')
+    except ValueError as e: texts.append(str(e))
+    assert not masked_params(m)
+    return texts
+
+def zeros(rank, world):
+    "RigL with an optimizer whose state is shared out: what belongs to dead weights"
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    m = dense()
+    sparsify_model(m, .6, seed=0)
+    net = nn.parallel.DistributedDataParallel(m)
+    opt = ZeroRedundancyOptimizer(m.parameters(), torch.optim.Adam, lr=.02)
+    dst = DynamicSparseTraining(m, opt, 30, seed=0, **RigL_presets(batches_per_update=4))
+    seen = steps(m, net, opt, dst, range(30), rank, world)
+    left = [t[~o.mask] for o in masked_params(m) for t in opt.optim.state.get(o.p, {}).values() if t.shape==o.p.shape]
+    return dict(result(m, opt, dst, seen), left=[bool(t.any()) for t in left])
+
+def any_loop(rank, world):
+    "Static masks without an engine: gradients, norms and weights, whoever wrote to them, from the first step"
+    m = dense()
+    sparsify_model(m, .6, seed=0)
+    shard(m)
+    xb,yb = batch(0)
+    m(xb).square().mean().backward()
+    first = [bool(local_part(o.p.grad)[~local_part(o.mask)].any()) for o in masked_params(m)]
+    opt = torch.optim.AdamW(m.parameters(), lr=.1)
+    opt.step()
+    with torch.no_grad():
+        for p in m.parameters(): p.fill_(1.)
+    with torch.no_grad(): y = m(xb)
+    plain = dense()
+    sparsify_model(plain, .6, seed=0)
+    with torch.no_grad():
+        for p in plain.parameters(): p.fill_(1.)
+        return dict(first=first, same=torch.allclose(y, plain(xb)), summary=sparse_summary(m).df['live'].tolist(), whole=sparse_summary(plain).df['live'].tolist())
+
+def test_other_things_on_two_ranks(tmp_path):
+    "Refusals by name, ZeroRedundancyOptimizer, and enforcement without an engine"
+    got = on_ranks(tmp_path, 2, [('refusals', refusals, ()), ('zeros', zeros, ()), ('any_loop', any_loop, ())])
+    for texts in got['refusals']:
+        wanted = ["doesn't say that it looks at each weight by itself", 'Sampled', 'redistribute_f', 'grow_init_f', 'FullyShardedDataParallel', 'more than one of 2 ranks']
+        assert len(texts)==len(wanted) and all(w in (t or '') for w,t in zip(wanted, texts)), texts
+    a,b = got['zeros']
+    assert a['left'] and b['left'] and not any(a['left']+b['left'])
+    for x,y in zip(a['seen'], b['seen']): assert all(map(torch.equal, x, y))
+    for o in got['any_loop']:
+        assert o['same'] and not any(o['first'])
+        assert o["summary"]==o["whole"]
