@@ -5,40 +5,41 @@
 # %% auto #0
 __all__ = ['sparse_compute']
 
-# %% ../nbs/31_compute.ipynb #fb980fa3
-import numpy as np,pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+# %% ../nbs/31_compute.ipynb #c9c68134
+import numpy as np,pandas as pd,time,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
-from fastsparse.declared import needs_of
-from fastsparse.callback import DynamicSparseTrainingCallback
-from fastsparse.clocks import fresh,speedup
-from fastsparse.flops import untouched
-from fastsparse.products import sampled_product,sparse_conv1x1,sparse_linear,SparseIndex
-from fastsparse.masks import live_places
-from fastsparse.scores import base_opt
-from fastsparse.guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,masked_params,set_guard,stamp_of
-from fastsparse.sparsify import module_of
+from fastprogress.fastprogress import progress_bar
+from .callback import DynamicSparseTrainingCallback
+from .clocks import fresh,speedup
+from .convolutions import ConvIndex,sparse_conv2d
+from .declared import needs_of
+from .flops import untouched
+from .guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,masked_params,set_guard,stamp_of
+from .masks import live_places
+from .products import sampled_product,sparse_conv1x1,sparse_linear,SparseIndex
+from .scores import base_opt
+from .sparsify import module_of
+from .vectors import why_not
 from functools import partial
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
-from types import FunctionType
 from warnings import warn
 
-# %% ../nbs/31_compute.ipynb #12e81390
+# %% ../nbs/31_compute.ipynb #a381de43
 class DenseGradient:
-    "The gradient of a weight that is stored sparse, dead weights included: a sum of `terms`, tensors and pairs of factors"
-    def __init__(self, shape):
-        self.shape = torch.Size(shape)
-        self.clear()
-
-    def clear(self): self.terms,self.whole,self.came,self.version,self.shared,self.pending = [],None,None,None,False,{}
+    "The gradient of a weight, dead ones included, as backwards left it: a sum of `terms`, tensors and pairs of factors"
+    def __init__(self): self.clear()
+    def clear(self): self.terms,self.came,self.version,self.shared,self.pending = [],None,None,False,{}
 
     def add(self, before, gT, xT=None):
         "A backward brings `gT@xT.t()`, or just `gT`; live values had the gradient `before`"
-        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<self.shape.numel() else gT@xT.t()
+        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
         task = torch._C._current_graph_task_id()
         if task not in self.pending: self.pending[task] = before is None or before._version!=self.version and not before.any(),[]
         self.pending[task][1].append(term)
@@ -47,40 +48,24 @@ class DenseGradient:
         "The backward has given live values the gradient `grad`"
         if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
         fresh,terms = got
-        self.terms,self.whole,self.came,self.version,self.shared = [*([] if fresh else self.terms), *terms],None,grad.detach().clone(),grad._version,False
-        if len(self.terms)>1 and sum(t.numel() for term in self.terms for t in listify(term))>=self.shape.numel(): self.terms = [self.summed()]
+        self.terms = [*([] if fresh else self.terms), *terms]
+        self.came,self.version,self.shared = grad.detach().clone(),grad._version,False
+        first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
+        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
+        if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
 
     def summed(self, index=None, rows=slice(None)):
         "The sum of the terms, with rows for outputs, all or some; or just at the weights of `index`"
         def _part(t):
-            if isinstance(t, torch.Tensor): return t[rows] if index is None else t.view(-1)[index.places]
+            if isinstance(t, torch.Tensor): return t[rows] if index is None else t.reshape(-1)[index.places]
             return t[0][rows]@t[1].t() if index is None else sampled_product(index, *t)
         first,*others = map(_part, self.terms)
         return sum(others, first).to(self.came.dtype)
 
-# %% ../nbs/31_compute.ipynb #00e5f874
-@patch
-def factor(self:DenseGradient, grad):
-    "What the live values' gradient, now `grad`, was multiplied by since it arrived; 1 if that is no single number"
-    was = self.came
-    if not len(was) or torch.equal(was, grad): return 1.
-    i = was.abs().argmax()
-    k = grad[i]/was[i]
-    return k if torch.allclose(grad, k*was, atol=1e-8*float(grad.abs().max())) else 1.
-
-@patch
-def carry(self:DenseGradient, grad, move, new, known):
-    "The live values' gradient `grad` after `move`; those of `new` that aren't `known` were dead"
-    if not self.terms: return move(grad)
-    k,dead = self.factor(grad),self.summed(new.part(~known))
-    self.whole,self.came,grad = None,move(self.came),move(grad)
-    self.came[~known],grad[~known] = dead,k*dead
-    return grad
-
-# %% ../nbs/31_compute.ipynb #c79c8ba5
+# %% ../nbs/31_compute.ipynb #cce85c23
 @patch
 def share(self:DenseGradient):
-    "The mean of all ranks' in a process group, as data parallel training makes it of what it knows"
+    "Take the mean of all ranks' in a process group"
     if not self.shared and dist.is_available() and dist.is_initialized():
         self.terms = [self.summed()]
         for t in (self.terms[0], self.came):
@@ -89,26 +74,15 @@ def share(self:DenseGradient):
     self.shared = True
 
 @patch
-def in_rows(self:DenseGradient, rows, places, grad, k):
-    "As a dense matrix of some rows; the weights at `places`, of these rows, live and have the gradient `grad`, `k` times what arrived"
+@torch.no_grad()
+def in_rows(self:DenseGradient, rows, places, live):
+    "As a dense matrix of some rows; the weights at `places` of these rows live, and are the `live` ones of all live ones"
     out = self.summed(rows=rows)
-    if len(self.terms)==1 and isinstance(self.terms[0], torch.Tensor): out = out.clone()
-    if k!=1: out.mul_(k)
-    out.view(-1).scatter_(0, places, grad)
+    if isinstance(self.terms[0], torch.Tensor): out = out.clone()
+    out.view(-1).scatter_(0, places, self.came[live])
     return out
 
-@patch
-@torch.no_grad()
-def full(self:DenseGradient, index, grad):
-    "As a dense tensor; the weights of `index` live and have the gradient `grad`"
-    self.share()
-    whole = self.whole and self.whole[1]==grad._version and self.whole[0]()
-    if not isinstance(whole, torch.Tensor):
-        whole = self.in_rows(slice(None), index.places, grad, self.factor(grad)).view(self.shape)
-        self.whole = weakref.ref(whole),grad._version
-    return whole
-
-# %% ../nbs/31_compute.ipynb #299d7bd2
+# %% ../nbs/31_compute.ipynb #ef7be9c4
 def _like(t, p): return isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape==p.shape
 
 def _change_state(opts, p, change):
@@ -119,60 +93,79 @@ def _change_state(opts, p, change):
 def _resize(p, values, grad):
     "Give the parameter `p` values and a gradient of another size"
     p.grad = None
-    p.data = values.new_empty(0, dtype=torch.float if values.dtype==torch.double else torch.double)  # for autograd knows a parameter's size until its type changes
+    p.data = values.new_empty(0, dtype=torch.float if values.dtype==torch.double else torch.double)
     p.data,p.grad = values,grad
 
-# %% ../nbs/31_compute.ipynb #2987ea40
+# %% ../nbs/31_compute.ipynb #5d003090
 class LiveGuard(Guard):
-    "Guards one parameter that is stored as its live values; `route` is how they are multiplied"
-    route,costly,grad_stamp,ratio,dense_state,finish = 'rows',None,None,None,False,None
+    "Guards one parameter that is stored as its live values"
+    route,costly,grad_stamp,dense_state,finish = 'rows',None,None,False,None
     held = 'is stored sparse: call remove() of the report of sparse_compute, or store_dense(model), first'
-    def __init__(self, face, module, attr, shape):
-        self.module,self.attr,self._face,self.opts,self.calls = module,attr,weakref.ref(face),[],None
-        self.handle = self.stamp = self.seen = self._index = None
-        self._lifted,self.dense_grad = False,DenseGradient(shape)
-        set_guard(face, self)
+    def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr, remark=''))
+    def __getstate__(self): return dict(module=self.module, attr=self.attr, remark=self.remark)
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self.opts,self.dense_grad,self._lifted = weakref.WeakSet(),DenseGradient(),False
+        self.handle = self.stamp = self.seen = self.calls = self._index = self._conv = None
 
-    p = property(lambda self: self._face())
-    values = property(lambda self: self.module._parameters.get(self.attr, self.seen))
+    values = property(lambda self: self.module._parameters.get(self.attr))
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.values.grad is not None)
+    read_grad = property(lambda self: self.dense_grad.came if self.dense_grad.terms else self.values.grad)
     fixed_count = property(lambda self: dist.is_available() and dist.is_initialized() and dist.get_world_size()>1)
-    def holds(self, p): return p is self.seen or p is self._face()
+    def holds(self, p): return p is self.values
     def note(self): self.stamp = None,stamp_of(self.mask)
     def mask_grad(self): pass
     def remove(self): pass
-
-    @property
-    def live(self):
-        "The live values; those of a dense tensor that `functional_call` has put in their place"
-        v = self.values
-        return v if v.ndim==1 else v.reshape(-1).index_select(0, self.index.places)
 
     @property
     def index(self):
         if self._index is None: self._index = SparseIndex(self.mask)
         return self._index
 
+    @torch.no_grad()
     def spread(self, t):
         "A number for each live weight as a dense tensor"
-        out = t.new_zeros(self.shape)  # no view: fastai detaches gradients in place
+        out = t.new_zeros(self.shape)
         out.view(-1).scatter_(0, self.index.places, t.detach())
         return out
 
-    def check(self):
-        "Follow a parameter or a mask that somebody else changed"
-        ps = self.module._parameters
-        if self.attr not in ps: ps.update({self.attr:self.seen, **{k:ps.pop(k) for k in list(ps)}})  # a reparametrization took it out, and failed
-        v = ps.get(self.attr)
-        if self.mask is None or not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
-        if self.attr not in vars(self.module): raise RuntimeError(_read_only)  # another parameter was put in its place
-        if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
-        if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
-        self.carry()
-        self.note()
+# %% ../nbs/31_compute.ipynb #a4840e2f
+_replaced = "the parameter of a layer that computes with live weights was taken out or replaced: call remove() of the report of sparse_compute, or store_dense(model), before you do that"
 
-# %% ../nbs/31_compute.ipynb #35bc8245
+@patch(as_prop=True)
+def p(self:LiveGuard):
+    self.check()
+    w = self.spread(self.values).requires_grad_(self.values.requires_grad)
+    if self.has_grad: w.grad = self.whole_grad()
+    return w
+
+@patch
+def whole_grad(self:LiveGuard):
+    if not self.dense_grad.terms: return self.spread(self.values.grad)
+    self.dense_grad.share()
+    return self.dense_grad.in_rows(slice(None), self.index.places, slice(None)).view(self.shape)
+
+@patch
+def check(self:LiveGuard):
+    "Follow a parameter or a mask that somebody else changed"
+    v = self.values
+    if v is None: raise RuntimeError(_replaced)
+    if not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+    if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
+    if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
+    self.carry()
+    self.note()
+
+@patch
+def watch(self:LiveGuard, v):
+    if v.shape!=(len(self.index),): raise RuntimeError(_replaced)
+    if self.handle is not None: self.handle.remove()
+    set_guard(v, self)
+    ref,self.seen = weakref.ref(self),v
+    self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
+
+# %% ../nbs/31_compute.ipynb #2af2009a
 def _survivors(old, new):
     "Which values of `old` live in `new` (where they are), which of `new` lived in `old` (a bool for each), and whether all did"
     before,after = old.places,new.places
@@ -185,15 +178,6 @@ def _move_values(stays, to, n, t):
     "The values `t`: those of `stays` go to the places `to` of `n`, and the others start at zero"
     return t.new_zeros(n).scatter_(0, to, t.detach().index_select(0, stays))
 
-# %% ../nbs/31_compute.ipynb #878d9918
-@patch
-def watch(self:LiveGuard, v):
-    if self.handle is not None: self.handle.remove()
-    set_guard(self.seen)
-    set_guard(v, self)
-    ref,self.seen = weakref.ref(self),v
-    self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
-
 @patch
 @torch.inference_mode(False)
 @torch.no_grad()
@@ -203,8 +187,11 @@ def carry(self:LiveGuard):
     new = self._index = SparseIndex(self.mask)
     stays,known,same = _survivors(old, new)
     if same: return
-    move = partial(_move_values, stays, live_places(known), len(new))
-    grad = None if v.grad is None else self.dense_grad.carry(v.grad, move, new, known)
+    self._conv,move,dense = None,partial(_move_values, stays, live_places(known), len(new)),self.dense_grad
+    grad = None if v.grad is None else move(v.grad)
+    if grad is not None and dense.terms: 
+        dense.came,born = move(dense.came),dense.summed(new.part(~known))
+        dense.came[~known] = grad[~known] = born
     _change_state(self.opts, v, move)
     if len(old)!=len(new): return _resize(v, move(v), grad)
     v.data.copy_(move(v))
@@ -216,9 +203,9 @@ def move(self:LiveGuard, gone, new, opt, start=None):
     self.carry()
     if start is not None: self.values.data.put_(torch.searchsorted(self.index.places, new), start.take(new).to(self.values))
 
-# %% ../nbs/31_compute.ipynb #a714a214
+# %% ../nbs/31_compute.ipynb #475ffd4b
 @patch
-def tap(self:LiveGuard, gT, xT=None): self.dense_grad.add(self.values.grad, gT, xT)
+def tap(self:LiveGuard, gT, xT=None): self.dense_grad.add(self.values.grad, gT.flatten(1), xT)
 
 @patch
 def arrived(self:LiveGuard):
@@ -228,61 +215,53 @@ def arrived(self:LiveGuard):
         raise RuntimeError("a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer")
     self.dense_grad.arrive(v.grad)
 
-# %% ../nbs/31_compute.ipynb #64665ba4
-@patch
-def forget(self:LiveGuard): self.dense_grad.clear()
-
-@patch
-def after_step(self:LiveGuard, opt): self.forget()
-
-# %% ../nbs/31_compute.ipynb #dd1265be
-@patch
-def whole_grad(self:LiveGuard): return self.dense_grad.full(self.index, self.values.grad)
-
 @patch
 def expect_dense(self:LiveGuard):
     "Warn if a gradient came without its dense part"
     if not self.dense_grad.terms and self.has_grad and self.values.grad.any():
         warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead weights: use loss.backward(), or call remove() of the report of sparse_compute")
 
-# %% ../nbs/31_compute.ipynb #d663fb35
 @patch
 def before_step(self:LiveGuard, opt):
     self.meet(opt)
     self.check()
 
-# %% ../nbs/31_compute.ipynb #919b8874
+@patch
+def after_step(self:LiveGuard, opt): self.dense_grad.clear()
+
+# %% ../nbs/31_compute.ipynb #b8e5e041
 @patch
 def weights_at(self:LiveGuard, at, with_grad):
     v = self.values.detach()
-    v.grad = self.values.grad if with_grad else None
+    v.grad = self.read_grad if with_grad else None
     return v
 
 _at_once = 2**17  # entries of the dense gradient that are made at a time, where rows will do
 
 @patch
 def parts(self:LiveGuard, with_grad):
-    (n_out,n_in),grad,dense,start = self.index.shape,self.values.grad if with_grad else None,self.dense_grad,0
-    if grad is not None: dense.share()
-    k,n = 1. if grad is None or not dense.terms else dense.factor(grad),max(1, _at_once//max(n_in, 1))
+    (n_out,n_in),dense,start = self.index.shape,self.dense_grad,0
+    with_grad = with_grad and self.has_grad
+    if with_grad and dense.terms: dense.share()
+    n = max(1, _at_once//max(n_in, 1))
     for i in range(0, max(n_out, 1), n):
         rows = slice(i, min(i+n, n_out))
         places = self.index.between(rows.start, rows.stop).places
         live,start = slice(start, start+len(places)),start+len(places)
-        yield rows,self._part(rows, places, live, grad, k)
+        yield rows,self._part(rows, places, live, with_grad)
 
 @patch
-def _part(self:LiveGuard, rows, places, live, grad, k):
+def _part(self:LiveGuard, rows, places, live, with_grad):
     "The weight in `rows`: those that are `live` among the values are at `places` of it"
     shape = torch.Size((rows.stop-rows.start,*self.shape[1:]))
     def spread(t): return t.new_zeros(shape.numel()).scatter_(0, places, t.detach()[live]).view(shape)
     p = spread(self.values)
-    if grad is not None: p.grad = self.dense_grad.in_rows(rows, places, grad[live], k).view(shape) if self.dense_grad.terms else spread(grad)
+    if with_grad: p.grad = self.dense_grad.in_rows(rows, places, live).view(shape) if self.dense_grad.terms else spread(self.values.grad)
     return p
 
-# %% ../nbs/31_compute.ipynb #b5a20f39
+# %% ../nbs/31_compute.ipynb #6c8c7e1b
 def _lift(self, lifted):
-    if not lifted: self.forget()
+    if not lifted: self.dense_grad.clear()
     self._lifted = lifted
 
 def _refusing(answer, what):
@@ -295,7 +274,7 @@ LiveGuard.lifted = property(lambda self: self._lifted, _lift, doc="Will an updat
 LiveGuard.dense_history = _refusing(False, "gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights")
 LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
-# %% ../nbs/31_compute.ipynb #20af25c6
+# %% ../nbs/31_compute.ipynb #a7a8cf51
 class _Dense(Function):
     "Live values to a dense weight"
     @staticmethod
@@ -305,112 +284,222 @@ class _Dense(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if ctx.tap: ctx.tap(grad.reshape(ctx.index.shape))
+        if torch.is_grad_enabled(): raise RuntimeError("a weight that is stored sparse can't be differentiated twice (create_graph=True): call remove() of the report of sparse_compute, or store_dense(model), first")
+        if ctx.tap: ctx.tap(grad)
         return grad.reshape(-1).index_select(0, ctx.index.places),None
 
-def _pointwise(shape, padding=0, dilation=1, groups=1):
-    "Is a convolution with a weight of this shape and these settings a product for each pixel?"
-    pads = padding if isinstance(padding, (tuple,list)) else (padding,)
-    return shape[2:].numel()==1 and groups==1 and all(o in (0,'valid') for o in pads)
+@patch
+@_disable_dynamo
+def dense(self:LiveGuard):
+    "The weight as a dense tensor through which gradients flow"
+    self.check()
+    return self.values if self.values.ndim>1 else _Dense.apply(self.values, self)
+
+# %% ../nbs/31_compute.ipynb #3e986f17
+def is_pointwise(
+    m:nn.Module, # Any module
+) -> bool:
+    "Is this a convolution with kernels of one pixel, which is a product for each pixel?"
+    if not isinstance(m, _ConvNd) or m.transposed or m.padding_mode!='zeros' or m.groups>1: return False
+    return max(m.kernel_size)==1 and all(o==0 for o in ([] if m.padding=='valid' else m.padding))
+
+def _padding(m):
+    "What a convolution puts on each side; nothing if both sides aren't the same"
+    if m.padding=='valid': return (0,)*len(m.kernel_size)
+    if m.padding!='same': return m.padding
+    both = [d*(k-1) for d,k in zip(m.dilation, m.kernel_size)]
+    return None if any(o%2 for o in both) else tuple(o//2 for o in both)
+
+def _why_no_kernel(m):
+    "Why a convolution has no kernel; empty if it has one"
+    if m.groups>1: return 'depthwise' if m.groups==m.in_channels else 'has groups'
+    if m.padding_mode!='zeros': return f'padding_mode is {m.padding_mode}'
+    if len(m.kernel_size)>2: return 'has three dimensions'
+    if _padding(m) is None: return 'pads one side more than the other'
+    return why_not()
+
+def _fits_kernel(v): return v.device.type=='cpu' and v.dtype in (torch.float,torch.double)
+
+# %% ../nbs/31_compute.ipynb #6b22ee32
+def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
+
+@patch(as_prop=True)
+def conv(self:LiveGuard):
+    "The index of a convolution that has a kernel, of two dimensions; False if it hasn't"
+    m = self.module
+    if self._conv is None:
+        shape = self.shape if self.mask.ndim==4 else (*self.shape[:2], 1, self.shape[2:].numel())
+        args = lambda: (self.mask.view(shape), _two(m.stride, 1), _two(_padding(m), 0), _two(m.dilation, 1))
+        self._conv = not _why_no_kernel(m) and ConvIndex(*args())
+    return self._conv
 
 @patch
-@torch.compiler.disable
-def product(self:LiveGuard, func, x, bias=None, stride=1, **kwargs):
-    "`func(x, weight, bias)` on live weights"
+def convolve(self:LiveGuard, v, x, bias=None, tap=None):
+    "A convolution with the live values `v`"
+    m,n = self.module,len(self.module.kernel_size)
+    if x.ndim==n+1: return self.convolve(v, x[None], bias, tap)[0]
+    if _fits_kernel(v) and x.device.type=='cpu' and self.conv:
+        autocast = torch.is_autocast_enabled('cpu')
+        y = sparse_conv2d((x.unsqueeze(2) if n==1 else x).to(v.dtype), v, self.conv, bias, tap)
+        return (y.squeeze(2) if n==1 else y).to(torch.get_autocast_dtype('cpu') if autocast else y.dtype)
+    if is_pointwise(m): return sparse_conv1x1(x, v, self.index, bias, m.stride, tap)
+    return m._conv_forward(x, _Dense.apply(v, self), bias)
+
+# %% ../nbs/31_compute.ipynb #76835464
+@patch
+def times(self:LiveGuard, v, x, bias=None, tap=None):
+    "The product of the layer with the live values `v`"
+    return self.convolve(v, x, bias, tap) if isinstance(self.module, _ConvNd) else sparse_linear(x, v, self.index, bias, tap)
+
+@patch
+def dense_times(self:LiveGuard, w, x, bias=None):
+    "The same with a dense weight"
+    return self.module._conv_forward(x, w, bias) if isinstance(self.module, _ConvNd) else F.linear(x, w, bias)
+
+@patch
+@_disable_dynamo
+def product(self:LiveGuard, x, bias=None):
+    "What the layer does"
     self.check()
-    if self.calls is not None: self.calls.append((func, x, bias, stride))
-    tap = self.tap if self.lifted else None
-    if func is F.linear: return sparse_linear(x, self.live, self.index, bias, tap)
-    return sparse_conv1x1(x, self.live, self.index, bias, stride if isinstance(stride, (tuple,list)) else (stride,), tap)
+    if self.calls is not None: self.calls.append((x,bias))
+    v = self.values
+    return self.dense_times(v, x, bias) if v.ndim>1 else self.times(v, x, bias, self.tap if self.lifted else None)
 
-# %% ../nbs/31_compute.ipynb #171aec7d
-_convs = {F.conv1d:3, F.conv2d:4, F.conv3d:5}
-_tensor = torch.Tensor
-_about = {_tensor.size, _tensor.dim, _tensor.numel, _tensor.nelement, _tensor.stride, _tensor.__hash__, _tensor.__len__, _tensor.element_size,
-    _tensor.is_floating_point, _tensor.is_complex, _tensor.is_contiguous, torch.is_floating_point, torch.is_complex, torch.numel}
-_views = ('data','T','mT','H','mH','real','imag')
-_in_place = {'__setitem__', '__set__', *[f'__i{o}__' for o in 'add sub mul truediv floordiv mod pow and or xor lshift rshift matmul'.split()]}
-_read_only = "a weight that is stored sparse is read-only: call remove() of the report of sparse_compute, or store_dense(model), write to it, and call sparse_compute again"
-_no_hooks = "a weight that is stored sparse has no gradient of its own to hook: register the hook before sparse_compute, which leaves such layers dense, or call remove() of its report, or store_dense(model)"
+# %% ../nbs/31_compute.ipynb #0a4f37d0
+class LiveLayer:
+    "What layers share that keep some of their weights as live values; `_live` holds a guard for each"
+    def guard_for(self, attr): return self._live.get(attr) or DenseGuard(self, attr)
 
-def _plain(func):
-    "The Python function `func` without its look for tensors that are more than tensors"
-    no = lambda *args: False
-    scope = {**func.__globals__, **{f'has_torch_function{o}':no for o in ('','_unary','_variadic')}}
-    plain = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
-    plain.__kwdefaults__ = func.__kwdefaults__
-    return plain
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for g in self._live.values(): g.check()
 
-def _writes(name, kwargs): return name in _in_place or name.endswith('_') and not name.startswith('__') or isinstance(kwargs.get('out'), SparseWeight)
+    def __delattr__(self, name):
+        if name in vars(self).get('_live', ()): raise RuntimeError(_replaced)
+        super().__delattr__(name)
 
-# %% ../nbs/31_compute.ipynb #f52d7a63
-class SparseWeight(torch.Tensor):
-    "The dense face of a weight of which only the live values are stored; read-only"
-    @staticmethod
-    def __new__(cls, module, attr, shape, dtype, device, *says):
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for attr,g in self._live.items():
+            g.check()
+            destination[prefix+attr] = g.spread(g.values)
 
-    def __init__(self, *made_of):
-        self.made_of,self.guard = made_of[:5],LiveGuard(self, *made_of[:3])
-        if made_of[5:]: self.guard.route,self.guard.remark = made_of[5:]
+    def _load_from_state_dict(self, state, prefix, local_metadata, strict, missing, unexpected, errors):
+        if self._live and local_metadata.get('assign_to_params_buffers'): raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: pass assign=False, or call remove() of the report of sparse_compute first")
+        taken = {prefix+attr:g.taken(prefix+attr, state, errors) for attr,g in self._live.items() if prefix+attr in state}
+        super()._load_from_state_dict({**state, **taken}, prefix, local_metadata, strict, missing, unexpected, errors)
 
-    def __reduce_ex__(self, proto): return SparseWeight,(*self.made_of, *self.says)
-    says = property(lambda self: (self.guard.route, self.guard.remark))
-    def __deepcopy__(self, memo):
-        new = memo.get(id(self.guard.module))
-        if new is None: return nn.Parameter(self.guard.spread(self.guard.values), self.requires_grad)  # of the weight alone
-        return SparseWeight(new, *self.made_of[1:], *self.says)
-    stored = property(lambda self: self.guard.module._parameters.get(self.guard.attr))
-    def __repr__(self): return f'SparseWeight({" x ".join(map(str, self.shape))}, {len(self.guard.values)} live)'
+@patch
+@torch.no_grad()
+def taken(self:LiveGuard, key, state, errors):
+    "The live values of the dense weight that `state` has under `key`, with the mask that comes with it"
+    given,mask = state[key],state.get(f'{key}_mask')
+    if given.shape!=self.shape:
+        errors.append(f'size mismatch for {key}: the checkpoint has the shape {tuple(given.shape)}, and the model {tuple(self.shape)}')
+        return self.values.detach()
+    if mask is not None and mask.shape==self.shape: self.mask.copy_(mask)
+    self.check()
+    return given.reshape(-1)[self.index.places.to(given.device)]
 
-    dtype,device = property(lambda self: self.guard.values.dtype),property(lambda self: self.guard.values.device)
-    requires_grad = property(lambda self: self.guard.values.requires_grad, lambda self,v: setattr(self.guard.values, 'requires_grad', v))
-    def requires_grad_(self, requires_grad=True):
-        self.requires_grad = requires_grad
-        return self
+# %% ../nbs/31_compute.ipynb #199d6e4b
+class LiveLinear(LiveLayer, nn.Linear):
+    "A linear layer on live weights"
+    def forward(self, input): return self._live['weight'].product(input, self.bias)
 
-    @property
-    def grad(self):
-        g = self.guard
-        return None if g.values.grad is None else g.whole_grad() if g.dense_grad.terms else g.spread(g.values.grad)
+class LiveProjection(LiveLayer, NonDynamicallyQuantizableLinear):
+    "The last layer of attention on live weights"
+    forward = LiveLinear.forward
 
-    @grad.setter
-    def grad(self, grad):
-        if grad is not None: raise RuntimeError(_read_only)
-        self.guard.values.grad = None
+class LiveConv1d(LiveLayer, nn.Conv1d):
+    "A convolution of one dimension on live weights"
+    forward = LiveLinear.forward
 
-    def register_hook(self, hook): raise RuntimeError(_no_hooks)
-    register_post_accumulate_grad_hook = register_hook
+class LiveConv2d(LiveLayer, nn.Conv2d):
+    "A convolution of two dimensions on live weights"
+    forward = LiveLinear.forward
 
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return func(*[o.guard.spread(o.guard.values) if isinstance(o, cls) else o for o in args], **(kwargs or {}))
+class LiveConv3d(LiveLayer, nn.Conv3d):
+    "A convolution of three dimensions on live weights, with kernels of one pixel"
+    forward = LiveLinear.forward
 
-# %% ../nbs/31_compute.ipynb #dc0853d1
-def _args(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    "Has this call of a linear layer or a convolution a kernel? Then the guard, and what its product takes"
-    if not isinstance(weight, SparseWeight) or any(isinstance(o, SparseWeight) for o in (x,bias)): return
-    shape = weight.made_of[2]  # the weight's own attributes take a way of many turns
-    fits = len(shape)==2 if func is F.linear else x.ndim==len(shape)==_convs[func] and _pointwise(shape, padding, dilation, groups)
-    return (weight.guard, (func, x, bias, stride)) if fits else None
+# %% ../nbs/31_compute.ipynb #a3586fbe
+def _as_bias(mask, like):
+    "A mask to add to scores; where a bool one is true, attention is not allowed"
+    return mask.to(like.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
 
-def _dense_copies(o):
-    if isinstance(o, SparseWeight): return _Dense.apply(o.guard.live, o.guard)
-    return type(o)(map(_dense_copies, o)) if type(o) in (list,tuple) else o
+def _scores_bias(key_padding_mask, attn_mask, q):
+    "Both masks as one that fits batch x heads x queries x keys"
+    masks = []
+    if key_padding_mask is not None: masks.append(_as_bias(key_padding_mask, q)[:,None,None])
+    if attn_mask is not None: masks.append(_as_bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2]), q))
+    return sum(masks) if masks else None
 
-@patch(cls_method=True)
-def __torch_function__(cls:SparseWeight, func, types, args=(), kwargs=None):
-    "Answer a function of the weight without a dense copy where there is a way"
-    kwargs,name = kwargs or {},getattr(func, '__name__', '')
-    has_kernel = func is F.linear or func in _convs
-    if has_kernel and (found := _args(func, *args, **{'x' if k=='input' else k:v for k,v in kwargs.items()})): return found[0].product(*found[1])
-    if func in _about or name=='__get__' and func.__self__.__name__ not in _views:
-        with torch._C.DisableTorchFunctionSubclass(): return func(*args, **kwargs)
-    if _writes(name, kwargs): raise RuntimeError(_read_only)
-    if hasattr(func, '__code__') and func.__module__=='torch.nn.functional': return _plain(func)(*args, **kwargs)
-    return func(*map(_dense_copies, args), **{k:_dense_copies(v) for k,v in kwargs.items()})
+def _attended(q, k, v, bias, need_weights, dropout):
+    "What heads see, and the weights of their attention"
+    if not need_weights: return F.scaled_dot_product_attention(q, k, v, bias, dropout),None
+    s = q@k.transpose(-2, -1)*q.shape[-1]**-.5
+    w = F.dropout((s if bias is None else s+bias).softmax(-1), dropout)
+    return w@v,w
 
-# %% ../nbs/31_compute.ipynb #1d7d2080
+class Attends:
+    "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
+    dropout = 0.
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False):
+        if is_causal and attn_mask is None: raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
+        batched,rows = query.ndim==3,self.batch_first or query.ndim==2
+        def laid(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
+        q = laid(query)
+        k = q if key is query else laid(key)
+        v = k if value is key else laid(value)
+        q,k,v = [t.unflatten(-1, (self.num_heads,-1)).transpose(1, 2) for t in self.projected(q, k, v)]
+        if not batched and key_padding_mask is not None: key_padding_mask = key_padding_mask[None]
+        y,w = _attended(q, k, v, _scores_bias(key_padding_mask, attn_mask, q), need_weights, self.dropout if self.training else 0.)
+        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
+        return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
+
+# %% ../nbs/31_compute.ipynb #9ac10341
+class LiveAttention(LiveLayer, Attends, nn.MultiheadAttention):
+    "Attention with some of its projections on live weights"
+    def _product(self, attr, x, bias):
+        g = self._live.get(attr)
+        return F.linear(x, getattr(self, attr), bias) if g is None else g.product(x, bias)
+
+    def projected(self, q, k, v):
+        bias = self.in_proj_bias
+        if self._qkv_same_embed_dim and q is k is v: return self._product('in_proj_weight', q, bias).chunk(3, -1)
+        biases = [None]*3 if bias is None else bias.chunk(3)
+        if not self._qkv_same_embed_dim: return [self._product(f'{o}_proj_weight', x, b) for o,x,b in zip('qkv', (q,k,v), biases)]
+        w = self._live['in_proj_weight'].dense() if 'in_proj_weight' in self._live else self.in_proj_weight
+        return [F.linear(x, o, b) for x,o,b in zip((q,k,v), w.chunk(3), biases)]
+
+# %% ../nbs/31_compute.ipynb #3fd90f4f
+_live_types = {nn.Linear:LiveLinear, NonDynamicallyQuantizableLinear:LiveProjection, nn.Conv1d:LiveConv1d, nn.Conv2d:LiveConv2d, nn.Conv3d:LiveConv3d,
+    nn.MultiheadAttention:LiveAttention}
+_dense_types = {v:k for k,v in _live_types.items()}
+_fused_paths = [(nn.TransformerEncoderLayer, 'activation_relu_or_gelu', 0), (nn.TransformerEncoder, 'use_nested_tensor', False)]
+
+def _lives(m): return bool(vars(m).get('_live'))
+
+def _turn(m, live):
+    "Give the layer `m` its live class, or take it away"
+    if live==isinstance(m, LiveLayer): return
+    m.__class__ = (_live_types if live else _dense_types)[type(m)]
+    if live: vars(m)['_live'] = {}
+    else: del vars(m)['_live']
+
+def _settle(model):
+    "Give each module of `model` the class and the settings that fit what lives in it"
+    for m in model.modules():
+        if type(m) in _live_types or isinstance(m, LiveLayer): _turn(m, _lives(m) or isinstance(m, nn.MultiheadAttention) and _lives(m.out_proj))
+        for kind,name,value in _fused_paths:
+            if not isinstance(m, kind): continue
+            kept,live = vars(m).setdefault('_fused_path', {}),any(map(_lives, m.modules()))
+            if live and name not in kept: kept[name],_ = getattr(m, name, value),setattr(m, name, value)
+            elif not live and name in kept: setattr(m, name, kept.pop(name))
+            if not kept: del m._fused_path
+
+# %% ../nbs/31_compute.ipynb #179cdb27
 _elementwise = ('SGD','Adam','AdamW','NAdam','RAdam','RMSprop','Adagrad','Adadelta','ASGD','Adamax','Rprop')
 
 def _check_elementwise(opt):
@@ -426,77 +515,7 @@ def _check_elementwise(opt):
     else: name = type(base).__name__
     raise ValueError(f"opt is a {name}, and sparse compute needs an optimizer that treats each weight by itself: {', '.join(_elementwise)}, or fastai's SGD, RMSProp, Adam, RAdam or QHAdam")
 
-# %% ../nbs/31_compute.ipynb #a3e39f36
-def _rearm(model):
-    "Whoever enforces a mask in `model`, also on behalf of a larger one, finds its guards anew"
-    modules = set(model.modules())
-    for e in list(Enforcement.armed):
-        if any(g.module in modules for g in e.guards) and (root := e.root()) is not None: e.arm(root)
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _store_sparse(o, opts):
-    "Swap the dense parameter of `o` for its live values"
-    was = guard_of(o.p)
-    if was: was.remove()
-    face = SparseWeight(o.module, o.attr, o.p.shape, o.p.dtype, o.p.device)
-    guard,p = face.guard,o.p
-    pick = lambda t: t.detach().reshape(-1)[guard.index.places]
-    _change_state(opts, p, pick)
-    _resize(p, pick(p), None if p.grad is None else pick(p.grad))
-    vars(o.module)[o.attr] = face
-    for opt in opts: guard.meet(opt)
-    guard.check()
-    guard.lifted = bool(was) and was.lifted
-    return guard
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _store_dense(guard):
-    "Swap back"
-    v,face,index,shape = guard.values,guard.p,guard.index,guard.shape
-    def spread(t): return index.dense(t.detach()).view(shape)
-    _change_state(guard.opts, v, spread)
-    _resize(v, spread(v), face.grad)
-    if guard.handle is not None: guard.handle.remove()
-    vars(guard.module).pop(guard.attr)
-    for t in (v,face): set_guard(t)
-    new = DenseGuard(guard.module, guard.attr)
-    new.lifted = guard.lifted
-    return new
-
-# %% ../nbs/31_compute.ipynb #583b8b57
-def store_dense(
-    model:nn.Module, # Any module
-    guards:list=None, # `LiveGuard`s of its parameters, all by default
-):
-    "Store dense what is stored as live values, in the model and in its optimizers"
-    if guards is None: guards = [o.p.guard for o in masked_params(model) if isinstance(o.p, SparseWeight)]
-    held = [_store_dense(g) for g in guards]  # until the model holds them
-    _rearm(model)
-
-# %% ../nbs/31_compute.ipynb #73ff9032
-def _faces(module): return [(attr,w) for attr,w in vars(module).items() if isinstance(w, SparseWeight)]
-
-def _give_dense(module, state, prefix, local_metadata):
-    for attr,w in _faces(module):
-        if prefix+attr in state: state[prefix+attr] = w.guard.spread(w.guard.values)
-
-@torch.no_grad()
-def _take_dense(module, state, prefix, local_metadata, *args):
-    if local_metadata.get('assign_to_params_buffers'): raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: pass assign=False, or call remove() of the report of sparse_compute first")
-    for attr,w in _faces(module):
-        given,mask = state.get(prefix+attr),state.get(f'{prefix}{attr}_mask')
-        if given is None: continue
-        if given.shape!=w.shape:
-            args[-1].append(f'size mismatch for {prefix+attr}: the checkpoint has the shape {tuple(given.shape)}, and the model {tuple(w.shape)}')
-            state[prefix+attr] = w.guard.values.detach()
-            continue
-        if mask is not None and mask.shape==w.shape: w.guard.mask.copy_(mask)
-        w.guard.check()
-        state[prefix+attr] = given.reshape(-1)[w.guard.index.places.to(given.device)]
-
-# %% ../nbs/31_compute.ipynb #211ddd0f
+# %% ../nbs/31_compute.ipynb #84f2c1be
 def _live_guard(p):
     g = guard_of(p)
     return g if isinstance(g, LiveGuard) else None
@@ -507,95 +526,139 @@ def _gather(p, state):
     g = _live_guard(p)
     if g is None: return state
     g.check()
-    return {k:t.reshape(-1)[g.index.places.to(t.device)] if _like(t, g.p) else t for k,t in state.items()}
+    return {k:t.reshape(-1)[g.index.places.to(t.device)] if _like(t, g.mask) else t for k,t in state.items()}
 
-# %% ../nbs/31_compute.ipynb #e3a1ab73
-def _each_state(f):
-    "A hook of a torch optimizer that changes the state of each parameter in a state dict by `f`"
-    def hook(opt, sd):
-        ps = {i:p for g,o in zip(sd['param_groups'], opt.param_groups) for i,p in zip(g['params'], o['params'])}
-        return {**sd, 'state': {i:f(ps[i], s) if i in ps else s for i,s in sd['state'].items()}}
-    return hook
+def _each_state(f, opt, sd):
+    "The state dict `sd` of `opt` with the state of each parameter changed by `f`"
+    if isinstance(opt, Optimizer): return {**sd, 'state':[f(p, s) for p,s in zip([p for ps in opt.param_lists for p in ps], sd['state'])]}
+    ps = {i:p for g,o in zip(sd['param_groups'], opt.param_groups) for i,p in zip(g['params'], o['params'])}
+    return {**sd, 'state': {i:f(ps[i], s) if i in ps else s for i,s in sd['state'].items()}}
 
-_give_state,_take_state = _each_state(_spread),_each_state(_gather)
+_give_state,_take_state = partial(_each_state, _spread),partial(_each_state, _gather)
 
-# %% ../nbs/31_compute.ipynb #8ea1796e
+def _fastai_state(opt): return _give_state(opt, type(opt).state_dict(opt))
+def _load_fastai(opt, sd): return type(opt).load_state_dict(opt, _take_state(opt, sd))
+
+# %% ../nbs/31_compute.ipynb #90519cc5
+def _tell_dense(opt):
+    "Let `opt` save and load dense state"
+    if isinstance(opt, Optimizer): opt.state_dict,opt.load_state_dict = partial(_fastai_state, opt),partial(_load_fastai, opt)
+    elif _give_state not in opt._optimizer_state_dict_post_hooks.values():
+        opt.register_state_dict_post_hook(_give_state)
+        opt.register_load_state_dict_pre_hook(_take_state)
+
+def _tell_plain(opt):
+    "Leave `opt` as it was, when none of its parameters is live values any more"
+    if any(_live_guard(p) for g in opt.param_groups for p in g['params']): return
+    if isinstance(opt, Optimizer): return [vars(opt).pop(name, None) for name in ('state_dict','load_state_dict')]
+    for hooks in (opt._optimizer_state_dict_post_hooks, opt._optimizer_load_state_dict_pre_hooks):
+        for k in [k for k,h in hooks.items() if h in (_give_state,_take_state)]: del hooks[k]
+
 @patch
 def meet(self:LiveGuard, opt):
-    "Remember an optimizer that holds the values"
+    "Remember an optimizer that holds the values; one that was made after the swap is met at its first step"
     base = base_opt(opt)
-    if any(o is base for o in self.opts): return
+    if base in self.opts: return
     _check_elementwise(opt)
-    self.opts.append(base)
+    self.opts.add(base)
     if held := base.state.get(self.values): base.state[self.values] = _gather(self.values, held)
-    if isinstance(base, Optimizer) or _give_state in base._optimizer_state_dict_post_hooks.values(): return
-    base.register_state_dict_post_hook(_give_state)
-    base.register_load_state_dict_pre_hook(_take_state)
+    _tell_dense(base)
 
-# %% ../nbs/31_compute.ipynb #080efadb
-def _all(base): return [p for ps in base.param_lists for p in ps]
+# %% ../nbs/31_compute.ipynb #4785d307
+def _rearm(model):
+    "Whoever enforces a mask in `model`, also on behalf of a larger one, finds its guards anew"
+    modules = set(model.modules())
+    for e in list(Enforcement.armed):
+        if any(g.module in modules for g in e.guards) and (root := e.root()) is not None: e.arm(root)
 
-def _saving(f):
-    def state_dict(self): return {**(sd := f(self)), 'state': [_spread(p, s) for p,s in zip(_all(self), sd['state'])]}
-    return state_dict
+@torch.inference_mode(False)
+@torch.no_grad()
+def _store_sparse(o, opts):
+    "Swap the dense parameter of `o` for its live values"
+    if was := guard_of(o.p): was.remove()
+    guard,p = LiveGuard(o.module, o.attr),o.p
+    def pick(t): return t.detach().reshape(-1)[guard.index.places]
+    _change_state(opts, p, pick)
+    _resize(p, pick(p), None if p.grad is None else pick(p.grad))
+    _turn(o.module, True)
+    o.module._live[o.attr] = guard
+    guard.check()
+    for opt in opts: guard.meet(opt)
+    guard.lifted = bool(was) and was.lifted
+    return guard
 
-def _loading(f):
-    def load_state_dict(self, sd): return f(self, {**sd, 'state': [_gather(p, s) for p,s in zip(_all(self), sd['state'])]})
-    return load_state_dict
+@torch.inference_mode(False)
+@torch.no_grad()
+def _store_dense(guard):
+    "Swap back; a dense parameter that somebody put in its place stays"
+    v,module,attr,opts = guard.values,guard.module,guard.attr,list(guard.opts)
+    if v.shape!=guard.shape:
+        guard.check()
+        _change_state(opts, v, guard.spread)
+        _resize(v, guard.spread(v), guard.whole_grad() if guard.has_grad else None)
+    if guard.handle is not None: guard.handle.remove()
+    del module._live[attr]
+    set_guard(v)
+    for opt in opts: _tell_plain(opt)
+    new = DenseGuard(module, attr)
+    new.lifted = guard.lifted
+    return new
 
-# %% ../nbs/31_compute.ipynb #af0b12f1
-Optimizer.state_dict,Optimizer.load_state_dict = _saving(Optimizer.state_dict),_loading(Optimizer.load_state_dict)
+def store_dense(
+    model:nn.Module, # Any module
+    guards:list=None, # `LiveGuard`s of its parameters, all by default
+):
+    "Store dense what is stored as live values, in the model and in its optimizers"
+    if guards is None: guards = [g for m in model.modules() if isinstance(m, LiveLayer) for g in m._live.values()]
+    held = [_store_dense(g) for g in guards]  # until the model holds them
+    _settle(model)
+    _rearm(model)
 
-# %% ../nbs/31_compute.ipynb #71f36f6d
-_routes = ('rows','dense')
-
-def is_pointwise(
-    m:nn.Module, # Any module
-) -> bool:
-    "Is this a convolution with kernels of one pixel, which is a product for each pixel?"
-    return isinstance(m, _ConvNd) and not m.transposed and m.padding_mode=='zeros' and _pointwise(m.weight.shape, m.padding, m.dilation, m.groups)
-
-# %% ../nbs/31_compute.ipynb #21ee5d01
+# %% ../nbs/31_compute.ipynb #6130937d
 def _is_hooked(p):
     "Has somebody but its guard hooks on the parameter `p`?"
     own = getattr(getattr(guard_of(p), 'handle', None), 'id', None)
     return any(k!=own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for k in hooks or ())
 
-def _why_not(o, counts):
-    "Why the parameter of `o` has no sparse product; empty if it has one"
-    m = o.module
-    if counts[id(o.p)]>1: return 'shared with another layer'
-    if not isinstance(o.p, SparseWeight) and _is_hooked(o.p): return 'hooks on it see a dense gradient'
-    if isinstance(m, (nn.Linear, nn.MultiheadAttention)): return ''
-    if is_pointwise(m): return ''
-    return f'no sparse product in {type(m).__name__}'
+def _why_no_layer(m):
+    "Why a layer of this type can't be swapped; empty if it can"
+    if type(m) not in _live_types:
+        of = first(k for k in _live_types if isinstance(m, k))
+        return f'{type(m).__name__} is a subclass of {of.__name__}, which may compute in a way of its own' if of else f'no sparse product in {type(m).__name__}'
+    if 'forward' in vars(m): return 'its forward was replaced'
+    if isinstance(m, nn.MultiheadAttention) and (m.bias_k is not None or m.add_zero_attn): return 'attention with bias_k or add_zero_attn'
+    if not isinstance(m, _ConvNd) or is_pointwise(m): return ''
+    return _why_no_kernel(m) or ('' if _fits_kernel(m.weight) else 'convolutions have kernels for float32 and float64 on the CPU')
 
 def swappable(
     model:nn.Module, # A sparse module
 ) -> dict: # Parameter → why it has no sparse product, empty if it has one
     "Which of the masked parameters of `model` could be computed with live weights only?"
     counts = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
-    return {o.name:_why_not(o, counts) for o in masked_params(model)}
+    homes = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    def why(o):
+        if counts[id(o.p)]>1: return 'shared with another layer'
+        if _is_hooked(o.p): return 'hooks on it see a dense gradient'
+        return _why_no_layer(o.module) or (_why_no_layer(homes[o.module]) if o.module in homes else '')
+    return {o.name:why(o) for o in masked_params(model)}
 
-# %% ../nbs/31_compute.ipynb #bff092c1
+# %% ../nbs/31_compute.ipynb #d7157a47
 def _layer_ratio(guard, call, inputs):
     "How many times faster than dense is this call of a layer, forward and backward?"
-    func,x,bias,stride = call
+    x,bias = call
     leaf = x.untyped_storage().data_ptr() in inputs
     w,v = guard.spread(guard.values).requires_grad_(),guard.values.detach().clone().requires_grad_()
     b = None if bias is None else bias.detach().clone().requires_grad_()
-    def dense(x): return F.linear(x, w, b) if func is F.linear else func(x, w, b, stride)
-    def sparse(x): return sparse_linear(x, v, guard.index, b) if func is F.linear else sparse_conv1x1(x, v, guard.index, b, stride)
-    def step(f, t, x):
-        x = torch.randn_like(x).requires_grad_(not leaf)
-        grad = torch.randn_like(f(x).detach())
-        return lambda: torch.autograd.grad(f(x), [o for o in (x,t,b) if o is not None and o.requires_grad], grad)
-    with torch.enable_grad(): return speedup(step(dense, w, x), step(sparse, v, x))
+    def step(f, t):
+        like = torch.randn_like(x).requires_grad_(not leaf)
+        grad = torch.randn_like(f(t, like, b).detach())
+        return lambda: torch.autograd.grad(f(t, like, b), [o for o in (like,t,b) if o is not None and o.requires_grad], grad)
+    with torch.enable_grad(): return speedup(step(guard.dense_times, w), step(guard.times, v), rounds=3)
 
-# %% ../nbs/31_compute.ipynb #27b78fa5
 def _kind(guard):
-    func,x,bias,_ = guard.calls[0]
-    return func,tuple(guard.shape),tuple(x.shape),x.dtype,bias is None,round(20*len(guard.index)/max(guard.p.numel(), 1))
+    (x,bias),m = guard.calls[0],guard.module
+    how = [getattr(m, k, None) for k in ('stride','padding','dilation')]
+    return type(m),*map(str, how),tuple(guard.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,round(20*len(guard.index)/max(guard.mask.numel(), 1))
 
 def _calls(model, guards, xb):
     "Of each of `guards` that a forward of the model uses, by name: its kind and its first call"
@@ -605,39 +668,64 @@ def _calls(model, guards, xb):
     for g in guards.values(): g.calls = None
     return calls
 
+# %% ../nbs/31_compute.ipynb #c370c2ed
+def _with_bar(items):
+    "`items`, with a bar where the first one shows that it takes long"
+    start = time.perf_counter()
+    for i,o in enumerate(items):
+        if i==1: break
+        yield o
+    rest = items[1:]
+    yield from progress_bar(rest, leave=False) if (time.perf_counter()-start)*len(rest)>2 else rest
+
 def _ratios(model, guards, xb):
     "The ratio of each of `guards` that is used, by name; one measurement a kind"
-    calls,of = _calls(model, guards, xb) if guards else {},{}
+    calls,kinds = _calls(model, guards, xb) if guards else {},{}
+    for n,(kind,call) in calls.items(): kinds.setdefault(kind, (n,call))
     inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
-    for n,(kind,call) in calls.items():
-        if kind not in of: of[kind] = _layer_ratio(guards[n], call, inputs)
+    of = {kind:_layer_ratio(guards[n], call, inputs) for kind,(n,call) in _with_bar(list(kinds.items()))}
     return {n:of[kind] for n,(kind,_) in calls.items()}
 
-# %% ../nbs/31_compute.ipynb #388df78d
+# %% ../nbs/31_compute.ipynb #b97dbaaf
+_gain = 1.1  # what a layer has to win by
+
+def _measure(model, guards, xb):
+    "The plan, and the ratio that was measured for each parameter"
+    with untouched(model): ratios = _ratios(model, guards, xb)
+    return {n:'rows' if ratios.get(n, 0)>=_gain else 'dense' for n in guards},ratios
+
+@torch.inference_mode(False)
+def _choose(model, guards, xb):
+    "The plan and the ratios of all ranks; layers that stay dense leave `guards`"
+    shared,box = dist.is_available() and dist.is_initialized(),[None]
+    try:
+        if not shared or dist.get_rank()==0: box = [_measure(model, guards, fresh(xb))]
+        if shared: dist.broadcast_object_list(box, src=0)
+    except BaseException:
+        store_dense(model, guards.values())
+        raise
+    plan = box[0][0]
+    store_dense(model, [guards.pop(n) for n in list(guards) if plan[n]=='dense'])
+    return box[0]
+
+# %% ../nbs/31_compute.ipynb #67e48832
 class SparseCompute:
     "What `sparse_compute` chose: `plan` (name → route), `ratios` (name → measured speed-up), `df` (a table); `remove()` undoes it"
     def __init__(self, model, guards, plan, ratios, notes):
-        store_attr('model,plan,ratios')
-        self.guards,self.handles = {n:g for n,g in guards.items() if plan[n]!='dense'},[]
+        store_attr('model,guards,plan,ratios')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, np.nan), note='') for n,r in plan.items()]
         self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=np.nan, note=why) for n,why in notes.items()])
-        for n,g in self.guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
-        for m in {id(g.module):g.module for g in self.guards.values()}.values():
-            self.handles += [m.register_state_dict_post_hook(_give_dense), m.register_load_state_dict_pre_hook(_take_dense)]
-        self.nesting = [m for m in model.modules() if self.guards and isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
-        for m in self.nesting: m.use_nested_tensor = False  # nested tensors need each layer's fused path, which needs dense weights
+        for n,g in guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
-        for h in self.handles: h.remove()
-        for m in self.nesting: m.use_nested_tensor = True
-        store_dense(self.model, [g for g in self.guards.values() if g.p is not None])
-        self.guards,self.handles,self.nesting = {},[],[]
+        store_dense(self.model, [g for g in self.guards.values() if vars(g.module).get('_live', {}).get(g.attr) is g])
+        self.guards = {}
 
-# %% ../nbs/31_compute.ipynb #cfc80048
+# %% ../nbs/31_compute.ipynb #cbf4ef22
 def _check_engine(g):
     "A `ValueError` if an engine that is there already needs what dead weights have"
     for name in ('dense_history','around'):
@@ -648,37 +736,15 @@ def _check_plan(plan, names, notes):
     for n,route in plan.items():
         if n in notes: raise ValueError(f"plan names {n}, which stays dense ({notes[n]}): leave it out")
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
-        if route not in _routes: raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows' or 'dense'")
+        if route not in ('rows','dense'): raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows' or 'dense'")
 
-# %% ../nbs/31_compute.ipynb #32bbfc83
-_gain = 1.1  # what a layer has to win by
+def _check_model(model, entries):
+    if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
+    if any(map(_lives, model.modules())): raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
+    if isinstance(model, DistributedDataParallel): raise ValueError("the model is wrapped for data parallel training, which has its parameters already: call sparse_compute before, or pass the callback a plan from one process")
+    for o in entries: _check_engine(guard_of(o.p))
 
-def _drop_dense(model, guards, plan):
-    "Store dense again what `plan` leaves dense, and take it out of `guards`"
-    store_dense(model, [guards.pop(n) for n in list(guards) if plan[n]=='dense'])
-
-def _measure(model, guards, xb):
-    "The plan, and the ratio that was measured for each parameter; layers that stay dense leave `guards`"
-    with untouched(model): ratios = _ratios(model, guards, xb)
-    plan = {n:'rows' if ratios.get(n, 0)>=_gain else 'dense' for n in guards}
-    _drop_dense(model, guards, plan)
-    return plan,ratios
-
-# %% ../nbs/31_compute.ipynb #2ba033b1
-@torch.inference_mode(False)
-def _choose(model, guards, xb):
-    "The plan and the ratios of all ranks"
-    shared,box = dist.is_available() and dist.is_initialized(),[None]
-    try:
-        if not shared or dist.get_rank()==0: box = [_measure(model, guards, fresh(xb))]
-        if shared: dist.broadcast_object_list(box, src=0)
-    except BaseException:
-        store_dense(model, guards.values())
-        raise
-    _drop_dense(model, guards, box[0][0])
-    return box[0]
-
-# %% ../nbs/31_compute.ipynb #0417a69e
+# %% ../nbs/31_compute.ipynb #7d57186e
 def sparse_compute(
     model, # A sparse module or a `Learner` of one
     xb, # A batch of inputs, or a tuple of them if the model takes several
@@ -688,22 +754,19 @@ def sparse_compute(
     "Compute with live weights only, where that is faster"
     model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
-    if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
-    if any(isinstance(o.p, SparseWeight) for o in entries): raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
-    if isinstance(model, DistributedDataParallel): raise ValueError("the model is wrapped for data parallel training, which has its parameters already: call sparse_compute before, or pass the callback a plan from one process")
+    _check_model(model, entries)
     if opt is not None: _check_elementwise(opt)
-    for o in entries: _check_engine(guard_of(o.p))
     notes = {n:why for n,why in swappable(model).items() if why}
     names = [o.name for o in entries if o.name not in notes]
     if plan is not None: _check_plan(plan, names, notes)
     opts = [] if opt is None else [opt]
     chosen = {o.name:_store_sparse(o, opts) for o in entries if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense')}
+    _settle(model)
     _rearm(model)
     plan,ratios = _choose(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
-    for n,g in chosen.items(): g.route = plan[n]
     return SparseCompute(model, chosen, plan, ratios, notes)
 
-# %% ../nbs/31_compute.ipynb #10fc770f
+# %% ../nbs/31_compute.ipynb #a0436083
 def _check_settings(settings):
     "A `ValueError` if settings, or those that a rule makes of them, ask for what no weight that is stored sparse can have"
     of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
@@ -722,13 +785,13 @@ def check_compute(self:DynamicSparseTrainingCallback):
         if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
 
 @patch
-def start_compute(self:DynamicSparseTrainingCallback):
+def start_compute(self:DynamicSparseTrainingCallback, xb=()):
     "Compute with live weights only until the fit ends; what was measured is measured again when half of the weights that lived then are dead"
     live = sum(s.live for s in self.engine.slots)
     if self.report is not None:
         if not self.measures or 2*live>self.n_measured: return
         self.report.remove()
         self.plan = None
-    self.report = sparse_compute(self.learn.model, getattr(self.learn, 'xb', ()), self.learn.opt, self.plan)
-    for s in self.engine.slots: self.engine._check_state(s.method, s.p)
+    self.report = sparse_compute(self.learn.model, xb, self.learn.opt, self.plan)
+    for s in self.engine.slots: self.engine._check_state(s.method, s.o.p)
     self.plan,self.n_measured = self.report.plan,live

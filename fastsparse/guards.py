@@ -31,6 +31,11 @@ class Masked(NamedTuple):
     @property
     def shape(self): return (self.p if self.mask is None else self.mask).shape
 
+    @property
+    def weight(self):
+        "The weight with its dead ones, however it is stored; a copy to look at where that isn't the parameter itself"
+        return self.p if self.p.shape==self.shape else guard(self).p
+
 # %% ../nbs/03b_guards.ipynb #7a798b98
 _guards = {}  # a weak reference to each guard, by its parameter's id, which is quick; `holds` makes sure of it
 
@@ -79,7 +84,7 @@ def sparse_params(
 ) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
     "Parameters with a mask, their masks, and the sparsity asked for"
     shown = lambda o: ifnone(asked_sparsity(o), sparsity_from_tensor(o.mask)) if f'{o.attr}_sparsity' in o.module._buffers else None
-    return [(o.p, o.mask, shown(o)) for o in masked_params(module)]
+    return [(o.weight, o.mask, shown(o)) for o in masked_params(module)]
 
 # %% ../nbs/03b_guards.ipynb #dd6e5b62
 def apply_masks(
@@ -89,7 +94,8 @@ def apply_masks(
 ):
     "Make every dead weight of `module` zero"
     for o in masked_params(module):
-        if inplace: zero_dead_(o.p, o.mask)
+        if o.p.shape!=o.shape: guard(o).check()  # only live weights are stored
+        elif inplace: zero_dead_(o.p, o.mask)
         else: o.p.data = zero_dead_(o.p.data.clone(), o.mask)
 
 # %% ../nbs/03b_guards.ipynb #74a889e8
@@ -343,18 +349,6 @@ def remove(self:DenseGuard):
     self.release()
     _hush()
 
-# %% ../nbs/03b_guards.ipynb #57d3c65d
-def renew_params(
-    opt, # Any optimizer, fastai's or torch's
-):
-    "Put in `opt` the parameters that its weights are stored in"
-    base = base_opt(opt)
-    for ps in base.param_lists if is_fastai(base) else [g['params'] for g in base.param_groups]:
-        for i,p in enumerate(ps):
-            if type(p) is nn.Parameter or (stored := getattr(p, 'stored', None)) is None: continue
-            ps[i] = stored
-            if p in base.state: base.state[stored] = base.state.pop(p)
-
 # %% ../nbs/03b_guards.ipynb #ce03f9a7
 def _told(opt):
     "The guards of `opt`'s parameters"
@@ -362,7 +356,6 @@ def _told(opt):
     return [g for group in base_opt(opt).param_groups for p in group['params'] if (g := guard_of(p))]
 
 def _before_step(opt, *args):
-    renew_params(opt)
     for g in _told(opt): g.before_step(opt)
 
 def _after_step(opt, *args):

@@ -113,7 +113,7 @@ class SparseHistory:
 
     def begin(self, engine):
         "Note the starting masks; an engine calls this when it is made"
-        params = [(s.o.name, tuple(s.p.shape)) for s in engine.all]
+        params = [(s.o.name, tuple(s.shape)) for s in engine.all]
         if self.params and params!=self.params: raise ValueError(f"the history is of parameters {self.params}, and this model's are {params}: take a new SparseHistory() for another model")
         self.fresh = True
         if self.params: return

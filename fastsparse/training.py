@@ -19,7 +19,7 @@ from fastsparse.parts import check_integer,check_sparsity,dense_batches,find_met
 from fastsparse.patterns import assign,read_rules
 from fastsparse.schedules import Interval,min_max_end,update_due
 from fastsparse.scores import base_opt,call_with,grad_history,wants
-from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,renew_params,storage_of,stored
+from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,storage_of,storages,stored
 from fastsparse.sharing import legal_counts,regrow_counts,whole_up
 from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,show_sparsity
 from fastsparse.sparsify import starting_masks,structure_of
@@ -31,7 +31,7 @@ class Slot:
     "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
 
     def __init__(self, o, index):
-        self._o,self.index,self.n = o,index,o.p.numel()
+        self._o,self.index,self.n = o,index,o.shape.numel()
         self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
         self.notes = {}  # what `grow_state_f` remembers
         self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
@@ -156,7 +156,7 @@ def _methods_for(os, rules, settings, model):
     "Pairs of a `Method` and those of `os` that it serves"
     if rules is None: return [(Method(**settings), os)]
     rules = _read_rules(rules)
-    taken = assign(rules, [o.name for o in os], [o.p for o in os], model)
+    taken = assign(rules, [o.name for o in os], [o.weight for o in os], model)
     served = [[o for o,t in zip(os, taken) if t==k] for k in range_of(rules)]
     pairs = [(Method(**{**settings, **kw}), own) for (_,kw),own in zip(rules, served) if own and kw is not None]
     if not pairs: raise ValueError(f"no rule gives a method to any of the parameters: {', '.join(o.name for o in os)}")
@@ -166,6 +166,7 @@ def _methods_for(os, rules, settings, model):
 def check_fit(model, opt):
     "A `ValueError` unless `model` is a module and `opt` an optimizer"
     if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
+    for s in storages: s.settle(model)
     if not hasattr(opt, '__dict__') or not hasattr(base_opt(opt), 'param_groups'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
 
 def _reads_initial(f): return needs_of(f).reads_initial or callable(f) and wants(f, 'initial')
@@ -212,7 +213,7 @@ class SparseEngine:
         entries = candidates(model) if self.dense else masked_params(model)
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
         pairs = self._check_model(_methods_for(_inside(entries, sparse_modules), rules, {**find_method(method), **kwargs}, model))
-        initial = {id(o.p):o.p.detach().clone() for m,os in pairs if _reads_initial(m.grow_init_f) for o in os}  # before masks
+        initial = {id(o.p):o.weight.detach().clone() for m,os in pairs if _reads_initial(m.grow_init_f) for o in os}  # before masks
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self._begin(pairs, targets, initial)
 
@@ -236,7 +237,6 @@ def _begin(self:SparseEngine, pairs, targets, initial):
 @patch
 def _check_model(self:SparseEngine, pairs):
     "A run of each method, with its parameters; a `ValueError` if model, optimizer and methods don't fit"
-    renew_params(self.opt)
     for m,os in pairs:
         if self.dense and m.sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
         self._check_held(os)
@@ -267,7 +267,7 @@ def _final_sparsity(self:SparseEngine, m):
     if m.path is None or isinstance(m.sparsity, numbers.Real): return m.sparsity
     return 0 if self.n_steps is None else min_max_end(m.path, 0, self.n_steps)[-1]
 
-# %% ../nbs/05_training.ipynb #d18bd26c
+# %% ../nbs/05_training.ipynb #85c03a76
 @patch
 def _check_path(self:SparseEngine, m, os):
     "Raise a `ValueError` if the distribution or the structure can't follow the path"
@@ -285,6 +285,8 @@ def _check_state(self:SparseEngine, m, p):
         raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute, or store_dense(model)")
     if getattr(guard_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
         raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute, or store_dense(model)")
+    if m.update_after_step and not getattr(guard_of(p), 'dense_state', True):
+        raise ValueError("update_after_step=True keeps a dense gradient through the optimizer's step, and a weight that is stored sparse has none: pass update_after_step=False, or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := needs_of(m.grow_state_f).check: check(p, self.opt)
 
 # %% ../nbs/05_training.ipynb #39453edb
@@ -312,7 +314,7 @@ def _counts(self:SparseEngine, m, os, sparsity, **extras):
     own,ours = sparsity,{id(o.p) for o in os}
     fixed = [o for o in masked_params(self.model) if id(o.p) not in ours] if self.whole else []
     if fixed:
-        n,n_fixed = sum(o.p.numel() for o in os),sum(o.p.numel() for o in fixed)
+        n,n_fixed = sum(o.shape.numel() for o in os),sum(o.shape.numel() for o in fixed)
         own = 1-((1-sparsity)*(n+n_fixed)-sum(count_live(o.mask) for o in fixed))/n
         if m.path is not None: own = min(max(own, 0.), 1.)
     if m.path is None and not 0<=own<1: raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
@@ -324,13 +326,13 @@ def _take_slots(self:SparseEngine, pairs, targets, initial):
     "Hand every method its slots"
     self.methods = [m for m,_ in pairs]
     method = {id(o.p):m for m,os in pairs for o in os}
-    self.slots = [s for s in self.all if id(s.p) in method]
+    self.slots = [s for s in self.all if id(s.o.p) in method]
     for s in self.slots:
-        m = s.method = method[id(s.p)]
+        m = s.method = method[id(s.o.p)]
         s.sync()
-        s.guard.dense_history,s.initial = m.dense_history,initial.get(id(s.p))
+        s.guard.dense_history,s.initial = m.dense_history,initial.get(id(s.o.p))
         s.guard.around = s.around_step if needs_of(m.grow_state_f).around_step else None
-        if m.sparsity is not None and m.path is None: s.aim(targets.get(id(s.p), s.live))
+        if m.sparsity is not None and m.path is None: s.aim(targets.get(id(s.o.p), s.live))
 
 @patch
 def slots_of(self:SparseEngine,
@@ -360,7 +362,7 @@ def _ranks(self:SparseEngine, m, slots, t):
 def _moves(self:SparseEngine, s, target, f):
     "Would an update at drop fraction `f` change `s`?"
     m = s.method
-    if not s.p.requires_grad: return False
+    if not s.o.p.requires_grad: return False
     kept = m.n_keep(s.live, target, f, s.aims)
     if m.grow_score_f is None: return kept<s.live and s.fit(kept)<s.live
     return target!=s.live or kept<s.live and (s.live<s.n or m.redistribute_f is not None)
@@ -371,7 +373,7 @@ def _due(self:SparseEngine, m, t):
     if not m.is_time(t): return False
     slots = self.slots_of(m)
     for s in slots: s.sync()
-    if m.path is not None and wants(m.sparse_f, 'scores'): return any(s.p.requires_grad for s in slots)
+    if m.path is not None and wants(m.sparse_f, 'scores'): return any(s.o.p.requires_grad for s in slots)
     return any(self._moves(s, n, m.fraction(t)) for s,n in zip(slots, self._targets(m, t)))
 
 # %% ../nbs/05_training.ipynb #5adcfed2
@@ -506,7 +508,7 @@ def before_step(self:SparseEngine,
         else: self._tell_of_missed(fell)
     if any(m.replaces for m in moved): return True
     for s in self.slots:
-        if s.method.lifted and not s.guard.dense_history: s.guard.mask_grad()
+        if (s.method.lifted or s.method in moved) and not s.guard.dense_history: s.guard.mask_grad()
     return False
 
 # %% ../nbs/05_training.ipynb #f984bdf2
@@ -601,7 +603,7 @@ class _Scorer:
 
     def _checked(self, mask, p=None):
         score = self.score_f(mask, p)
-        check_score(score, self.s.o if p is None else self.s.o._replace(p=p))
+        check_score(score, self.s.o._replace(p=self.s.p if p is None else p))
         return score
 
     def _at(self, places):
@@ -615,8 +617,8 @@ def _in_parts(self:_Scorer, mask):
     parts = self.s.guard.parts(self.needs.reads_grad)
     rows,p = next(parts)
     score = self._checked(mask, p)
-    if score.shape==local_part(self.s.p).shape: return score
-    whole = score.new_empty(self.s.p.shape)
+    if score.shape==local_part(self.s.mask).shape: return score
+    whole = score.new_empty(self.s.shape)
     whole[rows] = score
     del p,score  # before the next ones are made
     for rows,p in parts:
@@ -675,7 +677,7 @@ def _movable(self:SparseEngine, m, t):
     for s in self.slots_of(m):
         s.sync()
         if m.lifted: s.guard.expect_dense()
-    pairs = [(s, n) for s,n in zip(self.slots_of(m), self._targets(m, t)) if s.guard.has_grad and s.p.requires_grad]
+    pairs = [(s, n) for s,n in zip(self.slots_of(m), self._targets(m, t)) if s.guard.has_grad and s.o.p.requires_grad]
     # a first gradient has no history yet
     if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])
     moving = [o for o in pairs if self._moves(*o, f)]
@@ -691,7 +693,7 @@ def update(self:SparseEngine,
     if not isinstance(times, dict): times = self._by_hand(times)
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
     for m,moves in chosen.items():
-        for o in moves: self._check_state(m, o.slot.p)
+        for o in moves: self._check_state(m, o.slot.o.p)
     chosen = {m:[o._replace(start=self._start(m, o)) for o in moves] for m,moves in chosen.items()}
     moved = [m for m,moves in chosen.items() if moves]
     with uninterrupted():
@@ -789,8 +791,8 @@ def _check_is_state(state):
     if state['schema']!=_schema: raise ValueError(f"the state has schema {state['schema']!r}, and this version reads {_schema}: take the version of fastsparse that wrote it")
 
 @patch
-def check_state(self:SparseEngine, state):
-    "A `ValueError` unless `state` is one that this run can go on from"
+def check_run(self:SparseEngine, state):
+    "A `ValueError` unless `state` is of a run like this one"
     _check_is_state(state)
     mine,theirs = [(s.o.name, s.n) for s in self.slots],[(o['name'], o['size']) for o in state['slots']]
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
@@ -798,6 +800,11 @@ def check_state(self:SparseEngine, state):
     for m,o in zip(self.methods, state['methods']): _check_settings(m.settings, o['settings'])
     if state['n_steps']!=self.n_steps: raise ValueError(f"the state is of a run of {state['n_steps']} steps, and this one has {self.n_steps}: train as long as the run that was saved, in all")
     if state['checksum']!=_checksum(state): raise ValueError("the state was changed after it was saved: its checksum doesn't fit")
+
+@patch
+def check_state(self:SparseEngine, state):
+    "A `ValueError` unless `state` is one that this run can go on from, with the masks that the model has"
+    self.check_run(state)
     for s,o in zip(self.slots, state['slots']):
         if o['masked']!=storage_of(s.p).checksum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
 
