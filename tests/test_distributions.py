@@ -536,3 +536,21 @@ def test_made(f):
     assert len(out)==5 and all(0<=o<=1 for o in out) and all(map(torch.equal, ps, before))
     assert call_with(pickle.loads(pickle.dumps(f)), ps, .5, names=names)==out
     assert sum(live_counts(sizes, out, .5))==326
+
+@pytest.mark.parametrize('make,n_outputs', [(lambda: nn.ConvTranspose2d(2, 6, 3), 6), (lambda: nn.ConvTranspose1d(8, 3, 2), 3), (lambda: nn.Linear(2, 6), 6)])
+def test_the_floor_counts_outputs_where_they_lie(make, n_outputs):
+    "Transposed convolutions hold inputs first; a layer whose scores all lose keeps one weight for each of its outputs"
+    low,high = make(),nn.Linear(40, 40)
+    nn.init.constant_(low.weight, .01)
+    nn.init.constant_(high.weight, 1.)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        sparsify_model(nn.Sequential(low, high), .5, global_sparsity, mask_init='magnitude', sparse_init_mode=None)
+    assert int(low.weight_mask.sum())==n_outputs
+
+def test_the_floor_counts_the_outputs_of_every_expert():
+    "A parameter (experts, inputs, outputs) of 3 experts with 5 outputs owes 15 live weights"
+    ps = [torch.full((3,4,5), .01), torch.full((20,20), 1.)]
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert live_counts([60,400], global_sparsity(ps, .5, axes=[(2,1,0),(0,1,None)]), .5)==[15,215]
