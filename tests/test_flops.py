@@ -747,3 +747,11 @@ def test_same_counts_on_a_gpu(half):
         m,state = m.cuda(),torch.cuda.get_rng_state()
         with torch.autocast('cuda', torch.float16, enabled=half): got = count_flops(m, to_device(xb, 'cuda')),count_flops(m, to_device(xb, 'cuda'), sparse=True)
         assert got==want and torch.equal(state, torch.cuda.get_rng_state())
+
+def test_an_interval_knows_how_long_the_run_is():
+    "RigL's 100 steps become fewer in a short run, and dense gradients come more often; a plain number is taken as it is"
+    from fastsparse.all import Interval,RigL_presets
+    every = Interval(100).resolve(400, .75)
+    by_hand = 3*20+(100-20)/(every+1)
+    assert every<100 and train_flops(20, 100, RigL_presets, n_steps=400)==by_hand
+    assert train_flops(20, 100, RigL_presets(batches_per_update=100), n_steps=400)==train_flops(20, 100, RigL_presets)==3*20+80/101

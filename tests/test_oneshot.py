@@ -961,3 +961,11 @@ def test_inputs_first_is_the_transpose(method, target):
     with torch.no_grad(): plain[0].weight.copy_(turned[0].weight.T)
     for net in (plain,turned): method(net, target, [x], n_samples=64)
     assert torch.equal(plain[0].weight_mask.T, turned[0].weight_mask) and torch.allclose(plain[0].weight.T, turned[0].weight)
+
+@pytest.mark.parametrize('prune', [prune_wanda,prune_sparsegpt])
+def test_calibration_data_of_another_width_are_named(prune):
+    "Before anything is changed"
+    model = nn.Sequential(nn.Linear(8,4))
+    was = model[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"a batch of shape \(16, 7\), and the model can't take it"): prune(model, .5, [torch.randn(16,7)])
+    assert torch.equal(model[0].weight, was) and not [*model.buffers()]

@@ -288,3 +288,14 @@ def test_a_rule_that_serves_nobody_warns():
         DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 20, rules=rules, batches_per_update=4, seed=0)
 
 def test_table_is_a_frame(): assert isinstance(rules_table(mlp(), .5), pd.DataFrame) and list(table(mlp(), .5))==[n for n,_ in mlp().named_parameters()]
+
+def test_an_interval_stays_one_in_a_file(tmp_path):
+    "It is no plain number: it gets shorter in a short run"
+    from fastsparse.all import Interval,RigL_presets
+    said = rules_spec([('*', RigL_presets(batches_per_update=Interval(50), sparsity=.8))])
+    path = tmp_path/'rules.yaml'
+    path.write_text(yaml.safe_dump(said))
+    every = configure(path)[0][1]['batches_per_update']
+    assert type(every) is Interval and every==50
+    for bad in (dict(type='Interval'), dict(type='steps', every=3), {}):
+        with pytest.raises(ValueError, match='batches_per_update is'): configure(dict(method='rigl', sparsity=.8, batches_per_update=bad))

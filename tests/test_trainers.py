@@ -157,3 +157,69 @@ def test_wandb_offline_takes_each_update(tmp_path, monkeypatch):
     engine_with(log_updates(run))
     t.test_eq(run.summary['sparse/updates'], 2)
     run.finish()
+
+# ---- What transformers wrote comes back, and its architectures train
+
+def _gpt2(tie=True): return tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, tie_word_embeddings=tie))
+def _mixtral(): return tf.MixtralForCausalLM(tf.MixtralConfig(**small, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2))
+def _bert(): return tf.BertForMaskedLM(tf.BertConfig(**small))
+def _t5(): return tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0))
+def _vit(): return tf.ViTForImageClassification(tf.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4, num_labels=4))
+
+pictures = [dict(pixel_values=torch.randn(3,8,8, generator=torch.Generator().manual_seed(i)), labels=torch.tensor(i%4)) for i in range(32)]
+architectures = dict(gpt2=_gpt2, llama=llama, mixtral=_mixtral, bert=_bert, t5=_t5, vit=_vit)
+full = pytest.mark.full
+
+@pytest.mark.parametrize('name', ['gpt2', 'mixtral', *[pytest.param(o, marks=full) for o in ('llama','bert','t5','vit')]])
+def test_architectures_train_come_back_from_their_folder_and_export(tmp_path, name):
+    "The whole model has the sparsity asked for; `restore_sparse` gives equal outputs from what `save_pretrained` wrote; a plain copy too"
+    torch.manual_seed(0)
+    make,data = architectures[name],pictures if name=='vit' else ids
+    model = make()
+    trainer_of(model, tmp_path/'run', callback(sparsify=dict(also=['*experts*']) if name=='mixtral' else {}), data, max_steps=8, save_steps=100).train()
+    n,live = counts(model)
+    t.test_eq(live, round(.2*n))
+    assert dead_are_zero(model)
+    model.save_pretrained(tmp_path/'saved')
+    torch.manual_seed(1)
+    other = make()
+    restore_sparse(other, tmp_path/'saved')
+    t.test_eq(counts(other), (n,live))
+    batch = {k:v[None] for k,v in data[0].items()}
+    with torch.no_grad():
+        want = model.eval()(**batch).logits
+        assert torch.equal(other.eval()(**batch).logits, want) and torch.equal(plain_copy(model)(**batch).logits, want)
+
+def test_what_is_no_folder_of_a_saved_model_is_named(tmp_path):
+    "Nothing is changed by then"
+    model = llama()
+    with pytest.raises(ValueError, match='no model.safetensors'): restore_sparse(model, tmp_path)
+    (tmp_path/'model.safetensors').write_bytes(b'no tensors')
+    with pytest.raises(ValueError, match="can't be read as safetensors"): restore_sparse(model, str(tmp_path))
+    assert not masked_params(model)
+
+def test_models_in_several_files_come_back(tmp_path):
+    model = llama()
+    sparsify_model(model, .8, seed=0)
+    model.save_pretrained(tmp_path, max_shard_size='20KB')
+    assert len(list(tmp_path.glob('*.safetensors')))>1
+    other = llama()
+    restore_sparse(other, tmp_path)
+    for (k,a),b in zip(model.state_dict().items(), other.state_dict().values()): assert torch.equal(a, b), k
+
+@pytest.mark.parametrize('make', [
+    lambda: __import__('timm').create_model('resnet10t', num_classes=4), lambda: __import__('torchvision').models.mobilenet_v2(num_classes=4)], ids=['timm','torchvision'])
+def test_models_of_timm_and_torchvision_need_nothing(make):
+    torch.manual_seed(0)
+    model = make()
+    sparsify_model(model, .8, seed=0)
+    n,live = counts(model)
+    assert abs(live-.2*n)<=len(masked_params(model))
+    opt = torch.optim.SGD(model.parameters(), lr=.01)
+    engine = DynamicSparseTraining(model, opt, 4, **RigL_presets(batches_per_update=1, stop_pct=1.))
+    for _ in range(3):
+        opt.zero_grad()
+        model(torch.randn(2,3,32,32)).square().mean().backward()
+        opt.step()
+    engine.remove()
+    assert dead_are_zero(model) and counts(model)==(n,live) and engine.n_updates>0
