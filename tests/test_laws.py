@@ -8,12 +8,18 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import nn
 
-optimizers = dict(sgd=lambda ps: torch.optim.SGD(ps, .1, momentum=.9), adam=lambda ps: torch.optim.Adam(ps, .01), adamw=lambda ps: torch.optim.AdamW(ps, .01), rprop=lambda ps: torch.optim.Rprop(ps, .01))
+kinds = dict(sgd=(torch.optim.SGD,dict(lr=.1, momentum=.9)), adam=(torch.optim.Adam,dict(lr=.01)), adamw=(torch.optim.AdamW,dict(lr=.01)),
+    rprop=(torch.optim.Rprop,dict(lr=.01)))
+
+def optimizer(kind, model):
+    cls,kw = kinds[kind]
+    return cls(model.parameters(), **kw)
+
 methods = dict(set='SET_presets', rigl='RigL_presets', snfs='SNFS_presets', static=None, gmp='GMP_presets')
 
 class Laws(RuleBasedStateMachine):
     "A model, an optimizer, perhaps an engine; beside them the counts that must be"
-    @initialize(seed=st.integers(0, 99), opt=st.sampled_from(sorted(optimizers)), sparsity=st.sampled_from([0.,.3,.5,.8]))
+    @initialize(seed=st.integers(0, 99), opt=st.sampled_from(sorted(kinds)), sparsity=st.sampled_from([0.,.3,.5,.8]))
     def begin(self, seed, opt, sparsity):
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(6,8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8,4, bias=False))
@@ -27,7 +33,7 @@ class Laws(RuleBasedStateMachine):
         assert sum(self.counts())==round((1-sparsity)*n)
 
     def renew(self):
-        self.opt = optimizers[self.kind](self.model.parameters())
+        self.opt = optimizer(self.kind, self.model)
         self.engine,self.method,self.saved = None,None,None
         self.expected,self.same = self.counts(),[*self.model.parameters()]
 
@@ -73,7 +79,7 @@ class Laws(RuleBasedStateMachine):
         self.engine = DynamicSparseTraining(self.model, self.opt, 30, **settings, seed=seed)
         self.expected = self.counts()
 
-    def renew_opt(self): self.opt,self.saved = optimizers[self.kind](self.model.parameters()),None
+    def renew_opt(self): self.opt,self.saved = optimizer(self.kind, self.model),None
 
     @rule()
     @precondition(lambda self: self.engine is not None)
@@ -129,7 +135,7 @@ class Laws(RuleBasedStateMachine):
         "A copy goes on by itself, and the first model isn't touched"
         before = {k:v.clone() for k,v in self.model.state_dict().items()}
         other = copy.deepcopy(self.model) if how=='deepcopy' else pickle.loads(pickle.dumps(self.model))
-        opt = optimizers[self.kind](other.parameters())
+        opt = optimizer(self.kind, other)
         for _ in range(2):
             other(torch.randn(8,6)).square().mean().backward()
             opt.step()
