@@ -356,3 +356,51 @@ def test_other_things_on_two_ranks(tmp_path):
     for o in got['any_loop']:
         assert o['same'] and not any(o['first'])
         assert o["summary"]==o["whole"]
+
+# --- scripts
+
+def script(*cmd, timeout=500):
+    res = subprocess.run([*cmd], capture_output=True, text=True, timeout=timeout, cwd=root, env={**os.environ, 'PYTHONPATH':str(root), 'OMP_NUM_THREADS':'1', 'PYTHONWARNINGS':'ignore'})
+    assert not res.returncode, res.stderr
+    return [l for l in res.stdout.splitlines() if 'masks' in l]
+
+launchers = dict(torchrun=[sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '2'],
+    accelerate=[sys.executable, '-m', 'accelerate.commands.launch', '--multi_gpu', '--num_processes', '2', '--num_machines', '1', '--mixed_precision', 'no', '--dynamo_backend', 'no'])
+
+@pytest.mark.full
+@pytest.mark.parametrize('launcher', launchers)
+def test_the_example_runs(launcher, tmp_path):
+    "By torchrun and by accelerate, both ways, and on from a checkpoint: the same masks"
+    pytest.importorskip('accelerate')
+    def run(*args): return script(*launchers[launcher], 'examples/train_distributed.py', *args)
+    ddp,fsdp2 = run(),run('--how', 'fsdp2')
+    run('--how', 'fsdp2', '--folder', str(tmp_path/'run'), '--stop', '55')
+    later = run('--how', 'fsdp2', '--folder', str(tmp_path/'run'))
+    sums = [o[0].partition('masks')[2] for o in (ddp,fsdp2,later)]
+    assert len(ddp)==len(fsdp2)==1 and sums[0] and len(set(sums))==1
+
+fit_code = '''
+import sys,torch,zlib
+from fastai.basics import *
+from fastai.distributed import *
+from fastsparse.all import *
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8,32), nn.ReLU(), nn.Linear(32,4))
+x = torch.randn(100,8, generator=torch.Generator().manual_seed(1))
+data = [(a, int(a[:4].argmax())) for a in x]
+dls = DataLoaders.from_dsets(data, data, bs=16, num_workers=0, device='cpu')
+learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=SGD)
+torch.manual_seed(100+int(os.environ['RANK']))
+sparsify_model(learn, .8)
+cb = DynamicSparseTrainingCallback(method='rigl', batches_per_update=3)
+with learn.distrib_ctx(cpu=True, sync_bn=False), learn.no_bar(), learn.no_logging(): learn.fit(3, cbs=cb)
+print('masks', [zlib.crc32(m.numpy().tobytes()) for _,m,_ in sparse_params(model)], cb.state['n_updates'], float(sum(p.abs().sum() for p in model.parameters())))
+'''
+
+@pytest.mark.full
+def test_distrib_ctx(tmp_path):
+    "fastai's `distrib_ctx` on two ranks whose generators differ: equal masks and weights after a fit"
+    pytest.importorskip('accelerate')
+    (tmp_path/'fit.py').write_text(fit_code)
+    lines = script(*launchers['torchrun'], str(tmp_path/'fit.py'))
+    assert len(lines)==2 and len(set(lines))==1 and int(lines[0].split()[-2])>1, lines
