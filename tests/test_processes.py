@@ -1,11 +1,11 @@
 "Many processes: data parallel and sharded training choose the masks of one process with the joined batch, bit for bit"
-import itertools, os, pytest, subprocess, sys, torch, traceback, warnings
+import os, pytest, subprocess, sys, torch, warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
 from fastsparse.guards import guard_of,masked_params
 from fastsparse.masks import highest,keyed_generator,local_part,lowest
-from fastsparse.processes import all_but,draw_rows,highest_of,kth_highest,order_keys,OverRanks,Ranks
+from fastsparse.processes import all_but,draw_rows,highest_of,OverRanks,Ranks
 from fastsparse.scores import state_tensors
 from fastsparse.structures import as_structure
 from functools import partial
@@ -52,7 +52,9 @@ def rows_of(t, r): return t[r.first:r.first+r.rows]
 
 numbers = st.sampled_from([0., -0., 1., -1., .5, 1e-45, -3e38, float('inf'), float('-inf'), float('nan'), 2., 1.0000001])
 
-@given(st.lists(st.tuples(numbers, st.booleans()), max_size=24), st.integers(1, 4), st.integers(0, 24), st.sampled_from([torch.float, torch.double, torch.half, torch.bfloat16]))
+types = st.sampled_from([torch.float, torch.double, torch.half, torch.bfloat16])
+
+@given(st.lists(st.tuples(numbers, st.booleans()), max_size=24), st.integers(1, 4), st.integers(0, 24), types)
 def test_choosing_over_ranks_is_choosing(scores, size, k, dtype):
     "`highest` and `lowest` of one process: ties to the lowest index, NaN last, -0 like 0, and whatever each rank holds"
     score = torch.tensor([s for s,_ in scores], dtype=torch.double).to(dtype)
@@ -85,16 +87,17 @@ def test_structures_over_ranks(text, size):
     "Starting masks, moves, and drops without growth are those of one process, in all structures whose groups lie in a rank"
     s,shape = as_structure(text),(16,8,2) if text in ('kernels',) else (16,8)
     g = torch.Generator().manual_seed(0)
-    ok = True
     for k in range(12):
         score,grow = [torch.randn(shape, generator=g).mul(4).round().div(4) for _ in range(2)]
         n = s.count(shape, 64 if s.sparsity is None else round((1-s.sparsity)*score.numel()))
+        free = s.sparsity is None
+        ways = (n, 9, True),(n, 0, True),(s.count(shape, n//2) if free else n, 17, True),(n, n//4 if free else 0, False)
         def f(r):
             o = OverRanks(s, shape, r)
             mask = o.top(rows_of(score, r), n)
             assert o.legal(mask)
             out = [mask]
-            for to,drop,up in ((n, 9, True), (n, 0, True), (s.count(shape, n//2) if s.sparsity is None else n, 17, True), (n, n//4 if s.sparsity is None else 0, False)):
+            for to,drop,up in ways:
                 if not up and 'transposable' in text: continue
                 moved = o.move(mask, lambda: rows_of(grow, r), (lambda stay: rows_of(score, r)*~stay) if up else None, drop, to)
                 out += [torch.zeros_like(mask).view(-1).index_fill_(0, p, True).view_as(mask) for p in moved]
@@ -105,7 +108,7 @@ def test_structures_over_ranks(text, size):
             return
         mask = s.top(score, n)
         want = [mask]
-        for to,drop,up in ((n, 9, True), (n, 0, True), (s.count(shape, n//2) if s.sparsity is None else n, 17, True), (n, n//4 if s.sparsity is None else 0, False)):
+        for to,drop,up in ways:
             if not up and 'transposable' in text: continue
             moved = s.move(mask, lambda: grow, (lambda stay: score*~stay) if up else None, drop, to)
             want += [torch.zeros_like(mask).view(-1).index_fill_(0, p, True).view_as(mask) for p in moved]
@@ -301,8 +304,8 @@ def refusals(rank, world):
         try: DynamicSparseTraining(m, opt, 30, seed=0, **RigL_presets(batches_per_update=4, **settings))
         except ValueError as e: return str(e)
     from torch.distributed.fsdp import FullyShardedDataParallel
-    texts = [refused(grow_score_f=lambda p: p.grad.abs()), refused(**{k:v for k,v in CHT_presets.items() if k in ('grow_score_f',)}), refused(structure='unstructured', redistribute_f=lambda p: 1.),
-        refused(grow_init_f=lambda p: p*0+1)]
+    texts = [refused(grow_score_f=lambda p: p.grad.abs()), refused(grow_score_f=CHT_presets['grow_score_f']),
+        refused(redistribute_f=lambda p: 1.), refused(grow_init_f=lambda p: p*0+1)]
     m = dense()
     sparsify_model(m, .5, seed=0)
     try: FullyShardedDataParallel(m, device_id=torch.device('cpu'))(batch(0)[0])
