@@ -3,7 +3,7 @@
     torchrun --nproc_per_node 2 examples/train_distributed.py
     torchrun --nproc_per_node 4 examples/train_distributed.py --how fsdp2 --folder run --stop 60
     torchrun --nproc_per_node 2 examples/train_distributed.py --how fsdp2 --folder run    # goes on from step 60
-    accelerate launch --num_processes 2 examples/train_distributed.py --how ddp           # on CPUs with --cpu
+    accelerate launch --multi_gpu --num_processes 2 examples/train_distributed.py         # on CPUs too
 """
 import argparse,os,torch,torch.distributed as dist,torch.distributed.checkpoint as dcp,torch.nn.functional as F
 from pathlib import Path

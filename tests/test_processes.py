@@ -1,11 +1,11 @@
 "Many processes: data parallel and sharded training choose the masks of one process with the joined batch, bit for bit"
-import itertools, os, pytest, subprocess, sys, torch, traceback, warnings
+import os, pytest, subprocess, sys, torch, warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
 from fastsparse.guards import guard_of,masked_params
 from fastsparse.masks import highest,keyed_generator,local_part,lowest
-from fastsparse.processes import all_but,draw_rows,highest_of,kth_highest,order_keys,OverRanks,Ranks
+from fastsparse.processes import all_but,draw_rows,highest_of,OverRanks,Ranks
 from fastsparse.scores import state_tensors
 from fastsparse.structures import as_structure
 from functools import partial
@@ -52,7 +52,9 @@ def rows_of(t, r): return t[r.first:r.first+r.rows]
 
 numbers = st.sampled_from([0., -0., 1., -1., .5, 1e-45, -3e38, float('inf'), float('-inf'), float('nan'), 2., 1.0000001])
 
-@given(st.lists(st.tuples(numbers, st.booleans()), max_size=24), st.integers(1, 4), st.integers(0, 24), st.sampled_from([torch.float, torch.double, torch.half, torch.bfloat16]))
+types = st.sampled_from([torch.float, torch.double, torch.half, torch.bfloat16])
+
+@given(st.lists(st.tuples(numbers, st.booleans()), max_size=24), st.integers(1, 4), st.integers(0, 24), types)
 def test_choosing_over_ranks_is_choosing(scores, size, k, dtype):
     "`highest` and `lowest` of one process: ties to the lowest index, NaN last, -0 like 0, and whatever each rank holds"
     score = torch.tensor([s for s,_ in scores], dtype=torch.double).to(dtype)
@@ -85,16 +87,17 @@ def test_structures_over_ranks(text, size):
     "Starting masks, moves, and drops without growth are those of one process, in all structures whose groups lie in a rank"
     s,shape = as_structure(text),(16,8,2) if text in ('kernels',) else (16,8)
     g = torch.Generator().manual_seed(0)
-    ok = True
     for k in range(12):
         score,grow = [torch.randn(shape, generator=g).mul(4).round().div(4) for _ in range(2)]
         n = s.count(shape, 64 if s.sparsity is None else round((1-s.sparsity)*score.numel()))
+        free = s.sparsity is None
+        ways = (n, 9, True),(n, 0, True),(s.count(shape, n//2) if free else n, 17, True),(n, n//4 if free else 0, False)
         def f(r):
             o = OverRanks(s, shape, r)
             mask = o.top(rows_of(score, r), n)
             assert o.legal(mask)
             out = [mask]
-            for to,drop,up in ((n, 9, True), (n, 0, True), (s.count(shape, n//2) if s.sparsity is None else n, 17, True), (n, n//4 if s.sparsity is None else 0, False)):
+            for to,drop,up in ways:
                 if not up and 'transposable' in text: continue
                 moved = o.move(mask, lambda: rows_of(grow, r), (lambda stay: rows_of(score, r)*~stay) if up else None, drop, to)
                 out += [torch.zeros_like(mask).view(-1).index_fill_(0, p, True).view_as(mask) for p in moved]
@@ -105,7 +108,7 @@ def test_structures_over_ranks(text, size):
             return
         mask = s.top(score, n)
         want = [mask]
-        for to,drop,up in ((n, 9, True), (n, 0, True), (s.count(shape, n//2) if s.sparsity is None else n, 17, True), (n, n//4 if s.sparsity is None else 0, False)):
+        for to,drop,up in ways:
             if not up and 'transposable' in text: continue
             moved = s.move(mask, lambda: grow, (lambda stay: score*~stay) if up else None, drop, to)
             want += [torch.zeros_like(mask).view(-1).index_fill_(0, p, True).view_as(mask) for p in moved]
@@ -301,8 +304,8 @@ def refusals(rank, world):
         try: DynamicSparseTraining(m, opt, 30, seed=0, **RigL_presets(batches_per_update=4, **settings))
         except ValueError as e: return str(e)
     from torch.distributed.fsdp import FullyShardedDataParallel
-    texts = [refused(grow_score_f=lambda p: p.grad.abs()), refused(**{k:v for k,v in CHT_presets.items() if k in ('grow_score_f',)}), refused(structure='unstructured', redistribute_f=lambda p: 1.),
-        refused(grow_init_f=lambda p: p*0+1)]
+    texts = [refused(grow_score_f=lambda p: p.grad.abs()), refused(grow_score_f=CHT_presets['grow_score_f']),
+        refused(redistribute_f=lambda p: 1.), refused(grow_init_f=lambda p: p*0+1)]
     m = dense()
     sparsify_model(m, .5, seed=0)
     try: FullyShardedDataParallel(m, device_id=torch.device('cpu'))(batch(0)[0])
@@ -356,3 +359,51 @@ def test_other_things_on_two_ranks(tmp_path):
     for o in got['any_loop']:
         assert o['same'] and not any(o['first'])
         assert o["summary"]==o["whole"]
+
+# --- scripts
+
+def script(*cmd, timeout=500):
+    res = subprocess.run([*cmd], capture_output=True, text=True, timeout=timeout, cwd=root, env={**os.environ, 'PYTHONPATH':str(root), 'OMP_NUM_THREADS':'1', 'PYTHONWARNINGS':'ignore'})
+    assert not res.returncode, res.stderr
+    return [l for l in res.stdout.splitlines() if 'masks' in l]
+
+launchers = dict(torchrun=[sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '2'],
+    accelerate=[sys.executable, '-m', 'accelerate.commands.launch', '--multi_gpu', '--num_processes', '2', '--num_machines', '1', '--mixed_precision', 'no', '--dynamo_backend', 'no'])
+
+@pytest.mark.full
+@pytest.mark.parametrize('launcher', launchers)
+def test_the_example_runs(launcher, tmp_path):
+    "By torchrun and by accelerate, both ways, and on from a checkpoint: the same masks"
+    pytest.importorskip('accelerate')
+    def run(*args): return script(*launchers[launcher], 'examples/train_distributed.py', *args)
+    ddp,fsdp2 = run(),run('--how', 'fsdp2')
+    run('--how', 'fsdp2', '--folder', str(tmp_path/'run'), '--stop', '55')
+    later = run('--how', 'fsdp2', '--folder', str(tmp_path/'run'))
+    sums = [o[0].partition('masks')[2] for o in (ddp,fsdp2,later)]
+    assert len(ddp)==len(fsdp2)==1 and sums[0] and len(set(sums))==1
+
+fit_code = '''
+import sys,torch,zlib
+from fastai.basics import *
+from fastai.distributed import *
+from fastsparse.all import *
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8,32), nn.ReLU(), nn.Linear(32,4))
+x = torch.randn(100,8, generator=torch.Generator().manual_seed(1))
+data = [(a, int(a[:4].argmax())) for a in x]
+dls = DataLoaders.from_dsets(data, data, bs=16, num_workers=0, device='cpu')
+learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=SGD)
+torch.manual_seed(100+int(os.environ['RANK']))
+sparsify_model(learn, .8)
+cb = DynamicSparseTrainingCallback(method='rigl', batches_per_update=3)
+with learn.distrib_ctx(cpu=True, sync_bn=False), learn.no_bar(), learn.no_logging(): learn.fit(3, cbs=cb)
+print('masks', [zlib.crc32(m.numpy().tobytes()) for _,m,_ in sparse_params(model)], cb.state['n_updates'], float(sum(p.abs().sum() for p in model.parameters())))
+'''
+
+@pytest.mark.full
+def test_distrib_ctx(tmp_path):
+    "fastai's `distrib_ctx` on two ranks whose generators differ: equal masks and weights after a fit"
+    pytest.importorskip('accelerate')
+    (tmp_path/'fit.py').write_text(fit_code)
+    lines = script(*launchers['torchrun'], str(tmp_path/'fit.py'))
+    assert len(lines)==2 and len(set(lines))==1 and int(lines[0].split()[-2])>1, lines
