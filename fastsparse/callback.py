@@ -92,7 +92,7 @@ def before_fit(self:DynamicSparseTrainingCallback):
     if self.compute: self._load_compute()
     if self.repair: self._repair()
     self._make_engine(len(self.dls.train))
-    if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self.start_compute(batch_of(self.learn))  # before the model is wrapped
+    if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))  # before the model is wrapped
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
 @patch
@@ -115,7 +115,7 @@ def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
 def _load_compute(self:DynamicSparseTrainingCallback):
     "Look up the room of products, which stands on a page further up, when it is asked for"
     importlib.import_module('fastsparse.compute')
-    self.check_compute()
+    self._check_compute()
 
 @patch
 def before_train(self:DynamicSparseTrainingCallback):
@@ -142,7 +142,7 @@ def _check_start(self:DynamicSparseTrainingCallback, next_t, t):
 def before_batch(self:DynamicSparseTrainingCallback):
     if self.engine is None: return
     self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-    if self.compute: self.start_compute(self.learn.xb)
+    if self.compute: self._start_compute(self.learn.xb)
     self.engine.prepare(self.t0+self.iter, self.accumulates)
 
 @patch

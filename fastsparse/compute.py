@@ -5,23 +5,23 @@
 # %% auto #0
 __all__ = ['sparse_compute']
 
-# %% ../nbs/31_compute.ipynb #c9c68134
-import numpy as np,pandas as pd,time,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+# %% ../nbs/31_compute.ipynb #8d51de07
+import pandas as pd,time,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
-from .callback import DynamicSparseTrainingCallback
-from .clocks import fresh,speedup
-from .convolutions import ConvIndex,sparse_conv2d
-from .declared import needs_of
-from .flops import untouched
-from .guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,masked_params,set_guard,stamp_of
-from .masks import live_places
-from .products import sampled_product,sparse_conv1x1,sparse_linear,SparseIndex
-from .scores import base_opt
-from .sparsify import module_of
-from .vectors import why_not
+from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.clocks import fresh,speedup
+from fastsparse.convolutions import ConvIndex,sparse_conv2d
+from fastsparse.declared import needs_of
+from fastsparse.flops import untouched
+from fastsparse.guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,masked_params,set_guard,stamp_of
+from fastsparse.masks import live_places
+from fastsparse.products import sampled_product,sparse_conv1x1,sparse_linear,SparseIndex
+from fastsparse.scores import base_opt
+from fastsparse.sparsify import module_of
+from fastsparse.vectors import why_not
 from functools import partial
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -31,7 +31,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
 from warnings import warn
 
-# %% ../nbs/31_compute.ipynb #a381de43
+# %% ../nbs/31_compute.ipynb #1f3256de
 class DenseGradient:
     "The gradient of a weight, dead ones included, as backwards left it: a sum of `terms`, tensors and pairs of factors"
     def __init__(self): self.clear()
@@ -62,7 +62,7 @@ class DenseGradient:
         first,*others = map(_part, self.terms)
         return sum(others, first).to(self.came.dtype)
 
-# %% ../nbs/31_compute.ipynb #cce85c23
+# %% ../nbs/31_compute.ipynb #f2c20c98
 @patch
 def share(self:DenseGradient):
     "Take the mean of all ranks' in a process group"
@@ -82,7 +82,7 @@ def in_rows(self:DenseGradient, rows, places, live):
     out.view(-1).scatter_(0, places, self.came[live])
     return out
 
-# %% ../nbs/31_compute.ipynb #ef7be9c4
+# %% ../nbs/31_compute.ipynb #86c23d65
 def _like(t, p): return isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape==p.shape
 
 def _change_state(opts, p, change):
@@ -96,7 +96,7 @@ def _resize(p, values, grad):
     p.data = values.new_empty(0, dtype=torch.float if values.dtype==torch.double else torch.double)
     p.data,p.grad = values,grad
 
-# %% ../nbs/31_compute.ipynb #5d003090
+# %% ../nbs/31_compute.ipynb #316fd60a
 class LiveGuard(Guard):
     "Guards one parameter that is stored as its live values"
     route,costly,grad_stamp,dense_state,finish = 'rows',None,None,False,None
@@ -118,19 +118,21 @@ class LiveGuard(Guard):
     def mask_grad(self): pass
     def remove(self): pass
 
-    @property
-    def index(self):
-        if self._index is None: self._index = SparseIndex(self.mask)
-        return self._index
+# %% ../nbs/31_compute.ipynb #1ed86551
+@patch(as_prop=True)
+def index(self:LiveGuard):
+    if self._index is None: self._index = SparseIndex(self.mask)
+    return self._index
 
-    @torch.no_grad()
-    def spread(self, t):
-        "A number for each live weight as a dense tensor"
-        out = t.new_zeros(self.shape)
-        out.view(-1).scatter_(0, self.index.places, t.detach())
-        return out
+@patch
+@torch.no_grad()
+def spread(self:LiveGuard, t):
+    "A number for each live weight as a dense tensor"
+    out = t.new_zeros(self.shape)
+    out.view(-1).scatter_(0, self.index.places, t.detach())
+    return out
 
-# %% ../nbs/31_compute.ipynb #a4840e2f
+# %% ../nbs/31_compute.ipynb #112f90da
 _replaced = "the parameter of a layer that computes with live weights was taken out or replaced: call remove() of the report of sparse_compute, or store_dense(model), before you do that"
 
 @patch(as_prop=True)
@@ -157,6 +159,7 @@ def check(self:LiveGuard):
     self.carry()
     self.note()
 
+# %% ../nbs/31_compute.ipynb #edd5c388
 @patch
 def watch(self:LiveGuard, v):
     if v.shape!=(len(self.index),): raise RuntimeError(_replaced)
@@ -165,7 +168,7 @@ def watch(self:LiveGuard, v):
     ref,self.seen = weakref.ref(self),v
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
-# %% ../nbs/31_compute.ipynb #2af2009a
+# %% ../nbs/31_compute.ipynb #17e38fe9
 def _survivors(old, new):
     "Which values of `old` live in `new` (where they are), which of `new` lived in `old` (a bool for each), and whether all did"
     before,after = old.places,new.places
@@ -189,7 +192,7 @@ def carry(self:LiveGuard):
     if same: return
     self._conv,move,dense = None,partial(_move_values, stays, live_places(known), len(new)),self.dense_grad
     grad = None if v.grad is None else move(v.grad)
-    if grad is not None and dense.terms: 
+    if grad is not None and dense.terms:
         dense.came,born = move(dense.came),dense.summed(new.part(~known))
         dense.came[~known] = grad[~known] = born
     _change_state(self.opts, v, move)
@@ -197,13 +200,14 @@ def carry(self:LiveGuard):
     v.data.copy_(move(v))
     v.grad = grad
 
+# %% ../nbs/31_compute.ipynb #2f20d2d6
 @patch
 def move(self:LiveGuard, gone, new, opt, start=None):
     self.meet(opt)
     self.carry()
     if start is not None: self.values.data.put_(torch.searchsorted(self.index.places, new), start.take(new).to(self.values))
 
-# %% ../nbs/31_compute.ipynb #475ffd4b
+# %% ../nbs/31_compute.ipynb #95ad1ca7
 @patch
 def tap(self:LiveGuard, gT, xT=None): self.dense_grad.add(self.values.grad, gT.flatten(1), xT)
 
@@ -229,7 +233,7 @@ def before_step(self:LiveGuard, opt):
 @patch
 def after_step(self:LiveGuard, opt): self.dense_grad.clear()
 
-# %% ../nbs/31_compute.ipynb #b8e5e041
+# %% ../nbs/31_compute.ipynb #f24be6f6
 @patch
 def weights_at(self:LiveGuard, at, with_grad):
     v = self.values.detach()
@@ -259,7 +263,7 @@ def _part(self:LiveGuard, rows, places, live, with_grad):
     if with_grad: p.grad = self.dense_grad.in_rows(rows, places, live).view(shape) if self.dense_grad.terms else spread(self.values.grad)
     return p
 
-# %% ../nbs/31_compute.ipynb #6c8c7e1b
+# %% ../nbs/31_compute.ipynb #4bdbab3e
 def _lift(self, lifted):
     if not lifted: self.dense_grad.clear()
     self._lifted = lifted
@@ -274,7 +278,7 @@ LiveGuard.lifted = property(lambda self: self._lifted, _lift, doc="Will an updat
 LiveGuard.dense_history = _refusing(False, "gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights")
 LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
-# %% ../nbs/31_compute.ipynb #a7a8cf51
+# %% ../nbs/31_compute.ipynb #975a409a
 class _Dense(Function):
     "Live values to a dense weight"
     @staticmethod
@@ -295,7 +299,7 @@ def dense(self:LiveGuard):
     self.check()
     return self.values if self.values.ndim>1 else _Dense.apply(self.values, self)
 
-# %% ../nbs/31_compute.ipynb #3e986f17
+# %% ../nbs/31_compute.ipynb #47f00c77
 def is_pointwise(
     m:nn.Module, # Any module
 ) -> bool:
@@ -320,7 +324,7 @@ def _why_no_kernel(m):
 
 def _fits_kernel(v): return v.device.type=='cpu' and v.dtype in (torch.float,torch.double)
 
-# %% ../nbs/31_compute.ipynb #6b22ee32
+# %% ../nbs/31_compute.ipynb #eab224e8
 def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
 
 @patch(as_prop=True)
@@ -345,7 +349,7 @@ def convolve(self:LiveGuard, v, x, bias=None, tap=None):
     if is_pointwise(m): return sparse_conv1x1(x, v, self.index, bias, m.stride, tap)
     return m._conv_forward(x, _Dense.apply(v, self), bias)
 
-# %% ../nbs/31_compute.ipynb #76835464
+# %% ../nbs/31_compute.ipynb #47bc97ce
 @patch
 def times(self:LiveGuard, v, x, bias=None, tap=None):
     "The product of the layer with the live values `v`"
@@ -365,7 +369,7 @@ def product(self:LiveGuard, x, bias=None):
     v = self.values
     return self.dense_times(v, x, bias) if v.ndim>1 else self.times(v, x, bias, self.tap if self.lifted else None)
 
-# %% ../nbs/31_compute.ipynb #0a4f37d0
+# %% ../nbs/31_compute.ipynb #fc86bad4
 class LiveLayer:
     "What layers share that keep some of their weights as live values; `_live` holds a guard for each"
     def guard_for(self, attr): return self._live.get(attr) or DenseGuard(self, attr)
@@ -389,6 +393,7 @@ class LiveLayer:
         taken = {prefix+attr:g.taken(prefix+attr, state, errors) for attr,g in self._live.items() if prefix+attr in state}
         super()._load_from_state_dict({**state, **taken}, prefix, local_metadata, strict, missing, unexpected, errors)
 
+# %% ../nbs/31_compute.ipynb #aac0bad5
 @patch
 @torch.no_grad()
 def taken(self:LiveGuard, key, state, errors):
@@ -401,7 +406,7 @@ def taken(self:LiveGuard, key, state, errors):
     self.check()
     return given.reshape(-1)[self.index.places.to(given.device)]
 
-# %% ../nbs/31_compute.ipynb #199d6e4b
+# %% ../nbs/31_compute.ipynb #239b3358
 class LiveLinear(LiveLayer, nn.Linear):
     "A linear layer on live weights"
     def forward(self, input): return self._live['weight'].product(input, self.bias)
@@ -422,7 +427,7 @@ class LiveConv3d(LiveLayer, nn.Conv3d):
     "A convolution of three dimensions on live weights, with kernels of one pixel"
     forward = LiveLinear.forward
 
-# %% ../nbs/31_compute.ipynb #a3586fbe
+# %% ../nbs/31_compute.ipynb #74fc1108
 def _as_bias(mask, like):
     "A mask to add to scores; where a bool one is true, attention is not allowed"
     return mask.to(like.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
@@ -441,6 +446,7 @@ def _attended(q, k, v, bias, need_weights, dropout):
     w = F.dropout((s if bias is None else s+bias).softmax(-1), dropout)
     return w@v,w
 
+# %% ../nbs/31_compute.ipynb #bd1e11a4
 class Attends:
     "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
     dropout = 0.
@@ -458,7 +464,7 @@ class Attends:
         if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
         return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
 
-# %% ../nbs/31_compute.ipynb #9ac10341
+# %% ../nbs/31_compute.ipynb #4df12b6f
 class LiveAttention(LiveLayer, Attends, nn.MultiheadAttention):
     "Attention with some of its projections on live weights"
     def _product(self, attr, x, bias):
@@ -473,7 +479,7 @@ class LiveAttention(LiveLayer, Attends, nn.MultiheadAttention):
         w = self._live['in_proj_weight'].dense() if 'in_proj_weight' in self._live else self.in_proj_weight
         return [F.linear(x, o, b) for x,o,b in zip((q,k,v), w.chunk(3), biases)]
 
-# %% ../nbs/31_compute.ipynb #3fd90f4f
+# %% ../nbs/31_compute.ipynb #2c5c7b0d
 _live_types = {nn.Linear:LiveLinear, NonDynamicallyQuantizableLinear:LiveProjection, nn.Conv1d:LiveConv1d, nn.Conv2d:LiveConv2d, nn.Conv3d:LiveConv3d,
     nn.MultiheadAttention:LiveAttention}
 _dense_types = {v:k for k,v in _live_types.items()}
@@ -499,7 +505,7 @@ def _settle(model):
             elif not live and name in kept: setattr(m, name, kept.pop(name))
             if not kept: del m._fused_path
 
-# %% ../nbs/31_compute.ipynb #179cdb27
+# %% ../nbs/31_compute.ipynb #ad07b952
 _elementwise = ('SGD','Adam','AdamW','NAdam','RAdam','RMSprop','Adagrad','Adadelta','ASGD','Adamax','Rprop')
 
 def _check_elementwise(opt):
@@ -515,7 +521,7 @@ def _check_elementwise(opt):
     else: name = type(base).__name__
     raise ValueError(f"opt is a {name}, and sparse compute needs an optimizer that treats each weight by itself: {', '.join(_elementwise)}, or fastai's SGD, RMSProp, Adam, RAdam or QHAdam")
 
-# %% ../nbs/31_compute.ipynb #84f2c1be
+# %% ../nbs/31_compute.ipynb #6157da29
 def _live_guard(p):
     g = guard_of(p)
     return g if isinstance(g, LiveGuard) else None
@@ -539,7 +545,7 @@ _give_state,_take_state = partial(_each_state, _spread),partial(_each_state, _ga
 def _fastai_state(opt): return _give_state(opt, type(opt).state_dict(opt))
 def _load_fastai(opt, sd): return type(opt).load_state_dict(opt, _take_state(opt, sd))
 
-# %% ../nbs/31_compute.ipynb #90519cc5
+# %% ../nbs/31_compute.ipynb #8484ad02
 def _tell_dense(opt):
     "Let `opt` save and load dense state"
     if isinstance(opt, Optimizer): opt.state_dict,opt.load_state_dict = partial(_fastai_state, opt),partial(_load_fastai, opt)
@@ -564,7 +570,7 @@ def meet(self:LiveGuard, opt):
     if held := base.state.get(self.values): base.state[self.values] = _gather(self.values, held)
     _tell_dense(base)
 
-# %% ../nbs/31_compute.ipynb #4785d307
+# %% ../nbs/31_compute.ipynb #ab6bf0f9
 def _rearm(model):
     "Whoever enforces a mask in `model`, also on behalf of a larger one, finds its guards anew"
     modules = set(model.modules())
@@ -587,6 +593,7 @@ def _store_sparse(o, opts):
     guard.lifted = bool(was) and was.lifted
     return guard
 
+# %% ../nbs/31_compute.ipynb #b242b82e
 @torch.inference_mode(False)
 @torch.no_grad()
 def _store_dense(guard):
@@ -614,7 +621,7 @@ def store_dense(
     _settle(model)
     _rearm(model)
 
-# %% ../nbs/31_compute.ipynb #6130937d
+# %% ../nbs/31_compute.ipynb #d938fa7c
 def _is_hooked(p):
     "Has somebody but its guard hooks on the parameter `p`?"
     own = getattr(getattr(guard_of(p), 'handle', None), 'id', None)
@@ -630,6 +637,7 @@ def _why_no_layer(m):
     if not isinstance(m, _ConvNd) or is_pointwise(m): return ''
     return _why_no_kernel(m) or ('' if _fits_kernel(m.weight) else 'convolutions have kernels for float32 and float64 on the CPU')
 
+# %% ../nbs/31_compute.ipynb #86c72b52
 def swappable(
     model:nn.Module, # A sparse module
 ) -> dict: # Parameter → why it has no sparse product, empty if it has one
@@ -642,7 +650,7 @@ def swappable(
         return _why_no_layer(o.module) or (_why_no_layer(homes[o.module]) if o.module in homes else '')
     return {o.name:why(o) for o in masked_params(model)}
 
-# %% ../nbs/31_compute.ipynb #d7157a47
+# %% ../nbs/31_compute.ipynb #3044b338
 def _layer_ratio(guard, call, inputs):
     "How many times faster than dense is this call of a layer, forward and backward?"
     x,bias = call
@@ -668,15 +676,15 @@ def _calls(model, guards, xb):
     for g in guards.values(): g.calls = None
     return calls
 
-# %% ../nbs/31_compute.ipynb #c370c2ed
+# %% ../nbs/31_compute.ipynb #09b5cacf
 def _with_bar(items):
     "`items`, with a bar where the first one shows that it takes long"
     start = time.perf_counter()
     for i,o in enumerate(items):
         if i==1: break
         yield o
-    rest = items[1:]
-    yield from progress_bar(rest, leave=False) if (time.perf_counter()-start)*len(rest)>2 else rest
+    rest,took = items[1:],time.perf_counter()-start
+    yield from progress_bar(rest, leave=False) if len(rest)>2 and took*len(rest)>2 else rest
 
 def _ratios(model, guards, xb):
     "The ratio of each of `guards` that is used, by name; one measurement a kind"
@@ -686,7 +694,7 @@ def _ratios(model, guards, xb):
     of = {kind:_layer_ratio(guards[n], call, inputs) for kind,(n,call) in _with_bar(list(kinds.items()))}
     return {n:of[kind] for n,(kind,_) in calls.items()}
 
-# %% ../nbs/31_compute.ipynb #b97dbaaf
+# %% ../nbs/31_compute.ipynb #e05f25d1
 _gain = 1.1  # what a layer has to win by
 
 def _measure(model, guards, xb):
@@ -708,13 +716,13 @@ def _choose(model, guards, xb):
     store_dense(model, [guards.pop(n) for n in list(guards) if plan[n]=='dense'])
     return box[0]
 
-# %% ../nbs/31_compute.ipynb #67e48832
+# %% ../nbs/31_compute.ipynb #f44d48b7
 class SparseCompute:
     "What `sparse_compute` chose: `plan` (name → route), `ratios` (name → measured speed-up), `df` (a table); `remove()` undoes it"
     def __init__(self, model, guards, plan, ratios, notes):
         store_attr('model,guards,plan,ratios')
-        rows = [dict(parameter=n, route=r, speedup=ratios.get(n, np.nan), note='') for n,r in plan.items()]
-        self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=np.nan, note=why) for n,why in notes.items()])
+        rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
+        self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=float('nan'), note=why) for n,why in notes.items()])
         for n,g in guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
@@ -725,7 +733,7 @@ class SparseCompute:
         store_dense(self.model, [g for g in self.guards.values() if vars(g.module).get('_live', {}).get(g.attr) is g])
         self.guards = {}
 
-# %% ../nbs/31_compute.ipynb #cbf4ef22
+# %% ../nbs/31_compute.ipynb #57df85de
 def _check_engine(g):
     "A `ValueError` if an engine that is there already needs what dead weights have"
     for name in ('dense_history','around'):
@@ -744,7 +752,7 @@ def _check_model(model, entries):
     if isinstance(model, DistributedDataParallel): raise ValueError("the model is wrapped for data parallel training, which has its parameters already: call sparse_compute before, or pass the callback a plan from one process")
     for o in entries: _check_engine(guard_of(o.p))
 
-# %% ../nbs/31_compute.ipynb #7d57186e
+# %% ../nbs/31_compute.ipynb #4fdf719b
 def sparse_compute(
     model, # A sparse module or a `Learner` of one
     xb, # A batch of inputs, or a tuple of them if the model takes several
@@ -766,7 +774,7 @@ def sparse_compute(
     plan,ratios = _choose(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
     return SparseCompute(model, chosen, plan, ratios, notes)
 
-# %% ../nbs/31_compute.ipynb #a0436083
+# %% ../nbs/31_compute.ipynb #8c5443f0
 def _check_settings(settings):
     "A `ValueError` if settings, or those that a rule makes of them, ask for what no weight that is stored sparse can have"
     of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
@@ -776,7 +784,7 @@ def _check_settings(settings):
     if all(o.get('grow_state_f') for o in methods): raise ValueError("grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead ones: pass grow_state_f=None, or sparse_compute=None")
 
 @patch
-def check_compute(self:DynamicSparseTrainingCallback):
+def _check_compute(self:DynamicSparseTrainingCallback):
     "Raise what can be known before the model gets masks"
     _check_elementwise(self.learn.opt)
     _check_settings(self.settings)
@@ -785,7 +793,7 @@ def check_compute(self:DynamicSparseTrainingCallback):
         if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
 
 @patch
-def start_compute(self:DynamicSparseTrainingCallback, xb=()):
+def _start_compute(self:DynamicSparseTrainingCallback, xb=()):
     "Compute with live weights only until the fit ends; what was measured is measured again when half of the weights that lived then are dead"
     live = sum(s.live for s in self.engine.slots)
     if self.report is not None:

@@ -1042,9 +1042,11 @@ class Pixels(nn.Module):
     "Convolutions of many kinds, of which some stay dense"
     def __init__(self):
         super().__init__()
-        self.a,self.b,self.c = nn.Conv2d(3, 8, 3, padding=1),nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False),nn.Conv2d(8, 6, (5,3), padding='same', dilation=(1,2))
+        self.a,self.b = nn.Conv2d(3, 8, 3, padding=1),nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
+        self.c = nn.Conv2d(8, 6, (5,3), padding='same', dilation=(1,2))
         self.d,self.e,self.f = nn.Conv2d(6, 6, 2, padding='valid'),nn.Conv1d(6, 5, 3, padding=2, stride=2),nn.Conv2d(6, 6, 1)
-        self.groups,self.deep,self.up,self.mirror = nn.Conv2d(8, 8, 3, padding=1, groups=2),nn.Conv2d(6, 6, 3, padding=1, groups=6),nn.ConvTranspose2d(6, 6, 1),nn.Conv2d(6, 6, 3, padding=1, padding_mode='reflect')
+        self.groups,self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=2),nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.up,self.mirror = nn.ConvTranspose2d(6, 6, 1),nn.Conv2d(6, 6, 3, padding=1, padding_mode='reflect')
         self.norm = nn.BatchNorm2d(8)
 
     def forward(self, x):
@@ -1072,7 +1074,9 @@ def test_convolutions_train_as_the_masked_ones(method, layout):
     res,xb = [],torch.randn(5, 3, 11, 9, generator=torch.Generator().manual_seed(1)).double().to(memory_format=layout)
     for compute in (False,True):
         model,opt,report = pixels(compute=compute, layout=layout)
-        if compute: assert {o.name for o in masked_params(model) if is_live(o)}==set(live_convs) and all(dict(zip(report.df.parameter, report.df.note))[n]==why for n,why in dense_convs.items())
+        if compute:
+            notes = dict(zip(report.df.parameter, report.df.note))
+            assert {o.name for o in masked_params(model) if is_live(o)}==set(live_convs) and all(notes[n]==why for n,why in dense_convs.items())
         dst = opt if method=='static' else DynamicSparseTraining(model, opt, 24, **{**parts[method], 'batches_per_update':5}, seed=0)
         losses = []
         for t in range(24):
@@ -1148,7 +1152,8 @@ class Own(nn.Linear):
 
 def test_layers_that_compute_in_their_own_way_stay_dense():
     "Subclasses and replaced forwards, attention with extra keys, and recurrent layers, each with its reason"
-    model = nn.ModuleDict(dict(own=Own(4,4), plain=nn.Linear(4,4), patched=nn.Linear(4,4), attn=nn.MultiheadAttention(4, 2, add_zero_attn=True), rnn=nn.LSTM(4,4)))
+    attn = nn.MultiheadAttention(4, 2, add_zero_attn=True)
+    model = nn.ModuleDict(dict(own=Own(4,4), plain=nn.Linear(4,4), patched=nn.Linear(4,4), attn=attn, rnn=nn.LSTM(4,4)))
     model['patched'].forward = model['plain'].forward
     sparsify_model(model, .5, seed=0)
     why = swappable(model)
