@@ -57,10 +57,10 @@ def rate_scales(
 
 class ScaledRates(Callback):
     "Multiply the learning rates of sparse weights by `1/sqrt(density)`, in steps that are otherwise the optimizer's own"
-    order,run_valid = DynamicSparseTrainingCallback.order-.1,False
+    order,run_valid = DynamicSparseTrainingCallback.order+.1,False  # after an update, which changes weights and may replace the step
     def before_fit(self):
         scales = rate_scales(self.learn.model)
-        self.scales = {id(p):scales.get(n, 1.) for n,p in self.learn.model.named_parameters()}
+        self.scales,self.held = {id(p):scales.get(n, 1.) for n,p in self.learn.model.named_parameters()},[]
 
     def before_step(self): self.held = [(p, p.detach().clone()) for p in self.learn.model.parameters() if p.grad is not None and self.scales.get(id(p), 1.)!=1]
 

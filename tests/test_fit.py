@@ -1,6 +1,7 @@
 "One line that trains a sparse network, and what it refuses"
 import pytest,torch
-from fastai.basics import Adam,Callback,CrossEntropyLossFlat,Learner,SGD,accuracy,nn,set_seed
+from fastai.basics import Adam,Callback,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
+from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.fit import ScaledRates,auto_presets,find_sparsity,normalises
 from fastsparse.guards import masked_params,sparse_params
@@ -119,3 +120,22 @@ def test_find_sparsity_keeps_its_budget_and_leaves_the_learner():
     assert learn.opt is None and all(torch.equal(v, was[k]) for k,v in learn.model.state_dict().items())
     with pytest.raises(ValueError, match='budget is 2'): find_sparsity(learn, budget=2, sparsities=(.9,.99), seeds=1)
     with pytest.raises(ValueError, match='1.5'): find_sparsity(learn, sparsities=(1.5,))
+
+# --- scaled rates
+
+def test_a_step_that_an_update_replaces_is_not_scaled():
+    "What moved the weights instead of the step, such as stored values that change places, stays as it is"
+    seen = {}
+    class Moves(Callback):
+        order = DynamicSparseTrainingCallback.order
+        def before_step(self):
+            p = self.learn.model[0].weight
+            with torch.no_grad(): p.copy_(p.flip(0))
+            seen['moved'] = p.detach().clone()
+            raise CancelStepException()
+        def after_batch(self): seen['after'] = self.learn.model[0].weight.detach().clone()
+    dls = DataLoaders.from_dsets([(torch.randn(8),0)]*8, [(torch.randn(8),0)]*8, bs=8, num_workers=0, device='cpu')
+    learn = Learner(dls, nn.Sequential(nn.Linear(8,8)), loss_func=nn.CrossEntropyLoss(), opt_func=Adam)
+    sparsify_model(learn.model, .5, seed=0, sparse_init_mode=None)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[ScaledRates(), Moves()])
+    assert torch.equal(seen['after'], seen['moved'])
