@@ -13,62 +13,39 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
 from fastprogress.fastprogress import progress_bar
-from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.masks import count_live
 from fastsparse.methods import Preset
 from fastsparse.parts import check_sparsity,find_method,register_method
-from fastsparse.scores import base_opt,fisher_saliency,MeanGradient
-from fastsparse.signal import batch_of,output_spread,same_random_state
+from fastsparse.schedules import Interval
+from fastsparse.scores import fisher_saliency,MeanGradient
+from fastsparse.signal import batch_of,output_spread,rate_scales,same_random_state
 from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from functools import partial
 from warnings import warn
 
 # %% ../nbs/15_fit.ipynb #2bd381e4
+class Fitted(Interval):
+    "An interval that was worked out for a run, and is taken as it is"
+    def resolve(self, n_steps, stop_pct=.75, replaces=True): return int(self)
+
+# %% ../nbs/15_fit.ipynb #3b1997c0
 def auto_presets(
     n_steps:int, # Steps of the whole run, 1 or more
     updates:int=32, # Updates that are aimed at
 ) -> dict: # Settings for the callback or the engine
-    """The method of `fit_sparse` for a run of `n_steps`
-
-    Args:
-        n_steps (int): Steps of the whole run, 1 or more
-        updates (int): Updates that are aimed at [default: 32]
-
-    Returns:
-        dict: Settings for the callback or the engine
-
-    Raises:
-        ValueError: ... is ..., and must be an integer from 1, e.g. ...
-
-    Example:
-        auto_presets(440)
-    """
+    "The method of `fit_sparse` for a run of `n_steps`"
     for name,n in dict(n_steps=n_steps, updates=updates).items():
         if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
     every = max(n_steps//updates, 8)  # one dense gradient in eight steps until .75 of the run is less than a tenth
     n_made = max(math.ceil(.75*n_steps/every), 1)
     window = min(max(n_steps//(10*n_made), 1), 8, every)
     return Preset('Auto', 'drops by weight and the size of its gradients, grows by the mean gradient of some batches', keep_score_f=fisher_saliency,
-        grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=every, replace_step=False)
+        grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
 
 # %% ../nbs/15_fit.ipynb #ac1c3ff8
-def normalises(
-    opt, # fastai's or torch's optimizer, wrapped or not
-) -> bool: # True for Adam and its kin
-    "Does `opt` divide its steps by the size of the gradients?"
-    opt = base_opt(opt)
-    names = [getattr(getattr(o, 'func', o), '__name__', '') for o in getattr(opt, 'cbs', [])]
-    if names: return any(n in ('adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step') for n in names)
-    return not isinstance(opt, torch.optim.SGD)
-
-def rate_scales(
-    model:nn.Module, # A model with masks
-) -> dict: # Multiplier of the learning rate, above 0, by name of the parameter
-    "What multiplies the learning rate of each sparse weight"
-    return {o.name:(o.mask.numel()/max(count_live(o.mask), 1))**.5 for o in masked_params(model)}
-
 class ScaledRates(Callback):
     "Multiply the learning rates of sparse weights by `1/sqrt(density)`, in steps that are otherwise the optimizer's own"
     order,run_valid = DynamicSparseTrainingCallback.order-.1,False
@@ -126,8 +103,8 @@ def fit_sparse(self:Learner,
     cb = DynamicSparseTrainingCallback(seed=seed, **settings)  # refuses unknown settings before anything has changed
     cb.settings.update(_make_sparse(self, sparsity, settings, sparse_f, mask_init, seed))
     if self.opt is None: self.create_opt()
-    scaled = [ScaledRates()] if scale_rates and normalises(self.opt) else []
-    try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, *scaled, *L(cbs)])
+    cb.scale_all = scale_rates
+    try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, *L(cbs)])
     finally: apply_masks(self.model)
     return cb
 
@@ -181,7 +158,7 @@ def sparse_lr_find(self:Learner,
         self.create_opt()
         rates = [h['lr'] for h in self.opt.hypers]
         sweep = _Sweep([start_lr*r/rates[0] for r in rates], mults)
-        scaled = [ScaledRates()] if normalises(self.opt) else []
+        scaled = [ScaledRates()] if normalises(self.opt) and len(set(rates))==1 else []  # groups such as SμPar's have rates of their own
         with self.no_logging(): self.fit(num_it//len(self.dls.train)+1, cbs=[sweep, *scaled])
     losses = _smooth(sweep.losses)
     best = start_lr*mults[int(np.nanargmin(losses))]
@@ -253,30 +230,7 @@ def find_sparsity(
     progress:bool=True, # Show a progress bar?
     **kwargs # More arguments of `fit_sparse`
 ) -> SparsityFound: # `suggested`, `table` and `plot()`
-    """Find the sparsity that your data bears, e.g. `find_sparsity(learn, budget=60)`
-
-    Args:
-        learn (Learner): With a dense model; it comes back as it was
-        budget (int): Epochs of all trainings together [default: 40]
-        sparsities: To try, each in (0,1), besides dense [default: (0.8, 0.9, 0.95, 0.98)]
-        seeds (int): Trainings of each, 1 or more [default: 2]
-        tolerance (float): By how much the metric may be worse than dense, 0 or more [default: 0.01]
-        lr: The highest learning rate; None is the learner's [default: None]
-        higher_is_better (bool): Is a higher metric better? Without metrics the loss counts, and this is not read
-            [default: True]
-        progress (bool): Show a progress bar? [default: True]
-        kwargs:
-
-    Returns:
-        SparsityFound: `suggested`, `table` and `plot()`
-
-    Raises:
-        ValueError: the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first
-        ValueError: sparsity ... must lie in (0,1): the fraction of weights that is dead, e.g. 0.9
-        ValueError: budget is ... epochs for ... trainings: pass at least ..., or fewer sparsities or seeds (1 or
-            more)
-        ValueError: tolerance is ..., and must be 0 or more
-    """
+    "Find the sparsity that your data bears, e.g. `find_sparsity(learn, budget=60)`"
     if masked_params(learn.model): raise ValueError("the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first")
     if bad := [s for s in sparsities if not 0<s<1]: raise ValueError(f"sparsity {bad[0]} must lie in (0,1): the fraction of weights that is dead, e.g. 0.9")
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
