@@ -13,19 +13,25 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
 from fastprogress.fastprogress import progress_bar
-from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.masks import count_live
 from fastsparse.methods import Preset
 from fastsparse.parts import check_sparsity,find_method,register_method
-from fastsparse.scores import base_opt,fisher_saliency,MeanGradient
-from fastsparse.signal import batch_of,output_spread,same_random_state
+from fastsparse.schedules import Interval
+from fastsparse.scores import fisher_saliency,MeanGradient
+from fastsparse.signal import batch_of,output_spread,rate_scales,same_random_state
 from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from functools import partial
 from warnings import warn
 
 # %% ../nbs/15_fit.ipynb #2bd381e4
+class Fitted(Interval):
+    "An interval that was worked out for a run, and is taken as it is"
+    def resolve(self, n_steps, stop_pct=.75, replaces=True): return int(self)
+
+# %% ../nbs/15_fit.ipynb #3b1997c0
 def auto_presets(
     n_steps:int, # Steps of the whole run, 1 or more
     updates:int=32, # Updates that are aimed at
@@ -37,24 +43,9 @@ def auto_presets(
     n_made = max(math.ceil(.75*n_steps/every), 1)
     window = min(max(n_steps//(10*n_made), 1), 8, every)
     return Preset('Auto', 'drops by weight and the size of its gradients, grows by the mean gradient of some batches', keep_score_f=fisher_saliency,
-        grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=every, replace_step=False)
+        grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
 
 # %% ../nbs/15_fit.ipynb #ac1c3ff8
-def normalises(
-    opt, # fastai's or torch's optimizer, wrapped or not
-) -> bool: # True for Adam and its kin
-    "Does `opt` divide its steps by the size of the gradients?"
-    opt = base_opt(opt)
-    names = [getattr(getattr(o, 'func', o), '__name__', '') for o in getattr(opt, 'cbs', [])]
-    if names: return any(n in ('adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step') for n in names)
-    return not isinstance(opt, torch.optim.SGD)
-
-def rate_scales(
-    model:nn.Module, # A model with masks
-) -> dict: # Multiplier of the learning rate, above 0, by name of the parameter
-    "What multiplies the learning rate of each sparse weight"
-    return {o.name:(o.mask.numel()/max(count_live(o.mask), 1))**.5 for o in masked_params(model)}
-
 class ScaledRates(Callback):
     "Multiply the learning rates of sparse weights by `1/sqrt(density)`, in steps that are otherwise the optimizer's own"
     order,run_valid = DynamicSparseTrainingCallback.order+.1,False  # after an update, which changes weights and may replace the step
@@ -112,8 +103,8 @@ def fit_sparse(self:Learner,
     cb = DynamicSparseTrainingCallback(seed=seed, **settings)  # refuses unknown settings before anything has changed
     cb.settings.update(_make_sparse(self, sparsity, settings, sparse_f, mask_init, seed))
     if self.opt is None: self.create_opt()
-    scaled = [ScaledRates()] if scale_rates and normalises(self.opt) else []
-    try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, *scaled, *L(cbs)])
+    cb.scale_all = scale_rates
+    try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, *L(cbs)])
     finally: apply_masks(self.model)
     return cb
 
@@ -167,7 +158,7 @@ def sparse_lr_find(self:Learner,
         self.create_opt()
         rates = [h['lr'] for h in self.opt.hypers]
         sweep = _Sweep([start_lr*r/rates[0] for r in rates], mults)
-        scaled = [ScaledRates()] if normalises(self.opt) else []
+        scaled = [ScaledRates()] if normalises(self.opt) and len(set(rates))==1 else []  # groups such as SμPar's have rates of their own
         with self.no_logging(): self.fit(num_it//len(self.dls.train)+1, cbs=[sweep, *scaled])
     losses = _smooth(sweep.losses)
     best = start_lr*mults[int(np.nanargmin(losses))]

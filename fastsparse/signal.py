@@ -6,7 +6,7 @@
 __all__ = ['output_spread', 'Signal']
 
 # %% ../nbs/03c_signal.ipynb #62402d77
-import numpy as np,random,torch
+import inspect,numpy as np,random,torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
@@ -15,6 +15,7 @@ from fastsparse.masks import count_live
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves,tree_map
+from warnings import warn
 
 # %% ../nbs/03c_signal.ipynb #254256f5
 @contextmanager
@@ -89,25 +90,40 @@ def rescale_live_(
     model:nn.Module, # With masks on an initialisation for a dense model; changed in place
 ):
     "Divide the variance of the live weights of each parameter by its density"
+    factors = rate_scales(model)
     with torch.no_grad():
-        for o in masked_params(model):
-            if o.mask.any(): o.p.mul_((o.mask.numel()/count_live(o.mask))**.5)
+        for o in masked_params(model): o.p.mul_(factors[o.name])
+    model._rescaled = factors
+
+def rate_scales(
+    model:nn.Module, # With masks
+) -> dict: # A factor of 1 or more by name of the parameter
+    "`1/sqrt(density)` of each parameter with a mask"
+    return {o.name:(o.mask.numel()/max(count_live(o.mask), 1))**.5 for o in masked_params(model)}
+
+def was_rescaled(
+    model:nn.Module, # Any model
+) -> dict: # As from `rate_scales`, of the moment of the repair; empty if there was none
+    "By which factors a repair made the live weights larger"
+    return vars(model).get('_rescaled', {})
 
 # %% ../nbs/03c_signal.ipynb #9f051396
 least_signal = 1/3  # of the dense spread
+
+def _fingerprints(model): return {o.name:(o.p._version, o.p.detach().double().abs().sum().item()) for o in masked_params(model)}
 
 def mark_fresh(
     model:nn.Module, # With random masks on an initialisation that nothing has changed
 ):
     "Remember that the weights are those of a dense initialisation, until something writes to them"
-    model._fresh_masks = {o.name:o.p._version for o in masked_params(model)}
+    model._fresh_masks = _fingerprints(model)
 
 def is_fresh(
     model:nn.Module, # Any model
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    return bool(marks) and marks=={o.name:o.p._version for o in masked_params(model)}
+    return bool(marks) and marks==_fingerprints(model)
 
 # %% ../nbs/03c_signal.ipynb #65ea26da
 @dataclass
@@ -174,3 +190,20 @@ def dense_spread(
 ) -> float: # As from `output_spread`
     "The spread that a dense network with weights like the live ones would have"
     with _filled(model): return output_spread(model, xb)
+
+# %% ../nbs/03c_signal.ipynb #2cc16c78
+class FirstLook:
+    "At the first training batch of `model`, warn if random masks have killed the signal of an untouched initialisation"
+    def __init__(self,
+        model:nn.Module, # With random masks
+    ):
+        self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, model, args, kwargs):
+        if not model.training or torch.compiler.is_compiling(): return
+        self.handle.remove()
+        if not is_fresh(model): return
+        xb = dict(zip(inspect.signature(model.forward).parameters, args), **kwargs) if kwargs else args
+        found = Signal(dense_spread(model, xb), output_spread(model, xb))
+        if found.died: warn(f"random masks have killed the signal of this untrained network, and it will learn slowly or not at all: {found}; "
+            "pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")

@@ -1,10 +1,11 @@
 "One line that trains a sparse network, and what it refuses"
-import pytest,torch
-from fastai.basics import Adam,Callback,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
-from fastsparse.callback import DynamicSparseTrainingCallback
+import pytest,torch,warnings
+from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
+from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.demo import digits_dls,digits_mlp
-from fastsparse.fit import ScaledRates,auto_presets,find_sparsity,normalises
+from fastsparse.fit import ScaledRates,auto_presets,find_sparsity
 from fastsparse.guards import masked_params,sparse_params
+from fastsparse.signal import was_rescaled
 from fastsparse.sparsify import sparsify_model
 from functools import partial
 
@@ -139,3 +140,35 @@ def test_a_step_that_an_update_replaces_is_not_scaled():
     sparsify_model(learn.model, .5, seed=0, sparse_init_mode=None)
     with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[ScaledRates(), Moves()])
     assert torch.equal(seen['after'], seen['moved'])
+
+def test_a_learning_rate_finder_before_is_no_training():
+    learn = learner()
+    with learn.no_bar(): learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
+    learn.fit_sparse(1, .9, seed=0)
+    assert sparsity_of(learn.model)>.89
+
+@pytest.mark.parametrize('opt', [Adam, partial(SGD, mom=.9), SGD])
+def test_training_is_seen_whatever_the_optimizer(opt):
+    learn = learner(opt)
+    learn.fit(1, 1e-3)
+    with pytest.raises(ValueError, match='look trained'): learn.fit_sparse(1, .9)
+
+def test_a_short_fit_does_not_warn_of_an_interval_that_nobody_gave():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learner().fit_sparse(1, .9, seed=0)
+
+@pytest.mark.parametrize('scale,expected', [(True,10**.5), (False,1.)])
+def test_rates_of_what_was_repaired_follow_its_weights(scale, expected):
+    "fastai's plain Adam: the first step of each weight has the size of the rate"
+    learn = learner(partial(Adam, wd=0.))
+    sparsify_model(learn, .9, seed=0)
+    assert was_rescaled(learn.model)
+    was = learn.model[2].weight.detach().clone()
+    class One(Callback):
+        def after_batch(self):
+            self.moved = (self.model[2].weight.detach()-was).abs().max().item()
+            raise CancelFitException()
+    one = One()
+    learn.fit(1, 1e-4, cbs=[DynamicSparseTrainingCallback(method='static', repair=scale, seed=0), one])
+    assert abs(one.moved/1e-4/expected-1)<.05

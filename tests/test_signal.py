@@ -8,6 +8,7 @@ from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.guards import masked_params
 from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread
 from fastsparse.sparsify import sparsify_model
+from fastsparse.training import DynamicSparseTraining
 
 def conv(): return nn.Sequential(nn.Conv2d(1,4,3), nn.BatchNorm2d(4), nn.Dropout(.5), nn.Flatten(), nn.Linear(4*36,3))
 
@@ -125,3 +126,51 @@ def test_the_stand_in_of_a_dense_model_is_near_it_and_leaves_the_sparse_one():
     was = {k:v.clone() for k,v in m.state_dict().items()}
     assert .5<dense_spread(m, xb)/dense<2
     for k,v in m.state_dict().items(): assert torch.equal(v, was[k]), k
+
+def test_weights_that_fastai_trained_are_not_fresh():
+    "fastai's optimizers write to `p.data`, which no version counter sees"
+    m = digits_mlp()
+    sparsify_model(m, .99, seed=1)
+    with (learn := learner(m)).no_bar(), learn.no_logging(): learn.fit(1, .1)
+    assert not is_fresh(m)
+
+def loop(m, **kwargs):
+    "The warnings of a plain loop's first steps"
+    opt = torch.optim.SGD(m.parameters(), .1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        DynamicSparseTraining(m, opt, 100, method='rigl', seed=0, **kwargs)
+        was = [p.detach().clone() for p in m.parameters()]
+        m(torch.rand(32,64))
+        changed = not all(torch.equal(a, b) for a,b in zip(was, m.parameters()))
+        m(torch.rand(32,64)).sum().backward()
+        opt.step()
+    return sum('have killed the signal' in str(o.message) for o in told),changed
+
+@pytest.mark.parametrize('by', ['sparsify_model', 'engine'])
+def test_a_plain_loop_changes_nothing_and_warns_once(by):
+    m = digits_mlp()
+    if by=='sparsify_model': sparsify_model(m, .99, seed=1)
+    eq(loop(m, **(dict(sparsity=.99) if by=='engine' else {})), (1,False))
+
+@pytest.mark.parametrize('how', ['repaired', 'told not to', 'magnitude'])
+def test_a_plain_loop_is_silent_where_there_is_nothing_to_repair(how):
+    m = digits_mlp()
+    kwargs = {'repaired':dict(xb=torch.rand(32,64)), 'told not to':dict(sparse_init_mode=None), 'magnitude':dict(mask_init='magnitude')}[how]
+    sparsify_model(m, .99, seed=1, **kwargs)
+    eq(loop(m), (0,False))
+
+def test_a_callback_that_sparsifies_repairs_too():
+    learn,cb = learner(digits_mlp()),DynamicSparseTrainingCallback(sparsity=.99, method='rigl', seed=0)
+    with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        learn.fit(1, .1, cbs=cb)
+    assert cb.signal.repaired
+
+def test_the_finder_of_learning_rates_repairs_nothing():
+    m = digits_mlp()
+    sparsify_model(m, .99, seed=1)
+    cb,learn = DynamicSparseTrainingCallback(seed=0),learner(m)
+    learn.add_cb(cb)
+    with learn.no_bar(): learn.lr_find(num_it=5, show_plot=False, suggest_funcs=())
+    assert cb.signal is None
