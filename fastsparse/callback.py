@@ -6,19 +6,21 @@
 __all__ = ['DynamicSparseTrainingCallback']
 
 # %% ../nbs/07_callback.ipynb #23feda80
-import importlib,inspect
+import importlib,inspect,torch
 import torch.distributed as dist
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
+from fastai.torch_core import get_model,to_cpu
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.parts import find_method
 from fastsparse.schedules import Interval
-from fastsparse.scores import gradient_magnitude,weight_magnitude
-from fastsparse.signal import batch_of,dense_spread,is_fresh,least_signal,output_spread,rescued
+from fastsparse.scores import base_opt,gradient_magnitude,weight_magnitude
+from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.sparsify import draw_seed
 from fastsparse.training import described,SparseEngine
+from torch.utils._pytree import tree_map
 from warnings import warn
 
 # %% ../nbs/07_callback.ipynb #84076984
@@ -32,7 +34,71 @@ _usual = dict(batches_per_update=None, keep_score_f=weight_magnitude, grow_score
 
 # %% ../nbs/07_callback.ipynb #ea6577b9
 class DynamicSparseTrainingCallback(Callback):
-    "Move the connections of a sparse model while it trains"
+    """Move the connections of a sparse model while it trains
+
+    Args:
+        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
+            [default: None]
+        batches_per_update (int): Batches from one update to the next; None is the method's, or once an epoch, more
+            often in a short fit [default: None]
+        initial_drop_grow_pct (float): Fraction of live weights dropped and grown at first, in [0,1], .3 by default;
+            it falls along a cosine [default: the method's]
+        stop_pct (float): Fraction of the fit after which the topology rests, in (0,1], .75 by default [default: the
+            method's]
+        keep_score_f: Which live weights stay: a score or its name, `weight_magnitude` by default [default: the
+            method's]
+        grow_score_f: Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only
+            drops [default: the method's]
+        redistribute_f: A parameter's share of what grows; None, the default, leaves each its own [default: the
+            method's]
+        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        sparse_compute: Compute with live weights only: True measures where that pays, a dict is a plan; None
+            doesn't [default: None]
+        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
+        repair (bool): Rescale the live weights of an untouched initialisation whose signal random masks have
+            killed? [default: True]
+        rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
+            wins [default: None]
+        batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
+        steps_per_epoch (int): Needed where something is given in epochs [default: None]
+        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
+            it is made [default: ()]
+        sparsity: The final sparsity, in [0,1), or a schedule of it; None leaves the masks' counts as they are
+            [default: None]
+        sparse_f: The distribution that `sparsity` is shared out by [default: uniform_sparsity]
+        replace_step (bool): Does an update replace the step of its batch? [default: True]
+        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
+        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
+            [default: None]
+        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
+            `stop_pct` [default: None]
+        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
+        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
+        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
+        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
+            None is zero [default: None]
+        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
+            [default: None]
+        update_after_step (bool): Update after the optimizer's step, with that step's own gradient, instead of
+            before it? Then no step is replaced [default: False]
+
+    Raises:
+        ValueError: sparse_modules is a dict, and must be modules: unpack settings with two stars, as in
+            DynamicSparseTrainingCallback(**RigL_presets), or pass method=
+        ValueError: repair is ..., and must be True or False
+        TypeError: unknown setting ...: the settings are those of SparseEngine, without model, opt and n_steps,
+            which the fit knows
+        ValueError: sparse_compute is ..., and must be True, False, None or a plan, a dict such as the plan of a
+            report
+        ValueError: method is ..., and must be a preset or one of ...
+        ValueError: seed is ..., and must be an integer, or None to draw one
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
+        sparsify_model(learn.model, .8)
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=2)))
+    """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
@@ -55,7 +121,7 @@ class DynamicSparseTrainingCallback(Callback):
         given = dict(kwargs, **{k:v for k,v in five.items() if v is not methods_own})
         if batches_per_update is not None: given['batches_per_update'] = batches_per_update
         if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
-        self.method,self.repair,self.signal = method,repair,None
+        self.method,self.repair,self.signal,self.scale_all,self.held = method,repair,None,False,[]
         self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         unknown = set(self.settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
         if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
@@ -85,13 +151,14 @@ class DynamicSparseTrainingCallback(Callback):
 # %% ../nbs/07_callback.ipynb #cbpart00
 @patch
 def before_fit(self:DynamicSparseTrainingCallback):
-    "Attach an engine for this fit"
+    """Attach an engine for this fit"""
     if self.learn.lock.locked(): return
     self._let_go()
     if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
     if self.compute: self._load_compute()
-    if self.repair: self._repair()
     self._make_engine(len(self.dls.train))
+    if self.repair and not self.resumed: self._repair()
+    if not self.resumed: self._take_rates()
     if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))  # before the model is wrapped
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
@@ -119,7 +186,7 @@ def _load_compute(self:DynamicSparseTrainingCallback):
 
 @patch
 def before_train(self:DynamicSparseTrainingCallback):
-    "The epoch's first batch in steps of the fit"
+    """The epoch's first batch in steps of the fit"""
     if self.engine is None: return
     self.t0 = self.epoch*len(self.dls.train)
     if not self.started: self._start_at(self.t0)
@@ -147,37 +214,86 @@ def before_batch(self:DynamicSparseTrainingCallback):
 
 @patch
 def after_step(self:DynamicSparseTrainingCallback):
-    if self.engine is not None: self.engine.after_step()
+    if self.engine is None: return
+    self._lengthen()
+    self.engine.after_step()
 
 # %% ../nbs/07_callback.ipynb #cbpart03
 @patch
 def before_step(self:DynamicSparseTrainingCallback):
-    if self.engine is not None and self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+    if self.engine is None: return
+    if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+    self._hold()
 
 @patch
 def after_fit(self:DynamicSparseTrainingCallback):
     if not self.learn.lock.locked(): self._let_go()
 
 # %% ../nbs/07_callback.ipynb #f9fcec3a
-def _decided_by_first(died):
+def _in_many(): return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
+
+def _joined(xb):
+    "The batches of all ranks as one"
+    if not _in_many(): return xb
+    found = [None]*dist.get_world_size()
+    dist.all_gather_object(found, to_cpu(xb))
+    return None if any(o is None for o in found) else tree_map(lambda *ts: torch.cat(ts) if isinstance(ts[0], torch.Tensor) and ts[0].ndim else ts[0], *found)
+
+def _decided_by_first(found):
     "What rank 0 found, on every rank"
-    if not (dist.is_available() and dist.is_initialized()): return died
-    found = [died]
+    if not _in_many(): return found
+    found = [found]
     dist.broadcast_object_list(found)
     return found[0]
+
+def _dense_if_died(model, xb):
+    "The spread of the dense outputs if the masks have killed it, else None"
+    if xb is None or not is_fresh(model): return None
+    found = Signal(dense_spread(model, xb), output_spread(model, xb))
+    return found.dense if found.died else None
 
 @patch
 def _repair(self:DynamicSparseTrainingCallback):
     "Rescale the live weights of an untouched initialisation whose signal has died"
-    model = self.learn.model
-    if not is_fresh(model): return
-    xb = batch_of(self.learn)
-    if xb is None: return
-    dense = dense_spread(model, xb)
-    died = _decided_by_first(bool(dense) and output_spread(model, xb)<dense*least_signal)
-    if not died: return
+    model = get_model(self.learn.model)
+    if not (_in_many() or is_fresh(model)): return
+    xb = _joined(batch_of(self.learn))
+    dense = _decided_by_first(_dense_if_died(model, xb))
+    if dense is None: return
     self.signal = rescued(model, xb, dense)
     warn(f"random masks had killed the signal of this untrained network: {self.signal}; pass repair=False to leave weights alone")
+
+# %% ../nbs/07_callback.ipynb #ab0c5179
+_steps_of_own_size = 'adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step'
+
+def normalises(
+    opt, # fastai's or torch's optimizer, wrapped or not
+) -> bool: # True for Adam and its kin
+    "Does `opt` divide its steps by the size of the gradients?"
+    opt = base_opt(opt)
+    names = [getattr(getattr(o, 'func', o), '__name__', '') for o in getattr(opt, 'cbs', [])]
+    return any(n in _steps_of_own_size for n in names) if names else not isinstance(opt, torch.optim.SGD)
+
+@patch
+def _take_rates(self:DynamicSparseTrainingCallback):
+    "How many times longer the steps of each parameter are"
+    self.held = []
+    if not normalises(self.learn.opt): return
+    model = get_model(self.learn.model)
+    factors = rate_scales(model) if self.scale_all else was_rescaled(model) if self.repair else {}
+    for s in self.engine.all:
+        if factors.get(s.o.name, 1.)!=1.: s.notes['rate'] = factors[s.o.name]
+
+@patch
+def _hold(self:DynamicSparseTrainingCallback):
+    "Remember the weights whose step will be made longer"
+    self.held = [(s.p, s.p.detach().clone(), s.notes['rate']) for s in self.engine.all if 'rate' in s.notes and s.p.grad is not None]
+
+@patch
+def _lengthen(self:DynamicSparseTrainingCallback):
+    "Make the steps of weights that were held longer"
+    for p,was,rate in self.held: p.data.copy_(was+(p.data-was)*rate)
+    self.held = []
 
 # %% ../nbs/07_callback.ipynb #66e6e2cf
 @patch
@@ -191,14 +307,29 @@ def _let_go(self:DynamicSparseTrainingCallback):
 
 @patch
 def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
-    "What a later process needs to go on, besides `learn.save`"
+    """What a later process needs to go on, besides `learn.save`
+
+    Returns:
+        dict: Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
+
+    Source: arXiv:2405.15743
+    """
     return self.engine.state_dict() if self.engine is not None else self.state
 
 @patch
 def load_state_dict(self:DynamicSparseTrainingCallback,
     state:dict, # From `state_dict`
 ):
-    "Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once"
+    """Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once
+
+    Args:
+        state (dict): From `state_dict`
+
+    Raises:
+        ValueError: the state is ..., and must come from state_dict() of an engine or callback of this version
+
+    Source: arXiv:2405.15743
+    """
     if self.engine is not None: self.engine.load_state_dict(state)
     elif not isinstance(state, dict) or not {'schema','seed'}<=set(state): raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version")
     else: self.saved = state

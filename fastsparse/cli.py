@@ -46,6 +46,7 @@ def read_weights(
     if not isinstance(state, dict) or not any(isinstance(v, torch.Tensor) for v in state.values()): raise Refused(f"{path} holds no tensors by name: pass a state_dict")
     return state
 
+# %% ../nbs/42_cli.ipynb #3e42d7c7
 def read_model(
     path, # A file of a whole model
     trust:bool, # May the program in the file run?
@@ -178,7 +179,8 @@ def _parser():
     o.add_argument('file')
     o.add_argument('--sparsity', type=float, required=True, help="fraction that dies, in [0,1)")
     o.add_argument('--method', choices=['magnitude','wanda'], default='magnitude', help="wanda needs a whole model, --data and --trust")
-    for name,help in (('--out','file to write'), ('--data','for wanda: file of a batch, a tensor of torch.save')): o.add_argument(name, help=help)
+    o.add_argument('--out', help='file to write')
+    o.add_argument('--data', help='for wanda: file of a batch, a tensor of torch.save')
     e = add('export', export, "write a sparse model in FILE in another format, and say what it costs")
     e.add_argument('file')
     e.add_argument('--format', default='auto', help="auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx")
@@ -192,7 +194,8 @@ def _parser():
     for name in _modules: subs.add_parser(name, help=_modules[name], add_help=False)
     return p
 
-_modules = dict(demo="train dense and sparse networks on real digits, and show the table", leaderboard="every method on real tasks: a leaderboard")
+_modules = dict(demo="train dense and sparse networks on real digits, and show the table",
+    leaderboard="every method on real tasks: a leaderboard")
 
 # %% ../nbs/42_cli.ipynb #13ac0cbc
 def main(

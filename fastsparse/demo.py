@@ -108,7 +108,8 @@ def demo_table(
     acc = groups.accuracy.agg(lambda o: f'{100*o.mean():.1f} ± {100*o.std():.1f}')
     flops = groups[['inference','training']].mean().map('{:.3f}x'.format)
     table = pd.concat([acc, groups.live.mean().map('{:,.0f}'.format), flops], axis=1).reset_index()
-    return table.set_axis(['sparsity','method','accuracy %','live weights','inference FLOPs','training FLOPs'], axis=1).sort_values('sparsity', kind='stable')
+    names = ['sparsity','method','accuracy %','live weights','inference FLOPs','training FLOPs']
+    return table.set_axis(names, axis=1).sort_values('sparsity', kind='stable')
 
 # %% ../nbs/09_demo.ipynb #86ac54de
 def plot_demo(
@@ -124,7 +125,8 @@ def plot_demo(
     dense = runs[runs.method=='dense'].accuracy.mean()*100
     if dense==dense: ax.axhline(dense, color='.3', lw=1, ls=(0,(6,4)), label='dense')
     ticks = sorted(set(runs[runs.method!='dense'].sparsity))
-    ax.set(xticks=[-np.log10(1-s) for s in ticks], xticklabels=ticks, xlabel='sparsity', ylabel='validation accuracy (%)', title='Handwritten digits, 84,480 weights when dense')
+    ax.set(xticks=[-np.log10(1-s) for s in ticks], xticklabels=ticks, xlabel='sparsity', ylabel='validation accuracy (%)',
+        title='Handwritten digits, 84,480 weights when dense')
     ax.legend()
     fig.tight_layout()
     return fig

@@ -23,14 +23,38 @@ def uniform_sparsity(
     params:list, # Parameters
     model_sparsity:float, # Fraction of all weights that is dead, in [0,1)
 ) -> list: # A sparsity for each parameter
-    "The same sparsity for every parameter"
+    """The same sparsity for every parameter
+
+    Args:
+        params (list): Parameters
+        model_sparsity (float): Fraction of all weights that is dead, in [0,1)
+
+    Returns:
+        list: A sparsity for each parameter
+
+    Example:
+        params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
+        uniform_sparsity(params, .9)
+    """
     return [model_sparsity]*len(params)
 
 def first_layer_dense_uniform(
     params:list, # Parameters, the first layer's first
     model_sparsity:float, # Fraction dead in every layer but the first, in [0,1)
 ) -> list: # A sparsity for each parameter
-    "The first parameter dense, and the same sparsity for every other"
+    """The first parameter dense, and the same sparsity for every other
+
+    Args:
+        params (list): Parameters, the first layer's first
+        model_sparsity (float): Fraction dead in every layer but the first, in [0,1)
+
+    Returns:
+        list: A sparsity for each parameter
+
+    Example:
+        params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
+        first_layer_dense_uniform(params, .9)
+    """
     return [0.]+[model_sparsity]*(len(params)-1)
 
 # %% ../nbs/01_distributions.ipynb #2d4cdba4
@@ -65,7 +89,25 @@ def erdos_renyi_sparsity(
     erk_power_scale:float=1., # Power of the ratio; below 1 is nearer to uniform
     axes:list=None, # Where the dimensions of each parameter lie, from `axes_of`; None is outputs, inputs, kernel
 ) -> list: # A sparsity for each parameter
-    "Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser"
+    """Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser
+
+    Args:
+        params (list): Parameters
+        model_sparsity (float): Fraction of all weights that is dead, in [0,1)
+        include_kernel (bool): Count the kernel's sides too (ERK)? [default: True]
+        erk_power_scale (float): Power of the ratio; below 1 is nearer to uniform [default: 1.0]
+        axes (list): Where the dimensions of each parameter lie, from `axes_of`; None is outputs, inputs, kernel
+            [default: None]
+
+    Returns:
+        list: A sparsity for each parameter
+
+    Source: arXiv:1707.04780, arXiv:1911.11134
+
+    Example:
+        params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
+        erdos_renyi_sparsity(params, .9)
+    """
     axes = [(0,1,None)]*len(params) if axes is None else axes
     shapes = [_sides(p.shape, o) for p,o in zip(params, axes)]
     if not include_kernel: shapes = [o[:2] for o in shapes]
@@ -146,7 +188,22 @@ def layers_dense(
     patterns, # The dense ones: a name, a module's name, a glob, a function of name and parameter, a place in the list, or a list of those
     sparse_f=uniform_sparsity, # The distribution of the others, or its name
 ): # A distribution
-    "Some layers dense, and the model's sparsity kept by the others"
+    """Some layers dense, and the model's sparsity kept by the others
+
+    Args:
+        patterns: The dense ones: a name, a module's name, a glob, a function of name and parameter, a place in the
+            list, or a list of those
+        sparse_f: The distribution of the others, or its name [default: uniform_sparsity]
+
+    Raises:
+        ValueError: the distribution is ..., and must be one of ..., or a function of the parameters and the model's
+            sparsity
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .25, layers_dense(0))
+        assert model[0].weight_mask.all()
+    """
     sparse_f = as_distribution(sparse_f)
     f = _layers_dense_by_score if _wants_scores(sparse_f) else _layers_dense
     return partial(f, patterns=patterns, sparse_f=sparse_f)
@@ -159,14 +216,38 @@ def global_sparsity(
     model_sparsity:float, # Fraction of all weights that is dead, in [0,1)
     scores:list=None, # A tensor of scores for each parameter; magnitudes by default
     min_live:float=1, # Live weights that a layer keeps at least, for each of its outputs; 0 is no floor
+    axes:list=None, # Where the dimensions of each parameter lie, from `axes_of`; None is outputs first
 ) -> list: # A sparsity for each parameter
-    "The sparsities of keeping the highest scores of all parameters together"
+    """The sparsities of keeping the highest scores of all parameters together
+
+    Args:
+        params (list): Parameters
+        model_sparsity (float): Fraction of all weights that is dead, in [0,1)
+        scores (list): A tensor of scores for each parameter; magnitudes by default [default: None]
+        min_live (float): Live weights that a layer keeps at least, for each of its outputs; 0 is no floor [default:
+            1]
+        axes (list): Where the dimensions of each parameter lie, from `axes_of`; None is outputs first [default:
+            None]
+
+    Returns:
+        list: A sparsity for each parameter
+
+    Raises:
+        ValueError: scores have ... entries for parameters of ..., and must have one for each weight
+        ValueError: min_live is ..., and must be a number from 0: the live weights that a layer keeps for each
+            output
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .5, global_sparsity, mask_init='magnitude')
+    """
     scores = [p.detach().abs() for p in params] if scores is None else scores
     sizes = [p.numel() for p in params]
     if [s.numel() for s in scores]!=sizes: raise ValueError(f"scores have {[s.numel() for s in scores]} entries for parameters of {sizes}, and must have one for each weight")
     if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
     budget = (1-float(model_sparsity))*sum(sizes)
-    floors = [min(min_live*p.shape[0], _n_above(s, -math.inf)) if n else 0 for p,n,s in zip(params, sizes, scores)]
+    n_outs = [_n_outputs(p.shape, o) for p,o in zip(params, axes or [(0,1,None)]*len(params))]
+    floors = [min(min_live*o, _n_above(s, -math.inf)) if n else 0 for o,n,s in zip(n_outs, sizes, scores)]
     counts = _top_counts(scores, sizes, budget)
     if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
@@ -174,6 +255,12 @@ def global_sparsity(
 _names['global'] = global_sparsity
 
 # %% ../nbs/01_distributions.ipynb #4b529d96
+def _n_outputs(shape, axes):
+    "How many outputs a parameter has, those of all experts together"
+    outputs,_,experts = axes
+    if outputs>=len(shape): return math.prod(shape[:1])
+    return shape[outputs]*(1 if experts is None else shape[experts])
+
 def _n_above(s, x): return s.n_above(x) if hasattr(s, 'n_above') else int((s>x).sum())
 
 def _top_counts(scores, sizes, budget):
@@ -221,7 +308,16 @@ def _balanced_flops(params, model_sparsity, names=None, flops=()):
 def balanced_flops_sparsity(
     flops, # Dense FLOPs of each parameter: a list, a dict by name, or a `FlopProfile`
 ): # A distribution
-    "The same FLOPs for every layer that isn't dense"
+    """The same FLOPs for every layer that isn't dense
+
+    Args:
+        flops: Dense FLOPs of each parameter: a list, a dict by name, or a `FlopProfile`
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .5, balanced_flops_sparsity(flop_profile(model, torch.randn(1,8))))
+        sparse_summary(model)
+    """
     if not isinstance(flops, dict): return partial(_balanced_flops, flops=tuple(flops))
     by_name = defaultdict(int)
     for k,o in flops.items():
@@ -263,7 +359,28 @@ def given_sparsity(
     column=None, # Of a CSV file, as for `read_sparsities`
     rest=None, # A distribution, or its name, for the parameters that `spec` doesn't name; None is an error if there are any
 ): # A distribution
-    "These sparsities, whatever the model's; with `rest` the other parameters keep the model's sparsity"
+    """These sparsities, whatever the model's; with `rest` the other parameters keep the model's sparsity
+
+    Args:
+        spec: Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a file
+            for `read_sparsities`
+        column: Of a CSV file, as for `read_sparsities` [default: None]
+        rest: A distribution, or its name, for the parameters that `spec` doesn't name; None is an error if there
+            are any [default: None]
+
+    Raises:
+        ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
+            first
+        ValueError: the distribution is ..., and must be one of ..., or a function of the parameters and the model's
+            sparsity
+        ValueError: ... must end in .json, .yaml, .yml or .csv
+        ImportError: reading YAML needs PyYAML: pip install pyyaml, or write the file as JSON
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .5, given_sparsity({'0.weight': .75, '2.weight': .5}))
+        assert model[0].weight_mask.sum()==32
+    """
     spec = _checked(read_sparsities(spec, column) if isinstance(spec, (str,Path)) else spec)
     if rest is None: return partial(_given, spec=spec)
     rest = as_distribution(rest)

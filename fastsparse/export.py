@@ -13,7 +13,7 @@ from fastai.torch_core import params
 from fastcore.basics import *
 from fastsparse.clocks import fresh,output_error,speedup,times_in_turns
 from fastsparse.compute import store_dense
-from fastsparse.files import checksum,whole_file
+from fastsparse.files import as_path,checksum,whole_file
 from fastsparse.flops import unfused,untouched
 from fastsparse.masks import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.packing import pack,packed,storable
@@ -45,7 +45,23 @@ def _masked_copy(model):
 def plain_copy(
     model, # A sparse module or a `Learner` of one, masked or computing with live weights
 ) -> nn.Module: # A copy in evaluation mode
-    "A plain dense copy, with zeros where weights are dead"
+    """A plain dense copy, with zeros where weights are dead
+
+    Args:
+        model: A sparse module or a `Learner` of one, masked or computing with live weights
+
+    Returns:
+        Module: A copy in evaluation mode
+
+    Raises:
+        ValueError: ... has ... dead weights that are not zero, written where its guard can't see it, and an export
+            would lose them: ...
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .9)
+        assert not [*plain_copy(model).buffers()]
+    """
     _check_written(model)
     new = _masked_copy(model)
     unsparsify(new)
@@ -210,7 +226,26 @@ def save_sparse(
     model, # A sparse module or a `Learner` of one
     path, # File to write, whole or not at all
 ) -> Path:
-    "Write live values and packed masks as a safetensors file; a tensor with several names is stored once"
+    """Write live values and packed masks as a safetensors file; a tensor with several names is stored once
+
+    Args:
+        model: A sparse module or a `Learner` of one
+        path: File to write, whole or not at all
+
+    Returns:
+        Path
+
+    Raises:
+        ValueError: path is ..., and the folder ... is not there: make it first
+        ValueError: path is ..., a folder, and must be a file in one
+        ValueError: ... in the state dict is a ..., and safetensors holds tensors only: take 'dense' or 'live'
+
+    Example:
+        from tempfile import TemporaryDirectory
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .9)
+        with TemporaryDirectory() as d: save_sparse(model, f'{d}/model.safetensors')
+    """
     with whole_file(path) as new: _write_sparse(model, new)
     return Path(path)
 
@@ -222,12 +257,14 @@ def _shape(note): return tuple(map(int, note.split('x')))
 def _bad_sum(path, told): return 'its checksum is no number' if told is not None and _sum_at(path) is None else ''
 
 # %% ../nbs/34_export.ipynb #f098a427
+_shape_note = re.compile(r'[0-9]{1,18}(x[0-9]{1,18})*')
+
 def _misfit(notes, stored):
     "What is wrong with a file's notes and tensors; None if they fit"
     for n,o in notes.items():
         if o.startswith('='):
             if o[1:] not in stored or n in stored: return f'{n} is said to be another name of {o[1:]}'
-        elif n not in stored or f'{n}:mask' not in stored or not re.fullmatch(r'[0-9]{1,18}(x[0-9]{1,18})*', o): return f'there is no {n} of shape {o}'
+        elif not {n,f'{n}:mask'}<=stored.keys() or not _shape_note.fullmatch(o): return f'there is no {n} of shape {o}'
         elif why := _bad_bits(stored[n], stored[f'{n}:mask'], prod(_shape(o))): return f'{n} {why}'
     return first(f'{k} belongs to no weight' for k in stored if k.endswith(':mask') and k.removesuffix(':mask') not in notes)
 
@@ -242,8 +279,30 @@ def _bad_bits(values, bits, n):
 def load_sparse(
     path, # A file that `save_sparse` wrote
 ) -> dict: # State dict of the dense model
-    "Read what `save_sparse` wrote; a `ValueError` if the file is damaged or another one"
-    error = _extra('safetensors').SafetensorError
+    """Read what `save_sparse` wrote; a `ValueError` if the file is damaged or another one
+
+    Args:
+        path: A file that `save_sparse` wrote
+
+    Returns:
+        dict: State dict of the dense model
+
+    Raises:
+        FileNotFoundError: ... is not there: give the file that save_sparse wrote
+        ValueError: ... is damaged, or save_sparse didn't write it: ...
+        ValueError: ... is no whole safetensors file: ...
+        ValueError: ... is damaged: its bytes are not those that were written
+        TypeError: path is ..., and must be a file's name or a Path
+        ImportError: this format needs ...: pip install 'fastsparse[export]'
+
+    Example:
+        from tempfile import TemporaryDirectory
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .9)
+        with TemporaryDirectory() as d: state = load_sparse(save_sparse(model, f'{d}/model.safetensors'))
+    """
+    error,path = _extra('safetensors').SafetensorError,as_path(path)
+    if not path.is_file(): raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_sparse wrote")
     _check_sum(path)
     try:
         with _extra('safetensors').safe_open(path, 'pt') as f: notes,stored = f.metadata() or {},{n:f.get_tensor(n) for n in f.keys()}
@@ -339,7 +398,9 @@ def _report(format, result, run, plain, xb, sizes, plan, note, answers):
 # %% ../nbs/34_export.ipynb #9c18e0eb
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''
 
-_modules = dict(auto=_auto, dense=lambda model,xb,pt2: (plain_copy(model), {}, ''), shrunk=_shrunk, live=_stored('rows'), csr=_stored('csr'),
+def _dense(model, xb, pt2): return plain_copy(model),{},''
+
+_modules = dict(auto=_auto, dense=_dense, shrunk=_shrunk, live=_stored('rows'), csr=_stored('csr'),
     condensed=_stored('condensed'), block=_stored('block'))
 _modules['2:4'] = _stored('2:4')
 _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
@@ -370,6 +431,12 @@ def _check_path(format, path):
     if kind in _files and kind!=format: raise ValueError(f"path ends with {path.suffix}, and the format {format!r} writes another kind of file: take another suffix, or format={kind!r}")
 
 # %% ../nbs/34_export.ipynb #4e8b7d77
+def _are_counts(sizes):
+    "Is this None, or a list of whole numbers above 0?"
+    if sizes is None: return True
+    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
+    return isinstance(sizes, (list,tuple)) and len(sizes)>0 and all(map(is_count, sizes))
+
 def _check(model, format, sample, path, batch_sizes):
     names = *_modules,*_files
     if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
@@ -377,8 +444,7 @@ def _check(model, format, sample, path, batch_sizes):
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     if path is not None: _check_path(format, Path(path))
-    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
-    if batch_sizes is not None and not (isinstance(batch_sizes, (list,tuple)) and batch_sizes and all(map(is_count, batch_sizes))): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+    if not _are_counts(batch_sizes): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
     for name in _needs.get(format, ()): _extra(name)
     if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")
 
@@ -419,7 +485,34 @@ def export_sparse(
     path=None, # File to write: a must for 'safetensors' and 'onnx'; None returns the module of another format
     batch_sizes:list=None, # Batch sizes to time, the sample's by default
 ) -> tuple: # The module, `Learner` or path, and an `ExportReport`
-    "A sparse model for use, with what it costs"
+    """A sparse model for use, with what it costs
+
+    Args:
+        model: A sparse module or a `Learner` of one; it is left as it is
+        format: 'auto', 'dense', 'shrunk', 'live', 'csr', 'condensed', 'block', '2:4', 'safetensors' or 'onnx'
+            [default: 'auto']
+        sample: A batch of inputs, or a tuple of them if the model takes several [default: None]
+        path: File to write: a must for 'safetensors' and 'onnx'; None returns the module of another format
+            [default: None]
+        batch_sizes (list): Batch sizes to time, the sample's by default [default: None]
+
+    Returns:
+        tuple: The module, `Learner` or path, and an `ExportReport`
+
+    Raises:
+        ValueError: format is ..., and must be one of ...
+        ValueError: the model has no masks: call sparsify_model(model, 0.9) first
+        ValueError: sample is missing: pass a batch of inputs to measure with
+        ValueError: path is missing: the format ... writes a file
+        ValueError: batch_sizes is ..., and must be a list of whole numbers above 0, or None for the sample's
+        ValueError: the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float()
+            on model and sample
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .9)
+        small,report = export_sparse(model, 'csr', torch.randn(1,8))
+    """
     _check(model, format, sample, path, batch_sizes)
     xb = _inputs_of(sample)
     if path is None: return _exported(model, format, xb, None, batch_sizes)

@@ -14,6 +14,13 @@ from pathlib import Path
 try: from fcntl import LOCK_EX,flock
 except ImportError: flock,LOCK_EX = (lambda *args: None),None  # Windows has no such lock
 
+def as_path(
+    path, # Text or a `Path`
+) -> Path:
+    "A `Path`; a `TypeError` for what is none, such as a number, which `open` would take for an open file"
+    if isinstance(path, (str,os.PathLike)) and str(path)!='': return Path(path)
+    raise TypeError(f"path is {path!r}, and must be a file's name or a Path")
+
 def part_of(
     path:Path, # A file
 ) -> Path:
@@ -43,7 +50,7 @@ def whole_file(
     keep:int=1, # How many of the latest to keep, from 1; older ones get a number before the suffix, `run.1.pt` the one before
 ):
     "The path of a new file, which takes the place of `path` at the end of the `with` block unless that fails"
-    path = Path(path)
+    path = as_path(path)
     if not path.parent.is_dir(): raise ValueError(f"path is {str(path)!r}, and the folder {str(path.parent)!r} is not there: make it first")
     if path.is_dir(): raise ValueError(f"path is {str(path)!r}, a folder, and must be a file in one")
     fd = _open_part(part := part_of(path))

@@ -19,6 +19,7 @@ from fastcore.basics import *
 from fastsparse.guards import masked_params
 from fastsparse.masks import count_live
 from fastsparse.parts import dense_batches,Method
+from fastsparse.schedules import Interval
 from fastsparse.sparsify import module_of
 from functools import partial
 from math import prod
@@ -150,21 +151,29 @@ def add(self:FlopRecorder, n, t=None):
 
 # %% ../nbs/08_flops.ipynb #19ea1219
 @patch
+def follow_result(self:FlopRecorder, res, args):
+    "What is dead in a weight among `args` is dead in `res` too"
+    v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
+    if v: self.follow(res, v.name, v.root, v.mask)
+
+def _decomposes(func, args):
+    "Is `func` made of other operations?"
+    if not (isinstance(func, torch._ops.OpOverload) and func._can_decompose()): return False
+    if any(isinstance(a, torch.Tensor) and a.is_nested for a in args): raise ValueError("nested tensors can't be counted: pass padded or packed ones")
+    return True
+
+@patch
 def __torch_dispatch__(self:FlopRecorder, func, types, args=(), kwargs=None):
     "Run the operation `func`, and count it if it is a product"
     kwargs,op = kwargs or {},getattr(func, '_overloadpacket', func)
-    if op not in self.formulas and isinstance(func, torch._ops.OpOverload) and func._can_decompose():
-        if any(isinstance(a, torch.Tensor) and a.is_nested for a in args): raise ValueError("nested tensors can't be counted: pass padded or packed ones")
+    if op not in self.formulas and _decomposes(func, args):
         with self: return func.decompose(*args, **kwargs)
     out = func(*args, **kwargs)
     if self.paused: return out
     if op in self.formulas:
         weight = first(args[i] for i in reversed(_operands.get(op, ())) if self.view(args[i]))
         self.add(self.formulas[op](*args, **kwargs, out_val=out), weight)
-    elif op in _keeps_zeros:
-        res = out[0] if isinstance(out, tuple) else out
-        v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
-        if v: self.follow(res, v.name, v.root, v.mask)
+    elif op in _keeps_zeros: self.follow_result(out[0] if isinstance(out, tuple) else out, args)
     return out
 
 # %% ../nbs/08_flops.ipynb #c713fb21
@@ -287,7 +296,28 @@ def flop_profile(
     model, # A module or a `Learner`
     xb, # Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
 ) -> dict: # A `FlopProfile`: dense FLOPs of the whole batch by the weight that they read
-    "The products and convolutions of one forward of `model`, which stays as it is"
+    """The products and convolutions of one forward of `model`, which stays as it is
+
+    Args:
+        model: A module or a `Learner`
+        xb: Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
+
+    Returns:
+        dict: A `FlopProfile`: dense FLOPs of the whole batch by the weight that they read
+
+    Raises:
+        ValueError: ... has no shape yet: pass a batch through the model first
+
+    Example:
+        attn = nn.MultiheadAttention(8, 2, batch_first=True)
+        attn.register_buffer('in_proj_weight_mask', torch.arange(24)[:,None].expand(24,8)<8)
+        q,kv = torch.ones(1,6,8),torch.ones(1,10,8)
+        profile = flop_profile(attn, (q,kv,kv))
+        projections,scores,out = 6*64+2*10*64,2*6*10*8,6*64
+        test_eq(profile.total(), 2*(projections+scores+out))
+        test_eq(profile.total(sparse=True), 2*(6*64+scores+out))
+        profile
+    """
     model = _module(model)
     with untouched(model), record_flops(model) as rec: _call(model, xb)
     return rec.profile
@@ -297,7 +327,19 @@ def count_flops(
     xb, # Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
     sparse:bool=False, # Live weights only? Otherwise as if no weight were masked
 ) -> int: # FLOPs, 2 a multiply-add, of the whole batch
-    "Forward FLOPs of `model` in evaluation, counted without side effects"
+    """Forward FLOPs of `model` in evaluation, counted without side effects
+
+    Args:
+        model: A module or a `Learner`
+        xb: Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
+        sparse (bool): Live weights only? Otherwise as if no weight were masked [default: False]
+
+    Returns:
+        int: FLOPs, 2 a multiply-add, of the whole batch
+
+    Example:
+        count_flops(nn.Linear(8,4), torch.randn(1,8))
+    """
     return flop_profile(model, xb).total(sparse)
 
 # %% ../nbs/08_flops.ipynb #f1b7d419
@@ -325,7 +367,17 @@ def _shapes(x):
 
 # %% ../nbs/08_flops.ipynb #8d6a09fb
 class FlopsCounter(Callback):
-    "Adds up the forward FLOPs of the training batches"
+    """Adds up the forward FLOPs of the training batches
+
+    Args:
+        sparse: Live weights only? Otherwise as if no weight were masked [default: True]
+        verbose: Add the running total to the recorder's output, as column `fwd_flops`? [default: False]
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=FlopsCounter(verbose=True))
+    """
     order,run_valid,_stateattrs = Recorder.order+1,False,('profiles',)
     def __init__(self,
         sparse=True, # Live weights only? Otherwise as if no weight were masked
@@ -335,11 +387,15 @@ class FlopsCounter(Callback):
         self.n_flops = 0
 
     def fwd_train_flops(self) -> int:
-        "Forward FLOPs of all training batches so far"
+        """Forward FLOPs of all training batches so far
+
+        Returns:
+            int
+        """
         return self.n_flops
 
     def before_fit(self):
-        "Rest in `lr_find` and `get_preds`; name the column"
+        """Rest in `lr_find` and `get_preds`; name the column"""
         self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
         if not (self.run and self.verbose): return
         names = self.recorder.metric_names
@@ -347,26 +403,32 @@ class FlopsCounter(Callback):
 
     def before_train(self): self.profiles = {}
 
-    def before_batch(self):
-        "Have the coming forward recorded if its shapes are new"
-        self.shapes = _shapes(self.xb)
-        if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
+# %% ../nbs/08_flops.ipynb #c6670724
+@patch
+def before_batch(self:FlopsCounter):
+    """Have the coming forward recorded if its shapes are new"""
+    self.shapes = _shapes(self.xb)
+    if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
 
-    def note(self, xb, profile): self.profiles[_shapes(xb)] = profile
+@patch
+def note(self:FlopsCounter, xb, profile): self.profiles[_shapes(xb)] = profile
 
-    def after_pred(self):
-        "Add this batch"
-        profile = self.profiles[self.shapes]
-        self.n_flops += profile.total(self.sparse)
-        if profile.packed: del self.profiles[self.shapes]
+@patch
+def after_pred(self:FlopsCounter):
+    """Add this batch"""
+    profile = self.profiles[self.shapes]
+    self.n_flops += profile.total(self.sparse)
+    if profile.packed: del self.profiles[self.shapes]
 
-    def after_train(self):
-        "Write the column"
-        if self.verbose: self.recorder.log.append(self.n_flops)
+@patch
+def after_train(self:FlopsCounter):
+    """Write the column"""
+    if self.verbose: self.recorder.log.append(self.n_flops)
 
-    def after_fit(self):
-        "Don't wait for a forward that was cancelled"
-        if tap := _tap(self.model): tap.remove()
+@patch
+def after_fit(self:FlopsCounter):
+    """Don't wait for a forward that was cancelled"""
+    if tap := _tap(self.model): tap.remove()
 
 # %% ../nbs/08_flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}
@@ -374,7 +436,8 @@ _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
     dense_fwd:float, # Dense forward FLOPs of the same
-    preset:dict=None, # The callback's keywords, such as `RigL_presets`; None for a static mask, and for dense training where both FLOPs are equal
+    preset:dict=None, # The callback's keywords, such as `RigL_presets`; None is a static mask, or dense training where both FLOPs are equal
+    n_steps:int=None, # Steps of the run, from 1, to which an `Interval` fits itself; None is a run long enough for the whole interval
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
     if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")
@@ -384,4 +447,6 @@ def train_flops(
     if preset.get('updates') is not None: raise ValueError(f"updates is {preset['updates']!r}, and the formula wants updates at equal intervals: pass batches_per_update= instead, or play the run through with predict_cost")
     every = preset.get('batches_per_update')
     if every is None or every<1: raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for dense gradients are read at each update: pass dict(preset, batches_per_update=100)")
+    if isinstance(every, Interval) and n_steps is not None:
+        every = every.resolve(n_steps, preset.get('stop_pct', .75), preset.get('replace_step', True))
     return 3*sparse_fwd+min(k, every+1)*(dense_fwd-sparse_fwd)/(every+1)

@@ -83,15 +83,17 @@ def sparseness_kind(
         types = {p.name: p.annotation for p in ps}
         own = [(p.name, p.annotation, dataclasses.field(default=p.default)) for p in ps]
         flag = [('mask_gradient', bool, dataclasses.field(default=False))]*shorthand.endswith(tuple(_flags))
-        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check), __doc__=f.__doc__, __module__=f.__module__)
+        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check),
+            __doc__=f.__doc__, __module__=f.__module__)
         cls = dataclasses.make_dataclass(f.__name__, own+flag, bases=(Sparseness,), frozen=True, repr=False, namespace=space)
         cls.__module__,cls.__qualname__ = f.__module__,f.__qualname__
         _kinds[shorthand] = cls
         return cls
     return _kind
 
+# %% ../nbs/20_learned.ipynb #2d57d40b
 def as_sparseness(
-    spec, # A text such as 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` with a sparsity of its own, or a `Sparseness`
+    spec, # 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` that has a sparsity, or a `Sparseness`
 ) -> Sparseness:
     "Parse a text or a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
     if isinstance(spec, Sparseness): return spec
@@ -157,10 +159,14 @@ class TopOf(Sparseness):
         s = self.structure
         return s.top(score, s.count(score.shape, n_live(score.numel(), s.sparsity if self.density is None else 1-self.density)))
 
+_text_of = re.compile(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|'
+    r'(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', re.ASCII)
+
 def _from_structure(spec):
     "The kind that a structure, or a text in words, means; None for shorthands"
-    if isinstance(spec, Structure): return TopK(spec.density) if isinstance(spec, Unstructured) and spec.density is not None else TopOf(spec)
-    m = re.fullmatch(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', spec, re.ASCII) if isinstance(spec, str) else None
+    if isinstance(spec, Unstructured) and spec.density is not None: return TopK(spec.density)
+    if isinstance(spec, Structure): return TopOf(spec)
+    m = _text_of.fullmatch(spec) if isinstance(spec, str) else None
     if m is None: return None
     density,masked = m['density'] and float(m['density']),'M' in (m['flag'] or '')
     if density is not None and not m['rest']: return TopK(density, mask_gradient=masked)
@@ -223,7 +229,33 @@ def _choose(settings, score, x, seed, step, axes=(0,1,None)):
 
 # %% ../nbs/20_learned.ipynb #c7f0d49c
 class Sparsify(nn.Module):
-    "Masks a tensor by a score of its own"
+    r"""Masks a tensor by a score of its own
+
+    Args:
+        shape: Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
+        sparseness: A shorthand, or a `Sparseness` [default: 'DENSE']
+        backward_mode: Who learns: 'STE' the tensor, 'supermask' the score, 'joint' both [default: 'STE']
+        score_func: `f(score, x)` → the score to store at each update; None leaves it to the optimizer [default:
+            None]
+        backward_sparseness: What the tensor's gradient sees besides live places; 'DENSE' is everything [default:
+            None]
+        every (int): Training steps (forwards) from one update of the mask to the next [default: 1]
+        penalty: `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights [default:
+            None]
+        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+
+    Raises:
+        ValueError: backward_mode is ..., and must be one of ...
+        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
+        ValueError: ... is ..., and must be a function or None
+        ValueError: seed is ..., and must be an integer, or None to draw one
+
+    Example:
+        torch.manual_seed(0)
+        sp = Sparsify((8,64), 'BTOPK{2:8,-1}(U)')
+        test_eq(sp.density, .25)
+        print(sp, sp.mask_str(), sep='\n')
+    """
     def __init__(self,
         shape, # Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
         sparseness='DENSE', # A shorthand, or a `Sparseness`
@@ -241,7 +273,13 @@ class Sparsify(nn.Module):
         self.start(shape)
 
     def start(self, shape, device=None, dtype=None):
-        "Draw scores of `shape`, and choose the first mask"
+        """Draw scores of `shape`, and choose the first mask
+
+        Args:
+            shape:
+            device: [default: None]
+            dtype: [default: None]
+        """
         self.score = nn.Parameter(torch.rand(shape, generator=keyed_generator(self.seed, 2)).to(device=device, dtype=dtype))
         for k in self.own_masks: self.register_buffer(k, None)
         self.update(self.scored())
@@ -249,26 +287,48 @@ class Sparsify(nn.Module):
     own_masks = 'mask','backward_mask'
     axes = (0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
-    @property
-    def settings(self): return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
     def scored(self): return None
     @property
     def shapeless(self): return isinstance(self.score, UninitializedParameter)
-    def need_shape(self):
-        if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
+
+# %% ../nbs/20_learned.ipynb #068d89c4
+@patch
+def need_shape(self:Sparsify):
+    """A `ValueError` if there is no shape yet
+
+    Raises:
+        ValueError: ... has no shape yet, and so no mask: pass a batch through the model first
+    """
+    if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
+
+# %% ../nbs/20_learned.ipynb #854f1563
+@patch(as_prop=True)
+def settings(self:Sparsify):
+    "What this was made with, by name"
+    return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
 
 # %% ../nbs/20_learned.ipynb #d042ea4f
 @patch
 def update(self:Sparsify,
     x=None, # The tensor for the score function
 ):
-    "Let the score function write the score, and choose the mask anew"
+    """Let the score function write the score, and choose the mask anew
+
+    Args:
+        x: The tensor for the score function [default: None]
+    """
     self.need_shape()
     self.hold(*_choose(self.settings, self.score, x, self.seed, self.step, self.axes))
 
 @patch
 def hold(self:Sparsify, score, mask, seen):
-    "Store what an update chose"
+    """Store what an update chose
+
+    Args:
+        score:
+        mask:
+        seen:
+    """
     if score.data_ptr()!=self.score.data_ptr():
         with torch.no_grad(): self.score.copy_(score)
     self.mask,self.backward_mask = mask,seen
@@ -277,7 +337,14 @@ def hold(self:Sparsify, score, mask, seen):
 def update_mask(self:Sparsify,
     score:torch.Tensor, # New scores, of the old shape
 ):
-    "Store `score`, and choose the mask that it means"
+    """Store `score`, and choose the mask that it means
+
+    Args:
+        score (Tensor): New scores, of the old shape
+
+    Raises:
+        ValueError: the score has shape ..., and must have ...
+    """
     self.need_shape()
     if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
     self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step, self.axes))
@@ -288,7 +355,14 @@ def _in_backward(): return torch._C._current_graph_task_id()!=-1
 # %% ../nbs/20_learned.ipynb #240a99c9
 @patch
 def forward(self:Sparsify, x):
-    "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
+    """`x` where the mask is `True`, zero elsewhere; in training the mask is updated first
+
+    Args:
+        x:
+
+    Raises:
+        ValueError: the tensor has shape ..., and must end in the score's, ...
+    """
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
     if self.training and not self.used and not _in_backward():
@@ -301,7 +375,14 @@ def forward(self:Sparsify, x):
 def masked(self:Sparsify,
     x:torch.Tensor, # A tensor whose shape ends in the score's
 ) -> torch.Tensor: # `x` where the mask lives, else zero
-    "Apply the mask as it is, with gradients as the settings say"
+    """Apply the mask as it is, with gradients as the settings say
+
+    Args:
+        x (Tensor): A tensor whose shape ends in the score's
+
+    Returns:
+        Tensor: `x` where the mask lives, else zero
+    """
     self.need_shape()
     if isinstance(self.sparseness, Dense): return x
     if self.backward_mode=='supermask': x = x.detach()
@@ -319,7 +400,22 @@ def density(self:Sparsify) -> float: # From 0 to 1
 def plan(self:Sparsify,
     **changes # Settings of `Sparsify`, or fields of its sparseness
 ) -> tuple: # New settings, and what an update with them chooses (None without a shape); None if nothing changes
-    "What `configure` would do; a `ValueError` if it can't be done"
+    """What `configure` would do; a `ValueError` if it can't be done
+
+    Args:
+        changes:
+
+    Returns:
+        tuple: New settings, and what an update with them chooses (None without a shape); None if nothing changes
+
+    Raises:
+        ValueError: ... can't be set: choose from ...
+        ValueError: the sparseness ... can't be read: ...
+        ValueError: the sparseness ... is out of range: ...; ...
+        ValueError: backward_mode is ..., and must be one of ...
+        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
+        ValueError: ... is ..., and must be a function or None
+    """
     new = {k: changes.pop(k, v) for k,v in self.settings.items()}
     new['sparseness'] = as_sparseness(new['sparseness'])
     fields = [o.name for o in dataclasses.fields(new['sparseness'])]
@@ -333,7 +429,12 @@ def configure(self:Sparsify,
     sparseness=None, # A text, a shorthand or a `Sparseness`; None leaves it
     **changes # Other settings of `Sparsify`, or fields of its sparseness
 ):
-    "Change settings; nothing is changed if one is refused"
+    """Change settings; nothing is changed if one is refused
+
+    Args:
+        sparseness: A text, a shorthand or a `Sparseness`; None leaves it [default: None]
+        changes:
+    """
     self.adopt(self.plan(**({} if sparseness is None else dict(sparseness=sparseness)) | changes))
 
 # %% ../nbs/20_learned.ipynb #05f555ef
@@ -341,7 +442,11 @@ def configure(self:Sparsify,
 def adopt(self:Sparsify,
     plan, # From `plan`
 ):
-    "Do what was planned"
+    """Do what was planned
+
+    Args:
+        plan: From `plan`
+    """
     if plan is None: return
     vars(self).update(plan[0])
     if plan[1] is not None: self.hold(*plan[1])
@@ -349,7 +454,11 @@ def adopt(self:Sparsify,
 
 @patch
 def resting(self:Sparsify) -> list:
-    "The parameters that this mode leaves as they are"
+    """The parameters that this mode leaves as they are
+
+    Returns:
+        list
+    """
     return {'STE': [self.score], 'supermask': [p for p in [self.scored()] if p is not None]}.get(self.backward_mode, [])
 
 # %% ../nbs/20_learned.ipynb #c7289960
@@ -357,12 +466,21 @@ _saved = ('sparseness','backward_mode','backward_sparseness','every','seed','ste
 
 @patch
 def get_extra_state(self:Sparsify):
-    "What the state dict holds besides tensors: settings and counts"
+    """What the state dict holds besides tensors: settings and counts"""
     return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in _saved)}
 
 @patch
 def set_extra_state(self:Sparsify, state):
-    "Go on with settings and counts from `get_extra_state`"
+    """Go on with settings and counts from `get_extra_state`
+
+    Args:
+        state:
+
+    Raises:
+        ValueError: backward_mode is ..., and must be one of ...
+        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
+        ValueError: ... is ..., and must be a function or None
+    """
     own = {k: v for k,v in state.items() if k in self.settings and v!=str(self.settings[k])}
     vars(self).update(_settings(**self.settings|own), seed=state['seed'], step=state['step'])
 
@@ -394,13 +512,20 @@ def mask_picture(
 def mask_str(self:Sparsify,
     **kwargs # As in `mask_picture`
 ) -> str:
-    "A picture of the mask for a terminal"
+    """A picture of the mask for a terminal
+
+    Args:
+        kwargs:
+
+    Returns:
+        str: As in `mask_picture`
+    """
     self.need_shape()
     return mask_picture(self.mask, **kwargs)
 
 @patch
 def extra_repr(self:Sparsify):
-    "Shape and sparseness, for `repr`"
+    """Shape and sparseness, for `repr`"""
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
     shape = 'no shape yet' if self.shapeless else str(tuple(self.score.shape))
@@ -413,6 +538,7 @@ class _LazyMask(UninitializedBuffer):
     def __deepcopy__(self, memo): return memo.setdefault(id(self), _LazyMask())
     def __reduce_ex__(self, protocol): return _LazyMask,()
 
+# %% ../nbs/20_learned.ipynb #4c0ad3d2
 class LazySparsify(LazyModuleMixin, Sparsify):
     "A `Sparsify` that takes its shape from the first tensor it sees, and becomes a `Sparsify` then"
     cls_to_become = Sparsify
@@ -495,7 +621,9 @@ class _OneForward:
     def end(self, module, args, out): self.mark(None)
 
 # %% ../nbs/20_learned.ipynb #5e657fe5
-def _may_learn(o): return not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)) or o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
+def _may_learn(o):
+    if not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)): return True
+    return o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
 
 def _chosen(model, sparseness):
     "A dict of owners `(module, attribute)` → name and sparseness"
@@ -538,13 +666,49 @@ def _rescale(sps):
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
 def learn_masks(
     model, # A module or a `Learner`
-    sparseness='TOPK{0.5}(U)', # A text, a shorthand or a `Sparseness`; or rules, a dict or pairs of pattern and sparseness, the first that names a weight wins, None is dense
+    sparseness='TOPK{0.5}(U)', # A text, a shorthand, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
     **settings
 ) -> list: # The `WeightSparsify` of each weight
-    "Give weights of `model` masks that are chosen anew at each training step"
+    """Give weights of `model` masks that are chosen anew at each training step
+
+    Args:
+        model: A module or a `Learner`
+        sparseness: A text, a shorthand, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
+            [default: 'TOPK{0.5}(U)']
+        backward_mode: Who learns: 'STE' the weight, 'supermask' the score, 'joint' both [default: 'STE']
+        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        rescale (bool): Scale each weight so that what lives is as large as all of it was? For untrained models
+            [default: False]
+        score_func: `f(score, x)` → the score to store at each update; None leaves it to the optimizer [default:
+            None]
+        backward_sparseness: What the tensor's gradient sees besides live places; 'DENSE' is everything [default:
+            None]
+        every (int): Training steps (forwards) from one update of the mask to the next [default: 1]
+        penalty: `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights [default:
+            None]
+        settings:
+
+    Returns:
+        list: The `WeightSparsify` of each weight
+
+    Raises:
+        ValueError: the model has masks already: change learned ones with configure, or remove masks first, with
+            fold_masks(model) and unsparsify(model)
+        ValueError: ... has no weights to learn masks for: it needs linear, convolutional, attention or recurrent
+            layers, or a rule that names others
+        ValueError: backward_mode is ..., and must be one of ...
+        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
+        ValueError: ... is ..., and must be a function or None
+        TypeError: model is ..., and must be a torch module
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        learn_masks(model, 'TOPK{0.5}(U)')
+        assert model[0].weight_mask.sum()==64
+    """
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,model.model)
     settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
     _settings(sparseness='DENSE', **settings)
@@ -578,7 +742,24 @@ def weight_sparsifiers(
 def fold_masks(
     model, # A module or a `Learner`, after `learn_masks`
 ): # `Hooks`: its `remove()` ends enforcement
-    "Write the learned masks into the weights as exact zeros, and keep them fixed from now on"
+    """Write the learned masks into the weights as exact zeros, and keep them fixed from now on
+
+    Args:
+        model: A module or a `Learner`, after `learn_masks`
+
+    Raises:
+        ValueError: the model has no learned masks to fold: call learn_masks first
+        TypeError: model is ..., and must be a torch module or a Learner
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,6), nn.ReLU(), nn.Linear(6,2))
+        sps = learn_masks(model, {'2':None, '*':'TOPK{0.25}(U)'}, backward_mode='joint', seed=0)
+        xb = torch.randn(4, 8)
+        before = model(xb)
+        test_eq(model[0].weight.count_nonzero(), 48)
+        hooks = fold_masks(model)
+        test_eq((model[0].weight.count_nonzero(), torch.equal(model(xb), before)), (12, True))
+    """
     model = module_of(model)
     sps = weight_sparsifiers(model)
     if not sps: raise ValueError("the model has no learned masks to fold: call learn_masks first")
@@ -611,7 +792,16 @@ def effective_weight(
 def mask_penalty(
     model:nn.Module, # A model, after `learn_masks`
 ): # A scalar to add to the loss; 0 if no `penalty` was set
-    "What the presets' penalties add to the loss"
+    """What the presets' penalties add to the loss
+
+    Args:
+        model (Module): A model, after `learn_masks`
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        learn_masks(model, 'TOPK{0.5}(U)')
+        mask_penalty(model)
+    """
     return sum(sp.penalty(sp.weight, sp.mask, sp.backward_mask) for sp in weight_sparsifiers(model) if sp.penalty is not None)
 
 # %% ../nbs/20_learned.ipynb #b9050143
@@ -653,7 +843,23 @@ class SparsificationManager:
 
 # %% ../nbs/20_learned.ipynb #b6cae4f1
 class LearnedMaskCallback(Callback):
-    "Changes learned masks by schedule, and adds their penalty to the loss"
+    """Changes learned masks by schedule, and adds their penalty to the loss
+
+    Args:
+        refreshes (int): At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every`
+            alone [default: 30]
+        schedules:
+
+    Raises:
+        ValueError: ... is ..., and must be a schedule or a function of the step; for a constant call configure
+        ValueError: refreshes is ..., and must be an integer from 1, or None
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
+        learn_masks(learn.model, 'TOPK{0.5}(U)')
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=LearnedMaskCallback(density=lambda t: .5-t/100))
+    """
     run_valid = False
     def __init__(self,
         refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
@@ -664,7 +870,11 @@ class LearnedMaskCallback(Callback):
         self.refreshes,self.schedules = refreshes,schedules
 
     def before_fit(self):
-        "Times of schedules become steps of this fit"
+        """Times of schedules become steps of this fit
+
+        Raises:
+            ValueError: ... has no learned masks to change: call learn_masks(learn) before the fit
+        """
         self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
         if not self.manager.modules: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
         bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
@@ -672,19 +882,24 @@ class LearnedMaskCallback(Callback):
         if self.refreshes and 'every' not in self.schedules: self._refresh(max(self.n_epoch*n//self.refreshes, 1))
         self.bound = {k: f.bind(**bound) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
 
-    def _refresh(self, most):
-        "No mask is to rest longer than `most` steps of this fit"
-        self.was = {m:m.every for m in self.manager.modules if m.every>most}
-        for m in self.was: m.configure(every=most)
+# %% ../nbs/20_learned.ipynb #116e6a74
+@patch
+def _refresh(self:LearnedMaskCallback, most):
+    "No mask is to rest longer than `most` steps of this fit"
+    self.was = {m:m.every for m in self.manager.modules if m.every>most}
+    for m in self.was: m.configure(every=most)
 
-    def after_fit(self):
-        for m,every in getattr(self, 'was', {}).items(): m.configure(every=every)
+@patch
+def after_fit(self:LearnedMaskCallback):
+    for m,every in getattr(self, 'was', {}).items(): m.configure(every=every)
 
-    def before_batch(self):
-        t = self.epoch*len(self.dls.train)+self.iter
-        self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
+@patch
+def before_batch(self:LearnedMaskCallback):
+    t = self.epoch*len(self.dls.train)+self.iter
+    self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
 
-    def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
+@patch
+def after_loss(self:LearnedMaskCallback): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 
 # %% ../nbs/20_learned.ipynb #506a42a7
 def own_magnitude(score, x):
@@ -720,7 +935,9 @@ def explore_decay(w, mask, backward_mask,
 ):
     "Squares of weights in A, and in B but not in A over A's density"
     w2 = w.square()
-    return decay*(torch.where(mask, w2, 0).sum() + torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1))
+    explored = torch.where(backward_mask & ~mask, w2, 0).sum()*mask.numel()/mask.count_nonzero().clamp(min=1)
+    return decay*(torch.where(mask, w2, 0).sum()+explored)
 
 # %% ../nbs/20_learned.ipynb #6576d793
-TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)', every=100, penalty=explore_decay, rescale=True)
+TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)',
+    every=100, penalty=explore_decay, rescale=True)

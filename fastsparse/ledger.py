@@ -53,7 +53,8 @@ class RunCost:
 
     def __eq__(self, o): return isinstance(o, RunCost) and vars(self)==vars(o)
     def __repr__(self):
-        return f'{self.training:.4g} FLOPs in {self.n_batches} batches, {self.n_dense} with dense gradients: {self.of_dense:.4f} of dense training'
+        batches = f'{self.n_batches} batches, {self.n_dense} with dense gradients'
+        return f'{self.training:.4g} FLOPs in {batches}: {self.of_dense:.4f} of dense training'
 
 # %% ../nbs/11_ledger.ipynb #d877aeae
 @patch(as_prop=True)
@@ -116,7 +117,27 @@ def predict_cost(
     n_steps:int, # Batches of the run
     **settings # The engine's settings, such as `RigL_presets`; none for static masks
 ) -> RunCost:
-    "What training will cost"
+    """What training will cost
+
+    Args:
+        model: A module or a `Learner`; stays as it is
+        xb: Inputs of one batch, as for `flop_profile`
+        n_steps (int): Batches of the run
+        settings:
+
+    Returns:
+        RunCost: The engine's settings, such as `RigL_presets`; none for static masks
+
+    Raises:
+        TypeError: model is ..., and must be a torch module or a Learner
+
+    Example:
+        model = nn.Linear(10,4)
+        sparsify_model(model, .75, seed=0)
+        cost = predict_cost(model, torch.ones(1,10), 20, batches_per_update=4)
+        test_eq(cost.parts, {'forward':20*2*10, 'backward':2*20*2*10, 'dense gradients':2*2*30})
+        cost
+    """
     cost,model = RunCost(),get_model(module_of(model))
     if not settings:
         flops = batch_flops(flop_profile(model, xb))
@@ -151,11 +172,23 @@ def model_bits(
     model = module_of(model)
     masks = {id(o.p):o.mask for o in masked_params(model)}
     sizes = [(p, masks.get(id(p), p)) for p in model.parameters()]
-    return sum(param_bits(m.numel(), count_live(m) if sparse and m is not p else m.numel(), ifnone(bits, 8*p.element_size())) for p,m in sizes)
+    n_live = lambda p,m: count_live(m) if sparse and m is not p else m.numel()
+    return sum(param_bits(m.numel(), n_live(p, m), ifnone(bits, 8*p.element_size())) for p,m in sizes)
 
 # %% ../nbs/11_ledger.ipynb #eba80e02
+_columns = ['sparsity','ever_live','train_flops']
+
 class Ledger(FlopsCounter):
-    "What training costs and how much it tries, as columns of the progress table"
+    """What training costs and how much it tries, as columns of the progress table
+
+    Args:
+        verbose (bool): Add columns to the recorder's output? [default: True]
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=[Ledger(), DynamicSparseTrainingCallback(sparsity=.8)])
+    """
     _stateattrs = ('profiles','profile')
     def __init__(self,
         verbose:bool=True, # Add columns to the recorder's output?
@@ -164,10 +197,12 @@ class Ledger(FlopsCounter):
         self.cost,self.history,self.report = RunCost(),SparseHistory(),{}
 
     @property
-    def engine(self): return first(e for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and (e := cb.engine) is not None)
+    def engine(self):
+        ours = [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
+        return first(cb.engine for cb in ours if cb.engine is not None)
 
     def before_fit(self):
-        "Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"
+        """Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"""
         self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
         if not self.run: return
         if self.engine is not None: self.watch(self.engine)
@@ -175,23 +210,31 @@ class Ledger(FlopsCounter):
         i = names.index('valid_loss') if 'valid_loss' in names else 2
         for k,name in enumerate(_columns if self.verbose else ()): names.insert(i+k, name)
 
-    def after_pred(self):
-        self.profile = self.profiles[self.shapes]
-        super().after_pred()
+# %% ../nbs/11_ledger.ipynb #f0610a5a
+@patch
+def after_pred(self:Ledger):
+    self.profile = self.profiles[self.shapes]
+    FlopsCounter.after_pred(self)
 
-    def before_backward(self): self.cost.add(*batch_flops(self.profile, dense_masks(self.engine) if self.engine is not None else ()))
+@patch
+def before_backward(self:Ledger):
+    read = dense_masks(self.engine) if self.engine is not None else ()
+    self.cost.add(*batch_flops(self.profile, read))
 
-    def after_train(self):
-        "Write the columns"
-        self.report = self.look()
-        if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
-
-_columns = ['sparsity','ever_live','train_flops']
+@patch
+def after_train(self:Ledger):
+    """Write the columns"""
+    self.report = self.look()
+    if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
 
 # %% ../nbs/11_ledger.ipynb #a490056c
 @patch
 def watch(self:Ledger, engine):
-    "Have a history that listens to `engine`"
+    """Have a history that listens to `engine`
+
+    Args:
+        engine:
+    """
     own = first(o for o in engine.on_update if isinstance(o, SparseHistory))
     if own is not None: self.history = own
     else:
@@ -200,26 +243,41 @@ def watch(self:Ledger, engine):
 
 @patch
 def look(self:Ledger) -> dict:
-    "The numbers of the report, as they are now"
+    """The numbers of the report, as they are now
+
+    Returns:
+        dict
+
+    Raises:
+        TypeError: model is ..., and must be a torch module
+    """
     os = masked_params(self.model)
     n,live = sum(o.mask.numel() for o in os),sum(count_live(o.mask) for o in os)
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
     profile = getattr(self, 'profile', None)
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')
-    return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense, inference=now, mean_inference=self.cost.inference,
-        bits=model_bits(self.model), dense_bits=model_bits(self.model, sparse=False))
+    return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense,
+        inference=now, mean_inference=self.cost.inference, bits=model_bits(self.model), dense_bits=model_bits(self.model, sparse=False))
 
 # %% ../nbs/11_ledger.ipynb #5b23e8b5
 @patch
 def state_dict(self:Ledger) -> dict: # Numbers, strings, lists and tensors
-    "All that was counted"
+    """All that was counted
+
+    Returns:
+        dict: Numbers, strings, lists and tensors
+    """
     return dict(cost=dict(vars(self.cost)), n_flops=self.n_flops, report=dict(self.report), history=self.history.state_dict())
 
 @patch
 def load_state_dict(self:Ledger,
     state:dict, # From `state_dict`
 ):
-    "Go on from `state`"
+    """Go on from `state`
+
+    Args:
+        state (dict): From `state_dict`
+    """
     vars(self.cost).update(state['cost'])
     self.n_flops,self.report = state['n_flops'],dict(state['report'])
     self.history.load_state_dict(state['history'])

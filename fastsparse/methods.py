@@ -12,7 +12,6 @@ import math,torch
 from fastcore.basics import *
 from functools import partial
 from inspect import signature
-from fastsparse.declared import declares
 from fastprogress.fastprogress import progress_bar
 from fastsparse.distributions import global_sparsity
 from fastsparse.grown import reset_state
@@ -56,10 +55,12 @@ def _facts(o):
     if type(o).__eq__ is object.__eq__ and hasattr(o, '__dict__') and not hasattr(o, '__qualname__'): return type(o),_facts(vars(o))
     return o
 
+def _as_call(name, args, kwargs): return f"{name}({', '.join([*map(_short, args), *(f'{k}={_short(v)}' for k,v in kwargs.items())])})"
+
 def _short(o):
     "`o` as a reader would call it: a function by its name"
-    if isinstance(o, partial): return f"{_short(o.func).strip('_')}({', '.join([*map(_short, o.args), *(f'{k}={_short(v)}' for k,v in o.keywords.items())])})"
-    if isinstance(o, BasicRepr): return f"{type(o).__name__}({', '.join(f'{k}={_short(vars(o)[k])}' for k in signature(type(o)).parameters)})"
+    if isinstance(o, partial): return _as_call(_short(o.func).strip('_'), o.args, o.keywords)
+    if isinstance(o, BasicRepr): return _as_call(type(o).__name__, (), {k:vars(o)[k] for k in signature(type(o)).parameters})
     return o.__name__ if hasattr(o, '__qualname__') else repr(o)
 
 # %% ../nbs/06_methods.ipynb #26bf0223
@@ -85,11 +86,13 @@ SNFS_presets = _named('SNFS', 'grows where the momentum is largest, and moves bu
 
 # %% ../nbs/06_methods.ipynb #7950cf1b
 RigL_presets = _named('RigL', 'drops the smallest weights, grows where the gradient is largest', '1911.11134',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=Interval(100))
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75,
+    batches_per_update=Interval(100))
 
 # %% ../nbs/06_methods.ipynb #948c0a3b
 ITOP_presets = _named('ITOP', 'RigL with long intervals and half of the weights replaced, so that more connections are tried', '2102.02887',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1., batches_per_update=Interval(4000))
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1.,
+    batches_per_update=Interval(4000))
 
 # %% ../nbs/06_methods.ipynb #0c2a0cf8
 GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',
@@ -98,8 +101,9 @@ GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along
 
 # %% ../nbs/06_methods.ipynb #93876b13
 GraNet_presets = _named('GraNet', 'starts half sparse, prunes along a cubic across layers, and regrows by gradient', '2106.10404',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75, batches_per_update=Interval(1000),
-    sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0), drop_count_f=drop_of_target)
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75,
+    batches_per_update=Interval(1000), sparsity_path=cubic_path(0.5),
+    sparse_f=partial(global_sparsity, min_live=0), drop_count_f=drop_of_target)
 
 # %% ../nbs/06_methods.ipynb #cbd7b781
 MEST_presets = _named('MEST', 'drops by weight and gradient, grows at random, and moves less and less', '2110.14032',
@@ -111,8 +115,8 @@ SoftMEST_presets = _named('SoftMEST', 'MEST with half as many connections more a
     **MEST_presets(sparsity_path=soft_bound_path(), drop_fraction=PiecewiseSchedule((1/3,.2,0.), (.5625,.75)), drop_count_f=drop_of_target))
 
 # %% ../nbs/06_methods.ipynb #2658751e
-SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few', '2305.02299',
-    **RigL_presets(structure='fan-in ablate 0.3'))
+SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few',
+    '2305.02299', **RigL_presets(structure='fan-in ablate 0.3'))
 
 # %% ../nbs/06_methods.ipynb #3ed1b5f8
 ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '2106.12379',
@@ -120,12 +124,14 @@ ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '21
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
-DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude, grow_score_f=weight_magnitude,
-    initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(), replace_step=False)
+DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381',
+    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3],
+    sparsity_path=dsd_path(), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #8bc1bd05
-CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score),
-    drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
+CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107',
+    keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3,
+    updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #f93f24ba
 def prune_to(
@@ -135,7 +141,36 @@ def prune_to(
     score_f=weight_magnitude, # Which live weights stay
     structure=None, # Which masks are legal: a `Structure` or its text
 ) -> int: # Number of weights that were pruned
-    "Prune the lowest of the live weights at once, and return how many they were"
+    """Prune the lowest of the live weights at once, and return how many they were
+
+    Args:
+        model: A module with masks
+        sparsity (float): Of the whole model, in [0,1), and at least what it is
+        sparse_f: The distribution; by default magnitudes compete across layers, above one live weight for each
+            output [default: global_sparsity]
+        score_f: Which live weights stay [default: weight_magnitude]
+        structure: Which masks are legal: a `Structure` or its text [default: None]
+
+    Returns:
+        int: Number of weights that were pruned
+
+    Raises:
+        ValueError: the model has no masks: call sparsify_model(model, 0.) first
+        ValueError: sparsity is ..., and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9
+        TypeError: model is ..., and must be a torch module
+        ValueError: structure is ..., and must be a Structure, None, or one of ...
+        ValueError: ... for ... ..., and must be a tensor of the parameter's shape, ...
+        ValueError: the sparsity is ..., and the structure ... has a sparsity of ...: pass that, or another
+            structure
+
+    Source: arXiv:1803.03635, arXiv:1912.05671
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, 0.)
+        prune_to(model, .5)
+        assert model[0].weight_mask.sum()+model[2].weight_mask.sum()==96
+    """
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
@@ -181,7 +216,34 @@ def find_ticket(
     warm_up=None, # Function that trains `model` to where it is rewound to; None is the start
     sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
 ):
-    "Turn `model` into a ticket of `sparsity`, ready to be trained"
+    """Turn `model` into a ticket of `sparsity`, ready to be trained
+
+    Args:
+        model: A module, dense or with masks
+        train: Function that trains `model` from where it is
+        sparsity (float): Of the ticket, in [0,1)
+        rate (float): Fraction of the live weights pruned after each training, in (0,1) [default: 0.2]
+        warm_up: Function that trains `model` to where it is rewound to; None is the start [default: None]
+        sparse_f: The distribution; by default magnitudes compete across layers, above one live weight for each
+            output [default: global_sparsity]
+
+    Raises:
+        ValueError: rate is ..., and must lie in (0,1): the fraction of live weights pruned in a round
+        ValueError: sparsity is ..., and the model has one of ..., which pruning can't lower: pass a higher one, or
+            call unsparsify first
+        ValueError: sparsity is ..., and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9
+        ValueError: the model has no masks: call sparsify_model(model, 0.) first
+        ValueError: state has no ... as this model has it: pass an earlier state_dict() of the same model
+        TypeError: model is ..., and must be a torch module
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        def train(model):
+            opt = torch.optim.SGD(model.parameters(), lr=.1)
+            F.cross_entropy(model(torch.randn(16,8)), torch.arange(16)%4).backward()
+            opt.step()
+        find_ticket(model, train, sparsity=.5)
+    """
     check_sparsity(sparsity)
     if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
     masks = [o.mask for o in masked_params(model)]
@@ -198,7 +260,11 @@ def find_ticket(
 
 # %% ../nbs/06_methods.ipynb #7e9021f7
 def methods_table(): # A `DataFrame`, a row for each method
-    "The methods that can be asked for by name"
+    """The methods that can be asked for by name
+
+    Example:
+        methods_table()
+    """
     import pandas as pd  # takes long to import, and only tables need it
-    rows = [{'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''} for k,o in method_names.items()]
-    return pd.DataFrame(rows).set_index('method')
+    row = lambda k,o: {'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''}
+    return pd.DataFrame([row(*o) for o in method_names.items()]).set_index('method')

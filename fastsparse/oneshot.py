@@ -6,7 +6,7 @@
 __all__ = ['prune_magnitude', 'prune_wanda', 'prune_sparsegpt', 'prune_snip', 'prune_grasp', 'prune_synflow', 'restore_sparse']
 
 # %% ../nbs/21_oneshot.ipynb #64388160
-import math,matplotlib.pyplot as plt,pandas as pd,re,torch
+import json,math,matplotlib.pyplot as plt,pandas as pd,re,torch
 from collections.abc import Mapping
 from contextlib import contextmanager
 from fastai.data.core import DataLoaders
@@ -27,6 +27,7 @@ from fastsparse.sparsify import as_mask,check_score,decide,draw_seed,keep_from_b
 from fastsparse.sparsify import sparsify_model
 from fastsparse.structures import as_structure,NM,Structure,Unstructured
 from functools import partial
+from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend,sdpa_kernel
@@ -63,7 +64,8 @@ def _with_axes(o): return o._replace(structure=o.structure.for_axes(axes_of(o.mo
 def _wanted(model, entries, target):
     "Weights and their targets; those that are to stay dense are left out"
     names = [o[0] for o in entries]
-    rules = read_rules(target, 'target') if isinstance(target, (dict,list)) else [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
+    if isinstance(target, (dict,list)): rules = read_rules(target, 'target')
+    else: rules = [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
     taken = assign(rules, names, [getattr(*o[1:]) for o in entries], model)
     return [(o,rules[k][1]) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
 
@@ -134,7 +136,23 @@ def prune_magnitude(
     target, # As in `plan_pruning`
     ranking=layer_masks, # Or `global_masks`
 ): # `Hooks`
-    "The weights of largest magnitude live; with '2:4' this is the best mask of each group of four (ASP, arXiv:2104.08378)"
+    """The weights of largest magnitude live; with '2:4' this is the best mask of each group of four (ASP, arXiv:2104.08378)
+
+    Args:
+        model: A dense module or a `Learner`
+        target: As in `plan_pruning`
+        ranking: Or `global_masks` [default: layer_masks]
+
+    Raises:
+        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
+
+    Source: arXiv:2104.08378
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        prune_magnitude(model, .5)
+        assert model[0].weight.count_nonzero()+model[2].weight.count_nonzero()==96
+    """
     return prune_by(model, weight_magnitude, target, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #aea619cc
@@ -207,6 +225,8 @@ class Calibration:
 # %% ../nbs/21_oneshot.ipynb #4b629bca
 class _Enough(Exception): pass
 
+def _shapes(xs, kwargs): return ', '.join(f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()])
+
 @patch
 def run(self:Calibration):
     "Run the model on everything; `_Enough` ends a batch early"
@@ -216,6 +236,8 @@ def run(self:Calibration):
             xs,kwargs,_ = to_device(b, self.device)
             try: model(*xs, **kwargs)
             except _Enough: pass
+            except torch.OutOfMemoryError: raise
+            except (RuntimeError,TypeError) as e: raise ValueError(f"data has a batch of {_shapes(xs, kwargs)}, and the model can't take it ({e}): pass batches such as it is trained on") from e
 
 # %% ../nbs/21_oneshot.ipynb #ec7a826c
 def _product(m): return getattr(layer_of(m), 'product', None)
@@ -317,7 +339,8 @@ def _attention_inputs(m, o, qkv, kw):
 def _before_out_proj(m, qkv, kw):
     "What `m` returns when its `out_proj` is the identity"
     out,was = m.out_proj,m.out_proj._parameters
-    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=None if was['bias'] is None else torch.zeros_like(was['bias']))
+    bias = None if was['bias'] is None else torch.zeros_like(was['bias'])
+    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=bias)
     try: return m.forward(*qkv, **kw)[0]
     finally: out._parameters = was
 
@@ -339,7 +362,9 @@ def _recurrent_input(m, o, args, kwargs):
 # %% ../nbs/21_oneshot.ipynb #3542967f
 def _bar(xs, progress): return progress_bar(xs, leave=False) if progress else xs
 
-def _prunable(o): return _product(o.module) in ('linear','conv','attention') or _product(o.module)=='recurrent' and o.attr.startswith('weight_ih')
+def _prunable(o):
+    product = _product(o.module)
+    return product in ('linear','conv','attention') or product=='recurrent' and o.attr.startswith('weight_ih')
 
 def _outputs_first(o, t):
     "`t`, of the shape of the weight of `o`, with outputs first and inputs second"
@@ -396,7 +421,8 @@ def row_masks(
     s = score.flatten(1)
     k = torch.tensor(share_out([n/len(s)]*len(s), n), device=s.device)
     rank = torch.arange(s.shape[1], device=s.device).expand(s.shape)
-    return torch.zeros(s.shape, dtype=torch.bool, device=s.device).scatter_(1, (-s).sort(dim=1, stable=True).indices, rank<k[:,None]).view(score.shape)
+    best = (-s).sort(dim=1, stable=True).indices
+    return torch.zeros(s.shape, dtype=torch.bool, device=s.device).scatter_(1, best, rank<k[:,None]).view(score.shape)
 
 def _wanda(o, n, statistic):
     norms = statistic(_squares)[0].sqrt()
@@ -413,7 +439,27 @@ def prune_wanda(
     bs:int=32, # Batch size for a dataset
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
-    "Prune by size of weight times norm of input"
+    """Prune by size of weight times norm of input
+
+    Args:
+        model: A dense module or a `Learner`
+        target: As in `plan_pruning`
+        data: `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; a `Learner` brings its own
+            [default: None]
+        n_samples (int): Examples to read, in whole batches [default: 256]
+        bs (int): Batch size for a dataset [default: 32]
+        progress (bool): Show a progress bar? [default: False]
+
+    Raises:
+        ValueError: no layer to prune was reached by the data: check data and target
+
+    Source: arXiv:2306.11695
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        prune_wanda(model, '2:4', [torch.randn(64,8)])
+        assert (model[0].weight.view(-1,4).count_nonzero(1)==2).all()
+    """
     return prune_layerwise(model, target, data, _wanda, noop, n_samples, bs, progress)
 
 # %% ../nbs/21_oneshot.ipynb #9cc30893
@@ -431,6 +477,7 @@ def inverse_factor(
     if info.any(): raise ValueError(f"the inputs don't determine the weights with damp={damp}: take a larger damp, e.g. 0.01, or more data")
     return torch.linalg.cholesky(torch.cholesky_inverse(L), upper=True),dead
 
+# %% ../nbs/21_oneshot.ipynb #b5d9a717
 def obs_prune(
     w:torch.Tensor, # Groups by outputs by columns, float64
     U:torch.Tensor, # From `inverse_factor`
@@ -497,7 +544,29 @@ def prune_sparsegpt(
     bs:int=32, # Batch size for a dataset
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
-    "Prune, and let the weights that live make up for what is lost"
+    """Prune, and let the weights that live make up for what is lost
+
+    Args:
+        model: A dense module or a `Learner`
+        target: As in `plan_pruning`; of structures only N:M along inputs
+        data: `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; a `Learner` brings its own
+            [default: None]
+        block (int): Columns decided together, 1 or more [default: 128]
+        damp (float): Fraction of the mean of the Hessian's diagonal that is added to it, 0 or more [default: 0.01]
+        n_samples (int): Examples to read, in whole batches [default: 256]
+        bs (int): Batch size for a dataset [default: 32]
+        progress (bool): Show a progress bar? [default: False]
+
+    Raises:
+        ValueError: damp is ..., and must be a number from 0, e.g. 0.01
+        ValueError: ... is ..., and must be an integer from 1, e.g. ...
+        ValueError: no layer to prune was reached by the data: check data and target
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        prune_sparsegpt(model, '2:4', [torch.randn(64,8)])
+        assert (model[0].weight.view(-1,4).count_nonzero(1)==2).all()
+    """
     _check_count('block', block, 128)
     if isinstance(damp, bool) or not isinstance(damp, (int,float)) or not 0<=damp<math.inf: raise ValueError(f"damp is {damp!r}, and must be a number from 0, e.g. 0.01")
     return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress)
@@ -558,14 +627,38 @@ def _needing_grad(ps):
 def prune_snip(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
-    data=None, # Batches with targets: `DataLoaders`, a loader, a dataset or an iterable; or `f(model)` that yields losses; a `Learner` brings its own
+    data=None, # Batches with targets: `DataLoaders`, a loader, a dataset, an iterable, or `f(model)` → losses; a `Learner` has its own
     loss_func=None, # `f(output, *targets)`; by default the `Learner`'s, or `output.loss`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
-    "Prune what the loss would miss least"
+    """Prune what the loss would miss least
+
+    Args:
+        model: A dense module or a `Learner`
+        target: As in `plan_pruning`
+        data: Batches with targets: `DataLoaders`, a loader, a dataset, an iterable, or `f(model)` → losses; a
+            `Learner` has its own [default: None]
+        loss_func: `f(output, *targets)`; by default the `Learner`'s, or `output.loss` [default: None]
+        n_samples (int): Examples to read, in whole batches [default: 256]
+        bs (int): Batch size for a dataset [default: 32]
+        ranking: Or `layer_masks` [default: global_masks]
+        progress (bool): Show a progress bar? [default: False]
+
+    Raises:
+        ValueError: ranking is ..., and must be a function: layer_masks, global_masks, or f(scores, plan) that
+            returns masks by name
+        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
+
+    Source: arXiv:1810.02340
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        xb,yb = torch.randn(16,8),torch.arange(16)%4
+        prune_snip(model, .5, [(xb,yb)], F.cross_entropy)
+    """
     _check_ranking(ranking)
     return prune_by(model, snip_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
 
@@ -575,7 +668,8 @@ def grasp_scores(plan, calib, loss_func, progress=False):
     ps = [o.p for o in plan]
     with preserved(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
         g = mean_grads(ps, _losses(calib, loss_func, progress))
-        flow = lambda loss: sum((a*b).sum() for a,b in zip(torch.autograd.grad(loss, ps, create_graph=True, allow_unused=True, materialize_grads=True), g))
+        grads = partial(torch.autograd.grad, create_graph=True, allow_unused=True, materialize_grads=True)
+        flow = lambda loss: sum((a*b).sum() for a,b in zip(grads(loss, ps), g))
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in _losses(calib, loss_func, progress)))
     return {o.name: o.p.detach()*h for o,h in zip(plan, Hg)}
 
@@ -590,7 +684,30 @@ def prune_grasp(
     ranking=global_masks, # Or `layer_masks`
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
-    "Prune what the gradient flow would miss least"
+    """Prune what the gradient flow would miss least
+
+    Args:
+        model: A dense module or a `Learner`
+        target: As in `plan_pruning`
+        data: As in `prune_snip` [default: None]
+        loss_func: As in `prune_snip` [default: None]
+        n_samples (int): Examples to read, in whole batches [default: 256]
+        bs (int): Batch size for a dataset [default: 32]
+        ranking: Or `layer_masks` [default: global_masks]
+        progress (bool): Show a progress bar? [default: False]
+
+    Raises:
+        ValueError: ranking is ..., and must be a function: layer_masks, global_masks, or f(scores, plan) that
+            returns masks by name
+        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
+
+    Source: arXiv:2002.07376
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        xb,yb = torch.randn(16,8),torch.arange(16)%4
+        prune_grasp(model, .5, [(xb,yb)], F.cross_entropy)
+    """
     _check_ranking(ranking)
     return prune_by(model, grasp_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
 
@@ -619,7 +736,32 @@ def prune_synflow(
     rounds:int=100, # Rounds of pruning, 1 or more
     progress:bool=False, # Show a progress bar?
 ): # `Hooks`
-    "Prune what carries the least flow, in many rounds"
+    """Prune what carries the least flow, in many rounds
+
+    Args:
+        model: A dense module or a `Learner`
+        target: As in `plan_pruning`
+        xb: A batch, or a tuple of inputs; only the shape of an item counts; a `Learner` brings its own [default:
+            None]
+        rounds (int): Rounds of pruning, 1 or more [default: 100]
+        progress (bool): Show a progress bar? [default: False]
+
+    Raises:
+        ValueError: ... is ..., and must be an integer from 1, e.g. ...
+        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
+        ValueError: the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first
+            that magnitude pruning takes
+        ValueError: ... has nothing to prune: the weights are ..., and the target leaves all of them dense
+        ValueError: ...: ...
+        ValueError: xb is None, and only a Learner brings its own: pass a batch, of which only the shape of an item
+            counts
+
+    Source: arXiv:2006.05467
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        prune_synflow(model, .5, torch.randn(1,8))
+    """
     _check_count('rounds', rounds, 100)
     plan,xs = plan_pruning(model, target),_ones_like_item(model, xb)
     net = module_copy(module_of(model)).double().eval().requires_grad_()
@@ -629,6 +771,7 @@ def prune_synflow(
             if t.is_floating_point(): t.abs_().mul_(not _adds(name))
     return prune_by(model, _synflow(net, plan, xs, rounds, progress), target, global_masks)
 
+# %% ../nbs/21_oneshot.ipynb #85a631bf
 def _adds(name):
     "Is this added to what flows, instead of multiplied with it?"
     attr = name.rpartition('.')[2]
@@ -691,18 +834,62 @@ def plot_sensitivity(
     "A line a layer"
     if ax is None: ax = plt.subplots(figsize=(6,3.2))[1]
     styles = [(m,l,c) for l,c in (('-','0'),('--','.4'),(':','.6')) for m in 'osD^v*']
-    for (name,row),(m,l,c) in zip(table.iterrows(), styles*(len(table)//len(styles)+1)): ax.plot(row.index, row.values, marker=m, ls=l, color=c, label=name)
+    for (name,row),(m,l,c) in zip(table.iterrows(), styles*(len(table)//len(styles)+1)):
+        ax.plot(row.index, row.values, marker=m, ls=l, color=c, label=name)
     ax.set(xlabel='sparsity of the layer', ylabel=ylabel)
     ax.legend(fontsize='small')
     return ax
 
+# %% ../nbs/21_oneshot.ipynb #f8feedc3
+_index = 'model.safetensors.index.json'
+
+def _files_of(path):
+    "The files of safetensors that hold a state, at `path` or in it"
+    if path.is_file(): return [path]
+    if (path/_index).is_file(): return [path/o for o in sorted(set(json.loads((path/_index).read_text())['weight_map'].values()))]
+    if (path/'model.safetensors').is_file(): return [path/'model.safetensors']
+    raise ValueError(f"{str(path)!r} is no file, and has no model.safetensors and no {_index}: pass the folder that save_pretrained wrote, a file of safetensors, or a state dict")
+
+def _read_state(path):
+    "A state dict from files of safetensors"
+    try: from safetensors.torch import load_file
+    except ImportError as e: raise ImportError("reading a folder needs safetensors: pip install 'fastsparse[export]'") from e
+    state = {}
+    for f in _files_of(path):
+        try: state.update(load_file(f))
+        except Exception as e: raise ValueError(f"{str(f)!r} can't be read as safetensors: {e}") from e
+    return state
+
 # %% ../nbs/21_oneshot.ipynb #8138a997
 def restore_sparse(
     model, # A fresh dense module, or a `Learner`, of the same architecture
-    state:dict, # State dict of a sparse model
+    state, # State dict of a sparse model, or the folder or file where transformers' `save_pretrained` or safetensors wrote it
 ): # `Hooks`
-    "Load weights and masks, and enforce them"
+    """Load weights and masks, and enforce them
+
+    Args:
+        model: A fresh dense module, or a `Learner`, of the same architecture
+        state: State dict of a sparse model, or the folder or file where transformers' `save_pretrained` or
+            safetensors wrote it
+
+    Raises:
+        TypeError: state is ..., and must be the state dict of a sparse model
+        ValueError: the model is sparse already: build it anew, or call unsparsify(model) first
+        ValueError: the state has no masks for this model: it needs some of ...
+        TypeError: model is ..., and must be a torch module or a Learner
+        TypeError: model is ..., and must be a torch module
+        ValueError: ... is in the ... only: build the architecture that the state was saved from
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .5)
+        fresh = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        restore_sparse(fresh, model.state_dict())
+        assert fresh[0].weight_mask.equal(model[0].weight_mask)
+    """
+    if isinstance(state, (str,Path)): state = _read_state(Path(state))
     module = module_of(model)
+    if not isinstance(state, dict): raise TypeError(f"state is {state!r}, and must be the state dict of a sparse model")
     if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
     os,state = _maskable(module),_with_ties(module, state)
     masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}

@@ -248,7 +248,26 @@ def pack(
     model:nn.Module, # A module with masks or zeros, changed in place
     plan:dict, # Name of a layer → one of `storages`
 ) -> nn.Module: # `model`, or the new layer if that is all there is
-    "Replace layers by ones that store live weights only"
+    """Replace layers by ones that store live weights only
+
+    Args:
+        model (Module): A module with masks or zeros, changed in place
+        plan (dict): Name of a layer → one of `storages`
+
+    Returns:
+        Module: `model`, or the new layer if that is all there is
+
+    Raises:
+        ValueError: plan names ..., and the layers to choose from are ...
+        ValueError: plan gives ... the storage ..., and must give one of ...
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .9)
+        want = model(torch.ones(1,8))
+        small = pack(plain_copy(model), {'0': 'csr'})
+        assert torch.allclose(small(torch.ones(1,8)), want, atol=1e-5)
+    """
     layers = storable(model)
     for n,how in plan.items():
         if n not in layers: raise ValueError(f"plan names {n!r}, and the layers to choose from are {', '.join(map(repr, layers))}")

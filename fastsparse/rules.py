@@ -8,7 +8,7 @@ __all__ = ['configure', 'rules_table']
 # %% ../nbs/12_rules.ipynb #955fda4e
 import json,pandas as pd,re
 from fastcore.basics import *
-from fastsparse import grown,methods,schedules  # what they hold is known by name then
+from fastsparse import grown,methods,schedules
 from fastsparse.declared import find_part,parts_of
 from fastsparse.parts import Method,_methods,find_method,may_be_none,part_kinds
 from fastsparse.patterns import named
@@ -21,7 +21,8 @@ from numbers import Real
 from pathlib import Path
 
 # %% ../nbs/12_rules.ipynb #f23fdd20
-_left_out = re.compile(r'(.*_)?(norm|ln|embed|embedding|embeddings|embedder|lm_head|pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding)_?\d*')
+_left_out = re.compile(r'(.*_)?(norm|ln|embed|embedding|embeddings|embedder|lm_head|'
+    r'pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding)_?\d*')
 
 def default_filter(
     name:str, # A parameter's full name
@@ -43,6 +44,7 @@ def _find(key, name):
     return find_part(part_kinds[key], name, key)
 
 # %% ../nbs/12_rules.ipynb #2bc0d2bb
+_rooms = grown,methods  # what these rooms hold is known by name once they are imported
 _passed = {'params','names','scores','p','name','generator','idx','live'}
 
 def _is_part(f): return first(signature(f).parameters) in _passed
@@ -64,16 +66,25 @@ def _build(key, f, kwargs):
 # %% ../nbs/12_rules.ipynb #20ba8f5b
 def _taken_as_is(key, spec):
     if spec is None: return key in may_be_none
-    return key=='grow_init_f' and isinstance(spec, Real) or key=='mask_init' and (spec in list(_inits) if isinstance(spec, str) else isinstance(spec, dict))
+    if key=='mask_init': return spec in list(_inits) if isinstance(spec, str) else isinstance(spec, dict)
+    return key=='grow_init_f' and isinstance(spec, Real)
+
+def _interval(spec):
+    "An interval that gets shorter in a short run"
+    if set(spec)!={'type','every'} or spec['type']!='Interval':
+        raise ValueError(f"batches_per_update is {spec!r}, and must be a number of steps, or {{'type': 'Interval', 'every': 100}}, which gets shorter in a short run")
+    return schedules.Interval(spec['every'])
 
 def part(
     key:str, # A setting of `Method`
     spec, # What a file says of it
 ): # What `Method` takes
     "Turn what a file says into a setting"
+    if key=='batches_per_update' and isinstance(spec, dict): return _interval(spec)
     if key not in part_kinds or callable(spec) or _taken_as_is(key, spec): return spec
     if isinstance(spec, str): spec = dict(type=spec)
-    if isinstance(spec, dict) and isinstance(spec.get('type'), str): return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
+    if isinstance(spec, dict) and isinstance(spec.get('type'), str):
+        return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
     raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {', '.join(_known(key))}")
 
 # %% ../nbs/12_rules.ipynb #31164de8
@@ -116,7 +127,30 @@ def _rule(spec):
 def configure(
     spec, # A sparsity, a rule as a dict, a list of rules, or the path of a YAML or JSON file
 ) -> Rules: # For `rules=` of the callback or the engine
-    "Rules from plain data"
+    """Rules from plain data
+
+    Args:
+        spec: A sparsity, a rule as a dict, a list of rules, or the path of a YAML or JSON file
+
+    Returns:
+        Rules: For `rules=` of the callback or the engine
+
+    Raises:
+        ValueError: there are no rules: give a sparsity, a dict, or a list of dicts
+        ValueError: ... doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file
+        ValueError: ... can't be read, and must be plain YAML or JSON: ...
+        ImportError: reading YAML needs PyYAML: pip install pyyaml, or write the rules as JSON
+        ValueError: a rule is ..., and must be a dict such as {'params': '*.mlp.*', 'method': 'rigl', 'sparsity':
+            0.9}
+        ValueError: params is ..., and must be a glob, a list of globs or a function of name and parameter; leave it
+            out for what is usual
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
+        rules = configure([dict(params='0.*', sparsity=.5), dict(method='set', sparsity=.8)])
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(rules=rules))
+    """
     if isinstance(spec, Rules): return spec
     data = _read(spec) if isinstance(spec, (str,Path)) else spec
     if isinstance(data, (int,float)) and not isinstance(data, bool): data = dict(sparsity=float(data))
@@ -150,17 +184,22 @@ def _arguments(o):
 
 def _names_for(key): return f"; names for {key} are {', '.join(_known(key))}" if _known(key) else ''
 
+_ways = [
+    (Schedule, lambda key, o: schedule_spec(o)),
+    (Structure, lambda key, o: str(o)),
+    (BasicRepr, lambda key, o: dict(type=type(o).__name__, **_arguments(o))),
+    (schedules.Time, lambda key, o: schedules._plain(o)),
+    (schedules.Interval, lambda key, o: dict(type='Interval', every=int(o))),
+    ((list,tuple), lambda key, o: [_said(key, v) for v in o]),
+    (dict, lambda key, o: {k:_said(key, v) for k,v in o.items()}),
+    ((bool,int,float,str,type(None)), lambda key, o: o)]
+
 def _said(key, value):
     "What a file says of the setting `value`"
     if name := first(k for k,f in _known(key).items() if f is value): return name
-    if isinstance(value, Schedule): return schedule_spec(value)
-    if isinstance(value, Structure): return str(value)
     if isinstance(value, partial) and (said := _bound_said(key, value)): return said
-    if isinstance(value, BasicRepr): return dict(type=type(value).__name__, **_arguments(value))
-    if isinstance(value, schedules.Time): return schedules._plain(value)
-    if isinstance(value, (list,tuple)): return [_said(key, o) for o in value]
-    if isinstance(value, dict): return {k:_said(key, o) for k,o in value.items()}
-    if value is None or isinstance(value, (bool,int,float,str)): return value
+    say = first(f for kind,f in _ways if isinstance(value, kind))
+    if say is not None: return say(key, value)
     raise ValueError(f"{key} is {value!r}, which has no name in a file: give it one with @declares(...), or write the setting as numbers and schedules{_names_for(key)}")
 
 def rules_spec(
@@ -170,7 +209,10 @@ def rules_spec(
     return rules.spec if isinstance(rules, Rules) else [_rule_spec(*o) for o in rules]
 
 # %% ../nbs/12_rules.ipynb #b7bbb1fb
-def _same(settings, preset): return [k for k,v in preset.items() if k in settings and (settings[k] is v or type(settings[k]) is type(v) and settings[k]==v)]
+def _same(settings, preset):
+    "Keys that both hold with equal values"
+    equal = lambda a,b: a is b or type(a) is type(b) and a==b
+    return [k for k,v in preset.items() if k in settings and equal(settings[k], v)]
 
 def _preset_of(settings):
     "The name of the preset that `settings` began with, as far as one can see; None if they lack something of each"
@@ -202,7 +244,30 @@ def rules_table(
     model, # A module or a `Learner`
     rules, # What `configure` takes, or pairs of pattern and settings
 ) -> pd.DataFrame:
-    "Which rule takes which parameter of `model`, and why none takes the others"
+    """Which rule takes which parameter of `model`, and why none takes the others
+
+    Args:
+        model: A module or a `Learner`
+        rules: What `configure` takes, or pairs of pattern and settings
+
+    Returns:
+        DataFrame
+
+    Raises:
+        TypeError: model is ..., and must be a torch module or a Learner
+        ValueError: there are no rules: give a sparsity, a dict, or a list of dicts
+
+    Example:
+        file = Path(tempfile.mkdtemp())/'sparsity.yaml'
+        file.write_text('''
+        - {params: '*self_attn*', method: rigl, sparsity: 0.8, batches_per_update: 10}
+        - {params: '*.linear1.weight', structure: '2:4', sparsity: 0.5}
+        - {params: '*.linear2.weight', method: gmp, sparsity: 0.9, batches_per_update: 10}
+        ''')
+        torch.manual_seed(0)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+        rules_table(model, file)
+    """
     model = module_of(model)
     in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
     rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)

@@ -15,7 +15,7 @@ from fastai.torch_core import get_model,rank_distrib
 from fastcore.basics import *
 from fastcore.foundation import L
 from fastsparse.callback import DynamicSparseTrainingCallback
-from fastsparse.files import check_seal,seal,whole_file
+from fastsparse.files import as_path,check_seal,seal,whole_file
 from fastsparse.masks import bits_to_mask,count_live,live_places,mask_to_bits
 from fastsparse.parts import Method
 from fastsparse.scores import base_opt
@@ -204,7 +204,40 @@ def save_run(
     grads:bool=False, # Save gradients too, between the batches of one accumulated step?
     **others # Whatever else has a `state_dict`, by name, and generators of torch
 ) -> Path: # The file
-    "Write all that a run needs to go on to one file, whole or not at all"
+    """Write all that a run needs to go on to one file, whole or not at all
+
+    Args:
+        path: File to write; the folder must be there
+        model: A module or a `Learner` of one
+        opt: Its optimizer, fastai's or torch's [default: None]
+        engine: A `DynamicSparseTraining` or another engine [default: None]
+        position: Where the run stands: a number, or a dict of plain values [default: 0]
+        keep (int): How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt` [default: 1]
+        grads (bool): Save gradients too, between the batches of one accumulated step? [default: False]
+        others:
+
+    Returns:
+        Path: The file
+
+    Raises:
+        ValueError: opt is ..., and must be the model's optimizer, fastai's or torch's, or None
+        ValueError: engine is ..., and must be an engine such as DynamicSparseTraining, or None
+        TypeError: path is ..., and must be a file's name or a Path
+        TypeError: model is ..., and must be a torch module or a Learner
+        TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
+            state_dict()
+
+    Example:
+        import tempfile
+        model = nn.Sequential(nn.Linear(8,8))
+        sparsify_model(model, .5, seed=0)
+        opt = torch.optim.SGD(model.parameters(), .1)
+        engine = DynamicSparseTraining(model, opt, 100, **RigL_presets, seed=0)
+        with tempfile.TemporaryDirectory() as d: save_run(f'{d}/run', model, opt, engine)
+    """
+    as_path(path)
+    if opt is not None and not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
+    if engine is not None and not hasattr(engine, 'state_dict'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
     run = collect_run(get_model(module_of(model)), opt, engine, grads)
     run.update(position=plain(position, 'position'), others={k:plain(_state_of(o), k) for k,o in others.items()})
     write_run(path, run, keep)
@@ -248,7 +281,7 @@ def read_run(
     path, # A file that `save_run` or `SparseCheckpoint` wrote
 ) -> dict: # `model` and `opt` as state dicts, `engine`, `position`, `random`, `about` and more
     "All that a file of a run holds"
-    run = _read_file(Path(path))
+    run = _read_file(as_path(path))
     run['model'] = _unpack_model(run['model'])
     if run['opt'] is not None:
         masks,names = _masks_in(run['model']),run['opt']['names']
@@ -283,7 +316,10 @@ def check_model(
         a,b = own[k],state[k]
         if a.shape!=b.shape or a.dtype!=b.dtype: raise ValueError(f"{k} is {b.dtype} of shape {tuple(b.shape)} in the file, and {a.dtype} of shape {tuple(a.shape)} in the model: {_from}")
 
+def _is_opt(opt): return hasattr(base_opt(opt), 'param_groups')
+
 def _check_opt(opt, about):
+    if not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
     mine = _opt_about(opt)
     if about is None: raise ValueError("the file holds no optimizer: leave opt out, or take a file that was saved with one")
     for k,what in dict(kind='optimizer', steps='steps of the optimizer', shapes='shapes of its parameters').items():
@@ -307,6 +343,7 @@ def check_engine(
     state:dict, # Its state there
 ):
     "A `ValueError` unless the engine has these settings, and can take the state"
+    if not hasattr(engine, 'check_run'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
     if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
     for i,(mine,theirs) in enumerate(zip(_methods_about(engine), methods or [])):
         if odd := first(k for k in mine if k in theirs and mine[k]!=theirs[k]): raise ValueError(f"{odd} of the method is {theirs[odd]} in the file, and {mine[odd]} here: "
@@ -376,8 +413,31 @@ def load_run(
     default=None, # What to return where there is no file; None raises `FileNotFoundError` then
     **others # As in `save_run`
 ): # The position that was saved
-    "Go on from a file, all of it or nothing"
-    if default is not None and not Path(path).is_file(): return default
+    """Go on from a file, all of it or nothing
+
+    Args:
+        path: A file that `save_run` or `SparseCheckpoint` wrote
+        model: A module or a `Learner` of one, sparse or dense yet [default: None]
+        opt: Its optimizer; None leaves it out [default: None]
+        engine: Its engine; None leaves it out [default: None]
+        default: What to return where there is no file; None raises `FileNotFoundError` then [default: None]
+        others:
+
+    Raises:
+        TypeError: model is ..., and must be a torch module or a Learner
+        TypeError: path is ..., and must be a file's name or a Path
+
+    Example:
+        import tempfile
+        model = nn.Sequential(nn.Linear(8,8))
+        sparsify_model(model, .5, seed=0)
+        opt = torch.optim.SGD(model.parameters(), .1)
+        engine = DynamicSparseTraining(model, opt, 100, **RigL_presets, seed=0)
+        with tempfile.TemporaryDirectory() as d:
+            save_run(f'{d}/run', model, opt, engine)
+            load_run(f'{d}/run', model, opt, engine)
+    """
+    if default is not None and not as_path(path).is_file(): return default
     run,model = read_run(path),None if model is None else get_model(module_of(model))
     _check_run(run, model, opt, engine, others)
     if model is not None: put_model(model, run['model'])
@@ -433,7 +493,23 @@ def _set_cb_state(cb, state):
 
 # %% ../nbs/14_runs.ipynb #ea570dfa
 class SparseCheckpoint(Callback):
-    "Save a fit as it runs, and go on from its file when it is started again"
+    """Save a fit as it runs, and go on from its file when it is started again
+
+    Args:
+        path: File to write, in a folder that is there; without a suffix it gets `.pt`
+        every (int): Batches after which it writes, besides each epoch's end; None is never [default: None]
+        keep (int): How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt` [default: 1]
+        resume (bool): True: there must be a file to go on from; False: start anew; None: go on if there is one of a
+            run that hasn't finished [default: None]
+
+    Raises:
+        ValueError: resume is ..., and must be True, False or None
+        ValueError: ... is ..., and must be a whole number from 1...
+        TypeError: path is ..., and must be a file's name or a Path
+
+    Example:
+        DynamicSparseTrainingCallback(method='rigl'),SparseCheckpoint('run')
+    """
     run_valid = False
     def __init__(self,
         path, # File to write, in a folder that is there; without a suffix it gets `.pt`
@@ -441,7 +517,7 @@ class SparseCheckpoint(Callback):
         keep:int=1, # How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt`
         resume:bool=None, # True: there must be a file to go on from; False: start anew; None: go on if there is one of a run that hasn't finished
     ):
-        path = Path(path)
+        path = as_path(path)
         self.path = path if path.suffix else path.with_name(f'{path.name}.pt')
         for k,v in dict(every=every, keep=keep).items():
             if not (v is None and k=='every' or isinstance(v, int) and not isinstance(v, bool) and v>=1): raise ValueError(f"{k} is {v!r}, and must be a whole number from 1{', or None' if k=='every' else ''}")
@@ -458,7 +534,7 @@ class SparseCheckpoint(Callback):
 # %% ../nbs/14_runs.ipynb #df91a87a
 @patch
 def before_fit(self:SparseCheckpoint):
-    "Is there a file to go on from?"
+    """Is there a file to go on from?"""
     if self.learn.lock.locked(): return
     self.wake()
     self.saved,self.saves,self.cancelled = None,False,False
@@ -468,7 +544,7 @@ def before_fit(self:SparseCheckpoint):
 
 @patch
 def before_epoch(self:SparseCheckpoint):
-    "Pass over epochs that are done"
+    """Pass over epochs that are done"""
     if self.saved is None or self.learn.lock.locked(): return
     self.wake()
     if self.epoch>=self.saved['position']['epoch']: return
@@ -485,7 +561,7 @@ def before_train(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #85988bbc
 @patch
 def before_batch(self:SparseCheckpoint):
-    "Pass over batches that are done, and take all from the file before the first one that isn't"
+    """Pass over batches that are done, and take all from the file before the first one that isn't"""
     if self.saved is None: return
     self.wake()
     if self.iter>=self.saved['position']['batch']: return self.take()
@@ -508,7 +584,7 @@ def after_cancel_fit(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #aca0b827
 @patch
 def after_fit(self:SparseCheckpoint):
-    "A fit that reached its end, or was stopped early by what it monitors, has finished"
+    """A fit that reached its end, or was stopped early by what it monitors, has finished"""
     if self.learn.lock.locked() or not self.saves: return
     if not (self.cancelled or hasattr(self.learn, 'lr_finder')): self.write(self.n_epoch, 0, finished=True)
     self.saves = False
@@ -516,7 +592,7 @@ def after_fit(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #140fab56
 @patch
 def rest(self:SparseCheckpoint):
-    "Let the other callbacks rest"
+    """Let the other callbacks rest"""
     self.resting = [cb for cb in self.learn.cbs if cb.run and not isinstance(cb, (SparseCheckpoint,TrainEvalCallback))]
     for cb in self.resting: cb.run = False
 
@@ -527,7 +603,11 @@ def wake(self:SparseCheckpoint):
 
 @patch
 def fit_about(self:SparseCheckpoint) -> dict:
-    "What must be equal of two fits for one to go on with the other"
+    """What must be equal of two fits for one to go on with the other
+
+    Returns:
+        dict
+    """
     return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
 
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
@@ -535,7 +615,14 @@ _other_run = "leave the file to its run and give this one another path, or start
 # %% ../nbs/14_runs.ipynb #3570bb7d
 @patch
 def find(self:SparseCheckpoint):
-    "The run to go on from, or None"
+    """The run to go on from, or None
+
+    Raises:
+        ValueError: ... was written by save_run and has no place in a fit: go on with load_run, or ...
+        FileNotFoundError: resume is True, and ... is not there: give the path that the run had, or resume=None to
+            start where there is none
+        ValueError: resume is True, and the run of ... has finished: load_run reads it, and resume=None starts anew
+    """
     if self.resume is False: return
     if not self.path.is_file():
         if self.resume: raise FileNotFoundError(f"resume is True, and {str(self.path)!r} is not there: give the path that the run had, or resume=None to start where there is none")
@@ -551,7 +638,19 @@ def find(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #a4fa5396
 @patch
 def check(self:SparseCheckpoint, run):
-    "A `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nobody else will make them"
+    """A `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nobody else will make them
+
+    Args:
+        run:
+
+    Raises:
+        ValueError: start_epoch was given, and ... says where to go on: leave start_epoch out, or ...
+        ValueError: ... is of a fit with ... DynamicSparseTrainingCallback, and here are ...: ...
+        ValueError: ... is ... in ..., and ... here: ...
+        ValueError: ... is of another run. ...; or ...
+        ValueError: ... is in the ... only: ...
+        ValueError: ... is ... of shape ... in the file, and ... of shape ... in the model: ...
+    """
     for k,v in self.fit_about().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {str(self.path)!r}, and {v} here: {_other_run}")
     if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs): raise ValueError(f"start_epoch was given, and {str(self.path)!r} says where to go on: leave start_epoch out, or {_other_run}")
@@ -565,7 +664,18 @@ def check(self:SparseCheckpoint, run):
 
 @patch
 def take(self:SparseCheckpoint):
-    "Take all from the file"
+    """Take all from the file
+
+    Raises:
+        ValueError: ... is in the ... only: ...
+        ValueError: ... is ... of shape ... in the file, and ... of shape ... in the model: ...
+        ValueError: engine is ..., and must be an engine such as DynamicSparseTraining, or None
+        ValueError: the file holds no engine: leave engine out, or take a file that was saved with one
+        ValueError: the engine's state in the file doesn't fit (...): build and sparsify the model as in the run
+            that was saved, with the same method
+        ValueError: ... of the method is ... in the file, and ... here: pass the settings of the run that was saved,
+            or start a new run in another file
+    """
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
     for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
@@ -582,14 +692,29 @@ def take(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #747b5060
 @patch
 def take_engine(self:SparseCheckpoint, cb, state):
-    "Give the engine of `cb` its state"
+    """Give the engine of `cb` its state
+
+    Args:
+        cb:
+        state:
+    """
     cb.engine.load_state_dict(state)
     cb.settings['seed'] = state['seed']
     if cb.compute and state.get('plan'): cb.plan = state['plan']
 
 @patch
 def write(self:SparseCheckpoint, epoch, batch, finished=False):
-    "Write the file, for a fit that goes on at this place; in many processes the first one writes"
+    """Write the file, for a fit that goes on at this place; in many processes the first one writes
+
+    Args:
+        epoch:
+        batch:
+        finished: [default: False]
+
+    Raises:
+        TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
+            state_dict()
+    """
     if rank_distrib(): return
     learn,model = self.learn,get_model(self.learn.model)
     between = any(cb.count for cb in learn.cbs if isinstance(cb, GradientAccumulation))
@@ -615,7 +740,40 @@ def _lacks(engine):
 
 # %% ../nbs/14_runs.ipynb #5c94e310
 class WaitForSparsity(Callback):
-    "Let fastai's trackers (`SaveModelCallback`, `EarlyStoppingCallback`, ...) look at epochs only where the sparsity is reached"
+    """Let fastai's trackers (`SaveModelCallback`, `EarlyStoppingCallback`, ...) look at epochs only where the sparsity is reached
+
+    Args:
+        after_create: [default: None]
+        before_fit: [default: None]
+        before_epoch: [default: None]
+        before_train: [default: None]
+        before_batch: [default: None]
+        after_pred: [default: None]
+        after_loss: [default: None]
+        before_backward: [default: None]
+        after_cancel_backward: [default: None]
+        after_backward: [default: None]
+        before_step: [default: None]
+        after_cancel_step: [default: None]
+        after_step: [default: None]
+        after_cancel_batch: [default: None]
+        after_batch: [default: None]
+        after_cancel_train: [default: None]
+        after_train: [default: None]
+        before_validate: [default: None]
+        after_cancel_validate: [default: None]
+        after_validate: [default: None]
+        after_cancel_epoch: [default: None]
+        after_epoch: [default: None]
+        after_cancel_fit: [default: None]
+        after_fit: [default: None]
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
+        sparsify_model(learn, .9)
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=[DynamicSparseTrainingCallback(), WaitForSparsity()])
+    """
     order,run_valid = TrackerCallback.order-1,False
     def before_fit(self):
         if not self.learn.lock.locked(): self.lack,self.trackers = None,[]

@@ -46,11 +46,12 @@ class _Space:
     def pin(self): self.root().pinned = True
 
 # %% ../nbs/33_shrinking.ipynb #177b9320
-_acts = (nn.ReLU,nn.ReLU6,nn.GELU,nn.SiLU,nn.Tanh,nn.Sigmoid,nn.LeakyReLU,nn.ELU,nn.SELU,nn.CELU,nn.Mish,nn.Hardswish,nn.Hardsigmoid,nn.Hardtanh,
-    nn.Softplus,nn.Identity,nn.Dropout,nn.Dropout1d,nn.Dropout2d,nn.Dropout3d)
-_pools = (nn.MaxPool1d,nn.MaxPool2d,nn.MaxPool3d,nn.AdaptiveAvgPool1d,nn.AdaptiveAvgPool2d,nn.AdaptiveAvgPool3d,nn.AdaptiveMaxPool1d,nn.AdaptiveMaxPool2d)
-_act_fs = {torch.relu,torch.relu_,torch.tanh,torch.sigmoid,F.relu,F.relu_,F.gelu,F.silu,F.tanh,F.sigmoid,F.leaky_relu,F.elu,F.mish,F.hardswish,F.relu6,
-    F.dropout}
+_acts = (nn.ReLU,nn.ReLU6,nn.GELU,nn.SiLU,nn.Tanh,nn.Sigmoid,nn.LeakyReLU,nn.ELU,nn.SELU,nn.CELU,nn.Mish,nn.Hardswish,nn.Hardsigmoid,
+    nn.Hardtanh,nn.Softplus,nn.Identity,nn.Dropout,nn.Dropout1d,nn.Dropout2d,nn.Dropout3d)
+_pools = (nn.MaxPool1d,nn.MaxPool2d,nn.MaxPool3d,nn.AdaptiveAvgPool1d,nn.AdaptiveAvgPool2d,nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,nn.AdaptiveMaxPool2d)
+_act_fs = {torch.relu,torch.relu_,torch.tanh,torch.sigmoid,F.relu,F.relu_,F.gelu,F.silu,F.tanh,F.sigmoid,F.leaky_relu,F.elu,F.mish,
+    F.hardswish,F.relu6,F.dropout}
 _act_names = {'relu','relu_','tanh','sigmoid','contiguous','clone','detach'}
 _sums = {operator.add,operator.iadd,torch.add,'add','add_'}
 
@@ -116,7 +117,9 @@ def _is_layer(m):
     if product=='conv': return m.groups==1 and m.padding_mode=='zeros'
     return product=='linear' and isinstance(m, nn.Linear) and axes_of(m).is_usual
 
-def _acts_alone(n, m): return isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names
+def _acts_alone(n, m):
+    if isinstance(m, _acts): return True
+    return n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names
 
 # %% ../nbs/33_shrinking.ipynb #cf3c2b03
 @patch
@@ -162,8 +165,8 @@ def mean(self:_Follower, n, v, x, res):
 def sum(self:_Follower, args, v, res):
     "Values in a sum have the same channels"
     others = [self.values.get(a) if isinstance(a, fx.Node) else a for a in args]
-    if all(isinstance(o, _Value) and (o.dim,o.width)==(v.dim,v.width) and o.space.root().n==v.space.root().n and self.results[a].shape==res.shape
-        for o,a in zip(others, args)) and len(args)==2:
+    like = lambda o: isinstance(o, _Value) and (o.dim,o.width)==(v.dim,v.width) and o.space.root().n==v.space.root().n
+    if len(args)==2 and all(like(o) and self.results[a].shape==res.shape for o,a in zip(others, args)):
         others[0].space.join(others[1].space)
         return v
     return v if len(args)==2 and isinstance(others[1], (int,float)) else None
@@ -212,7 +215,8 @@ def fold_norms(
     sole,taken = _sole(f.module),_by_hand(f.module)
     for name,node in sole.items():
         bn,before = model.get_submodule(name),node.all_input_nodes[0]
-        if not isinstance(bn, _BatchNorm) or bn.running_mean is None or getattr(before, 'target', None) not in sole or len(before.users)>1: continue
+        if not isinstance(bn, _BatchNorm) or bn.running_mean is None: continue
+        if getattr(before, 'target', None) not in sole or len(before.users)>1: continue
         layer = model.get_submodule(before.target)
         if bn in taken or layer in taken or has_hooks(bn) or has_hooks(layer): continue
         fused = _fused(layer, bn, f.results[before].ndim)
@@ -341,7 +345,26 @@ def shrink(
     model:nn.Module, # A dense module with zeros; it is left as it is
     xb, # A batch of inputs, or a tuple of them if the model takes several
 ) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer
-    "Remove neurons and channels that are dead or unread, and fold BatchNorm"
+    """Remove neurons and channels that are dead or unread, and fold BatchNorm
+
+    Args:
+        model (Module): A dense module with zeros; it is left as it is
+        xb: A batch of inputs, or a tuple of them if the model takes several
+
+    Returns:
+        tuple: The smaller model in evaluation mode, and a dict of channels removed by layer
+
+    Raises:
+        ValueError: without dead channels the outputs would differ by ...: the forward reads more than its layers'
+            results, such as their sizes; export as 'dense', or let 'auto' choose
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        model[0].weight.data[3:] = 0
+        model[0].bias.data[3:] = 0
+        small,removed = shrink(model, torch.randn(1,8))
+        assert small[0].weight.shape==(3,8)
+    """
     exact,xb = _exact(model, tuple(xb) if isinstance(xb, (tuple,list)) else (xb,))
     fold_norms(new := module_copy(exact), xb)
     while True:

@@ -6,7 +6,7 @@
 __all__ = ['plot_topology', 'animate_masks']
 
 # %% ../nbs/10a_topology.ipynb #dd9d6b1f
-import math,matplotlib.pyplot as plt,numpy as np,torch
+import math,matplotlib.pyplot as plt,numpy as np
 from fastcore.basics import *
 from fastsparse.layers import axes_of
 from fastsparse.history import SparseHistory
@@ -63,6 +63,7 @@ def _bars(ax, values, xlabel, ylabel):
     ax.bar(range(len(values)), values.cpu(), color=colors[0], width=1.)
     ax.set(xlabel=xlabel, ylabel=ylabel)
 
+# %% ../nbs/10a_topology.ipynb #ab8102c5
 def _plot_degrees(ax, found):
     "Degrees of outputs, sorted, over the fraction of units"
     for i,(name,(out,_)) in enumerate(list(found.items())[:len(colors)]):
@@ -77,7 +78,8 @@ def _plot_densities(ax, os):
     names,values = [o.name for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
-    ax.set_yticks(range(len(os)), names if len(os)<=12 else [n if i%(len(os)//12+1)==0 else '' for i,n in enumerate(names)], fontsize='x-small')
+    every = 1 if len(os)<=12 else len(os)//12+1
+    ax.set_yticks(range(len(os)), [n if i%every==0 else '' for i,n in enumerate(names)], fontsize='x-small')
     ax.set_title('layers', fontsize='medium')
 
 def _plot_moves(ax, history):
@@ -94,7 +96,24 @@ def plot_topology(
     history:SparseHistory=None, # What was recorded while it trained, for a panel of what the updates moved; None leaves it out
     image_shape:tuple=None, # (rows, columns) of the inputs where they are an image; None takes a square where they can be one
 ): # A matplotlib figure
-    "Which inputs live, how units are connected, how dense layers are, and what moved"
+    """Which inputs live, how units are connected, how dense layers are, and what moved
+
+    Args:
+        model: A module with masks, or a `Learner`
+        history (SparseHistory): What was recorded while it trained, for a panel of what the updates moved; None
+            leaves it out [default: None]
+        image_shape (tuple): (rows, columns) of the inputs where they are an image; None takes a square where they
+            can be one [default: None]
+
+    Raises:
+        ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
+            first
+
+    Example:
+        model = nn.Sequential(nn.Linear(64,32), nn.ReLU(), nn.Linear(32,10))
+        sparsify_model(model, .9, 'erk', seed=0)
+        plot_topology(model);
+    """
     os,found = _checked(model),degrees(model)
     n = 3 if history is None else 4
     fig,axs = plt.subplots(*((1,3) if n==3 else (2,2)), figsize=(7,2.6) if n==3 else (7,5.2), layout='constrained')
@@ -117,7 +136,34 @@ def animate_masks(
     image_shape:tuple=None, # As in `plot_topology`
     fps:float=6., # Frames a second, above 0
 ) -> Path: # The file
-    "A moving picture of the masks of one parameter"
+    """A moving picture of the masks of one parameter
+
+    Args:
+        history (SparseHistory): Recorded with `keep_masks=True`
+        path: File to write, ending in .gif
+        parameter: Name of the parameter, or its place [default: 0]
+        image_shape (tuple): As in `plot_topology` [default: None]
+        fps (float): Frames a second, above 0 [default: 6.0]
+
+    Returns:
+        Path: The file
+
+    Raises:
+        ValueError: the history kept no masks: record with SparseHistory(keep_masks=True)
+        ValueError: parameter is ..., and must be one of ..., or a place from 0 to ...
+        ValueError: path is ..., and must end in .gif
+
+    Example:
+        model = nn.Sequential(nn.Linear(16,8), nn.ReLU(), nn.Linear(8,4))
+        sparsify_model(model, .5, seed=0)
+        opt,history = torch.optim.SGD(model.parameters(), lr=.1),SparseHistory(keep_masks=True)
+        engine = DynamicSparseTraining(model, opt, 4, **RigL_presets(batches_per_update=1), on_update=history)
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.randn(2,16)).square().mean().backward()
+            opt.step()
+        with tempfile.TemporaryDirectory() as d: animate_masks(history, f'{d}/masks.gif')
+    """
     names = [n for n,_ in history.params]
     if not history.keep_masks or not history.masks: raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
     if parameter not in names and parameter not in range(len(names)): raise ValueError(f"parameter is {parameter!r}, and must be one of {', '.join(names)}, or a place from 0 to {len(names)-1}")
@@ -137,7 +183,8 @@ def _frame(bits, shape, image_shape):
 def _write_gif(frames, steps, name, path, fps):
     fig,ax = plt.subplots(figsize=(3.2,3.2), layout='constrained')
     try:
-        im = ax.imshow(frames[0], cmap='cividis', vmin=0, vmax=max(f.max() for f in frames), aspect='auto' if frames[0].shape[0]!=frames[0].shape[1] else 'equal')
+        h,w = frames[0].shape
+        im = ax.imshow(frames[0], cmap='cividis', vmin=0, vmax=max(f.max() for f in frames), aspect='equal' if h==w else 'auto')
         fig.colorbar(im, ax=ax, shrink=.8, label='live connections')
         def show(k):
             im.set_data(frames[k])

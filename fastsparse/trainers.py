@@ -15,7 +15,6 @@ from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining,SparseEngine
 from os import replace
 from pathlib import Path
-from warnings import warn
 
 # %% ../nbs/40_trainers.ipynb #4bdd9562
 def need(
@@ -35,6 +34,11 @@ def _write(state, path):
     replace(new, path)
 
 # %% ../nbs/40_trainers.ipynb #451cffbe
+def _made(cls, base):
+    "An empty object of `cls`, which is a `base` too"
+    own = dict(__module__=cls.__module__, __doc__=cls.__doc__)
+    return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), own))
+
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
     def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, **settings):
@@ -44,7 +48,8 @@ class _Driver:
     def make_sparse(self, model):
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
         if masked_params(model) or self.sparsity is None: return
-        sparsify_model(model, 0. if self.rises else self.sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed, **self.sparsify)
+        sparsity = 0. if self.rises else self.sparsity
+        sparsify_model(model, sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed, **self.sparsify)
 
     @property
     def rises(self): return self.settings.get('sparsity_path') is not None
@@ -56,25 +61,74 @@ class _Driver:
         self.engine = DynamicSparseTraining(model, opt, n_steps, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
 
-    def stop(self):
-        "Let go of the model, and remember the engine's state"
-        if self.engine is None: return
-        self.saved = self.engine.state_dict()
-        self.engine.remove()
-        self.engine = None
+# %% ../nbs/40_trainers.ipynb #e35cb554
+@patch
+def stop(self:_Driver):
+    "Let go of the model, and remember the engine's state"
+    if self.engine is None: return
+    self.saved = self.engine.state_dict()
+    self.engine.remove()
+    self.engine = None
 
-    def numbers(self):
-        "What a log shows"
-        if self.engine is None: return {}
-        counts = [(s.n, s.live) for s in self.engine.all]
-        return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
+@patch
+def numbers(self:_Driver):
+    "What a log shows"
+    if self.engine is None: return {}
+    counts = [(s.n, s.live) for s in self.engine.all]
+    return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
 
 # %% ../nbs/40_trainers.ipynb #501043f2
 class SparseTrainerCallback(_Driver):
-    "Sparse training under Hugging Face's `Trainer`"
+    """Sparse training under Hugging Face's `Trainer`
+
+    Args:
+        sparsity: Fraction dead, in [0,1); None takes a model that has masks as it is [default: None]
+        sparse_f: The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
+            [default: None]
+        seed: Names the random choices; None takes a number from torch's generator [default: None]
+        sparsify: More settings of `sparsify_model`, such as `dict(also=..., chosen=...)` [default: None]
+        resume_from: Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's
+            output folder [default: None]
+        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
+            [default: None]
+        rules: Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
+            [default: None]
+        batch_size: Samples of a batch; needed where something is given in samples [default: None]
+        steps_per_epoch: Needed where something is given in epochs [default: None]
+        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
+            it is made [default: ()]
+        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
+        batches_per_update: Steps from one update to the next; an `Interval` gets shorter where the run is short
+            [default: None]
+        initial_drop_grow_pct: Fraction of live weights dropped and grown at first, in [0,1]; it falls along a
+            cosine [default: 0.3]
+        stop_pct: Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
+        keep_score_f: Which live weights stay [default: weight_magnitude]
+        grow_score_f: Which dead weights come back; None only drops [default: gradient_magnitude]
+        redistribute_f: A parameter's share of what grows; None leaves each its own [default: None]
+        replace_step: Does an update replace the step of its batch? [default: True]
+        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
+        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
+            [default: None]
+        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
+            `stop_pct` [default: None]
+        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
+        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
+        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
+        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
+            None is zero [default: None]
+        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
+            [default: None]
+        update_after_step: Update after the optimizer's step, with that step's own gradient, instead of before it?
+            Then no step is replaced [default: False]
+
+    Example:
+        callback = SparseTrainerCallback(sparsity=.9, **RigL_presets)  # transformers' Trainer(..., callbacks=[callback])
+        callback.sparsity  # gives 0.9
+    """
     def __new__(cls, *args, **kwargs):
         base = need('transformers', 'hf').TrainerCallback
-        return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
+        return _made(cls, base)
 
     @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
     def __init__(self,
@@ -90,21 +144,26 @@ class SparseTrainerCallback(_Driver):
 
     def on_init_end(self, args, state, control, model=None, **kwargs): self.make_sparse(model)
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        self.stop()
-        found = self._saved(args, state) if state.global_step else None
-        if found is None: self.make_sparse(model)
-        self.start(model, optimizer, state.max_steps, found)
+# %% ../nbs/40_trainers.ipynb #0c1c5122
+@patch
+def on_train_begin(self:SparseTrainerCallback, args, state, control, model=None, optimizer=None, **kwargs):
+    self.stop()
+    found = self._saved(args, state) if state.global_step else None
+    if found is None: self.make_sparse(model)
+    self.start(model, optimizer, state.max_steps, found)
 
-    def on_save(self, args, state, control, **kwargs):
-        folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
-        if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
+@patch
+def on_save(self:SparseTrainerCallback, args, state, control, **kwargs):
+    folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
+    if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        for o in (logs, state.log_history[-1] if state.log_history else None):
-            if o is not None: o.update(self.numbers())
+@patch
+def on_log(self:SparseTrainerCallback, args, state, control, logs=None, **kwargs):
+    for o in (logs, state.log_history[-1] if state.log_history else None):
+        if o is not None: o.update(self.numbers())
 
-    def on_train_end(self, args, state, control, **kwargs): self.stop()
+@patch
+def on_train_end(self:SparseTrainerCallback, args, state, control, **kwargs): self.stop()
 
 # %% ../nbs/40_trainers.ipynb #eb378633
 @patch
@@ -116,10 +175,54 @@ def _saved(self:SparseTrainerCallback, args, state):
 
 # %% ../nbs/40_trainers.ipynb #e2ee7a0c
 class SparseLightningCallback(_Driver):
-    "Sparse training under Lightning's `Trainer`"
+    """Sparse training under Lightning's `Trainer`
+
+    Args:
+        sparsity: Fraction dead, in [0,1); None takes a model that has masks as it is [default: None]
+        sparse_f: The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
+            [default: None]
+        seed: Names the random choices; None takes a number from torch's generator [default: None]
+        sparsify: More settings of `sparsify_model`, such as `dict(also=..., chosen=...)` [default: None]
+        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
+            [default: None]
+        rules: Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
+            [default: None]
+        batch_size: Samples of a batch; needed where something is given in samples [default: None]
+        steps_per_epoch: Needed where something is given in epochs [default: None]
+        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
+            it is made [default: ()]
+        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
+        batches_per_update: Steps from one update to the next; an `Interval` gets shorter where the run is short
+            [default: None]
+        initial_drop_grow_pct: Fraction of live weights dropped and grown at first, in [0,1]; it falls along a
+            cosine [default: 0.3]
+        stop_pct: Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
+        keep_score_f: Which live weights stay [default: weight_magnitude]
+        grow_score_f: Which dead weights come back; None only drops [default: gradient_magnitude]
+        redistribute_f: A parameter's share of what grows; None leaves each its own [default: None]
+        replace_step: Does an update replace the step of its batch? [default: True]
+        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
+        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
+            [default: None]
+        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
+            `stop_pct` [default: None]
+        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
+        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
+        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
+        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
+            None is zero [default: None]
+        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
+            [default: None]
+        update_after_step: Update after the optimizer's step, with that step's own gradient, instead of before it?
+            Then no step is replaced [default: False]
+
+    Example:
+        callback = SparseLightningCallback(sparsity=.9, **RigL_presets)  # Lightning's Trainer(callbacks=[callback])
+        callback.sparsity  # gives 0.9
+    """
     def __new__(cls, *args, **kwargs):
         base = need('lightning.pytorch', 'lightning').Callback
-        return object.__new__(cls if issubclass(cls, base) else type(cls.__name__, (cls, base), dict(__module__=cls.__module__, __doc__=cls.__doc__)))
+        return _made(cls, base)
 
     @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
     def __init__(self,
@@ -136,17 +239,27 @@ class SparseLightningCallback(_Driver):
     def on_train_start(self, trainer, pl_module):
         if len(trainer.optimizers)!=1: raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
-        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, self.saved if trainer.global_step else None)
+        saved = self.saved if trainer.global_step else None
+        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, saved)
 
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        for k,v in self.numbers().items(): pl_module.log(k, float(v))
+# %% ../nbs/40_trainers.ipynb #39585184
+@patch
+def on_train_batch_end(self:SparseLightningCallback, trainer, pl_module, *args):
+    for k,v in self.numbers().items(): pl_module.log(k, float(v))
 
-    def on_train_end(self, trainer, pl_module): self.stop()
-    def on_exception(self, trainer, pl_module, exception): self.stop()
-    def state_dict(self):
-        state = self.saved if self.engine is None else self.engine.state_dict()
-        return {} if state is None else dict(engine=state)
-    def load_state_dict(self, state): self.saved = state.get('engine')
+@patch
+def on_train_end(self:SparseLightningCallback, trainer, pl_module): self.stop()
+
+@patch
+def on_exception(self:SparseLightningCallback, trainer, pl_module, exception): self.stop()
+
+@patch
+def state_dict(self:SparseLightningCallback):
+    state = self.saved if self.engine is None else self.engine.state_dict()
+    return {} if state is None else dict(engine=state)
+
+@patch
+def load_state_dict(self:SparseLightningCallback, state): self.saved = state.get('engine')
 
 # %% ../nbs/40_trainers.ipynb #ce975d12
 def _writer(tracker):
@@ -163,7 +276,21 @@ def log_updates(
     prefix:str='sparse/', # What the numbers' names begin with
     layers:bool=False, # The density of each parameter too?
 ): # For `on_update=` of an engine or a callback
-    "Tell a tracker what each update did: sparsity, weights dropped and grown, updates so far"
+    """Tell a tracker what each update did: sparsity, weights dropped and grown, updates so far
+
+    Args:
+        tracker: A `SummaryWriter`, a wandb run, the module `mlflow`, or a function of a dict of numbers and a step
+        prefix (str): What the numbers' names begin with [default: 'sparse/']
+        layers (bool): The density of each parameter too? [default: False]
+
+    Raises:
+        ValueError: tracker is ..., and must be a SummaryWriter, a run of wandb, the module mlflow, or a function of
+            a dict and a step
+
+    Example:
+        numbers = []
+        DynamicSparseTrainingCallback(method='rigl', on_update=log_updates(lambda d, t: numbers.append((t, d))))
+    """
     write = _writer(tracker)
     def _log(engine, t):
         n,live = [sum(o) for o in zip(*[(s.n, s.live) for s in engine.all])]
