@@ -32,6 +32,16 @@ class _Own:
 methods_own = _Own()
 _usual = dict(batches_per_update=None, keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude)
 
+# %% ../nbs/07_callback.ipynb #ca11bc01
+def _check_known(settings):
+    unknown = set(settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
+    if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
+
+def _check_settings(sparse_modules, repair, sparse_compute):
+    if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
+    if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
+    if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
+
 # %% ../nbs/07_callback.ipynb #ea6577b9
 class DynamicSparseTrainingCallback(Callback):
     """Move the connections of a sparse model while it trains
@@ -83,13 +93,10 @@ class DynamicSparseTrainingCallback(Callback):
             before it? Then no step is replaced [default: False]
 
     Raises:
-        ValueError: sparse_modules is a dict, and must be modules: unpack settings with two stars, as in
-            DynamicSparseTrainingCallback(**RigL_presets), or pass method=
-        ValueError: repair is ..., and must be True or False
+        ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
+            ones: pass grow_state_f=None, or sparse_compute=None
         TypeError: unknown setting ...: the settings are those of SparseEngine, without model, opt and n_steps,
             which the fit knows
-        ValueError: sparse_compute is ..., and must be True, False, None or a plan, a dict such as the plan of a
-            report
         ValueError: method is ..., and must be a preset or one of ...
         ValueError: seed is ..., and must be an integer, or None to draw one
 
@@ -100,11 +107,14 @@ class DynamicSparseTrainingCallback(Callback):
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=2)))
     """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
+
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
-        batches_per_update:int=None, # Batches from one update to the next; None is the method's, or once an epoch, more often in a short fit
-        initial_drop_grow_pct:float=methods_own, # Fraction of live weights dropped and grown at first, in [0,1], .3 by default; it falls along a cosine
+        # Batches from one update to the next; None is the method's, or once an epoch, more often in a short fit
+        batches_per_update:int=None,
+        # Fraction of live weights dropped and grown at first, in [0,1], .3 by default; it falls along a cosine
+        initial_drop_grow_pct:float=methods_own,
         stop_pct:float=methods_own, # Fraction of the fit after which the topology rests, in (0,1], .75 by default
         keep_score_f=methods_own, # Which live weights stay: a score or its name, `weight_magnitude` by default
         grow_score_f=methods_own, # Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only drops
@@ -115,38 +125,37 @@ class DynamicSparseTrainingCallback(Callback):
         repair:bool=True, # Rescale the live weights of an untouched initialisation whose signal random masks have killed?
         **kwargs
     ):
-        if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
-        five = dict(initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f)
-        five |= dict(keep_score_f=keep_score_f, grow_score_f=grow_score_f)
-        given = dict(kwargs, **{k:v for k,v in five.items() if v is not methods_own})
-        if batches_per_update is not None: given['batches_per_update'] = batches_per_update
-        if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
-        self.method,self.repair,self.signal,self.scale_all,self.held = method,repair,None,False,[]
+        _check_settings(sparse_modules, repair, sparse_compute)
+        given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f,
+            keep_score_f=keep_score_f, grow_score_f=grow_score_f, batches_per_update=ifnone(batches_per_update, methods_own))
+        given = {k:v for k,v in given.items() if v is not methods_own}
+        self.method,self.repair,self.scale_all,self.held = method,repair,False,[]
         self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
-        unknown = set(self.settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
-        if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
-        if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
-        self.state = self.saved = None
-        self.compute,self.measures,self.plan = bool(sparse_compute),sparse_compute is True,sparse_compute if isinstance(sparse_compute, dict) else None
-        self._init_state()
+        _check_known(self.settings)
+        self._take_plan(sparse_compute)
+        self.engine = self.report = self.state = self.saved = self.signal = None
 
-    def __repr__(self):
-        said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
-        sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
-        return f"{type(self).__name__}({described(said, self.method)}{sparsity})"
+# %% ../nbs/07_callback.ipynb #399f1f30
+@patch
+def __repr__(self:DynamicSparseTrainingCallback):
+    said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
+    sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
+    return f"{type(self).__name__}({described(said, self.method)}{sparsity})"
 
-    @property
-    def seed(self): return self.settings['seed']
+@patch
+def _take_plan(self:DynamicSparseTrainingCallback, plan):
+    self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
-    def _init_state(self): self.engine = self.report = None
+@patch(as_prop=True)
+def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
 
-    @property
-    def learn(self): return vars(self).get('_learn')
+@patch(as_prop=True)
+def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
 
-    @learn.setter
-    def learn(self, learn):
-        if learn is None: self._let_go()
-        vars(self)['_learn'] = learn
+@patch(set_prop=True)
+def learn(self:DynamicSparseTrainingCallback, learn):
+    if learn is None: self._let_go()
+    vars(self)['_learn'] = learn
 
 # %% ../nbs/07_callback.ipynb #cbpart00
 @patch
@@ -159,14 +168,17 @@ def before_fit(self:DynamicSparseTrainingCallback):
     self._make_engine(len(self.dls.train))
     if self.repair and not self.resumed: self._repair()
     if not self.resumed: self._take_rates()
-    if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))  # before the model is wrapped
+    # before the model is wrapped
+    if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
 @patch
 def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
     bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
-    settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1))))
+    settings = dict(batch_size=bs,
+        steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'],
+        Interval(max(n_iter, 1))))
     engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
     engine.method = self.method
     if self.state: engine.n_updates = self.state['n_updates']
@@ -237,7 +249,8 @@ def _joined(xb):
     if not _in_many(): return xb
     found = [None]*dist.get_world_size()
     dist.all_gather_object(found, to_cpu(xb))
-    return None if any(o is None for o in found) else tree_map(lambda *ts: torch.cat(ts) if isinstance(ts[0], torch.Tensor) and ts[0].ndim else ts[0], *found)
+    return None if any(o is None for o in found) else tree_map(lambda *ts: torch.cat(ts) if isinstance(ts[0], torch.Tensor) and ts[0].ndim
+        else ts[0], *found)
 
 def _decided_by_first(found):
     "What rank 0 found, on every rank"
@@ -252,6 +265,7 @@ def _dense_if_died(model, xb):
     found = Signal(dense_spread(model, xb), output_spread(model, xb))
     return found.dense if found.died else None
 
+# %% ../nbs/07_callback.ipynb #ebc60526
 @patch
 def _repair(self:DynamicSparseTrainingCallback):
     "Rescale the live weights of an untouched initialisation whose signal has died"
@@ -306,7 +320,8 @@ def _let_go(self:DynamicSparseTrainingCallback):
     self.engine = None
 
 @patch
-def state_dict(self:DynamicSparseTrainingCallback) -> dict: # Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
+# Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
+def state_dict(self:DynamicSparseTrainingCallback) -> dict:
     """What a later process needs to go on, besides `learn.save`
 
     Returns:

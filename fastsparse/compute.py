@@ -133,7 +133,7 @@ def spread(self:LiveGuard, t):
     return out
 
 # %% ../nbs/31_compute.ipynb #112f90da
-_replaced = "the parameter of a layer that computes with live weights was taken out or replaced: call remove() of the report of sparse_compute, or store_dense(model), before you do that"
+_replaced_error = "the parameter of a layer that computes with live weights was taken out or replaced: call remove() of the report of sparse_compute, or store_dense(model), before you do that"
 
 @patch(as_prop=True)
 def p(self:LiveGuard):
@@ -152,7 +152,7 @@ def whole_grad(self:LiveGuard):
 def check(self:LiveGuard):
     "Follow a parameter or a mask that somebody else changed"
     v = self.values
-    if v is None: raise RuntimeError(_replaced)
+    if v is None: raise RuntimeError(_replaced_error)
     if not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
     if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
     if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
@@ -162,7 +162,7 @@ def check(self:LiveGuard):
 # %% ../nbs/31_compute.ipynb #edd5c388
 @patch
 def watch(self:LiveGuard, v):
-    if v.shape!=(len(self.index),): raise RuntimeError(_replaced)
+    if v.shape!=(len(self.index),): raise RuntimeError(_replaced_error)
     if self.handle is not None: self.handle.remove()
     set_guard(v, self)
     ref,self.seen = weakref.ref(self),v
@@ -275,7 +275,8 @@ def _refusing(answer, what):
     return property(lambda self: answer, _set)
 
 LiveGuard.lifted = property(lambda self: self._lifted, _lift, doc="Will an update read this batch's dense gradient?")
-LiveGuard.dense_history = _refusing(False, "gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights")
+LiveGuard.dense_history = _refusing(False,
+    "gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights")
 LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
 # %% ../nbs/31_compute.ipynb #975a409a
@@ -379,7 +380,7 @@ class LiveLayer:
         for g in self._live.values(): g.check()
 
     def __delattr__(self, name):
-        if name in vars(self).get('_live', ()): raise RuntimeError(_replaced)
+        if name in vars(self).get('_live', ()): raise RuntimeError(_replaced_error)
         super().__delattr__(name)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -450,7 +451,8 @@ def _attended(q, k, v, bias, need_weights, dropout):
 class Attends:
     "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
     dropout = 0.
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True, is_causal=False):
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
+        is_causal=False):
         if is_causal and attn_mask is None: raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
         batched,rows = query.ndim==3,self.batch_first or query.ndim==2
         def laid(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
@@ -480,7 +482,8 @@ class LiveAttention(LiveLayer, Attends, nn.MultiheadAttention):
         return [F.linear(x, o, b) for x,o,b in zip((q,k,v), w.chunk(3), biases)]
 
 # %% ../nbs/31_compute.ipynb #2c5c7b0d
-_live_types = {nn.Linear:LiveLinear, NonDynamicallyQuantizableLinear:LiveProjection, nn.Conv1d:LiveConv1d, nn.Conv2d:LiveConv2d, nn.Conv3d:LiveConv3d,
+_live_types = {nn.Linear:LiveLinear, NonDynamicallyQuantizableLinear:LiveProjection, nn.Conv1d:LiveConv1d, nn.Conv2d:LiveConv2d,
+    nn.Conv3d:LiveConv3d,
     nn.MultiheadAttention:LiveAttention}
 _dense_types = {v:k for k,v in _live_types.items()}
 _fused_paths = [(nn.TransformerEncoderLayer, 'activation_relu_or_gelu', 0), (nn.TransformerEncoder, 'use_nested_tensor', False)]
@@ -497,7 +500,8 @@ def _turn(m, live):
 def _settle(model):
     "Give each module of `model` the class and the settings that fit what lives in it"
     for m in model.modules():
-        if type(m) in _live_types or isinstance(m, LiveLayer): _turn(m, _lives(m) or isinstance(m, nn.MultiheadAttention) and _lives(m.out_proj))
+        if type(m) in _live_types or isinstance(m, LiveLayer):
+            _turn(m, _lives(m) or isinstance(m, nn.MultiheadAttention) and _lives(m.out_proj))
         for kind,name,value in _fused_paths:
             if not isinstance(m, kind): continue
             kept,live = vars(m).setdefault('_fused_path', {}),any(map(_lives, m.modules()))
@@ -631,7 +635,8 @@ def _why_no_layer(m):
     "Why a layer of this type can't be swapped; empty if it can"
     if type(m) not in _live_types:
         of = first(k for k in _live_types if isinstance(m, k))
-        return f'{type(m).__name__} is a subclass of {of.__name__}, which may compute in a way of its own' if of else f'no sparse product in {type(m).__name__}'
+        if of: return f'{type(m).__name__} is a subclass of {of.__name__}, which may compute in a way of its own'
+        return f'no sparse product in {type(m).__name__}'
     if 'forward' in vars(m): return 'its forward was replaced'
     if isinstance(m, nn.MultiheadAttention) and (m.bias_k is not None or m.add_zero_attn): return 'attention with bias_k or add_zero_attn'
     if not isinstance(m, _ConvNd) or is_pointwise(m): return ''
@@ -666,7 +671,8 @@ def _layer_ratio(guard, call, inputs):
 def _kind(guard):
     (x,bias),m = guard.calls[0],guard.module
     how = [getattr(m, k, None) for k in ('stride','padding','dilation')]
-    return type(m),*map(str, how),tuple(guard.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,round(20*len(guard.index)/max(guard.mask.numel(), 1))
+    return type(m),*map(str,
+        how),tuple(guard.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,round(20*len(guard.index)/max(guard.mask.numel(), 1))
 
 def _calls(model, guards, xb):
     "Of each of `guards` that a forward of the model uses, by name: its kind and its first call"
@@ -820,7 +826,7 @@ def _check_compute(self:DynamicSparseTrainingCallback):
 
 @patch
 def _start_compute(self:DynamicSparseTrainingCallback, xb=()):
-    "Compute with live weights only until the fit ends; what was measured is measured again when half of the weights that lived then are dead"
+    "Compute with live weights only until the fit ends; measured again when half of the live weights have died"
     live = sum(s.live for s in self.engine.slots)
     if self.report is not None:
         if not self.measures or 2*live>self.n_measured: return

@@ -6,13 +6,12 @@
 __all__ = []
 
 # %% ../nbs/30c_convolutions.ipynb #fc62c168
-import math,numpy as np,threading,torch
+import numpy as np,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
 from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,zero
 from functools import cache,lru_cache
 from torch.autograd import Function
-from torch.nn import functional as nnf
 
 # %% ../nbs/30c_convolutions.ipynb #629acfc1
 def _pair(v): return (v,v) if isinstance(v, int) else tuple(v)

@@ -243,11 +243,9 @@ def global_sparsity(
     """
     scores = [p.detach().abs() for p in params] if scores is None else scores
     sizes = [p.numel() for p in params]
-    if [s.numel() for s in scores]!=sizes: raise ValueError(f"scores have {[s.numel() for s in scores]} entries for parameters of {sizes}, and must have one for each weight")
-    if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
+    _check_scores(scores, sizes, min_live)
     budget = (1-float(model_sparsity))*sum(sizes)
-    n_outs = [_n_outputs(p.shape, o) for p,o in zip(params, axes or [(0,1,None)]*len(params))]
-    floors = [min(min_live*o, _n_above(s, -math.inf)) if n else 0 for o,n,s in zip(n_outs, sizes, scores)]
+    floors = _floors(params, axes, scores, min_live)
     counts = _top_counts(scores, sizes, budget)
     if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
@@ -255,6 +253,16 @@ def global_sparsity(
 _names['global'] = global_sparsity
 
 # %% ../nbs/01_distributions.ipynb #4b529d96
+def _check_scores(scores, sizes, min_live):
+    found = [s.numel() for s in scores]
+    if found!=sizes: raise ValueError(f"scores have {found} entries for parameters of {sizes}, and must have one for each weight")
+    if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
+
+def _floors(params, axes, scores, min_live):
+    "The least that each parameter keeps: `min_live` weights an output, or all whose score is no -inf"
+    outs = [_n_outputs(p.shape, o) for p,o in zip(params, axes or [(0,1,None)]*len(params))]
+    return [min(min_live*o, _n_above(s, -math.inf)) if p.numel() else 0 for p,o,s in zip(params, outs, scores)]
+
 def _n_outputs(shape, axes):
     "How many outputs a parameter has, those of all experts together"
     outputs,_,experts = axes
@@ -273,6 +281,7 @@ def _top_counts(scores, sizes, budget):
     last = int(lowest(together, 1, among=live)) if over else -1
     return [count_live(m)-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
 
+# %% ../nbs/01_distributions.ipynb #c0c9b4f3
 def _lifted(scores, sizes, budget, floors, alone):
     "As `alone`, but none below its floor"
     most = sum(floors)
@@ -283,7 +292,7 @@ def _lifted(scores, sizes, budget, floors, alone):
             "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
     return counts
 
-# %% ../nbs/01_distributions.ipynb #c0c9b4f3
+# %% ../nbs/01_distributions.ipynb #b0d56609
 def _with_floors(scores, sizes, budget, floors):
     "Layers below their floor get it, and the others compete for the rest"
     held = set()

@@ -37,6 +37,7 @@ def _open_part(part):
         except FileNotFoundError: pass
         os.close(fd)
 
+# %% ../nbs/00d_files.ipynb #06c47d69
 def _to_disk(path):
     "Wait until the file or folder `path` is on the disk"
     fd = os.open(path, os.O_RDONLY if Path(path).is_dir() else os.O_RDWR)
@@ -77,7 +78,8 @@ def older_file(
 
 def _shift(path, keep):
     "Make room at `path` for a new file, and keep `keep-1` old ones"
-    if not path.exists() or older_file(path, 1).exists() and os.path.samefile(path, older_file(path, 1)): return  # a killed write made the room
+    # a killed write made the room
+    if not path.exists() or older_file(path, 1).exists() and os.path.samefile(path, older_file(path, 1)): return
     for i in range(keep-1, 1, -1):
         if older_file(path, i-1).exists(): os.replace(older_file(path, i-1), older_file(path, i))
     second = part_of(older_file(path, 1))
@@ -110,6 +112,7 @@ def checksum(
     for piece in _pieces(f, n): crc = _fold(piece, crc) if fold else zlib.crc32(piece, crc)
     return crc
 
+# %% ../nbs/00d_files.ipynb #fe828fa7
 def seal(
     path, # A file; its checksum is added to it
     word:bytes, # Up to 7 bytes that say what it is

@@ -18,13 +18,11 @@ from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.masks import count_live
 from fastsparse.methods import Preset
-from fastsparse.parts import check_sparsity,find_method,register_method
+from fastsparse.parts import check_sparsity,find_method
 from fastsparse.schedules import Interval
 from fastsparse.scores import fisher_saliency,MeanGradient
 from fastsparse.signal import batch_of,output_spread,rate_scales,same_random_state
 from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
-from functools import partial
-from warnings import warn
 
 # %% ../nbs/15_fit.ipynb #2bd381e4
 class Fitted(Interval):
@@ -56,7 +54,8 @@ def auto_presets(
     every = max(n_steps//updates, 8)  # one dense gradient in eight steps until .75 of the run is less than a tenth
     n_made = max(math.ceil(.75*n_steps/every), 1)
     window = min(max(n_steps//(10*n_made), 1), 8, every)
-    return Preset('Auto', 'drops by weight and the size of its gradients, grows by the mean gradient of some batches', keep_score_f=fisher_saliency,
+    return Preset('Auto', 'drops by weight and the size of its gradients, grows by the mean gradient of some batches',
+        keep_score_f=fisher_saliency,
         grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
 
 # %% ../nbs/15_fit.ipynb #ac1c3ff8
@@ -67,7 +66,8 @@ class ScaledRates(Callback):
         scales = rate_scales(self.learn.model)
         self.scales,self.held = {id(p):scales.get(n, 1.) for n,p in self.learn.model.named_parameters()},[]
 
-    def before_step(self): self.held = [(p, p.detach().clone()) for p in self.learn.model.parameters() if p.grad is not None and self.scales.get(id(p), 1.)!=1]
+    def before_step(self):
+        self.held = [(p, p.detach().clone()) for p in self.learn.model.parameters() if p.grad is not None and self.scales.get(id(p), 1.)!=1]
 
     def after_step(self):
         with torch.no_grad():
@@ -208,6 +208,7 @@ def _trial(learn, s, seed, n_epoch, lr, kwargs):
     for o in masked_params(own.model): stored -= (o.mask.numel()-count_live(o.mask))*o.p.element_size()-o.mask.numel()//8
     return dict(sparsity=s, seed=seed, metric=found[1] if len(found)>1 else -found[0], seconds=took, bytes=stored)
 
+# %% ../nbs/15_fit.ipynb #6a148291
 @dataclass
 class SparsityFound:
     "What `find_sparsity` measured"
@@ -268,6 +269,12 @@ def find_sparsity(
             more)
         ValueError: tolerance is ..., and must be 0 or more
         TypeError: model is ..., and must be a torch module
+
+    Example:
+        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
+        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
+        with learn.no_bar(), learn.no_logging(): found = find_sparsity(learn, budget=2, sparsities=(.8,), seeds=1)
+        found.suggested
     """
     if masked_params(learn.model): raise ValueError("the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first")
     if bad := [s for s in sparsities if not 0<s<1]: raise ValueError(f"sparsity {bad[0]} must lie in (0,1): the fraction of weights that is dead, e.g. 0.9")

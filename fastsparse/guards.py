@@ -138,7 +138,8 @@ def is_fastai(
     return isinstance(opt, getattr(sys.modules.get('fastai.optimizer'), 'Optimizer', ()))
 
 # %% ../nbs/03b_guards.ipynb #83c99baa
-_keep_zero = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad,
+_keep_zero = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
+    torch.optim.Adagrad,
     torch.optim.Adadelta, torch.optim.ASGD)
 
 def keeps_zero(
@@ -465,6 +466,7 @@ def _trial(m, state, prefix, every, found):
         inside = f'{prefix}{name}.'
         if child is not None: _trial(child, {k:v for k,v in state.items() if k.startswith(inside)}, inside, every, found)
 
+# %% ../nbs/03b_guards.ipynb #f91f5c55
 def trial_load(
     module:nn.Module, # The module that loads
     state:dict, # A state dict
@@ -503,10 +505,11 @@ def _alters_keys(module):
     "Does a hook after the load answer for what is missing?"
     return any(not isinstance(_owner(h), Enforcement) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
 
-def _with_masks(module): return (m for m in module.modules() if any(k.endswith('_mask') and k.removesuffix('_mask') in m._parameters for k in m._buffers))
+def _with_masks(module):
+    return (m for m in module.modules() if any(k.endswith('_mask') and k.removesuffix('_mask') in m._parameters for k in m._buffers))
 
 # %% ../nbs/03b_guards.ipynb #ce1cb5ff
-dense_ways = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; fastsparse.methods.rewind(model, state) keeps the masks on purpose, and drops these values")
+dense_ways_text = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; fastsparse.methods.rewind(model, state) keeps the masks on purpose, and drops these values")
 
 def _check_file_mask(name, mask):
     if not isinstance(mask, torch.Tensor) or mask.dtype==torch.bool: return
@@ -527,7 +530,7 @@ def check_masks_of_load(
             t = state.get(f'{prefix}{n}')
             if own in state or not isinstance(t, torch.Tensor) or t.shape!=o.mask.shape or t.is_meta: continue
             n_lost = int((t.detach().ne(0)&~o.mask.to(t.device)).sum())
-            if n_lost: raise ValueError(f"{prefix}{n} comes without its mask, {o.name}_mask, and {n_lost} of its values that are not zero would be lost, where weights are dead in this model: {dense_ways}")
+            if n_lost: raise ValueError(f"{prefix}{n} comes without its mask, {o.name}_mask, and {n_lost} of its values that are not zero would be lost, where weights are dead in this model: {dense_ways_text}")
 
 # %% ../nbs/03b_guards.ipynb #6a3c49be
 class Enforcement:
@@ -560,25 +563,29 @@ class Enforcement:
 
     def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
 
-    def arm(self, model):
-        "Set a guard on every masked parameter of `model` that somebody wants enforced"
-        for s in storages: s.settle(model)
-        for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
-        self.root,self.kind,self.guards = weakref.ref(model),type(model),[guard(o) for o in masked_params(model) if self.claimed(o)]
-        self.armed.add(self)
-        self.hear_loads(model)
+# %% ../nbs/03b_guards.ipynb #0490b5c2
+@patch
+def arm(self:Enforcement, model):
+    "Set a guard on every masked parameter of `model` that somebody wants enforced"
+    for s in storages: s.settle(model)
+    for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
+    self.root,self.kind,self.guards = weakref.ref(model),type(model),[guard(o) for o in masked_params(model) if self.claimed(o)]
+    self.armed.add(self)
+    self.hear_loads(model)
 
-    def hear_loads(self, model):
-        "Listen for loads into `model` and into parts of it that hold masks"
-        for m in model.modules():
-            if any(_is_of(self, h) for h in m._load_state_dict_pre_hooks.values()) or next(_with_masks(m), None) is None: continue
-            m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
+@patch
+def hear_loads(self:Enforcement, model):
+    "Listen for loads into `model` and into parts of it that hold masks"
+    for m in model.modules():
+        if any(_is_of(self, h) for h in m._load_state_dict_pre_hooks.values()) or next(_with_masks(m), None) is None: continue
+        m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
 
-    def remove(self):
-        "End enforcement; masks, buffers and zeros stay"
-        for g in self.guards: g.remove()
-        if self.root is not None and (model := self.root()) is not None: unhook(model, self)
-        self.guards,self.claims = [],[]
+@patch
+def remove(self:Enforcement):
+    "End enforcement; masks, buffers and zeros stay"
+    for g in self.guards: g.remove()
+    if self.root is not None and (model := self.root()) is not None: unhook(model, self)
+    self.guards,self.claims = [],[]
 
 # %% ../nbs/03b_guards.ipynb #f27df37b
 class Enforced:

@@ -225,7 +225,8 @@ class Calibration:
 # %% ../nbs/21_oneshot.ipynb #4b629bca
 class _Enough(Exception): pass
 
-def _shapes(xs, kwargs): return ', '.join(f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()])
+def _shapes(xs, kwargs):
+    return ', '.join(f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()])
 
 @patch
 def run(self:Calibration):

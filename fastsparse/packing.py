@@ -86,7 +86,8 @@ class CondensedMatrix(nn.Module):
     def forward(self, x, bias=None):
         if torch.compiler.is_exporting():
             none = not self.col.shape[1]  # torch follows no empty bags
-            y = x.new_zeros(len(x), self.shape[0]) if none else F.embedding_bag(self.col, x.t(), per_sample_weights=self.values, mode='sum').t()
+            y = x.new_zeros(len(x), self.shape[0]) if none else F.embedding_bag(self.col, x.t(), per_sample_weights=self.values,
+                mode='sum').t()
             return y if bias is None else y+bias
         index = _index(self, torch.arange(len(self.col)+1, dtype=torch.int, device=x.device)*self.col.shape[1])
         return sparse_product(index, self.values.view(-1), x, bias)
@@ -151,13 +152,15 @@ class PackedLayer(nn.Module):
         return y.to(torch.get_autocast_dtype(kind))
 
     @property
-    def weight(self): return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device)).t()
+    def weight(self):
+        return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device)).t()
 
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
     def forward(self, input): return self.product(input.reshape(-1, input.shape[-1])).reshape(*input.shape[:-1], self.matrix.shape[0])
 
+# %% ../nbs/32_packing.ipynb #1f31822a
 class PackedConv(PackedLayer):
     "A convolution with a kernel of size 1"
     def __init__(self, matrix, bias, stride=(1,)):

@@ -12,9 +12,10 @@ from fastsparse.declared import needs_of
 from fastsparse.distributions import global_sparsity
 from fastsparse.guards import DenseGuard,masked_params,Storage,storages
 from fastsparse.masks import count_live,live_places,local_part,put_
-from fastsparse.scores import base_opt,call_with,fisher_saliency,gradient_momentum,gradient_redistribution,MeanGradient,momentum_redistribution
+from fastsparse.scores import base_opt,call_with,fisher_saliency,gradient_momentum,gradient_redistribution
+from fastsparse.scores import MeanGradient,momentum_redistribution
 from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,random_score,wants
-from fastsparse.structures import Block,FanIn,Kernels,NM,OutputChannels,OutputGroups,Structure,TransposableNM,Unstructured
+from fastsparse.structures import Block,FanIn,Kernels,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from torch import nn
 from types import SimpleNamespace
@@ -61,7 +62,8 @@ _bins = 256
 
 def _counts(keys, low, width, ranks):
     "How many of `keys`, of all ranks, lie in each bin"
-    return ranks.added(torch.bincount((keys-low)//width, minlength=_bins) if len(keys) else torch.zeros(_bins, dtype=torch.long, device=keys.device)).tolist()
+    return ranks.added(torch.bincount((keys-low)//width, minlength=_bins) if len(keys)
+        else torch.zeros(_bins, dtype=torch.long, device=keys.device)).tolist()
 
 def _bin_of(counts, k):
     "The bin with the `k`-th highest, and how many lie above it"
@@ -70,6 +72,7 @@ def _bin_of(counts, k):
         if above+counts[b]>=k: return b,above
         above += counts[b]
 
+# %% ../nbs/16_processes.ipynb #142f393a
 def kth_highest(
     keys:torch.Tensor, # Vector of integers, this rank's
     k:int, # From 1 to the number of keys of all ranks
@@ -114,6 +117,7 @@ def highest_of(
     at = live_places(among.reshape(-1))
     return at[_taken(order_keys(score.reshape(-1).index_select(0, at)), k, ranks)]
 
+# %% ../nbs/16_processes.ipynb #3391075e
 def all_but(
     score:torch.Tensor, # Scores, any shape: this rank's
     k:int, # How many to leave out of all
@@ -143,12 +147,14 @@ def best_units(score, k, among):
     there = among.gather(1, order)
     return torch.zeros_like(among).scatter_(1, order, there & (there.cumsum(1)<=k))
 
+# %% ../nbs/16_processes.ipynb #fe60ca44
 class OverRanks:
     "A structure that chooses among the rows of all ranks; scores and places are this rank's"
     def __init__(self, inner, shape, ranks):
         self.inner,self.shape,self.ranks = inner,tuple(shape),ranks
         inner.check(self.shape)
-        self.here = OutputGroups(max(ranks.rows*inner.g//max(shape[0], 1), 1)) if isinstance(inner, OutputGroups) else inner  # as this rank's rows see it
+        # as this rank's rows see it
+        self.here = OutputGroups(max(ranks.rows*inner.g//max(shape[0], 1), 1)) if isinstance(inner, OutputGroups) else inner
         self.alone = not isinstance(inner, _compete)
         rows = _rows_of_unit(inner, self.shape)
         if rows is None or ranks.each%rows and ranks.each<self.shape[0]:
@@ -168,7 +174,8 @@ def top(self:OverRanks, score, n):
     k,everywhere = self.inner._per_group(self.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
     if n in (0, math.prod(self.shape)): return everywhere if n else ~everywhere
     units = self._units(everywhere)
-    if not self.alone: return self._whole(put_(torch.zeros_like(units), highest_of(self._scores(score), k, units, self.ranks), True), score.shape)
+    if not self.alone:
+        return self._whole(put_(torch.zeros_like(units), highest_of(self._scores(score), k, units, self.ranks), True), score.shape)
     return self._whole(self.here._choose(score, k, units), score.shape) if score.numel() else everywhere
 
 @patch
@@ -183,7 +190,8 @@ def legal(self:OverRanks, mask):
     mask = local_part(mask)
     live = self.here.split(mask).any(-1).sum(1) if mask.numel() else torch.zeros(0, dtype=torch.long)
     live = live[live>0] if getattr(self.inner, 'ablate', None) is not None else live
-    most,least,broken = self.ranks.max(*((int(live.max()), -int(live.max())) if len(live) else (-1,-2**40)), int(mask.numel()>0 and not self.here.legal(mask)))
+    most,least,broken = self.ranks.max(*((int(live.max()), -int(live.max())) if len(live) else (-1,-2**40)),
+        int(mask.numel()>0 and not self.here.legal(mask)))
     return not broken and (not self.alone or most<0 or most==-least)
 
 # %% ../nbs/16_processes.ipynb #9f90ea1b
@@ -206,6 +214,7 @@ def move(self:OverRanks, mask, keep_f, grow_f, n_drop, n):
 @patch
 def _units(self:OverRanks, mask): return self.here.split(mask).any(-1) if mask.numel() else mask.view(1, -1)
 
+# %% ../nbs/16_processes.ipynb #ed1e549f
 @patch
 def _compete(self:OverRanks, mask, keep_f, n_drop, k):
     "The units that stay where all compete, and what fills them up to `k`"
@@ -279,6 +288,7 @@ def _share(self:OverRanks, n, on):
     n_on = self.n(on)
     return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.inner._most(self.shape))
 
+# %% ../nbs/16_processes.ipynb #f2c58bdd
 @patch
 def _active(self:OverRanks, mask, keep, grow, n_drop, n, on):
     "Which of the outputs in `on` have enough salient weights"
@@ -293,7 +303,9 @@ def _active(self:OverRanks, mask, keep, grow, n_drop, n, on):
     return put_(active, highest_of(each, 1, torch.ones_like(each, dtype=torch.bool), self.ranks), True)
 
 # %% ../nbs/16_processes.ipynb #26894680
-_by_place = random_score,gradient_momentum,fisher_saliency,MeanGradient,MovingGradient  # each weight by itself, with what is remembered of it
+# each weight by itself, with what is remembered of it
+_by_place = random_score,gradient_momentum,fisher_saliency,MeanGradient,MovingGradient
+
 _means = momentum_redistribution,gradient_redistribution
 
 def _base(f):
@@ -301,7 +313,9 @@ def _base(f):
     return f
 
 def _called(f): return getattr(_base(f), '__name__', type(f).__name__)
-def _one_of(f, known): return _base(f) in [o for o in known if not isinstance(o, type)] or isinstance(f, tuple(o for o in known if isinstance(o, type)))
+
+def _one_of(f, known):
+    return _base(f) in [o for o in known if not isinstance(o, type)] or isinstance(f, tuple(o for o in known if isinstance(o, type)))
 
 def check_single(
     f, # A score
@@ -312,6 +326,7 @@ def check_single(
     raise ValueError(f"{setting} is {_called(f)}, which doesn't say that it looks at each weight by itself, and a rank has some rows of a sharded weight only: "
         "take another score, write @declares(elementwise=True) above yours if it does, or train data parallel instead of fully_shard")
 
+# %% ../nbs/16_processes.ipynb #ce753b28
 def draw_rows(
     shape:tuple, # Of the whole
     ranks:Ranks, # Who owns which rows
@@ -375,7 +390,7 @@ class ShardGuard(DenseGuard):
     def strayed(self, p): return not _is_sharded(p)
 
 # %% ../nbs/16_processes.ipynb #1ceb9b98
-_fsdp1 = "the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens weights, so that masks can't follow: take torch.distributed.fsdp.fully_shard (FSDP2)"
+_fsdp1_error = "the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens weights, so that masks can't follow: take torch.distributed.fsdp.fully_shard (FSDP2)"
 
 def _fsdp_params(model):
     "Module, attribute and sharded parameter of each weight that `fully_shard` handles in `model`"
@@ -386,14 +401,16 @@ def _fsdp_params(model):
         groups = getattr(state, '_fsdp_param_groups', None) or [state._fsdp_param_group]
         for p in (p for g in groups if g is not None for p in g.fsdp_params):
             info = p._module_info
-            for module,attr in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]): yield module,attr,p.sharded_param
+            for module,attr in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
+                yield module,attr,p.sharded_param
 
+# %% ../nbs/16_processes.ipynb #a4ce913c
 class Shards(Storage):
     "Weights whose rows are shared out over ranks"
     def __init__(self): self.known = {}  # weak references to sharded parameters, by module's id and attribute
 
     def has(self, p):
-        if getattr(p, '_fsdp_flattened', False): raise ValueError(_fsdp1)
+        if getattr(p, '_fsdp_flattened', False): raise ValueError(_fsdp1_error)
         return _is_sharded(p)
 
     def guard(self, o): return ShardGuard(o.module, o.attr)
@@ -402,7 +419,7 @@ class Shards(Storage):
 
     def settle(self, model):
         for m in model.modules():
-            if type(m).__name__=='FullyShardedDataParallel' or '_flat_param' in m._parameters: raise ValueError(_fsdp1)
+            if type(m).__name__=='FullyShardedDataParallel' or '_flat_param' in m._parameters: raise ValueError(_fsdp1_error)
         self.known = {k:ref for k,ref in self.known.items() if ref() is not None}
         for module,attr,p in _fsdp_params(model): self.known[id(module),attr] = weakref.ref(p)
 
@@ -426,7 +443,8 @@ def _face(p):
 def _memory(opt, p, face):
     "What `opt` remembers of `p`, as an optimizer of `face`"
     group = next((g for g in base_opt(opt).param_groups if any(q is p for q in g['params'])), {})
-    return SimpleNamespace(state={face: {k:local_part(v) if isinstance(v, torch.Tensor) else v for k,v in opt_state(opt, p).items()}}, param_groups=[{**group, 'params':[face]}])
+    return SimpleNamespace(state={face: {k:local_part(v) if isinstance(v, torch.Tensor) else v for k,v in opt_state(opt, p).items()}},
+        param_groups=[{**group, 'params':[face]}])
 
 @patch
 def call(self:Shards, f, p, opt=None, generator=None, **kwargs):
@@ -475,6 +493,7 @@ def _global_over_ranks(params, model_sparsity, scores=None, min_live=1):
     scores = [local_part(p.detach()).abs() for p in params] if scores is None else scores
     return global_sparsity(params, model_sparsity, [_Spread(s, p) for s,p in zip(scores, params)], min_live)
 
+# %% ../nbs/16_processes.ipynb #db16ce26
 @patch
 def distribution(self:Shards, f):
     "`f`, or what does the same over ranks"

@@ -70,6 +70,7 @@ class _Packer:
         if k not in self.places: self.places[k] = live_places(mask.reshape(-1)) if 2*count_live(mask)<=mask.numel() else None
         return self.places[k]
 
+# %% ../nbs/14_runs.ipynb #4f06c5be
 def _pack_mask(mask): return dict(bits=mask_to_bits(mask), shape=list(mask.shape))
 
 def _unpack(o, mask):
@@ -81,7 +82,8 @@ def _unpack(o, mask):
 # %% ../nbs/14_runs.ipynb #587cd600
 def _masks_in(state):
     "Name of a weight → its bool mask, of all masks in a model's state dict"
-    pairs = [(k.removesuffix('_mask'), v) for k,v in state.items() if k.endswith('_mask') and isinstance(v, torch.Tensor) and v.dtype==torch.bool]
+    pairs = [(k.removesuffix('_mask'), v) for k,v in state.items() if k.endswith('_mask') and isinstance(v, torch.Tensor)
+        and v.dtype==torch.bool]
     return {n:v for n,v in pairs if isinstance(state.get(n), torch.Tensor) and state[n].shape==v.shape}
 
 def _pack_model(state, pack):
@@ -141,10 +143,12 @@ def described(
     "`o` as text that is the same in every process"
     if isinstance(o, (list,tuple)): return f"[{', '.join(map(described, o))}]"
     if isinstance(o, dict): return f"dict({', '.join(f'{k}={described(v)}' for k,v in o.items())})"
-    if hasattr(o, 'func'): return f"{described(o.func)}({', '.join([*map(described, o.args), *[f'{k}={described(v)}' for k,v in o.keywords.items()]])})"
+    if hasattr(o, 'func'):
+        return f"{described(o.func)}({', '.join([*map(described, o.args), *[f'{k}={described(v)}' for k,v in o.keywords.items()]])})"
     if inspect.isroutine(o) or isinstance(o, type): return o.__qualname__
     if isinstance(o, torch.Tensor): return f'a tensor of shape {tuple(o.shape)}'
-    if hasattr(o, '__dict__') and type(o).__repr__ is object.__repr__: return f"{type(o).__name__}({', '.join(f'{k}={described(v)}' for k,v in vars(o).items())})"
+    if hasattr(o, '__dict__') and type(o).__repr__ is object.__repr__:
+        return f"{type(o).__name__}({', '.join(f'{k}={described(v)}' for k,v in vars(o).items())})"
     return re.sub(' at 0x[0-9a-f]+', '', repr(o))  # a repr of ours may hold a function's, which says where it lies
 
 def _methods_about(engine):
@@ -155,7 +159,8 @@ def _methods_about(engine):
 # %% ../nbs/14_runs.ipynb #6dffdc71
 def written_behind(
     model:nn.Module, # A model with masks
-) -> dict: # Name of a parameter → how many of its dead weights aren't zero, though its guard knows of no write; those without one are left out
+# Name of a parameter → how many of its dead weights aren't zero, though its guard knows of no write; those without one are left out
+) -> dict:
     "Dead weights that somebody wrote behind the guards' back"
     bad = {}
     for o in masked_params(model):
@@ -318,6 +323,7 @@ def check_model(
 
 def _is_opt(opt): return hasattr(base_opt(opt), 'param_groups')
 
+# %% ../nbs/14_runs.ipynb #c6de4474
 def _check_opt(opt, about):
     if not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
     mine = _opt_about(opt)
@@ -358,7 +364,8 @@ def put_model(
 ):
     "Load weights and masks"
     if new := _new_masks(model, state):
-        masks,owners = _masks_in(state),{f'{n}.{attr}'.lstrip('.'):(m, attr) for n,m in model.named_modules(remove_duplicate=False) for attr in m._parameters}
+        masks,owners = _masks_in(state),{f'{n}.{attr}'.lstrip('.'):(m, attr) for n,m in model.named_modules(remove_duplicate=False)
+            for attr in m._parameters}
         for n in sorted(new, key=list(state).index):
             m,attr = owners[n]
             if f'{attr}_mask' not in m._buffers: register_mask(Masked(n, m, attr, getattr(m, attr), None), masks[n])
@@ -379,6 +386,7 @@ def put_opt(
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
     opt.load_state_dict(state)
 
+# %% ../nbs/14_runs.ipynb #0d328489
 def put_grads(
     model:nn.Module, # A module
     grads:dict, # Gradients by name; None is a gradient of zeros
@@ -443,18 +451,21 @@ def load_run(
     if model is not None: put_model(model, run['model'])
     if opt is not None: _go_on(run, model, opt)
     if engine is not None: engine.load_state_dict(run['engine'])
-    for k,o in others.items(): o.set_state(run['others'][k]['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(run['others'][k])
+    for k,o in others.items():
+        o.set_state(run['others'][k]['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(run['others'][k])
     return run['position']
 
 # %% ../nbs/14_runs.ipynb #40da48df
 def _sources(dls):
     "Random generators that the loaders have of their own, by name"
-    found = {f'{i} {attr}':o for i,dl in enumerate(dls.loaders) for attr in ('rng','generator','sampler.generator') if (o := nested_attr(dl, attr)) is not None}
+    found = {f'{i} {attr}':o for i,dl in enumerate(dls.loaders) for attr in ('rng','generator','sampler.generator')
+        if (o := nested_attr(dl, attr)) is not None}
     return {k:o for k,o in found.items() if isinstance(o, (random.Random,torch.Generator))}
 
 def _loader_state(dls):
     "All that decides which batches come next"
-    return dict(random_state(), loaders={k:o.getstate() if isinstance(o, random.Random) else o.get_state() for k,o in _sources(dls).items()})
+    return dict(random_state(), loaders={k:o.getstate() if isinstance(o, random.Random) else o.get_state()
+        for k,o in _sources(dls).items()})
 
 def _set_loader_state(dls, state):
     set_random_state(state)
@@ -483,7 +494,8 @@ def _has_state(cb): return hasattr(type(cb), 'state_dict') and hasattr(type(cb),
 def _cb_state(cb):
     "What a callback knows that a later process needs; None if it knows nothing"
     if _has_state(cb): return dict(state=plain(cb.state_dict(), type(cb).__name__))
-    if isinstance(cb, Recorder): return dict(plain({k:getattr(cb, k) for k in _recorded}), smooth=plain([cb.smooth_loss.count, cb.smooth_loss.val]))
+    if isinstance(cb, Recorder):
+        return dict(plain({k:getattr(cb, k) for k in _recorded}), smooth=plain([cb.smooth_loss.count, cb.smooth_loss.val]))
     return {k:plain(vars(cb)[k]) for k in _numbers if isinstance(vars(cb).get(k), (int,float,np.number))} or None
 
 def _set_cb_state(cb, state):
@@ -515,7 +527,8 @@ class SparseCheckpoint(Callback):
         path, # File to write, in a folder that is there; without a suffix it gets `.pt`
         every:int=None, # Batches after which it writes, besides each epoch's end; None is never
         keep:int=1, # How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt`
-        resume:bool=None, # True: there must be a file to go on from; False: start anew; None: go on if there is one of a run that hasn't finished
+        # True: there must be a file to go on from; False: start anew; None: go on if there is one of a run that hasn't finished
+        resume:bool=None,
     ):
         path = as_path(path)
         self.path = path if path.suffix else path.with_name(f'{path.name}.pt')
@@ -579,7 +592,8 @@ def after_epoch(self:SparseCheckpoint):
 
 @patch
 def after_cancel_fit(self:SparseCheckpoint):
-    self.cancelled = not any(getattr(cb, 'wait', 0)>=getattr(cb, 'patience', float('inf')) for cb in self.learn.cbs if isinstance(cb, TrackerCallback))
+    self.cancelled = not any(getattr(cb, 'wait', 0)>=getattr(cb, 'patience', float('inf')) for cb in self.learn.cbs
+        if isinstance(cb, TrackerCallback))
 
 # %% ../nbs/14_runs.ipynb #aca0b827
 @patch
@@ -660,7 +674,8 @@ def check(self:SparseCheckpoint, run):
         check_model(model, run['model'])
         _check_opt(self.learn.opt, run['about']['opt'])
     except ValueError as e: raise ValueError(f"{str(self.path)!r} is of another run. {e}; or {_other_run}") from e
-    if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines): put_model(model, run['model'])
+    if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
+        put_model(model, run['model'])
 
 @patch
 def take(self:SparseCheckpoint):
@@ -723,11 +738,25 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
     now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
     run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
     run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)
+    run['scaler'] = scaler and plain(scaler.state_dict())
+    self.add_callbacks(run)
+    write_run(self.path, run, self.keep)
+
+@patch
+def add_callbacks(self:SparseCheckpoint, run):
+    """Add the states of the engines, and of other callbacks that have one
+
+    Args:
+        run:
+
+    Raises:
+        TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
+            state_dict()
+    """
     run['engines'] = [dict(state=plain(cb.state_dict(), 'engine'), methods=cb.engine and _methods_about(cb.engine)) for cb in self.engines]
     if run['engines']: run['engine'],run['about']['methods'] = run['engines'][0]['state'],run['engines'][0]['methods']
-    run['scaler'] = scaler and plain(scaler.state_dict())
-    run['callbacks'] = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
-    write_run(self.path, run, self.keep)
+    others = [cb for cb in self.learn.cbs if cb not in self.engines and cb is not self]
+    run['callbacks'] = {cb.name:s for cb in others if (s := _cb_state(cb))}
 
 # %% ../nbs/14_runs.ipynb #ae055de9
 def _lacks(engine):
@@ -781,7 +810,8 @@ class WaitForSparsity(Callback):
     def after_epoch(self):
         if self.learn.lock.locked(): return
         if not self.trackers: self.trackers = [cb for cb in self.learn.cbs if isinstance(cb, TrackerCallback) and cb.run]
-        self.lack = max((_lacks(cb.engine) for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine is not None), default=0.)
+        self.lack = max((_lacks(cb.engine) for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)
+            and cb.engine is not None), default=0.)
         for cb in self.trackers: cb.run = not self.lack
 
     def after_fit(self):

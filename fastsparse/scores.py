@@ -82,6 +82,7 @@ def weight_magnitude(
     _check_tensors(p=p)
     return p.detach().abs()
 
+# %% ../nbs/03_scores.ipynb #46a5a850
 @declares(reads_grad=True, elementwise=True)
 def gradient_magnitude(
     p:torch.Tensor, # Parameter with a dense gradient
@@ -102,6 +103,8 @@ def gradient_magnitude(
         ValueError: around_step and check must be functions, and one is ...
         ValueError: a part is ..., and must be a function, or a class whose instances can be called
         ValueError: p, of shape ..., has no gradient: call backward first
+
+    Source: arXiv:1911.11134
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -125,7 +128,8 @@ def opt_state(
 ) -> dict: # What `opt` remembers of `p`; empty before the first step
     "The optimizer's state of one parameter"
     base = base_opt(opt)
-    state = base.state.get(p) or getattr(vars(base).get('optim'), 'state', {}).get(p)  # ZeroRedundancyOptimizer keeps it in one optimizer for each process
+    # ZeroRedundancyOptimizer keeps it in one optimizer for each process
+    state = base.state.get(p) or getattr(vars(base).get('optim'), 'state', {}).get(p)
     return state or {}
 
 # %% ../nbs/03_scores.ipynb #ea68d9aa

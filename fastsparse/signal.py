@@ -37,6 +37,7 @@ def same_random_state(
         for o,s in states: o.setstate(s)
         for o,s in torch_states: o.set_state(s)
 
+# %% ../nbs/03c_signal.ipynb #4d65389b
 @contextmanager
 def looking(
     model:nn.Module, # Norms use the batch's statistics inside the `with` block, all else is in evaluation mode
@@ -166,6 +167,7 @@ def rescued(
     rescale_live_(model)
     return Signal(dense, was, True, output_spread(model, xb))
 
+# %% ../nbs/03c_signal.ipynb #0233b360
 @contextmanager
 def _filled(model):
     "Dead weights hold values drawn from the live ones of their parameter for a while"

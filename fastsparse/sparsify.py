@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from fastcore.basics import *
 from fastsparse.declared import declares,needs_of
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
-from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked,masked_params,storage_of,storages,unhook
+from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
+from fastsparse.guards import masked_params,storage_of,storages,unhook
 from fastsparse.layers import axes_of,layer_of
 from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
@@ -696,7 +697,8 @@ def _mask_keys(state):
     "Names of masks in `state`, and the weights that they belong to"
     if not isinstance(state, Mapping): raise TypeError(f"state is {state!r}, and must be a model's state dict")
     names = [k for k in state if isinstance(k, str)]
-    return [(k, k.removesuffix('_mask')) for k in names if k.endswith('_mask') and isinstance(state.get(k.removesuffix('_mask')), torch.Tensor)]
+    return [(k, k.removesuffix('_mask')) for k in names if k.endswith('_mask')
+        and isinstance(state.get(k.removesuffix('_mask')), torch.Tensor)]
 
 def pack_masks(
     state:dict, # A model's state dict

@@ -157,8 +157,8 @@ def animate_masks(
         model = nn.Sequential(nn.Linear(16,8), nn.ReLU(), nn.Linear(8,4))
         sparsify_model(model, .5, seed=0)
         opt,history = torch.optim.SGD(model.parameters(), lr=.1),SparseHistory(keep_masks=True)
-        engine = DynamicSparseTraining(model, opt, 4, **RigL_presets(batches_per_update=1), on_update=history)
-        for _ in range(3):
+        engine = DynamicSparseTraining(model, opt, 8, **RigL_presets(batches_per_update=2), on_update=history)
+        for _ in range(6):
             opt.zero_grad()
             model(torch.randn(2,16)).square().mean().backward()
             opt.step()

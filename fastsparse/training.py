@@ -368,6 +368,7 @@ def _asked_at_start(self:SparseEngine, pairs):
     "How many weights of each parameter should live, where a fixed sparsity is asked for"
     return {id(o.p):n for m,os in pairs if m.path is None and m.sparsity is not None for o,n in zip(os, self._counts(m, os, m.sparsity))}
 
+# %% ../nbs/05_training.ipynb #74781d62
 @patch
 def _counts(self:SparseEngine, m, os, sparsity, **extras):
     "How many weights of each of `os` live when the sparsity is `sparsity`"
