@@ -1880,6 +1880,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastsparse.signal.rescale_live_': ('signal.html#rescale_live_', 'fastsparse/signal.py'),
                                    'fastsparse.signal.rescued': ('signal.html#rescued', 'fastsparse/signal.py'),
                                    'fastsparse.signal.same_random_state': ('signal.html#same_random_state', 'fastsparse/signal.py'),
+                                   'fastsparse.signal.warn_if_died': ('signal.html#warn_if_died', 'fastsparse/signal.py'),
                                    'fastsparse.signal.was_rescaled': ('signal.html#was_rescaled', 'fastsparse/signal.py')},
             'fastsparse.sparsify': { 'fastsparse.sparsify.SparseSummary': ('sparsify.html#sparsesummary', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.SparseSummary.__init__': ( 'sparsify.html#sparsesummary.__init__',

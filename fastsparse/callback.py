@@ -301,8 +301,10 @@ def _take_rates(self:DynamicSparseTrainingCallback):
 @patch
 def _hold(self:DynamicSparseTrainingCallback):
     "Remember the weights whose step will be made longer"
-    self.held = [(s.p, s.p.detach().clone(), s.notes['rate']) for s in self.engine.all if 'rate' in s.notes and s.p.grad is not None]
+    slots = [s for s in self.engine.all if 'rate' in s.notes and s.guard.has_grad]
+    self.held = [(s.guard.trained, s.guard.trained.detach().clone(), s.notes['rate']) for s in slots]
 
+# %% ../nbs/07_callback.ipynb #3d4d5b2e
 @patch
 def _lengthen(self:DynamicSparseTrainingCallback):
     "Make the steps of weights that were held longer"

@@ -109,6 +109,7 @@ class LiveGuard(Guard):
         self.handle = self.stamp = self.seen = self.calls = self._index = self._conv = None
 
     values = property(lambda self: self.module._parameters.get(self.attr))
+    trained = property(lambda self: self.values)
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.values.grad is not None)
     read_grad = property(lambda self: self.dense_grad.came if self.dense_grad.terms else self.values.grad)

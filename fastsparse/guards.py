@@ -61,7 +61,7 @@ def masked_params(
     found = {}
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
-            mask = m._buffers.get(f'{attr}_mask')
+            mask = m._buffers[f'{attr}_mask'] if f'{attr}_mask' in m._buffers else None  # scripted modules have no `get`
             if p is None or mask is None: continue
             p = stored(m, attr)
             found.setdefault(id(p), Masked(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
@@ -184,6 +184,7 @@ class Guard:
     dense_history = False  # leave gradients and state dense, and mask the weight after each step
     around = None  # a function of the optimizer, called before its step; what it returns is called after the step
     mask = property(lambda self: self.module._buffers.get(f'{self.attr}_mask'))
+    trained = property(lambda self: self.p)  # the parameter that the optimizer steps
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.p.grad is not None)
 

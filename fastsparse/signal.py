@@ -124,7 +124,8 @@ def is_fresh(
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    return bool(marks) and marks==_fingerprints(model)
+    whole = all(o.p.shape==o.shape for o in masked_params(model))  # what is stored as live values can't be filled
+    return bool(marks) and whole and marks==_fingerprints(model)
 
 # %% ../nbs/03c_signal.ipynb #65ea26da
 @dataclass
@@ -194,6 +195,16 @@ def dense_spread(
     with _filled(model): return output_spread(model, xb)
 
 # %% ../nbs/03c_signal.ipynb #2cc16c78
+def warn_if_died(
+    model:nn.Module, # With random masks
+    xb, # Inputs, as for `output_spread`
+):
+    "Warn if random masks have killed the signal of an untouched initialisation"
+    if not is_fresh(model): return
+    found = Signal(dense_spread(model, xb), output_spread(model, xb))
+    if found.died: warn(f"random masks have killed the signal of this untrained network, and it will learn slowly or not at all: {found}; "
+        "pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")
+
 class FirstLook:
     "At the first training batch of `model`, warn if random masks have killed the signal of an untouched initialisation"
     def __init__(self,
@@ -204,8 +215,4 @@ class FirstLook:
     def __call__(self, model, args, kwargs):
         if not model.training or torch.compiler.is_compiling(): return
         self.handle.remove()
-        if not is_fresh(model): return
-        xb = dict(zip(inspect.signature(model.forward).parameters, args), **kwargs) if kwargs else args
-        found = Signal(dense_spread(model, xb), output_spread(model, xb))
-        if found.died: warn(f"random masks have killed the signal of this untrained network, and it will learn slowly or not at all: {found}; "
-            "pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")
+        warn_if_died(model, dict(zip(inspect.signature(model.forward).parameters, args), **kwargs) if kwargs else args)
