@@ -11,6 +11,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                          'fastsparse/callback.py'),
                                      'fastsparse.callback.DynamicSparseTrainingCallback._hold': ( 'callback.html#dynamicsparsetrainingcallback._hold',
                                                                                                   'fastsparse/callback.py'),
+                                     'fastsparse.callback.DynamicSparseTrainingCallback._init_state': ( 'callback.html#dynamicsparsetrainingcallback._init_state',
+                                                                                                        'fastsparse/callback.py'),
                                      'fastsparse.callback.DynamicSparseTrainingCallback._lengthen': ( 'callback.html#dynamicsparsetrainingcallback._lengthen',
                                                                                                       'fastsparse/callback.py'),
                                      'fastsparse.callback.DynamicSparseTrainingCallback._let_go': ( 'callback.html#dynamicsparsetrainingcallback._let_go',

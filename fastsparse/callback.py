@@ -146,6 +146,9 @@ def __repr__(self:DynamicSparseTrainingCallback):
 def _take_plan(self:DynamicSparseTrainingCallback, plan):
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
+@patch
+def _init_state(self:DynamicSparseTrainingCallback): self.engine = self.report = None  # what a pickle leaves out
+
 @patch(as_prop=True)
 def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
 
