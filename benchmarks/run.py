@@ -72,7 +72,8 @@ def measure_training(quick):
     "Training on live weights only, in processes of their own"
     names,sparsities,n = (['mlp'],[.9],1) if quick else (['mlp','ffn','gpt'],[.9,.95,.98],5)
     rounds = dict(mlp=4, ffn=3, gpt=2)
-    return [dict(train_in_processes(name, s, n, rounds[name]), floor=speed_goals[name][s][0], goal=speed_goals[name][s][1]) for name in names for s in sparsities]
+    bounds = lambda name, s: dict(zip(('floor','goal'), speed_goals[name][s]))
+    return [dict(train_in_processes(name, s, n, rounds[name]), **bounds(name, s)) for name in names for s in sparsities]
 
 def measure_vision(quick):
     "Convolutions alone, and ResNet-18"
@@ -88,7 +89,8 @@ def measure_structures(quick):
     shapes = structures.shapes[:1] if quick else structures.shapes
     fours = [structures.fours(o, s, 3 if quick else 9) for o in shapes for s in (.8,.9)]
     pairs = [in_new_process(structures.threads, o, s) for o in ((1024,784,256),(3072,768,1024)) for s in (.9,.98)] if os.cpu_count()>1 and not quick else []
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool: accuracy = structures.accuracy([.8] if quick else [.8,.9,.95], 2 if quick else 8, pool)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        accuracy = structures.accuracy([.8] if quick else [.8,.9,.95], 2 if quick else 8, pool)
     return dict(fours=fours, threads=pairs, accuracy=accuracy)
 
 def measure_table(quick):
@@ -116,9 +118,9 @@ def measure_roofline(quick):
     "Arithmetic of a core, and of products of live weights"
     return roofline.roofline(quick)
 
-sections = dict(roofline=measure_roofline,
-    steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory, evaluation=measure_evaluation,
-    training=measure_training, vision=measure_vision, structures=measure_structures, table=measure_table, adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
+sections = dict(roofline=measure_roofline, steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory,
+    evaluation=measure_evaluation, training=measure_training, vision=measure_vision, structures=measure_structures, table=measure_table,
+    adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
 
 def show(rows, heads):
     "Print `rows` of strings under `heads`, aligned"
@@ -284,10 +286,9 @@ def plot(rows, f, path):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-shows = dict(roofline=show_roofline,
-    steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory, evaluation=show_evaluation, training=show_training,
-    vision=show_vision, structures=show_structures,
-    table=show_table, adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
+shows = dict(roofline=show_roofline, steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory,
+    evaluation=show_evaluation, training=show_training, vision=show_vision, structures=show_structures, table=show_table,
+    adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
 plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, quality=plot_quality)
 
 def main():

@@ -146,12 +146,14 @@ def __repr__(self:DynamicSparseTrainingCallback):
 def _take_plan(self:DynamicSparseTrainingCallback, plan):
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
+# %% ../nbs/07_callback.ipynb #01524664
 @patch
 def _init_state(self:DynamicSparseTrainingCallback): self.engine = self.report = None  # what a pickle leaves out
 
 @patch(as_prop=True)
 def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
 
+# %% ../nbs/07_callback.ipynb #4cc8af8a
 @patch(as_prop=True)
 def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
 
@@ -179,9 +181,8 @@ def before_fit(self:DynamicSparseTrainingCallback):
 def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
     bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
-    settings = dict(batch_size=bs,
-        steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'],
-        Interval(max(n_iter, 1))))
+    every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
+    settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
     engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
     engine.method = self.method
     if self.state: engine.n_updates = self.state['n_updates']
@@ -262,6 +263,7 @@ def _decided_by_first(found):
     dist.broadcast_object_list(found)
     return found[0]
 
+# %% ../nbs/07_callback.ipynb #60cc3abb
 def _dense_if_died(model, xb):
     "The spread of the dense outputs if the masks have killed it, else None"
     if xb is None or not is_fresh(model): return None

@@ -484,8 +484,7 @@ class LiveAttention(LiveLayer, Attends, nn.MultiheadAttention):
 
 # %% ../nbs/31_compute.ipynb #2c5c7b0d
 _live_types = {nn.Linear:LiveLinear, NonDynamicallyQuantizableLinear:LiveProjection, nn.Conv1d:LiveConv1d, nn.Conv2d:LiveConv2d,
-    nn.Conv3d:LiveConv3d,
-    nn.MultiheadAttention:LiveAttention}
+    nn.Conv3d:LiveConv3d, nn.MultiheadAttention:LiveAttention}
 _dense_types = {v:k for k,v in _live_types.items()}
 _fused_paths = [(nn.TransformerEncoderLayer, 'activation_relu_or_gelu', 0), (nn.TransformerEncoder, 'use_nested_tensor', False)]
 

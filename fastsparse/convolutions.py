@@ -245,9 +245,8 @@ def last_sums(b, dw, e):
 
 # %% ../nbs/30c_convolutions.ipynb #f98d741d
 @kernel
-def conv_backward(
-    ptr, off, vt, gr, x, dx, dt, gt, xt, dxt, buf, tmp, slots, one, g_shape, x_shape, a, b, n_blocks, n_channels, strip, low, rows
-):
+def conv_backward(ptr, off, vt, gr, x, dx, dt, gt, xt, dxt, buf, tmp, slots, one, g_shape, x_shape, a, b, n_blocks, n_channels,
+    strip, low, rows):
     "Channels `a` to `b` of the input, `n_channels` at a time, for all images"
     sg,sx = numbers(np.int64, g_shape),numbers(np.int64, x_shape)
     n,channels,parts,cols,sh = at(sx, 0),at(sx, 1),at(sx, 6),at(sx, 8),at(sx, 4)

@@ -12,9 +12,8 @@ from functools import partial
 
 # %% ../nbs/00d_declared.ipynb #d5d6642f
 kinds = dict(score='a keep or grow score', redistribution="a layer's share of what grows", distribution='a sparsity for each parameter',
-    drop_count='how many to drop',
-    start='where grown weights start', state="what becomes of the optimizer's state there", path='the way to a sparsity',
-    mask='where masks come from')
+    drop_count='how many to drop', start='where grown weights start', state="what becomes of the optimizer's state there",
+    path='the way to a sparsity', mask='where masks come from')
 
 @dataclass(frozen=True)
 class Needs:

@@ -269,6 +269,7 @@ def _n_outputs(shape, axes):
     if outputs>=len(shape): return math.prod(shape[:1])
     return shape[outputs]*(1 if experts is None else shape[experts])
 
+# %% ../nbs/01_distributions.ipynb #0930146f
 def _n_above(s, x): return s.n_above(x) if hasattr(s, 'n_above') else int((s>x).sum())
 
 def _top_counts(scores, sizes, budget):

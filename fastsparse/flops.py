@@ -420,6 +420,7 @@ def after_pred(self:FlopsCounter):
     self.n_flops += profile.total(self.sparse)
     if profile.packed: del self.profiles[self.shapes]
 
+# %% ../nbs/08_flops.ipynb #7f37ce39
 @patch
 def after_train(self:FlopsCounter):
     """Write the column"""

@@ -139,8 +139,7 @@ def is_fastai(
 
 # %% ../nbs/03b_guards.ipynb #83c99baa
 _keep_zero = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta, torch.optim.ASGD)
+    torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD)
 
 def keeps_zero(
     opt, # A fastai or torch optimizer, or a wrapper of one

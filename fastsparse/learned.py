@@ -898,6 +898,7 @@ def before_batch(self:LearnedMaskCallback):
     t = self.epoch*len(self.dls.train)+self.iter
     self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
 
+# %% ../nbs/20_learned.ipynb #8bef6d4f
 @patch
 def after_loss(self:LearnedMaskCallback): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 

@@ -102,8 +102,8 @@ GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along
 # %% ../nbs/06_methods.ipynb #93876b13
 GraNet_presets = _named('GraNet', 'starts half sparse, prunes along a cubic across layers, and regrows by gradient', '2106.10404',
     keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75,
-    batches_per_update=Interval(1000), sparsity_path=cubic_path(0.5),
-    sparse_f=partial(global_sparsity, min_live=0), drop_count_f=drop_of_target)
+    batches_per_update=Interval(1000), sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0),
+    drop_count_f=drop_of_target)
 
 # %% ../nbs/06_methods.ipynb #cbd7b781
 MEST_presets = _named('MEST', 'drops by weight and gradient, grows at random, and moves less and less', '2110.14032',
@@ -124,14 +124,12 @@ ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '21
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
-DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381',
-    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3],
-    sparsity_path=dsd_path(), replace_step=False)
+DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude,
+    grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #8bc1bd05
-CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107',
-    keep_score_f=weight_magnitude, grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3,
-    updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
+CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude,
+    grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
 
 # %% ../nbs/06_methods.ipynb #f93f24ba
 def prune_to(

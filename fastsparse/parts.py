@@ -41,8 +41,7 @@ def drop_of_target(
 
 # %% ../nbs/04a_parts.ipynb #bf3ac072
 part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution',
-    drop_count_f='drop_count', grow_init_f='start',
-    grow_state_f='state', sparsity_path='path', mask_init='mask')
+    drop_count_f='drop_count', grow_init_f='start', grow_state_f='state', sparsity_path='path', mask_init='mask')
 
 for _f in (uniform_sparsity, first_layer_dense_uniform, erdos_renyi_sparsity, global_sparsity, layers_dense,
     given_sparsity, proportional_sparsity, balanced_flops_sparsity):

@@ -184,14 +184,10 @@ def _arguments(o):
 
 def _names_for(key): return f"; names for {key} are {', '.join(_known(key))}" if _known(key) else ''
 
-_ways = [
-    (Schedule, lambda key, o: schedule_spec(o)),
-    (Structure, lambda key, o: str(o)),
+_ways = [(Schedule, lambda key, o: schedule_spec(o)), (Structure, lambda key, o: str(o)),
     (BasicRepr, lambda key, o: dict(type=type(o).__name__, **_arguments(o))),
-    (schedules.Time, lambda key, o: schedules._plain(o)),
-    (schedules.Interval, lambda key, o: dict(type='Interval', every=int(o))),
-    ((list,tuple), lambda key, o: [_said(key, v) for v in o]),
-    (dict, lambda key, o: {k:_said(key, v) for k,v in o.items()}),
+    (schedules.Time, lambda key, o: schedules._plain(o)), (schedules.Interval, lambda key, o: dict(type='Interval', every=int(o))),
+    ((list,tuple), lambda key, o: [_said(key, v) for v in o]), (dict, lambda key, o: {k:_said(key, v) for k,v in o.items()}),
     ((bool,int,float,str,type(None)), lambda key, o: o)]
 
 def _said(key, value):

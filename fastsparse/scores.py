@@ -55,6 +55,7 @@ def _grad(p):
     if p.grad is None: raise ValueError(f"p, of shape {tuple(p.shape)}, has no gradient: call backward first")
     return p.grad.detach()
 
+# %% ../nbs/03_scores.ipynb #04dd9251
 @declares(elementwise=True)
 def weight_magnitude(
     p:torch.Tensor, # Parameter

@@ -157,6 +157,7 @@ def on_save(self:SparseTrainerCallback, args, state, control, **kwargs):
     folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
     if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
 
+# %% ../nbs/40_trainers.ipynb #dbeca6d9
 @patch
 def on_log(self:SparseTrainerCallback, args, state, control, logs=None, **kwargs):
     for o in (logs, state.log_history[-1] if state.log_history else None):
@@ -253,6 +254,7 @@ def on_train_end(self:SparseLightningCallback, trainer, pl_module): self.stop()
 @patch
 def on_exception(self:SparseLightningCallback, trainer, pl_module, exception): self.stop()
 
+# %% ../nbs/40_trainers.ipynb #1bb8776b
 @patch
 def state_dict(self:SparseLightningCallback):
     state = self.saved if self.engine is None else self.engine.state_dict()

@@ -670,8 +670,7 @@ def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
     history = c.value(memo) if memo else torch.zeros_like(s.p) if c else None
     with _gradient_hidden(f, s):
         return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t,
-            n=n, generator=generator,
-            history=history, initial=s.initial, n_updates=s.method.n_updates,
+            n=n, generator=generator, history=history, initial=s.initial, n_updates=s.method.n_updates,
             n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 
 # %% ../nbs/05_training.ipynb #5c821c9a
@@ -920,6 +919,7 @@ def check_run(self:SparseEngine, state):
     if state['n_steps']!=self.n_steps: raise ValueError(f"the state is of a run of {state['n_steps']} steps, and this one has {self.n_steps}: train as long as the run that was saved, in all")
     if state['checksum']!=_checksum(state): raise ValueError("the state was changed after it was saved: its checksum doesn't fit")
 
+# %% ../nbs/05_training.ipynb #4059ac0b
 @patch
 def check_state(self:SparseEngine, state):
     """A `ValueError` unless `state` is one that this run can go on from, with the masks that the model has
