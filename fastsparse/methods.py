@@ -85,9 +85,8 @@ SNFS_presets = _named('SNFS', 'grows where the momentum is largest, and moves bu
     initial_drop_grow_pct=0.5, stop_pct=1.)
 
 # %% ../nbs/06_methods.ipynb #7950cf1b
-RigL_presets = _named('RigL', 'drops the smallest weights, grows where the gradient is largest', '1911.11134',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75,
-    batches_per_update=Interval(100))
+RigL_presets = _named('RigL', 'drops the smallest weights, grows where the gradient is largest', '1911.11134', stop_pct=0.75,
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, batches_per_update=Interval(100))
 
 # %% ../nbs/06_methods.ipynb #948c0a3b
 ITOP_presets = _named('ITOP', 'RigL with long intervals and half of the weights replaced, so that more connections are tried', '2102.02887',
@@ -101,9 +100,8 @@ GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along
 
 # %% ../nbs/06_methods.ipynb #93876b13
 GraNet_presets = _named('GraNet', 'starts half sparse, prunes along a cubic across layers, and regrows by gradient', '2106.10404',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=0.75,
-    batches_per_update=Interval(1000), sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0),
-    drop_count_f=drop_of_target)
+    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, drop_count_f=drop_of_target,
+    stop_pct=0.75, batches_per_update=Interval(1000), sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0))
 
 # %% ../nbs/06_methods.ipynb #cbd7b781
 MEST_presets = _named('MEST', 'drops by weight and gradient, grows at random, and moves less and less', '2110.14032',

@@ -184,17 +184,17 @@ def _arguments(o):
 
 def _names_for(key): return f"; names for {key} are {', '.join(_known(key))}" if _known(key) else ''
 
-_ways = [(Schedule, lambda key, o: schedule_spec(o)), (Structure, lambda key, o: str(o)),
-    (BasicRepr, lambda key, o: dict(type=type(o).__name__, **_arguments(o))),
-    (schedules.Time, lambda key, o: schedules._plain(o)), (schedules.Interval, lambda key, o: dict(type='Interval', every=int(o))),
-    ((list,tuple), lambda key, o: [_said(key, v) for v in o]), (dict, lambda key, o: {k:_said(key, v) for k,v in o.items()}),
+_objects = [(Schedule, lambda key, o: schedule_spec(o)), (Structure, lambda key, o: str(o)),
+    (BasicRepr, lambda key, o: dict(type=type(o).__name__, **_arguments(o))), (schedules.Time, lambda key, o: schedules._plain(o)),
+    (schedules.Interval, lambda key, o: dict(type='Interval', every=int(o)))]
+_data = [((list,tuple), lambda key, o: [_said(key, v) for v in o]), (dict, lambda key, o: {k:_said(key, v) for k,v in o.items()}),
     ((bool,int,float,str,type(None)), lambda key, o: o)]
 
 def _said(key, value):
     "What a file says of the setting `value`"
     if name := first(k for k,f in _known(key).items() if f is value): return name
     if isinstance(value, partial) and (said := _bound_said(key, value)): return said
-    say = first(f for kind,f in _ways if isinstance(value, kind))
+    say = first(f for kind,f in _objects+_data if isinstance(value, kind))
     if say is not None: return say(key, value)
     raise ValueError(f"{key} is {value!r}, which has no name in a file: give it one with @declares(...), or write the setting as numbers and schedules{_names_for(key)}")
 
