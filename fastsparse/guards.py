@@ -52,6 +52,38 @@ def _check_mask(o):
     if o.mask.dtype in (torch.bool, torch.uint8) and o.mask.shape==shape: return
     raise ValueError(f"{o.name}_mask is a tensor of {str(o.mask.dtype).removeprefix('torch.')} of shape {tuple(o.mask.shape)}, and must be one of bool of the parameter's shape, {tuple(o.p.shape)}: register mask_from_tensor(mask)")
 
+# %% ../nbs/03b_guards.ipynb #a8110bfa
+class Storage:
+    "How weights are kept; this is the usual way, each of them whole in every process"
+    def has(self, p): return True  # is `p` kept like this?
+    def stored(self, module, attr, p): return p  # what is stored where the module shows `p`
+    def settle(self, model): pass  # guards are about to be set in `model`
+    def guard(self, o): return DenseGuard(o.module, o.attr)
+    def serves(self, o, method): pass  # raises a `ValueError` if a method can't choose masks like this
+    def call(self, f, p, **kwargs): return call_with(f, p, **kwargs)  # a score, a share or a start
+    def distribution(self, f): return f
+    def structure(self, structure, p): return structure
+    def mine(self, t, p): return t  # of `t`, a tensor like all of `p`, what a score of `p` would hold
+    def total(self, p, *ns): return ns  # numbers of those who have parts of `p`, added
+    def checksum(self, mask): return zlib.crc32(mask.detach().cpu().contiguous().numpy().tobytes())
+
+whole,storages = Storage(),[]
+
+def storage_of(
+    p:torch.Tensor, # A parameter
+) -> Storage:
+    "How `p` is kept"
+    return first(s for s in storages if s.has(p)) or whole
+
+def stored(
+    module:nn.Module, # A module
+    attr:str, # The name of its parameter
+) -> torch.Tensor: # What the module shows, which may be another tensor than it stores, or what a storage keeps behind that
+    "The parameter as other rooms know it"
+    p = getattr(module, attr)
+    for s in storages: p = s.stored(module, attr, p)
+    return p
+
 # %% ../nbs/03b_guards.ipynb #bcd882cf
 def masked_params(
     module:nn.Module, # Any module
@@ -199,38 +231,6 @@ class Guard:
     def parts(self, with_grad): raise NotImplementedError
     def move(self, gone, new, opt, start=None): raise NotImplementedError
     def remove(self): raise NotImplementedError
-
-# %% ../nbs/03b_guards.ipynb #a8110bfa
-class Storage:
-    "How weights are kept; this is the usual way, each of them whole in every process"
-    def has(self, p): return True  # is `p` kept like this?
-    def stored(self, module, attr, p): return p  # what is stored where the module shows `p`
-    def settle(self, model): pass  # guards are about to be set in `model`
-    def guard(self, o): return DenseGuard(o.module, o.attr)
-    def serves(self, o, method): pass  # raises a `ValueError` if a method can't choose masks like this
-    def call(self, f, p, **kwargs): return call_with(f, p, **kwargs)  # a score, a share or a start
-    def distribution(self, f): return f
-    def structure(self, structure, p): return structure
-    def mine(self, t, p): return t  # of `t`, a tensor like all of `p`, what a score of `p` would hold
-    def total(self, p, *ns): return ns  # numbers of those who have parts of `p`, added
-    def checksum(self, mask): return zlib.crc32(mask.detach().cpu().contiguous().numpy().tobytes())
-
-whole,storages = Storage(),[]
-
-def storage_of(
-    p:torch.Tensor, # A parameter
-) -> Storage:
-    "How `p` is kept"
-    return first(s for s in storages if s.has(p)) or whole
-
-def stored(
-    module:nn.Module, # A module
-    attr:str, # The name of its parameter
-) -> torch.Tensor: # What the module shows, which may be another tensor than it stores, or what a storage keeps behind that
-    "The parameter as other rooms know it"
-    p = getattr(module, attr)
-    for s in storages: p = s.stored(module, attr, p)
-    return p
 
 # %% ../nbs/03b_guards.ipynb #d3711c02
 def set_guard(
