@@ -110,6 +110,7 @@ class DynamicSparseTrainingCallback(Callback):
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=2)))
     """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
+    engine = report = None  # also of an exported learner, which leaves both out
 
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
