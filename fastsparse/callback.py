@@ -98,8 +98,6 @@ class DynamicSparseTrainingCallback(Callback):
     Raises:
         ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
             ones: pass grow_state_f=None, or sparse_compute=None
-        TypeError: unknown setting ...: the settings are those of SparseEngine, without model, opt and n_steps,
-            which the fit knows
         ValueError: method is ..., and must be a preset or one of ...
         ValueError: seed is ..., and must be an integer, or None to draw one
 
@@ -136,7 +134,6 @@ class DynamicSparseTrainingCallback(Callback):
         given = {k:v for k,v in given.items() if v is not methods_own}
         self.method,self.repair,self.scale_rates,self.held = method,repair,scale_rates,[]
         self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
-        _check_known(self.settings)
         self._begin(sparse_compute)
 
 # %% ../nbs/07_callback.ipynb #399f1f30
@@ -148,9 +145,11 @@ def __repr__(self:DynamicSparseTrainingCallback):
 
 @patch
 def _begin(self:DynamicSparseTrainingCallback, plan):
+    _check_known(self.settings)
     self.engine = self.report = self.state = self.saved = self.signal = None
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
+# %% ../nbs/07_callback.ipynb #f6f49cf1
 @patch(as_prop=True)
 def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
 
@@ -181,9 +180,8 @@ def before_fit(self:DynamicSparseTrainingCallback):
 def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
     bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
-    settings = dict(batch_size=bs,
-        steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=ifnone(self.settings['batches_per_update'],
-        Interval(max(n_iter, 1))))
+    every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
+    settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
     engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
     engine.method = self.method
     if self.state: engine.n_updates = self.state['n_updates']
@@ -267,6 +265,7 @@ def _decided_by_first(found):
     dist.broadcast_object_list(found)
     return found[0]
 
+# %% ../nbs/07_callback.ipynb #f9beb818
 def _dense_if_died(model, xb):
     "The spread of the dense outputs if the masks have killed it, else None"
     if xb is None or not is_fresh(model): return None
