@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
 from fastprogress.fastprogress import progress_bar
-from fastsparse.callback import DynamicSparseTrainingCallback,normalises
+from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.masks import count_live
@@ -21,7 +21,7 @@ from fastsparse.methods import Preset
 from fastsparse.parts import check_sparsity,find_method
 from fastsparse.schedules import Interval
 from fastsparse.scores import fisher_saliency,MeanGradient
-from fastsparse.signal import batch_of,output_spread,rate_scales,same_random_state
+from fastsparse.signal import batch_of,output_spread,same_random_state
 from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 
 # %% ../nbs/15_fit.ipynb #2bd381e4
@@ -58,24 +58,6 @@ def auto_presets(
         keep_score_f=fisher_saliency,
         grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
 
-# %% ../nbs/15_fit.ipynb #ac1c3ff8
-class ScaledRates(Callback):
-    "Multiply the learning rates of sparse weights by `1/sqrt(density)`, in steps that are otherwise the optimizer's own"
-    order,run_valid = DynamicSparseTrainingCallback.order+.1,False  # after an update, which changes weights and may replace the step
-    def before_fit(self):
-        scales = rate_scales(self.learn.model)
-        self.scales,self.held = {id(p):scales.get(n, 1.) for n,p in self.learn.model.named_parameters()},[]
-
-    def before_step(self):
-        self.held = [(p, p.detach().clone()) for p in self.learn.model.parameters() if p.grad is not None and self.scales.get(id(p), 1.)!=1]
-
-    def after_step(self):
-        with torch.no_grad():
-            for p,was in self.held: p.copy_(was+(p-was)*self.scales[id(p)])
-        self.held = []
-
-    def after_fit(self): self.held = []
-
 # %% ../nbs/15_fit.ipynb #21b3fccf
 def _density(model):
     os = masked_params(model)
@@ -106,7 +88,7 @@ def fit_sparse(self:Learner,
     sparse_f=erdos_renyi_sparsity, # The distribution
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
     seed:int=None, # Names the random choices; None takes a number from torch's generator
-    scale_rates:bool=True, # Multiply the rates of Adam and its kin by `1/sqrt(density)` a layer?
+    scale_rates:bool=True, # Multiply the steps of Adam and its kin by `1/sqrt(density)` of each parameter?
     cbs=None, # More callbacks for the fit
     **kwargs # Settings of the method, which go before its own
 ) -> DynamicSparseTrainingCallback: # It knows the seed and the state of the run
@@ -114,10 +96,9 @@ def fit_sparse(self:Learner,
     _check_fit(n_epoch, sparsity, lr)
     settings = {**(auto_presets(n_epoch*len(self.dls.train)) if method in (None,'auto') else find_method(method)), **kwargs}
     seed = draw_seed(seed)
-    cb = DynamicSparseTrainingCallback(seed=seed, **settings)  # refuses unknown settings before anything has changed
+    cb = DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, **settings)  # refuses before anything has changed
     cb.settings.update(_make_sparse(self, sparsity, settings, sparse_f, mask_init, seed))
     if self.opt is None: self.create_opt()
-    cb.scale_all = scale_rates
     try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, *L(cbs)])
     finally: apply_masks(self.model)
     return cb
@@ -172,8 +153,9 @@ def sparse_lr_find(self:Learner,
         self.create_opt()
         rates = [h['lr'] for h in self.opt.hypers]
         sweep = _Sweep([start_lr*r/rates[0] for r in rates], mults)
-        scaled = [ScaledRates()] if normalises(self.opt) and len(set(rates))==1 else []  # groups such as SμPar's have rates of their own
-        with self.no_logging(): self.fit(num_it//len(self.dls.train)+1, cbs=[sweep, *scaled])
+        scale = bool(masked_params(self.model)) and len(set(rates))==1  # groups such as SμPar's have rates of their own
+        cbs = [DynamicSparseTrainingCallback(method='static', scale_rates=True, repair=False, seed=0)] if scale else []
+        with self.no_logging(): self.fit(num_it//len(self.dls.train)+1, cbs=[sweep, *cbs])
     losses = _smooth(sweep.losses)
     best = start_lr*mults[int(np.nanargmin(losses))]
     if show_plot: _plot_rates(start_lr*mults[:len(losses)], losses, best/10)

@@ -14,9 +14,10 @@ from fastai.callback.schedule import *
 from fastai.tabular.model import TabularModel
 from fastcore.script import *
 from fastprogress.fastprogress import progress_bar
+from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.files import whole_file
-from fastsparse.fit import auto_presets,ScaledRates
+from fastsparse.fit import auto_presets
 from fastsparse.flops import flop_profile
 from fastsparse.guards import masked_params
 from fastsparse.learned import fold_masks,learn_masks,LearnedMaskCallback,STE_presets,supermask_presets,TopKAST_presets
@@ -344,7 +345,7 @@ class OneShot(Arm):
     def train(self, o):
         o.fit(o.epochs//2)
         self.prune(o)
-        o.fit(o.epochs-o.epochs//2, cbs=[ScaledRates()])
+        o.fit(o.epochs-o.epochs//2, cbs=[DynamicSparseTrainingCallback(method='static', scale_rates=True, seed=o.seed)])
 
 # %% ../nbs/36_leaderboard.ipynb #d80d52fa
 class Learned(Arm):

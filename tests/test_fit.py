@@ -3,7 +3,7 @@ import pytest,torch,warnings
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
 from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.demo import digits_dls,digits_mlp
-from fastsparse.fit import ScaledRates,auto_presets,find_sparsity
+from fastsparse.fit import auto_presets,find_sparsity
 from fastsparse.guards import masked_params,sparse_params
 from fastsparse.signal import was_rescaled
 from fastsparse.sparsify import sparsify_model
@@ -90,7 +90,7 @@ def test_a_scaled_rate_is_that_of_a_parameter_group():
         set_seed(0)
         learn = learner(partial(Adam, wd=0.), nn.Sequential(nn.Linear(64,10,bias=False)))
         sparsify_model(learn.model, .9, sparse_init_mode=None, seed=0)
-        learn.fit(1, 1e-3*(1 if scaled else 10**.5), cbs=[ScaledRates()] if scaled else [])
+        learn.fit(1, 1e-3*(1 if scaled else 10**.5), cbs=[DynamicSparseTrainingCallback(method='static', scale_rates=True)] if scaled else [])
         return learn.model[0].weight.detach()
     assert torch.allclose(train(True), train(False), atol=1e-4)
 
@@ -124,22 +124,68 @@ def test_find_sparsity_keeps_its_budget_and_leaves_the_learner():
 
 # --- scaled rates
 
-def test_a_step_that_an_update_replaces_is_not_scaled():
+def scaled_fit(own, n=1):
+    "One epoch of one batch at scaled rates beside the callback `own`"
+    dls = DataLoaders.from_dsets([(torch.randn(8),0)]*8*n, [(torch.randn(8),0)]*8, bs=8, num_workers=0, device='cpu')
+    learn = Learner(dls, nn.Sequential(nn.Linear(8,8)), loss_func=nn.CrossEntropyLoss(), opt_func=Adam)
+    sparsify_model(learn.model, .5, seed=0, sparse_init_mode=None)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[DynamicSparseTrainingCallback(method='static', scale_rates=True, seed=0), own])
+
+@pytest.mark.parametrize('later', [-.1, .1])
+def test_a_step_that_something_replaces_is_not_scaled(later):
     "What moved the weights instead of the step, such as stored values that change places, stays as it is"
     seen = {}
     class Moves(Callback):
-        order = DynamicSparseTrainingCallback.order
+        order = DynamicSparseTrainingCallback.order+later
         def before_step(self):
             p = self.learn.model[0].weight
-            with torch.no_grad(): p.copy_(p.flip(0))
+            with torch.no_grad(): p.copy_(p.roll((4,4), (0,1))*self.learn.model[0].weight_mask)
             seen['moved'] = p.detach().clone()
             raise CancelStepException()
         def after_batch(self): seen['after'] = self.learn.model[0].weight.detach().clone()
-    dls = DataLoaders.from_dsets([(torch.randn(8),0)]*8, [(torch.randn(8),0)]*8, bs=8, num_workers=0, device='cpu')
-    learn = Learner(dls, nn.Sequential(nn.Linear(8,8)), loss_func=nn.CrossEntropyLoss(), opt_func=Adam)
-    sparsify_model(learn.model, .5, seed=0, sparse_init_mode=None)
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[ScaledRates(), Moves()])
+    scaled_fit(Moves())
     assert torch.equal(seen['after'], seen['moved'])
+
+def test_an_update_that_replaces_its_step_is_not_scaled():
+    "RigL's rule: what was kept is as before, what was grown is zero"
+    learn,seen = learner(),{}
+    class Sees(Callback):
+        order = DynamicSparseTrainingCallback.order+1
+        def before_batch(self): self.was = self.model[0].weight.detach().clone(),self.model[0].weight_mask.clone()
+        def after_batch(self):
+            if self.train_iter==11: seen[11] = (*self.was, self.model[0].weight.detach().clone(), self.model[0].weight_mask.clone())
+    learn.fit_sparse(2, .9, method='rigl', batches_per_update=10, seed=0, cbs=Sees())
+    w,mask,after,moved = seen[11]
+    kept = mask & moved
+    assert not torch.equal(mask, moved) and torch.equal(after[kept], w[kept]) and not after[~kept].any()
+
+def test_sparse_compute_trains_as_without_at_scaled_rates():
+    "Adam, with updates: the same masks and, within rounding, the same weights"
+    def trained(compute):
+        set_seed(0)
+        learn = learner()
+        learn.fit_sparse(1, .9, 1e-3, seed=0, sparse_compute=compute)
+        return [(o.p.detach().clone(), o.mask.clone()) for o in masked_params(learn.model)]
+    for (a,m),(b,n) in zip(trained(None), trained({f'{i}.weight':'rows' for i in (0,2,4)})):
+        assert torch.equal(m, n)
+        assert torch.allclose(a, b, atol=1e-4)
+
+@pytest.mark.parametrize('scale,expected', [(True,2**.5), (None,1.), (False,1.)])
+def test_whose_rates_are_scaled_is_a_setting(scale, expected):
+    "No repair, half of the weights: the first step of plain Adam has the size of the rate"
+    learn = learner(partial(Adam, wd=0.))
+    sparsify_model(learn.model, .5, sparse_init_mode=None, seed=0)
+    was = learn.model[2].weight.detach().clone()
+    class One(Callback):
+        def after_batch(self):
+            self.moved = (self.model[2].weight.detach()-was).abs().max().item()
+            raise CancelFitException()
+    one = One()
+    learn.fit(1, 1e-4, cbs=[DynamicSparseTrainingCallback(method='static', scale_rates=scale, repair=False, seed=0), one])
+    assert abs(one.moved/1e-4/expected-1)<.05
+
+def test_scale_rates_is_refused_by_value():
+    with pytest.raises(ValueError, match="scale_rates is 3"): DynamicSparseTrainingCallback(scale_rates=3)
 
 def test_a_learning_rate_finder_before_is_no_training():
     learn = learner()
