@@ -37,9 +37,10 @@ def _check_known(settings):
     unknown = set(settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
     if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
 
-def _check_settings(sparse_modules, repair, sparse_compute):
+def _check_settings(sparse_modules, repair, sparse_compute, scale_rates):
     if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
     if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
+    if not isinstance(scale_rates, (bool,type(None))): raise ValueError(f"scale_rates is {scale_rates!r}, and must be True, False, or None: where a repair rescaled weights")
     if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
 
 # %% ../nbs/07_callback.ipynb #ea6577b9
@@ -67,6 +68,8 @@ class DynamicSparseTrainingCallback(Callback):
         method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
         repair (bool): Rescale the live weights of an untouched initialisation whose signal random masks have
             killed? [default: True]
+        scale_rates (bool): Multiply the steps of Adam and its kin by `1/sqrt(density)`? None does where a repair
+            rescaled weights [default: None]
         rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
             wins [default: None]
         batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
@@ -95,8 +98,6 @@ class DynamicSparseTrainingCallback(Callback):
     Raises:
         ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
             ones: pass grow_state_f=None, or sparse_compute=None
-        TypeError: unknown setting ...: the settings are those of SparseEngine, without model, opt and n_steps,
-            which the fit knows
         ValueError: method is ..., and must be a preset or one of ...
         ValueError: seed is ..., and must be an integer, or None to draw one
 
@@ -107,6 +108,7 @@ class DynamicSparseTrainingCallback(Callback):
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=2)))
     """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
+    engine = report = None  # also of an exported learner, which leaves both out
 
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
@@ -123,17 +125,16 @@ class DynamicSparseTrainingCallback(Callback):
         sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
         method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
         repair:bool=True, # Rescale the live weights of an untouched initialisation whose signal random masks have killed?
+        scale_rates:bool=None, # Multiply the steps of Adam and its kin by `1/sqrt(density)`? None does where a repair rescaled weights
         **kwargs
     ):
-        _check_settings(sparse_modules, repair, sparse_compute)
+        _check_settings(sparse_modules, repair, sparse_compute, scale_rates)
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f,
             keep_score_f=keep_score_f, grow_score_f=grow_score_f, batches_per_update=ifnone(batches_per_update, methods_own))
         given = {k:v for k,v in given.items() if v is not methods_own}
-        self.method,self.repair,self.scale_all,self.held = method,repair,False,[]
+        self.method,self.repair,self.scale_rates,self.held = method,repair,scale_rates,[]
         self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
-        _check_known(self.settings)
-        self._take_plan(sparse_compute)
-        self.engine = self.report = self.state = self.saved = self.signal = None
+        self._begin(sparse_compute)
 
 # %% ../nbs/07_callback.ipynb #399f1f30
 @patch
@@ -143,7 +144,9 @@ def __repr__(self:DynamicSparseTrainingCallback):
     return f"{type(self).__name__}({described(said, self.method)}{sparsity})"
 
 @patch
-def _take_plan(self:DynamicSparseTrainingCallback, plan):
+def _begin(self:DynamicSparseTrainingCallback, plan):
+    _check_known(self.settings)
+    self.engine = self.report = self.state = self.saved = self.signal = None
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
 # %% ../nbs/07_callback.ipynb #01524664
@@ -154,6 +157,18 @@ def _init_state(self:DynamicSparseTrainingCallback): self.engine = self.report =
 def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
 
 # %% ../nbs/07_callback.ipynb #4cc8af8a
+@patch(as_prop=True)
+def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
+
+@patch(set_prop=True)
+def learn(self:DynamicSparseTrainingCallback, learn):
+    if learn is None: self._let_go()
+    vars(self)['_learn'] = learn
+
+# %% ../nbs/07_callback.ipynb #f6f49cf1
+@patch(as_prop=True)
+def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
+
 @patch(as_prop=True)
 def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
 
@@ -242,6 +257,9 @@ def before_step(self:DynamicSparseTrainingCallback):
     self._hold()
 
 @patch
+def after_cancel_step(self:DynamicSparseTrainingCallback): self.held = []  # what moved weights instead of the step is no step
+
+@patch
 def after_fit(self:DynamicSparseTrainingCallback):
     if not self.learn.lock.locked(): self._let_go()
 
@@ -264,6 +282,13 @@ def _decided_by_first(found):
     return found[0]
 
 # %% ../nbs/07_callback.ipynb #60cc3abb
+def _dense_if_died(model, xb):
+    "The spread of the dense outputs if the masks have killed it, else None"
+    if xb is None or not is_fresh(model): return None
+    found = Signal(dense_spread(model, xb), output_spread(model, xb))
+    return found.dense if found.died else None
+
+# %% ../nbs/07_callback.ipynb #f9beb818
 def _dense_if_died(model, xb):
     "The spread of the dense outputs if the masks have killed it, else None"
     if xb is None or not is_fresh(model): return None
@@ -297,19 +322,23 @@ def normalises(
 def _take_rates(self:DynamicSparseTrainingCallback):
     "How many times longer the steps of each parameter are"
     self.held = []
-    if not normalises(self.learn.opt): return
+    if self.scale_rates is False or not normalises(self.learn.opt): return
     model = get_model(self.learn.model)
-    factors = rate_scales(model) if self.scale_all else was_rescaled(model) if self.repair else {}
+    factors = rate_scales(model) if self.scale_rates else was_rescaled(model) if self.repair else {}
     for s in self.engine.all:
         if factors.get(s.o.name, 1.)!=1.: s.notes['rate'] = factors[s.o.name]
 
+# %% ../nbs/07_callback.ipynb #2fcbdbb3
 @patch
 def _hold(self:DynamicSparseTrainingCallback):
-    "Remember the weights whose step will be made longer"
-    slots = [s for s in self.engine.all if 'rate' in s.notes and s.guard.has_grad]
-    self.held = [(s.guard.trained, s.guard.trained.detach().clone(), s.notes['rate']) for s in slots]
+    "Remember the weights whose step will be made longer, as the optimizer holds them"
+    self.held = []
+    for s in self.engine.all:
+        if 'rate' not in s.notes: continue
+        s.guard.check()  # stored values change places now, and not in the step
+        p = s.guard.trained
+        if p.grad is not None: self.held.append((p, p.detach().clone(), s.notes['rate']))
 
-# %% ../nbs/07_callback.ipynb #3d4d5b2e
 @patch
 def _lengthen(self:DynamicSparseTrainingCallback):
     "Make the steps of weights that were held longer"
