@@ -8,7 +8,7 @@ export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: help demo test test-all docs notebooks bench leaderboard prepare clean
+.PHONY: help demo test test-all docs notebooks bench gpu leaderboard prepare clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -43,6 +43,11 @@ bench: $(READY) ## time sparse training against dense training and its peers, wh
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
 	python -m fastsparse.leaderboard --quick
+
+gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead, updates, 2:4 training and export
+	-uv pip install -q -e '.[bench]'
+	python -m pytest -q -m cuda
+	python benchmarks/gpu.py
 
 leaderboard: $(READY) ## train with every method and its peers at equal FLOPs and at equal steps, hours: it can be stopped, and goes on
 	uv pip install -q -e '.[bench]'

@@ -734,6 +734,7 @@ def test_training_flops_refuse():
 
 # ---- On a GPU ----
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @pytest.mark.parametrize('half', [False,True])
 def test_same_counts_on_a_gpu(half):

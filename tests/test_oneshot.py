@@ -285,6 +285,7 @@ def test_all_or_nothing():
     with pytest.raises(KeyboardInterrupt): prune_sparsegpt(net, .5, lambda m: m(x) if next(calls)<2 else fail(m))
     assert all(torch.equal(v, net.state_dict()[k]) for k,v in old.items()) and not any(m._forward_pre_hooks for m in net.modules()) and net.training
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @pytest.mark.parametrize('target', [.5,'2:4'])
 def test_same_on_a_gpu(target):

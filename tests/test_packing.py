@@ -148,6 +148,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="1 to 2 live weights, and must have the same number, or none: sparsify with structure='fan-in'"): CondensedMatrix(torch.tensor([[0.,1],[1,1]]))
     with pytest.raises(ValueError, match='no square blocks'): BlockMatrix(torch.eye(4))
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs CUDA')
 def test_semi_structured():
     "2:4 on CUDA gives what the dense product gives, in half precision"
