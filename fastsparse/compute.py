@@ -375,6 +375,7 @@ def product(self:LiveGuard, x, bias=None):
 class LiveLayer:
     "What layers share that keep some of their weights as live values; `_live` holds a guard for each"
     def guard_for(self, attr): return self._live.get(attr) or DenseGuard(self, attr)
+    def forward(self, input): return self._live['weight'].product(input, self.bias)
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -409,25 +410,11 @@ def taken(self:LiveGuard, key, state, errors):
     return given.reshape(-1)[self.index.places.to(given.device)]
 
 # %% ../nbs/31_compute.ipynb #239b3358
-class LiveLinear(LiveLayer, nn.Linear):
-    "A linear layer on live weights"
-    def forward(self, input): return self._live['weight'].product(input, self.bias)
-
-class LiveProjection(LiveLayer, NonDynamicallyQuantizableLinear):
-    "The last layer of attention on live weights"
-    forward = LiveLinear.forward
-
-class LiveConv1d(LiveLayer, nn.Conv1d):
-    "A convolution of one dimension on live weights"
-    forward = LiveLinear.forward
-
-class LiveConv2d(LiveLayer, nn.Conv2d):
-    "A convolution of two dimensions on live weights"
-    forward = LiveLinear.forward
-
-class LiveConv3d(LiveLayer, nn.Conv3d):
-    "A convolution of three dimensions on live weights, with kernels of one pixel"
-    forward = LiveLinear.forward
+class LiveLinear(LiveLayer, nn.Linear): "A linear layer on live weights"
+class LiveProjection(LiveLayer, NonDynamicallyQuantizableLinear): "The last layer of attention on live weights"
+class LiveConv1d(LiveLayer, nn.Conv1d): "A convolution of one dimension on live weights"
+class LiveConv2d(LiveLayer, nn.Conv2d): "A convolution of two dimensions on live weights"
+class LiveConv3d(LiveLayer, nn.Conv3d): "A convolution of three dimensions on live weights, with kernels of one pixel"
 
 # %% ../nbs/31_compute.ipynb #74fc1108
 def _as_bias(mask, like):
@@ -468,7 +455,7 @@ class Attends:
         return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
 
 # %% ../nbs/31_compute.ipynb #4df12b6f
-class LiveAttention(LiveLayer, Attends, nn.MultiheadAttention):
+class LiveAttention(Attends, LiveLayer, nn.MultiheadAttention):
     "Attention with some of its projections on live weights"
     def _product(self, attr, x, bias):
         g = self._live.get(attr)
@@ -670,9 +657,9 @@ def _layer_ratio(guard, call, inputs):
 
 def _kind(guard):
     (x,bias),m = guard.calls[0],guard.module
-    how = [getattr(m, k, None) for k in ('stride','padding','dilation')]
-    return type(m),*map(str,
-        how),tuple(guard.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,round(20*len(guard.index)/max(guard.mask.numel(), 1))
+    how = [str(getattr(m, k, None)) for k in ('stride','padding','dilation')]
+    density = round(20*len(guard.index)/max(guard.mask.numel(), 1))
+    return type(m),*how,tuple(guard.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,density
 
 def _calls(model, guards, xb):
     "Of each of `guards` that a forward of the model uses, by name: its kind and its first call"

@@ -1,5 +1,5 @@
 "What holds on the CPU holds on a CUDA device: `make gpu`; what needs none of CUDA's own runs on `FASTSPARSE_DEVICE`, the CPU if there is no other"
-import copy,os,pytest,torch
+import os,pytest,torch
 from fastsparse.all import *
 from fastsparse.guards import masked_params
 from torch import nn
