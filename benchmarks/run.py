@@ -81,8 +81,9 @@ def measure_vision(quick):
     names = list(vision.layers)[1:2] if quick else list(vision.layers)
     alone = [dict(vision.layer(n, s, 3 if quick else 9), goal=conv_goals[s][i]) for i,n in enumerate(vision.layers) if n in names for s in sparsities]
     nets = [] if quick else ['cifar','torchvision']
-    whole = [in_new_process(vision.resnet, n, s, 3) for n in nets for s in sparsities]
-    return dict(layers=alone, models=[dict(r, **({'goal':resnet_goals[r['sparsity']]} if r['model']=='cifar' else {'goal':(1,1)})) for r in whole])
+    whole = [in_new_process(vision.resnet, n, s, 3, f) for n in nets for f in (['uniform','erk'] if n=='cifar' else ['uniform']) for s in sparsities]
+    goal = lambda r: resnet_goals[r['sparsity']] if (r['model'],r['distribution'])==('cifar','uniform') else (1,1)
+    return dict(layers=alone, models=[dict(r, goal=goal(r)) for r in whole])
 
 def measure_structures(quick):
     "Masks of fours beside masks of no structure, what they cost in accuracy, and two threads beside one"
@@ -183,9 +184,9 @@ def show_table(rows):
 def show_vision(rows):
     show([[r['layer'], f"{r['sparsity']}", f"{r['dense_ms']:.1f} ms", quartiles(r['step'], 2), reached(r['step']['median'], r['goal'])] for r in rows['layers']],
         ['3x3 convolution, 64 images, forward and backward: times faster', 'sparsity', 'dense', 'live weights', 'goal'])
-    show([[vision.titles[r['model']], f"{r['sparsity']}", f"{r['swapped']} of {r['layers']}", f"{r['dense_ms']:.0f} ms", quartiles(r['step'], 2), reached(r['step']['median'], r['goal'][0]),
+    show([[vision.titles[r['model']], r['distribution'], f"{r['sparsity']}", f"{r['swapped']} of {r['layers']}", f"{r['dense_ms']:.0f} ms", quartiles(r['step'], 2), reached(r['step']['median'], r['goal'][0]),
         quartiles(r['evaluation'], 2), reached(r['evaluation']['median'], r['goal'][1])] for r in rows['models']],
-        ['times faster than dense', 'sparsity', 'swapped', 'dense step', 'training step', 'goal', 'evaluation', 'goal'])
+        ['times faster than dense', 'distribution', 'sparsity', 'swapped', 'dense step', 'training step', 'goal', 'evaluation', 'goal'])
 
 def show_structures(rows):
     show([['{}x{}, {} rows'.format(*r['shape']), f"{r['sparsity']}", *[quartiles(r[k], 2) for k in ('forward','backward','step','against_dense')]] for r in rows['fours']],

@@ -37,14 +37,14 @@ def layer(name, sparsity, rounds):
 nets = dict(cifar=(cifar_resnet18, lambda: images(64, 10)), torchvision=(resnet18, lambda: images(16, 1000, 224)))
 titles = dict(cifar='ResNet-18, CIFAR stem, 32x32, 64 images', torchvision="ResNet-18, torchvision's stem, 224x224, 16 images")
 
-def resnet(name, sparsity, rounds):
+def resnet(name, sparsity, rounds, distribution='uniform'):
     "A training step with the engine and an update every 100 steps, and a forward pass in evaluation"
     torch.manual_seed(0)
     make,batch = nets[name]
     model,(xb,yb) = make(),batch()
     arms = {k:stepper(m, sgd(m), x, yb) for k,m,x in (('dense',deepcopy(model),xb), ('last',last(deepcopy(model)),last(xb)))}
     tests = {k:m.eval() for k,m in dict(dense=deepcopy(model), last=last(deepcopy(model))).items()}
-    sparsify_model(model, sparsity, erdos_renyi_sparsity, seed=0)
+    sparsify_model(model, sparsity, distribution, seed=0)
     opt = sgd(model)
     report = sparse_compute(model, xb, opt)
     dst = rigl(model, opt)
@@ -58,6 +58,6 @@ def resnet(name, sparsity, rounds):
         return _f
     quick = interleaved_blocks(dict(dense=answer(tests['dense'], xb), last=answer(tests['last'], last(xb)), live=answer(model, xb)), rounds, block_seconds)
     best,best_eval = [faster(t['dense'], t['last']) for t in (times, quick)]
-    return dict(model=name, sparsity=sparsity, dense_ms=1e3*statistics.median(best), eval_ms=1e3*statistics.median(best_eval),
+    return dict(model=name, sparsity=sparsity, distribution=distribution, dense_ms=1e3*statistics.median(best), eval_ms=1e3*statistics.median(best_eval),
         swapped=sum(o!='dense' for o in report.plan.values()), layers=len(report.plan),
         step=spread([d/amortised(s, update) for s,d in zip(times['live'], best)]), evaluation=spread(ratios(best_eval, quick['live'])))
