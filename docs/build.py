@@ -74,7 +74,7 @@ def in_order(cells, f):
     for is_entry,run in itertools.groupby(cells, lambda c: bool(entry(c))): yield from sorted(run, key=_place) if is_entry else run
 
 class Page:
-    "Notebook `f`, processed as `nb`, on its way to Sphinx; `entries` are the anchors of all API entries"
+    "Notebook `f`, processed as `nb`, on its way to Sphinx; `entries` are the notebooks and anchors of all API entries"
     def __init__(self, f, nb, entries):
         store_attr()
         self.path = pages[f]
@@ -84,7 +84,7 @@ class Page:
         "Address of file `t` from this page; a method without an entry is found at its class"
         a = a.lower()
         if is_symbol and (name := api_pages.get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
-        if is_symbol: a = first(o for o in (a, a.split('.')[0], '') if not o or o in self.entries)
+        if is_symbol: a = first(o for o in (a, a.split('.')[0], '') if not o or (t,o) in self.entries)
         return relpath((pages|texts).get(t, t), self.path.parent) + a.replace('.', '')
 
     def md(self, s):
@@ -149,7 +149,7 @@ def write_api(entries):
             if n in getattr(mod, '__all__', ()) or '.' in n and api.find(n).__module__==mod.__name__: rooms[n] = f
     def _link(n):
         path,anchor = pages[rooms[n]].relative_to(src).with_suffix(''),f'#{n.lower()}'
-        return f"[{path}](../{path}.ipynb{anchor.replace('.', '') if anchor in entries else ''})"
+        return f"[{path}](../{path}.ipynb{anchor.replace('.', '') if (rooms[n],anchor) in entries else ''})"
     (src/'api').mkdir()
     for name,text in api.pages(_link): (src/f'{name}.md').write_text(text+found_by(name)+'\n', encoding='utf-8')
 
@@ -170,7 +170,7 @@ def write_site(proc):
     copytree(proc, src, ignore=ignore_patterns('*.ipynb', '*.txt', '*.yml'))
     for f,p in texts.items(): copy2(f, p)
     read = {f: read_nb(proc/f.relative_to(nbs)) for f in pages}
-    entries = {f'#{entry(c)}'.lower() for nb in read.values() for c in nb.cells}
+    entries = {(f,f'#{entry(c)}'.lower()) for f,nb in read.items() for c in nb.cells}
     index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
     for o in rest: o.save()
     write_api(entries)

@@ -6,7 +6,7 @@ project,author = cfg.lib_name,cfg.author
 version = release = cfg.version
 copyright = author
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx-mathjax-offline']
-nb_execution_mode = 'off'  # nbdev-test runs the notebooks, and nbdev's processors run what `show_doc` needs
+nb_execution_mode = 'off'  # nbdev-test runs the notebooks, and API entries are read off the package
 nb_render_markdown_format = 'myst'
 nb_ipywidgets_js = {}
 myst_enable_extensions = ['dollarmath']

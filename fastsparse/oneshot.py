@@ -862,6 +862,25 @@ def _read_state(path):
     return state
 
 # %% ../nbs/21_oneshot.ipynb #8138a997
+def _with_places(cls, names):
+    "`cls`, whose models have a place for the mask of each parameter in `names`"
+    def __init__(self, *args, **kwargs):
+        cls.__init__(self, *args, **kwargs)
+        for n in names:
+            m,_,leaf = n.rpartition('.')
+            self.get_submodule(m).register_buffer(f'{leaf}_mask', torch.ones(self.get_parameter(n).shape, dtype=torch.bool))
+            self.get_submodule(m).register_buffer(f'{leaf}_sparsity', torch.tensor(0.))
+    return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__))
+
+def _read_folder(module, path, names):
+    "The state that is stored at `path`, by the names that `module` uses; masks of the parameters `names` are found too"
+    state = _read_state(path)
+    if not path.is_dir() or not hasattr(type(module), 'from_pretrained') or not any(k.endswith('_mask') for k in state): return state
+    if state.keys()<=module.state_dict().keys()|{f'{n}_{o}' for n in names for o in ('mask','sparsity')}: return state
+    model,info = _with_places(type(module), names).from_pretrained(path, config=module.config, output_loading_info=True)
+    return {k:v for k,v in model.state_dict().items() if k not in info['missing_keys']}
+
+# %% ../nbs/21_oneshot.ipynb #eca4d5c8
 def restore_sparse(
     model, # A fresh dense module, or a `Learner`, of the same architecture
     state, # State dict of a sparse model, or the folder or file where transformers' `save_pretrained` or safetensors wrote it
@@ -888,8 +907,8 @@ def restore_sparse(
         restore_sparse(fresh, model.state_dict())
         assert fresh[0].weight_mask.equal(model[0].weight_mask)
     """
-    if isinstance(state, (str,Path)): state = _read_state(Path(state))
     module = module_of(model)
+    if isinstance(state, (str,Path)): state = _read_folder(module, Path(state), list(_maskable(module)))
     if not isinstance(state, dict): raise TypeError(f"state is {state!r}, and must be the state dict of a sparse model")
     if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
     os,state = _maskable(module),_with_ties(module, state)

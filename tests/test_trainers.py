@@ -218,7 +218,7 @@ def test_models_of_timm_and_torchvision_need_nothing(make):
     n,live = counts(model)
     assert abs(live-.2*n)<=len(masked_params(model))
     opt = torch.optim.SGD(model.parameters(), lr=.01)
-    engine = DynamicSparseTraining(model, opt, 4, **RigL_presets(batches_per_update=1, stop_pct=1.))
+    engine = DynamicSparseTraining(model, opt, 4, **RigL_presets(batches_per_update=2, stop_pct=1.))
     for _ in range(3):
         opt.zero_grad()
         model(torch.randn(2,3,32,32)).square().mean().backward()
