@@ -6,10 +6,11 @@
 __all__ = ['DynamicSparseTrainingCallback']
 
 # %% ../nbs/07_callback.ipynb #23feda80
-import importlib,inspect,torch
+import importlib,inspect,numpy as np,torch
 import torch.distributed as dist
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.schedule import ParamScheduler
 from fastai.callback.training import GradientAccumulation
 from fastai.torch_core import get_model,to_cpu
 from fastcore.basics import *
@@ -68,7 +69,7 @@ class DynamicSparseTrainingCallback(Callback):
         method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
         repair (bool): Rescale the live weights of an untouched initialisation whose signal random masks have
             killed? [default: True]
-        scale_rates (bool): Multiply the steps of Adam and its kin by `1/sqrt(density)`? None does where a repair
+        scale_rates (bool): Make steps of Adam and its kin longer in sparser layers? None does as far as a repair
             rescaled weights [default: None]
         rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
             wins [default: None]
@@ -125,7 +126,7 @@ class DynamicSparseTrainingCallback(Callback):
         sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
         method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
         repair:bool=True, # Rescale the live weights of an untouched initialisation whose signal random masks have killed?
-        scale_rates:bool=None, # Multiply the steps of Adam and its kin by `1/sqrt(density)`? None does where a repair rescaled weights
+        scale_rates:bool=None, # Make steps of Adam and its kin longer in sparser layers? None does as far as a repair rescaled weights
         **kwargs
     ):
         _check_settings(sparse_modules, repair, sparse_compute, scale_rates)
@@ -145,6 +146,7 @@ def __repr__(self:DynamicSparseTrainingCallback):
 
 @patch
 def _begin(self:DynamicSparseTrainingCallback, plan):
+    _check_known(self.settings)
     _check_known(self.settings)
     self.engine = self.report = self.state = self.saved = self.signal = None
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
@@ -318,13 +320,20 @@ def normalises(
     names = [getattr(getattr(o, 'func', o), '__name__', '') for o in getattr(opt, 'cbs', [])]
     return any(n in _steps_of_own_size for n in names) if names else not isinstance(opt, torch.optim.SGD)
 
+def _highest_rates(learn):
+    "The highest rate of each group of parameters in this fit"
+    own = [h['lr'] for h in learn.opt.hypers]
+    sched = first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
+    return own if sched is None else np.max([np.broadcast_to(sched(i/100), len(own)) for i in range(101)], 0).tolist()
+
 @patch
 def _take_rates(self:DynamicSparseTrainingCallback):
     "How many times longer the steps of each parameter are"
     self.held = []
     if self.scale_rates is False or not normalises(self.learn.opt): return
-    model = get_model(self.learn.model)
-    factors = rate_scales(model) if self.scale_rates else was_rescaled(model) if self.repair else {}
+    model,lrs = get_model(self.learn.model),{id(p):lr for ps,lr in zip(self.learn.opt.param_lists, _highest_rates(self.learn)) for p in ps}
+    def rate_of(p): return lrs.get(id(p), max(lrs.values()))
+    factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
     for s in self.engine.all:
         if factors.get(s.o.name, 1.)!=1.: s.notes['rate'] = factors[s.o.name]
 

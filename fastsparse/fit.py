@@ -88,7 +88,7 @@ def fit_sparse(self:Learner,
     sparse_f=erdos_renyi_sparsity, # The distribution
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
     seed:int=None, # Names the random choices; None takes a number from torch's generator
-    scale_rates:bool=True, # Multiply the steps of Adam and its kin by `1/sqrt(density)` of each parameter?
+    scale_rates:bool=True, # Make the steps of Adam and its kin longer in sparser layers?
     cbs=None, # More callbacks for the fit
     **kwargs # Settings of the method, which go before its own
 ) -> DynamicSparseTrainingCallback: # It knows the seed and the state of the run
@@ -107,12 +107,16 @@ def fit_sparse(self:Learner,
 class _Sweep(Callback):
     "Multiply the rates of all groups by what grows from `start` to `end`, and note the loss"
     order,run_valid = Recorder.order+1,False
-    def __init__(self, rates, mults): self.rates,self.mults,self.losses = rates,mults,[]
-    def before_batch(self): self.opt.set_hyper('lr', [r*self.mults[self.train_iter] for r in self.rates])
+    def __init__(self, rates, mults, scaled): self.rates,self.mults,self.scaled,self.losses = rates,mults,scaled,[]
+    def before_batch(self):
+        self.opt.set_hyper('lr', [r*self.mults[self.train_iter] for r in self.rates])
+        for cb in self.scaled: cb._take_rates()  # as a fit with this rate would have them
+
     def after_batch(self):
         self.losses.append(self.loss.item())
         if len(self.losses)==len(self.mults) or not math.isfinite(self.losses[-1]) or self.losses[-1]>4*min(self.losses): raise CancelFitException()
 
+# %% ../nbs/15_fit.ipynb #91110034
 def _smooth(losses, beta=.9):
     "A moving average, corrected for its start"
     avg,res = 0.,[]
@@ -152,10 +156,10 @@ def sparse_lr_find(self:Learner,
     with _as_was(self):
         self.create_opt()
         rates = [h['lr'] for h in self.opt.hypers]
-        sweep = _Sweep([start_lr*r/rates[0] for r in rates], mults)
         scale = bool(masked_params(self.model)) and len(set(rates))==1  # groups such as SμPar's have rates of their own
-        cbs = [DynamicSparseTrainingCallback(method='static', scale_rates=True, repair=False, seed=0)] if scale else []
-        with self.no_logging(): self.fit(num_it//len(self.dls.train)+1, cbs=[sweep, *cbs])
+        scaled = [DynamicSparseTrainingCallback(method='static', scale_rates=True, repair=False, seed=0)] if scale else []
+        sweep = _Sweep([start_lr*r/rates[0] for r in rates], mults, scaled)
+        with self.no_logging(): self.fit(num_it//len(self.dls.train)+1, cbs=[sweep, *scaled])
     losses = _smooth(sweep.losses)
     best = start_lr*mults[int(np.nanargmin(losses))]
     if show_plot: _plot_rates(start_lr*mults[:len(losses)], losses, best/10)

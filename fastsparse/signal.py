@@ -87,26 +87,38 @@ def output_spread(
     return t.detach().double().std(0).mean().item()
 
 # %% ../nbs/03c_signal.ipynb #5d7d9232
+def _roots(model): return {o.name:(o.mask.numel()/max(count_live(o.mask), 1))**.5 for o in masked_params(model)}
+
 def rescale_live_(
     model:nn.Module, # With masks on an initialisation for a dense model; changed in place
 ):
     "Divide the variance of the live weights of each parameter by its density"
-    factors = rate_scales(model)
+    factors = _roots(model)
     with torch.no_grad():
         for o in masked_params(model): o.p.mul_(factors[o.name])
     model._rescaled = factors
 
-def rate_scales(
-    model:nn.Module, # With masks
-) -> dict: # A factor of 1 or more by name of the parameter
-    "`1/sqrt(density)` of each parameter with a mask"
-    return {o.name:(o.mask.numel()/max(count_live(o.mask), 1))**.5 for o in masked_params(model)}
-
 def was_rescaled(
     model:nn.Module, # Any model
-) -> dict: # As from `rate_scales`, of the moment of the repair; empty if there was none
+) -> dict: # Factor by name of the parameter; empty if there was no repair
     "By which factors a repair made the live weights larger"
     return vars(model).get('_rescaled', {})
+
+# %% ../nbs/03c_signal.ipynb #95f83fe5
+largest_step = .1  # of the root mean square of the live weights
+
+def rate_scales(
+    model:nn.Module, # With masks
+    lrs, # The highest learning rate, above 0: a number, or a function of a parameter
+) -> dict: # A factor of 1 or more by name of the parameter
+    "How much longer steps of Adam and its kin should be, from `1/sqrt(density)` to `1/density` of each parameter with a mask"
+    res = {}
+    for o in masked_params(model):
+        n_live = max(count_live(o.mask), 1)
+        root,lr = (o.mask.numel()/n_live)**.5,lrs(o.p) if callable(lrs) else lrs
+        typical = (o.p.detach().double().square().sum().item()/n_live)**.5
+        res[o.name] = min(max(largest_step*typical/lr, root), root**2) if lr else root
+    return res
 
 # %% ../nbs/03c_signal.ipynb #9f051396
 least_signal = 1/3  # of the dense spread

@@ -6,7 +6,7 @@ from fastcore.test import test_close as close,test_eq as eq
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.guards import masked_params
-from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread
+from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales
 from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining
 
@@ -174,3 +174,12 @@ def test_the_finder_of_learning_rates_repairs_nothing():
     learn.add_cb(cb)
     with learn.no_bar(): learn.lr_find(num_it=5, show_plot=False, suggest_funcs=())
     assert cb.signal is None
+
+@pytest.mark.parametrize('lr,expected', [(1e-5,100.), (.1/50,50.), (1e-2,10.), (1.,10.)])
+def test_steps_are_as_long_as_supar_says_where_they_are_small(lr, expected):
+    "Live weights of 1, one in a hundred: 1/density until a step is a tenth of them, and never below 1/sqrt(density)"
+    m = nn.Linear(100, 100)
+    sparsify_model(m, .99, seed=0, sparse_init_mode=None)
+    with torch.no_grad(): m.weight.copy_(m.weight_mask.float())
+    close(rate_scales(m, lr)['weight'], expected, 1e-6)
+    close(rate_scales(m, lambda p: lr)['weight'], expected, 1e-6)
