@@ -67,13 +67,13 @@ class Storage:
     def total(self, p, *ns): return ns  # numbers of those who have parts of `p`, added
     def checksum(self, mask): return zlib.crc32(mask.detach().cpu().contiguous().numpy().tobytes())
 
-whole,storages = Storage(),[]
+usual,storages = Storage(),[]
 
 def storage_of(
     p:torch.Tensor, # A parameter
 ) -> Storage:
     "How `p` is kept"
-    return first(s for s in storages if s.has(p)) or whole
+    return first(s for s in storages if s.has(p)) or usual
 
 def stored(
     module:nn.Module, # A module
@@ -258,7 +258,7 @@ class DenseGuard(Guard):
 
     shape = property(lambda self: self.p.shape)
     def stored(self): return self.module._parameters.get(self.attr)
-    def strayed(self, p): return storage_of(p) is not whole
+    def strayed(self, p): return storage_of(p) is not usual
 
 # %% ../nbs/03b_guards.ipynb #2e565422
 @patch

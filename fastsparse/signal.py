@@ -10,7 +10,7 @@ import inspect,numpy as np,random,torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.guards import masked_params
+from fastsparse.guards import masked_params,storage_of,usual
 from fastsparse.masks import count_live
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -136,7 +136,7 @@ def is_fresh(
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    whole = all(o.p.shape==o.shape for o in masked_params(model))  # what is stored as live values can't be filled
+    whole = all(storage_of(o.p) is usual and o.p.shape==o.shape for o in masked_params(model))  # live values and shards can't be filled
     return bool(marks) and whole and marks==_fingerprints(model)
 
 # %% ../nbs/03c_signal.ipynb #65ea26da
