@@ -69,44 +69,47 @@ def step(model): pass
 
 # What each name is given that isn't wrong; a name without a line here takes nothing but its defaults
 
-good = dict(
-    sparsify_model=lambda w: dict(model=w.dense, model_sparsity=.5, sparse_init_mode=None, seed=0),
-    sparsify_parameter=lambda w: dict(module=w.dense, name='0.weight', sparsity=.5, seed=0),
-    sparse_summary=lambda w: dict(model=w.model), unsparsify=lambda w: dict(model=w.model), apply_masks=lambda w: dict(module=w.model),
-    sparse_params=lambda w: dict(module=w.model), plain_copy=lambda w: dict(model=w.model), fold_masks=lambda w: dict(model=w.learned),
-    is_sparseable_module=lambda w: dict(m=w.dense[0]), sparseable_modules=lambda w: dict(model=w.dense),
-    sparse_mask=lambda w: dict(sizes=(4,6), sparsity=.5), sparse_mask_like=lambda w: dict(param=w.params[0], sparsity=.5),
-    mask_from_tensor=lambda w: dict(t=w.p), sparsity_from_tensor=lambda w: dict(t=w.p), top_k_mask=lambda w: dict(t=w.params[0], n_keep=3),
-    uniform_sparsity=lambda w: dict(params=w.params, model_sparsity=.5), first_layer_dense_uniform=lambda w: dict(params=w.params, model_sparsity=.5),
-    erdos_renyi_sparsity=lambda w: dict(params=w.params, model_sparsity=.5), global_sparsity=lambda w: dict(params=w.params, model_sparsity=.5),
-    layers_dense=lambda w: dict(patterns='0.*'), balanced_flops_sparsity=lambda w: dict(flops={'0.weight':1.,'2.weight':2.}),
-    given_sparsity=lambda w: dict(spec={'0.weight':.5}), init_kaiming_normal_sparse_=lambda w: dict(t=w.params[0].detach().clone()),
-    weight_magnitude=lambda w: dict(p=w.p), gradient_magnitude=lambda w: dict(p=w.p), gradient_saliency=lambda w: dict(p=w.p),
-    random_score=lambda w: dict(p=w.p),
-    gradient_momentum=lambda w: dict(p=w.p, opt=w.opt), momentum_redistribution=lambda w: dict(p=w.p, opt=w.opt, mask=w.mask),
-    gradient_redistribution=lambda w: dict(p=w.p, mask=w.mask), pack_masks=lambda w: dict(state=w.model.state_dict()),
-    unpack_masks=lambda w: dict(state=pack_masks(w.model.state_dict())), restore_sparse=lambda w: dict(model=w.dense, state=w.model.state_dict()),
-    save_sparse=lambda w: dict(model=w.model, path=w.folder/'a.safetensors'), load_sparse=lambda w: dict(path=w.file),
-    save_run=lambda w: dict(path=w.folder/'a.pt', model=w.model, opt=w.opt), load_run=lambda w: dict(path=w.run, model=w.model, opt=w.opt),
-    prune_magnitude=lambda w: dict(model=w.dense, target=.5), prune_wanda=lambda w: dict(model=w.dense, target=.5, data=w.data),
-    prune_sparsegpt=lambda w: dict(model=w.dense, target=.5, data=w.data), prune_snip=lambda w: dict(model=w.dense, target=.5, data=w.data, loss_func=mse),
-    prune_grasp=lambda w: dict(model=w.dense, target=.5, data=w.data, loss_func=mse), prune_synflow=lambda w: dict(model=w.dense, target=.5, xb=w.xb, rounds=3),
-    prune_to=lambda w: dict(model=w.model, sparsity=.6), find_ticket=lambda w: dict(model=w.dense, train=step, sparsity=.6),
-    count_flops=lambda w: dict(model=w.model, xb=w.xb), flop_profile=lambda w: dict(model=w.model, xb=w.xb),
-    predict_cost=lambda w: dict(model=w.model, xb=w.xb, n_steps=10),
-    shrink=lambda w: dict(model=plain_copy(w.model), xb=w.xb), pack=lambda w: dict(model=plain_copy(w.model), plan={}),
-    learn_masks=lambda w: dict(model=w.dense), Sparsify=lambda w: dict(shape=(4,6)), mask_penalty=lambda w: dict(model=w.model),
-    SparseEngine=lambda w: dict(model=w.model, opt=w.opt, n_steps=40, batches_per_update=5),
-    DynamicSparseTraining=lambda w: dict(model=w.model, opt=w.opt, n_steps=40, batches_per_update=5),
-    configure=lambda w: dict(spec=[dict(params='*', sparsity=.5)]), rules_table=lambda w: dict(model=w.dense, rules={'*':dict(sparsity=.5)}),
-    as_structure=lambda w: dict(x='2:4'), NM=lambda w: dict(n=2, m=4), Block=lambda w: dict(rows=2, cols=2),
-    auto_presets=lambda w: dict(n_steps=100), Interval=lambda w: dict(every=10),
-    CosineSchedule=lambda w: dict(init=.3, half_period=10), CubicSchedule=lambda w: dict(init=0., end=.9), LinearSchedule=lambda w: dict(init=.3, slope=-.1),
-    supar_init_=lambda w: dict(model=w.model), supar_lrs=lambda w: dict(model=w.model, lr=.1), supar_splitter=lambda w: dict(model=w.model),
-    save_delta=lambda w: dict(model=w.model, base=w.dense.state_dict(), path=w.folder/'d.safetensors'), SparseCheckpoint=lambda w: dict(path=w.folder/'c.pt'),
-    register_method=lambda w: dict(name='mine of calls', preset=dict(batches_per_update=3)),
-    sparse_compute=lambda w: dict(model=w.model, xb=w.xb, plan={'0.weight':'rows','2.weight':'dense'}),
-    export_sparse=lambda w: dict(model=w.model, format='dense', sample=w.xb))
+good = {}
+good |= dict(sparsify_model=lambda w: dict(model=w.dense, model_sparsity=.5, sparse_init_mode=None, seed=0))
+good |= dict(sparsify_parameter=lambda w: dict(module=w.dense, name='0.weight', sparsity=.5, seed=0))
+good |= dict(sparse_summary=lambda w: dict(model=w.model), unsparsify=lambda w: dict(model=w.model), apply_masks=lambda w: dict(module=w.model))
+good |= dict(sparse_params=lambda w: dict(module=w.model), plain_copy=lambda w: dict(model=w.model), fold_masks=lambda w: dict(model=w.learned))
+good |= dict(is_sparseable_module=lambda w: dict(m=w.dense[0]), sparseable_modules=lambda w: dict(model=w.dense))
+good |= dict(sparse_mask=lambda w: dict(sizes=(4,6), sparsity=.5), sparse_mask_like=lambda w: dict(param=w.params[0], sparsity=.5))
+good |= dict(mask_from_tensor=lambda w: dict(t=w.p), sparsity_from_tensor=lambda w: dict(t=w.p), top_k_mask=lambda w: dict(t=w.params[0], n_keep=3))
+good |= dict(uniform_sparsity=lambda w: dict(params=w.params, model_sparsity=.5), first_layer_dense_uniform=lambda w: dict(params=w.params, model_sparsity=.5))
+good |= dict(erdos_renyi_sparsity=lambda w: dict(params=w.params, model_sparsity=.5), global_sparsity=lambda w: dict(params=w.params, model_sparsity=.5))
+good |= dict(layers_dense=lambda w: dict(patterns='0.*'), balanced_flops_sparsity=lambda w: dict(flops={'0.weight':1.,'2.weight':2.}))
+good |= dict(given_sparsity=lambda w: dict(spec={'0.weight':.5}), init_kaiming_normal_sparse_=lambda w: dict(t=w.params[0].detach().clone()))
+good |= dict(weight_magnitude=lambda w: dict(p=w.p), gradient_magnitude=lambda w: dict(p=w.p), gradient_saliency=lambda w: dict(p=w.p))
+good |= dict(random_score=lambda w: dict(p=w.p))
+good |= dict(gradient_momentum=lambda w: dict(p=w.p, opt=w.opt), momentum_redistribution=lambda w: dict(p=w.p, opt=w.opt, mask=w.mask))
+good |= dict(gradient_redistribution=lambda w: dict(p=w.p, mask=w.mask), pack_masks=lambda w: dict(state=w.model.state_dict()))
+good |= dict(unpack_masks=lambda w: dict(state=pack_masks(w.model.state_dict())), restore_sparse=lambda w: dict(model=w.dense, state=w.model.state_dict()))
+good |= dict(save_sparse=lambda w: dict(model=w.model, path=w.folder/'a.safetensors'), load_sparse=lambda w: dict(path=w.file))
+good |= dict(save_run=lambda w: dict(path=w.folder/'a.pt', model=w.model, opt=w.opt), load_run=lambda w: dict(path=w.run, model=w.model, opt=w.opt))
+good |= dict(prune_magnitude=lambda w: dict(model=w.dense, target=.5), prune_wanda=lambda w: dict(model=w.dense, target=.5, data=w.data))
+good |= dict(prune_sparsegpt=lambda w: dict(model=w.dense, target=.5, data=w.data))
+good |= dict(prune_snip=lambda w: dict(model=w.dense, target=.5, data=w.data, loss_func=mse))
+good |= dict(prune_grasp=lambda w: dict(model=w.dense, target=.5, data=w.data, loss_func=mse))
+good |= dict(prune_synflow=lambda w: dict(model=w.dense, target=.5, xb=w.xb, rounds=3))
+good |= dict(prune_to=lambda w: dict(model=w.model, sparsity=.6), find_ticket=lambda w: dict(model=w.dense, train=step, sparsity=.6))
+good |= dict(count_flops=lambda w: dict(model=w.model, xb=w.xb), flop_profile=lambda w: dict(model=w.model, xb=w.xb))
+good |= dict(predict_cost=lambda w: dict(model=w.model, xb=w.xb, n_steps=10))
+good |= dict(shrink=lambda w: dict(model=plain_copy(w.model), xb=w.xb), pack=lambda w: dict(model=plain_copy(w.model), plan={}))
+good |= dict(learn_masks=lambda w: dict(model=w.dense), Sparsify=lambda w: dict(shape=(4,6)), mask_penalty=lambda w: dict(model=w.model))
+good |= dict(SparseEngine=lambda w: dict(model=w.model, opt=w.opt, n_steps=40, batches_per_update=5))
+good |= dict(DynamicSparseTraining=lambda w: dict(model=w.model, opt=w.opt, n_steps=40, batches_per_update=5))
+good |= dict(configure=lambda w: dict(spec=[dict(params='*', sparsity=.5)]), rules_table=lambda w: dict(model=w.dense, rules={'*':dict(sparsity=.5)}))
+good |= dict(as_structure=lambda w: dict(x='2:4'), NM=lambda w: dict(n=2, m=4), Block=lambda w: dict(rows=2, cols=2))
+good |= dict(auto_presets=lambda w: dict(n_steps=100), Interval=lambda w: dict(every=10))
+good |= dict(CosineSchedule=lambda w: dict(init=.3, half_period=10), CubicSchedule=lambda w: dict(init=0., end=.9))
+good |= dict(LinearSchedule=lambda w: dict(init=.3, slope=-.1))
+good |= dict(supar_init_=lambda w: dict(model=w.model), supar_lrs=lambda w: dict(model=w.model, lr=.1), supar_splitter=lambda w: dict(model=w.model))
+good |= dict(save_delta=lambda w: dict(model=w.model, base=w.dense.state_dict(), path=w.folder/'d.safetensors'), SparseCheckpoint=lambda w: dict(path=w.folder/'c.pt'))
+good |= dict(register_method=lambda w: dict(name='mine of calls', preset=dict(batches_per_update=3)))
+good |= dict(sparse_compute=lambda w: dict(model=w.model, xb=w.xb, plan={'0.weight':'rows','2.weight':'dense'}))
+good |= dict(export_sparse=lambda w: dict(model=w.model, format='dense', sample=w.xb))
 for name in 'DynamicSparseTrainingCallback FlopsCounter FreqSchedule FanIn Ledger MagnitudePlusGradient MeanGradient SparseHistory LearnedMaskCallback'.split(): good[name] = lambda w: {}
 
 wrong = {'None':lambda: None, 'True':lambda: True, "'x'":lambda: 'x', "''":lambda: '', "b'x'":lambda: b'x', '-1':lambda: -1, '0':lambda: 0, '.5':lambda: .5, '1.5':lambda: 1.5,
