@@ -97,7 +97,7 @@ class DynamicSparseTrainingCallback(Callback):
             ones: pass grow_state_f=None, or sparse_compute=None
         TypeError: unknown setting ...: the settings are those of SparseEngine, without model, opt and n_steps,
             which the fit knows
-        ValueError: method is ..., and must be a preset or one of ...
+        ValueError: method is ..., and must be a preset or one of ...: ...
         ValueError: seed is ..., and must be an integer, or None to draw one
 
     Example:
