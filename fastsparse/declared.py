@@ -7,6 +7,7 @@ __all__ = ['declares']
 
 # %% ../nbs/00d_declared.ipynb #f68b30df
 from dataclasses import dataclass,replace
+from difflib import get_close_matches
 from fastcore.basics import *
 from functools import partial
 
@@ -119,13 +120,25 @@ def parts_of(
     "All parts of a kind"
     return _parts[kind]
 
+# %% ../nbs/00d_declared.ipynb #8924f147
+def near(
+    name, # What somebody wrote, a text or anything else
+    known, # The names that there are
+) -> str: # A hint that an error ends with
+    "The name that was probably meant"
+    found = get_close_matches(name.lower(), list(known), 1) if isinstance(name, str) else []
+    return f"did you mean {found[0]!r}?" if found else 'take one of these'
+
 def find_part(
     kind:str, # As in `declares`
-    name:str, # A name; what a kind's names end with may be left out
+    name:str, # A name, in any case of letters where that is clear; what a kind's names end with may be left out
     what:str='the part', # What an error calls it, such as the setting
 ):
     "The part called `name`"
     known = _parts[kind]
-    found = first(o for o in (name, f'{name}_{kind}', f'{name}_sparsity') if o in known)
-    if found is None: raise ValueError(f"{what} is {name!r}, and must be one of {', '.join(known)}")
+    words = dict.fromkeys([name.strip(), name.strip().lower()]) if isinstance(name, str) else ()
+    found = first(o for w in words for o in (w, f'{w}_{kind}', f'{w}_sparsity') if o in known)
+    if found is None:
+        short = [k.removesuffix(f'_{kind}').removesuffix('_sparsity') for k in known]
+        raise ValueError(f"{what} is {name!r}, and must be one of {', '.join(map(repr, known))}: {near(name, [*known, *short])}")
     return known[found]

@@ -10,6 +10,7 @@ __all__ = ['uniform_sparsity', 'first_layer_dense_uniform', 'erdos_renyi_sparsit
 import csv,inspect,json,math,re,torch
 from collections import defaultdict
 from fastcore.basics import *
+from fastsparse.declared import find_part,register_part
 from fastsparse.masks import count_live,lowest,top_k_mask
 from fastsparse.patterns import assign,need_named,read_rules
 from functools import partial
@@ -116,18 +117,20 @@ def erdos_renyi_sparsity(
     return [1-d for d in fill_budget(raw, sizes, (1-model_sparsity)*sum(sizes))]
 
 # %% ../nbs/01_distributions.ipynb #6188fcff
-_names = {'uniform': uniform_sparsity, 'first-dense': first_layer_dense_uniform, 'erk': erdos_renyi_sparsity,
-    'er': partial(erdos_renyi_sparsity, include_kernel=False)}
+for _f in (uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity): register_part('distribution', _f)
+register_part('distribution', first_layer_dense_uniform, 'first-dense')
+register_part('distribution', erdos_renyi_sparsity, 'erk')
+register_part('distribution', partial(erdos_renyi_sparsity, include_kernel=False), 'er')
 
 def as_distribution(
-    spec, # A name: 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk' or 'global'; or a distribution
+    spec, # A name: 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk', 'global' or that of a declared one; or a distribution
+    what='the distribution', # What an error calls it, such as the setting
 ): # A distribution: `f(params, model_sparsity)` → a sparsity for each parameter
     "The distribution that `spec` means; a `ValueError` with all names if it means none"
     if callable(spec): return spec
-    functions = {f.__name__:f for f in _names.values() if not isinstance(f, partial)}
-    known = _names | functions | {k.removesuffix('_sparsity'):f for k,f in functions.items()}
-    found = known.get(spec.strip().lower()) if isinstance(spec, str) else None
-    if found is None: raise ValueError(f"the distribution is {spec!r}, and must be one of {', '.join(map(repr, _names))}, or a function of the parameters and the model's sparsity")
+    found = find_part('distribution', spec, what)
+    wanted = [k for k,o in inspect.signature(found).parameters.items() if o.default is o.empty]
+    if wanted and wanted[0]!='params': raise ValueError(f"{what} is {spec!r}, which makes a distribution from {wanted[0]}: pass {found.__name__}(...) instead of its name")
     return found
 
 # %% ../nbs/01_distributions.ipynb #ed3b2f44
@@ -196,8 +199,7 @@ def layers_dense(
         sparse_f: The distribution of the others, or its name [default: uniform_sparsity]
 
     Raises:
-        ValueError: the distribution is ..., and must be one of ..., or a function of the parameters and the model's
-            sparsity
+        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -208,7 +210,8 @@ def layers_dense(
     f = _layers_dense_by_score if _wants_scores(sparse_f) else _layers_dense
     return partial(f, patterns=patterns, sparse_f=sparse_f)
 
-_names['first-last-dense'] = layers_dense([0,-1])
+register_part('distribution', layers_dense)
+register_part('distribution', layers_dense([0,-1]), 'first-last-dense')
 
 # %% ../nbs/01_distributions.ipynb #a80e26f1
 def global_sparsity(
@@ -250,7 +253,7 @@ def global_sparsity(
     if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
 
-_names['global'] = global_sparsity
+register_part('distribution', global_sparsity)
 
 # %% ../nbs/01_distributions.ipynb #4b529d96
 def _check_scores(scores, sizes, min_live):
@@ -334,6 +337,8 @@ def balanced_flops_sparsity(
         if k is not None: by_name[getattr(k, 'name', k)] += o
     return partial(_balanced_flops, flops=dict(by_name))
 
+register_part('distribution', balanced_flops_sparsity)
+
 # %% ../nbs/01_distributions.ipynb #3e3369a4
 def _checked(spec):
     "`spec` as a list of numbers, or as rules with all values checked"
@@ -381,8 +386,7 @@ def given_sparsity(
     Raises:
         ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
             first
-        ValueError: the distribution is ..., and must be one of ..., or a function of the parameters and the model's
-            sparsity
+        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
         ValueError: ... must end in .json, .yaml, .yml or .csv
         ImportError: reading YAML needs PyYAML: pip install pyyaml, or write the file as JSON
 
@@ -395,6 +399,8 @@ def given_sparsity(
     if rest is None: return partial(_given, spec=spec)
     rest = as_distribution(rest)
     return partial(_given_by_score if _wants_scores(rest) else _given, spec=spec, rest=rest)
+
+register_part('distribution', given_sparsity)
 
 # %% ../nbs/01_distributions.ipynb #0e3881dd
 def _proportional(params, model_sparsity, names=None, spec=()):
@@ -411,6 +417,8 @@ def proportional_sparsity(
 ): # A distribution
     "Densities proportional to the given ones, with the model's budget kept"
     return partial(_proportional, spec=_checked(read_sparsities(spec, column) if isinstance(spec, (str,Path)) else spec))
+
+register_part('distribution', proportional_sparsity)
 
 # %% ../nbs/01_distributions.ipynb #1ce14032
 def _fraction(cell, head):

@@ -16,7 +16,7 @@ from fastsparse.masks import count_live,keyed_generator,n_live,sparsity_from_ten
 from fastsparse.schedules import Schedule
 from fastsparse.scores import call_with
 from fastsparse.guards import enforce_masks,guard_of,masked_params
-from fastsparse.sparsify import decide,draw_seed,module_of
+from fastsparse.sparsify import decide,draw_seed,module_of,warn_if_missed
 from fastsparse.layers import axes_of
 from fastsparse.patterns import assign,read_rules
 from fastsparse.structures import as_structure,NM,Structure,Unstructured
@@ -625,10 +625,12 @@ def _may_learn(o):
     if not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)): return True
     return o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
 
-def _chosen(model, sparseness):
+def _chosen(model, sparseness, also=None):
     "A dict of owners `(module, attribute)` → name and sparseness"
-    entries = decide(model)
-    if not isinstance(sparseness, (dict,list)): return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.why]
+    entries = decide(model, also)
+    if not isinstance(sparseness, (dict,list)):
+        if also is None: warn_if_missed(model, [o for o in entries if not o.why])
+        return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.why]
     entries,rules = [o for o in entries if _may_learn(o)],read_rules(sparseness, 'sparseness')
     taken = assign(rules, [o.name for o in entries], [o.p for o in entries], model)
     found = [(*o[:3], rules[k][1]) for o,k in zip(entries, taken) if k is not None]
@@ -670,6 +672,7 @@ def learn_masks(
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
     seed:int=None, # Names the random choices; None takes a number from torch's generator
     rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
+    also=None, # Parameters of unknown layers too, as in `sparsify_model`; rules name them without it
     **settings
 ) -> list: # The `WeightSparsify` of each weight
     """Give weights of `model` masks that are chosen anew at each training step
@@ -682,6 +685,7 @@ def learn_masks(
         seed (int): Names the random choices; None takes a number from torch's generator [default: None]
         rescale (bool): Scale each weight so that what lives is as large as all of it was? For untrained models
             [default: False]
+        also: Parameters of unknown layers too, as in `sparsify_model`; rules name them without it [default: None]
         score_func: `f(score, x)` → the score to store at each update; None leaves it to the optimizer [default:
             None]
         backward_sparseness: What the tensor's gradient sees besides live places; 'DENSE' is everything [default:
@@ -698,7 +702,7 @@ def learn_masks(
         ValueError: the model has masks already: change learned ones with configure, or remove masks first, with
             fold_masks(model) and unsparsify(model)
         ValueError: ... has no weights to learn masks for: it needs linear, convolutional, attention or recurrent
-            layers, or a rule that names others
+            layers, or also= or a rule that names others
         ValueError: backward_mode is ..., and must be one of ...
         ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
         ValueError: ... is ..., and must be a function or None
@@ -713,8 +717,8 @@ def learn_masks(
     settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
     _settings(sparseness='DENSE', **settings)
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")
-    chosen = _chosen(model, sparseness)
-    if not chosen: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or a rule that names others")
+    chosen = _chosen(model, sparseness, also)
+    if not chosen: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or also= or a rule that names others")
     for name,m,attr,kind in chosen: _try_out(name, getattr(m, attr), _settings(sparseness=kind, **settings), axes_of(m, attr))
     seed = draw_seed(seed)
     seeds = [keyed_generator(seed, i).initial_seed() for i in range(len(chosen))]

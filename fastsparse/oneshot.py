@@ -9,6 +9,7 @@ __all__ = ['prune_magnitude', 'prune_wanda', 'prune_sparsegpt', 'prune_snip', 'p
 import json,math,matplotlib.pyplot as plt,pandas as pd,re,torch
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
@@ -23,28 +24,25 @@ from fastsparse.masks import keyed_generator,n_live,top_k_mask,zero_dead_
 from fastsparse.patterns import assign,read_rules
 from fastsparse.scores import random_score,weight_magnitude
 from fastsparse.guards import enforce_masks,Masked,masked_params
-from fastsparse.sparsify import as_mask,check_score,decide,draw_seed,keep_from_broadcast,module_copy,module_of,register_mask,resting
-from fastsparse.sparsify import sparsify_model
+from fastsparse.sparsify import as_mask,candidates,check_score,decide,draw_seed,keep_from_broadcast,module_copy,module_of,register_mask
+from fastsparse.sparsify import resting,sparsify_model,structure_of,warn_if_missed
 from fastsparse.structures import as_structure,NM,Structure,Unstructured
 from functools import partial
 from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from typing import NamedTuple
 from warnings import warn
 
 # %% ../nbs/21_oneshot.ipynb #0286d828
-class Planned(NamedTuple):
-    "A weight, the attribute `attr` of `module`, and what pruning is to leave of it: `sparsity` and `structure`"
-    name:str
-    module:nn.Module
-    attr:str
+@dataclass(frozen=True)
+class Goal(GetAttr):
+    "What pruning is to leave of a weight; it answers for the `Masked` that says where the weight is: `o.name`, `o.module`, `o.attr`, `o.p`"
+    masked:Masked
     sparsity:float
     structure:Structure
+    _default = 'masked'
 
-    @property
-    def p(self): return self.module._parameters[self.attr]
     @property
     def free(self): return isinstance(self.structure, Unstructured)
 
@@ -59,26 +57,30 @@ def _parse_target(what):
     return sparsity,s
 
 # %% ../nbs/21_oneshot.ipynb #ae8d2ec9
-def _with_axes(o): return o._replace(structure=o.structure.for_axes(axes_of(o.module, o.attr)))
+def _goal(o, what):
+    sparsity,structure = _parse_target(what)
+    return Goal(o, sparsity, structure_of(structure, o))
 
 def _wanted(model, entries, target):
     "Weights and their targets; those that are to stay dense are left out"
-    names = [o[0] for o in entries]
+    names = [o.name for o in entries]
     if isinstance(target, (dict,list)): rules = read_rules(target, 'target')
     else: rules = [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
-    taken = assign(rules, names, [getattr(*o[1:]) for o in entries], model)
+    taken = assign(rules, names, [o.p for o in entries], model)
     return [(o,rules[k][1]) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
 
 def plan_pruning(
     model, # A dense module or a `Learner`
     target, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and target or None
-) -> list: # A `Planned` for each weight to prune, in parameter order
+    also=None, # Parameters of layers that the table doesn't know, as in `sparsify_model`
+) -> list: # A `Goal` for each weight to prune, in parameter order
     "Who is to be pruned, and how much; a `ValueError` if it can't be done"
     model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
-    entries = [o[:3] for o in decide(model) if not o.why]
-    plan = [_with_axes(Planned(*o, *_parse_target(what))) for o,what in _wanted(model, entries, target)]
-    if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(o[0] for o in entries) or 'none'}, and the target leaves all of them dense")
+    entries = candidates(model, also)
+    if also is None: warn_if_missed(model, entries)
+    plan = [_goal(o, what) for o,what in _wanted(model, entries, target)]
+    if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(o.name for o in entries) or 'none'}, and the target leaves all of them dense; also= brings in others")
     for o in plan:
         try: o.structure.check(o.p.shape)
         except ValueError as e: raise ValueError(f"{o.name}: {e}") from e
@@ -118,23 +120,31 @@ def _check_ranking(ranking):
 def prune_by(
     model, # A dense module or a `Learner`
     scores, # Name → score of the parameter's shape, or `f(p)` → score
-    target, # As in `plan_pruning`
+    target, # As in `plan_pruning`, or the plan that it made
     ranking=layer_masks, # `layer_masks`, `global_masks`, or `f(scores, plan)` → masks by name
+    also=None, # As in `plan_pruning`
 ): # `Hooks`: its `remove()` ends enforcement
     "Prune by scores, the lowest first"
-    plan = plan_pruning(model, target)
+    plan = target if _is_plan(target) else plan_pruning(model, target, also)
     _check_ranking(ranking)
     if callable(scores): scores = {o.name: scores(o.p) for o in plan}
     for o in plan:
         if o.name not in scores: raise ValueError(f"scores lack {o.name}: give one for each of {', '.join(o.name for o in plan)}, or leave it dense by a rule")
-        check_score(scores[o.name], Masked(o.name, o.module, o.attr, o.p, None))
-    return sparsify_model(module_of(model), 0., mask_init=ranking({o.name: scores[o.name].detach() for o in plan}, plan), seed=0)
+        check_score(scores[o.name], o.masked)
+    return _take_masks(model, plan, ranking({o.name: scores[o.name].detach() for o in plan}, plan))
+
+def _is_plan(target): return isinstance(target, list) and len(target)>0 and all(isinstance(o, Goal) for o in target)
+
+def _take_masks(model, plan, masks):
+    "Give `model` the masks of a plan, and none to what `also` would have to bring in anew"
+    return sparsify_model(module_of(model), 0., mask_init=masks, seed=0, also=[o.name for o in plan])
 
 # %% ../nbs/21_oneshot.ipynb #f1fce61c
 def prune_magnitude(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
     ranking=layer_masks, # Or `global_masks`
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     """The weights of largest magnitude live; with '2:4' this is the best mask of each group of four (ASP, arXiv:2104.08378)
 
@@ -142,6 +152,7 @@ def prune_magnitude(
         model: A dense module or a `Learner`
         target: As in `plan_pruning`
         ranking: Or `global_masks` [default: layer_masks]
+        also: As in `sparsify_model` [default: None]
 
     Raises:
         ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
@@ -153,17 +164,18 @@ def prune_magnitude(
         prune_magnitude(model, .5)
         assert model[0].weight.count_nonzero()+model[2].weight.count_nonzero()==96
     """
-    return prune_by(model, weight_magnitude, target, ranking)
+    return prune_by(model, weight_magnitude, target, ranking, also)
 
 # %% ../nbs/21_oneshot.ipynb #aea619cc
 def prune_random(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
     seed:int=None, # Names the random choices; None takes a number from torch's generator
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Chance decides: the baseline that a method has to beat"
-    plan,seed = plan_pruning(model, target),draw_seed(seed)
-    return prune_by(model, {o.name: random_score(o.p, keyed_generator(seed, i)) for i,o in enumerate(plan)}, target)
+    plan,seed = plan_pruning(model, target, also),draw_seed(seed)
+    return prune_by(model, {o.name: random_score(o.p, keyed_generator(seed, i)) for i,o in enumerate(plan)}, plan)
 
 # %% ../nbs/21_oneshot.ipynb #80bdf3d9
 def _check_count(
@@ -298,7 +310,7 @@ _piece = 2**22  # numbers of a layer's patches held at once
 
 def layer_statistic(
     calib, # A `Calibration`
-    o:Planned, # The layer
+    o:Goal, # The layer
     f, # Patches, groups by rows by columns → a tensor to sum up
     once:bool=False, # Is the layer reached at most once a batch?
 ) -> tuple: # The sum, and the number of rows
@@ -394,9 +406,9 @@ def _all_or_nothing(ps):
         raise
 
 # %% ../nbs/21_oneshot.ipynb #57004540
-def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=False):
-    "Prune layer by layer; `solve(o, n, statistic)` → the mask of a `Planned`, and its new weight"
-    plan = plan_pruning(model, target)
+def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=False, also=None):
+    "Prune layer by layer; `solve(o, n, statistic)` → the mask of a `Goal`, and its new weight"
+    plan = plan_pruning(model, target, also)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
     once,n = _layer_order(calib, plan),dict(zip([o.name for o in plan], planned_counts(plan)))
@@ -411,7 +423,7 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
             mask,w = solve(o, n[name], lambda f: layer_statistic(calib, o, f, once[name]))
             with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
             masks[name] = mask
-    return sparsify_model(module_of(model), 0., mask_init=masks, seed=0)
+    return _take_masks(model, list(plan.values()), masks)
 
 # %% ../nbs/21_oneshot.ipynb #aaaec466
 def row_masks(
@@ -439,6 +451,7 @@ def prune_wanda(
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=False, # Show a progress bar?
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     """Prune by size of weight times norm of input
 
@@ -450,6 +463,7 @@ def prune_wanda(
         n_samples (int): Examples to read, in whole batches [default: 256]
         bs (int): Batch size for a dataset [default: 32]
         progress (bool): Show a progress bar? [default: False]
+        also: As in `sparsify_model` [default: None]
 
     Raises:
         ValueError: no layer to prune was reached by the data: check data and target
@@ -461,7 +475,7 @@ def prune_wanda(
         prune_wanda(model, '2:4', [torch.randn(64,8)])
         assert (model[0].weight.view(-1,4).count_nonzero(1)==2).all()
     """
-    return prune_layerwise(model, target, data, _wanda, noop, n_samples, bs, progress)
+    return prune_layerwise(model, target, data, _wanda, noop, n_samples, bs, progress, also)
 
 # %% ../nbs/21_oneshot.ipynb #9cc30893
 def inverse_factor(
@@ -544,6 +558,7 @@ def prune_sparsegpt(
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=False, # Show a progress bar?
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     """Prune, and let the weights that live make up for what is lost
 
@@ -557,6 +572,7 @@ def prune_sparsegpt(
         n_samples (int): Examples to read, in whole batches [default: 256]
         bs (int): Batch size for a dataset [default: 32]
         progress (bool): Show a progress bar? [default: False]
+        also: As in `sparsify_model` [default: None]
 
     Raises:
         ValueError: damp is ..., and must be a number from 0, e.g. 0.01
@@ -570,7 +586,7 @@ def prune_sparsegpt(
     """
     _check_count('block', block, 128)
     if isinstance(damp, bool) or not isinstance(damp, (int,float)) or not 0<=damp<math.inf: raise ValueError(f"damp is {damp!r}, and must be a number from 0, e.g. 0.01")
-    return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress)
+    return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, also)
 
 # %% ../nbs/21_oneshot.ipynb #983816da
 def _loss(model, b, loss_func):
@@ -590,8 +606,8 @@ def _losses(calib, loss_func, progress):
         if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'): raise ValueError(f"data is a function that returned a {type(losses).__name__}, and for this method must return the losses of its batches: write it as a generator that yields them")
         for loss in losses: yield loss,1
 
-def _setup(model, target, data, loss_func, n_samples, bs):
-    plan,calib = plan_pruning(model, target),Calibration(model, data, n_samples, bs)
+def _setup(model, target, data, loss_func, n_samples, bs, also):
+    plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
     return plan,calib,ifnone(loss_func, getattr(model, 'loss_func', None) if not isinstance(model, nn.Module) else None)
 
 # %% ../nbs/21_oneshot.ipynb #61fdf959
@@ -634,6 +650,7 @@ def prune_snip(
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
     progress:bool=False, # Show a progress bar?
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     """Prune what the loss would miss least
 
@@ -647,6 +664,7 @@ def prune_snip(
         bs (int): Batch size for a dataset [default: 32]
         ranking: Or `layer_masks` [default: global_masks]
         progress (bool): Show a progress bar? [default: False]
+        also: As in `sparsify_model` [default: None]
 
     Raises:
         ValueError: ranking is ..., and must be a function: layer_masks, global_masks, or f(scores, plan) that
@@ -661,7 +679,8 @@ def prune_snip(
         prune_snip(model, .5, [(xb,yb)], F.cross_entropy)
     """
     _check_ranking(ranking)
-    return prune_by(model, snip_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
+    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, also)
+    return prune_by(model, snip_scores(plan, *data_and_loss, progress), plan, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #1eb55866
 def grasp_scores(plan, calib, loss_func, progress=False):
@@ -684,6 +703,7 @@ def prune_grasp(
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
     progress:bool=False, # Show a progress bar?
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     """Prune what the gradient flow would miss least
 
@@ -696,6 +716,7 @@ def prune_grasp(
         bs (int): Batch size for a dataset [default: 32]
         ranking: Or `layer_masks` [default: global_masks]
         progress (bool): Show a progress bar? [default: False]
+        also: As in `sparsify_model` [default: None]
 
     Raises:
         ValueError: ranking is ..., and must be a function: layer_masks, global_masks, or f(scores, plan) that
@@ -710,7 +731,8 @@ def prune_grasp(
         prune_grasp(model, .5, [(xb,yb)], F.cross_entropy)
     """
     _check_ranking(ranking)
-    return prune_by(model, grasp_scores(*_setup(model, target, data, loss_func, n_samples, bs), progress), target, ranking)
+    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, also)
+    return prune_by(model, grasp_scores(plan, *data_and_loss, progress), plan, ranking)
 
 # %% ../nbs/21_oneshot.ipynb #d1a39bc4
 def _ones_like_item(model, xb):
@@ -736,6 +758,7 @@ def prune_synflow(
     xb=None, # A batch, or a tuple of inputs; only the shape of an item counts; a `Learner` brings its own
     rounds:int=100, # Rounds of pruning, 1 or more
     progress:bool=False, # Show a progress bar?
+    also=None, # As in `sparsify_model`
 ): # `Hooks`
     """Prune what carries the least flow, in many rounds
 
@@ -746,13 +769,15 @@ def prune_synflow(
             None]
         rounds (int): Rounds of pruning, 1 or more [default: 100]
         progress (bool): Show a progress bar? [default: False]
+        also: As in `sparsify_model` [default: None]
 
     Raises:
         ValueError: ... is ..., and must be an integer from 1, e.g. ...
         ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
         ValueError: the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first
             that magnitude pruning takes
-        ValueError: ... has nothing to prune: the weights are ..., and the target leaves all of them dense
+        ValueError: ... has nothing to prune: the weights are ..., and the target leaves all of them dense; also=
+            brings in others
         ValueError: ...: ...
         ValueError: xb is None, and only a Learner brings its own: pass a batch, of which only the shape of an item
             counts
@@ -764,13 +789,13 @@ def prune_synflow(
         prune_synflow(model, .5, torch.randn(1,8))
     """
     _check_count('rounds', rounds, 100)
-    plan,xs = plan_pruning(model, target),_ones_like_item(model, xb)
+    plan,xs = plan_pruning(model, target, also),_ones_like_item(model, xb)
     net = module_copy(module_of(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
         for name,t in [*net.named_parameters(), *net.named_buffers()]:
             if t.is_floating_point(): t.abs_().mul_(not _adds(name))
-    return prune_by(model, _synflow(net, plan, xs, rounds, progress), target, global_masks)
+    return prune_by(model, _synflow(net, plan, xs, rounds, progress), plan, global_masks)
 
 # %% ../nbs/21_oneshot.ipynb #85a631bf
 def _adds(name):

@@ -8,9 +8,8 @@ __all__ = ['register_method']
 # %% ../nbs/04a_parts.ipynb #be1d62b7
 import inspect,math,re
 from fastcore.basics import *
-from fastsparse.declared import declares,find_part,needs_of,register_part
-from fastsparse.distributions import balanced_flops_sparsity,erdos_renyi_sparsity,first_layer_dense_uniform,given_sparsity,global_sparsity
-from fastsparse.distributions import layers_dense,proportional_sparsity,uniform_sparsity
+from fastsparse.declared import declares,find_part,near,needs_of,register_part
+from fastsparse.distributions import as_distribution,uniform_sparsity
 from fastsparse.schedules import acdc_path,cosine_drop,cubic_path,dsd_path,fraction_at,Interval,make_schedule,make_update_schedule
 from fastsparse.schedules import polynomial_path,soft_bound_path,update_due
 from fastsparse.scores import gradient_magnitude,weight_magnitude
@@ -43,12 +42,7 @@ def drop_of_target(
 part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution',
     drop_count_f='drop_count', grow_init_f='start', grow_state_f='state', sparsity_path='path', mask_init='mask')
 
-for _f in (uniform_sparsity, first_layer_dense_uniform, erdos_renyi_sparsity, global_sparsity, layers_dense,
-    given_sparsity, proportional_sparsity, balanced_flops_sparsity):
-    register_part('distribution', _f)
 for _f in (cubic_path, polynomial_path, soft_bound_path, acdc_path, dsd_path): register_part('path', _f)
-register_part('distribution', erdos_renyi_sparsity, 'erk')
-register_part('distribution', partial(erdos_renyi_sparsity, include_kernel=False), 'er')
 register_part('mask', checkerboard)
 
 # %% ../nbs/04a_parts.ipynb #427efc6e
@@ -58,6 +52,7 @@ def named_part(
 ): # The part
     "What `value` means if it is a name"
     if setting not in part_kinds or setting=='mask_init' or not isinstance(value, str): return value
+    if setting=='sparse_f': return as_distribution(value, setting)
     found = find_part(part_kinds[setting], value, setting)
     makes = isinstance(found, type) or part_kinds[setting]=='path'
     return found() if makes and all(o.default is not o.empty for o in inspect.signature(found).parameters.values()) else found
@@ -70,7 +65,7 @@ def find_method(
     if method is None: return {}
     if hasattr(method, 'keys'): return dict(method)
     found = _methods.get(method.lower()) if isinstance(method, str) else None
-    if found is None: raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}")
+    if found is None: raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {near(method, _methods)}")
     return dict(found)
 
 # %% ../nbs/04a_parts.ipynb #47b32662

@@ -10,10 +10,10 @@ import json,pandas as pd,re
 from fastcore.basics import *
 from fastsparse import grown,methods,schedules
 from fastsparse.declared import find_part,parts_of
-from fastsparse.parts import Method,_methods,find_method,may_be_none,part_kinds
+from fastsparse.parts import Method,_methods,_text,find_method,may_be_none,part_kinds
 from fastsparse.patterns import named
 from fastsparse.schedules import Schedule,schedule_spec
-from fastsparse.sparsify import _inits,decide,module_of
+from fastsparse.sparsify import decide,module_of
 from fastsparse.structures import Structure
 from functools import partial
 from inspect import signature
@@ -34,13 +34,11 @@ def default_filter(
 # %% ../nbs/12_rules.ipynb #36418104
 def _known(key):
     "Parts that the setting `key` may be, by name"
-    inits = {o:o for o in _inits} if key=='mask_init' else {}
-    return {**inits, **parts_of(part_kinds[key])} if key in part_kinds else {}
+    return parts_of(part_kinds[key]) if key in part_kinds else {}
 
 # %% ../nbs/12_rules.ipynb #b7496b69
 def _find(key, name):
     "The part called `name` that setting `key` may be"
-    if key=='mask_init' and name not in _known(key): raise ValueError(f"mask_init is {name!r}, and must be one of {', '.join(_known(key))}")
     return find_part(part_kinds[key], name, key)
 
 # %% ../nbs/12_rules.ipynb #2bc0d2bb
@@ -56,7 +54,7 @@ def _options(f):
 
 def _build(key, f, kwargs):
     known = _options(f)
-    takes = f"and {f.__name__} takes {', '.join(known) or 'none'}"
+    takes = f"and {_text(f)} takes {', '.join(known) or 'none'}"
     if bad := set(kwargs)-set(known): raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, {takes}")
     if missing := [k for k,o in known.items() if o.default is o.empty and k not in kwargs]: raise ValueError(f"{key} lacks the argument {missing[0]!r}, {takes}: write a dict with type and arguments")
     kwargs = {k:part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()}
@@ -66,7 +64,7 @@ def _build(key, f, kwargs):
 # %% ../nbs/12_rules.ipynb #20ba8f5b
 def _taken_as_is(key, spec):
     if spec is None: return key in may_be_none
-    if key=='mask_init': return spec in list(_inits) if isinstance(spec, str) else isinstance(spec, dict)
+    if key=='mask_init': return spec in parts_of('mask') if isinstance(spec, str) else isinstance(spec, dict)
     return key=='grow_init_f' and isinstance(spec, Real)
 
 def _interval(spec):

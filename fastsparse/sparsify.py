@@ -12,7 +12,7 @@ import torch.distributed as dist
 from collections.abc import Mapping
 from contextlib import contextmanager
 from fastcore.basics import *
-from fastsparse.declared import declares,needs_of
+from fastsparse.declared import declares,find_part,needs_of,register_part
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
 from fastsparse.guards import masked_params,storage_of,storages,unhook
@@ -137,7 +137,8 @@ def _with(os, also, model):
 @declares('mask', name='zeros', brings_count=True)
 def _zeros(p, **kwargs): return mask_from_tensor(p.detach())
 
-_inits = dict(random=random_score, magnitude=weight_magnitude, zeros=_zeros)
+register_part('mask', random_score, 'random')
+register_part('mask', weight_magnitude, 'magnitude')
 
 def draw_seed(
     seed:int=None, # A seed, or None to draw one
@@ -245,8 +246,7 @@ def _given_masks(init, os, structure):
 def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     "A mask for each of `os`; `idxs` name the random choices"
     if isinstance(init, dict): return _given_masks(init, os, structure)
-    f = _inits.get(init) if isinstance(init, str) else init
-    if not callable(f): raise ValueError(f"mask_init is {init!r}, and must be one of {', '.join(map(repr, _inits))}, a function or a dict of masks")
+    f = init if callable(init) else find_part('mask', init, 'mask_init')
     counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
     def draw(i, o, n):
         own = storage_of(o.p).structure(structure_of(structure, o), o.p)
@@ -327,8 +327,12 @@ def _is_missed(o):
     called = f'{o.attr} {type(o.module).__name__}'
     return o.why.startswith(('in ','no weight of')) and o.p.ndim>1 and o.p.is_floating_point() and not _aside.search(called)
 
-def _warn_if_missed(os, missed):
-    "Warn if `os` hold less than nine tenths of the weights"
+def warn_if_missed(
+    model:nn.Module, # Any module
+    os:list, # The parameters that are to be sparse
+):
+    "Warn if `os` hold less than nine tenths of the matrix weights of `model`"
+    missed = [o for o in decide(model) if _is_missed(o)]
     n,n_missed = [sum(o.p.numel() for o in part) for part in (os,missed)]
     if n>=.9*(n+n_missed): return
     largest = sorted(missed, key=lambda o: -o.p.numel())[:3]
@@ -418,7 +422,7 @@ def _choose(model, chosen, also):
     if not os:
         kept = ''.join(f'; {o.name}: {o.why}' for o in decide(model))
         raise ValueError(f"{type(model).__name__} has no weights to make sparse: it needs linear, convolutional, attention or recurrent layers, or also= to name others{kept}")
-    if also is None: _warn_if_missed(os, [o for o in decide(model) if _is_missed(o)])
+    if also is None: warn_if_missed(model, os)
     names,ps = [o.name for o in os],[o.p for o in os]
     idxs = list(range_of(os)) if chosen is None else named(chosen, names, ps, model)
     if not idxs: raise ValueError(f"chosen is {chosen!r} and names none of the parameters to choose from: {', '.join(names)}")
@@ -498,13 +502,12 @@ def sparsify_model(
     Raises:
         ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
             ones: pass grow_state_f=None, or sparse_compute=None
-        ValueError: mask_init is ..., and must be one of ..., a function or a dict of masks
         TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: the distribution is ..., and must be one of ..., or a function of the parameters and the model's
-            sparsity
+        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
         ValueError: seed is ..., and must be an integer, or None to draw one
         ValueError: the sparsity is ..., and the structure ... has a sparsity of ...: pass that, or another
             structure
+        ValueError: ...: ...
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -660,7 +663,7 @@ def sparsify_parameter(
         TypeError: model is ..., and must be a torch module or a Learner
         ValueError: ... is no parameter of ...: its parameters are ...
         ValueError: ... is ..., and must lie in [0,1...: pass the fraction of weights that is dead, e.g. 0.9
-        ValueError: mask_init is ..., and must be one of ..., a function or a dict of masks
+        ValueError: seed is ..., and must be an integer, or None to draw one
 
     Example:
         layer = nn.Linear(8,4)

@@ -844,3 +844,17 @@ def small_learner(n):
     learn = Learner(DataLoaders(dl, dl), mlp((8,8,1)), loss_func=nn.MSELoss(), opt_func=SGD)
     learn.remove_cbs(learn.cbs[1:])
     return learn
+
+def test_learned_masks_of_unknown_layers():
+    "also= brings a raw parameter in; without it the largest that stay dense are named"
+    class Raw(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(64,8))
+        def forward(self, x): return x@self.kernel
+    build = lambda: nn.Sequential(nn.Linear(8,64), Raw())
+    m = build()
+    sps = learn_masks(m, '2:4', also='*.kernel', seed=0)
+    m(torch.randn(2,8))
+    assert len(sps)==2 and int(m[1].kernel_mask.sum())==256
+    with pytest.warns(UserWarning, match='1.kernel .*also='): assert len(learn_masks(build(), 'TOPK{.5}(U)'))==1

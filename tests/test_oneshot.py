@@ -970,3 +970,45 @@ def test_calibration_data_of_another_width_are_named(prune):
     was = model[0].weight.detach().clone()
     with pytest.raises(ValueError, match=r"a batch of shape \(16, 7\), and the model can't take it"): prune(model, .5, [torch.randn(16,7)])
     assert torch.equal(model[0].weight, was) and not [*model.buffers()]
+
+# --- layers that the table doesn't know
+
+class Bag(nn.Module):
+    "Four experts in one parameter, and the mean of what they say"
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4,16,8, generator=torch.Generator().manual_seed(0)))
+    def forward(self, x): return torch.einsum('eoi,bi->bo', self.up, x)/4
+
+def bagged(): return nn.Sequential(nn.Linear(8,8), nn.ReLU(), Bag(), nn.ReLU(), nn.Linear(16,4))
+
+def live_of(m): return {k:int(v.sum()) for k,v in m.state_dict().items() if k.endswith('_mask')}
+
+@pytest.mark.parametrize('f', [prune_magnitude, prune_snip, prune_grasp, prune_synflow])
+def test_also_brings_in_unknown_layers(f):
+    "Scores of every weight serve a parameter of any layer; without also= the largest that is left out is named"
+    x,y = torch.randn(32,8),torch.arange(32)%4
+    more = dict(xb=x) if f is prune_synflow else {} if f is prune_magnitude else dict(data=[(x,y)], loss_func=F.cross_entropy)
+    m = bagged()
+    f(m, .5, also='*.up', **more)
+    assert set(live_of(m))=={'0.weight_mask','2.up_mask','4.weight_mask'} and sum(live_of(m).values())==320
+    with pytest.warns(UserWarning, match='2.up .*also='): f(bagged(), .5, **more)
+
+def test_also_with_structures_and_rules():
+    "Structures go by expert, and rules may name what also= brings in"
+    m = bagged()
+    prune_magnitude(m, {'2.up':'2:4'}, also=Bag)
+    assert (m[2].up_mask.view(4,16,2,4).sum(-1)==2).all() and m[0].weight_mask.all()
+    with pytest.raises(ValueError, match='also= brings in others'), pytest.warns(UserWarning): prune_magnitude(bagged(), {'2.up':.5})
+
+@pytest.mark.parametrize('f', [prune_wanda, prune_sparsegpt])
+def test_unknown_products_stay_dense_by_name(f):
+    "Pruning by inputs can't see what meets an expert, says so by name, and prunes the rest"
+    m,x = bagged(),torch.randn(32,8)
+    with pytest.warns(UserWarning, match="2.up can't be pruned by inputs"): f(m, .5, data=[(x,)], also='*.up')
+    assert live_of(m)=={'0.weight_mask':32, '2.up_mask':512, '4.weight_mask':32} or '2.up_mask' not in live_of(m)
+
+def test_a_goal_answers_for_its_weight():
+    "What a ranking or a solver of one's own sees: the weight as everywhere else, and what is wanted of it"
+    goal = plan_pruning(bagged(), '2:4', also='*.up')[1]
+    assert (goal.name,goal.attr,goal.p.shape,goal.sparsity,goal.free)==('2.up','up',(4,16,8),.5,False) and goal.masked.p is goal.p

@@ -1,9 +1,10 @@
 "Room 04a: a method's parts: counts, paths, refusals, and times in steps, fractions, samples and epochs"
 import math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
+from fastsparse.distributions import as_distribution
 from fastsparse.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
 from fastsparse.scores import Sampled
-from fastsparse.parts import check_sparsity,drop_of_live,drop_of_target,Method,Run
+from fastsparse.parts import check_sparsity,drop_of_live,drop_of_target,find_method,Method,Run
 from helpers import *
 from hypothesis import given, strategies as st
 
@@ -187,3 +188,32 @@ def test_what_is_read():
     assert [t for t in range(31) if m.reads_dense(t)]==[8,9,10,18,19,20,28,29,30]
     assert all(m.collects(m.collectors['square'], t) for t in range(31))
     assert len(method(keep_score_f=MeanGradient(3), grow_score_f=MeanGradient(3)).collectors)==1
+
+@pytest.mark.parametrize('name', ['erk','ERK','er','first-dense','first-last-dense','global','erdos_renyi'])
+def test_distributions_have_one_name_everywhere(name):
+    "What sparsify_model and layers_dense take by name, a method and a file take too, and mean the same"
+    def same(a, b): return a is b or (a.func,a.args,a.keywords)==(b.func,b.args,b.keywords)
+    want = as_distribution(name)
+    assert same(Method(batches_per_update=10, sparse_f=name).sparse_f, want)
+    assert same(configure(dict(method='set', sparsity=.5, sparse_f=name.lower()))[0][1]['sparse_f'], want)
+
+def test_a_declared_distribution_has_a_name_everywhere():
+    "A distribution of the user's own goes by its name in sparsify_model too"
+    @declares('distribution')
+    def own_sparsity(params, model_sparsity): return [model_sparsity]*len(params)
+    assert as_distribution('own') is as_distribution('own_sparsity') is Method(batches_per_update=10, sparse_f='own').sparse_f is own_sparsity
+
+def test_unknown_names_name_a_near_one():
+    "A name with a slip is refused with the one that was probably meant; what makes a distribution isn't one"
+    for f,meant in ((lambda: as_distribution('unifrom'),'uniform'), (lambda: Method(batches_per_update=10, sparse_f='erkk'),'erk'),
+        (lambda: find_method('rigle'),'rigl'), (lambda: Method(batches_per_update=10, keep_score_f='magnitude'),'weight_magnitude'),
+        (lambda: sparsify_model(nn.Linear(8,8), .5, mask_init='magnitud'),'magnitude')):
+        with pytest.raises(ValueError, match=f"did you mean '{meant}'"): f()
+    with pytest.raises(ValueError, match=r'pass given_sparsity\(...\)'): as_distribution('given_sparsity')
+
+def test_masks_by_name_are_one_list():
+    "Every named start of masks serves sparsify_model, engine and files"
+    m = nn.Sequential(nn.Linear(8,8))
+    sparsify_model(m, .5, mask_init='checkerboard', seed=0)
+    assert (m[0].weight_mask.sum(0)==4).all() and (m[0].weight_mask.sum(1)==4).all()
+    assert configure(dict(method='set', sparsity=.5, mask_init='checkerboard'))[0][1]['mask_init']=='checkerboard'

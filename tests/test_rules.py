@@ -1,7 +1,6 @@
 "Room 12: rules by name, from numbers, dicts, lists and files, safely read and written again; who got what and why"
 import copy, json, pandas as pd, pickle, pytest, torch, warnings, yaml
 from fastsparse.all import *
-from fastsparse.structures import checkerboard
 from fastsparse.distributions import proportional_sparsity
 from fastsparse.schedules import acdc_path,cubic_path,dsd_path,epochs,make_schedule,make_update_schedule,soft_bound_path,SquareSchedule
 from fastsparse.scores import nonzero_redistribution
@@ -155,7 +154,7 @@ def test_written_down(name):
 named = dict(grow_state_f={o.__name__:o for o in (own_step_count, second_moment_from_live, reset_state)},
     grow_init_f=dict(initial_value=initial_value, fresh_value=fresh_value),
     redistribute_f=dict(momentum=momentum_redistribution, gradient=gradient_redistribution, nonzero=nonzero_redistribution),
-    sparse_f=dict(erdos_renyi=erdos_renyi_sparsity, uniform=uniform_sparsity), mask_init=dict(random='random', magnitude='magnitude', zeros='zeros', checkerboard=checkerboard))
+    sparse_f=dict(erdos_renyi=erdos_renyi_sparsity, uniform=uniform_sparsity), mask_init=dict(random='random', magnitude='magnitude', zeros='zeros', checkerboard='checkerboard'))
 
 @pytest.mark.parametrize('key', named)
 def test_names(key):
@@ -245,7 +244,7 @@ def test_files_run_no_code(tmp_path):
     path.write_text(f'- params: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ["{tmp_path}/touched"]]\n')
     with pytest.raises(ValueError, match='evil.yaml.*plain YAML'): configure(path)
     assert not (tmp_path/'touched').exists()
-    with pytest.raises(ValueError, match='keep_score_f is .*must be one of random_score'): configure(dict(method='rigl', keep_score_f='os.system'))
+    with pytest.raises(ValueError, match='keep_score_f is .*must be one of .random_score'): configure(dict(method='rigl', keep_score_f='os.system'))
 
 @pytest.mark.parametrize('text,kind,say', [('[1, 2', '.json', 'plain YAML or JSON'), ('a: [b', '.yaml', 'plain YAML or JSON'), ('', '.yaml', 'there are no rules'), ('rigl', '.yaml', "a rule is 'rigl'"),
     ('- 3', '.yaml', 'a rule is 3'), ('null', '.json', 'there are no rules'), ('{"sparsity": 2}', '.json', r'sparsity is 2.*\[0,1\)')])
@@ -261,8 +260,8 @@ def test_bad_files(text, kind, say, tmp_path):
     (dict(keep_score_f=dict(lam=3)), 'keep_score_f is.*a dict with a name as its type'), (dict(keep_score_f=dict(type='MagnitudePlusGradient', mu=3)), "argument 'mu'.*takes lam"),
     (dict(keep_score_f=3), 'keep_score_f is 3'), (dict(sparse_f=dict(type='erdos_renyi', power=.5)), "sparse_f has the argument 'power'.*takes include_kernel, erk_power_scale"),
     (dict(sparse_f=dict(type=['uniform'])), 'a dict with a name as its type'), (dict(sparse_f='layers_dense'), "sparse_f lacks the argument 'patterns'"),
-    (dict(mask_init='foo'), "mask_init is 'foo'.*random, magnitude, zeros, checkerboard"), (dict(mask_init=3), 'mask_init is 3.*checkerboard'), (dict(mask_init=None), 'mask_init is None.*random'),
-    (dict(grow_init_f='foo'), 'grow_init_f is .foo.*initial_value, fresh_value'), (dict(grow_state_f=3), 'grow_state_f is 3.*own_step_count'),
+    (dict(mask_init='foo'), "mask_init is 'foo'.*random.*magnitude.*checkerboard"), (dict(mask_init=3), 'mask_init is 3.*checkerboard'), (dict(mask_init=None), 'mask_init is None.*random'),
+    (dict(grow_init_f='foo'), 'grow_init_f is .foo.*initial_value.*fresh_value'), (dict(grow_state_f=3), 'grow_state_f is 3.*own_step_count'),
     (dict(keep_score_f=None), 'keep_score_f is None.*a name.*weight_magnitude'), (dict(drop_fraction=dict(type='best')), 'best.*cosine'), (dict(drop_fraction='x'), 'no schedule'), (dict(updates='x'), 'no update schedule'),
     (dict(sparsity='0.9'), "'0.9' is no schedule"), (dict(method='set', batches_per_update=0), 'batches_per_update is 0'), ([dict(params='a', sparsity=.5), dict(params='b', stop_pct=2)], 'stop_pct is 2')])
 def test_refused(spec, say):
