@@ -99,7 +99,7 @@ class DynamicSparseTrainingCallback(Callback):
     Raises:
         ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
             ones: pass grow_state_f=None, or sparse_compute=None
-        ValueError: method is ..., and must be a preset or one of ...
+        ValueError: method is ..., and must be a preset or one of ...: ...
         ValueError: seed is ..., and must be an integer, or None to draw one
 
     Example:
