@@ -3,7 +3,7 @@
 # The parts of the site, as globs of pages; a page that none of them names is one of the internals
 parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/research',
-        'tutorials/deployment', 'tutorials/*'],
+        'tutorials/deployment', 'tutorials/many_processes', 'tutorials/*'],
     **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured'], API=['api/*'], Internals=['*'])
 
 # What the sidebar calls pages whose own title is that of a room
@@ -48,6 +48,7 @@ searches = {
         make a model smaller''',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
+    'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun, accelerate',
     'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
     'howto/faster': 'faster training, speed up training, speedup, acceleration, slow training, sparse kernels, cpu',
     'howto/own_layers': 'custom layers, own layers, custom modules, exclude layers, keep a layer dense, choose layers',

@@ -12,7 +12,7 @@ from fastsparse.clocks import times_in_turns
 from fastsparse.export import export_sparse
 from fastsparse.masks import top_k_mask
 from fastsparse.methods import RigL_presets
-from fastsparse.oneshot import prune_wanda
+from fastsparse.oneshot import prune_magnitude,prune_wanda
 from fastsparse.guards import masked_params
 from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining
@@ -41,7 +41,7 @@ def read_weights(
     path = _exists(path)
     try: state = _safetensors(path) if path.suffix=='.safetensors' else torch.load(path, map_location='cpu', weights_only=True)
     except Refused: raise
-    except Exception as e: raise Refused(f"{path} can't be read as weights by name ({type(e).__name__}): pass a state_dict or safetensors, or --trust where the command takes whole models") from None
+    except Exception as e: raise Refused(f"{path} can't be read as weights by name ({type(e).__name__}): pass a state_dict or safetensors; if it holds a whole model and you know where it comes from, say --trust") from None
     if isinstance(state, dict): state = next((state[k] for k in ('model','state_dict') if isinstance(state.get(k), dict)), state)
     if not isinstance(state, dict) or not any(isinstance(v, torch.Tensor) for v in state.values()): raise Refused(f"{path} holds no tensors by name: pass a state_dict")
     return state
@@ -57,12 +57,20 @@ def read_model(
     try: model = torch.load(path, map_location='cpu', weights_only=False)
     except Exception as e: raise Refused(f"{path} can't be read as a model: {type(e).__name__}: {e}") from None
     model = getattr(model, 'model', model) if not isinstance(model, nn.Module) else model
-    if not isinstance(model, nn.Module): raise Refused(f"{path} holds a {type(model).__name__}, and must hold a module or a Learner")
+    if not isinstance(model, nn.Module): raise Refused(f"{path} holds a {type(model).__name__}, and must hold a whole model: write torch.save(model, file), or learn.export()")
     return model
+
+def _batch(path):
+    "A tensor from a file of `torch.save`"
+    try: x = torch.load(_exists(path), map_location='cpu', weights_only=True)
+    except Refused: raise
+    except Exception as e: raise Refused(f"{path} can't be read as a batch ({type(e).__name__}): write it with torch.save(xb, file)") from None
+    if not isinstance(x, torch.Tensor): raise Refused(f"{path} holds a {type(x).__name__}, and must hold a tensor: the inputs of a batch")
+    return x
 
 # %% ../nbs/42_cli.ipynb #3641d30a
 def write_weights(
-    state:dict, # Tensors by name
+    state, # Tensors by name; a whole model unless the suffix is .safetensors
     path, # File to write, whole or not at all
 ):
     "Weights by name to a file of the kind that its suffix says"
@@ -110,18 +118,21 @@ def prune_weights(
         return torch.where(top_k_mask(v.abs(), round((1-sparsity)*v.numel())), v, torch.zeros_like(v))
     return {k:one(k, v) for k,v in state.items()}
 
+def _prune_model(args, out):
+    "Prune the whole model in a file and write it; its weights by name"
+    if args.method=='wanda' and args.data is None: raise Refused("--method wanda looks at inputs: pass --data with a file of a batch, a tensor of torch.save")
+    model = read_model(args.file, args.trust).eval()
+    if args.method=='wanda': prune_wanda(model, args.sparsity, [_batch(args.data)], progress=True)
+    else: prune_magnitude(model, args.sparsity)
+    state = {k:v for k,v in model.state_dict().items() if not k.endswith(('_mask','_sparsity'))}
+    write_weights(state if out.suffix=='.safetensors' else model, out)
+    return state
+
 def prune(args):
     if not 0<=args.sparsity<1: raise Refused(f"--sparsity is {args.sparsity}, and must lie in [0,1): the fraction of weights that dies, e.g. 0.9")
     out = Path(args.out or Path(args.file).with_stem(f'{Path(args.file).stem}-pruned'))
-    if args.method=='magnitude':
-        state = prune_weights(read_weights(args.file), args.sparsity)
-        write_weights(state, out)
-    else:
-        if args.data is None: raise Refused("--method wanda looks at inputs: pass --data with a file of a batch, a tensor of torch.save")
-        model = read_model(args.file, args.trust).eval()
-        prune_wanda(model, args.sparsity, [torch.load(_exists(args.data), weights_only=True)], progress=True)
-        state = model.state_dict()
-        write_weights({k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))} if out.suffix=='.safetensors' else state, out)
+    if args.trust or args.method=='wanda': state = _prune_model(args, out)
+    else: write_weights(state := prune_weights(read_weights(args.file), args.sparsity), out)
     print(show_rows(summary_rows(state)[-1:], _head))
     print(f'written: {out}')
 
@@ -130,8 +141,7 @@ def export(args):
     model = read_model(args.file, args.trust)
     if not masked_params(model): raise Refused(f"{args.file} holds a model without masks: fastsparse prune it, or train it sparse, first")
     if args.sample is None: raise Refused("--sample is missing: pass a file of a batch, a tensor of torch.save")
-    sample = torch.load(_exists(args.sample), weights_only=True)
-    _,report = export_sparse(model, args.format, sample, args.out)
+    _,report = export_sparse(model, args.format, _batch(args.sample), args.out)
     print(report)
 
 # %% ../nbs/42_cli.ipynb #24e47c94
@@ -208,4 +218,4 @@ def main(
         return runpy.run_module(f'fastsparse.{argv[0]}', run_name='__main__')
     args = _parser().parse_args(argv)
     try: args.f(args)
-    except (Refused, ValueError, ImportError, OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
+    except (Refused, ValueError, TypeError, RuntimeError, ImportError, OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
