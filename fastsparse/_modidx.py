@@ -1878,7 +1878,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastsparse.signal.repair_signal': ('signal.html#repair_signal', 'fastsparse/signal.py'),
                                    'fastsparse.signal.rescale_live_': ('signal.html#rescale_live_', 'fastsparse/signal.py'),
                                    'fastsparse.signal.rescued': ('signal.html#rescued', 'fastsparse/signal.py'),
-                                   'fastsparse.signal.restore_spread_': ('signal.html#restore_spread_', 'fastsparse/signal.py'),
                                    'fastsparse.signal.same_random_state': ('signal.html#same_random_state', 'fastsparse/signal.py'),
                                    'fastsparse.signal.was_rescaled': ('signal.html#was_rescaled', 'fastsparse/signal.py')},
             'fastsparse.sparsify': { 'fastsparse.sparsify.SparseSummary': ('sparsify.html#sparsesummary', 'fastsparse/sparsify.py'),

@@ -159,24 +159,6 @@ class Signal:
         return f'{text}; live weights were rescaled, and it is {self.after:.2g}' if self.repaired else text
 
 # %% ../nbs/03c_signal.ipynb #346edb31
-def restore_spread_(
-    model:nn.Module, # With rescaled weights; changed in place
-    xb, # Inputs, as for `output_spread`
-    dense:float, # The spread that is wanted
-    most:float=2., # The largest factor
-):
-    "Make all live weights larger by the same factor until the outputs have the dense spread"
-    os,total = masked_params(model),1.
-    for _ in range(4):
-        now = output_spread(model, xb)
-        if not now or now>=dense: break
-        more = min((dense/now)**(1/len(os)), most/total)
-        with torch.no_grad():
-            for o in os: o.p.mul_(more)
-        total *= more
-    model._rescaled = {n:f*total for n,f in model._rescaled.items()}
-
-# %% ../nbs/03c_signal.ipynb #78d5fe99
 def repair_signal(
     model:nn.Module, # With masks; its weights are rescaled in place where the signal has died
     xb, # Inputs, as for `output_spread`
@@ -195,7 +177,6 @@ def rescued(
     "Rescale the live weights of `model`, and say what that did"
     was = output_spread(model, xb)
     rescale_live_(model)
-    restore_spread_(model, xb, dense)
     return Signal(dense, was, True, output_spread(model, xb))
 
 # %% ../nbs/03c_signal.ipynb #0233b360

@@ -6,7 +6,7 @@ from fastcore.test import test_close as close,test_eq as eq
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.guards import masked_params
-from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescale_live_,restore_spread_
+from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales
 from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining
 
@@ -52,13 +52,10 @@ def test_a_learner_with_an_untouched_initialisation_is_repaired_as_supar_says(sp
     plain,learn = digits_mlp(),learner(digits_mlp())
     sparsify_model(plain, sparsity, sparse_init_mode=None, seed=1)
     signal = sparsify_model(learn, sparsity, seed=1).signal
-    assert signal.repaired and signal.kept<1/3 and abs(signal.after/signal.dense-1)<.1
-    more = []
+    assert signal.repaired and signal.kept<1/3 and signal.after>signal.dense/3
     for a,b in zip(masked_params(plain), masked_params(learn.model)):
         eq(a.mask, b.mask)
-        more.append((b.p[b.mask]/a.p[a.mask]/(a.mask.numel()/a.mask.sum())**.5).detach())
-    close(torch.cat(more), more[0][0].expand(sum(map(len, more))), 1e-5)
-    assert 1<=more[0][0]<=2
+        close(b.p, a.p*(a.mask.numel()/a.mask.sum())**.5, 1e-6)
 
 def test_xb_does_the_same_without_a_learner_and_nothing_happens_without_either():
     a,b,c = [digits_mlp() for _ in range(3)]
@@ -186,12 +183,3 @@ def test_steps_are_as_long_as_supar_says_where_they_are_small(lr, expected):
     with torch.no_grad(): m.weight.copy_(m.weight_mask.float())
     close(rate_scales(m, lr)['weight'], expected, 1e-6)
     close(rate_scales(m, lambda p: lr)['weight'], expected, 1e-6)
-
-def test_the_common_factor_is_at_most_two():
-    "A norm at the end gives outputs a spread that no factor changes"
-    m = nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
-    sparsify_model(m, .5, seed=0, sparse_init_mode=None)
-    rescale_live_(m)
-    was = m[0].weight.detach().clone()
-    restore_spread_(m, torch.randn(16, 8), 1e9)
-    close(m[0].weight, 2*was, 1e-6)
