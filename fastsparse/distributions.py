@@ -10,6 +10,7 @@ __all__ = ['uniform_sparsity', 'first_layer_dense_uniform', 'erdos_renyi_sparsit
 import csv,inspect,json,math,re,torch
 from collections import defaultdict
 from fastcore.basics import *
+from fastsparse.checks import need_fraction,need_number,need_parameters
 from fastsparse.declared import find_part,register_part
 from fastsparse.masks import count_live,lowest,top_k_mask
 from fastsparse.patterns import assign,need_named,read_rules
@@ -33,10 +34,17 @@ def uniform_sparsity(
     Returns:
         list: A sparsity for each parameter
 
+    Raises:
+        TypeError: params is ..., and must be a list of parameters
+        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
+        ValueError: ... is ..., and must be a number in [0,1]
+
     Example:
         params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
         uniform_sparsity(params, .9)
     """
+    need_parameters(params)
+    need_fraction('model_sparsity', model_sparsity)
     return [model_sparsity]*len(params)
 
 def first_layer_dense_uniform(
@@ -52,10 +60,17 @@ def first_layer_dense_uniform(
     Returns:
         list: A sparsity for each parameter
 
+    Raises:
+        TypeError: params is ..., and must be a list of parameters
+        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
+        ValueError: ... is ..., and must be a number in [0,1]
+
     Example:
         params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
         first_layer_dense_uniform(params, .9)
     """
+    need_parameters(params)
+    need_fraction('model_sparsity', model_sparsity)
     return [0.]+[model_sparsity]*(len(params)-1)
 
 # %% ../nbs/01_distributions.ipynb #2d4cdba4
@@ -103,12 +118,21 @@ def erdos_renyi_sparsity(
     Returns:
         list: A sparsity for each parameter
 
+    Raises:
+        TypeError: params is ..., and must be a list of parameters
+        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
+        ValueError: ... is ..., and must be a number in [0,1]
+        ValueError: ... is ..., and must be ... from ......
+
     Source: arXiv:1707.04780, arXiv:1911.11134
 
     Example:
         params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
         erdos_renyi_sparsity(params, .9)
     """
+    need_parameters(params, axes)
+    need_fraction('model_sparsity', model_sparsity)
+    need_number('erk_power_scale', erk_power_scale, 0)
     axes = [(0,1,None)]*len(params) if axes is None else axes
     shapes = [_sides(p.shape, o) for p,o in zip(params, axes)]
     if not include_kernel: shapes = [o[:2] for o in shapes]
@@ -236,6 +260,10 @@ def global_sparsity(
         list: A sparsity for each parameter
 
     Raises:
+        TypeError: params is ..., and must be a list of parameters
+        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
+        ValueError: ... is ..., and must be a number in [0,1]
+        TypeError: scores is ..., and must be a list of tensors
         ValueError: scores have ... entries for parameters of ..., and must have one for each weight
         ValueError: min_live is ..., and must be a number from 0: the live weights that a layer keeps for each
             output
@@ -244,7 +272,9 @@ def global_sparsity(
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         sparsify_model(model, .5, global_sparsity, mask_init='magnitude')
     """
-    scores = [p.detach().abs() for p in params] if scores is None else scores
+    need_parameters(params, axes)
+    need_fraction('model_sparsity', model_sparsity)
+    if scores is None: scores = [p.detach().abs() for p in params]
     sizes = [p.numel() for p in params]
     _check_scores(scores, sizes, min_live)
     budget = (1-float(model_sparsity))*sum(sizes)
@@ -257,6 +287,7 @@ register_part('distribution', global_sparsity)
 
 # %% ../nbs/01_distributions.ipynb #4b529d96
 def _check_scores(scores, sizes, min_live):
+    if not isinstance(scores, (list,tuple)) or not all(hasattr(s, 'numel') for s in scores): raise TypeError(f"scores is {scores!r}, and must be a list of tensors")
     found = [s.numel() for s in scores]
     if found!=sizes: raise ValueError(f"scores have {found} entries for parameters of {sizes}, and must have one for each weight")
     if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
@@ -326,11 +357,15 @@ def balanced_flops_sparsity(
     Args:
         flops: Dense FLOPs of each parameter: a list, a dict by name, or a `FlopProfile`
 
+    Raises:
+        TypeError: flops is ..., and must be a list, a dict by name, or a FlopProfile
+
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         sparsify_model(model, .5, balanced_flops_sparsity(flop_profile(model, torch.randn(1,8))))
         sparse_summary(model)
     """
+    if not isinstance(flops, (dict,list,tuple)): raise TypeError(f"flops is {flops!r}, and must be a list, a dict by name, or a FlopProfile")
     if not isinstance(flops, dict): return partial(_balanced_flops, flops=tuple(flops))
     by_name = defaultdict(int)
     for k,o in flops.items():

@@ -9,6 +9,7 @@ __all__ = ['supar_init_', 'supar_splitter', 'supar_lrs']
 import sys,torch
 from collections import defaultdict
 from fastcore.basics import *
+from fastsparse.checks import need_number
 from fastsparse.declared import declares
 from fastsparse.masks import count_live,put_
 from fastsparse.scores import base_opt,grad_history,opt_state
@@ -215,6 +216,7 @@ def supar_groups(
     base:nn.Module=None, # The model whose learning rate was tuned; `model` without masks by default
 ) -> list: # Dicts of `params` and `lr`, one for each learning rate, in the order of parameters
     "Parameter groups with SμPar's learning rates, for optimizers such as Adam"
+    need_number('lr', lr, 0)
     scales,groups = supar_scales(model, base),defaultdict(list)
     for n,p in model.named_parameters(): groups[scales.get(n, 1.)].append(p)
     return [dict(params=ps, lr=lr*scale) for scale,ps in groups.items()]

@@ -10,6 +10,7 @@ __all__ = ['supermask_presets', 'STE_presets', 'SRSTE_presets', 'TopKAST_presets
 import dataclasses,inspect,re,torch
 from fastai.callback.core import Callback
 from fastcore.basics import *
+from fastsparse.checks import need_modules
 from fastcore.imports import noop
 from fastcore.meta import delegates
 from fastsparse.masks import count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
@@ -713,7 +714,7 @@ def learn_masks(
         learn_masks(model, 'TOPK{0.5}(U)')
         assert model[0].weight_mask.sum()==64
     """
-    learn,model = (None,model) if isinstance(model, nn.Module) else (model,model.model)
+    learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
     _settings(sparseness='DENSE', **settings)
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")
@@ -801,11 +802,15 @@ def mask_penalty(
     Args:
         model (Module): A model, after `learn_masks`
 
+    Raises:
+        TypeError: ... is ..., and must be a torch module
+
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         learn_masks(model, 'TOPK{0.5}(U)')
         mask_penalty(model)
     """
+    need_modules(model=model)
     return sum(sp.penalty(sp.weight, sp.mask, sp.backward_mask) for sp in weight_sparsifiers(model) if sp.penalty is not None)
 
 # %% ../nbs/20_learned.ipynb #b9050143

@@ -10,6 +10,7 @@ import torch
 from copy import deepcopy
 from fastai.torch_core import get_model
 from fastcore.basics import *
+from fastsparse.checks import need_number
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.flops import flop_profile,FlopProfile,FlopsCounter
 from fastsparse.history import SparseHistory
@@ -129,6 +130,7 @@ def predict_cost(
         RunCost: The engine's settings, such as `RigL_presets`; none for static masks
 
     Raises:
+        ValueError: ... is ..., and must be ... from ......
         TypeError: model is ..., and must be a torch module or a Learner
 
     Example:
@@ -138,6 +140,7 @@ def predict_cost(
         test_eq(cost.parts, {'forward':20*2*10, 'backward':2*20*2*10, 'dense gradients':2*2*30})
         cost
     """
+    need_number('n_steps', n_steps, 0, whole=True)
     cost,model = RunCost(),get_model(module_of(model))
     if not settings:
         flops = batch_flops(flop_profile(model, xb))

@@ -7,6 +7,7 @@ __all__ = ['sparse_mask', 'sparse_mask_like', 'mask_from_tensor', 'sparsity_from
 
 # %% ../nbs/00_masks.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
+from fastsparse.checks import need_generator,need_tensors
 
 # %% ../nbs/00_masks.ipynb #d88e78c5
 def n_live(
@@ -26,6 +27,10 @@ def whole_part(
     return near if abs(x-near)<=1e-9*abs(x) else math.floor(x)
 
 # %% ../nbs/00_masks.ipynb #afa05d04
+def _check_sizes(sizes):
+    whole = isinstance(sizes, (tuple,list)) and all(isinstance(n, int) and not isinstance(n, bool) and n>=0 for n in sizes)
+    if not whole: raise TypeError(f"sizes is {sizes!r}, and must be a tuple of whole numbers from 0")
+
 def sparse_mask(
     sizes:tuple, # Shape of the mask
     sparsity:float, # Fraction dead, in [0,1]
@@ -42,6 +47,8 @@ def sparse_mask(
         Tensor: Bool tensor of shape `sizes` on the CPU
 
     Raises:
+        TypeError: sizes is ..., and must be a tuple of whole numbers from 0
+        TypeError: generator is ..., and must be a torch.Generator on the CPU, or None
         ValueError: sparsity is ..., and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9
 
     Example:
@@ -51,6 +58,8 @@ def sparse_mask(
         test_eq(sparse_mask_like(torch.ones(10,5), 0.8).sum(), 10)
         mask.int()
     """
+    _check_sizes(sizes)
+    need_generator(generator)
     n = math.prod(sizes)
     mask = torch.zeros(n, dtype=torch.bool)
     mask[torch.randperm(n, generator=generator)[:n_live(n, sparsity)]] = True
@@ -71,6 +80,9 @@ def sparse_mask_like(
     Returns:
         Tensor: Bool tensor with `param`'s shape and device
 
+    Raises:
+        TypeError: ... is ..., and must be a tensor
+
     Example:
         torch.manual_seed(42)
         mask = sparse_mask((10,5), 0.8)
@@ -78,6 +90,7 @@ def sparse_mask_like(
         test_eq(sparse_mask_like(torch.ones(10,5), 0.8).sum(), 10)
         mask.int()
     """
+    need_tensors(param=param)
     return sparse_mask(param.shape, sparsity, generator).to(param.device)
 
 # %% ../nbs/00_masks.ipynb #e1969c0c
@@ -108,9 +121,13 @@ def mask_from_tensor(
     Returns:
         Tensor: Bool tensor of `t`'s shape, `True` where `t` is not zero
 
+    Raises:
+        TypeError: ... is ..., and must be a tensor
+
     Example:
         mask_from_tensor(tensor([0.,1.,0.,2.]))
     """
+    need_tensors(t=t)
     return t.ne(0)
 
 def sparsity_from_tensor(
@@ -124,9 +141,13 @@ def sparsity_from_tensor(
     Returns:
         float: Fraction of `t` that is zero; 0 if `t` is empty
 
+    Raises:
+        TypeError: ... is ..., and must be a tensor
+
     Example:
         sparsity_from_tensor(tensor([0.,1.,0.,2.]))
     """
+    need_tensors(t=t)
     n = count_live(t) if t.dtype==torch.bool else t.count_nonzero().item()
     return 1-n/t.numel() if t.numel() else 0.
 
@@ -249,11 +270,13 @@ def top_k_mask(
         Tensor: Bool tensor of `t`'s shape with exactly `n_keep` live places
 
     Raises:
+        TypeError: ... is ..., and must be a tensor
         ValueError: ... were to be chosen, and must be in [0,...]: that many places are there to choose from
 
     Example:
         top_k_mask(tensor([3.,1.,2.]), 2)
     """
+    need_tensors(t=t)
     everywhere = torch.ones(t.shape, dtype=torch.bool, device=t.device)
     return put_(torch.zeros_like(everywhere), highest(t, n_keep, everywhere), True)
 

@@ -10,10 +10,12 @@ __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITO
 # %% ../nbs/06_methods.ipynb #179ba8c9
 import math,torch
 from fastcore.basics import *
+from fastsparse.checks import need_functions
 from functools import partial
 from inspect import signature
 from fastprogress.fastprogress import progress_bar
-from fastsparse.distributions import global_sparsity
+from fastsparse.declared import find_part
+from fastsparse.distributions import as_distribution,global_sparsity
 from fastsparse.grown import reset_state
 from fastsparse.masks import count_live,put_,zero_dead_
 from fastsparse.parts import check_sparsity,drop_of_target,register_method
@@ -155,9 +157,8 @@ def prune_to(
         ValueError: sparsity is ..., and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9
         TypeError: model is ..., and must be a torch module
         ValueError: structure is ..., and must be a Structure, None, or one of ...
-        ValueError: ... for ... ..., and must be a tensor of the parameter's shape, ...
-        ValueError: the sparsity is ..., and the structure ... has a sparsity of ...: pass that, or another
-            structure
+        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
+        ValueError: ... is ..., and must be one of ...: ...
 
     Source: arXiv:1803.03635, arXiv:1912.05671
 
@@ -170,6 +171,7 @@ def prune_to(
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
+    sparse_f,score_f = as_distribution(sparse_f),find_part('score', score_f)
     scores = [call_with(score_f, o.p, mask=o.mask, name=o.name, module=o.module) for o in os]
     for score,o in zip(scores, os): check_score(score, o)
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
@@ -228,9 +230,9 @@ def find_ticket(
         ValueError: sparsity is ..., and the model has one of ..., which pruning can't lower: pass a higher one, or
             call unsparsify first
         ValueError: sparsity is ..., and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9
+        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
+        TypeError: ... is ..., and must be a function
         ValueError: the model has no masks: call sparsify_model(model, 0.) first
-        ValueError: state has no ... as this model has it: pass an earlier state_dict() of the same model
-        TypeError: model is ..., and must be a torch module
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -241,6 +243,8 @@ def find_ticket(
         find_ticket(model, train, sparsity=.5)
     """
     check_sparsity(sparsity)
+    sparse_f = as_distribution(sparse_f)
+    need_functions(train=train, sparse_f=sparse_f, **({} if warm_up is None else dict(warm_up=warm_up)))
     if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
     masks = [o.mask for o in masked_params(model)]
     density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.

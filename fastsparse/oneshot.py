@@ -14,6 +14,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
 from fastcore.basics import *
+from fastsparse.checks import need_functions
 from fastcore.imports import noop
 from fastprogress.fastprogress import progress_bar
 from fastsparse.distributions import live_counts,share_out
@@ -607,6 +608,7 @@ def _losses(calib, loss_func, progress):
         for loss in losses: yield loss,1
 
 def _setup(model, target, data, loss_func, n_samples, bs, also):
+    if loss_func is not None: need_functions(loss_func=loss_func)
     plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
     return plan,calib,ifnone(loss_func, getattr(model, 'loss_func', None) if not isinstance(model, nn.Module) else None)
 

@@ -8,6 +8,7 @@ __all__ = ['pack']
 # %% ../nbs/32_packing.ipynb #37c50ff5
 import torch,torch.nn.functional as F
 from fastcore.basics import *
+from fastsparse.checks import need_modules
 from fastsparse.compute import Attends,is_pointwise
 from fastsparse.guards import Enforcement
 from fastsparse.products import sparse_product,SparseIndex
@@ -261,8 +262,10 @@ def pack(
         Module: `model`, or the new layer if that is all there is
 
     Raises:
+        TypeError: plan is ..., and must be a dict: name of a layer to one of ...
         ValueError: plan names ..., and the layers to choose from are ...
         ValueError: plan gives ... the storage ..., and must give one of ...
+        TypeError: ... is ..., and must be a torch module
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -271,6 +274,8 @@ def pack(
         small = pack(plain_copy(model), {'0': 'csr'})
         assert torch.allclose(small(torch.ones(1,8)), want, atol=1e-5)
     """
+    need_modules(model=model)
+    if not isinstance(plan, dict): raise TypeError(f"plan is {plan!r}, and must be a dict: name of a layer to one of {', '.join(map(repr, storages))}")
     layers = storable(model)
     for n,how in plan.items():
         if n not in layers: raise ValueError(f"plan names {n!r}, and the layers to choose from are {', '.join(map(repr, layers))}")

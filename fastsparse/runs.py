@@ -13,6 +13,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.torch_core import get_model,rank_distrib
 from fastcore.basics import *
+from fastsparse.checks import need_number
 from fastcore.foundation import L
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.files import as_path,check_seal,seal,whole_file
@@ -228,6 +229,7 @@ def save_run(
         ValueError: opt is ..., and must be the model's optimizer, fastai's or torch's, or None
         ValueError: engine is ..., and must be an engine such as DynamicSparseTraining, or None
         TypeError: path is ..., and must be a file's name or a Path
+        ValueError: ... is ..., and must be ... from ......
         TypeError: model is ..., and must be a torch module or a Learner
         TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
             state_dict()
@@ -241,6 +243,7 @@ def save_run(
         with tempfile.TemporaryDirectory() as d: save_run(f'{d}/run', model, opt, engine)
     """
     as_path(path)
+    need_number('keep', keep, 1, whole=True)
     if opt is not None and not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
     if engine is not None and not hasattr(engine, 'state_dict'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
     run = collect_run(get_model(module_of(model)), opt, engine, grads)

@@ -11,6 +11,7 @@ __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_m
 import inspect,torch
 from dataclasses import dataclass
 from fastcore.basics import *
+from fastsparse.checks import need_generator,need_tensors
 from fastsparse.declared import declares,find_part,same_needs
 from fastsparse.schedules import ConstantSchedule,make_schedule
 from numbers import Integral,Real
@@ -38,20 +39,18 @@ def random_score(
         ValueError: around_step and check must be functions, and one is ...
         ValueError: a part is ..., and must be a function, or a class whose instances can be called
         TypeError: ... is ..., and must be a tensor
+        TypeError: generator is ..., and must be a torch.Generator on the CPU, or None
 
     Example:
         random_score(nn.Linear(4,2).weight, torch.Generator().manual_seed(0)).shape
     """
-    _check_tensors(p=p)
+    need_tensors(p=p)
+    need_generator(generator)
     return torch.rand(p.shape, generator=generator, dtype=torch.float).to(p.device)
-
-def _check_tensors(**tensors):
-    for k,t in tensors.items():
-        if not isinstance(t, torch.Tensor): raise TypeError(f"{k} is {t!r}, and must be a tensor")
 
 def _grad(p):
     "The gradient of `p`"
-    _check_tensors(p=p)
+    need_tensors(p=p)
     if p.grad is None: raise ValueError(f"p, of shape {tuple(p.shape)}, has no gradient: call backward first")
     return p.grad.detach()
 
@@ -80,7 +79,7 @@ def weight_magnitude(
     Example:
         weight_magnitude(nn.Linear(4,2).weight).shape
     """
-    _check_tensors(p=p)
+    need_tensors(p=p)
     return p.detach().abs()
 
 # %% ../nbs/03_scores.ipynb #46a5a850
@@ -194,7 +193,7 @@ def gradient_momentum(
         opt.step()
         gradient_momentum(model[0].weight, opt).shape
     """
-    _check_tensors(p=p)
+    need_tensors(p=p)
     if not hasattr(base_opt(opt), 'state'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the parameter")
     state = opt_state(opt, p)
     avg,sqr = [next((state[k] for k in ks if state.get(k) is not None), None) for ks in (_avgs, _sqrs)]
@@ -450,7 +449,7 @@ def momentum_redistribution(
         cb = DynamicSparseTrainingCallback(sparsity=.8, redistribute_f=momentum_redistribution)
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=cb)
     """
-    _check_tensors(p=p, mask=mask)
+    need_tensors(p=p, mask=mask)
     return gradient_momentum(p, opt, **kwargs)[mask].mean().item() if mask.any() else 0.
 
 # %% ../nbs/03_scores.ipynb #5b78547a
@@ -485,10 +484,13 @@ def gradient_redistribution(
         ValueError: ... is ..., and must be True or False
         ValueError: around_step and check must be functions, and one is ...
         ValueError: a part is ..., and must be a function, or a class whose instances can be called
+        TypeError: ... is ..., and must be a tensor
+        ValueError: p, of shape ..., has no gradient: call backward first
 
     Example:
         dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
         learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(sparsity=.8, redistribute_f=gradient_redistribution))
     """
-    return p.grad.detach().abs()[mask].mean().item() if mask.any() else 0.
+    need_tensors(mask=mask)
+    return _grad(p).abs()[mask].mean().item() if mask.any() else 0.

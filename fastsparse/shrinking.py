@@ -9,6 +9,7 @@ __all__ = ['shrink']
 import inspect,operator,torch,torch.nn.functional as F
 from collections import Counter
 from fastcore.basics import *
+from fastsparse.checks import need_modules
 from fastsparse.clocks import float_outputs,fresh,output_error
 from fastsparse.flops import untouched
 from fastsparse.layers import axes_of,layer_of
@@ -355,6 +356,7 @@ def shrink(
         tuple: The smaller model in evaluation mode, and a dict of channels removed by layer
 
     Raises:
+        TypeError: ... is ..., and must be a torch module
         ValueError: without dead channels the outputs would differ by ...: the forward reads more than its layers'
             results, such as their sizes; export as 'dense', or let 'auto' choose
 
@@ -365,6 +367,7 @@ def shrink(
         small,removed = shrink(model, torch.randn(1,8))
         assert small[0].weight.shape==(3,8)
     """
+    need_modules(model=model)
     exact,xb = _exact(model, tuple(xb) if isinstance(xb, (tuple,list)) else (xb,))
     fold_norms(new := module_copy(exact), xb)
     while True:

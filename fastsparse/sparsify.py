@@ -12,6 +12,7 @@ import torch.distributed as dist
 from collections.abc import Mapping
 from contextlib import contextmanager
 from fastcore.basics import *
+from fastsparse.checks import need_modules,need_number,need_tensors
 from fastsparse.declared import declares,find_part,needs_of,register_part
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
@@ -66,10 +67,16 @@ def sparseable_modules(
     Returns:
         list: The sparseable modules in `model`, in module order
 
+    Raises:
+        TypeError: additional_types is ..., and must be a list of types of modules
+        TypeError: ... is ..., and must be a torch module
+
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         len(sparseable_modules(model))
     """
+    need_modules(model=model)
+    if not isinstance(additional_types, (list,tuple)) or not all(isinstance(o, type) for o in additional_types): raise TypeError(f"additional_types is {additional_types!r}, and must be a list of types of modules")
     return [m for m in model.modules() if is_sparseable_module(m, additional_types)]
 
 # %% ../nbs/04_sparsify.ipynb #06215509
@@ -263,6 +270,15 @@ def _init_sparse(t, dims, a, mode, nonlinearity):
     scale = (sum(dense for _,dense in fans)/sum(sparse for sparse,_ in fans)).sqrt()
     nn.init.kaiming_normal_(t, a=a, mode=mode, nonlinearity=nonlinearity).mul_(scale)
 
+def _check_init(t, a, mode, nonlinearity, axes):
+    need_tensors(t=t)
+    need_number('a', a, -float('inf'))
+    if mode not in ('fan_in','fan_out'): raise ValueError(f"mode is {mode!r}, and must be 'fan_in' or 'fan_out'")
+    try: nn.init.calculate_gain(nonlinearity, a)
+    except (ValueError,TypeError): raise ValueError(f"nonlinearity is {nonlinearity!r}, and must be one that torch.nn.init.calculate_gain knows, such as 'relu'") from None
+    if axes is not None and not hasattr(axes, 'experts'): raise TypeError(f"axes is {axes!r}, and must come from axes_of, or be None")
+
+# %% ../nbs/04_sparsify.ipynb #167589dd
 def init_kaiming_normal_sparse_(
     t:torch.Tensor, # Tensor of two or more dimensions whose zeros are its mask; changed in place
     a=0, # Negative slope of a leaky relu
@@ -289,6 +305,9 @@ def init_kaiming_normal_sparse_(
     Raises:
         ValueError: sparse_mode is ..., and must be one of ...
         ValueError: the tensor has shape ..., and must have two or more dimensions, outputs first
+        ValueError: mode is ..., and must be 'fan_in' or 'fan_out'
+        TypeError: axes is ..., and must come from axes_of, or be None
+        ValueError: nonlinearity is ..., and must be one that torch.nn.init.calculate_gain knows, such as 'relu'
 
     Source: arXiv:1502.01852
 
@@ -298,6 +317,7 @@ def init_kaiming_normal_sparse_(
         test_close(t[t!=0].std(), (2/100)**.5, 2e-3)
     """
     modes = dict(fan_in=[0], fan_out=[1], fan_in_out=[0,1])
+    _check_init(t, a, mode, nonlinearity, axes)
     if sparse_mode not in modes: raise ValueError(f"sparse_mode is {sparse_mode!r}, and must be one of {', '.join(map(repr, modes))}")
     if t.ndim<2: raise ValueError(f"the tensor has shape {tuple(t.shape)}, and must have two or more dimensions, outputs first")
     with torch.no_grad():
