@@ -61,7 +61,7 @@ def masked_params(
     found = {}
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
-            mask = m._buffers.get(f'{attr}_mask')
+            mask = m._buffers[k] if (k := f'{attr}_mask') in m._buffers else None
             if p is None or mask is None: continue
             p = stored(m, attr)
             found.setdefault(id(p), Masked(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
