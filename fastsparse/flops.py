@@ -457,7 +457,7 @@ _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
     dense_fwd:float, # Dense forward FLOPs of the same
-    # The callback's keywords, such as `RigL_presets`, or a name such as 'rigl'; None is a static mask, or dense training where both FLOPs are equal
+    # The callback's keywords, such as `RigL_presets`, or a name such as 'rigl'; None is a static mask, or dense training at equal FLOPs
     preset:dict=None,
     n_steps:int=None, # Steps of the run, from 1, to which an `Interval` fits itself; None is a run long enough for the whole interval
 ) -> float: # Training FLOPs of the same
