@@ -20,7 +20,7 @@ from fastsparse.schedules import Interval
 from fastsparse.scores import base_opt,gradient_magnitude,weight_magnitude
 from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.sparsify import draw_seed
-from fastsparse.training import described,SparseEngine
+from fastsparse.training import method_text,SparseEngine
 from torch.utils._pytree import tree_map
 from warnings import warn
 
@@ -142,7 +142,7 @@ class DynamicSparseTrainingCallback(Callback):
 def __repr__(self:DynamicSparseTrainingCallback):
     said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
     sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
-    return f"{type(self).__name__}({described(said, self.method)}{sparsity})"
+    return f"{type(self).__name__}({method_text(said, self.method)}{sparsity})"
 
 @patch
 def _begin(self:DynamicSparseTrainingCallback, plan):

@@ -18,10 +18,10 @@ from fastai.torch_core import get_model
 from fastcore.basics import *
 from fastsparse.guards import masked_params
 from fastsparse.masks import count_live
-from fastsparse.parts import dense_batches,Method
+from fastsparse.parts import dense_batches,find_method,Method
 from fastsparse.schedules import Interval
 from fastsparse.sparsify import module_of
-from functools import partial
+from functools import partial,wraps
 from math import prod
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -72,11 +72,20 @@ def live(self:WeightView) -> int:
     m = self.mask()
     return self.numel if m is None else count_live(m)
 
+# %% ../nbs/08_flops.ipynb #7942b002
+class LayerProducts:
+    "Products that read no parameter, in the forward of the layer `name`; like a `WeightView` without a mask"
+    numel = 1
+    def __init__(self, name): self.name = name
+    def __repr__(self): return self.name
+    def root(self): return None
+    def live(self): return 1
+
 # %% ../nbs/08_flops.ipynb #ca4a048b
 def _version(t): return object() if t.is_inference() else t._version  # inference tensors don't count writes: take each look for a new one
 
 class FlopProfile(dict):
-    "Dense FLOPs of a forward by the `WeightView` that they read; None for what reads no parameter"
+    "Dense FLOPs of a forward by the `WeightView` that they read, or by the `LayerProducts` of a layer; None for the model's own"
     packed = False  # does the count depend on the lengths of sequences, and not on shapes alone?
     _masks,_stamp = (),None
 
@@ -119,6 +128,7 @@ class FlopRecorder(TorchDispatchMode):
     ):
         super().__init__()
         self.profile,self.paused,self.views,self.followed = FlopProfile(),False,{},defaultdict(list)
+        self.inside,self.layers = '',{}
         self.formulas = {**_more_flops, **flop_registry}
         owners = defaultdict(list)
         for prefix,m in model.named_modules():
@@ -147,6 +157,7 @@ def view(self:FlopRecorder, t):
 def add(self:FlopRecorder, n, t=None):
     "Add `n` FLOPs that read the tensor `t`"
     v = self.view(t)
+    if v is None and self.inside: v = self.layers.setdefault(self.inside, LayerProducts(self.inside))
     if n: self.profile[v] = self.profile.get(v, 0)+n
 
 # %% ../nbs/08_flops.ipynb #19ea1219
@@ -178,9 +189,19 @@ def __torch_dispatch__(self:FlopRecorder, func, types, args=(), kwargs=None):
 
 # %% ../nbs/08_flops.ipynb #c713fb21
 @patch
-def counted(self:FlopRecorder, m, forward):
+def within(self:FlopRecorder, name, forward):
+    "`forward` of the module called `name`, under which its products of activations are counted"
+    @wraps(forward)
+    def _f(*args, **kwargs):
+        was,self.inside = self.inside,name
+        try: return forward(*args, **kwargs)
+        finally: self.inside = was
+    return _f
+
+@patch
+def counted(self:FlopRecorder, m, forward, name=''):
     "`forward` of the module `m`; of a recurrent layer, counted by formula"
-    if not isinstance(m, nn.RNNBase): return forward
+    if not isinstance(m, nn.RNNBase): return self.within(name, forward) if name else forward
     def _f(*args, **kwargs):
         self.paused = True
         try: out = forward(*args, **kwargs)
@@ -225,8 +246,8 @@ def record_flops(
     "A `FlopRecorder` of what runs inside the `with` block"
     with _with_dense_weights(model):
         rec = FlopRecorder(model)
-        rnns = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
-        own = [(m, _own_forward(m, f)) for m,f in [(m, rec.counted(m, m.forward)) for m in rnns]]
+        layers = [(n, m) for n,m in model.named_modules() if isinstance(m, nn.RNNBase) or n and not isinstance(m, torch.jit.ScriptModule)]
+        own = [(m, _own_forward(m, f)) for m,f in [(m, rec.counted(m, m.forward, n)) for n,m in layers]]
         try:
             with unfused(), rec: yield rec
         finally:
@@ -437,11 +458,13 @@ _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if
 def train_flops(
     sparse_fwd:float, # Forward FLOPs with live weights only, in [0,`dense_fwd`], of a sample, a batch or a run
     dense_fwd:float, # Dense forward FLOPs of the same
-    preset:dict=None, # The callback's keywords, such as `RigL_presets`; None is a static mask, or dense training where both FLOPs are equal
+    # The callback's keywords, such as `RigL_presets`, or a name such as 'rigl'; None is a static mask, or dense training at equal FLOPs
+    preset:dict=None,
     n_steps:int=None, # Steps of the run, from 1, to which an `Interval` fits itself; None is a run long enough for the whole interval
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
-    if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, or None")
+    if isinstance(preset, str): preset = find_method(preset)
+    if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, a name such as 'rigl', or None")
     if not 0<=sparse_fwd<=dense_fwd: raise ValueError(f"sparse_fwd is {sparse_fwd}, and must lie in [0,{dense_fwd}], up to dense_fwd: pass the sparse count first")
     k = 0 if preset is None else dense_batches(**{o:preset.get(o, default) for o,default in _parts.items()})
     if k in (0,math.inf): return 2*sparse_fwd+(dense_fwd if k else sparse_fwd)

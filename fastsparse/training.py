@@ -172,7 +172,7 @@ def check_fit(model, opt):
 
 def _reads_initial(f): return needs_of(f).reads_initial or callable(f) and wants(f, 'initial')
 
-def described(
+def method_text(
     settings:dict, # Of a method, as texts or as they are
     method=None, # Its name, or None
 ) -> str:
@@ -277,7 +277,7 @@ class SparseEngine:
 
 # %% ../nbs/05_training.ipynb #7ec81f27
 @patch
-def __repr__(self:SparseEngine): return f"{type(self).__name__}({described(self.methods[0].settings, self.method)}{_sparsity_text(self)})"
+def __repr__(self:SparseEngine): return f"{type(self).__name__}({method_text(self.methods[0].settings, self.method)}{_sparsity_text(self)})"
 
 @patch
 def _begin(self:SparseEngine, pairs, targets, initial):

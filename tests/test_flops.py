@@ -12,6 +12,7 @@ from fastai.test_utils import synth_learner
 from fastai.torch_core import to_device
 from fastcore.basics import tuplify
 from fastsparse.flops import count_flops,flop_profile,FlopsCounter,train_flops
+from fastsparse.methods import RigL_presets,SET_presets
 from fastsparse.scores import fisher_saliency,MeanGradient,MovingGradient,Sampled
 from fastsparse.declared import declares
 from functools import partial
@@ -730,7 +731,8 @@ def test_training_flops_refuse():
     with pytest.raises(ValueError, match='batches_per_update is 0'): train_flops(20, 100, dict(rigl, batches_per_update=0))
     with pytest.raises(ValueError, match=r'sparse_fwd is 100.*\[0,20\]'): train_flops(100, 20)
     with pytest.raises(ValueError, match='sparse_fwd is -1'): train_flops(-1, 20)
-    with pytest.raises(TypeError, match="preset is 'RigL'"): train_flops(20, 100, 'RigL')
+    with pytest.raises(ValueError, match="did you mean 'rigl'"): train_flops(20, 100, 'RigLe')
+    with pytest.raises(TypeError, match='preset is 3'): train_flops(20, 100, 3)
 
 # ---- On a GPU ----
 
@@ -756,3 +758,20 @@ def test_an_interval_knows_how_long_the_run_is():
     by_hand = 3*20+(100-20)/(every+1)
     assert every<100 and train_flops(20, 100, RigL_presets, n_steps=400)==by_hand
     assert train_flops(20, 100, RigL_presets(batches_per_update=100), n_steps=400)==train_flops(20, 100, RigL_presets)==3*20+80/101
+
+def test_attention_products_stand_under_their_layer():
+    "Scores and mixing read no weight: they are counted under the layer that makes them, and the total stays"
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn,self.head = nn.MultiheadAttention(8, 2, batch_first=True),nn.Linear(8,4)
+        def forward(self, x): return self.head(self.attn(x, x, x)[0])
+    m,x = mask_all(Block()),ones(1,5,8)
+    profile = flop_profile(m, x)
+    by_name = {repr(k):n for k,n in profile.items()}
+    assert by_name['attn']==2*2*(5*5*8) and None not in profile and 'forward' not in vars(m.attn)
+    assert profile.total()==2*5*(3*64+64+32)+by_name['attn']==count_flops(m, x)
+
+def test_training_flops_by_name():
+    "A preset's name stands for the preset"
+    assert train_flops(10, 100, 'RigL')==train_flops(10, 100, RigL_presets) and train_flops(10, 100, 'set')==train_flops(10, 100, SET_presets)
