@@ -250,6 +250,12 @@ def _given_masks(init, os, structure):
     def own(o): return storage_of(o.p).structure(structure_of(structure, o), o.p)
     return [mask_of(o) for o in os]
 
+def _tell_rounding(counts, wanted, structure):
+    "Warn where the structure's own unit makes far more weights live, or fewer, than were asked for"
+    live,asked = sum(counts),sum(wanted)
+    if abs(live-asked)>max(.1*asked, len(counts)): warn(f"the structure {str(structure)!r} rounds to its own unit: {live} weights live, and {asked} were asked for; "
+        "wider layers or a lower sparsity come nearer")
+
 def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     "A mask for each of `os`; `idxs` name the random choices"
     if isinstance(init, dict): return _given_masks(init, os, structure)
@@ -259,6 +265,8 @@ def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
         own = storage_of(o.p).structure(structure_of(structure, o), o.p)
         score = storage_of(o.p).call(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=own, generator=keyed_generator(seed, i))
         return as_mask(score, n, o, own)
+    free = as_structure(None)
+    if structure!=free and counts[:1]!=[None]: _tell_rounding(counts, layer_counts(os, sparsity, sparse_f, free), structure)
     return [draw(i, o, n) for i,o,n in zip(idxs, os, counts)]
 
 # %% ../nbs/04_sparsify.ipynb #89e47e83

@@ -990,3 +990,13 @@ def test_adapters_stay_dense():
     assert {n.rpartition('lora_')[2][0] for n,w in whys.items() if w=='adapter'}=={'A','B'}
     sparsify_model(m, .5)
     assert not any('lora_' in o.name for o in masked_params(m))
+
+@pytest.mark.parametrize('sparsity,told', [(.99,True), (.5,False)])
+def test_a_structure_that_rounds_far_off_is_told(sparsity, told):
+    ".64 of 64 inputs is 1: 256 live ones where 164 were asked for"
+    m = nn.Sequential(nn.Linear(64,256))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        sparsify_model(m, sparsity, structure='fan-in', seed=0)
+    said = [str(o.message) for o in seen if 'rounds to its own unit' in str(o.message)]
+    assert bool(said)==told and (not told or '256 weights live, and 164 were asked for' in said[0])
