@@ -164,7 +164,9 @@ def _gpt2(tie=True): return tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=64, n_po
 def _mixtral(): return tf.MixtralForCausalLM(tf.MixtralConfig(**small, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2))
 def _bert(): return tf.BertForMaskedLM(tf.BertConfig(**small))
 def _t5(): return tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0))
-def _vit(): return tf.ViTForImageClassification(tf.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4, num_labels=4))
+def _vit():
+    config = tf.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4, num_labels=4)
+    return tf.ViTForImageClassification(config)
 
 pictures = [dict(pixel_values=torch.randn(3,8,8, generator=torch.Generator().manual_seed(i)), labels=torch.tensor(i%4)) for i in range(32)]
 architectures = dict(gpt2=_gpt2, llama=llama, mixtral=_mixtral, bert=_bert, t5=_t5, vit=_vit)
