@@ -158,7 +158,7 @@ def prune_to(
         TypeError: model is ..., and must be a torch module
         ValueError: structure is ..., and must be a Structure, None, or one of ...
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-        ValueError: ... is ..., and must be one of ...: ...
+        ValueError: ... for ... ..., and must be a tensor of the parameter's shape, ...
 
     Source: arXiv:1803.03635, arXiv:1912.05671
 
@@ -171,7 +171,7 @@ def prune_to(
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
-    sparse_f,score_f = as_distribution(sparse_f),find_part('score', score_f)
+    sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else find_part('score', score_f, 'score_f')
     scores = [call_with(score_f, o.p, mask=o.mask, name=o.name, module=o.module) for o in os]
     for score,o in zip(scores, os): check_score(score, o)
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
