@@ -87,8 +87,8 @@ SNFS_presets = _named('SNFS', 'grows where the momentum is largest, and moves bu
     initial_drop_grow_pct=0.5, stop_pct=1.)
 
 # %% ../nbs/06_methods.ipynb #7950cf1b
-RigL_presets = _named('RigL', 'drops the smallest weights, grows where the gradient is largest', '1911.11134', stop_pct=0.75,
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, batches_per_update=Interval(100))
+RigL_presets = _named('RigL', 'drops the smallest weights, grows where gradients are largest', '1911.11134', keep_score_f=weight_magnitude,
+    grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=Interval(100))
 
 # %% ../nbs/06_methods.ipynb #948c0a3b
 ITOP_presets = _named('ITOP', 'RigL with long intervals and half of the weights replaced, so that more connections are tried', '2102.02887',
