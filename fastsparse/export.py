@@ -443,7 +443,7 @@ def _check(model, format, sample, path, batch_sizes):
     if not masked_params(module_of(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
-    if path is not None: _check_path(format, Path(path))
+    if path is not None: _check_path(format, as_path(path))
     if not _are_counts(batch_sizes): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
     for name in _needs.get(format, ()): _extra(name)
     if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")

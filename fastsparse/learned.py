@@ -13,7 +13,7 @@ from fastcore.basics import *
 from fastsparse.checks import need_modules
 from fastcore.imports import noop
 from fastcore.meta import delegates
-from fastsparse.masks import count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
+from fastsparse.masks import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from fastsparse.schedules import Schedule
 from fastsparse.scores import call_with
 from fastsparse.guards import enforce_masks,guard_of,masked_params
@@ -280,13 +280,16 @@ class Sparsify(nn.Module):
             shape:
             device: [default: None]
             dtype: [default: None]
+
+        Raises:
+            TypeError: ... is ..., and must be a tuple of whole numbers from 0
         """
+        check_sizes((shape,) if isinstance(shape, int) else shape, 'shape')
         self.score = nn.Parameter(torch.rand(shape, generator=keyed_generator(self.seed, 2)).to(device=device, dtype=dtype))
         for k in self.own_masks: self.register_buffer(k, None)
         self.update(self.scored())
 
-    own_masks = 'mask','backward_mask'
-    axes = (0,1,None)  # where outputs, inputs and experts lie
+    own_masks,axes = ('mask','backward_mask'),(0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
     def scored(self): return None
     @property

@@ -658,6 +658,7 @@ def unsparsify(
 # %% ../nbs/04_sparsify.ipynb #65c56ed7
 def _own(module, name):
     "The submodule of `module` that holds the parameter `name`, and its name there"
+    if not isinstance(name, str): raise TypeError(f"name is {name!r}, and must be that of a parameter, such as 'weight'")
     path,_,attr = name.rpartition('.')
     m = dict(module.named_modules()).get(path)
     if m is None or not isinstance(m._parameters.get(attr), nn.Parameter): raise ValueError(f"{name} is no parameter of {type(module).__name__}: its parameters are {', '.join(n for n,_ in module.named_parameters())}")
@@ -689,9 +690,9 @@ def sparsify_parameter(
         ValueError: ... has a mask already: call unsparsify_parameter first
         ValueError: ... is of type ..., and must be of floats
         TypeError: model is ..., and must be a torch module or a Learner
+        TypeError: name is ..., and must be that of a parameter, such as 'weight'
         ValueError: ... is no parameter of ...: its parameters are ...
         ValueError: ... is ..., and must lie in [0,1...: pass the fraction of weights that is dead, e.g. 0.9
-        ValueError: seed is ..., and must be an integer, or None to draw one
 
     Example:
         layer = nn.Linear(8,4)
