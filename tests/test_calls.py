@@ -179,7 +179,6 @@ def test_the_table_is_large():
     "At least 3,000 calls, and none that was refused after something had changed"
     assert len(rows())>=3000 and not [o for o in rows() if o[3]=='changed']
 
-@pytest.mark.xfail(strict=True, reason='some rooms still hand wrong values on to torch and Python')
 def test_errors_are_ours():
     "At least 98 % of the calls have a named error or a meaning"
     assert sum(o[3].startswith('raw') for o in rows())<=.02*len(rows())
