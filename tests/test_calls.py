@@ -164,7 +164,12 @@ def rows():
 def found(which):
     "Outcomes of these cases"
     for name,param,value in which:
-        with tempfile.TemporaryDirectory() as folder: yield name,param,value,outcome(name, param, value, folder)
+        with tempfile.TemporaryDirectory() as folder:
+            here = os.getcwd()
+            os.chdir(folder)  # a file named 'x' is written there
+            try: res = outcome(name, param, value, folder)
+            finally: os.chdir(here)
+        yield name,param,value,res
 
 def worse(was, now):
     "Is it no longer refused by name?"
