@@ -8,7 +8,7 @@ export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: help demo test test-all docs notebooks bench gpu leaderboard prepare clean
+.PHONY: help demo test test-all docs notebooks bench gpu mutants leaderboard prepare clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -48,6 +48,9 @@ gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead,
 	-uv pip install -q -e '.[bench]'
 	python -m pytest -q -m cuda
 	python benchmarks/gpu.py
+
+mutants: $(READY) ## make 600 mistakes in the core, one at a time, and count those that its tests notice, hours: it can be stopped, and goes on
+	python tests/mutants.py
 
 leaderboard: $(READY) ## train with every method and its peers at equal FLOPs and at equal steps, hours: it can be stopped, and goes on
 	uv pip install -q -e '.[bench]'

@@ -1,0 +1,84 @@
+"Do the tests notice a mistake? Change one thing in a room, run its tests, and see whether they fail: `python tests/mutants.py --help`"
+import argparse,ast,csv,os,random,shutil,subprocess,sys,tempfile
+from concurrent.futures import ThreadPoolExecutor
+from fastprogress.fastprogress import progress_bar
+from pathlib import Path
+
+root = Path(__file__).resolve().parent.parent
+rooms = dict(masks='masks', structures='structures', distributions='distributions', sharing='sharing', schedules='schedules', scores='scores', guards='guards sparsify',
+    sparsify='sparsify guards', parts='parts methods', training='training parts methods', callback='callback')  # and the tests of each
+pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
+    (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
+swaps = {a:b for x,y in pairs for a,b in ((x,y),(y,x))}|{ast.FloorDiv:ast.Div}
+names = dict(min='max', max='min', any='all', all='any', zeros_like='ones_like', floor='ceil', ceil='floor')
+
+def changes(tree):
+    "Each mistake that could be made in `tree`: a place, what is said of it, and what makes it"
+    for n in ast.walk(tree):
+        line = getattr(n, 'lineno', 0)
+        if isinstance(n, ast.Compare) and type(n.ops[0]) in swaps: yield line,f'{type(n.ops[0]).__name__} swapped',(n,'ops',[swaps[type(n.ops[0])](), *n.ops[1:]])
+        elif isinstance(n, (ast.BinOp,ast.AugAssign,ast.BoolOp)) and type(n.op) in swaps: yield line,f'{type(n.op).__name__} swapped',(n,'op',swaps[type(n.op)]())
+        elif isinstance(n, ast.Constant) and isinstance(n.value, bool): yield line,f'{n.value} turned',(n,'value',not n.value)
+        elif isinstance(n, ast.Constant) and isinstance(n.value, (int,float)): yield line,f'{n.value} plus 1',(n,'value',n.value+1)
+        elif isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.Not): yield line,'not taken out',(n,'op',ast.UAdd())
+        elif isinstance(n, ast.Name) and n.id in names: yield line,f'{n.id} swapped',(n,'id',names[n.id])
+        elif isinstance(n, ast.Attribute) and n.attr in names: yield line,f'{n.attr} swapped',(n,'attr',names[n.attr])
+        elif isinstance(n, ast.Expr) and isinstance(n.value, ast.Call): yield line,'statement taken out',(n,'value',ast.Constant(None))
+
+def source(room): return (root/'fastsparse'/f'{room}.py').read_text(encoding='utf-8')
+
+def in_messages(tree):
+    "Lines of texts of errors and warnings, where a change is no mistake in what is computed"
+    return {m.lineno for n in ast.walk(tree) if isinstance(n, ast.Raise) for m in ast.walk(n) if hasattr(m, 'lineno')}
+
+def sites():
+    "All of them, by room"
+    for room in rooms:
+        tree = ast.parse(source(room))
+        for i,(line,what,_) in enumerate(changes(tree)):
+            if line not in in_messages(tree): yield room,i,line,what
+
+def mutant(room, i):
+    tree = ast.parse(source(room))
+    _,_,(node,attr,value) = list(changes(tree))[i]
+    setattr(node, attr, value)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+def outcome(site, seconds):
+    "'killed', 'slow' (killed by the clock) or 'survived'"
+    room,i = site[:2]
+    with tempfile.TemporaryDirectory() as d:
+        shutil.copytree(root/'fastsparse', Path(d)/'fastsparse', ignore=shutil.ignore_patterns('__pycache__'))
+        (Path(d)/'fastsparse'/f'{room}.py').write_text(mutant(room, i), encoding='utf-8')
+        tests = [str(root/'tests'/f'test_{o}.py') for o in rooms[room].split()]
+        command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *tests]
+        env = dict(os.environ, PYTHONPATH=f"{d}{os.pathsep}{root/'tests'}", OMP_NUM_THREADS='1', PYTHONDONTWRITEBYTECODE='1')
+        try: return 'survived' if subprocess.run(command, cwd=d, env=env, capture_output=True, timeout=seconds).returncode==0 else 'killed'
+        except subprocess.TimeoutExpired: return 'slow'
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('--n', type=int, default=600, help='how many mistakes to make, drawn from all')
+    p.add_argument('--seed', type=int, default=0, help='which')
+    p.add_argument('--jobs', type=int, default=os.cpu_count(), help='how many at a time')
+    p.add_argument('--seconds', type=int, default=600, help='after which tests that go on count as failed')
+    p.add_argument('--to', default='mutants.csv', help='a row for each; a run that was stopped goes on')
+    args = p.parse_args()
+    every = list(sites())
+    drawn = random.Random(args.seed).sample(every, min(args.n, len(every)))
+    path = Path(args.to)
+    done = {tuple(o[:2]):o for o in csv.reader(path.open())} if path.exists() else {}
+    left = [o for o in drawn if (o[0],str(o[1])) not in done]
+    with ThreadPoolExecutor(args.jobs) as pool, path.open('a', newline='') as f:
+        for site,res in zip(progress_bar(left), pool.map(lambda o: outcome(o, args.seconds), left)):
+            csv.writer(f, lineterminator='\n').writerow([*site, res])
+            f.flush()
+    found = [o for o in csv.reader(path.open())]
+    for room in rooms:
+        mine = [o for o in found if o[0]==room]
+        if mine: print(f"{room}: {sum(o[4]!='survived' for o in mine)} of {len(mine)} noticed")
+    print(f"of {len(found)}, drawn from {len(every)}, {sum(o[4]!='survived' for o in found)/max(len(found), 1):.1%} were noticed; survivors:")
+    for o in found:
+        if o[4]=='survived': print(f'  {o[0]}.py, line {o[2]}: {o[3]}')
+
+if __name__=='__main__': main()
