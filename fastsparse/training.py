@@ -653,9 +653,9 @@ class _Hidden(torch.nn.Parameter):
         "or pass declares(reads_grad=True)(f)")
 
 @contextmanager
-def _gradient_hidden(f, s):
-    "Refuse to show the gradient of `s` to a part that hasn't declared that it reads it"
-    p,needs = s.p,needs_of(f)
+def _gradient_hidden(f, s, p):
+    "Refuse to show the gradient of `s`, whose weight is `p`, to a part that hasn't declared that it reads it"
+    needs = needs_of(f)
     hides = type(p) is torch.nn.Parameter and f is not s.method.keep_score_f and not (needs.reads_grad or needs.dense_history
         or needs.collector)
     if hides: p.__class__ = _Hidden
@@ -667,9 +667,10 @@ def _gradient_hidden(f, s):
 def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
     c = needs_of(f).collector
     memo = s.memos.get(c.name) if c else None
-    history = c.value(memo) if memo else torch.zeros_like(s.p) if c else None
-    with _gradient_hidden(f, s):
-        return storage_of(s.p).call(f, ifnone(p, s.p), opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t,
+    if p is None: p = s.p  # which may have to be made
+    history = c.value(memo) if memo else torch.zeros_like(p) if c else None
+    with _gradient_hidden(f, s, p):
+        return storage_of(s.guard.trained).call(f, p, opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t,
             n=n, generator=generator, history=history, initial=s.initial, n_updates=s.method.n_updates,
             n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
 

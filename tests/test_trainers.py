@@ -210,7 +210,7 @@ def test_models_in_several_files_come_back(tmp_path):
     for (k,a),b in zip(model.state_dict().items(), other.state_dict().values()): assert torch.equal(a, b), k
 
 @pytest.mark.parametrize('make', [
-    lambda: __import__('timm').create_model('resnet10t', num_classes=4), lambda: __import__('torchvision').models.mobilenet_v2(num_classes=4)], ids=['timm','torchvision'])
+    lambda: pytest.importorskip('timm').create_model('resnet10t', num_classes=4), lambda: __import__('torchvision').models.mobilenet_v2(num_classes=4)], ids=['timm','torchvision'])
 def test_models_of_timm_and_torchvision_need_nothing(make):
     torch.manual_seed(0)
     model = make()
