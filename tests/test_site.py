@@ -45,6 +45,11 @@ def test_a_page_shows_what_a_user_writes(name):
     code = '\n'.join(visible)
     assert not re.search(r'^\s*(assert (?!\'(fastsparse|torch)\')|test_\w+\()', code, re.M), name
 
+@pytest.mark.parametrize('name', sorted(pages))
+def test_a_page_names_its_kernel(name):
+    "The build runs a page by the kernel that its metadata name"
+    assert json.loads(pages[name].read_text(encoding='utf-8'))['metadata'].get('kernelspec', {}).get('name')=='python3'
+
 @pytest.mark.parametrize('name', shown)
 def test_a_page_has_no_path_of_a_machine(name):
     "Neither in text nor in what a cell printed"
