@@ -22,7 +22,7 @@ from fastsparse.products import sampled_product,sparse_conv1x1,sparse_linear,Spa
 from fastsparse.scores import base_opt
 from fastsparse.sparsify import module_of
 from fastsparse.vectors import why_not
-from functools import partial
+from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.autograd import Function
@@ -170,13 +170,11 @@ def watch(self:LiveGuard, v):
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
 # %% ../nbs/31_compute.ipynb #17e38fe9
-def _survivors(old, new):
-    "Which values of `old` live in `new` (where they are), which of `new` lived in `old` (a bool for each), and whether all did"
-    before,after = old.places,new.places
-    there = torch.zeros(old.shape[0]*old.shape[1], dtype=torch.bool, device=before.device)
-    known = there.index_fill_(0, before, True).index_select(0, after)
-    stays = there.zero_().index_fill_(0, after, True).index_select(0, before)
-    return live_places(stays),known,len(before)==len(after) and bool(known.all())
+def _survivors(old, new, mask):
+    "Where the values of `old` are that live in `new`, the index of `mask`, and which of `new` lived in `old`, a bool for each"
+    before = old.places
+    known = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device).index_fill_(0, before, True).index_select(0, new.places)
+    return live_places(mask.reshape(-1).index_select(0, before)),known
 
 def _move_values(stays, to, n, t):
     "The values `t`: those of `stays` go to the places `to` of `n`, and the others start at zero"
@@ -189,13 +187,14 @@ def carry(self:LiveGuard):
     "Follow the mask with values, gradient and state"
     old,v = self.index.to(self.mask.device),self.values
     new = self._index = SparseIndex(self.mask)
-    stays,known,same = _survivors(old, new)
-    if same: return
+    stays,known = _survivors(old, new, self.mask)
+    if len(stays)==len(old)==len(new): return
     self._conv,move,dense = None,partial(_move_values, stays, live_places(known), len(new)),self.dense_grad
     grad = None if v.grad is None else move(v.grad)
     if grad is not None and dense.terms:
-        dense.came,born = move(dense.came),dense.summed(new.part(~known))
-        dense.came[~known] = grad[~known] = born
+        born = dense.summed(new.part(~known))
+        dense.came = move(dense.came)
+        for t in (dense.came, grad): t[live_places(~known)] = born
     _change_state(self.opts, v, move)
     if len(old)!=len(new): return _resize(v, move(v), grad)
     v.data.copy_(move(v))
@@ -241,14 +240,14 @@ def weights_at(self:LiveGuard, at, with_grad):
     v.grad = self.read_grad if with_grad else None
     return v
 
-_at_once = 2**17  # entries of the dense gradient that are made at a time, where rows will do
+_at_once = 2**17  # entries of the dense gradient that are made at a time, or an eighth of all, where rows will do
 
 @patch
 def parts(self:LiveGuard, with_grad):
     (n_out,n_in),dense,start = self.index.shape,self.dense_grad,0
     with_grad = with_grad and self.has_grad
     if with_grad and dense.terms: dense.share()
-    n = max(1, _at_once//max(n_in, 1))
+    n = max(1, _at_once//max(n_in, 1), n_out//8)
     for i in range(0, max(n_out, 1), n):
         rows = slice(i, min(i+n, n_out))
         places = self.index.between(rows.start, rows.stop).places
@@ -281,6 +280,11 @@ LiveGuard.dense_history = _refusing(False,
 LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
 # %% ../nbs/31_compute.ipynb #975a409a
+def _uncompiled(f):
+    "`f`, which a compiler calls and doesn't look into; without one nothing of it is imported, which takes seconds"
+    hidden = _disable_dynamo(f)
+    return wraps(f)(lambda *args, **kwargs: (hidden if torch.compiler.is_compiling() else f)(*args, **kwargs))
+
 class _Dense(Function):
     "Live values to a dense weight"
     @staticmethod
@@ -295,7 +299,7 @@ class _Dense(Function):
         return grad.reshape(-1).index_select(0, ctx.index.places),None
 
 @patch
-@_disable_dynamo
+@_uncompiled
 def dense(self:LiveGuard):
     "The weight as a dense tensor through which gradients flow"
     self.check()
@@ -363,7 +367,7 @@ def dense_times(self:LiveGuard, w, x, bias=None):
     return self.module._conv_forward(x, w, bias) if isinstance(self.module, _ConvNd) else F.linear(x, w, bias)
 
 @patch
-@_disable_dynamo
+@_uncompiled
 def product(self:LiveGuard, x, bias=None):
     "What the layer does"
     self.check()

@@ -9,6 +9,7 @@ __all__ = []
 import numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
+from fastsparse.masks import count_live
 from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,total,turn16,vector_bytes,why_not,zero
 from functools import cache
 from itertools import accumulate
@@ -235,6 +236,19 @@ def keep_sums(sums, i, n, dw, q, first):
 
 # %% ../nbs/30_kernels.ipynb #9195dd9d
 @kernel
+def list_live(mask, n, width, crow, col):
+    "Where the live weights of each of `n` rows of `mask` start, and their columns; `col` has room for one more"
+    mask,crow,col = numbers(np.int8, mask),numbers(np.int32, crow),numbers(np.int32, col)
+    q = 0
+    for r in range(n):
+        put(crow, r, q)
+        for c in range(width):
+            put(col, q, c)
+            q += at(mask, r*width+c)
+    put(crow, n, q)
+
+# %% ../nbs/30_kernels.ipynb #b8c1bcf9
+@kernel
 def turn_index(crow, col, n, m, tcrow, row, order):
     "Of `n` rows and `m` columns: where each column starts (`tcrow` is zero before), and the rows and places of its weights"
     crow,col,tcrow = numbers(np.int32, crow),numbers(np.int32, col),numbers(np.int32, tcrow)
@@ -341,6 +355,13 @@ def starts_of(index, width):
         find = block_starts.compiled(C=column_type(index.col))
         find(index.crow.data_ptr(), index.col.data_ptr(), n, width, n_blocks, index.starts[width].data_ptr())
     return index.starts[width],n_blocks
+
+def listed(mask):
+    "Where the live weights of each row of a bool matrix start, and their columns"
+    mask,(n,width) = mask.contiguous(),mask.shape
+    crow,col = mask.new_empty(n+1, dtype=torch.int),mask.new_empty(count_live(mask)+1, dtype=torch.int)
+    list_live.compiled()(mask.data_ptr(), n, width, crow.data_ptr(), col.data_ptr())
+    return crow,col[:-1]
 
 def turned(index):
     "Where each column starts, and the rows and places of its weights"

@@ -8,7 +8,7 @@ __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 
 # %% ../nbs/30a_products.ipynb #b8226e00
 import torch,torch.nn.functional as F
 from fastcore.basics import *
-from fastsparse.kernels import gradients,kernels_take,multiply,turned
+from fastsparse.kernels import gradients,kernels_take,listed,multiply,turned
 from fastsparse.masks import live_places
 from fastsparse.vectors import why_not
 from torch.autograd import Function
@@ -21,15 +21,20 @@ def _in_fours(mask):
     same = lambda m: bool((m.unflatten(0, (-1,4))==m[::4,None]).all())
     return same(mask[:4]) and same(mask)
 
+def _listed(mask):
+    "Where the live weights of each row of `mask` start, and their columns, by torch"
+    places,(n,width) = live_places(mask.reshape(-1)),mask.shape
+    return torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),places.remainder_(max(width, 1)).int()
+
+# %% ../nbs/30a_products.ipynb #b4946147
 class SparseIndex:
     "Where the live weights of a matrix are, row by row; `len` of it is how many"
     def __init__(self,
         mask:torch.Tensor, # Bool tensor, outputs first; what follows the first dimension counts as one
     ):
-        self.shape,self.fours = (mask.shape[0],mask.shape[1:].numel()),_in_fours(mask.flatten(1))
-        places,(n,width) = live_places(mask.reshape(-1)),self.shape
-        self.crow,self._t,self.starts = torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),None,{}
-        self.col = places.sub_(self.rows.mul_(width)).int()
+        mask = mask.flatten(1)
+        self.shape,self.fours,self._t,self.starts = tuple(mask.shape),_in_fours(mask),None,{}
+        self.crow,self.col = listed(mask) if mask.device.type=='cpu' and not why_not() else _listed(mask)
 
     def to(self, device):
         "The index on `device`"
@@ -87,7 +92,7 @@ def part(self:SparseIndex,
     keep:torch.Tensor, # A bool for each live weight
 ) -> SparseIndex:
     "The index of some of the live weights"
-    return SparseIndex.of_parts(self.shape, _starts(self.rows[keep], self.shape[0]), self.col[keep])
+    return SparseIndex.of_parts(self.shape, F.pad(keep.cumsum(0), (1,0))[self.crow].int(), self.col.index_select(0, live_places(keep)))
 
 @patch
 def between(self:SparseIndex,

@@ -124,7 +124,7 @@ def write(self:Slot, move, opt):
     put_(put_(self.mask, move.dropped, False), move.grown, True)
     gone = move.dropped[~mine.take(move.dropped)]
     self.guard.move(gone, new, opt, move.start)
-    n_dropped,n_grown,*last_update = storage_of(self.p).total(self.p, *map(len, (move.dropped, move.grown, gone, new)))
+    n_dropped,n_grown,*last_update = storage_of(self.o.p).total(self.o.p, *map(len, (move.dropped, move.grown, gone, new)))
     self.live = self.live-n_dropped+n_grown
     self.target,self.budget = self.live,move.budget
     show_sparsity(self.o._replace(mask=self.mask))
@@ -563,7 +563,7 @@ def _finite(self:SparseEngine):
     grads = [p.grad for g in base.param_groups for p in g['params'] if p.grad is not None]
     values = [g.coalesce().values() if g.is_sparse else torch.view_as_real(g) if g.is_complex() else g for g in grads]
     finite = all(torch.stack(local_part(g).aminmax()).isfinite().all() for g in values if local_part(g).numel())
-    return not any(storage_of(self.slots[0].p).total(self.slots[0].p, int(not finite))) if self.slots else finite
+    return not any(storage_of(self.slots[0].o.p).total(self.slots[0].o.p, int(not finite))) if self.slots else finite
 
 # %% ../nbs/05_training.ipynb #61ec3f0e
 @patch(as_prop=True)
@@ -701,16 +701,13 @@ class _Scorer:
 @patch
 def _in_parts(self:_Scorer, mask):
     "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
-    parts = self.s.guard.parts(self.needs.reads_grad)
-    rows,p = next(parts)
-    score = self._checked(mask, p)
-    if score.shape==local_part(self.s.mask).shape: return score
-    whole = score.new_empty(self.s.shape)
-    whole[rows] = score
-    del p,score  # before the next ones are made
-    for rows,p in parts:
-        whole[rows] = self._checked(mask, p)
-        del p
+    whole = None
+    for rows,p in self.s.guard.parts(self.needs.reads_grad):
+        score = self._checked(mask, p)
+        if score.shape==local_part(self.s.mask).shape: return score
+        if whole is None: whole = score.new_empty(self.s.shape)
+        whole[rows] = score
+        del p,score  # before the next ones are made
     return whole
 
 # %% ../nbs/05_training.ipynb #2a0dee32
@@ -835,7 +832,7 @@ def _start(self:SparseEngine, m, move):
     if m.grow_init_f is None: return None
     if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
     g = keyed_generator(self.seed, s.index, -self.n_updates-1)
-    start = storage_of(s.p).call(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
+    start = storage_of(s.o.p).call(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
     check_score(start, s.o, 'a start')
     return start
 
@@ -851,7 +848,7 @@ def state_dict(
             or young weights
     """
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
-        masked=storage_of(s.p).checksum(s.mask),
+        masked=storage_of(s.o.p).checksum(s.mask),
         memos=s.memos, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
@@ -933,7 +930,7 @@ def check_state(self:SparseEngine, state):
     """
     self.check_run(state)
     for s,o in zip(self.slots, state['slots']):
-        if o['masked']!=storage_of(s.p).checksum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
+        if o['masked']!=storage_of(s.o.p).checksum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
 
 def _check_settings(mine, theirs):
     bad = first(k for k in {**mine, **theirs} if mine.get(k)!=theirs.get(k) and k!='mask_init')

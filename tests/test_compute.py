@@ -1,5 +1,5 @@
 "Computing with live weights only against the masked run: equal masks, losses, checkpoints and optimizer state, and a way back"
-import io,pickle,pytest,re,torch
+import io,pickle,pytest,re,subprocess,sys,torch
 from copy import deepcopy
 from fastai.callback.core import Callback
 from fastai.callback.schedule import *
@@ -812,7 +812,7 @@ def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
     for o in masked_params(m):
         parts = list(guard_of(o.p).parts(True))
         w = o.weight
-        assert len(parts)==-(-len(w)//max(1, at_once//w[0].numel())) and all(p.shape[1:]==w.shape[1:] for _,p in parts)
+        assert len(parts)==-(-len(w)//max(1, at_once//w[0].numel(), len(w)//8)) and all(p.shape[1:]==w.shape[1:] for _,p in parts)
         torch.testing.assert_close(torch.cat([p for _,p in parts]), w.detach(), rtol=0, atol=0)
         torch.testing.assert_close(torch.cat([p.grad for _,p in parts]), w.grad, rtol=1e-12, atol=1e-12)
 
@@ -834,6 +834,23 @@ def test_updates_by_rows_are_the_masked_runs(monkeypatch):
         losses.append(out)
         masks.append([o.mask.clone() for o in masked_params(model)])
     assert losses[0]==pytest.approx(losses[1], abs=1e-9) and all(map(torch.equal, *masks))
+
+@pytest.mark.parametrize('grow', [gradient_magnitude,MagnitudePlusGradient(.1)])
+def test_an_update_makes_no_dense_weight(grow, monkeypatch):
+    "Nor a dense gradient of a whole layer, twice as large as all that lives: scores that look at each weight by itself are asked for rows"
+    model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 8))
+    sparsify_model(model, .8, seed=0)
+    opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
+    engine = SparseEngine(model, opt, n_steps=100, **{**RigL_presets, 'batches_per_update':10, 'grow_score_f':grow})
+    sparse_compute(model, None, opt, plan=full(model))
+    engine.expect_update()
+    model(torch.randn(16, 40)).pow(2).sum().backward()
+    before = [o.mask.clone() for o in masked_params(model)]
+    def made(self): raise AssertionError('a dense weight was made')
+    monkeypatch.setattr(LiveGuard, 'p', property(made))
+    engine.update(10)
+    monkeypatch.undo()
+    assert not any(torch.equal(a, o.mask) for a,o in zip(before, masked_params(model)))
 
 def to_other_counts(m, s):
     "Write masks of sparsity `s` into a sparse model"
@@ -970,6 +987,17 @@ def test_what_multiplies_gradients_changes_no_choice(change, grow):
 def test_penalties_are_in_what_updates_read():
     "A term of the loss that sees the weights themselves reaches live ones, as in the masked run"
     assert_equal_models(*trained(penalized, **{**RigL_presets, 'batches_per_update':4}))
+
+def test_products_load_no_compiler():
+    "Neither swapping nor a product, forward and backward, imports torch's, which takes seconds"
+    code = """import sys,torch
+from fastsparse.all import *
+m = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+sparsify_model(m, .5)
+sparse_compute(m, None, plan={'0.weight':'rows', '2.weight':'rows'})
+m(torch.randn(3, 4)).sum().backward()
+print('torch._dynamo' in sys.modules)"""
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=240).stdout.strip()=='False'
 
 def test_compiled():
     "A compiled model, forward and backward, with updates between, is the masked run"

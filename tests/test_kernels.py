@@ -1,7 +1,7 @@
 "What kernels compute, at odd sizes, in every way to cut, for any number of threads and on other processors"
 import os,pytest,subprocess,sys,torch
 from fastcore.test import test_eq as eq
-from fastsparse.kernels import gradients,multiply,tiling
+from fastsparse.kernels import gradients,listed,multiply,tiling
 from fastsparse.products import SparseIndex
 from fastsparse.vectors import why_not
 
@@ -22,6 +22,17 @@ def check(n_out, n_in, rows, density=.3, dtype=torch.float, fwd=None, back=None,
     mine = multiply(index, v, x, b, fwd),*gradients(index, v, x, dy, cut=back)
     w,x,dy = w.double(),x.double(),dy.double()
     for a,r in zip(mine, (x@w.t()+b.double(), dy@w, (dy.t()@x)[mask], dy.sum(0))): torch.testing.assert_close(a.double(), r, rtol=tol, atol=tol*10)
+
+@pytest.mark.parametrize('shape', [(7,9),(1,1),(3,0),(0,3),(5,64)])
+@pytest.mark.parametrize('density', [0,.3,1])
+def test_live_weights_are_listed(shape, density):
+    "Row by row, in order: as `nonzero` finds them, of a mask that lies in another order too"
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(0))<density
+    for m in (mask, mask.t().contiguous().t()):
+        crow,col = listed(m)
+        rows,cols = m.nonzero().unbind(1)
+        eq(col.tolist(), cols.tolist())
+        eq(crow.tolist(), [0, *rows.bincount(minlength=len(m)).cumsum(0).tolist()])
 
 sizes = [(65,30,77),(10,79,200),(33,47,1),(38,18,3),(1,1,1),(130,200,130),(16,16,16),(5,300,0),(0,4,3),(4,0,3)]
 
