@@ -26,6 +26,7 @@ from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.autograd import Function
+from torch.nn.modules import module
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
@@ -357,9 +358,9 @@ def convolve(self:LiveGuard, v, x, bias=None, tap=None):
 
 # %% ../nbs/31_compute.ipynb #47bc97ce
 @patch
-def times(self:LiveGuard, v, x, bias=None, tap=None):
-    "The product of the layer with the live values `v`"
-    return self.convolve(v, x, bias, tap) if isinstance(self.module, _ConvNd) else sparse_linear(x, v, self.index, bias, tap)
+def times(self:LiveGuard, v, x, bias=None, tap=None, relu=False):
+    "The product of the layer with the live values `v`; `relu` for linear layers"
+    return self.convolve(v, x, bias, tap) if isinstance(self.module, _ConvNd) else sparse_linear(x, v, self.index, bias, tap, relu)
 
 @patch
 def dense_times(self:LiveGuard, w, x, bias=None):
@@ -368,12 +369,14 @@ def dense_times(self:LiveGuard, w, x, bias=None):
 
 @patch
 @_uncompiled
-def product(self:LiveGuard, x, bias=None):
-    "What the layer does"
+def product(self:LiveGuard, x, bias=None, relu=False):
+    "What the layer does, and a rectifier after it"
     self.check()
     if self.calls is not None: self.calls.append((x,bias))
     v = self.values
-    return self.dense_times(v, x, bias) if v.ndim>1 else self.times(v, x, bias, self.tap if self.lifted else None)
+    if v.ndim==1: return self.times(v, x, bias, self.tap if self.lifted else None, relu)
+    y = self.dense_times(v, x, bias)
+    return y.relu() if relu else y
 
 # %% ../nbs/31_compute.ipynb #fc86bad4
 class LiveLayer:
@@ -414,11 +417,34 @@ def taken(self:LiveGuard, key, state, errors):
     return given.reshape(-1)[self.index.places.to(given.device)]
 
 # %% ../nbs/31_compute.ipynb #239b3358
-class LiveLinear(LiveLayer, nn.Linear): "A linear layer on live weights"
+class LiveLinear(LiveLayer, nn.Linear):
+    "A linear layer on live weights"
+    def rectified(self, input): return self._live['weight'].product(input, self.bias, relu=True)
+
 class LiveProjection(LiveLayer, NonDynamicallyQuantizableLinear): "The last layer of attention on live weights"
 class LiveConv1d(LiveLayer, nn.Conv1d): "A convolution of one dimension on live weights"
 class LiveConv2d(LiveLayer, nn.Conv2d): "A convolution of two dimensions on live weights"
 class LiveConv3d(LiveLayer, nn.Conv3d): "A convolution of three dimensions on live weights, with kernels of one pixel"
+
+# %% ../nbs/31_compute.ipynb #6f0478a5
+_hooks = '_forward_hooks','_forward_pre_hooks','_backward_hooks','_backward_pre_hooks'
+
+def _hears(m): return 'forward' in vars(m) or any(getattr(m, o) for o in _hooks)
+
+def _merges(m, after):
+    "Can the rectifier `after` be computed with the layer `m`?"
+    if type(m) is not LiveLinear or type(after) is not nn.ReLU or _hears(m) or _hears(after): return False
+    return not any(getattr(module, f'_global{o}') for o in _hooks)
+
+class LiveSequential(nn.Sequential):
+    "Layers in a row, some on live weights"
+    def forward(self, input):
+        layers = list(self)
+        while layers:
+            m,*layers = layers
+            if layers and _merges(m, layers[0]): input,layers = m.rectified(input),layers[1:]
+            else: input = m(input)
+        return input
 
 # %% ../nbs/31_compute.ipynb #74fc1108
 def _as_bias(mask, like):
@@ -491,6 +517,7 @@ def _turn(m, live):
 def _settle(model):
     "Give each module of `model` the class and the settings that fit what lives in it"
     for m in model.modules():
+        if type(m) in (nn.Sequential,LiveSequential): m.__class__ = LiveSequential if any(map(_lives, m)) else nn.Sequential
         if type(m) in _live_types or isinstance(m, LiveLayer):
             _turn(m, _lives(m) or isinstance(m, nn.MultiheadAttention) and _lives(m.out_proj))
         for kind,name,value in _fused_paths:

@@ -10,7 +10,7 @@ import numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
 from fastsparse.masks import count_live
-from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,total,turn16,vector_bytes,why_not,zero
+from fastsparse.vectors import add,at,axpy,caches,fold,full,gate,kernel,load,numbers,put,store,sums16,total,turn16,vector_bytes,why_not,zero
 from functools import cache
 from itertools import accumulate
 from warnings import warn
@@ -54,6 +54,18 @@ def pack(x, i, ld, rows, width, t):
         for r in range(blocks if k<width//16*16 else 0, rows): put(t, k*N+r, at(x, i+r*ld+k))
         for r in range(rows, N): put(t, k*N+r, F(0))
 
+@kernel
+def pack_where(x, y, i, ld, rows, width, t, block):
+    "`pack` of `x`, with zeros where `y` isn't positive; `block` is scratch memory for 256 numbers"
+    blocks = rows//16*16
+    for k in range(0, width-15, 16):
+        for r in range(0, blocks, 16):
+            for s in range(16): store(block, 16*s, gate(load(16, x, i+(r+s)*ld+k), load(16, y, i+(r+s)*ld+k)))
+            turn16(block, 0, 16, t, k*N+r, N)
+    for k in range(width):
+        for r in range(blocks if k<width//16*16 else 0, rows): put(t, k*N+r, F(0) if at(y, i+r*ld+k)<=0 else at(x, i+r*ld+k))
+        for r in range(rows, N): put(t, k*N+r, F(0))
+
 # %% ../nbs/30_kernels.ipynb #1dc2e787
 @kernel
 def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
@@ -75,7 +87,7 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
 # %% ../nbs/30_kernels.ipynb #20fc4e21
-ONE,DX = True,True
+ONE,DX,RELU = True,True,False
 
 @kernel
 def finish(sums, l, dw, order, dv, q, v, first):
@@ -94,8 +106,8 @@ def bias_sums(gt, db, n_out, first):
 
 # %% ../nbs/30_kernels.ipynb #556413a8
 @kernel
-def backward(g, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_out, nb, R, gt, xt, dt, vt, dv, sums):
-    "Inputs `i0` to `i1`; no `db` is 0; from `gt` on it is scratch memory"
+def backward(g, y, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_out, nb, R, gt, xt, dt, vt, dv, sums):
+    "Inputs `i0` to `i1`; no `db` is 0; `y` is what came out where a rectifier follows; from `gt` on it is scratch memory"
     g,x,dx,dw,val = numbers(F, g),numbers(F, x),numbers(F, dx),numbers(F, dw),numbers(F, val)
     starts,row,order = numbers(np.int32, starts),numbers(np.int32, row),numbers(np.int32, order)
     gt,xt,dt,vt,dv,sums = numbers(F, gt),numbers(F, xt),numbers(F, dt),numbers(F, vt),numbers(F, dv),numbers(F, sums)
@@ -104,7 +116,8 @@ def backward(g, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_ou
         for q in range(q0, q1): put(vt, q-q0, at(val, at(order, q)))
     for r in range(0, rows, N):
         m = min(N, rows-r)
-        pack(g, r*n_out, n_out, m, n_out, gt)
+        if RELU: pack_where(g, numbers(F, y), r*n_out, n_out, m, n_out, gt, sums)
+        else: pack(g, r*n_out, n_out, m, n_out, gt)
         if db: bias_sums(gt, numbers(F, db), n_out, r==0)
         for i in range(i0, i1, R):
             w = min(R, i1-i)
@@ -178,13 +191,14 @@ def four_sums(starts, col, val, s, nb, xt, yt, i):
 H = 16  # columns of a table whose numbers of four outputs stay in registers
 
 @kernel
-def backward4(g, x, starts, col, val, dx, dw, db, rows, k0, k1, width, n_in, n_out, nb, gt, xt, dt, sums):
+def backward4(g, y, x, starts, col, val, dx, dw, db, rows, k0, k1, width, n_in, n_out, nb, gt, xt, dt, sums):
     "Blocks `k0` to `k1` of `width` inputs; no `db` is 0; from `gt` on it is scratch memory"
     g,x,dx,dw,starts,col = numbers(F, g),numbers(F, x),numbers(F, dx),numbers(F, dw),numbers(np.int32, starts),numbers(C, col)
     gt,xt,dt,sums,val = numbers(F, gt),numbers(F, xt),numbers(F, dt),numbers(F, sums),numbers(F, val)
     for r in range(0, rows, N):
         m = min(N, rows-r)
-        pack(g, r*n_out, n_out, m, n_out, gt)
+        if RELU: pack_where(g, numbers(F, y), r*n_out, n_out, m, n_out, gt, sums)
+        else: pack(g, r*n_out, n_out, m, n_out, gt)
         if db: bias_sums(gt, numbers(F, db), n_out, r==0)
         for k in range(k0, k1):
             i = k*width
@@ -397,27 +411,28 @@ def multiply(
     return y.to(x.dtype)
 
 # %% ../nbs/30_kernels.ipynb #278c488e
-def _back(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
+def _back(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out):
     "Give addresses to `backward`, a share of the inputs to a thread"
-    if index.fours: return _back4(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out)
+    if index.fours: return _back4(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out)
     (N,fb,R),t = cut,index.t
     one = rows<=N
-    (starts,nb),f = starts_of(t, fb),backward.compiled(F=kind, N=N, ONE=one, DX=inputs)
+    (starts,nb),f = starts_of(t, fb),backward.compiled(F=kind, N=N, ONE=one, DX=inputs, RELU=bool(y))
     def part(i0, i1):
         kept = 0 if one else len(index) if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
         room = _scratch(n_out*N*size, R*N*size, R*N*size, kept*size, kept*size, 272*size)
-        f(g, x, starts.data_ptr(), t.col.data_ptr(), t.order.data_ptr(), val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
+        places = starts.data_ptr(),t.col.data_ptr(),t.order.data_ptr()
+        f(g, y, x, *places, val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
     _share(part, n_in, 64, len(index)*rows)
 
-def _back4(index, cut, kind, size, inputs, g, x, val, dx, dw, db, rows, n_in, n_out):
+def _back4(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out):
     "Give addresses to `backward4`, a share of the blocks to a thread"
     N,width,_ = cut
     width = max(1, min(width, -(-n_in//torch.get_num_threads())))
     (starts,nb),held = starts_of(index, width),min(N, 256//size if vector_bytes()==64 else 16)
-    f = backward4.compiled(F=kind, N=N, H=held, C=column_type(index.col), DX=inputs)
+    f = backward4.compiled(F=kind, N=N, H=held, C=column_type(index.col), DX=inputs, RELU=bool(y))
     def part(k0, k1):
         room = _scratch(n_out*N*size, width*N*size, width*N*size, 1040*size)
-        f(g, x, starts.data_ptr(), index.col.data_ptr(), val, dx, dw, db*(k0==0), rows, k0, k1, width, n_in, n_out, nb, *room)
+        f(g, y, x, starts.data_ptr(), index.col.data_ptr(), val, dx, dw, db*(k0==0), rows, k0, k1, width, n_in, n_out, nb, *room)
     _share(part, nb, 1, len(index)*rows)
 
 # %% ../nbs/30_kernels.ipynb #51afb351
@@ -429,16 +444,17 @@ def gradients(
     inputs=True, # Are gradients of the inputs wanted?
     bias=True, # And of the bias?
     cut:tuple=None, # As `tiling` gives it; None asks it
+    y:torch.Tensor=None, # What a rectifier made of the outputs, if one follows: `g` counts where that is positive
 ) -> tuple: # Gradients of inputs, live weights and bias; None where not wanted
     "What the backward of `multiply` gives"
     (n_out,n_in),rows,n = index.shape,len(x),len(index)
-    v,xs,gs = _wide(values) if inputs else None,_wide(x),_wide(g)
+    v,xs,gs,ys = _wide(values) if inputs else None,_wide(x),_wide(g),None if y is None else _wide(y)
     dx,dw,db = xs.new_empty(x.shape) if inputs else None,xs.new_empty(n),xs.new_empty(n_out) if bias else None
     size = xs.element_size()
     cut = cut or tiling(rows, n_in if index.fours else n_out, n/max(n_in*n_out, 1), True, size, index.fours)
-    common = gs.data_ptr(),xs.data_ptr(),_address(v),_address(dx),dw.data_ptr(),_address(db),rows,n_in,n_out
+    common = gs.data_ptr(),_address(ys),xs.data_ptr(),_address(v),_address(dx),dw.data_ptr(),_address(db),rows,n_in,n_out
     if rows and n_in: _back(index, cut, _kinds[xs.dtype], size, inputs, *common)
     else:
         dw.zero_()
-        if bias: db.copy_(gs.sum(0))
+        if bias: db.copy_((gs if ys is None else gs.masked_fill(ys<=0, 0)).sum(0))
     return None if dx is None else dx.to(x.dtype),dw.to(x.dtype),None if db is None else db.to(x.dtype)

@@ -154,19 +154,22 @@ def sampled_product(
 # %% ../nbs/30a_products.ipynb #1dd4892b
 class _Product(Function):
     @staticmethod
-    def forward(ctx, x, values, bias, index, tap):
-        ctx.save_for_backward(values, *([x] if ctx.needs_input_grad[1] else []))
+    def forward(ctx, x, values, bias, index, tap, relu):
+        y = sparse_product(index, values, x, bias)
+        ctx.save_for_backward(values, y.relu_() if relu else None, x if ctx.needs_input_grad[1] else None)
         ctx.index,ctx.tap = index,tap
-        return sparse_product(index, values, x, bias)
+        return y
 
     @staticmethod
     def backward(ctx, g):
         if torch.is_grad_enabled(): raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True): call remove() of the report of sparse_compute, or store_dense(model), first")
-        (values,*xs),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
-        if of_values and ctx.tap is not None: ctx.tap(g.clone().t(), xs[0].clone().t())
-        if of_values and kernels_take(g, values): return *gradients(index, values, xs[0], g, of_x, of_bias),None,None
+        (values,y,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
+        let = g.clone if y is None else lambda: g.masked_fill(y<=0, 0)  # through the rectifier
+        if of_values and ctx.tap is not None: ctx.tap(let().t(), x.clone().t())
+        if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias, y=y),None,None,None
+        if y is not None: g = let()
         gx = sparse_product(index.t, values.index_select(0, index.t.order), g) if of_x else None
-        return gx,_dots(index, g.contiguous(), xs[0]) if of_values else None,g.sum(0) if of_bias else None,None,None
+        return gx,_dots(index, g.contiguous(), x) if of_values else None,g.sum(0) if of_bias else None,None,None,None
 
 # %% ../nbs/30a_products.ipynb #f8f8043f
 def _casted(*ts):
@@ -185,11 +188,12 @@ def sparse_linear(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number an output
     tap=None, # Called by the backward with `gT`, `xT`, its own to keep: the dense gradient is `gT@xT.t()`
+    relu=False, # Does a rectifier follow? Its passes over outputs and gradients are made here
 ) -> torch.Tensor: # Outputs, features last
-    "`F.linear` with live weights only"
+    "`F.linear` with live weights only, and a rectifier where `relu`"
     x,values,bias = _casted(x, values, bias)
     _check_input(x, values, x.shape[-1] if x.ndim else 0, index.shape[1], 'features')
-    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap)
+    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap, relu)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../nbs/30a_products.ipynb #1c09ab57

@@ -852,6 +852,31 @@ def test_an_update_makes_no_dense_weight(grow, monkeypatch):
     monkeypatch.undo()
     assert not any(torch.equal(a, o.mask) for a,o in zip(before, masked_params(model)))
 
+def test_rectifiers_in_a_row_of_layers():
+    "Computed with the layer before them, to the bit what they were; each layer called alone, hooked, copied or stored dense is itself"
+    torch.manual_seed(0)
+    m,x = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Sequential(nn.Linear(24, 16), nn.ReLU()), nn.ReLU(), nn.Linear(16, 4)),torch.randn(8, 12)
+    sparsify_model(m, .6, seed=0)
+    report = sparse_compute(m, None, plan=full(m))
+    assert isinstance(m[2], nn.Sequential) and type(m[2]) is type(m) is not nn.Sequential
+    def grads(f):
+        m.zero_grad()
+        y = f(x)
+        y.pow(2).sum().backward()
+        return [y, *[p.grad.clone() for p in m.parameters()]]
+    def apart(x): return m[4](m[3](m[2][1](m[2][0](m[1](m[0](x))))))
+    for a,b in zip(grads(m), grads(apart)): assert a.equal(b)
+    assert m[0](x).min()<0
+    seen = []
+    handle = m[0].register_forward_hook(lambda m, i, o: seen.append(o.min().item()))
+    hooked = m(x)
+    assert seen[0]<0 and hooked.equal(apart(x))
+    handle.remove()
+    for c in (deepcopy(m), pickle.loads(pickle.dumps(m))): assert c(x).equal(m(x))
+    report.remove()
+    assert type(m) is type(m[2]) is nn.Sequential
+    torch.testing.assert_close(m(x), hooked)
+
 def to_other_counts(m, s):
     "Write masks of sparsity `s` into a sparse model"
     with torch.no_grad():

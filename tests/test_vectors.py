@@ -1,7 +1,7 @@
 "Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
 import numpy as np,os,pytest,subprocess,sys
 from fastcore.test import test_eq as eq
-from fastsparse.vectors import _lowered,add,at,axpy,fma,fold,full,kernel,load,numbers,put,store,sums16,total,turn16,why_not,zero
+from fastsparse.vectors import _lowered,add,at,axpy,fma,fold,full,gate,kernel,load,numbers,put,store,sums16,total,turn16,why_not,zero
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
@@ -17,6 +17,7 @@ def words(x, y, n):
     store(b, 3*N, fold(u, v))
     store(b, 3*N+16, sums16(a, 5))
     turn16(a, 2, 18, b, 3*N+32, 17)
+    store(b, 3*N+32+16*17, gate(u, v))
     put(b, n, at(a, n))
 
 @kernel
@@ -37,10 +38,14 @@ def both(f, kind, width, x, n):
 @pytest.mark.parametrize('width', [16,128])
 def test_the_compiler_and_python_agree_on_each_word(kind, width):
     x = np.random.default_rng(0).normal(size=400).astype(kind)
-    for f in (words,twice): np.testing.assert_allclose(*both(f, kind, width, x, 3*width+32+16*17), rtol=2e-5, atol=1e-5)
+    for f in (words,twice): np.testing.assert_allclose(*both(f, kind, width, x, 4*width+32+16*17), rtol=2e-5, atol=1e-5)
+
+def test_a_gate_is_open_where_numbers_are_positive_or_nan():
+    x,y = np.arange(1, 6, dtype=np.float32),np.array([-1, 0, -0., 2, np.nan], np.float32)
+    eq(gate(x, y).tolist(), [0,0,0,4,5])
 
 def test_each_word_is_known_to_the_compiler():
-    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','fold','total','sums16','turn16'})
+    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','fold','gate','total','sums16','turn16'})
 
 @needs_numba
 def test_not_a_number_and_infinity_pass_as_ieee_says():
