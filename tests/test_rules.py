@@ -303,4 +303,4 @@ def test_a_schedule_can_be_written_and_a_lambda_is_refused_with_the_way_out():
     "sparselearning's `LinearDecay` as a function has no name in a file; as a `LinearSchedule` it comes back"
     with pytest.raises(ValueError, match='drop_fraction is .*no name in a file.*schedules'): rules_spec([('*', dict(SET_presets, drop_fraction=lambda step: .3))])
     spec = rules_spec([('*', dict(SET_presets, drop_fraction=LinearSchedule(.3, -.03)))])
-    assert configure(spec)[0][1]['drop_fraction']==LinearSchedule(.3, -.03)
+    assert make_schedule(configure(spec)[0][1]['drop_fraction'])==LinearSchedule(.3, -.03)
