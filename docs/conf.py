@@ -16,5 +16,5 @@ suppress_warnings = ['myst.header']  # nbdev's API entries are H3 wherever they 
 html_theme = 'furo'
 html_title = project
 html_copy_source = html_use_index = False
-pygments_style,pygments_dark_style = 'friendly','native'
+pygments_style,pygments_dark_style = 'a11y-high-contrast-light','a11y-high-contrast-dark'
 html_static_path,html_css_files = ['static'],['site.css']

@@ -60,7 +60,7 @@ def main(how='ddp', steps=120, batch_size=64, folder=None, stop=None):
     if gpus: torch.cuda.set_device(device)
     model,net = prepared(how, device)
     opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    dst = DynamicSparseTraining(model, opt, steps, **RigL_presets(batches_per_update=10), seed=0)
+    dst = DynamicSparseTraining(model, opt, steps, method='rigl', batches_per_update=10, seed=0)
     if folder and (Path(folder)/'engine.pt').exists(): load(folder, model, opt, dst)
     train(model, net, opt, dst, steps if stop is None else stop, batch_size, device)
     if folder: save(folder, model, opt, dst)

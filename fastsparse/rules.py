@@ -21,7 +21,7 @@ from numbers import Real
 from pathlib import Path
 
 # %% ../nbs/12_rules.ipynb #f23fdd20
-_left_out = re.compile(r'(.*_)?(norm|ln|embed|embedding|embeddings|embedder|lm_head|'
+_left_out = re.compile(r'(.*_)?((layer|batch|rms|group|instance)?norm|ln|embed|embedding|embeddings|embedder|lm_head|'
     r'pe|pe_helper|pos_enc|pos_encoder|positional_encoding|position_encoding)_?\d*')
 
 def default_filter(

@@ -53,7 +53,7 @@ def _plot_inputs(ax, o, image_shape):
     m = _as_matrix(o)
     inputs = m.sum((0,1)) if m.shape[2]>1 else m.sum((0,2))
     shape = _image_shape(len(inputs), tuple(o.mask.shape[2:]) if m.shape[2]>1 and o.mask.ndim==4 else image_shape)
-    ax.set_title('inputs of the first layer' if m.shape[2]==1 else 'places of the first kernel', fontsize='medium')
+    ax.set_title('first inputs' if m.shape[2]==1 else 'first kernel', fontsize='medium')
     if shape is None: return _bars(ax, inputs, 'input', 'live connections')
     im = ax.imshow(inputs.reshape(shape).cpu(), cmap='cividis', vmin=0)
     ax.figure.colorbar(im, ax=ax, label='live connections', shrink=.8)
@@ -64,22 +64,35 @@ def _bars(ax, values, xlabel, ylabel):
     ax.set(xlabel=xlabel, ylabel=ylabel)
 
 # %% ../nbs/10a_topology.ipynb #ab8102c5
+def _short(name, n=22):
+    "The last `n` characters of `name`, which tell layers apart, without the word that ends most names"
+    name = name.removesuffix('.weight')
+    return name if len(name)<=n else f'…{name[1-n:]}'
+
+def _spread(n, k):
+    "At most `k` of `n` places, from the first to the last"
+    return list(range(n)) if n<=k else [round(i*(n-1)/(k-1)) for i in range(k)]
+
 def _plot_degrees(ax, found):
     "Degrees of outputs, sorted, over the fraction of units"
-    for i,(name,(out,_)) in enumerate(list(found.items())[:len(colors)]):
+    found = list(found.items())
+    for i,place in enumerate(_spread(len(found), len(colors))):
+        name,(out,_) = found[place]
         d = out.sort(descending=True).values.cpu().numpy()
         x = np.arange(len(d))/max(len(d)-1, 1)
-        ax.plot(x, d, color=colors[i], marker=markers[i], markevery=max(len(d)//6, 1), ms=4, lw=1.5, label=name)
+        ax.plot(x, d, color=colors[i], marker=markers[i], markevery=max(len(d)//6, 1), ms=4, lw=1.5, label=_short(name))
     ax.set(xlabel='outputs, sorted (fraction)', ylabel='live inputs of an output', ylim=(0,None))
     ax.set_title('degrees', fontsize='medium')
-    ax.legend(fontsize='x-small', frameon=False)
+    if len(found)>3: ax.legend(fontsize='x-small', frameon=False, loc='upper left', bbox_to_anchor=(1,1))
+    else: ax.legend(fontsize='x-small', frameon=False)
 
 def _plot_densities(ax, os):
-    names,values = [o.name for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
+    "Density of each layer; at most 30 names have room"
+    names,values = [_short(o.name) for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
-    every = 1 if len(os)<=12 else len(os)//12+1
-    ax.set_yticks(range(len(os)), [n if i%every==0 else '' for i,n in enumerate(names)], fontsize='x-small')
+    shown = range(0, len(os), math.ceil(len(os)/30))
+    ax.set_yticks(shown, [names[i] for i in shown], fontsize='x-small')
     ax.set_title('layers', fontsize='medium')
 
 def _plot_moves(ax, history):
@@ -91,6 +104,18 @@ def _plot_moves(ax, history):
     ax.legend(fontsize='x-small', frameon=False)
 
 # %% ../nbs/10a_topology.ipynb #a79cc6ec
+def _panels(os, with_updates):
+    "A figure and its axes by name, with room for the names of the layers"
+    if len(os)<=3 and max(len(_short(o.name)) for o in os)<=8:
+        rows,heights = [['inputs','degrees'],['layers','updates']] if with_updates else [['inputs','degrees','layers']],[2.6]*(1+with_updates)
+    else:
+        rows,heights = [['inputs','degrees','degrees'],['layers']],[2.6, max(2., .7+.14*min(len(os), 30))]
+        if with_updates: rows,heights = [*rows, ['updates']],[*heights, 2.2]
+    fig = plt.figure(figsize=(7,sum(heights)), layout='constrained')
+    parts = fig.subfigures(len(rows), 1, height_ratios=heights, squeeze=False).flat
+    return fig,merge(*(part.subplot_mosaic([row]) for part,row in zip(parts, rows)))
+
+# %% ../nbs/10a_topology.ipynb #79ac2c0c
 def plot_topology(
     model, # A module with masks, or a `Learner`
     history:SparseHistory=None, # What was recorded while it trained, for a panel of what the updates moved; None leaves it out
@@ -115,14 +140,12 @@ def plot_topology(
         plot_topology(model);
     """
     os,found = _checked(model),degrees(model)
-    n = 3 if history is None else 4
-    fig,axs = plt.subplots(*((1,3) if n==3 else (2,2)), figsize=(7,2.6) if n==3 else (7,5.2), layout='constrained')
-    axs = axs.flat
+    fig,axs = _panels(os, history is not None)
     try:
-        _plot_inputs(axs[0], os[0], image_shape)
-        _plot_degrees(axs[1], found)
-        _plot_densities(axs[2], os)
-        if history is not None: _plot_moves(axs[3], history)
+        _plot_inputs(axs['inputs'], os[0], image_shape)
+        _plot_degrees(axs['degrees'], found)
+        _plot_densities(axs['layers'], os)
+        if history is not None: _plot_moves(axs['updates'], history)
     except BaseException:
         plt.close(fig)
         raise

@@ -11,6 +11,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import masked_params
+from fastsparse.parts import find_method
 from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining,SparseEngine
 from os import replace
@@ -41,7 +42,8 @@ def _made(cls, base):
 
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, **settings):
+    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, **settings):
+        settings = {**find_method(method), **settings}
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
         self.engine = self.saved = None
 
@@ -49,7 +51,9 @@ class _Driver:
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
         if masked_params(model) or self.sparsity is None: return
         sparsity = 0. if self.rises else self.sparsity
-        sparsify_model(model, sparsity, ifnone(self.sparse_f, erdos_renyi_sparsity), seed=self.seed, **self.sparsify)
+        asked = filter_keys(self.settings, ('mask_init','structure').__contains__)
+        sparse_f = ifnone(self.sparse_f, self.settings.get('sparse_f', erdos_renyi_sparsity))
+        sparsify_model(model, sparsity, sparse_f, seed=self.seed, **{**asked, **self.sparsify})
 
     @property
     def rises(self): return self.settings.get('sparsity_path') is not None

@@ -1,6 +1,7 @@
 "Whoever comes from another library finds every name of it in the tables of `coming_from.ipynb`"
-import ast, html, json, re, pytest
+import ast, html, importlib, json, re, pytest
 from pathlib import Path
+from torch import nn
 
 NAMES = {
     'fastsparse of 2020': '''
@@ -102,3 +103,162 @@ def test_a_false_claim_stops_the_page():
 def test_a_name_is_found_as_a_whole_word_only(name, cell, fits):
     "`sparse_mask_like` doesn't stand for `sparse_mask`"
     assert named(name, cell)==fits
+
+# What a row says here is what the other library's own call does there, where both mean the same
+
+def prune(): return pytest.importorskip('torch.nn.utils.prune')
+
+def there_amount(m): prune().random_unstructured(m[0], 'weight', amount=20)
+def there_random(m): prune().random_unstructured(m[0], 'weight', amount=.5)
+def there_l1(m): prune().l1_unstructured(m[0], 'weight', amount=.5)
+def there_scores(m): prune().l1_unstructured(m[0], 'weight', amount=.5, importance_scores=m[0].weight.detach().square())
+def there_random_structured(m): prune().random_structured(m[0], 'weight', amount=.5, dim=0)
+def there_ln(m): prune().ln_structured(m[0], 'weight', amount=.5, n=1, dim=0)
+def there_global(m): prune().global_unstructured([(m[i], 'weight') for i in (0,4,6)], prune().L1Unstructured, amount=.5)
+
+def there_own(m):
+    "The half with the smallest squares goes, in each layer"
+    class Own(prune().BasePruningMethod):
+        PRUNING_TYPE = 'unstructured'
+        def compute_mask(self, t, default_mask):
+            mask = default_mask.clone()
+            mask.view(-1)[t.square().view(-1).argsort()[:t.numel()//2]] = 0
+            return mask
+    for i in (0,4,6): Own.apply(m[i], 'weight')
+
+def masks_there(m): return {n.removesuffix('_mask'):b.bool() for n,b in m.named_buffers() if n.endswith('weight_mask')}
+def masks_here(names, m='model'): return {o.name:o.mask for o in names['masked_params'](names[m])}
+
+@pytest.fixture(scope='module')
+def world():
+    "What the rows' lines begin with, and the lines of each library by the name in the row"
+    nb = json.loads((Path(__file__).parent.parent/'nbs'/'coming_from.ipynb').read_text())
+    names,text = {},''
+    for c in nb['cells']:
+        source = ''.join(c['source'])
+        if c['cell_type']!='code': continue
+        if "table('''" in source: text += source
+        else: exec(source, names)
+    lines = {o.split(' | ')[0]:o.split(' | ')[1] for o in text.splitlines() if ' | ' in o and not o.startswith(' ')}
+    return names,lines
+
+def here(world, name):
+    "Run the line of the row that begins with `name`, as `check` does; the names after it"
+    names,lines = world
+    own = names['scene']()
+    for o in names['imports_of'](lines[name], own): exec(o, own)
+    with own['learn'].no_bar(), own['learn'].no_logging(): own['_'] = names['value_of'](lines[name], own)
+    return own
+
+@pytest.mark.parametrize('row,there', [("l1_unstructured(m, 'weight', amount)", there_l1), ('importance_scores=t', there_scores),
+    ("ln_structured(m, 'weight', amount, n=1, dim=0)", there_ln), ('global_unstructured(parameters, L1Unstructured, amount)', there_global)])
+def test_the_same_weights_live_as_under_torchs_prune(world, row, there):
+    m = world[0]['small']()
+    there(m)
+    mine = masks_here(here(world, row))
+    for name,mask in masks_there(m).items(): assert mask.equal(mine[name]), name
+
+@pytest.mark.parametrize('row,there', [("random_unstructured(m, 'weight', amount)", there_random), ('amount=20', there_amount),
+    ("random_structured(m, 'weight', amount, dim=0)", there_random_structured)])
+def test_as_many_weights_live_as_under_torchs_prune(world, row, there):
+    m = world[0]['small']()
+    there(m)
+    mine = masks_here(here(world, row))['0.weight']
+    theirs = masks_there(m)['0.weight']
+    assert mine.sum()==theirs.sum()
+    assert mine.flatten(1).any(1).sum()==theirs.flatten(1).any(1).sum()
+
+def test_a_method_of_ones_own_of_torchs_prune(world):
+    "Half of each layer by a score of one's own"
+    m = world[0]['small']()
+    there_own(m)
+    mine = masks_here(here(world, 'class Own(BasePruningMethod)'))
+    for name,mask in masks_there(m).items(): assert mask.equal(mine[name]), name
+
+def test_pruning_again_and_again_as_torchs_container(world):
+    "From the same half, down to a fifth by magnitude over all layers"
+    own = here(world, 'PruningContainer')
+    net,weights = world[0]['scene']()['net'],[]
+    masks = masks_here(dict(own, net=net), 'net')
+    m = world[0]['plain_copy'](net)
+    for i in (0,4,6):
+        prune().custom_from_mask(m[i], 'weight', masks[f'{i}.weight'])
+        weights.append((m[i], 'weight'))
+    live = sum(int(o.sum()) for o in masks.values())
+    prune().global_unstructured(weights, prune().L1Unstructured, amount=live-own['_'] and own['_'])
+    now = masks_here(own, 'net')
+    for name,mask in masks_there(m).items(): assert mask.equal(now[name]), name
+
+def test_a_model_that_torchs_prune_made_is_kept_sparse(world):
+    "`prune.remove` leaves plain zeros, and `keep_zeros` masks of the same weights; without it the model is refused by name"
+    m = world[0]['small']()
+    there_global(m)
+    masks = masks_there(m)
+    with pytest.raises(ValueError, match='prune.remove'): world[0]['sparsify_model'](m, .5)
+    for i in (0,4,6): prune().remove(m[i], 'weight')
+    world[0]['keep_zeros'](m)
+    mine = masks_here(dict(world[0], model=m))
+    for name,mask in masks.items(): assert mask.equal(mine[name]), name
+
+def fasterai(module):
+    pytest.importorskip('fasterai')
+    return importlib.import_module(f'fasterai.{module}')
+
+def sparsifier(m, granularity, context, criteria, layer_type, **kwargs):
+    return fasterai('sparse.sparsifier').Sparsifier(m, granularity, context, getattr(fasterai('core.criteria'), criteria), layer_type=layer_type, **kwargs)
+
+def fasterai_masks(m): return {f'{n}.weight':o._mask.expand_as(o.weight).bool() for n,o in m.named_modules() if hasattr(o, '_mask')}
+
+@pytest.mark.parametrize('row,args,sparsity', [
+    ("Sparsifier(model, 'weight', 'local', large_final)", ('weight','local','large_final'), .9),
+    ("sparsity={'0': .5, '4': .9}", ('weight','local','large_final'), {'0':.5, '4':.9}),
+    ("context='global'", ('weight','global','large_final'), .5)])
+def test_the_same_weights_live_as_under_fasterai(world, row, args, sparsity):
+    "It keeps all scores from a threshold on, one or two of a layer more than the exact count"
+    m = world[0]['small']()
+    sparsifier(m, *args, (nn.Conv2d,nn.Linear)).sparsify_model(sparsity)
+    mine = masks_here(here(world, row))
+    for name,mask in fasterai_masks(m).items():
+        if row.startswith('sparsity='): assert abs(int(mask.sum())-int(mine[name].sum()))<=2, name  # random there is no criterion here
+        else: assert (mask!=mine[name]).sum()<=2, name
+
+@pytest.mark.parametrize('row,granularity', [("granularity='filter'", 'filter'), ("granularity='kernel'", 'kernel')])
+def test_whole_filters_and_kernels_as_under_fasterai(world, row, granularity):
+    "The lowest go; its threshold keeps one group more than half"
+    m = world[0]['small']()
+    sparsifier(m, granularity, 'local', 'large_final', nn.Conv2d).sparsify_model(.5)
+    mine,theirs = masks_here(here(world, row))['0.weight'],fasterai_masks(m)['0.weight']
+    group = 36 if granularity=='filter' else 9
+    assert (mine&~theirs).sum()==0 and (theirs&~mine).sum()==group
+
+@pytest.mark.parametrize('row,criterion', [('small_final','small_final'), ('movement','movement'), ('magnitude_increase','magnitude_increase'),
+    ('large_init, small_init','large_init')])
+def test_a_criterion_chooses_as_under_fasterai(world, row, criterion):
+    "All weights alive on both sides: the same ones go first"
+    m = world[0]['small']()
+    s = sparsifier(m, 'weight', 'local', criterion, (nn.Conv2d,nn.Linear))
+    world[0]['steps_of'](m, world[0]['sgd'](m.parameters()), 3)
+    own = world[0]['scene']()
+    net = own['net'] = world[0]['small']()
+    net.load_state_dict({k:v for k,v in m.state_dict().items() if '_init' not in k})
+    world[0]['sparsify_model'](net, 0.)
+    for o in world[0]['imports_of'](world[1][row], own): exec(o, own)
+    exec(world[1][row], own)
+    s.sparsify_model(.8)
+    mine = masks_here(own, 'net')
+    for name,mask in fasterai_masks(m).items(): assert (mask!=mine[name]).sum()<=2, name
+
+@pytest.mark.parametrize('row,schedule,levels', [('one_shot','one_shot',{.9}), ('iterative','iterative',{.3,.6,.9})])
+def test_levels_of_a_schedule_as_under_fasterai(world, row, schedule, levels):
+    "The sparsities that a fit goes through"
+    s = getattr(fasterai('core.schedule'), schedule)
+    assert {round(.9*float(s.progress(i/100)), 6) for i in range(101)}-{0}==levels
+    seen = set()
+    names,lines = world
+    own = names['scene']()
+    for o in names['imports_of'](lines[row], own): exec(o, own)
+    made = own['DynamicSparseTrainingCallback']
+    def look(engine, t): seen.add(round(1-sum(o.live for o in engine.all)/sum(o.n for o in engine.all), 2))
+    own['DynamicSparseTrainingCallback'] = lambda **kwargs: made(**kwargs, on_update=look)
+    with own['learn'].no_bar(), own['learn'].no_logging(): exec(lines[row], own)
+    assert seen==levels

@@ -34,13 +34,13 @@ def dst_of(model, rules, n_steps=20, **kwargs):
 
 # --- what is left out
 
-@pytest.mark.parametrize('name', ['normalize_proj.weight','blocks.0.normalize_proj.weight','normal.weight','enormous.weight','peak.weight','opener.weight','lm_heads.weight','head.weight',
+@pytest.mark.parametrize('name', ['normalize_proj.weight','layernormalizer.weight','supernorm_proj.weight','blocks.0.normalize_proj.weight','normal.weight','enormous.weight','peak.weight','opener.weight','lm_heads.weight','head.weight',
     'reembed_proj.weight','typed.weight','layers.0.mlp.weight','posterior.weight','wq.weight'])
 def test_kept_in(name):
     "Trap 15: names count as whole parts: `norm` in `normalize_proj`, `pe` in `opener`, `embed` in `reembed_proj` mean nothing"
     assert default_filter(name, torch.ones(2,2)) and not default_filter(name, torch.ones(2))
 
-@pytest.mark.parametrize('name', ['norm.weight','norm1.weight','layer_norm.weight','layers.3.norm2.weight','ln.weight','ln_1.weight','embed.weight','tok_embedding.weight','embeddings.word.weight',
+@pytest.mark.parametrize('name', ['norm.weight','norm1.weight','x.LayerNorm.weight','batchnorm.weight','rmsnorm.weight','groupnorm1.weight','model.input_layernorm.weight','q_norm.weight','layer_norm.weight','layers.3.norm2.weight','ln.weight','ln_1.weight','embed.weight','tok_embedding.weight','embeddings.word.weight',
     'lm_head.weight','model.LM_head.weight','pe.weight','pe_helper.weight','encoder.pos_enc.weight','positional_encoding.weight','position_encoding.weight','pos_encoder.proj.weight'])
 def test_left_out(name):
     "Norms, embeddings, the last layer of a language model and encodings of position, whatever their case and number"
@@ -298,3 +298,9 @@ def test_an_interval_stays_one_in_a_file(tmp_path):
     assert type(every) is Interval and every==50
     for bad in (dict(type='Interval'), dict(type='steps', every=3), {}):
         with pytest.raises(ValueError, match='batches_per_update is'): configure(dict(method='rigl', sparsity=.8, batches_per_update=bad))
+
+def test_a_schedule_can_be_written_and_a_lambda_is_refused_with_the_way_out():
+    "sparselearning's `LinearDecay` as a function has no name in a file; as a `LinearSchedule` it comes back"
+    with pytest.raises(ValueError, match='drop_fraction is .*no name in a file.*schedules'): rules_spec([('*', dict(SET_presets, drop_fraction=lambda step: .3))])
+    spec = rules_spec([('*', dict(SET_presets, drop_fraction=LinearSchedule(.3, -.03)))])
+    assert make_schedule(configure(spec)[0][1]['drop_fraction'])==LinearSchedule(.3, -.03)

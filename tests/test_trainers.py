@@ -62,6 +62,21 @@ def test_methods_that_start_dense_resume_too(tmp_path, name):
     trainer_of(part, tmp_path/'a', make()).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
     for (k,a),b in zip(whole.state_dict().items(), part.state_dict().values()): assert torch.equal(a, b), k
 
+@pytest.mark.parametrize('name', ['gmp','acdc','granet'])
+def test_a_method_by_name_that_starts_dense_ends_at_the_sparsity_asked_for(tmp_path, name):
+    model = llama()
+    trainer_of(model, tmp_path, SparseTrainerCallback(sparsity=.8, seed=0, method=name, batches_per_update=2) if name!='acdc' else
+        SparseTrainerCallback(sparsity=.8, seed=0, method=name)).train()
+    n,live = counts(model)
+    t.test_close(live/n, .2, eps=.01)
+
+def test_a_pretrained_model_starts_with_its_largest_weights(tmp_path):
+    "`mask_init` and `structure` say which masks a dense model gets, as in `sparsify_model`"
+    model,same = llama(),llama()
+    sparsify_model(same, .5, 'erk', mask_init='magnitude', structure='2:4')
+    trainer_of(model, tmp_path, SparseTrainerCallback(sparsity=.5, mask_init='magnitude', structure='2:4', method='set', batches_per_update=100))
+    for a,b in zip(masked_params(model), masked_params(same)): assert torch.equal(a.mask, b.mask), a.name
+
 def test_a_sparse_model_is_taken_as_it_is(tmp_path):
     model = llama()
     sparsify_model(model, .5, seed=1)

@@ -1,0 +1,64 @@
+"Room 10a: the picture of a topology can be read, whatever the model"
+import matplotlib.pyplot as plt,pytest,torch
+from fastcore.test import test_eq as eq
+from fastsparse.all import *
+from fastsparse.demo import digits_mlp
+from itertools import combinations
+from torch import nn
+from torchvision.models import resnet18
+
+def mlp(): return digits_mlp()
+def resnet(): return resnet18(num_classes=10)
+def image_mlp(): return nn.Sequential(nn.Linear(784,30), nn.ReLU(), nn.Linear(30,10))
+def deep(): return nn.Sequential(*(nn.Linear(16,16) for _ in range(40)))
+
+def long_names():
+    model = nn.Linear(20,10)
+    for i in range(6): model = nn.ModuleDict({f'a_block_with_a_long_name_{i}':model})
+    return nn.ModuleList([model, nn.Linear(10,10), nn.Linear(10,3)])
+
+def recorded(model):
+    "`model` after two updates, and their history"
+    history,opt = SparseHistory(),torch.optim.SGD(model.parameters(), lr=.1)
+    engine = DynamicSparseTraining(model, opt, 8, method='set', batches_per_update=2, on_update=history, steps_per_epoch=6)
+    for _ in range(6):
+        opt.zero_grad()
+        sum(p.square().sum() for p in model.parameters()).backward()
+        opt.step()
+    engine.remove()
+    return history
+
+def words(ax):
+    "The texts of `ax` that are drawn"
+    yield from (ax.title, ax.xaxis.label, ax.yaxis.label)
+    if ax.get_legend(): yield from ax.get_legend().get_texts()
+    for axis in (ax.xaxis,ax.yaxis):
+        low,high = sorted(axis.get_view_interval())
+        yield from (t.label1 for t in axis.get_major_ticks() if low<=t.get_loc()<=high)
+        yield from (t.label2 for t in axis.get_major_ticks() if low<=t.get_loc()<=high and t.label2.get_visible())
+
+@pytest.mark.parametrize('with_history', [False,True])
+@pytest.mark.parametrize('make', [mlp, resnet, image_mlp, deep, long_names])
+def test_readable(make, with_history):
+    "No two words of the picture overlap, none is cut off, and every layer's place is named or skipped regularly"
+    model = make()
+    sparsify_model(model, .9, 'erk', seed=0)
+    fig = plot_topology(model, recorded(model) if with_history else None)
+    try:
+        fig.canvas.draw()
+        boxes = [(t.get_text(), t.get_window_extent()) for ax in fig.axes for t in words(ax) if t.get_visible() and t.get_text().strip()]
+        page = fig.bbox
+        for s,b in boxes: assert b.x0>=-1 and b.y0>=-1 and b.x1<=page.width+1 and b.y1<=page.height+1, f'{s!r} is cut off'
+        for (s,a),(t,b) in combinations(boxes, 2):
+            w,h = min(a.x1,b.x1)-max(a.x0,b.x0),min(a.y1,b.y1)-max(a.y0,b.y0)
+            assert w<1 or h<1, f'{s!r} and {t!r} overlap'
+    finally: plt.close(fig)
+
+def test_curves_over_the_whole_depth():
+    "Where there are more layers than colours, the curves drawn are those of layers from the first to the last"
+    model = deep()
+    sparsify_model(model, .5, seed=0)
+    fig = plot_topology(model)
+    try: names = [t.get_text() for ax in fig.axes if ax.get_legend() for t in ax.get_legend().get_texts()]
+    finally: plt.close(fig)
+    eq(names, ['0','8','16','23','31','39'])
