@@ -7,9 +7,10 @@ __all__ = ['uniform_sparsity', 'first_layer_dense_uniform', 'erdos_renyi_sparsit
            'balanced_flops_sparsity', 'given_sparsity']
 
 # %% ../nbs/01_distributions.ipynb #49c7e7de
-import csv,inspect,json,math,re,torch
+import csv,inspect,math,re,torch
 from collections import defaultdict
 from fastcore.basics import *
+from fastsparse.files import read_data,reading
 from fastsparse.checks import need_fraction,need_number,need_parameters
 from fastsparse.declared import find_part,register_part
 from fastsparse.masks import count_live,lowest,top_k_mask
@@ -404,6 +405,11 @@ def _given(params, model_sparsity, names=None, spec=(), rest=None, **kwargs):
 def _given_by_score(params, model_sparsity, scores=None, **kwargs): return _given(params, model_sparsity, scores=scores, **kwargs)
 
 # %% ../nbs/01_distributions.ipynb #72296831
+def _spec_of(spec, column):
+    "Checked sparsities, read from a file where `spec` is a path"
+    if not isinstance(spec, (str,Path)): return _checked(spec)
+    with reading(spec, 'file of sparsities'): return _checked(read_sparsities(spec, column))
+
 def given_sparsity(
     spec, # Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a file for `read_sparsities`
     column=None, # Of a CSV file, as for `read_sparsities`
@@ -419,18 +425,14 @@ def given_sparsity(
             are any [default: None]
 
     Raises:
-        ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
-            first
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-        ValueError: ... must end in .json, .yaml, .yml or .csv
-        ImportError: reading YAML needs PyYAML: pip install pyyaml, or write the file as JSON
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         sparsify_model(model, .5, given_sparsity({'0.weight': .75, '2.weight': .5}))
         assert model[0].weight_mask.sum()==32
     """
-    spec = _checked(read_sparsities(spec, column) if isinstance(spec, (str,Path)) else spec)
+    spec = _spec_of(spec, column)
     if rest is None: return partial(_given, spec=spec)
     rest = as_distribution(rest)
     return partial(_given_by_score if _wants_scores(rest) else _given, spec=spec, rest=rest)
@@ -451,7 +453,7 @@ def proportional_sparsity(
     column=None, # Of a CSV file, as for `read_sparsities`
 ): # A distribution
     "Densities proportional to the given ones, with the model's budget kept"
-    return partial(_proportional, spec=_checked(read_sparsities(spec, column) if isinstance(spec, (str,Path)) else spec))
+    return partial(_proportional, spec=_spec_of(spec, column))
 
 register_part('distribution', proportional_sparsity)
 
@@ -486,13 +488,10 @@ def read_sparsities(
 ): # A dict by name, or a list if the file has no names but numbers from 1
     "Sparsities from a file"
     path = Path(path)
-    text,kind = path.read_text(encoding='utf-8-sig'),path.suffix.lower()
-    if kind=='.csv': return _read_csv(text, column)
-    if kind=='.json': return json.loads(text)
-    if kind not in ('.yaml','.yml'): raise ValueError(f"{path.name} must end in .json, .yaml, .yml or .csv")
-    try: import yaml
-    except ImportError as e: raise ImportError("reading YAML needs PyYAML: pip install pyyaml, or write the file as JSON") from e
-    return yaml.safe_load(text)
+    kind = path.suffix.lower()
+    if kind not in ('.json','.yaml','.yml','.csv'): raise ValueError(f"{path.name} must end in .json, .yaml, .yml or .csv")
+    if kind!='.csv': return read_data(path, 'file of sparsities')
+    with reading(path, 'file of sparsities'): return _read_csv(path.read_text(encoding='utf-8-sig'), column)
 
 # %% ../nbs/01_distributions.ipynb #a602dd3f
 def share_out(

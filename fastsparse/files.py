@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/00d_files.ipynb #9f346592
-import numpy as np,os,shutil,signal,struct,threading,zlib
+import json,numpy as np,os,re,shutil,signal,struct,threading,torch,zipfile,zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -140,6 +140,90 @@ def check_seal(
         if mine not in (word,word+_folds): raise ValueError(f"{str(path)!r} is no whole {what}: its last bytes are missing or another program wrote it")
         f.seek(0)
         if n!=size-_seal.size or checksum(f, n, fold=mine!=word)!=crc: raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written; take an older file")
+
+# %% ../nbs/00d_files.ipynb #a927e892
+def _told(e): return str(e)[:500] if type(e) is ValueError else f'{type(e).__name__}: {str(e)[:200]}'
+
+@contextmanager
+def reading(
+    path, # A file
+    what:str, # What an error says that it should be
+):
+    "Whatever fails inside the `with` block is a `ValueError` that names the file; a file that can't be opened is told of as usual"
+    try: yield
+    except Exception as e:
+        named = isinstance(e, (OSError,ValueError)) and str(path) in str(e)
+        if isinstance(e, ImportError) or named: raise
+        way = "can't be loaded" if type(e) is ValueError else f'is damaged, or no {what}'
+        raise ValueError(f"{str(path)!r} {way}: {_told(e)}") from e
+
+# %% ../nbs/00d_files.ipynb #7a3b5d76
+def parts_of_tree(
+    o, # Nested lists, tuples and dicts
+    most:int, # So many parts are believed
+):
+    "What `o` holds that is no list, tuple or dict; a `ValueError` after `most` parts"
+    left,rest = most,[o]
+    while rest:
+        o = rest.pop()
+        if (left := left-1)<0: raise ValueError(f"it holds more than {most} parts, which is more than its bytes can say")
+        if isinstance(o, dict): rest += [*o, *o.values()]
+        elif isinstance(o, (list,tuple)): rest += o
+        else: yield o
+
+# %% ../nbs/00d_files.ipynb #98865c94
+_asks = re.compile(rb'c(?:__builtin__|builtins)\nbytearray\n')
+
+def _check_archive(path, sealed):
+    "A `ValueError` if the archive claims more than the file has; the number of bytes of its pickle"
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as z:
+        infos = z.infolist()
+        if any(o.compress_type for o in infos) or sum(o.file_size for o in infos)>size: raise ValueError(f"{str(path)!r} is damaged: it claims more bytes than it has")
+        if not sealed and (bad := z.testzip()): raise ValueError(f"{str(path)!r} is damaged: the bytes of {bad} are not those that were written")
+        pickles = [z.read(o) for o in infos if o.filename.endswith('/data.pkl')]
+    if len(pickles)!=1 or _asks.search(pickles[0]): raise ValueError(f"{str(path)!r} is damaged, or torch.save didn't write it")
+    return len(pickles[0])
+
+def _check_tensor(t, size):
+    if t.is_meta: raise ValueError(f"it holds a tensor of shape {tuple(t.shape)} without values")
+    if t.layout is torch.strided and t.numel()*t.element_size()>max(size, t.untyped_storage().nbytes()): raise ValueError(f"it claims a tensor of shape {tuple(t.shape)}, for which it has too few bytes")
+
+def read_tensors(
+    path, # A file that `torch.save` wrote
+    what:str, # What an error says that it should be
+    sealed:bool=False, # Has `check_seal` looked at its bytes?
+): # Numbers, text, lists, dicts and tensors, on the CPU
+    "What a file of torch holds; a `ValueError` that names it, before memory is taken, if it isn't whole or claims what it hasn't"
+    path = as_path(path)
+    with reading(path, what):
+        n,size = _check_archive(path, sealed),path.stat().st_size
+        o = torch.load(path, map_location='cpu', weights_only=True)
+        for t in parts_of_tree(o, n):
+            if isinstance(t, torch.Tensor): _check_tensor(t, size)
+    return o
+
+# %% ../nbs/00d_files.ipynb #92d3d9f9
+def _loader(suffix):
+    "What reads a text, and its error"
+    if suffix=='.json': return json.loads,json.JSONDecodeError
+    try: import yaml
+    except ImportError as e: raise ImportError("reading YAML needs PyYAML: pip install pyyaml, or write the file as JSON") from e
+    return yaml.safe_load,yaml.YAMLError
+
+def read_data(
+    path, # A .json file, or one of YAML
+    what:str, # What an error says that it should be
+): # Numbers, text, lists and dicts
+    "Plain data from a file of JSON or YAML, in which nothing can run"
+    path = as_path(path)
+    with reading(path, what):
+        text = path.read_text(encoding='utf-8-sig')
+        load,bad = _loader(path.suffix.lower())
+        try: o = load(text)
+        except bad as e: raise ValueError(f"it must be plain YAML or JSON: {str(e)[:300]}") from e
+        for _ in parts_of_tree(o, len(text)+1000): pass
+    return o
 
 # %% ../nbs/00d_files.ipynb #bc7e4726
 @contextmanager

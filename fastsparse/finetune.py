@@ -11,7 +11,7 @@ from fastcore.basics import *
 from fastsparse.patterns import named
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.sparsify import module_of,sparsify_model
-from os import replace
+from fastsparse.files import as_path,read_tensors,reading,whole_file
 from pathlib import Path
 
 # %% ../nbs/41_finetune.ipynb #3fdf2651
@@ -130,6 +130,8 @@ def save_delta(
         ValueError: ... has shape ... in the model and ... in the base: pass the state_dict() of the same model
         ValueError: the mask of ... has moved, and a delta goes with the masks of its base: fine-tune with static
             masks
+        ValueError: path is ..., and the folder ... is not there: make it first
+        ValueError: path is ..., a folder, and must be a file in one
         TypeError: model is ..., and must be a torch module or a Learner
 
     Example:
@@ -147,13 +149,19 @@ def save_delta(
         mask = state.get(f'{k}_mask')
         if mask is not None and not torch.equal(mask, base[f'{k}_mask'].to(mask.device)): raise ValueError(f"the mask of {k} has moved, and a delta goes with the masks of its base: fine-tune with static masks")
         if not torch.equal(v, base[k].to(v.device)): delta[k] = _difference(v.cpu(), base[k].cpu(), None if mask is None else mask.cpu())
-    path = Path(path)
-    new = path.with_name(f'{path.name}.new')
-    torch.save(dict(schema=1, base=_fingerprint(base), delta=delta), new)
-    replace(new, path)
-    return path
+    with whole_file(path) as new: torch.save(dict(schema=1, base=_fingerprint(base), delta=delta), new)
+    return Path(path)
 
 # %% ../nbs/41_finetune.ipynb #bcb337e6
+def _found(k, state, places, values):
+    "Row-major places of the tensor `k`, and its values there"
+    mask = state.get(f'{k}_mask')
+    live = torch.arange(state[k].numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
+    if places is not None and places.dtype not in (torch.int16, torch.int32): raise ValueError(f"{k} has places that are no whole numbers")
+    at = live if places is None else live[places.long()]
+    if values.dtype!=state[k].dtype or values.shape!=at.shape: raise ValueError(f"{k} has {tuple(values.shape)} values of {values.dtype} for {len(at)} places, and its base is of {state[k].dtype}")
+    return at,values
+
 @torch.no_grad()
 def load_delta(
     model, # The base, a module or a `Learner`, with its masks
@@ -169,7 +177,10 @@ def load_delta(
         ValueError: ... is no file of save_delta
         ValueError: ... goes with another base, or with this one before it was changed: load the base that
             save_delta was given first
+        TypeError: path is ..., and must be a file's name or a Path
         TypeError: model is ..., and must be a torch module or a Learner
+        ValueError: ... ...: ...
+        ValueError: ... has places that are no whole numbers
 
     Example:
         import tempfile
@@ -180,13 +191,11 @@ def load_delta(
         with tempfile.TemporaryDirectory() as d: load_delta(other, save_delta(model, base, f'{d}/task'))
         torch.equal(model[0].weight, other[0].weight)
     """
-    module,saved = module_of(model),torch.load(path, weights_only=True, map_location='cpu')
-    state = module.state_dict()
-    if not isinstance(saved, dict) or saved.get('schema')!=1: raise ValueError(f"{path} is no file of save_delta")
-    if _fingerprint(state)!=saved['base']: raise ValueError(f"{path} goes with another base, or with this one before it was changed: load the base that save_delta was given first")
-    for k,(places,values) in saved['delta'].items():
-        mask = state.get(f'{k}_mask')
-        live = torch.arange(state[k].numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
-        at = live if places is None else live[places.long()]
-        state[k].view(-1).index_copy_(0, at.to(state[k].device), values.to(state[k].device))
+    path,module = as_path(path),module_of(model)
+    saved,state = read_tensors(path, 'file of save_delta'),module.state_dict()
+    with reading(path, 'file of save_delta'):
+        if not isinstance(saved, dict) or saved.get('schema')!=1: raise ValueError(f"{str(path)!r} is no file of save_delta")
+        if _fingerprint(state)!=saved.get('base'): raise ValueError(f"{str(path)!r} goes with another base, or with this one before it was changed: load the base that save_delta was given first")
+        found = {k:_found(k, state, *o) for k,o in saved['delta'].items()}
+    for k,(at,values) in found.items(): state[k].view(-1).index_copy_(0, at.to(state[k].device), values.to(state[k].device))
     apply_masks(module)

@@ -6,11 +6,11 @@
 __all__ = ['SparseHistory']
 
 # %% ../nbs/10_history.ipynb #6231a518
-import matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
+import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from fastsparse.callback import DynamicSparseTrainingCallback
-from fastsparse.files import whole_file
+from fastsparse.files import as_path,read_tensors,reading,whole_file
 from fastsparse.masks import count_live
 from fastsparse.scores import wants
 from fastsparse.training import SparseEngine
@@ -247,6 +247,29 @@ def state_dict(self:SparseHistory) -> dict: # Numbers, strings, lists and tensor
     return dict(state, params=[[name, list(shape)] for name,shape in self.params], records=[torch.tensor(o) for o in self.records],
         start=packed(self.start), ever=packed(self.ever), last=packed(self.last), masks=[packed(o) for o in self.masks])
 
+# %% ../nbs/10_history.ipynb #d3fa7ce1
+def _are_counts(os): return isinstance(os, list) and all(isinstance(o, int) and o>=0 for o in os)
+
+def _are_bits(os, sizes):
+    "Are these packed masks of parameters of these sizes?"
+    fits = lambda o, n: isinstance(o, torch.Tensor) and o.dtype==torch.uint8 and o.shape==((n+7)//8,)
+    return isinstance(os, list) and len(os)==len(sizes) and all(map(fits, os, sizes))
+
+def _are_records(os, n): return all(isinstance(o, torch.Tensor) and o.dtype==torch.double and o.shape==(n,len(_counts)+1) for o in os)
+
+# %% ../nbs/10_history.ipynb #c8346918
+def _check_history(state):
+    "A `ValueError` unless the parts of `state` fit each other"
+    if not all(isinstance(name, str) and _are_counts(shape) for name,shape in state['params']): raise ValueError("the history's params are no names and shapes: take what state_dict() or save() gave")
+    sizes,n = [math.prod(shape) for _,shape in state['params']],len(state['steps'])
+    fits = {k:isinstance(state[k], bool) for k in ('keep_masks','fresh','moved')}
+    fits |= dict(steps=_are_counts([*state['steps'], state['offset'], state['length']]))
+    fits |= dict(records=len(state['records'])==n and _are_records(state['records'], len(sizes)))
+    fits |= {k:_are_bits(state[k], sizes) for k in ('start','ever','last')}
+    fits |= dict(masks=len(state['masks'])==(n if state['keep_masks'] else 0) and all(_are_bits(o, sizes) for o in state['masks']))
+    if odd := first(k for k,ok in fits.items() if not ok): raise ValueError(f"the history's {odd} don't fit its parameters and steps: take what state_dict() or save() gave")
+
+# %% ../nbs/10_history.ipynb #d3a5f654
 @patch
 def load_state_dict(self:SparseHistory,
     state:dict, # From `state_dict`
@@ -255,7 +278,12 @@ def load_state_dict(self:SparseHistory,
 
     Args:
         state (dict): From `state_dict`
+
+    Raises:
+        ValueError: the history's params are no names and shapes: take what state_dict() or save() gave
+        ValueError: the history's ... don't fit its parameters and steps: take what state_dict() or save() gave
     """
+    _check_history(state)
     ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
     for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
     self.steps,self.params = list(state['steps']),[(name, tuple(shape)) for name,shape in state['params']]
@@ -290,8 +318,13 @@ def load(cls:SparseHistory,
 
     Returns:
         SparseHistory
+
+    Raises:
+        TypeError: path is ..., and must be a file's name or a Path
+        ValueError: ... ...: ...
     """
-    return cls().load_state_dict(torch.load(path, weights_only=True))
+    path = as_path(path)
+    with reading(path, 'file of a history'): return cls().load_state_dict(read_tensors(path, 'file of a history'))
 
 # %% ../nbs/10_history.ipynb #450da9f2
 def _lives(masks, n):

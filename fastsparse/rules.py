@@ -6,10 +6,11 @@
 __all__ = ['configure', 'rules_table']
 
 # %% ../nbs/12_rules.ipynb #955fda4e
-import json,pandas as pd,re
+import pandas as pd,re
 from fastcore.basics import *
 from fastsparse import grown,methods,schedules
 from fastsparse.declared import find_part,parts_of
+from fastsparse.files import read_data,reading
 from fastsparse.parts import Method,_methods,_text,find_method,may_be_none,part_kinds
 from fastsparse.patterns import named
 from fastsparse.schedules import Schedule,schedule_spec
@@ -95,14 +96,7 @@ class Rules(list):
 
 def _read(path):
     if not Path(path).exists(): raise ValueError(f"{path} doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file")
-    text,bad = Path(path).read_text(),json.JSONDecodeError
-    if Path(path).suffix=='.json': load = json.loads
-    else:
-        try: import yaml
-        except ImportError: raise ImportError("reading YAML needs PyYAML: pip install pyyaml, or write the rules as JSON") from None
-        load,bad = yaml.safe_load,yaml.YAMLError
-    try: return load(text)
-    except bad as e: raise ValueError(f"{path} can't be read, and must be plain YAML or JSON: {e}") from e
+    return read_data(path, 'file of rules')
 
 # %% ../nbs/12_rules.ipynb #75c36d3f
 def _rule(spec):
@@ -122,6 +116,13 @@ def _rule(spec):
     Method(**{'batches_per_update':100, **settings})
     return pattern,settings
 
+# %% ../nbs/12_rules.ipynb #1647ef2f
+def _rules(data):
+    if isinstance(data, (int,float)) and not isinstance(data, bool): data = dict(sparsity=float(data))
+    data = listify(data)
+    if not data: raise ValueError("there are no rules: give a sparsity, a dict, or a list of dicts")
+    return Rules([_rule(o) for o in data], data)
+
 def configure(
     spec, # A sparsity, a rule as a dict, a list of rules, or the path of a YAML or JSON file
 ) -> Rules: # For `rules=` of the callback or the engine
@@ -134,14 +135,9 @@ def configure(
         Rules: For `rules=` of the callback or the engine
 
     Raises:
-        ValueError: there are no rules: give a sparsity, a dict, or a list of dicts
         ValueError: ... doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file
-        ValueError: ... can't be read, and must be plain YAML or JSON: ...
-        ImportError: reading YAML needs PyYAML: pip install pyyaml, or write the rules as JSON
-        ValueError: a rule is ..., and must be a dict such as {'params': '*.mlp.*', 'method': 'rigl', 'sparsity':
-            0.9}
-        ValueError: params is ..., and must be a glob, a list of globs or a function of name and parameter; leave it
-            out for what is usual
+        ValueError: there are no rules: give a sparsity, a dict, or a list of dicts
+        ValueError: ... ...: ...
 
     Example:
         dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
@@ -150,11 +146,9 @@ def configure(
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(rules=rules))
     """
     if isinstance(spec, Rules): return spec
-    data = _read(spec) if isinstance(spec, (str,Path)) else spec
-    if isinstance(data, (int,float)) and not isinstance(data, bool): data = dict(sparsity=float(data))
-    data = listify(data)
-    if not data: raise ValueError("there are no rules: give a sparsity, a dict, or a list of dicts")
-    return Rules([_rule(o) for o in data], data)
+    if not isinstance(spec, (str,Path)): return _rules(spec)
+    data = _read(spec)
+    with reading(spec, 'file of rules'): return _rules(data)
 
 # %% ../nbs/12_rules.ipynb #04846e9d
 def _same_call(a, b): return (a.func,a.args,a.keywords)==(b.func,b.args,b.keywords)
@@ -249,7 +243,6 @@ def rules_table(
 
     Raises:
         TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: there are no rules: give a sparsity, a dict, or a list of dicts
 
     Example:
         file = Path(tempfile.mkdtemp())/'sparsity.yaml'

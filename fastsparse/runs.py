@@ -6,7 +6,7 @@
 __all__ = ['save_run', 'load_run', 'SparseCheckpoint', 'WaitForSparsity']
 
 # %% ../nbs/14_runs.ipynb #5644ba5c
-import inspect,numpy as np,random,re,torch,zipfile
+import inspect,numpy as np,random,re,torch
 from fastai.callback.core import *
 from fastai.callback.tracker import TrackerCallback
 from fastai.callback.training import GradientAccumulation
@@ -16,14 +16,13 @@ from fastcore.basics import *
 from fastsparse.checks import need_number
 from fastcore.foundation import L
 from fastsparse.callback import DynamicSparseTrainingCallback
-from fastsparse.files import as_path,check_seal,seal,whole_file
+from fastsparse.files import as_path,check_seal,read_tensors,reading,seal,whole_file
 from fastsparse.masks import bits_to_mask,count_live,live_places,mask_to_bits
 from fastsparse.parts import Method
 from fastsparse.scores import base_opt
 from fastsparse.guards import apply_masks,enforce_masks,guard_of,has_stamp,Masked,masked_params
 from fastsparse.sparsify import keep_from_broadcast,module_of,register_mask
 from pathlib import Path
-from pickle import UnpicklingError
 from torch import nn
 from warnings import warn
 
@@ -268,20 +267,16 @@ def collect_run(
     return run
 
 # %% ../nbs/14_runs.ipynb #70d845ed
-def _check_archive(path):
-    "A `ValueError` if the archive claims more than the file has"
-    with zipfile.ZipFile(path) as z: infos = z.infolist()
-    if any(o.compress_type for o in infos) or sum(o.file_size for o in infos)>path.stat().st_size: raise ValueError(f"{str(path)!r} is damaged: it claims more bytes than it has")
+_what = 'file of a run'
+_kinds = dict(about=dict, model=dict, random=dict, opt=(dict,type(None)), engine=(dict,type(None)), grads=(dict,type(None)))
 
 def _read_file(path):
     if not path.is_file(): raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_run or SparseCheckpoint wrote, or default= for a run that starts")
     check_seal(path, _word, 'file of a run, which save_run and SparseCheckpoint write')
-    try:
-        _check_archive(path)
-        run = torch.load(path, map_location='cpu', weights_only=True)
-    except (RuntimeError,UnpicklingError,zipfile.BadZipFile,EOFError,KeyError) as e: raise ValueError(f"{str(path)!r} is no file of a run: {e}") from e
-    if not isinstance(run, dict) or run.get('format')!='fastsparse run': raise ValueError(f"{str(path)!r} is no file of a run")
-    if run['schema']!=_schema: raise ValueError(f"{str(path)!r} has schema {run['schema']}, and this version reads {_schema}: load it with the version that wrote it")
+    run = read_tensors(path, _what, sealed=True)
+    if not isinstance(run, dict) or run.get('format')!='fastsparse run': raise ValueError(f"{str(path)!r} is no {_what}")
+    if run.get('schema')!=_schema: raise ValueError(f"{str(path)!r} has schema {run.get('schema')}, and this version reads {_schema}: load it with the version that wrote it")
+    if odd := first(k for k,kind in _kinds.items() if not isinstance(run.get(k, 0), kind)): raise ValueError(f"{str(path)!r} is no whole {_what}: it has no {odd}")
     return run
 
 # %% ../nbs/14_runs.ipynb #5babb0fe
@@ -289,11 +284,12 @@ def read_run(
     path, # A file that `save_run` or `SparseCheckpoint` wrote
 ) -> dict: # `model` and `opt` as state dicts, `engine`, `position`, `random`, `about` and more
     "All that a file of a run holds"
-    run = _read_file(as_path(path))
-    run['model'] = _unpack_model(run['model'])
-    if run['opt'] is not None:
-        masks,names = _masks_in(run['model']),run['opt']['names']
-        run['opt'] = _each_state(run['opt']['state'], lambda t,i: _unpack(t, masks.get(names[i])))
+    run = _read_file(path := as_path(path))
+    with reading(path, _what):
+        run['model'] = _unpack_model(run['model'])
+        if run['opt'] is not None:
+            masks,names = _masks_in(run['model']),run['opt']['names']
+            run['opt'] = _each_state(run['opt']['state'], lambda t,i: _unpack(t, masks.get(names[i])))
     return run
 
 # %% ../nbs/14_runs.ipynb #3cc790e7
@@ -412,6 +408,14 @@ def _go_on(run, model, opt):
     if model is not None: put_grads(model, run['grads'] or {})
     set_random_state(run['random'])
 
+def _put_run(run, model, opt, engine, others):
+    "Load what `_check_run` let pass"
+    if model is not None: put_model(model, run['model'])
+    if opt is not None: _go_on(run, model, opt)
+    if engine is not None: engine.load_state_dict(run['engine'])
+    for k,o in others.items():
+        o.set_state(run['others'][k]['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(run['others'][k])
+
 def _check_others(others, saved):
     if odd := sorted(others.keys()^saved.keys()): raise ValueError(f"{odd[0]} is {'not in the file' if odd[0] in others else 'in the file and was not given'}: name the same things as in save_run, {sorted(saved) or 'none'}")
 
@@ -435,6 +439,7 @@ def load_run(
         others:
 
     Raises:
+        ValueError: ... ...: ...
         TypeError: model is ..., and must be a torch module or a Learner
         TypeError: path is ..., and must be a file's name or a Path
 
@@ -450,13 +455,10 @@ def load_run(
     """
     if default is not None and not as_path(path).is_file(): return default
     run,model = read_run(path),None if model is None else get_model(module_of(model))
-    _check_run(run, model, opt, engine, others)
-    if model is not None: put_model(model, run['model'])
-    if opt is not None: _go_on(run, model, opt)
-    if engine is not None: engine.load_state_dict(run['engine'])
-    for k,o in others.items():
-        o.set_state(run['others'][k]['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(run['others'][k])
-    return run['position']
+    with reading(path, _what):
+        _check_run(run, model, opt, engine, others)
+        _put_run(run, model, opt, engine, others)
+        return run['position']
 
 # %% ../nbs/14_runs.ipynb #40da48df
 def _sources(dls):
@@ -639,6 +641,7 @@ def find(self:SparseCheckpoint):
         FileNotFoundError: resume is True, and ... is not there: give the path that the run had, or resume=None to
             start where there is none
         ValueError: resume is True, and the run of ... has finished: load_run reads it, and resume=None starts anew
+        ValueError: ... ...: ...
     """
     if self.resume is False: return
     if not self.path.is_file():
@@ -649,7 +652,7 @@ def find(self:SparseCheckpoint):
         if self.resume: raise ValueError(f"resume is True, and the run of {str(self.path)!r} has finished: load_run reads it, and resume=None starts anew")
         return
     if 'fit' not in run: raise ValueError(f"{str(self.path)!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
-    self.check(run)
+    with reading(self.path, _what): self.check(run)
     return run
 
 # %% ../nbs/14_runs.ipynb #a4fa5396

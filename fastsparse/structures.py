@@ -739,8 +739,6 @@ def as_structure(
         ValueError: ... draws a new mask at each step, and a structure says which masks are legal: pass it to
             learn_masks
         ValueError: ... doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file
-        ValueError: ... can't be read, and must be plain YAML or JSON: ...
-        ImportError: reading YAML needs PyYAML: pip install pyyaml, or write the rules as JSON
 
     Example:
         as_structure('2:4')==NM(2,4)

@@ -10,11 +10,11 @@ import importlib,torch
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.distributions import erdos_renyi_sparsity
+from fastsparse.files import read_tensors,whole_file
 from fastsparse.guards import masked_params
 from fastsparse.parts import find_method
 from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining,SparseEngine
-from os import replace
 from pathlib import Path
 
 # %% ../nbs/40_trainers.ipynb #4bdd9562
@@ -30,9 +30,7 @@ _file = 'sparse_engine.pt'
 
 def _write(state, path):
     "Write `state` whole, or not at all"
-    new = path.with_name(f'{path.name}.new')
-    torch.save(state, new)
-    replace(new, path)
+    with whole_file(path) as new: torch.save(state, new)
 
 # %% ../nbs/40_trainers.ipynb #451cffbe
 def _made(cls, base):
@@ -175,7 +173,7 @@ def on_train_end(self:SparseTrainerCallback, args, state, control, **kwargs): se
 def _saved(self:SparseTrainerCallback, args, state):
     "The engine's state beside the checkpoint that training goes on from"
     path = Path(self.resume_from or Path(args.output_dir)/f'checkpoint-{state.global_step}')/_file
-    if path.exists(): return torch.load(path, weights_only=True)
+    if path.exists(): return read_tensors(path, 'state of an engine')
     raise ValueError(f"training goes on at step {state.global_step}, and {path} is not there: pass resume_from= with the checkpoint's folder, or begin anew")
 
 # %% ../nbs/40_trainers.ipynb #e2ee7a0c

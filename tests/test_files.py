@@ -1,6 +1,8 @@
 "Whole files: the old one or the new one, whatever ends the write; and Ctrl-C that waits"
-import os,pytest,random,resource,signal,subprocess,sys,threading
-from fastsparse.files import check_seal,older_file,seal,uninterrupted,whole_file
+import os,pytest,random,resource,signal,subprocess,sys,threading,torch
+from adversary import agree,binary,changes,formats
+from fastsparse.all import load_run,save_run
+from fastsparse.files import check_seal,older_file,read_tensors,seal,uninterrupted,whole_file
 
 def test_old_or_new(tmp_path):
     "An exception leaves the old file and nothing else; a success the new one and nothing else"
@@ -137,3 +139,88 @@ def test_interrupts_of_a_block_inside_another(ctrl_c):
             with uninterrupted(): signal.raise_signal(signal.SIGINT)
             done.append(1)
     assert done==[1]
+
+# Files that others wrote: `adversary` holds the formats and the changes
+
+def others_files(kind, n, folder, seed=0):
+    "Read `n` changed files of a format: each is refused by an error that names it, or was read; bytes that changed in a file with a checksum change nothing unseen"
+    f,rng,read = formats[kind](folder),random.Random(seed),0
+    want = f.read()
+    for data,way in changes(f, n, rng):
+        f.path.write_bytes(data)
+        signal.setitimer(signal.ITIMER_REAL, 20)
+        try: got = f.read()
+        except ValueError as e: assert f.name in str(e), f'{way} {e!r}'
+        else:
+            read += 1
+            assert way is not None or kind not in binary or agree(got, want), 'a turned byte has changed what was read'
+        finally: signal.setitimer(signal.ITIMER_REAL, 0)
+    return read
+
+@pytest.fixture
+def no_hang():
+    def stop(*args): raise RuntimeError('it hangs')
+    was = signal.signal(signal.SIGALRM, stop)
+    yield
+    signal.signal(signal.SIGALRM, was)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', formats)
+def test_files_of_others_are_refused_by_name_or_read(kind, no_hang, tmp_path):
+    "Law 10: no raw error and no hang, whatever stands in a file: bytes turned and moved, other values in a file whose checksum is right, endless nesting"
+    others_files(kind, 60, tmp_path)
+
+@pytest.mark.full
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', formats)
+def test_ten_thousand_files_of_others(kind, no_hang, tmp_path):
+    "The same at length; all of them together take less than 100 MB"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    others_files(kind, 10000, tmp_path, seed=1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss-before<100_000  # KB
+
+class _Touch:
+    "Makes a file when it is unpickled"
+    def __init__(self, path): self.path = path
+    def __reduce__(self): return open,(self.path, 'w')
+
+@pytest.mark.parametrize('kind', ['Run','History','Delta'])
+def test_no_file_runs_code(kind, tmp_path):
+    "An archive whose pickle calls `open` is refused by name, with a right checksum too, and nothing is called"
+    f = formats[kind](tmp_path)
+    f.put({**f.get(), 'position':_Touch(str(tmp_path/'touched'))})
+    with pytest.raises(ValueError, match=f.name): f.read()
+    assert not (tmp_path/'touched').exists()
+
+def claims(folder):
+    "Large files that claim more than they have, each from a file of 8 MB"
+    big,bits = torch.zeros(2*10**6),torch.zeros(100, dtype=torch.uint8)
+    run = dict(big=big, format='fastsparse run', schema=1, about={}, random={}, opt=None, engine=None, grads=None)
+    model = {'w_mask':dict(bits=bits, shape=[10**7,10**5]), 'w':dict(live=torch.ones(3), shape=[10**7,10**5])}
+    for name,o in dict(expanded=dict(big=big, x=torch.tensor(1.).expand(10**6,10**6)), bits=dict(run, model=model)).items():
+        torch.save(o, folder/name)
+        seal(folder/name, b'sparrun')
+        yield folder/name
+
+def memory(k): return 1024*int(next(o for o in open('/proc/self/status') if o.startswith(k)).split()[1])
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/clear_refs'), reason='the peak of memory can be set back on Linux only')
+def test_claims_take_no_memory(tmp_path):
+    "A file that claims tensors that it doesn't have takes at most twice its size until it is refused"
+    model = torch.nn.Linear(4,4)
+    load_run(save_run(tmp_path/'small', model), model)
+    for path in claims(tmp_path):
+        with open('/proc/self/clear_refs', 'w') as f: f.write('5')  # the peak is now what is held now
+        before = memory('VmRSS')
+        with pytest.raises(ValueError, match=path.name): load_run(path, model)
+        assert memory('VmHWM')-before<2*path.stat().st_size
+
+def test_the_pickle_may_not_ask_for_memory(tmp_path):
+    "`bytearray(10**12)` in an archive is refused before it is made"
+    import io,pickle,zipfile
+    path = tmp_path/'a.pt'
+    torch.save({}, path)
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as z: records = {o.filename:z.read(o) for o in z.infolist()}
+    with zipfile.ZipFile(path, 'w') as z:
+        for k,v in records.items(): z.writestr(k, pickle.dumps(None, 2)[:2]+b'cbuiltins\nbytearray\n(L1000000000000L\ntR.' if k.endswith('data.pkl') else v)
+    with pytest.raises(ValueError, match="a.pt' is damaged"): read_tensors(path, 'state')
