@@ -61,6 +61,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.callback._highest_rates': ('callback.html#_highest_rates', 'fastsparse/callback.py'),
                                      'fastsparse.callback._in_many': ('callback.html#_in_many', 'fastsparse/callback.py'),
                                      'fastsparse.callback._joined': ('callback.html#_joined', 'fastsparse/callback.py'),
+                                     'fastsparse.callback._usual': ('callback.html#_usual', 'fastsparse/callback.py'),
                                      'fastsparse.callback.normalises': ('callback.html#normalises', 'fastsparse/callback.py')},
             'fastsparse.checks': { 'fastsparse.checks.need_fraction': ('checks.html#need_fraction', 'fastsparse/checks.py'),
                                    'fastsparse.checks.need_functions': ('checks.html#need_functions', 'fastsparse/checks.py'),

@@ -17,7 +17,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.parts import find_method
 from fastsparse.schedules import Interval
-from fastsparse.scores import base_opt,gradient_magnitude,weight_magnitude
+from fastsparse.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
 from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.sparsify import draw_seed
 from fastsparse.training import method_text,SparseEngine
@@ -31,7 +31,12 @@ class _Own:
     def __reduce__(self): return 'methods_own'
 
 methods_own = _Own()
-_usual = dict(batches_per_update=None, keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude)
+
+def _usual(method, given):
+    "What a callback does where neither `method` nor its own settings say it"
+    grows = given.get('grow_score_f', gradient_magnitude)
+    keep = fisher_saliency if method is None and grows is not None else weight_magnitude
+    return dict(batches_per_update=None, keep_score_f=keep, grow_score_f=gradient_magnitude)
 
 # %% ../nbs/07_callback.ipynb #ca11bc01
 def _check_known(settings):
@@ -57,8 +62,8 @@ class DynamicSparseTrainingCallback(Callback):
             it falls along a cosine [default: the method's]
         stop_pct (float): Fraction of the fit after which the topology rests, in (0,1], .75 by default [default: the
             method's]
-        keep_score_f: Which live weights stay: a score or its name, `weight_magnitude` by default [default: the
-            method's]
+        keep_score_f: Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` where
+            nothing grows [default: the method's]
         grow_score_f: Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only
             drops [default: the method's]
         redistribute_f: A parameter's share of what grows; None, the default, leaves each its own [default: the
@@ -119,7 +124,7 @@ class DynamicSparseTrainingCallback(Callback):
         # Fraction of live weights dropped and grown at first, in [0,1], .3 by default; it falls along a cosine
         initial_drop_grow_pct:float=methods_own,
         stop_pct:float=methods_own, # Fraction of the fit after which the topology rests, in (0,1], .75 by default
-        keep_score_f=methods_own, # Which live weights stay: a score or its name, `weight_magnitude` by default
+        keep_score_f=methods_own, # Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` where nothing grows
         grow_score_f=methods_own, # Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only drops
         redistribute_f=methods_own, # A parameter's share of what grows; None, the default, leaves each its own
         seed:int=None, # Names the random choices; None takes a number from torch's generator
@@ -134,7 +139,7 @@ class DynamicSparseTrainingCallback(Callback):
             keep_score_f=keep_score_f, grow_score_f=grow_score_f, batches_per_update=ifnone(batches_per_update, methods_own))
         given = {k:v for k,v in given.items() if v is not methods_own}
         self.method,self.repair,self.scale_rates,self.held = method,repair,scale_rates,[]
-        self.settings = {**_usual, **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
+        self.settings = {**_usual(method, given), **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         self._begin(sparse_compute)
 
 # %% ../nbs/07_callback.ipynb #399f1f30
@@ -147,7 +152,6 @@ def __repr__(self:DynamicSparseTrainingCallback):
 @patch
 def _begin(self:DynamicSparseTrainingCallback, plan):
     _check_known(self.settings)
-    _check_known(self.settings)
     self.engine = self.report = self.state = self.saved = self.signal = None
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
@@ -159,18 +163,6 @@ def _init_state(self:DynamicSparseTrainingCallback): self.engine = self.report =
 def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
 
 # %% ../nbs/07_callback.ipynb #4cc8af8a
-@patch(as_prop=True)
-def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
-
-@patch(set_prop=True)
-def learn(self:DynamicSparseTrainingCallback, learn):
-    if learn is None: self._let_go()
-    vars(self)['_learn'] = learn
-
-# %% ../nbs/07_callback.ipynb #f6f49cf1
-@patch(as_prop=True)
-def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
-
 @patch(as_prop=True)
 def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
 
@@ -284,13 +276,6 @@ def _decided_by_first(found):
     return found[0]
 
 # %% ../nbs/07_callback.ipynb #60cc3abb
-def _dense_if_died(model, xb):
-    "The spread of the dense outputs if the masks have killed it, else None"
-    if xb is None or not is_fresh(model): return None
-    found = Signal(dense_spread(model, xb), output_spread(model, xb))
-    return found.dense if found.died else None
-
-# %% ../nbs/07_callback.ipynb #f9beb818
 def _dense_if_died(model, xb):
     "The spread of the dense outputs if the masks have killed it, else None"
     if xb is None or not is_fresh(model): return None

@@ -14,7 +14,7 @@ from fastai_data import *
 from fastcore.all import L,partial
 from fastsparse.declared import declares
 from fastsparse.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
-from fastsparse.scores import gradient_magnitude,gradient_momentum,random_score,weight_magnitude
+from fastsparse.scores import fisher_saliency,gradient_magnitude,gradient_momentum,random_score,weight_magnitude
 from fastsparse.guards import keeps_zero,sparse_params
 from fastsparse.sparsify import sparse_summary,sparsify_model,unsparsify
 from fastsparse.training import DynamicSparseTraining
@@ -148,10 +148,36 @@ def test_once_an_epoch_by_default(tmp_path):
     assert set(watch.moved)<={10,20} and 10 in watch.moved
     assert live(learn.model)==[205,32]
 
+def test_alone_it_drops_by_weight_and_gradients(tmp_path):
+    "At the update of t=10, the lowest abs(w)*rms(g) go, with the live gradients of batches 0 to 10"
+    learn,squares,seen = sparse_learner(tmp_path),[],{}
+    class Look(Callback):
+        order,run_valid = DST.order-.1,False
+        def before_step(self):
+            o = self.learn.model[0]
+            squares.append((o.weight.grad*o.weight_mask)**2)
+            if len(squares)==11: seen.update(w=o.weight.detach().clone(), mask=o.weight_mask.clone())
+    class After(Callback):
+        order,run_valid = DST.order+.1,False
+        def after_batch(self):
+            if len(squares)==11: seen.setdefault('after', self.learn.model[0].weight_mask.clone())
+    learn.fit(4, cbs=[DST(batches_per_update=10, grow_score_f=elsewhere), Look(), After()])
+    score = seen['w'].abs()*(sum(squares[:11])/11).sqrt()
+    worst = score[seen['mask']].sort().values[:n_drop(205, 10, 40)]
+    gone = seen['mask'] & ~seen['after']
+    assert gone.sum()==n_drop(205, 10, 40) and torch.allclose(score[gone].sort().values, worst)
+
+def test_which_score_drops_where_nothing_is_said():
+    "Saliency where weights move; magnitude where they are only pruned, and with a preset that names none"
+    assert DST().settings['keep_score_f'] is DST(batches_per_update=5, grow_score_f='random_score').settings['keep_score_f'] is fisher_saliency
+    for kwargs in (dict(grow_score_f=None), dict(method='static'), dict(method=dict(stop_pct=.5)), dict(RigL_presets), dict(method='rigl')):
+        assert DST(**kwargs).settings['keep_score_f'] is weight_magnitude
+    assert DST(method='static', keep_score_f=fisher_saliency).settings['keep_score_f'] is fisher_saliency
+
 def test_second_fit_takes_its_own_length(tmp_path):
     "A callback reused: 10 batches give t=4, 30 give 4 to 20, and the drop fractions follow"
     learn,spy = sparse_learner(tmp_path),Spy(elsewhere)
-    cb = DST(batches_per_update=4, grow_score_f=spy)
+    cb = DST(batches_per_update=4, keep_score_f=weight_magnitude, grow_score_f=spy)
     for n_epoch,due in ((1,[4]), (3,[4,8,12,16,20]), (2,[4,8,12])):
         spy.asked.clear()
         watch = Watch()
@@ -443,7 +469,7 @@ def test_growth_reads_the_dense_gradient(tmp_path):
     learn,seen = sparse_learner(tmp_path),[]
     def look(learn):
         for g,(name,p,m) in zip(grads_of(learn.model, *learn.xb, *learn.yb), masked(learn.model)): seen.append((p.detach().clone(), m.clone(), g))
-    learn.fit(1, cbs=[DST(batches_per_update=4), At('before_batch', [4], look)])
+    learn.fit(1, cbs=[DST(batches_per_update=4, keep_score_f=weight_magnitude), At('before_batch', [4], look)])
     for (p,m,g),(name,_,now),n_live in zip(seen, masked(learn.model), (205,32)):
         k = n_drop(n_live, 4, 10)
         p,m,g = p.flatten(),m.flatten(),g.flatten()
@@ -599,7 +625,7 @@ def test_early_stopping(tmp_path):
 @pytest.mark.parametrize('fitted', [False, True])
 def test_lr_find(fitted, tmp_path):
     "Law 7: masks are enforced, topology rests; weights, masks, hooks and the engine's state are as before"
-    cb,probe,watch = DST(batches_per_update=2, grow_score_f=elsewhere, seed=4),Probe(),Watch()
+    cb,probe,watch = DST(batches_per_update=2, keep_score_f=weight_magnitude, grow_score_f=elsewhere, seed=4),Probe(),Watch()
     learn = sparse_learner(tmp_path, cbs=[cb, probe, watch])
     if fitted: learn.fit(2)
     before,hooks,state = snapshot(learn.model),n_hooks(learn.model),cb.state_dict()
@@ -675,7 +701,7 @@ def test_validate_changes_nothing(tmp_path):
         learn.validate()
         learn.get_preds()
         states.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
-        assert agree(before, snapshot(learn.model)) and hooks==n_hooks(learn.model) and state==cb.state_dict()
+        assert agree(before, snapshot(learn.model)) and hooks==n_hooks(learn.model) and agree(state, cb.state_dict())
         assert all(torch.equal(p.grad, g) for p,g in zip(learn.model.parameters(), grads))
     assert agree(*states)
 
@@ -803,7 +829,7 @@ def test_copy_made_while_a_fit_runs(tmp_path):
 @pytest.mark.parametrize('event,order', [('before_batch',20), ('after_backward',0), ('before_step',0), ('after_batch',0)])
 def test_cancelled_fits_leave_nothing_lifted(event, order, ex, tmp_path):
     "Law 3: a fit cut short at a batch with dense gradients (an interrupt fires no after_fit); without the callback dead stays dead, with it all works"
-    learn,cb = sparse_learner(tmp_path),DST(batches_per_update=4, grow_score_f=elsewhere)
+    learn,cb = sparse_learner(tmp_path),DST(batches_per_update=4, keep_score_f=weight_magnitude, grow_score_f=elsewhere)
     stop = At(event, [4], cancel(ex('stop')), order=order)
     if issubclass(ex, (CancelFitException, CancelTrainException, CancelEpochException)): learn.fit(1, cbs=[cb, stop])
     else:

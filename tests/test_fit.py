@@ -36,6 +36,14 @@ def test_fit_sparse_learns_at_one_weight_in_a_hundred(opt, lr):
     assert learn.validate()[1]>.85
     assert abs(sparsity_of(learn.model)-.99)<1e-3 and dead_are_zero(learn.model)
 
+@pytest.mark.parametrize('opt,lr,fit', [(partial(SGD, mom=.9), .1, 'fit'), (Adam, 1e-3, 'fit_one_cycle')])
+def test_two_lines_learn_at_one_weight_in_a_hundred(opt, lr, fit):
+    learn = learner(opt)
+    sparsify_model(learn.model, .99, seed=0)
+    with pytest.warns(UserWarning, match='had killed the signal'): getattr(learn, fit)(20, lr, cbs=DynamicSparseTrainingCallback(seed=0))
+    assert learn.validate()[1]>.87
+    assert abs(sparsity_of(learn.model)-.99)<1e-3 and dead_are_zero(learn.model)
+
 @pytest.mark.parametrize('method', ['rigl', 'set', 'static', 'gmp', 'granet', 'mest', 'acdc', 'auto', None])
 def test_every_method_ends_at_the_sparsity_that_was_asked_for(method):
     learn = learner()
