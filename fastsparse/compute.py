@@ -427,14 +427,14 @@ class LiveConv2d(LiveLayer, nn.Conv2d): "A convolution of two dimensions on live
 class LiveConv3d(LiveLayer, nn.Conv3d): "A convolution of three dimensions on live weights, with kernels of one pixel"
 
 # %% ../nbs/31_compute.ipynb #6f0478a5
-_hooks = '_forward_hooks','_forward_pre_hooks','_backward_hooks','_backward_pre_hooks'
+def _hears(m): return m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks or 'forward' in vars(m)
 
-def _hears(m): return 'forward' in vars(m) or any(getattr(m, o) for o in _hooks)
+def _all_hear(o=module):
+    return o._global_forward_hooks or o._global_forward_pre_hooks or o._global_backward_hooks or o._global_backward_pre_hooks
 
 def _merges(m, after):
     "Can the rectifier `after` be computed with the layer `m`?"
-    if type(m) is not LiveLinear or type(after) is not nn.ReLU or _hears(m) or _hears(after): return False
-    return not any(getattr(module, f'_global{o}') for o in _hooks)
+    return type(m) is LiveLinear and type(after) is nn.ReLU and not (_hears(m) or _hears(after) or _all_hear())
 
 class LiveSequential(nn.Sequential):
     "Layers in a row, some on live weights"

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
 from fastsparse.masks import count_live
 from fastsparse.vectors import add,at,axpy,caches,fold,full,gate,kernel,load,numbers,put,store,sums16,total,turn16,vector_bytes,why_not,zero
-from functools import cache
+from functools import cache,lru_cache
 from itertools import accumulate
 from warnings import warn
 
 # %% ../nbs/30_kernels.ipynb #37c8d22f
-F,N,C = np.float32,16,np.int32
+F,N,C,RELU = np.float32,16,np.int32,False
 
 @kernel
 def dots(val, col, j, e, x, a):
@@ -55,6 +55,11 @@ def pack(x, i, ld, rows, width, t):
         for r in range(rows, N): put(t, k*N+r, F(0))
 
 @kernel
+def rectify(t, n):
+    "Zeros where `n` rows of the table `t` are negative"
+    for i in range(n): store(t, i*N, gate(load(N, t, i*N), load(N, t, i*N)))
+
+@kernel
 def pack_where(x, y, i, ld, rows, width, t, block):
     "`pack` of `x`, with zeros where `y` isn't positive; `block` is scratch memory for 256 numbers"
     blocks = rows//16*16
@@ -84,10 +89,11 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
                     if k: a = load(N, yt, i*N)
                     else: a = full(N, at(numbers(F, bias), o+i)) if bias else zero(N, yt)
                     store(yt, i*N, dots(val, col, j, e, xt, a))
+            if RELU: rectify(yt, w)
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
 # %% ../nbs/30_kernels.ipynb #20fc4e21
-ONE,DX,RELU = True,True,False
+ONE,DX = True,True
 
 @kernel
 def finish(sums, l, dw, order, dv, q, v, first):
@@ -171,6 +177,7 @@ def forward4(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, x
                 else: store(yt, i*N, zero(N, yt))
             for k in range(nb):
                 for i in range(0, w, 4): four_sums(starts, col, val, (o+i)*nb+k, nb, xt, yt, i*N)
+            if RELU: rectify(yt, w)
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
 @kernel
@@ -293,6 +300,7 @@ def block_starts(crow, col, n, width, nb, starts):
     put(starts, n*nb, at(crow, n))
 
 # %% ../nbs/30_kernels.ipynb #1b5ade87
+@lru_cache(1024)
 def tiling(
     rows:int, # Of the batch
     n:int, # Rows of the table that is jumped over: inputs forward, outputs backward
@@ -341,6 +349,7 @@ def _share(f, n, unit, work):
 
 # %% ../nbs/30_kernels.ipynb #5512c6c8
 _kinds = {torch.float:np.float32, torch.double:np.float64}
+_taken = {*_kinds, torch.bfloat16, torch.half}
 
 @cache
 def _run():
@@ -351,9 +360,11 @@ def _run():
 # %% ../nbs/30_kernels.ipynb #e06e5a06
 def kernels_take(*ts): # Tensors
     "Do kernels run on this computer, and for tensors like these?"
-    return all(t.device.type=='cpu' and t.dtype in (torch.float,torch.double,torch.bfloat16,torch.half) for t in ts) and _run()
+    return all(t.is_cpu and t.dtype in _taken for t in ts) and _run()
 
 def _wide(t): return (t if t.dtype in _kinds else t.detach().float()).contiguous()
+
+def _typed(t, like): return t if t is None or t.dtype==like.dtype else t.to(like.dtype)
 
 def _address(t): return 0 if t is None else t.data_ptr()
 
@@ -391,8 +402,9 @@ def multiply(
     x:torch.Tensor, # Rows of inputs
     bias:torch.Tensor=None, # One number an output
     cut:tuple=None, # As `tiling` gives it; None asks it
+    relu=False, # Does a rectifier follow?
 ) -> torch.Tensor: # Rows of outputs, of the type of `x`
-    "`F.linear` with live weights only; it has no gradient"
+    "`F.linear` with live weights only, and a rectifier where `relu`; it has no gradient"
     (n_out,n_in),rows,work = index.shape,len(x),len(index)*len(x)
     v,xs,b = _wide(values),_wide(x),None if bias is None else _wide(bias)
     y = xs.new_empty(rows, n_out)
@@ -401,14 +413,14 @@ def multiply(
         f = one_row.compiled(F=kind, C=columns)
         of = xs.data_ptr(),index.crow.data_ptr(),index.col.data_ptr(),v.data_ptr(),_address(b),y.data_ptr()
         _share(lambda o0, o1: f(*of, o0, o1, n_in, n_out, rows), n_out, 256, work)
-        return y.to(x.dtype)
+        return _typed(y.relu_() if relu else y, x)
     N,fb,R = cut or tiling(rows, n_in, len(index)/max(n_in*n_out, 1), False, size, index.fours)
-    (starts,nb),f = starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns)
+    (starts,nb),f = starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns, RELU=relu)
     of = xs.data_ptr(),starts.data_ptr(),index.col.data_ptr(),v.data_ptr(),_address(b),y.data_ptr()
     def part(r0, r1, o0, o1): f(*of, r0, r1, o0, o1, n_in, n_out, nb, R, *_scratch(n_in*N*size, R*N*size))
     if rows>N: _share(lambda r0, r1: part(r0, r1, 0, n_out), rows, N, work)
     else: _share(lambda o0, o1: part(0, rows, o0, o1), n_out, 64, work)
-    return y.to(x.dtype)
+    return _typed(y, x)
 
 # %% ../nbs/30_kernels.ipynb #278c488e
 def _back(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out):
@@ -457,4 +469,4 @@ def gradients(
     else:
         dw.zero_()
         if bias: db.copy_((gs if ys is None else gs.masked_fill(ys<=0, 0)).sum(0))
-    return None if dx is None else dx.to(x.dtype),dw.to(x.dtype),None if db is None else db.to(x.dtype)
+    return _typed(dx, x),_typed(dw, x),_typed(db, x)

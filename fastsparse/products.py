@@ -136,11 +136,13 @@ def sparse_product(
     values:torch.Tensor, # Their values, in the index's order
     x:torch.Tensor, # Rows of inputs
     bias:torch.Tensor=None, # One number an output
+    relu=False, # Does a rectifier follow?
 ) -> torch.Tensor: # Rows of outputs; it has no gradient
-    "`F.linear` of a matrix with live weights only"
-    if kernels_take(x, values): return multiply(index, values, x, bias)
+    "`F.linear` of a matrix with live weights only, and a rectifier where `relu`"
+    if kernels_take(x, values): return multiply(index, values, x, bias, relu=relu)
     y = _bags(index, values.detach(), x.detach())
-    return y if bias is None else y.add_(bias.detach())
+    if bias is not None: y.add_(bias.detach())
+    return y.relu_() if relu else y
 
 def sampled_product(
     index:SparseIndex, # Where the live weights are
@@ -155,8 +157,8 @@ def sampled_product(
 class _Product(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, tap, relu):
-        y = sparse_product(index, values, x, bias)
-        ctx.save_for_backward(values, y.relu_() if relu else None, x if ctx.needs_input_grad[1] else None)
+        y = sparse_product(index, values, x, bias, relu)
+        ctx.save_for_backward(values, y if relu else None, x if ctx.needs_input_grad[1] else None)
         ctx.index,ctx.tap = index,tap
         return y
 
@@ -174,7 +176,7 @@ class _Product(Function):
 # %% ../nbs/30a_products.ipynb #f8f8043f
 def _casted(*ts):
     "`ts` in the type that autocast asks for, if it does"
-    kind = ts[0].device.type
+    kind = 'cpu' if ts[0].is_cpu else ts[0].device.type
     if not torch.is_autocast_enabled(kind): return ts
     return [t if t is None else t.to(torch.get_autocast_dtype(kind)) for t in ts]
 
