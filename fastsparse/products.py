@@ -16,7 +16,7 @@ from warnings import catch_warnings,simplefilter
 
 # %% ../nbs/30a_products.ipynb #89955661
 def _in_fours(mask):
-    "Have four neighbouring rows of `mask` the same columns, all the way down?"
+    "Do rows 0 to 3 of `mask` have the same columns, and rows 4 to 7, and so on?"
     if len(mask)%4 or not len(mask): return False
     same = lambda m: bool((m.unflatten(0, (-1,4))==m[::4,None]).all())
     return same(mask[:4]) and same(mask)
@@ -134,10 +134,10 @@ def _dots(index, g, x):
 def sparse_product(
     index:SparseIndex, # Where the live weights are
     values:torch.Tensor, # Their values, in the index's order
-    x:torch.Tensor, # Rows of inputs
-    bias:torch.Tensor=None, # One number an output
+    x:torch.Tensor, # Inputs of shape `(batch, inputs)`
+    bias:torch.Tensor=None, # One number for each output
     relu=False, # Does a rectifier follow?
-) -> torch.Tensor: # Rows of outputs; it has no gradient
+) -> torch.Tensor: # Outputs of shape `(batch, outputs)`, without a gradient
     "`F.linear` of a matrix with live weights only, and a rectifier where `relu`"
     if kernels_take(x, values): return multiply(index, values, x, bias, relu=relu)
     y = _bags(index, values.detach(), x.detach())
@@ -146,8 +146,8 @@ def sparse_product(
 
 def sampled_product(
     index:SparseIndex, # Where the live weights are
-    gT:torch.Tensor, # A row an output, a column a row of the batch
-    xT:torch.Tensor, # A row an input
+    gT:torch.Tensor, # Gradients of shape `(outputs, batch)`
+    xT:torch.Tensor, # Inputs of shape `(inputs, batch)`
 ) -> torch.Tensor: # A number for each live weight, in the index's order
     "The entries of `gT @ xT.t()` where weights live, and no others"
     if kernels_take(gT, xT): return gradients(index, None, xT.t(), gT.t(), False, False)[1]
@@ -185,28 +185,28 @@ def _check_input(x, values, n, n_in, what):
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
 
 def sparse_linear(
-    x:torch.Tensor, # Inputs, features last
+    x:torch.Tensor, # Inputs of shape `(..., inputs)`
     values:torch.Tensor, # The live weights, in the index's order
     index:SparseIndex, # Where they are
-    bias:torch.Tensor=None, # One number an output
-    tap=None, # Called by the backward with `gT`, `xT`, its own to keep: the dense gradient is `gT@xT.t()`
+    bias:torch.Tensor=None, # One number for each output
+    tap=None, # Function that the backward calls with `gT` and `xT`, which it may keep: the dense gradient is `gT@xT.t()`
     relu=False, # Does a rectifier follow? Its passes over outputs and gradients are made here
-) -> torch.Tensor: # Outputs, features last
+) -> torch.Tensor: # Outputs of shape `(..., outputs)`
     "`F.linear` with live weights only, and a rectifier where `relu`"
     x,values,bias = _casted(x, values, bias)
     _check_input(x, values, x.shape[-1] if x.ndim else 0, index.shape[1], 'features')
     y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap, relu)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
-# %% ../nbs/30a_products.ipynb #1c09ab57
+# %% ../nbs/30a_products.ipynb #aca78c62
 def sparse_conv1x1(
-    x:torch.Tensor, # Batch of inputs, channels second
+    x:torch.Tensor, # Inputs of shape `(batch, channels, ...)`
     values:torch.Tensor, # The live weights, in the index's order
     index:SparseIndex, # Where they are
-    bias:torch.Tensor=None, # One number an output channel
+    bias:torch.Tensor=None, # One number for each output channel
     stride:tuple=(1,), # One for each spatial dimension, or one for all
     tap=None, # As in `sparse_linear`
-) -> torch.Tensor: # Batch of outputs, channels second, in the memory format of `x`
+) -> torch.Tensor: # Outputs of shape `(batch, channels, ...)`, in the memory format of `x`
     "A convolution with a kernel of size 1, live weights only"
     x,values,bias = _casted(x, values, bias)
     _check_input(x, values, x.shape[1], index.shape[1], 'channels')
