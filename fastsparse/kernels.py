@@ -180,6 +180,7 @@ def forward4(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, x
             if RELU: rectify(yt, w)
             unpack(yt, y, r*n_out+o, n_out, m, w)
 
+# %% ../nbs/30_kernels.ipynb #1e3fdaea
 @kernel
 def four_sums(starts, col, val, s, nb, xt, yt, i):
     "Add to four sums at place `i` of `yt` what a block of their inputs, `s` in `starts`, gives"
