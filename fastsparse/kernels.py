@@ -339,9 +339,11 @@ _scratch = _Scratch()
 @cache
 def _pool(pid): return ThreadPoolExecutor(os.cpu_count())
 
+_alone = 2**22  # multiplications that one thread makes sooner than two
+
 def _share(f, n, unit, work):
-    "Call `f(start, stop)` for shares of `n`, in multiples of `unit`: a thread for each half a million of the `work` multiplications"
-    k = min(torch.get_num_threads(), -(-n//unit), work//2**19)
+    "Call `f(start, stop)` for shares of `n`, in multiples of `unit`: a thread for each `_alone` of the `work` multiplications"
+    k = min(torch.get_num_threads(), -(-n//unit), work//_alone)
     if k<2: return f(0, n)
     ends = [min(round(-(-n//unit)*i/k)*unit, n) for i in range(k+1)]
     others = [_pool(os.getpid()).submit(f, *o) for o in zip(ends[1:], ends[2:])]

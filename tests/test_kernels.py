@@ -98,8 +98,9 @@ def test_dead_weights_pass_nothing_and_live_ones_all(bad, rows):
 
 @pytest.mark.parametrize('rows', [1,100,300])
 @pytest.mark.parametrize('fours', [False,True])
-def test_threads_change_nothing(rows, fours):
+def test_threads_change_nothing(rows, fours, monkeypatch):
     "Results are the same to the bit with one thread and with three"
+    monkeypatch.setattr('fastsparse.kernels._alone', 2**14)
     _,index,v,b,x,dy,_ = make(*((2000,3000) if rows==1 else (300,400)), rows, .3, fours=fours)
     def run(n):
         torch.set_num_threads(n)
