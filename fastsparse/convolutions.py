@@ -7,10 +7,10 @@ __all__ = []
 
 # %% ../nbs/30c_convolutions.ipynb #fc62c168
 import numpy as np,threading,torch
-from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
+from fastsparse.kernels import share_out
 from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,zero
-from functools import cache,lru_cache
+from functools import lru_cache
 from torch.autograd import Function
 
 # %% ../nbs/30c_convolutions.ipynb #629acfc1
@@ -320,16 +320,6 @@ def _scratch(name, n, dtype):
     if (name,dtype) not in kept or kept[name,dtype].numel()<n: kept[name,dtype] = torch.empty(max(n, 4096), dtype=dtype)
     return kept[name,dtype]
 
-@cache
-def _workers(n): return ThreadPoolExecutor(n)
-
-def _shared_out(f, n):
-    "`f(a, b)` for ranges of `n` things, a thread each"
-    k = min(torch.get_num_threads(), n)
-    if k<2: return f(0, n)
-    cuts = [n*i//k for i in range(k+1)]
-    for o in [_workers(k).submit(f, a, b) for a,b in zip(cuts, cuts[1:])]: o.result()
-
 def _shape(n, channels, height, width, stride=(1,1), parts=1, col0=0, cols=0):
     return np.array([n,channels,height,width,*stride,parts,col0,cols], np.int64)
 
@@ -360,7 +350,7 @@ def _results(index, values, x, bias):
         xt = _scratch('x', c*index.n_parts*tall*wide*16, x.dtype).zero_()
         yt,tmp = _scratch('y', cut['group']*strip*cols*16, x.dtype),_scratch('tmp', max(h*w, ho*wo)*16, x.dtype)
         f(*_places(ptr, off, vals, b, x, y, xt, yt, tmp, slots, _one, xs, ys), g0, g1, n_blocks, cut['group'], strip, index.low_h, tall)
-    if n and ho>0 and wo>0: _shared_out(run, -(-n//16))
+    if n and ho>0 and wo>0: share_out(run, -(-n//16), 1, len(index)*y[:,0].numel())
     return y
 
 # %% ../nbs/30c_convolutions.ipynb #d93689e4
@@ -384,7 +374,7 @@ def _gradients(index, values, x, g, of_x):
         of = _places(ptr, off, vals, g, x, dx, mine, gt, xt, dxt, buf, tmp, slots, _one, gs, xs)
         f(*of, a, b, n_blocks, many, strip, -index.high_h, tall)
         if mine is not dt: _add(dt, mine, ptr, a*parts, b*parts, n_blocks, c*parts)
-    if n: _shared_out(run, c)
+    if n: share_out(run, c, 1, len(index)*g[:,0].numel())
     elif of_x: dx.zero_()
     dw = torch.empty_like(values).index_copy_(0, order, dt[:len(order)])
     return dx if of_x else None,dw
