@@ -86,6 +86,7 @@ def _plot_degrees(ax, found):
     if len(found)>3: ax.legend(fontsize='x-small', frameon=False, loc='upper left', bbox_to_anchor=(1,1))
     else: ax.legend(fontsize='x-small', frameon=False)
 
+# %% ../nbs/10a_topology.ipynb #d3c74be7
 def _plot_densities(ax, os):
     "Density of each layer; at most 30 names have room"
     names,values = [_short(o.name) for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
@@ -107,7 +108,8 @@ def _plot_moves(ax, history):
 def _panels(os, with_updates):
     "A figure and its axes by name, with room for the names of the layers"
     if len(os)<=3 and max(len(_short(o.name)) for o in os)<=8:
-        rows,heights = [['inputs','degrees'],['layers','updates']] if with_updates else [['inputs','degrees','layers']],[2.6]*(1+with_updates)
+        rows = [['inputs','degrees'],['layers','updates']] if with_updates else [['inputs','degrees','layers']]
+        heights = [2.6]*(1+with_updates)
     else:
         rows,heights = [['inputs','degrees','degrees'],['layers']],[2.6, max(2., .7+.14*min(len(os), 30))]
         if with_updates: rows,heights = [*rows, ['updates']],[*heights, 2.2]
@@ -121,7 +123,24 @@ def plot_topology(
     history:SparseHistory=None, # What was recorded while it trained, for a panel of what the updates moved; None leaves it out
     image_shape:tuple=None, # (rows, columns) of the inputs where they are an image; None takes a square where they can be one
 ): # A matplotlib figure
-    "Which inputs live, how units are connected, how dense layers are, and what moved"
+    """Which inputs live, how units are connected, how dense layers are, and what moved
+
+    Args:
+        model: A module with masks, or a `Learner`
+        history (SparseHistory): What was recorded while it trained, for a panel of what the updates moved; None
+            leaves it out [default: None]
+        image_shape (tuple): (rows, columns) of the inputs where they are an image; None takes a square where they
+            can be one [default: None]
+
+    Raises:
+        ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
+            first
+
+    Example:
+        model = nn.Sequential(nn.Linear(64,32), nn.ReLU(), nn.Linear(32,10))
+        sparsify_model(model, .9, 'erk', seed=0)
+        plot_topology(model);
+    """
     os,found = _checked(model),degrees(model)
     fig,axs = _panels(os, history is not None)
     try:
@@ -142,7 +161,34 @@ def animate_masks(
     image_shape:tuple=None, # As in `plot_topology`
     fps:float=6., # Frames a second, above 0
 ) -> Path: # The file
-    "A moving picture of the masks of one parameter"
+    """A moving picture of the masks of one parameter
+
+    Args:
+        history (SparseHistory): Recorded with `keep_masks=True`
+        path: File to write, ending in .gif
+        parameter: Name of the parameter, or its place [default: 0]
+        image_shape (tuple): As in `plot_topology` [default: None]
+        fps (float): Frames a second, above 0 [default: 6.0]
+
+    Returns:
+        Path: The file
+
+    Raises:
+        ValueError: the history kept no masks: record with SparseHistory(keep_masks=True)
+        ValueError: parameter is ..., and must be one of ..., or a place from 0 to ...
+        ValueError: path is ..., and must end in .gif
+
+    Example:
+        model = nn.Sequential(nn.Linear(16,8), nn.ReLU(), nn.Linear(8,4))
+        sparsify_model(model, .5, seed=0)
+        opt,history = torch.optim.SGD(model.parameters(), lr=.1),SparseHistory(keep_masks=True)
+        engine = DynamicSparseTraining(model, opt, 8, **RigL_presets(batches_per_update=2), on_update=history)
+        for _ in range(6):
+            opt.zero_grad()
+            model(torch.randn(2,16)).square().mean().backward()
+            opt.step()
+        with tempfile.TemporaryDirectory() as d: animate_masks(history, f'{d}/masks.gif')
+    """
     names = [n for n,_ in history.params]
     if not history.keep_masks or not history.masks: raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
     if parameter not in names and parameter not in range(len(names)): raise ValueError(f"parameter is {parameter!r}, and must be one of {', '.join(names)}, or a place from 0 to {len(names)-1}")
