@@ -171,7 +171,7 @@ def prune_magnitude(
 def prune_random(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
-    seed:int=None, # Names the random choices; None takes a number from torch's generator
+    seed:int=None, # Seed of the random choices; None draws one from torch's generator
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Chance decides: the baseline that a method has to beat"
