@@ -243,7 +243,7 @@ class Sparsify(nn.Module):
         every (int): Training steps (forwards) from one update of the mask to the next [default: 1]
         penalty: `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights [default:
             None]
-        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
 
     Raises:
         ValueError: backward_mode is ..., and must be one of ...
@@ -265,7 +265,7 @@ class Sparsify(nn.Module):
         backward_sparseness=None, # What the tensor's gradient sees besides live places; 'DENSE' is everything
         every:int=1, # Training steps (forwards) from one update of the mask to the next
         penalty=None, # `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights
-        seed:int=None, # Names the random choices; None takes a number from torch's generator
+        seed:int=None, # Seed of the random choices; None draws one from torch's generator
     ):
         settings = _settings(sparseness, backward_mode, score_func, backward_sparseness, every, penalty)
         super().__init__()
@@ -674,7 +674,7 @@ def learn_masks(
     model, # A module or a `Learner`
     sparseness='TOPK{0.5}(U)', # A text, a shorthand, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
-    seed:int=None, # Names the random choices; None takes a number from torch's generator
+    seed:int=None, # Seed of the random choices; None draws one from torch's generator
     rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
     also=None, # Parameters of unknown layers too, as in `sparsify_model`; rules name them without it
     **settings
@@ -686,7 +686,7 @@ def learn_masks(
         sparseness: A text, a shorthand, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
             [default: 'TOPK{0.5}(U)']
         backward_mode: Who learns: 'STE' the weight, 'supermask' the score, 'joint' both [default: 'STE']
-        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
         rescale (bool): Scale each weight so that what lives is as large as all of it was? For untrained models
             [default: False]
         also: Parameters of unknown layers too, as in `sparsify_model`; rules name them without it [default: None]

@@ -496,7 +496,7 @@ def sparsify_model(
     enforce_mask=True, # Keep dead weights at zero from now on? If not, masks are applied once and the rest is left to the engine
     sparse_init_mode='auto', # 'auto' repairs the signal of untouched weights, None leaves them, others are `init_kaiming_normal_sparse_`'s
     mask_init='random', # 'random', 'magnitude', 'zeros' (zeros are dead, at any sparsity), a function to a score or mask, or masks by name
-    seed:int=None, # Names the random choices; None takes a number from torch's generator
+    seed:int=None, # Seed of the random choices; None draws one from torch's generator
     structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'; None is any
     chosen=None, # Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or a list; None is all
     also=None, # Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that most are left out
@@ -515,7 +515,7 @@ def sparsify_model(
             `init_kaiming_normal_sparse_`'s [default: 'auto']
         mask_init: 'random', 'magnitude', 'zeros' (zeros are dead, at any sparsity), a function to a score or mask,
             or masks by name [default: 'random']
-        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
         structure: Which masks are legal: a `Structure` or its text such as '2:4'; None is any [default: None]
         chosen: Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or
             a list; None is all [default: None]

@@ -86,7 +86,7 @@ def _plot_degrees(ax, found):
     if len(found)>3: ax.legend(fontsize='x-small', frameon=False, loc='upper left', bbox_to_anchor=(1,1))
     else: ax.legend(fontsize='x-small', frameon=False)
 
-# %% ../nbs/10a_topology.ipynb #b3c69700
+# %% ../nbs/10a_topology.ipynb #d3c74be7
 def _plot_densities(ax, os):
     "Density of each layer; at most 30 names have room"
     names,values = [_short(o.name) for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
@@ -109,7 +109,7 @@ def _panels(os, with_updates):
     "A figure and its axes by name, with room for the names of the layers"
     if len(os)<=3 and max(len(_short(o.name)) for o in os)<=8:
         rows = [['inputs','degrees'],['layers','updates']] if with_updates else [['inputs','degrees','layers']]
-        heights = [2.6]*len(rows)
+        heights = [2.6]*(1+with_updates)
     else:
         rows,heights = [['inputs','degrees','degrees'],['layers']],[2.6, max(2., .7+.14*min(len(os), 30))]
         if with_updates: rows,heights = [*rows, ['updates']],[*heights, 2.2]

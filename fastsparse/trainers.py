@@ -87,7 +87,7 @@ class SparseTrainerCallback(_Driver):
         sparsity: Fraction dead, in [0,1); None takes a model that has masks as it is [default: None]
         sparse_f: The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
             [default: None]
-        seed: Names the random choices; None takes a number from torch's generator [default: None]
+        seed: Seed of the random choices; None draws one from torch's generator [default: None]
         sparsify: More settings of `sparsify_model`, such as `dict(also=..., chosen=...)` [default: None]
         resume_from: Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's
             output folder [default: None]
@@ -136,7 +136,7 @@ class SparseTrainerCallback(_Driver):
     def __init__(self,
         sparsity:float=None, # Fraction dead, in [0,1); None takes a model that has masks as it is
         sparse_f=None, # The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
-        seed:int=None, # Names the random choices; None takes a number from torch's generator
+        seed:int=None, # Seed of the random choices; None draws one from torch's generator
         sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
         resume_from=None, # Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's output folder
         **kwargs
@@ -184,7 +184,7 @@ class SparseLightningCallback(_Driver):
         sparsity: Fraction dead, in [0,1); None takes a model that has masks as it is [default: None]
         sparse_f: The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
             [default: None]
-        seed: Names the random choices; None takes a number from torch's generator [default: None]
+        seed: Seed of the random choices; None draws one from torch's generator [default: None]
         sparsify: More settings of `sparsify_model`, such as `dict(also=..., chosen=...)` [default: None]
         sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
             [default: None]
@@ -231,7 +231,7 @@ class SparseLightningCallback(_Driver):
     def __init__(self,
         sparsity:float=None, # Fraction dead, in [0,1); None takes a model that has masks as it is
         sparse_f=None, # The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
-        seed:int=None, # Names the random choices; None takes a number from torch's generator
+        seed:int=None, # Seed of the random choices; None draws one from torch's generator
         sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
         **kwargs
     ): super().__init__(sparsity, sparse_f, seed, sparsify, **kwargs)

@@ -197,7 +197,7 @@ class SparseEngine:
         n_steps (int): Steps of the whole run; needed where something is a fraction of it [default: None]
         sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
             [default: None]
-        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
         rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
             wins [default: None]
         batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
@@ -254,7 +254,7 @@ class SparseEngine:
         opt, # The optimizer that trains it, fastai's or torch's
         n_steps:int=None, # Steps of the whole run; needed where something is a fraction of it
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
-        seed:int=None, # Names the random choices; None takes a number from torch's generator
+        seed:int=None, # Seed of the random choices; None draws one from torch's generator
         rules:list=None, # Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
         steps_per_epoch:int=None, # Needed where something is given in epochs
@@ -967,7 +967,7 @@ class DynamicSparseTraining(SparseEngine):
         n_steps: [default: None]
         sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
             [default: None]
-        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
         rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
             wins [default: None]
         batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
