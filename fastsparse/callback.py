@@ -62,7 +62,7 @@ class DynamicSparseTrainingCallback(Callback):
             it falls along a cosine [default: the method's]
         stop_pct (float): Fraction of the fit after which the topology rests, in (0,1], .75 by default [default: the
             method's]
-        keep_score_f: Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` where
+        keep_score_f: Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` if
             nothing grows [default: the method's]
         grow_score_f: Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only
             drops [default: the method's]
@@ -124,8 +124,7 @@ class DynamicSparseTrainingCallback(Callback):
         # Fraction of live weights dropped and grown at first, in [0,1], .3 by default; it falls along a cosine
         initial_drop_grow_pct:float=methods_own,
         stop_pct:float=methods_own, # Fraction of the fit after which the topology rests, in (0,1], .75 by default
-        # Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` where nothing grows
-        keep_score_f=methods_own,
+        keep_score_f=methods_own, # Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` if nothing grows
         grow_score_f=methods_own, # Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only drops
         redistribute_f=methods_own, # A parameter's share of what grows; None, the default, leaves each its own
         seed:int=None, # Names the random choices; None takes a number from torch's generator

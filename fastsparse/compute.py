@@ -11,17 +11,17 @@ from collections import Counter
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
+from fastsparse.attention import Attends
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.clocks import fresh,speedup
-from fastsparse.convolutions import ConvIndex,sparse_conv2d
+from fastsparse.convolutions import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.declared import needs_of
 from fastsparse.flops import untouched
 from fastsparse.guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,masked_params,set_guard,stamp_of
 from fastsparse.masks import live_places
-from fastsparse.products import sampled_product,sparse_conv1x1,sparse_linear,SparseIndex
+from fastsparse.products import DenseGradient,sparse_conv1x1,sparse_linear,SparseIndex
 from fastsparse.scores import base_opt
 from fastsparse.sparsify import module_of
-from fastsparse.vectors import why_not
 from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -31,57 +31,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DistributedDataParallel
 from warnings import warn
-
-# %% ../nbs/31_compute.ipynb #1f3256de
-class DenseGradient:
-    "The gradient of a weight, dead ones included, as backwards left it: a sum of `terms`, tensors and pairs of factors"
-    def __init__(self): self.clear()
-    def clear(self): self.terms,self.came,self.version,self.shared,self.pending = [],None,None,False,{}
-
-    def add(self, before, gT, xT=None):
-        "A backward brings `gT@xT.t()`, or just `gT`; live values had the gradient `before`"
-        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
-        task = torch._C._current_graph_task_id()
-        if task not in self.pending: self.pending[task] = before is None or before._version!=self.version and not before.any(),[]
-        self.pending[task][1].append(term)
-
-    def arrive(self, grad):
-        "The backward has given live values the gradient `grad`"
-        if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
-        fresh,terms = got
-        self.terms = [*([] if fresh else self.terms), *terms]
-        self.came,self.version,self.shared = grad.detach().clone(),grad._version,False
-        first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
-        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
-        if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
-
-    def summed(self, index=None, rows=slice(None)):
-        "The sum of the terms, with rows for outputs, all or some; or just at the weights of `index`"
-        def _part(t):
-            if isinstance(t, torch.Tensor): return t[rows] if index is None else t.reshape(-1)[index.places]
-            return t[0][rows]@t[1].t() if index is None else sampled_product(index, *t)
-        first,*others = map(_part, self.terms)
-        return sum(others, first).to(self.came.dtype)
-
-# %% ../nbs/31_compute.ipynb #f2c20c98
-@patch
-def share(self:DenseGradient):
-    "Take the mean of all ranks' in a process group"
-    if not self.shared and dist.is_available() and dist.is_initialized():
-        self.terms = [self.summed()]
-        for t in (self.terms[0], self.came):
-            dist.all_reduce(t)
-            t /= dist.get_world_size()
-    self.shared = True
-
-@patch
-@torch.no_grad()
-def in_rows(self:DenseGradient, rows, places, live):
-    "As a dense matrix of some rows; the weights at `places` of these rows live, and are the `live` ones of all live ones"
-    out = self.summed(rows=rows)
-    if isinstance(self.terms[0], torch.Tensor): out = out.clone()
-    out.view(-1).scatter_(0, places, self.came[live])
-    return out
 
 # %% ../nbs/31_compute.ipynb #86c23d65
 def _like(t, p): return isinstance(t, torch.Tensor) and t.is_floating_point() and t.shape==p.shape
@@ -306,31 +255,6 @@ def dense(self:LiveGuard):
     self.check()
     return self.values if self.values.ndim>1 else _Dense.apply(self.values, self)
 
-# %% ../nbs/31_compute.ipynb #47f00c77
-def is_pointwise(
-    m:nn.Module, # Any module
-) -> bool:
-    "Is this a convolution with kernels of one pixel, which is a product for each pixel?"
-    if not isinstance(m, _ConvNd) or m.transposed or m.padding_mode!='zeros' or m.groups>1: return False
-    return max(m.kernel_size)==1 and all(o==0 for o in ([] if m.padding=='valid' else m.padding))
-
-def _padding(m):
-    "What a convolution puts on each side; nothing if both sides aren't the same"
-    if m.padding=='valid': return (0,)*len(m.kernel_size)
-    if m.padding!='same': return m.padding
-    both = [d*(k-1) for d,k in zip(m.dilation, m.kernel_size)]
-    return None if any(o%2 for o in both) else tuple(o//2 for o in both)
-
-def _why_no_kernel(m):
-    "Why a convolution has no kernel; empty if it has one"
-    if m.groups>1: return 'depthwise' if m.groups==m.in_channels else 'has groups'
-    if m.padding_mode!='zeros': return f'padding_mode is {m.padding_mode}'
-    if len(m.kernel_size)>2: return 'has three dimensions'
-    if _padding(m) is None: return 'pads one side more than the other'
-    return why_not()
-
-def _fits_kernel(v): return v.device.type=='cpu' and v.dtype in (torch.float,torch.double)
-
 # %% ../nbs/31_compute.ipynb #eab224e8
 def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
 
@@ -340,8 +264,8 @@ def conv(self:LiveGuard):
     m = self.module
     if self._conv is None:
         shape = self.shape if self.mask.ndim==4 else (*self.shape[:2], 1, self.shape[2:].numel())
-        args = lambda: (self.mask.view(shape), _two(m.stride, 1), _two(_padding(m), 0), _two(m.dilation, 1))
-        self._conv = not _why_no_kernel(m) and ConvIndex(*args())
+        args = lambda: (self.mask.view(shape), _two(m.stride, 1), _two(padding_of(m), 0), _two(m.dilation, 1))
+        self._conv = not why_no_kernel(m) and ConvIndex(*args())
     return self._conv
 
 @patch
@@ -349,7 +273,7 @@ def convolve(self:LiveGuard, v, x, bias=None, tap=None):
     "A convolution with the live values `v`"
     m,n = self.module,len(self.module.kernel_size)
     if x.ndim==n+1: return self.convolve(v, x[None], bias, tap)[0]
-    if _fits_kernel(v) and x.device.type=='cpu' and self.conv:
+    if fits_kernel(v) and x.device.type=='cpu' and self.conv:
         autocast = torch.is_autocast_enabled('cpu')
         y = sparse_conv2d((x.unsqueeze(2) if n==1 else x).to(v.dtype), v, self.conv, bias, tap)
         return (y.squeeze(2) if n==1 else y).to(torch.get_autocast_dtype('cpu') if autocast else y.dtype)
@@ -445,44 +369,6 @@ class LiveSequential(nn.Sequential):
             if layers and _merges(m, layers[0]): input,layers = m.rectified(input),layers[1:]
             else: input = m(input)
         return input
-
-# %% ../nbs/31_compute.ipynb #74fc1108
-def _as_bias(mask, like):
-    "A mask to add to scores; where a bool one is true, attention is not allowed"
-    return mask.to(like.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
-
-def _scores_bias(key_padding_mask, attn_mask, q):
-    "Both masks as one that fits batch x heads x queries x keys"
-    masks = []
-    if key_padding_mask is not None: masks.append(_as_bias(key_padding_mask, q)[:,None,None])
-    if attn_mask is not None: masks.append(_as_bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2]), q))
-    return sum(masks) if masks else None
-
-def _attended(q, k, v, bias, need_weights, dropout):
-    "What heads see, and the weights of their attention"
-    if not need_weights: return F.scaled_dot_product_attention(q, k, v, bias, dropout),None
-    s = q@k.transpose(-2, -1)*q.shape[-1]**-.5
-    w = F.dropout((s if bias is None else s+bias).softmax(-1), dropout)
-    return w@v,w
-
-# %% ../nbs/31_compute.ipynb #bd1e11a4
-class Attends:
-    "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
-    dropout = 0.
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
-        is_causal=False):
-        if is_causal and attn_mask is None: raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
-        batched,rows = query.ndim==3,self.batch_first or query.ndim==2
-        def laid(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
-        q = laid(query)
-        k = q if key is query else laid(key)
-        v = k if value is key else laid(value)
-        q,k,v = [t.unflatten(-1, (self.num_heads,-1)).transpose(1, 2) for t in self.projected(q, k, v)]
-        if not batched and key_padding_mask is not None: key_padding_mask = key_padding_mask[None]
-        y,w = _attended(q, k, v, _scores_bias(key_padding_mask, attn_mask, q), need_weights, self.dropout if self.training else 0.)
-        y = self.out_proj(y.transpose(1, 2).flatten(2))
-        if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
-        return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
 
 # %% ../nbs/31_compute.ipynb #4df12b6f
 class LiveAttention(Attends, LiveLayer, nn.MultiheadAttention):
@@ -658,7 +544,7 @@ def _why_no_layer(m):
     if 'forward' in vars(m): return 'its forward was replaced'
     if isinstance(m, nn.MultiheadAttention) and (m.bias_k is not None or m.add_zero_attn): return 'attention with bias_k or add_zero_attn'
     if not isinstance(m, _ConvNd) or is_pointwise(m): return ''
-    return _why_no_kernel(m) or ('' if _fits_kernel(m.weight) else 'convolutions have kernels for float32 and float64 on the CPU')
+    return why_no_kernel(m) or ('' if fits_kernel(m.weight) else 'convolutions have kernels for float32 and float64 on the CPU')
 
 # %% ../nbs/31_compute.ipynb #86c72b52
 def swappable(

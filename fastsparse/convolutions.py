@@ -9,9 +9,11 @@ __all__ = []
 import numpy as np,threading,torch
 from fastcore.basics import *
 from fastsparse.kernels import share_out
-from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,zero
+from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
 from functools import lru_cache
+from torch import nn
 from torch.autograd import Function
+from torch.nn.modules.conv import _ConvNd
 
 # %% ../nbs/30c_convolutions.ipynb #629acfc1
 def _pair(v): return (v,v) if isinstance(v, int) else tuple(v)
@@ -425,3 +427,28 @@ def sparse_conv2d(
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     y = _Conv.apply(x.contiguous(), values, bias, index, tap)
     return y.contiguous(memory_format=torch.channels_last) if last else y
+
+# %% ../nbs/30c_convolutions.ipynb #47f00c77
+def is_pointwise(
+    m:nn.Module, # Any module
+) -> bool:
+    "Is this a convolution with kernels of one pixel, which is a product for each pixel?"
+    if not isinstance(m, _ConvNd) or m.transposed or m.padding_mode!='zeros' or m.groups>1: return False
+    return max(m.kernel_size)==1 and all(o==0 for o in ([] if m.padding=='valid' else m.padding))
+
+def padding_of(m):
+    "What a convolution puts on each side; nothing if both sides aren't the same"
+    if m.padding=='valid': return (0,)*len(m.kernel_size)
+    if m.padding!='same': return m.padding
+    both = [d*(k-1) for d,k in zip(m.dilation, m.kernel_size)]
+    return None if any(o%2 for o in both) else tuple(o//2 for o in both)
+
+def why_no_kernel(m):
+    "Why a convolution has no kernel; empty if it has one"
+    if m.groups>1: return 'depthwise' if m.groups==m.in_channels else 'has groups'
+    if m.padding_mode!='zeros': return f'padding_mode is {m.padding_mode}'
+    if len(m.kernel_size)>2: return 'has three dimensions'
+    if padding_of(m) is None: return 'pads one side more than the other'
+    return why_not()
+
+def fits_kernel(v): return v.device.type=='cpu' and v.dtype in (torch.float,torch.double)

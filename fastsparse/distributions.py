@@ -498,18 +498,7 @@ def share_out(
     wanted:list, # Real numbers, none negative
     total:int, # What the integers add up to; from the sum of whole parts to that plus one each
 ) -> list: # An integer for each of `wanted`, within one of it
-    """Round `wanted` to integers that add up to `total`, by largest remainder
-
-    Args:
-        wanted (list): Real numbers, none negative
-        total (int): What the integers add up to; from the sum of whole parts to that plus one each
-
-    Returns:
-        list: An integer for each of `wanted`, within one of it
-
-    Raises:
-        ValueError: total is ..., and must lie in [...,...], within one each of what is wanted
-    """
+    "Round `wanted` to integers that add up to `total`, by largest remainder"
     whole = [math.floor(o) for o in wanted]
     if not 0<=total-sum(whole)<=len(wanted): raise ValueError(f"total is {total}, and must lie in [{sum(whole)},{sum(whole)+len(wanted)}], within one each of what is wanted")
     order = sorted(range_of(wanted), key=lambda i: (whole[i]-wanted[i], i))

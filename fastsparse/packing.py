@@ -8,8 +8,9 @@ __all__ = ['pack']
 # %% ../nbs/32_packing.ipynb #37c50ff5
 import torch,torch.nn.functional as F
 from fastcore.basics import *
+from fastsparse.attention import Attends
 from fastsparse.checks import need_modules
-from fastsparse.compute import Attends,is_pointwise
+from fastsparse.convolutions import is_pointwise
 from fastsparse.guards import Enforcement
 from fastsparse.products import sparse_product,SparseIndex
 from torch import nn

@@ -6,7 +6,7 @@
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 'sparse_conv1x1']
 
 # %% ../nbs/30a_products.ipynb #b8226e00
-import torch,torch.nn.functional as F
+import torch,torch.distributed as dist,torch.nn.functional as F
 from fastcore.basics import *
 from fastsparse.kernels import gradients,kernels_take,listed,multiply,turned
 from fastsparse.masks import live_places
@@ -215,3 +215,54 @@ def sparse_conv1x1(
     at = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
     y = sparse_linear(at.movedim(1, -1), values, index, bias, tap).movedim(-1, 1)
     return y.contiguous() if x.is_contiguous() else y
+
+# %% ../nbs/30a_products.ipynb #1f3256de
+class DenseGradient:
+    "The gradient of a weight, dead ones included, as backwards left it: a sum of `terms`, tensors and pairs of factors"
+    def __init__(self): self.clear()
+    def clear(self): self.terms,self.came,self.version,self.shared,self.pending = [],None,None,False,{}
+
+    def add(self, before, gT, xT=None):
+        "A backward brings `gT@xT.t()`, or just `gT`; live values had the gradient `before`"
+        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
+        task = torch._C._current_graph_task_id()
+        if task not in self.pending: self.pending[task] = before is None or before._version!=self.version and not before.any(),[]
+        self.pending[task][1].append(term)
+
+    def arrive(self, grad):
+        "The backward has given live values the gradient `grad`"
+        if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
+        fresh,terms = got
+        self.terms = [*([] if fresh else self.terms), *terms]
+        self.came,self.version,self.shared = grad.detach().clone(),grad._version,False
+        first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
+        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
+        if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
+
+    def summed(self, index=None, rows=slice(None)):
+        "The sum of the terms, with rows for outputs, all or some; or just at the weights of `index`"
+        def _part(t):
+            if isinstance(t, torch.Tensor): return t[rows] if index is None else t.reshape(-1)[index.places]
+            return t[0][rows]@t[1].t() if index is None else sampled_product(index, *t)
+        first,*others = map(_part, self.terms)
+        return sum(others, first).to(self.came.dtype)
+
+# %% ../nbs/30a_products.ipynb #f2c20c98
+@patch
+def share(self:DenseGradient):
+    "Take the mean of all ranks' in a process group"
+    if not self.shared and dist.is_available() and dist.is_initialized():
+        self.terms = [self.summed()]
+        for t in (self.terms[0], self.came):
+            dist.all_reduce(t)
+            t /= dist.get_world_size()
+    self.shared = True
+
+@patch
+@torch.no_grad()
+def in_rows(self:DenseGradient, rows, places, live):
+    "As a dense matrix of some rows; the weights at `places` of these rows live, and are the `live` ones of all live ones"
+    out = self.summed(rows=rows)
+    if isinstance(self.terms[0], torch.Tensor): out = out.clone()
+    out.view(-1).scatter_(0, places, self.came[live])
+    return out
