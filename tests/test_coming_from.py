@@ -1,5 +1,5 @@
 "Whoever comes from another library finds every name of it in the tables of `coming_from.ipynb`"
-import ast, html, importlib, json, re, pytest
+import ast, builtins, html, importlib, json, re, pytest
 from pathlib import Path
 from torch import nn
 
@@ -88,6 +88,21 @@ def test_every_line_runs_and_the_page_shows_what_ran(page):
     "A table that was not made by the cell above it could say anything"
     assert len(page)==len(NAMES) and all(now==then for _,now,then in page)
 
+def test_a_user_has_every_name_of_every_line(world):
+    "Lines need what fastai and this package give, the import that the row shows, and the scene that the text tells: `is_pruned` once needed more"
+    names,lines = world
+    user = {}
+    exec('from fastai.vision.all import *\nfrom fastsparse.all import *', user)
+    nb = json.loads((Path(__file__).parent.parent/'nbs'/'coming_from.ipynb').read_text())
+    told = {o for c in nb['cells'] if c['cell_type']=='markdown' for o in re.findall(r'`(\w+)`', ''.join(c['source']))} | {'_','spec','kept','grown'}
+    for name,line in lines.items():
+        tree = ast.parse(line)
+        args = {o.arg for o in ast.walk(tree) if isinstance(o, ast.arg)}
+        stored,used = [{o.id for o in ast.walk(tree) if isinstance(o, ast.Name) and isinstance(o.ctx, kind)} for kind in (ast.Store, ast.Load)]
+        used -= args|stored
+        shown = {o.split()[-1] for o in names['imports_of'](line, names['known'](names['scene']()))}
+        assert not {o for o in used-told-shown if o not in user and not hasattr(builtins, o)}, (name,line)
+
 def test_a_false_claim_stops_the_page():
     "Lines that fail and claims that don't hold are errors, not rows"
     names = {}
@@ -146,7 +161,7 @@ def here(world, name):
     "Run the line of the row that begins with `name`, as `check` does; the names after it"
     names,lines = world
     own = names['scene']()
-    for o in names['imports_of'](lines[name], own): exec(o, own)
+    for o in names['imports_of'](lines[name], names['known'](own)): exec(o, own)
     with own['learn'].no_bar(), own['learn'].no_logging(): own['_'] = names['value_of'](lines[name], own)
     return own
 

@@ -273,6 +273,13 @@ def test_sparsegpt_refuses():
     with torch.no_grad(): layer.weight[1,2] = math.nan
     with pytest.raises(ValueError, match='not finite'): prune_sparsegpt(layer, .5, [x])
 
+@pytest.mark.parametrize('prune', [prune_sparsegpt, prune_wanda])
+def test_data_of_another_width_is_refused_by_its_shape(prune):
+    "Not by torch's message alone, and before anything is pruned"
+    layer = nn.Linear(8, 4)
+    with pytest.raises(ValueError, match=r"data has a batch of shape \(16, 5\), and the model can't take it"): prune(layer, .5, [torch.randn(16,5)])
+    assert 'weight_mask' not in dict(layer.named_buffers()) and layer.weight.count_nonzero()==32
+
 def test_all_or_nothing():
     "A layer that can't be solved leaves those before it as they were, without masks"
     net,x = nn.Sequential(nn.Linear(8,4), nn.Linear(4,20), nn.Linear(20,3)),_data(n=12)[0]
