@@ -14,6 +14,7 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastprogress.fastprogress import progress_bar
 from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.checks import need_number
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.masks import count_live
@@ -23,6 +24,7 @@ from fastsparse.schedules import Interval
 from fastsparse.scores import fisher_saliency,MeanGradient
 from fastsparse.signal import batch_of,output_spread,same_random_state
 from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
+from numbers import Real
 
 # %% ../nbs/15_fit.ipynb #2bd381e4
 class Fitted(Interval):
@@ -63,20 +65,39 @@ def _density(model):
     os = masked_params(model)
     return sum(count_live(o.mask) for o in os)/sum(o.mask.numel() for o in os)
 
-def _check_fit(n_epoch, sparsity, lr):
+def _is_rate(x): return isinstance(x, Real) and not isinstance(x, bool) and 0<x<math.inf
+
+def _check_fit(n_epoch, sparsity, lr, cbs):
     if isinstance(n_epoch, bool) or not isinstance(n_epoch, int) or n_epoch<1: raise ValueError(f"n_epoch is {n_epoch!r}, and must be an integer from 1: the epochs to train")
     if isinstance(sparsity, (str,bool)) or sparsity is None: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
     check_sparsity(sparsity)
-    if lr is not None and not (isinstance(lr, (float,int,slice)) and (isinstance(lr, slice) or 0<lr<math.inf)): raise ValueError(f"lr is {lr!r}, and must be a number above 0, a slice, or None for the learner's")
+    rates = [lr.stop, ifnone(lr.start, lr.stop)] if isinstance(lr, slice) else [] if lr is None else [lr]
+    if not all(map(_is_rate, rates)): raise ValueError(f"lr is {lr!r}, and must be a number above 0, a slice of such numbers, or None for the learner's")
+    bad = [o for o in L(cbs) if not (issubclass(o, Callback) if isinstance(o, type) else isinstance(o, Callback))]
+    if bad: raise TypeError(f"cbs holds {bad[0]!r}, and must be a callback or a list of callbacks")
 
+# %% ../nbs/15_fit.ipynb #8a03e22b
 def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     "Make the model sparse where the method starts sparse; returns settings that lead to `sparsity`"
-    if masked_params(learn.model): return {} if abs(1-_density(learn.model)-sparsity)<1e-3 else dict(sparsity=sparsity, sparse_f=sparse_f)
-    if settings.get('sparsity_path') is not None: return dict(sparsity=sparsity)
+    path = settings.get('sparsity_path') is not None
+    if masked_params(learn.model):
+        there = abs(1-_density(learn.model)-sparsity)<1e-3
+        return {} if there and not path else dict(sparsity=sparsity, sparse_f=sparse_f)
+    if path: return dict(sparsity=sparsity)
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: pass mask_init='magnitude', or a gradual method such as method='gmp'")
     sparsify_model(learn, sparsity, sparse_f, mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
+
+def _prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=erdos_renyi_sparsity, mask_init='random', seed=None,
+    scale_rates=True, cbs=None, **kwargs):
+    "The callback of a fit, for which the model has been made sparse"
+    _check_fit(n_epoch, sparsity, lr, cbs)
+    settings = {**(auto_presets(n_epoch*len(learn.dls.train)) if method in (None,'auto') else find_method(method)), **kwargs}
+    seed = draw_seed(seed)
+    cb = DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, **settings)  # refuses before anything has changed
+    cb.settings.update(_make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed))
+    return cb
 
 # %% ../nbs/15_fit.ipynb #6f1d0ccf
 @patch
@@ -93,11 +114,7 @@ def fit_sparse(self:Learner,
     **kwargs # Settings of the method, which go before its own
 ) -> DynamicSparseTrainingCallback: # It knows the seed and the state of the run
     "Train a sparse network for one cycle, e.g. `learn.fit_sparse(20, .95)`"
-    _check_fit(n_epoch, sparsity, lr)
-    settings = {**(auto_presets(n_epoch*len(self.dls.train)) if method in (None,'auto') else find_method(method)), **kwargs}
-    seed = draw_seed(seed)
-    cb = DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, **settings)  # refuses before anything has changed
-    cb.settings.update(_make_sparse(self, sparsity, settings, sparse_f, mask_init, seed))
+    cb = _prepared(self, n_epoch, sparsity, lr, method, sparse_f, mask_init, seed, scale_rates, cbs, **kwargs)
     if self.opt is None: self.create_opt()
     try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, *L(cbs)])
     finally: apply_masks(self.model)
@@ -148,7 +165,7 @@ def sparse_lr_find(self:Learner,
     show_plot:bool=True, # Plot loss against rate?
 ) -> float: # A tenth of the rate where the smoothed loss is lowest
     "Find a learning rate for a sparse network, e.g. `learn.sparse_lr_find()`"
-    if not 0<start_lr<end_lr<math.inf: raise ValueError(f"start_lr is {start_lr} and end_lr {end_lr}, and must be 0 < start_lr < end_lr, e.g. 1e-5 and 10")
+    if not (_is_rate(start_lr) and _is_rate(end_lr) and start_lr<end_lr): raise ValueError(f"start_lr is {start_lr!r} and end_lr {end_lr!r}, and must be 0 < start_lr < end_lr, e.g. 1e-5 and 10")
     if isinstance(num_it, bool) or not isinstance(num_it, int) or num_it<10: raise ValueError(f"num_it is {num_it!r}, and must be an integer from 10: the batches to try")
     spread = output_spread(self.model, batch_of(self))
     if spread is not None and spread<1e-4: raise ValueError(f"{type(self.model).__name__} is dead: its outputs have a spread of {spread:.1g}, so losses would be noise: make it sparse by sparsify_model(learn, ...), which repairs the signal")
@@ -174,10 +191,13 @@ def _plot_rates(rates, losses, suggested):
     ax.legend()
 
 # %% ../nbs/15_fit.ipynb #e3074a42
+def _copy_of(learn):
+    same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter')}
+    return Learner(learn.dls, module_copy(learn.model), metrics=list(learn.metrics), **same)
+
 def _trial(learn, s, seed, n_epoch, lr, kwargs):
     "Train a copy at sparsity `s`; returns its metric, its time and its bytes"
-    same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter')}
-    own = Learner(learn.dls, module_copy(learn.model), metrics=list(learn.metrics), **same)
+    own = _copy_of(learn)
     torch.manual_seed(seed)
     with own.no_bar(), own.no_logging():
         if s: own.fit_sparse(n_epoch, s, lr, seed=seed, **kwargs)
@@ -220,6 +240,25 @@ class SparsityFound:
         return fig_ax[0]
 
 # %% ../nbs/15_fit.ipynb #d8623aff
+def _check_search(learn, budget, sparsities, seeds, tolerance):
+    "Refuse a search by name; returns the sparsities in order"
+    if not isinstance(learn, Learner): raise TypeError(f"learn is {type(learn).__name__}, and must be a Learner with a dense model")
+    if masked_params(learn.model): raise ValueError("the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first")
+    found = [sparsities] if isinstance(sparsities, Real) else list(sparsities)
+    bad = [s for s in found if isinstance(s, bool) or not isinstance(s, Real) or not 0<s<1]
+    if bad or not found: raise ValueError(f"sparsity {bad[0] if bad else found!r} must lie in (0,1): the fraction of weights that is dead, e.g. 0.9")
+    need_number('budget', budget, 1, whole=True)
+    need_number('seeds', seeds, 1, whole=True)
+    need_number('tolerance', tolerance, 0)
+    return sorted(set(found))
+
+def _rehearse(learn, n_epoch, sparsities, lr, kwargs):
+    "All that comes before a training at each sparsity, on copies"
+    if own := set(kwargs) & {'seed','sparsity','n_epoch'}: raise TypeError(f"{first(own)} is what the search sets itself: pass seeds=, sparsities= and budget=")
+    with _as_was(learn):
+        for s in sparsities: _prepared(_copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
+
+# %% ../nbs/15_fit.ipynb #40a198d8
 def find_sparsity(
     learn:Learner, # With a dense model; it comes back as it was
     budget:int=40, # Epochs of all trainings together
@@ -249,12 +288,11 @@ def find_sparsity(
         SparsityFound: `suggested`, `table` and `plot()`
 
     Raises:
+        ValueError: budget is ... epochs for ... trainings: pass at least ..., or fewer sparsities or seeds
+        TypeError: learn is ..., and must be a Learner with a dense model
         ValueError: the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first
         ValueError: sparsity ... must lie in (0,1): the fraction of weights that is dead, e.g. 0.9
-        ValueError: budget is ... epochs for ... trainings: pass at least ..., or fewer sparsities or seeds (1 or
-            more)
-        ValueError: tolerance is ..., and must be 0 or more
-        TypeError: model is ..., and must be a torch module
+        TypeError: ... is what the search sets itself: pass seeds=, sparsities= and budget=
 
     Example:
         dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
@@ -262,12 +300,11 @@ def find_sparsity(
         with learn.no_bar(), learn.no_logging(): found = find_sparsity(learn, budget=2, sparsities=(.8,), seeds=1)
         found.suggested
     """
-    if masked_params(learn.model): raise ValueError("the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first")
-    if bad := [s for s in sparsities if not 0<s<1]: raise ValueError(f"sparsity {bad[0]} must lie in (0,1): the fraction of weights that is dead, e.g. 0.9")
+    sparsities = _check_search(learn, budget, sparsities, seeds, tolerance)
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
-    n_epoch = budget//max(len(runs), 1)
-    if seeds<1 or n_epoch<1: raise ValueError(f"budget is {budget} epochs for {len(runs)} trainings: pass at least {max(len(runs), 1)}, or fewer sparsities or seeds (1 or more)")
-    if tolerance<0: raise ValueError(f"tolerance is {tolerance}, and must be 0 or more")
+    n_epoch = budget//len(runs)
+    if n_epoch<1: raise ValueError(f"budget is {budget} epochs for {len(runs)} trainings: pass at least {len(runs)}, or fewer sparsities or seeds")
+    _rehearse(learn, n_epoch, sparsities, lr, kwargs)
     with _as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in progress_bar(runs, display=progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

@@ -103,11 +103,35 @@ def test_a_scaled_rate_is_that_of_a_parameter_group():
         return learn.model[0].weight.detach()
     assert torch.allclose(train(True), train(False), atol=1e-3)
 
-@pytest.mark.parametrize('args,named', [((0,.9),'n_epoch'), ((1,1.),r'\[0,1\)'), ((1,-.1),r'\[0,1\)'), ((1,'x'),'sparsity'), ((1,.9,-1.),'lr'), ((1,.9,None,'nope'),'nope')])
+@pytest.mark.parametrize('args,named', [((0,.9),'n_epoch'), ((1,1.),r'\[0,1\)'), ((1,-.1),r'\[0,1\)'), ((1,'x'),'sparsity'), ((1,.9,-1.),'lr'), ((1,.9,None,'nope'),'nope'),
+    ((1,.9,slice(-1,0)),'lr'), ((1,.9,slice('a',1.)),'lr'), ((1,.9,slice(None)),'lr'), ((1,.9,True),'lr')])
 def test_bad_input_is_refused_before_anything_changed(args, named):
     learn = learner()
     with pytest.raises(ValueError, match=named): learn.fit_sparse(*args)
     assert not masked_params(learn.model) and learn.opt is None
+
+def test_callbacks_are_looked_at_before_anything_changed():
+    learn = learner()
+    with pytest.raises(TypeError, match='cbs holds 3'): learn.fit_sparse(1, .9, cbs=[Callback(), 3])
+    assert not masked_params(learn.model)
+    learn.fit_sparse(1, .9, cbs=[Callback, Callback()])
+
+@pytest.mark.parametrize('method', ['gmp','acdc','granet','softmest'])
+def test_gradual_methods_take_a_model_that_is_sparse(method):
+    learn = learner()
+    sparsify_model(learn, .9, seed=0)
+    learn.fit_sparse(2, .9, method=method, seed=0)
+    assert abs(sparsity_of(learn.model)-.9)<2e-3 and dead_are_zero(learn.model)
+
+@pytest.mark.parametrize('kwargs,named', [(dict(budget=2.5),'budget is 2.5'), (dict(budget='a'),'budget'), (dict(seeds=0),'seeds is 0'), (dict(seeds=1.5),'seeds'),
+    (dict(sparsities=()),'sparsity'), (dict(sparsities=('a',)),'sparsity'), (dict(tolerance='a'),'tolerance'), (dict(tolerance=-1),'tolerance'), (dict(lr=-1),'lr'),
+    (dict(foo=1),'foo'), (dict(method='nope'),'nope'), (dict(seed=3),'seeds='), (dict(mask_init='nope'),'mask_init'), (dict(sparse_f='nope'),'nope'), (dict(cbs=3),'cbs')])
+def test_a_search_is_refused_before_any_training(kwargs, named, monkeypatch):
+    learn = learner()
+    monkeypatch.setattr(Learner, 'fit', lambda *args, **kw: pytest.fail('it trained'))
+    with pytest.raises((ValueError,TypeError), match=named): find_sparsity(learn, **kwargs)
+    assert not masked_params(learn.model) and learn.opt is None
+    with pytest.raises(TypeError, match='must be a Learner'): find_sparsity(learn.model)
 
 def test_sparse_lr_find_leaves_the_learner_as_it_was():
     learn = learner(partial(SGD, mom=.9))
@@ -116,6 +140,10 @@ def test_sparse_lr_find_leaves_the_learner_as_it_was():
     rate = learn.sparse_lr_find(show_plot=False)
     assert 1e-3<rate<1 and learn.opt is None
     assert all(torch.equal(v, was[k]) for k,v in learn.model.state_dict().items())
+
+@pytest.mark.parametrize('kwargs', [dict(start_lr=0), dict(start_lr=1., end_lr=.1), dict(end_lr=float('inf')), dict(start_lr='a'), dict(end_lr=None), dict(start_lr=True)])
+def test_rates_to_sweep_are_numbers_in_order(kwargs):
+    with pytest.raises(ValueError, match='0 < start_lr < end_lr'): learner().sparse_lr_find(**kwargs)
 
 def test_a_dead_network_is_refused_by_name():
     learn = learner()
