@@ -19,7 +19,7 @@ from fastsparse.masks import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.packing import pack,packed,storable
 from fastsparse.runs import ways_out,written_behind
 from fastsparse.shrinking import shrink
-from fastsparse.guards import apply_masks,guard_of,masked_params
+from fastsparse.guards import apply_masks,guard_of,masked_params,settle_averages
 from fastsparse.sparsify import module_copy,module_of,unsparsify
 from io import BytesIO
 from math import prod
@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../nbs/34_export.ipynb #cb907462
 def _check_written(model):
+    settle_averages(module_of(model))
     for n,k in written_behind(module_of(model)).items():
         raise ValueError(f"{n} has {k} dead weights that are not zero, written where its guard can't see it, and an export would lose them: {ways_out}")
 

@@ -536,14 +536,19 @@ def check_masks_of_load(
 class Enforcement:
     "A forward pre-hook on the root of a model, and the guards of its masked parameters"
     armed = weakref.WeakSet()
-    def __init__(self): self.guards,self.root,self.kind,self.claims,self.trying = [],None,None,[],False
+    def __init__(self):
+        self.guards,self.root,self.kind,self.claims,self.trying = [],None,None,[],False
+        self.source,self.place,self.copies,self.written = None,None,weakref.WeakSet(),{}
+
     def __reduce__(self): return Enforcement,()
 
     def __call__(self, module, args):
         if torch.compiler.is_compiling() or vars(module).get('_is_replica'): return
         self.look(module)
 
-    def look(self, module, *args):
+    def look(self, module, *loaded):
+        if self.source is not None: self.settle(loaded)
+        for c in list(self.copies): c.settle()
         if self.root is None or self.root() is not module or self.kind is not type(module): self.arm(module)
         if not _wrapped: _listen()
         if any([g.check() for g in self.guards]): self.arm(module)
@@ -562,6 +567,65 @@ class Enforcement:
         finally: self.trying = False
 
     def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
+
+# %% ../nbs/03b_guards.ipynb #a6c1b501
+@patch
+def __deepcopy__(self:Enforcement, memo):
+    new = Enforcement()
+    model = None if self.root is None else self.root()
+    if model is not None and id(model) in memo:
+        new.source,new.place = weakref.ref(self),weakref.ref(memo[id(model)])
+        self.copies.add(new)
+    return new
+
+def _versions(o):
+    "How often weight, mask and sparsity were written to, and how often each is in a fresh copy"
+    ts = o.p,o.mask,o.module._buffers.get(f'{o.attr}_sparsity')
+    return None if any(t is None or t.is_inference() for t in ts) else tuple(map(version_of, ts))
+
+def _is_written(o, was):
+    now,g = _versions(o),guard_of(o.p)
+    if now is None or any(a<=b for a,b in zip(now, was)): return False
+    return g is None or g.stamp is None or not has_stamp(o.mask, g.stamp[1])
+
+@patch
+def settle(self:Enforcement, loaded=()):
+    "Make the masks of a copy right, if somebody has averaged them; after a load, whatever came is meant so"
+    model = self.place()
+    if model is None: return
+    os = [o for o in masked_params(model) if f'{o.attr}_sparsifier' not in o.module._modules and o.p.shape==o.shape]
+    fresh = 1,1,1  # a deep copy has written to each tensor once
+    averaged = os and not loaded and all(_is_written(o, self.written.get(o.name, fresh)) for o in os)
+    if averaged and any(asked_sparsity(o) is not None for o in os): self.take_masks(os)
+    self.written = {o.name:_versions(o) or fresh for o in os}
+
+# %% ../nbs/03b_guards.ipynb #9cd925ff
+@patch
+@torch.no_grad()
+def take_masks(self:Enforcement, os):
+    "Take the masks of the source, or refuse to go on"
+    source = self.source()
+    model = None if source is None or source.root is None else source.root()
+    theirs = {} if model is None else {o.name:o for o in masked_params(model)}
+    if odd := first(o.name for o in os if o.name not in theirs or theirs[o.name].shape!=o.shape):
+        raise ValueError(f"{odd}_mask was averaged with other masks, and the model that this is a copy of is gone or has other parameters: keep that model as long as the average, or average without buffers (AveragedModel(model, use_buffers=False), ModelEmaV3)")
+    for o in os:
+        for k in ('mask','sparsity'): o.module._buffers[f'{o.attr}_{k}'].copy_(theirs[o.name].module._buffers[f'{o.attr}_{k}'])
+        zero_dead_(o.p, o.mask)
+
+def before_state(
+    module:nn.Module, # A module whose state is about to be read
+    *args
+):
+    "What others wrote is masked, and masks of an average are made right"
+    for h in list(module._forward_pre_hooks.values()):
+        if isinstance(h, Enforcement) and (h.source is not None or h.root is not None and h.root() is module): h.look(module)
+
+def settle_averages(
+    model:nn.Module, # Any module
+):
+    "Make the masks of averaged copies in `model` right"
+    for m in model.modules(): before_state(m)
 
 # %% ../nbs/03b_guards.ipynb #0490b5c2
 @patch
@@ -624,6 +688,8 @@ def unhook(
     "Take the hook off `model` and its parts"
     for hooks in (o for m in model.modules() for o in (m._forward_pre_hooks, m._load_state_dict_post_hooks, m._load_state_dict_pre_hooks)):
         for k in [k for k,h in hooks.items() if _is_of(hook, h)]: del hooks[k]
+    for m in (m for m in model.modules() if not any(isinstance(h, Enforcement) for h in m._forward_pre_hooks.values())):
+        for k in [k for k,h in m._state_dict_pre_hooks.items() if h is before_state]: del m._state_dict_pre_hooks[k]
 
 # %% ../nbs/03b_guards.ipynb #f7fa77f4
 def enforce_masks(
@@ -636,6 +702,7 @@ def enforce_masks(
         hook = Enforcement()
         model.register_forward_pre_hook(hook)
         model.register_load_state_dict_post_hook(hook.look)
+        if before_state not in model._state_dict_pre_hooks.values(): model.register_state_dict_pre_hook(before_state)
     elif hook.root is None or not hook.claims: Enforced(hook)  # of a copy, whose masks are all enforced
     held = Enforced(hook, only)
     hook.arm(model)

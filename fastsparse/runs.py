@@ -20,7 +20,7 @@ from fastsparse.files import as_path,check_seal,read_tensors,reading,seal,whole_
 from fastsparse.masks import bits_to_mask,count_live,live_places,mask_to_bits
 from fastsparse.parts import Method
 from fastsparse.scores import base_opt
-from fastsparse.guards import apply_masks,enforce_masks,guard_of,has_stamp,Masked,masked_params
+from fastsparse.guards import apply_masks,enforce_masks,guard_of,has_stamp,Masked,masked_params,settle_averages
 from fastsparse.sparsify import keep_from_broadcast,module_of,register_mask
 from pathlib import Path
 from torch import nn
@@ -258,6 +258,7 @@ def collect_run(
     grads:bool=False, # Gradients too?
 ) -> dict:
     "The state of model, optimizer, engine and random generators"
+    settle_averages(model)
     for n,k in written_behind(model).items(): warn(f"{n} has {k} dead weights that are not zero, written where its guard can't see it: they are saved as they are; {ways_out}")
     pack = _Packer()
     run = dict(about=_about(model, opt, engine), model=_pack_model(plain(model.state_dict(), 'model'), pack), random=random_state())

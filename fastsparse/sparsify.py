@@ -16,7 +16,7 @@ from fastsparse.checks import need_modules,need_number,need_tensors
 from fastsparse.declared import declares,find_part,needs_of,register_part
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
-from fastsparse.guards import masked_params,storage_of,storages,unhook
+from fastsparse.guards import masked_params,settle_averages,storage_of,storages,unhook
 from fastsparse.layers import axes_of,layer_of
 from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
@@ -614,7 +614,7 @@ def sparse_summary(
         test_eq(sparse_summary(model).df['live'].iloc[-2], round(.2*(64*8+64*16+20*16)))
         sparse_summary(model)
     """
-    model = module_of(model)
+    settle_averages(model := module_of(model))
     marks = {o.name:o for o in masked_params(model)}
     return SparseSummary([_row(o, marks) for o in decide(model)])
 

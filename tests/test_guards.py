@@ -184,7 +184,7 @@ def test_after_enforcement_a_load_is_torchs_own():
     for end in (lambda m,h: h.remove(), lambda m,h: unsparsify(m)):
         model = mlp()
         end(model, sparsify_model(model, .5, seed=0))
-        assert not any(m._load_state_dict_pre_hooks or m._load_state_dict_post_hooks or m._forward_pre_hooks for m in model.modules())
+        assert not any(m._load_state_dict_pre_hooks or m._load_state_dict_post_hooks or m._forward_pre_hooks or m._state_dict_pre_hooks for m in model.modules())
     model = loadable()
     part = model[4]
     unsparsify(part)
@@ -210,6 +210,91 @@ def test_compiled_step():
         m(torch.randn(4, next(m.parameters()).shape[1])).square().sum().backward()
         step()
         assert_dead(m, opt)
+
+# --- averages
+
+from torch.optim.swa_utils import AveragedModel,get_ema_avg_fn,get_ema_multi_avg_fn
+
+def timm_ema(name, **kwargs):
+    make = getattr(pytest.importorskip('timm.utils'), name)
+    return lambda m: make(m, decay=.9, **kwargs)
+
+averages = dict(weights=AveragedModel, ema=lambda m: AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(.9)))
+averages |= dict(buffers=lambda m: AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(.9), use_buffers=True))
+averages |= dict(one_by_one=lambda m: AveragedModel(m, avg_fn=get_ema_avg_fn(.9), use_buffers=True))
+averages |= dict(timm1=lambda m: timm_ema('ModelEma')(m), timm2=lambda m: timm_ema('ModelEmaV2')(m), timm3=lambda m: timm_ema('ModelEmaV3')(m))
+averages |= dict(timm3_without=lambda m: timm_ema('ModelEmaV3', exclude_buffers=True)(m))
+first_uses = dict(forward=lambda m: m(torch.ones(2,6)), summary=sparse_summary, state=lambda m: m.state_dict(), export=plain_copy, source=lambda m: None)
+
+def averaged_over_updates(make, n=25):
+    "A model whose topology moved, its average, and the module in it"
+    m = mlp((6,32,10))
+    sparsify_model(m, .8, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    DynamicSparseTraining(m, opt, 40, **RigL_presets(batches_per_update=4, stop_pct=1.), seed=0)
+    average,g = make(m),torch.Generator().manual_seed(0)
+    for _ in range(n):
+        opt.zero_grad()
+        m(torch.randn(8, 6, generator=g)).square().mean().backward()
+        opt.step()
+        average.update_parameters(m) if hasattr(average, 'update_parameters') else average.update(m)
+    return m,average,getattr(average, 'module', None) or average.ema
+
+@pytest.mark.parametrize('use', first_uses)
+@pytest.mark.parametrize('kind', averages)
+def test_averages_have_the_masks_of_their_source(kind, use):
+    "Masks aren't averaged: after the first use of an average, or a forward of its source, they are the source's, and so is the sparsity; dead weights are zero, live ones averaged"
+    m,average,inside = averaged_over_updates(averages[kind])
+    if use=='source': m(torch.ones(2,6)), inside(torch.ones(2,6))
+    else: first_uses[use](average if isinstance(average, nn.Module) and use!='export' else inside)
+    inside(torch.ones(2,6))
+    mine,theirs = masked_params(inside),masked_params(m)
+    assert [int(o.mask.sum()) for o in mine]==[round(.2*o.p.numel()) for o in mine] and same_masks([o.mask for o in mine], [o.mask for o in theirs])
+    assert_dead(inside)
+    assert [s for *_,s in sparse_params(inside)]==[s for *_,s in sparse_params(m)] and not torch.equal(mine[0].p, theirs[0].p)
+
+def test_saved_averages_are_sparse(tmp_path):
+    "Their state loads into a model of the same masks, and their file is the source's but for the values"
+    m,average,inside = averaged_over_updates(averages['buffers'])
+    torch.save(average.state_dict(), tmp_path/'a')
+    state = {k.removeprefix('module.'):v for k,v in torch.load(tmp_path/'a').items() if k.startswith('module.')}
+    assert all(is_positive_zero(state[o.name][~o.mask]) and torch.equal(state[f'{o.name}_mask'], o.mask) for o in masked_params(m))
+
+def test_an_average_whose_source_is_gone_is_refused():
+    "Nobody knows its masks then; the error names the way out"
+    m,average,inside = averaged_over_updates(averages['buffers'])
+    m = None
+    import gc
+    gc.collect()
+    with pytest.raises(ValueError, match='0.weight_mask was averaged.*use_buffers=False'): average(torch.ones(2,6))
+
+def test_copies_are_their_own():
+    "What is done to a copy on purpose stays: loads, masks set by hand, a sparsity that is asked for, training of its own"
+    def check(change):
+        m = mlp((6,32,10))
+        sparsify_model(m, .8, seed=0)
+        c = copy.deepcopy(m)
+        want = change(c) or masks_of(c)
+        m(torch.ones(2,6)), c(torch.ones(2,6)), c.state_dict(), sparse_summary(c)
+        assert same_masks(masks_of(c), want) and not same_masks(want, masks_of(m))
+    other = mlp((6,32,10))
+    sparsify_model(other, .5, seed=1)
+    check(lambda c: c.load_state_dict(other.state_dict()) and None)
+    def by_hand(c):
+        for o in masked_params(c): o.mask.copy_(dict((a.name,a.mask) for a in masked_params(other))[o.name])
+    check(by_hand)
+    def asked(c):
+        by_hand(c)
+        for *_,o in [(o,) for o in masked_params(c)]: o.module._buffers['weight_sparsity'].fill_(.9)
+    check(asked)
+    def trained(c):
+        opt = torch.optim.SGD(c.parameters(), lr=.1)
+        DynamicSparseTraining(c, opt, 40, **RigL_presets(batches_per_update=2), seed=0)
+        for _ in range(9):
+            opt.zero_grad()
+            c(torch.randn(8,6)).square().mean().backward()
+            opt.step()
+    check(trained)
 
 class _LiveOnly(nn.Module):
     "A linear layer whose Parameter is the same object, with live values only"

@@ -135,6 +135,37 @@ def test_lightning_modules_with_two_optimizers_are_refused_by_name(tmp_path):
     net.configure_optimizers = lambda: [torch.optim.SGD(net.layers[0].parameters(), .1), torch.optim.SGD(net.layers[2].parameters(), .1)]
     with pytest.raises(ValueError, match='2 optimizers'): lightning_fit(net, tmp_path, lightning_callback())
 
+def lightning_average(name, **kwargs):
+    pytest.importorskip('lightning')
+    import lightning.pytorch.callbacks as cbs
+    return getattr(cbs, name)(**kwargs)
+
+kinds_of_average = [('EMAWeightAveraging', dict(decay=.9)), ('EMAWeightAveraging', dict(decay=.9, use_buffers=False)), ('StochasticWeightAveraging', dict(swa_lrs=.01, swa_epoch_start=.3))]
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name,kwargs', kinds_of_average)
+@pytest.mark.parametrize('first', [True,False])
+def test_lightnings_averages_do_not_average_masks(tmp_path, name, kwargs, first):
+    "The masks of the model that comes out are those of a training without averages; its file holds zeros where weights are dead"
+    plain,net = lightning_net(),lightning_net()
+    lightning_fit(plain, tmp_path/'a', lightning_callback(stop_pct=1.))
+    average,cb = lightning_average(name, **kwargs),lightning_callback(stop_pct=1.)
+    if not first: sparsify_model(net, .8, erdos_renyi_sparsity, seed=0)
+    trainer = lightning_fit(net, tmp_path/'b', cb if first else average, extra=[average if first else cb], limit_val_batches=0)
+    if name=='EMAWeightAveraging' and first:
+        for (n,a),b in zip(plain.named_buffers(), net.buffers()): assert torch.equal(a, b), n
+    t.test_eq(counts(net)[1], round(.2*counts(net)[0]))
+    state = torch.load(tmp_path/'b'/'epoch=3.ckpt', weights_only=False)['state_dict']
+    for o in masked_params(net): assert not state[o.name][~state[f'{o.name}_mask']].any() and int(state[f'{o.name}_mask'].sum())==int(o.mask.sum())
+    trainer.save_checkpoint(tmp_path/'end.ckpt')
+    assert dead_are_zero(net) and not any(float(s)!=1-float(o.mask.float().mean()) for o,(_,_,s) in zip(masked_params(net), sparse_params(net)) if abs(s-1+float(o.mask.float().mean()))>1e-6)
+
+@pytest.mark.filterwarnings('ignore')
+def test_an_average_of_a_dense_model_is_refused(tmp_path):
+    "It was copied before there were masks"
+    average = lightning_average('EMAWeightAveraging')
+    with pytest.raises(ValueError, match='put SparseLightningCallback before it'): lightning_fit(lightning_net(), tmp_path, average, extra=[lightning_callback()])
+
 def engine_with(log):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16,64), nn.ReLU(), nn.Linear(64,4))
