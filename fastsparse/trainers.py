@@ -11,7 +11,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.files import read_tensors,whole_file
-from fastsparse.guards import masked_params
+from fastsparse.guards import masked_params,settle_averages
 from fastsparse.parts import find_method
 from fastsparse.sparsify import sparsify_model
 from fastsparse.training import DynamicSparseTraining,SparseEngine
@@ -177,6 +177,12 @@ def _saved(self:SparseTrainerCallback, args, state):
     raise ValueError(f"training goes on at step {state.global_step}, and {path} is not there: pass resume_from= with the checkpoint's folder, or begin anew")
 
 # %% ../nbs/40_trainers.ipynb #e2ee7a0c
+def _averages(trainer): return [m for cb in trainer.callbacks if isinstance(m := vars(cb).get('_average_model'), torch.nn.Module)]
+
+def _settle(trainer):
+    for m in _averages(trainer): settle_averages(m)
+
+# %% ../nbs/40_trainers.ipynb #6aec49f9
 class SparseLightningCallback(_Driver):
     """Sparse training under Lightning's `Trainer`
 
@@ -237,7 +243,9 @@ class SparseLightningCallback(_Driver):
     ): super().__init__(sparsity, sparse_f, seed, sparsify, **kwargs)
 
     def setup(self, trainer, pl_module, stage):
-        if stage=='fit': self.make_sparse(pl_module)
+        if stage!='fit': return
+        if _averages(trainer) and not masked_params(pl_module): raise ValueError("a callback that averages weights has copied the model before it was sparse: put SparseLightningCallback before it in callbacks, or call sparsify_model first")
+        self.make_sparse(pl_module)
 
     def on_train_start(self, trainer, pl_module):
         if len(trainer.optimizers)!=1: raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: make a DynamicSparseTraining for each in configure_optimizers instead")
@@ -251,7 +259,15 @@ def on_train_batch_end(self:SparseLightningCallback, trainer, pl_module, *args):
     for k,v in self.numbers().items(): pl_module.log(k, float(v))
 
 @patch
-def on_train_end(self:SparseLightningCallback, trainer, pl_module): self.stop()
+def on_validation_start(self:SparseLightningCallback, trainer, pl_module): _settle(trainer)
+
+@patch
+def on_train_epoch_end(self:SparseLightningCallback, trainer, pl_module): _settle(trainer)
+
+@patch
+def on_train_end(self:SparseLightningCallback, trainer, pl_module):
+    _settle(trainer)
+    self.stop()
 
 @patch
 def on_exception(self:SparseLightningCallback, trainer, pl_module, exception): self.stop()
