@@ -553,20 +553,23 @@ class Enforcement:
         if not _wrapped: _listen()
         if any([g.check() for g in self.guards]): self.arm(module)
 
-    def check_load(self, module, state, prefix, *args):
-        "Refuse a load before anything is written; asked of each module with masks, it answers for the one that loads, and for its own root"
-        if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
-        self.trying,(strict,assign) = True,_how_loaded()
-        try:
-            names = {}
-            for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
-            os = [o for o in masked_params(module) if self.claimed(o) and f'{o.attr}_sparsifier' not in o.module._modules]
-            check_masks_of_load(os, names, state, prefix)
-            if assign: return
-            _refuse_load(module, trial_load(module, state, prefix), strict and not _alters_keys(module))
-        finally: self.trying = False
+# %% ../nbs/03b_guards.ipynb #16c26677
+@patch
+def check_load(self:Enforcement, module, state, prefix, *args):
+    "Refuse a load before anything is written; asked of each module with masks, it answers for the one that loads, and for its own root"
+    if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
+    self.trying,(strict,assign) = True,_how_loaded()
+    try:
+        names = {}
+        for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+        os = [o for o in masked_params(module) if self.claimed(o) and f'{o.attr}_sparsifier' not in o.module._modules]
+        check_masks_of_load(os, names, state, prefix)
+        if assign: return
+        _refuse_load(module, trial_load(module, state, prefix), strict and not _alters_keys(module))
+    finally: self.trying = False
 
-    def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
+@patch
+def claimed(self:Enforcement, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
 
 # %% ../nbs/03b_guards.ipynb #a6c1b501
 @patch

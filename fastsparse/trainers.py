@@ -258,6 +258,7 @@ class SparseLightningCallback(_Driver):
 def on_train_batch_end(self:SparseLightningCallback, trainer, pl_module, *args):
     for k,v in self.numbers().items(): pl_module.log(k, float(v))
 
+# %% ../nbs/40_trainers.ipynb #08e05abf
 @patch
 def on_validation_start(self:SparseLightningCallback, trainer, pl_module): _settle(trainer)
 

@@ -184,7 +184,8 @@ def test_after_enforcement_a_load_is_torchs_own():
     for end in (lambda m,h: h.remove(), lambda m,h: unsparsify(m)):
         model = mlp()
         end(model, sparsify_model(model, .5, seed=0))
-        assert not any(m._load_state_dict_pre_hooks or m._load_state_dict_post_hooks or m._forward_pre_hooks or m._state_dict_pre_hooks for m in model.modules())
+        kinds = '_load_state_dict_pre_hooks','_load_state_dict_post_hooks','_forward_pre_hooks','_state_dict_pre_hooks'
+        assert not any(getattr(m, k) for m in model.modules() for k in kinds)
     model = loadable()
     part = model[4]
     unsparsify(part)
