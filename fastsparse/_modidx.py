@@ -82,6 +82,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'fastsparse.cli._parser': ('cli.html#_parser', 'fastsparse/cli.py'),
                                 'fastsparse.cli._prune_model': ('cli.html#_prune_model', 'fastsparse/cli.py'),
                                 'fastsparse.cli._safetensors': ('cli.html#_safetensors', 'fastsparse/cli.py'),
+                                'fastsparse.cli._state': ('cli.html#_state', 'fastsparse/cli.py'),
                                 'fastsparse.cli._step': ('cli.html#_step', 'fastsparse/cli.py'),
                                 'fastsparse.cli.bench': ('cli.html#bench', 'fastsparse/cli.py'),
                                 'fastsparse.cli.export': ('cli.html#export', 'fastsparse/cli.py'),

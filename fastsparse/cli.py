@@ -75,6 +75,7 @@ def write_weights(
 ):
     "Weights by name to a file of the kind that its suffix says"
     path = Path(path)
+    if not path.parent.is_dir(): raise Refused(f"--out is {path}, and the folder {path.parent} is not there: make it first")
     new = path.with_name(f'{path.name}.new')
     if path.suffix=='.safetensors':
         try: from safetensors.torch import save_file
@@ -104,7 +105,12 @@ def show_rows(rows, head):
 
 _head = ['parameter','shape','weights','live','sparsity']
 
-def summary(args): print(show_rows(summary_rows(read_weights(args.file)), _head))
+def _state(args):
+    "Weights by name in a file of weights, or of a whole model that is trusted"
+    state = read_model(args.file, True).state_dict() if args.trust else read_weights(args.file)
+    return {k:v for k,v in state.items() if not k.endswith('_mask')}
+
+def summary(args): print(show_rows(summary_rows(_state(args)), _head))
 
 # %% ../nbs/42_cli.ipynb #6bb6585a
 def prune_weights(
@@ -143,6 +149,7 @@ def export(args):
     if args.sample is None: raise Refused("--sample is missing: pass a file of a batch, a tensor of torch.save")
     _,report = export_sparse(model, args.format, _batch(args.sample), args.out)
     print(report)
+    print(f'written: {args.out}' if args.out else 'measured, and nothing was written: --out names a file')
 
 # %% ../nbs/42_cli.ipynb #24e47c94
 def _step(model, opt, x, y):
@@ -184,7 +191,8 @@ def _parser():
         sub = subs.add_parser(name, help=help, description=help)
         sub.set_defaults(f=f)
         return sub
-    add('summary', summary, "how sparse are the tensors in FILE?").add_argument('file')
+    s = add('summary', summary, "how sparse are the tensors in FILE?")
+    s.add_argument('file')
     o = add('prune', prune, "prune the weights in FILE")
     o.add_argument('file')
     o.add_argument('--sparsity', type=float, required=True, help="fraction that dies, in [0,1)")
@@ -195,12 +203,12 @@ def _parser():
     e.add_argument('file')
     e.add_argument('--format', default='auto', help="auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx")
     for name,help in (('--out','file to write'), ('--sample','file of a batch, a tensor of torch.save')): e.add_argument(name, help=help)
-    for sub in (o,e): sub.add_argument('--trust', action='store_true', help="FILE holds a whole model, which is a program: run it")
+    for sub in (s,o,e): sub.add_argument('--trust', action='store_true', help="FILE holds a whole model, which is a program: run it")
     b = add('bench', bench, "how much faster does sparse training make this machine?")
-    b.add_argument('--sparsity', type=float, nargs='+', default=[.9,.95,.98])
-    b.add_argument('--widths', type=int, nargs='+', default=[784,1024,1024,10])
+    b.add_argument('--sparsity', type=float, nargs='+', default=[.9,.95,.98], help="fractions of dead weights, each in (0,1)")
+    b.add_argument('--widths', type=int, nargs='+', default=[784,1024,1024,10], help="inputs, hidden layers and outputs of the network")
     b.add_argument('--rows', type=int, default=128, help="samples of a batch")
-    b.add_argument('--rounds', type=int, default=20)
+    b.add_argument('--rounds', type=int, default=20, help="steps that are timed, of both in turns")
     for name in _modules: subs.add_parser(name, help=_modules[name], add_help=False)
     return p
 

@@ -1,5 +1,5 @@
 "The site: which names stand on the API's pages, what the search leads to, and what the pages show"
-import json,pytest,re,sys
+import json,pytest,re,subprocess,sys
 from pathlib import Path
 
 root = Path(__file__).parent.parent
@@ -21,6 +21,12 @@ def test_an_entry_can_be_written(name):
     "A heading, something said, and no line that is left open"
     md = api.entry_md(name, 'there')
     assert md.startswith('## ') and len(md.splitlines())>4 and md.count('```')%2==0
+
+def test_a_decorated_function_is_told_once():
+    "A room's page has prose and signature; the sections of `help` of what `inference_mode` wraps once stood there in one paragraph"
+    code = "import build; print(build.room_entry('shrink', build.nbs/'33_shrinking.ipynb'))"
+    out = subprocess.run([sys.executable, '-c', code], cwd=root/'docs', capture_output=True, text=True).stdout
+    assert 'def shrink' in out and 'Args:' not in out
 
 def test_a_page_that_a_search_leads_to_is_there():
     "By the name that it has on the site: without the number of its room"
@@ -50,7 +56,7 @@ def test_a_page_names_its_kernel(name):
     "The build runs a page by the kernel that its metadata name"
     assert json.loads(pages[name].read_text(encoding='utf-8'))['metadata'].get('kernelspec', {}).get('name')=='python3'
 
-@pytest.mark.parametrize('name', shown)
+@pytest.mark.parametrize('name', sorted(pages))
 def test_a_page_has_no_path_of_a_machine(name):
     "Neither in text nor in what a cell printed"
     text = pages[name].read_text(encoding='utf-8')
