@@ -265,6 +265,7 @@ def on_validation_start(self:SparseLightningCallback, trainer, pl_module): _sett
 @patch
 def on_train_epoch_end(self:SparseLightningCallback, trainer, pl_module): _settle(trainer)
 
+# %% ../nbs/40_trainers.ipynb #73b5ba65
 @patch
 def on_train_end(self:SparseLightningCallback, trainer, pl_module):
     _settle(trainer)
