@@ -126,7 +126,7 @@ def save_delta(
         Path: The file
 
     Raises:
-        ValueError: ... is in the ... only: pass the state_dict() of the same model before fine-tuning
+        ValueError: ... is in the ... only: ...
         ValueError: ... has shape ... in the model and ... in the base: pass the state_dict() of the same model
         ValueError: the mask of ... has moved, and a delta goes with the masks of its base: fine-tune with static
             masks
@@ -141,7 +141,9 @@ def save_delta(
         with tempfile.TemporaryDirectory() as d: save_delta(model, base, f'{d}/task')
     """
     state,delta = module_of(model).state_dict(),{}
-    if odd := sorted(state.keys()^base.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: pass the state_dict() of the same model before fine-tuning")
+    if odd := sorted(state.keys()^base.keys()):
+        way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then' if odd[0].endswith('_mask') else 'pass the state_dict() of the same model before fine-tuning'
+        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: {way}")
     for k,v in state.items():
         if v.shape!=base[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the model and {tuple(base[k].shape)} in the base: pass the state_dict() of the same model")
         mask = state.get(f'{k}_mask')
@@ -168,7 +170,7 @@ def load_delta(
     Raises:
         ValueError: ... is no file of save_delta
         ValueError: ... goes with another base, or with this one before it was changed: load the base that
-            save_delta was given first
+            save_delta was given first, with its masks: keep_zeros(model) makes those of a pruned one
         TypeError: model is ..., and must be a torch module or a Learner
 
     Example:
@@ -183,7 +185,7 @@ def load_delta(
     module,saved = module_of(model),torch.load(path, weights_only=True, map_location='cpu')
     state = module.state_dict()
     if not isinstance(saved, dict) or saved.get('schema')!=1: raise ValueError(f"{path} is no file of save_delta")
-    if _fingerprint(state)!=saved['base']: raise ValueError(f"{path} goes with another base, or with this one before it was changed: load the base that save_delta was given first")
+    if _fingerprint(state)!=saved['base']: raise ValueError(f"{path} goes with another base, or with this one before it was changed: load the base that save_delta was given first, with its masks: keep_zeros(model) makes those of a pruned one")
     for k,(places,values) in saved['delta'].items():
         mask = state.get(f'{k}_mask')
         live = torch.arange(state[k].numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
