@@ -142,7 +142,8 @@ def save_delta(
     """
     state,delta = module_of(model).state_dict(),{}
     if odd := sorted(state.keys()^base.keys()):
-        way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then' if odd[0].endswith('_mask') else 'pass the state_dict() of the same model before fine-tuning'
+        way = 'pass the state_dict() of the same model before fine-tuning'
+        if odd[0].endswith('_mask'): way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then'
         raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: {way}")
     for k,v in state.items():
         if v.shape!=base[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the model and {tuple(base[k].shape)} in the base: pass the state_dict() of the same model")
