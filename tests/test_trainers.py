@@ -272,3 +272,24 @@ def test_models_of_timm_and_torchvision_need_nothing(make):
         opt.step()
     engine.remove()
     assert dead_are_zero(model) and counts(model)==(n,live) and engine.n_updates>0
+
+def test_a_delta_says_when_the_base_had_no_masks(tmp_path):
+    "Writing one from a state that was copied before `keep_zeros`, and reading one into a model without masks"
+    from fastsparse.finetune import keep_zeros,load_delta,save_delta
+    def pruned():
+        m = nn.Linear(8,8)
+        nn.init.ones_(m.weight)
+        with torch.no_grad(): m.weight[::2] = 0
+        nn.init.zeros_(m.bias)
+        return m
+    base,bare = pruned(),pruned().state_dict()
+    keep_zeros(base)
+    before = {k:v.clone() for k,v in base.state_dict().items()}
+    with torch.no_grad(): base.bias += 1
+    with pytest.raises(ValueError, match='weight_mask is in the model only: make masks first, with keep_zeros'): save_delta(base, bare, tmp_path/'a')
+    assert not (tmp_path/'a').exists()
+    path,new = save_delta(base, before, tmp_path/'a'),pruned()
+    with pytest.raises(ValueError, match='with its masks'): load_delta(new, path)
+    keep_zeros(new)
+    load_delta(new, path)
+    assert new.bias.equal(base.bias) and new.weight.equal(base.weight)
