@@ -126,7 +126,7 @@ def save_delta(
         Path: The file
 
     Raises:
-        ValueError: ... is in the ... only: pass the state_dict() of the same model before fine-tuning
+        ValueError: ... is in the ... only: ...
         ValueError: ... has shape ... in the model and ... in the base: pass the state_dict() of the same model
         ValueError: the mask of ... has moved, and a delta goes with the masks of its base: fine-tune with static
             masks
@@ -143,7 +143,10 @@ def save_delta(
         with tempfile.TemporaryDirectory() as d: save_delta(model, base, f'{d}/task')
     """
     state,delta = module_of(model).state_dict(),{}
-    if odd := sorted(state.keys()^base.keys()): raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: pass the state_dict() of the same model before fine-tuning")
+    if odd := sorted(state.keys()^base.keys()):
+        way = 'pass the state_dict() of the same model before fine-tuning'
+        if odd[0].endswith('_mask'): way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then'
+        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: {way}")
     for k,v in state.items():
         if v.shape!=base[k].shape: raise ValueError(f"{k} has shape {tuple(v.shape)} in the model and {tuple(base[k].shape)} in the base: pass the state_dict() of the same model")
         mask = state.get(f'{k}_mask')
@@ -176,7 +179,7 @@ def load_delta(
     Raises:
         ValueError: ... is no file of save_delta
         ValueError: ... goes with another base, or with this one before it was changed: load the base that
-            save_delta was given first
+            save_delta was given first, with its masks: keep_zeros(model) makes those of a pruned one
         TypeError: path is ..., and must be a file's name or a Path
         TypeError: model is ..., and must be a torch module or a Learner
         ValueError: ... ...: ...
@@ -195,7 +198,7 @@ def load_delta(
     saved,state = read_tensors(path, 'file of save_delta'),module.state_dict()
     with reading(path, 'file of save_delta'):
         if not isinstance(saved, dict) or saved.get('schema')!=1: raise ValueError(f"{str(path)!r} is no file of save_delta")
-        if _fingerprint(state)!=saved.get('base'): raise ValueError(f"{str(path)!r} goes with another base, or with this one before it was changed: load the base that save_delta was given first")
+        if _fingerprint(state)!=saved.get('base'): raise ValueError(f"{str(path)!r} goes with another base, or with this one before it was changed: load the base that save_delta was given first, with its masks: keep_zeros(model) makes those of a pruned one")
         found = {k:_found(k, state, *o) for k,o in saved['delta'].items()}
     for k,(at,values) in found.items(): state[k].view(-1).index_copy_(0, at.to(state[k].device), values.to(state[k].device))
     apply_masks(module)
