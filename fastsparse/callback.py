@@ -68,7 +68,7 @@ class DynamicSparseTrainingCallback(Callback):
             drops [default: the method's]
         redistribute_f: A parameter's share of what grows; None, the default, leaves each its own [default: the
             method's]
-        seed (int): Names the random choices; None takes a number from torch's generator [default: None]
+        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
         sparse_compute: Compute with live weights only: True measures where that pays, a dict is a plan; None
             doesn't [default: None]
         method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
@@ -127,7 +127,7 @@ class DynamicSparseTrainingCallback(Callback):
         keep_score_f=methods_own, # Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` if nothing grows
         grow_score_f=methods_own, # Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only drops
         redistribute_f=methods_own, # A parameter's share of what grows; None, the default, leaves each its own
-        seed:int=None, # Names the random choices; None takes a number from torch's generator
+        seed:int=None, # Seed of the random choices; None draws one from torch's generator
         sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
         method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
         repair:bool=True, # Rescale the live weights of an untouched initialisation whose signal random masks have killed?

@@ -108,7 +108,7 @@ def fit_sparse(self:Learner,
     method=None, # A preset, or the name of one such as 'rigl'; None is `auto_presets`
     sparse_f=erdos_renyi_sparsity, # The distribution
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
-    seed:int=None, # Names the random choices; None takes a number from torch's generator
+    seed:int=None, # Seed of the random choices; None draws one from torch's generator
     scale_rates:bool=True, # Make the steps of Adam and its kin longer in sparser layers?
     cbs=None, # More callbacks for the fit
     **kwargs # Settings of the method, which go before its own
