@@ -276,7 +276,8 @@ def _read_file(path):
     check_seal(path, _word, 'file of a run, which save_run and SparseCheckpoint write')
     run = read_tensors(path, _what, sealed=True)
     if not isinstance(run, dict) or run.get('format')!='fastsparse run': raise ValueError(f"{str(path)!r} is no {_what}")
-    if run.get('schema')!=_schema: raise ValueError(f"{str(path)!r} has schema {run.get('schema')}, and this version reads {_schema}: load it with the version that wrote it")
+    schema = run.get('schema')
+    if type(schema) is not int or schema!=_schema: raise ValueError(f"{str(path)!r} has schema {schema!r}, and this version reads {_schema}: load it with the version that wrote it")
     if odd := first(k for k,kind in _kinds.items() if not isinstance(run.get(k, 0), kind)): raise ValueError(f"{str(path)!r} is no whole {_what}: it has no {odd}")
     return run
 

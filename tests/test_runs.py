@@ -9,8 +9,9 @@ from fastai.data.core import DataLoaders
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastcore.all import partial
 from fastsparse.all import *
+from fastsparse.files import seal
 from fastsparse.guards import masked_params
-from fastsparse.runs import load_run,plain,random_state,read_run,save_run,SparseCheckpoint,WaitForSparsity
+from fastsparse.runs import _word,load_run,plain,random_state,read_run,save_run,SparseCheckpoint,WaitForSparsity
 from helpers import is_positive_zero,mlp
 from pathlib import Path
 from torch import nn
@@ -327,6 +328,14 @@ def test_torch_reads_it_alone(tmp_path):
     "No class of ours is needed, and no code can run"
     path = save_run(tmp_path/'a.pt', *parts())
     assert torch.load(path, weights_only=True)['format']=='fastsparse run'
+
+@pytest.mark.parametrize('schema', [torch.ones(2), torch.tensor(1), [], '1', None, True, 99])
+def test_a_schema_is_a_number_that_is_known(tmp_path, schema):
+    "Whatever stands in its place is refused by name"
+    path = save_run(tmp_path/'a.pt', *parts())
+    torch.save(dict(torch.load(path), schema=schema), path)
+    seal(path, _word)
+    with pytest.raises(ValueError, match='a.pt.* has schema'): read_run(path)
 
 def test_dead_weights_that_somebody_wrote_are_told_of(tmp_path):
     model,*_ = parts()
