@@ -8,6 +8,7 @@ __all__ = ['sparse_compute']
 # %% ../nbs/31_compute.ipynb #8d51de07
 import pandas as pd,time,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
+from copy import deepcopy
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
@@ -56,7 +57,7 @@ class LiveGuard(Guard):
     def __setstate__(self, state):
         vars(self).update(state)
         self.opts,self.dense_grad,self._lifted = weakref.WeakSet(),DenseGradient(),False
-        self.handle = self.stamp = self.seen = self.calls = self._index = self._conv = None
+        self.handle = self.stamp = self.seen = self.calls = self._index = self._conv = self.source = None
 
     values = property(lambda self: self.module._parameters.get(self.attr))
     trained = property(lambda self: self.values)
@@ -105,10 +106,29 @@ def check(self:LiveGuard):
     v = self.values
     if v is None: raise RuntimeError(_replaced_error)
     if not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+    if self.source is not None: self.refuse_average(v)
     if v is not self.seen or self.handle is None and v.requires_grad: self.watch(v)
     if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
     self.carry()
     self.note()
+
+# %% ../nbs/31_compute.ipynb #79595c79
+_fresh = deepcopy(nn.Parameter(torch.zeros(1)))._version
+
+@patch
+def __deepcopy__(self:LiveGuard, memo):
+    new = memo[id(self)] = object.__new__(LiveGuard)
+    new.__setstate__(deepcopy(self.__getstate__(), memo))
+    new.source = weakref.ref(self),self.index
+    return new
+
+@patch
+def refuse_average(self:LiveGuard, v):
+    "A `ValueError` if somebody has averaged values of different weights"
+    if v._version==_fresh or self.opts: return
+    source,born = self.source[0](),self.source[1]
+    now = [SparseIndex(g.mask) for g in (self,source) if g is not None and g.mask is not None]
+    if any(not (o.crow.equal(born.crow) and o.col.equal(born.col)) for o in now): raise ValueError(f"{self.attr} of a copy was written after its source's topology had moved: an average of live values mixes different weights then. Average a model that is stored dense: call remove() of the report of sparse_compute, or store_dense(model), before you copy it")
 
 # %% ../nbs/31_compute.ipynb #edd5c388
 @patch
@@ -139,7 +159,8 @@ def carry(self:LiveGuard):
     new = self._index = SparseIndex(self.mask)
     stays,known = _survivors(old, new, self.mask)
     if len(stays)==len(old)==len(new): return
-    self._conv,move,dense = None,partial(_move_values, stays, live_places(known), len(new)),self.dense_grad
+    self._conv = self.source = None  # a copy whose topology has moved is its own
+    move,dense = partial(_move_values, stays, live_places(known), len(new)),self.dense_grad
     grad = None if v.grad is None else move(v.grad)
     if grad is not None and dense.terms:
         born = dense.summed(new.part(~known))
@@ -332,7 +353,7 @@ class LiveLayer:
 @torch.no_grad()
 def taken(self:LiveGuard, key, state, errors):
     "The live values of the dense weight that `state` has under `key`, with the mask that comes with it"
-    given,mask = state[key],state.get(f'{key}_mask')
+    given,mask,self.source = state[key],state.get(f'{key}_mask'),None
     if given.shape!=self.shape:
         errors.append(f'size mismatch for {key}: the checkpoint has the shape {tuple(given.shape)}, and the model {tuple(self.shape)}')
         return self.values.detach()

@@ -25,6 +25,7 @@ from functools import partial
 from helpers import *
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal,spectral_norm,weight_norm
+from torch.optim import swa_utils
 
 torch_opts = dict(sgd=lambda ps: torch.optim.SGD(ps, lr=.05, momentum=.9, weight_decay=.01), adam=lambda ps: torch.optim.Adam(ps, lr=.01),
     adamw=lambda ps: torch.optim.AdamW(ps, lr=.01), rmsprop=lambda ps: torch.optim.RMSprop(ps, lr=.001), adagrad=lambda ps: torch.optim.Adagrad(ps, lr=.01),
@@ -876,6 +877,36 @@ def test_rectifiers_in_a_row_of_layers():
     report.remove()
     assert type(m) is type(m[2]) is nn.Sequential
     torch.testing.assert_close(m(x), hooked)
+
+@pytest.mark.parametrize('buffers', [False,True])
+@pytest.mark.parametrize('use', [lambda a: a(torch.ones(2, 12)), lambda a: a.state_dict(), lambda a: sparse_summary(a.module)])
+def test_averages_of_live_weights_are_refused_once_the_topology_has_moved(buffers, use):
+    "They mix weights of different places; with a topology at rest they are those of masked weights, and a copy that is trained or loaded is its own"
+    def trained(stop):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
+        sparsify_model(m, .7, seed=0)
+        opt = torch.optim.SGD(m.parameters(), .1, momentum=.9)
+        DynamicSparseTraining(m, opt, 40, **RigL_presets(batches_per_update=4, stop_pct=stop), seed=0)
+        sparse_compute(m, None, opt, plan=full(m))
+        average = swa_utils.AveragedModel(m, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(.5), use_buffers=buffers)
+        for i in range(9):
+            opt.zero_grad()
+            m(torch.randn(8, 12)).square().mean().backward()
+            opt.step()
+            average.update_parameters(m)
+        return m,average
+    use(trained(.05)[1])
+    m,average = trained(1.)
+    with pytest.raises(ValueError, match='store_dense'): use(average)
+    average.module.load_state_dict(m.state_dict())
+    assert average(torch.ones(2, 12)).equal(m(torch.ones(2, 12)))
+    copied = deepcopy(m)
+    torch.optim.SGD(copied.parameters(), .1).step()
+    use(swa_utils.AveragedModel(copied))
+    mine = deepcopy(m)
+    for o in masked_params(mine): o.mask.copy_(o.mask.flip(0))
+    for _ in range(2): use(swa_utils.AveragedModel(mine)), mine(torch.ones(2, 12))
 
 def to_other_counts(m, s):
     "Write masks of sparsity `s` into a sparse model"
