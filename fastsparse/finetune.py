@@ -126,13 +126,13 @@ def save_delta(
         Path: The file
 
     Raises:
+        TypeError: base is ..., and must be the state_dict() of the base: copy it before fine-tuning
         ValueError: ... is in the ... only: ...
         ValueError: ... has shape ... in the model and ... in the base: pass the state_dict() of the same model
         ValueError: the mask of ... has moved, and a delta goes with the masks of its base: fine-tune with static
             masks
         ValueError: path is ..., and the folder ... is not there: make it first
         ValueError: path is ..., a folder, and must be a file in one
-        TypeError: model is ..., and must be a torch module or a Learner
 
     Example:
         import tempfile
@@ -143,6 +143,7 @@ def save_delta(
         with tempfile.TemporaryDirectory() as d: save_delta(model, base, f'{d}/task')
     """
     state,delta = module_of(model).state_dict(),{}
+    if not isinstance(base, dict): raise TypeError(f"base is {type(base).__name__}, and must be the state_dict() of the base: copy it before fine-tuning")
     if odd := sorted(state.keys()^base.keys()):
         way = 'pass the state_dict() of the same model before fine-tuning'
         if odd[0].endswith('_mask'): way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then'
