@@ -215,15 +215,14 @@ _at_once = 2**17  # entries of the dense gradient that are made at a time, or an
 
 @patch
 def parts(self:LiveGuard, with_grad):
-    (n_out,n_in),dense,start = self.index.shape,self.dense_grad,0
+    (n_out,n_in),dense,places = self.index.shape,self.dense_grad,self.index.places
     with_grad = with_grad and self.has_grad
     if with_grad and dense.terms: dense.share()
     n = max(1, _at_once//max(n_in, 1), n_out//8)
     for i in range(0, max(n_out, 1), n):
         rows = slice(i, min(i+n, n_out))
-        places = self.index.between(rows.start, rows.stop).places
-        live,start = slice(start, start+len(places)),start+len(places)
-        yield rows,self._part(rows, places, live, with_grad)
+        live = slice(*self.index.crow[[rows.start,rows.stop]].tolist())
+        yield rows,self._part(rows, places[live]-i*n_in, live, with_grad)
 
 @patch
 def _part(self:LiveGuard, rows, places, live, with_grad):

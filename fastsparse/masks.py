@@ -194,6 +194,11 @@ def _above(s, cut):
     return torch.from_numpy(np.asarray(s.numpy()>cut.to(s.dtype).numpy()))
 
 # %% ../nbs/00_masks.ipynb #d41d8ab0
+def _kth(v, k):
+    "The `k`-th lowest of the vector `v`, one element; NaN comes after all numbers"
+    if v.device.type!='cpu': return v.kthvalue(k, keepdim=True).values
+    return torch.from_numpy(np.partition(v.detach().numpy(), k-1)[k-1:k].copy())
+
 def _exact_top(v, k):
     "Bool tensor over the vector `v`, `True` at its `k` highest"
     n = len(v)
@@ -205,7 +210,7 @@ def _exact_top(v, k):
         if n_real>=k: real[real.clone()] = _exact_top(v[real], k)
         else: real[live_places(~real)[:k-n_real]] = True
         return real
-    kth = v.kthvalue(n-k+1).values
+    kth = _kth(v, n-k+1)
     top = v>=kth
     spare = count_live(top)-k
     if spare: top[live_places(v==kth)[-spare:]] = False
@@ -218,10 +223,10 @@ def _cut(s, among, n, k, sign=1):
     "A value that a little more than `k` of the `n` entries of `sign*s` in `among` lie above, by a sample; None if that can't help"
     if n<=4*_n_sample or not k or not s.is_floating_point(): return
     step = n//_n_sample|1  # odd, so that it doesn't walk down one column of a weight
-    v = s[::step][among[::step]]*sign
-    v = v.double() if v.dtype==torch.double else v.float()
+    v = s[::step]*sign
+    v = _pick(v if v.dtype==torch.double else v.float(), among[::step])
     j = math.ceil(len(v)*k/n+4*math.sqrt(len(v)*k/n)+4)
-    return v.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).kthvalue(len(v)-j+1).values if j<len(v) else None
+    return _kth(v.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf), len(v)-j+1) if j<len(v) else None
 
 def highest(
     score:torch.Tensor, # Scores, any shape
@@ -234,7 +239,7 @@ def highest(
     if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
     cut = _cut(s, among, n, k)
     if cut is not None:
-        idx = live_places(_above(s, cut).logical_and_(among))
+        idx = live_places(_above(s, cut) & among)
         if len(idx)>=k: return _pick(idx, _exact_top(s.index_select(0, idx), k))
         ties = live_places((s==cut)&among)
         if len(idx)+len(ties)>=k: return torch.cat([idx, ties[:k-len(idx)]]).sort().values

@@ -94,15 +94,6 @@ def part(self:SparseIndex,
     "The index of some of the live weights"
     return SparseIndex.of_parts(self.shape, F.pad(keep.cumsum(0), (1,0))[self.crow].int(), self.col.index_select(0, live_places(keep)))
 
-@patch
-def between(self:SparseIndex,
-    start:int, # The first row
-    stop:int, # The row after the last one
-) -> SparseIndex: # It counts rows from `start`
-    "The index of some of the rows"
-    a,b = self.crow[[start,stop]].tolist()
-    return SparseIndex.of_parts((stop-start,self.shape[1]), self.crow[start:stop+1]-a, self.col[a:b])
-
 # %% ../nbs/30a_products.ipynb #e1f21c08
 @patch
 def csr(self:SparseIndex,
@@ -166,7 +157,7 @@ class _Product(Function):
     def backward(ctx, g):
         if torch.is_grad_enabled(): raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True): call remove() of the report of sparse_compute, or store_dense(model), first")
         (values,y,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
-        let = g.clone if y is None else lambda: g.masked_fill(y<=0, 0)  # through the rectifier
+        let = g.clone if y is None else lambda: torch.ops.aten.threshold_backward(g, y, 0)  # through the rectifier
         if of_values and ctx.tap is not None: ctx.tap(let().t(), x.clone().t())
         if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias, y=y),None,None,None
         if y is not None: g = let()

@@ -13,7 +13,6 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.declared import needs_of
 from fastsparse.files import uninterrupted
-from functools import partial
 from fastsparse.masks import count_live,keyed_generator,live_places,local_part,n_live,put_
 from fastsparse.parts import check_integer,check_sparsity,dense_batches,find_method,Method,Run
 from fastsparse.patterns import assign,read_rules
@@ -422,7 +421,8 @@ def _targets(self:SparseEngine, m, t):
 @patch
 def _ranks(self:SparseEngine, m, slots, t):
     "Keep scores for a distribution that compares weights across layers; dead ones come last"
-    scores = [self._score(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1)) for s in slots]
+    def ranked(s): return self._scoring(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1))(s.mask, s.p)
+    scores = [ranked(s) for s in slots]
     return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf)
         for s,score in zip(slots, scores)]
 
@@ -664,47 +664,49 @@ def _gradient_hidden(f, s, p):
         if hides: p.__class__ = torch.nn.Parameter
 
 @patch
-def _score(self:SparseEngine, f, s, n, t, generator, mask=None, p=None):
-    c = needs_of(f).collector
+def _scoring(self:SparseEngine, f, s, n, t, generator):
+    "`f` as a function of a mask and of the parameter of `s`, or of some of its rows"
+    c,o,call = needs_of(f).collector,s.o,storage_of(s.guard.trained).call
     memo = s.memos.get(c.name) if c else None
-    if p is None: p = s.p  # which may have to be made
-    history = c.value(memo) if memo else torch.zeros_like(p) if c else None
-    with _gradient_hidden(f, s, p):
-        return storage_of(s.guard.trained).call(f, p, opt=self.opt, mask=ifnone(mask, s.mask), name=s.o.name, module=s.o.module, step=t,
-            n=n, generator=generator, history=history, initial=s.initial, n_updates=s.method.n_updates,
-            n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
+    asked = dict(opt=self.opt, name=o.name, module=o.module, step=t, n=n, generator=generator, initial=s.initial,
+        n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
+    def _f(mask, p):
+        history = c.value(memo) if memo else torch.zeros_like(p) if c else None
+        with _gradient_hidden(f, s, p): return call(f, p, mask=mask, history=history, **asked)
+    return _f
 
 # %% ../nbs/05_training.ipynb #5c821c9a
 class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
 
     def __init__(self, f, s, score_f):
-        self.f,self.s,self.score_f,self.seen = f,s,score_f,[]
+        self.s,self.o,self.guard,self.score_f,self.seen = s,s.o,s.guard,score_f,[]
         self.needs = needs_of(f)
         self.at = self._at if self.needs.elementwise else None
 
     def __call__(self, mask=None):
-        score = self._checked(mask) if self.at is None else self._in_parts(mask)
+        if mask is None: mask = self.guard.mask
+        score = self._checked(mask, self.guard.p) if self.at is None else self._in_parts(mask)
         if score.dtype==torch.bool: self.seen.append(score)
         return score
 
-    def _checked(self, mask, p=None):
+    def _checked(self, mask, p):
         score = self.score_f(mask, p)
-        check_score(score, self.s.o._replace(p=self.s.p if p is None else p))
+        check_score(score, self.o._replace(p=p))
         return score
 
     def _at(self, places):
         "The scores at `places`, which are all the live ones, without the dead ones"
-        return self._checked(None, self.s.guard.weights_at(places, self.needs.reads_grad))
+        return self._checked(self.guard.mask, self.guard.weights_at(places, self.needs.reads_grad))
 
 # %% ../nbs/05_training.ipynb #89f852db
 @patch
 def _in_parts(self:_Scorer, mask):
     "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
     whole = None
-    for rows,p in self.s.guard.parts(self.needs.reads_grad):
+    for rows,p in self.guard.parts(self.needs.reads_grad):
         score = self._checked(mask, p)
-        if score.shape==local_part(self.s.mask).shape: return score
+        if score.shape==local_part(mask).shape: return score
         if whole is None: whole = score.new_empty(self.s.shape)
         whole[rows] = score
         del p,score  # before the next ones are made
@@ -721,7 +723,7 @@ def _check_choice(o, mask, chosen, n):
 def _move(self:SparseEngine, s, n_keep, target, t):
     "The places that `s` drops and grows, to have `target` live ones"
     m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
-    def scorer(f, n): return None if f is None else _Scorer(f, s, partial(self._score, f, s, n, t, g))
+    def scorer(f, n): return None if f is None else _Scorer(f, s, self._scoring(f, s, n, t, g))
     keep,grow = scorer(m.keep_score_f, n_keep),scorer(m.grow_score_f, max(target-n_keep, 0))
     dropped,grown = s.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
     kept,wanted = keep.seen,grow.seen if grow else []
@@ -736,7 +738,7 @@ def _shares(self:SparseEngine, m, slots, n_keep, targets, t):
     room = [s.n-k for s,k in zip(slots, n_keep)]
     total = min(max(sum(targets)-sum(n_keep), 0), sum(room))
     if not total: return targets
-    shares = [float(self._score(m.redistribute_f, s, max(n-k, 0), t, None)) for s,n,k in zip(slots, targets, n_keep)]
+    shares = [float(self._scoring(m.redistribute_f, s, max(n-k, 0), t, None)(s.mask, s.p)) for s,n,k in zip(slots, targets, n_keep)]
     return [k+g for k,g in zip(n_keep, regrow_counts(shares, total, room))]
 
 # %% ../nbs/05_training.ipynb #d7afc5bc
