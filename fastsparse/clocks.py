@@ -7,6 +7,7 @@ __all__ = ['times_in_turns', 'speedup', 'output_tensors', 'float_outputs', 'fres
 
 # %% ../nbs/29_clocks.ipynb #4172c2d5
 import dataclasses,math,time,torch
+from fastprogress.fastprogress import progress_bar
 from torch.utils._pytree import tree_map_only
 
 # %% ../nbs/29_clocks.ipynb #1ae63d7a
@@ -34,6 +35,16 @@ def speedup(
     "How many times as fast as `before` is `after`?"
     a,b = times_in_turns([before, after], rounds)
     return min(a)/min(b)
+
+# %% ../nbs/29_clocks.ipynb #cedd4d95
+def with_bar(
+    items:list, # What is to be done, one after the other
+):
+    "`items`, with a bar where the first one shows that all of them take more than 2 seconds"
+    start = time.perf_counter()
+    for o in items[:1]: yield o
+    rest,took = items[1:],time.perf_counter()-start
+    yield from progress_bar(rest, leave=False) if len(rest)>2 and took*len(rest)>2 else rest
 
 # %% ../nbs/29_clocks.ipynb #9b654255
 def _items(o):

@@ -6,15 +6,14 @@
 __all__ = ['sparse_compute']
 
 # %% ../nbs/31_compute.ipynb #8d51de07
-import pandas as pd,time,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from collections import Counter
 from copy import deepcopy
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
-from fastprogress.fastprogress import progress_bar
 from fastsparse.attention import Attends
 from fastsparse.callback import DynamicSparseTrainingCallback
-from fastsparse.clocks import fresh,speedup
+from fastsparse.clocks import fresh,speedup,with_bar
 from fastsparse.convolutions import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.declared import needs_of
 from fastsparse.flops import untouched
@@ -607,21 +606,12 @@ def _calls(model, guards, xb):
     return calls
 
 # %% ../nbs/31_compute.ipynb #09b5cacf
-def _with_bar(items):
-    "`items`, with a bar where the first one shows that it takes long"
-    start = time.perf_counter()
-    for i,o in enumerate(items):
-        if i==1: break
-        yield o
-    rest,took = items[1:],time.perf_counter()-start
-    yield from progress_bar(rest, leave=False) if len(rest)>2 and took*len(rest)>2 else rest
-
 def _ratios(model, guards, xb):
     "The ratio of each of `guards` that is used, by name; one measurement a kind"
     calls,kinds = _calls(model, guards, xb) if guards else {},{}
     for n,(kind,call) in calls.items(): kinds.setdefault(kind, (n,call))
     inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
-    of = {kind:_layer_ratio(guards[n], call, inputs) for kind,(n,call) in _with_bar(list(kinds.items()))}
+    of = {kind:_layer_ratio(guards[n], call, inputs) for kind,(n,call) in with_bar(list(kinds.items()))}
     return {n:of[kind] for n,(kind,_) in calls.items()}
 
 # %% ../nbs/31_compute.ipynb #e05f25d1
