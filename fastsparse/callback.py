@@ -20,7 +20,7 @@ from fastsparse.schedules import Interval
 from fastsparse.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
 from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.sparsify import draw_seed
-from fastsparse.training import method_text,SparseEngine
+from fastsparse.training import check_settings,method_text,SparseEngine
 from torch.utils._pytree import tree_map
 from warnings import warn
 
@@ -39,15 +39,10 @@ def _usual(method, given):
     return dict(batches_per_update=None, keep_score_f=keep, grow_score_f=gradient_magnitude)
 
 # %% ../nbs/07_callback.ipynb #ca11bc01
-def _check_known(settings):
-    unknown = set(settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
-    if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
-
-def _check_settings(sparse_modules, repair, sparse_compute, scale_rates):
-    if hasattr(sparse_modules, 'keys'): raise ValueError("sparse_modules is a dict, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
+def _check_own(repair, sparse_compute, scale_rates):
     if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
     if not isinstance(scale_rates, (bool,type(None))): raise ValueError(f"scale_rates is {scale_rates!r}, and must be True, False, or None: where a repair rescaled weights")
-    if not isinstance(sparse_compute, (bool,dict,type(None))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
+    if not isinstance(sparse_compute, (bool,dict,type(None))) or sparse_compute and sparse_compute is not True and not all(isinstance(k, str) for k in sparse_compute): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
 
 # %% ../nbs/07_callback.ipynb #ea6577b9
 class DynamicSparseTrainingCallback(Callback):
@@ -102,8 +97,10 @@ class DynamicSparseTrainingCallback(Callback):
             before it? Then no step is replaced [default: False]
 
     Raises:
-        ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
-            ones: pass grow_state_f=None, or sparse_compute=None
+        ValueError: repair is ..., and must be True or False
+        ValueError: scale_rates is ..., and must be True, False, or None: where a repair rescaled weights
+        ValueError: sparse_compute is ..., and must be True, False, None or a plan, a dict such as the plan of a
+            report
         ValueError: method is ..., and must be a preset or one of ...: ...
         ValueError: seed is ..., and must be an integer, or None to draw one
 
@@ -134,7 +131,7 @@ class DynamicSparseTrainingCallback(Callback):
         scale_rates:bool=None, # Make steps of Adam and its kin longer in sparser layers? None does as far as a repair rescaled weights
         **kwargs
     ):
-        _check_settings(sparse_modules, repair, sparse_compute, scale_rates)
+        _check_own(repair, sparse_compute, scale_rates)
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f,
             keep_score_f=keep_score_f, grow_score_f=grow_score_f, batches_per_update=ifnone(batches_per_update, methods_own))
         given = {k:v for k,v in given.items() if v is not methods_own}
@@ -151,7 +148,7 @@ def __repr__(self:DynamicSparseTrainingCallback):
 
 @patch
 def _begin(self:DynamicSparseTrainingCallback, plan):
-    _check_known(self.settings)
+    check_settings(self.settings)
     self.engine = self.report = self.state = self.saved = self.signal = None
     self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
 

@@ -6,9 +6,10 @@
 __all__ = []
 
 # %% ../nbs/00f_checks.ipynb #a6ecbae6
-import torch
+import numpy as np,torch
 from numbers import Real
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 # %% ../nbs/00f_checks.ipynb #f3006b32
 def need_tensors(
@@ -22,6 +23,18 @@ def need_modules(**modules):
     "A `TypeError` for the first value that is no torch module"
     for k,m in modules.items():
         if not isinstance(m, nn.Module): raise TypeError(f"{k} is {m!r}, and must be a torch module")
+
+def need_bools(**flags):
+    "A `ValueError` for the first value that isn't True or False"
+    for k,b in flags.items():
+        if not isinstance(b, (bool,np.bool_)): raise ValueError(f"{k} is {b!r}, and must be True or False")
+
+def need_batch(
+    xb, # What a model takes: a tensor, or tensors in tuples, lists and dicts
+    name:str='xb', # The argument's
+):
+    "A `TypeError` if there is nothing in it that a model could take"
+    if all(o is None or type(o) is object or isinstance(o, (Real,str,bytes,type,nn.Module)) for o in tree_leaves(xb)): raise TypeError(f"{name} is {xb!r}, and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors")
 
 def need_functions(**functions):
     "A `TypeError` for the first value that can't be called"

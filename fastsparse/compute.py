@@ -13,6 +13,7 @@ from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from fastsparse.attention import Attends
 from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.checks import need_batch
 from fastsparse.clocks import fresh,speedup,with_bar
 from fastsparse.convolutions import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.declared import needs_of
@@ -692,13 +693,12 @@ def sparse_compute(
 
     Raises:
         TypeError: model is ..., and must be a torch module
+        TypeError: ... is ..., and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors
         ValueError: the model has no masks: call sparsify_model(model, 0.9) first
         ValueError: the model computes sparsely already: call remove() of the report, or store_dense(model), first
         ValueError: the model is wrapped for data parallel training, which has its parameters already: call
             sparse_compute before, or pass the callback a plan from one process
         TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: opt is a ..., and sparse compute needs an optimizer that treats each weight by itself: ..., or
-            fastai's SGD, RMSProp, Adam, RAdam or QHAdam
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -708,6 +708,7 @@ def sparse_compute(
     """
     model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
+    need_batch(xb)
     _check_model(model, entries)
     if opt is not None: _check_elementwise(opt)
     notes = {n:why for n,why in swappable(model).items() if why}

@@ -11,10 +11,10 @@ import csv,inspect,math,re,torch
 from collections import defaultdict
 from fastcore.basics import *
 from fastsparse.files import read_data,reading
-from fastsparse.checks import need_fraction,need_number,need_parameters
+from fastsparse.checks import need_bools,need_fraction,need_number,need_parameters
 from fastsparse.declared import find_part,register_part
 from fastsparse.masks import count_live,lowest,top_k_mask
-from fastsparse.patterns import assign,need_named,read_rules
+from fastsparse.patterns import assign,check_pattern,need_named,read_rules
 from functools import partial
 from itertools import accumulate
 from numbers import Real
@@ -124,6 +124,7 @@ def erdos_renyi_sparsity(
         TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
         ValueError: ... is ..., and must be a number in [0,1]
         ValueError: ... is ..., and must be ... from ......
+        ValueError: ... is ..., and must be True or False
 
     Source: arXiv:1707.04780, arXiv:1911.11134
 
@@ -133,7 +134,8 @@ def erdos_renyi_sparsity(
     """
     need_parameters(params, axes)
     need_fraction('model_sparsity', model_sparsity)
-    need_number('erk_power_scale', erk_power_scale, 0)
+    need_number('erk_power_scale', erk_power_scale, 0, 1e3)
+    need_bools(include_kernel=include_kernel)
     axes = [(0,1,None)]*len(params) if axes is None else axes
     shapes = [_sides(p.shape, o) for p,o in zip(params, axes)]
     if not include_kernel: shapes = [o[:2] for o in shapes]
@@ -225,6 +227,8 @@ def layers_dense(
 
     Raises:
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
+        ValueError: ... is ..., and must be a name, a glob, a type, a function of name and parameter, a place, or a
+            list of these
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -232,6 +236,7 @@ def layers_dense(
         assert model[0].weight_mask.all()
     """
     sparse_f = as_distribution(sparse_f)
+    check_pattern(patterns, 'patterns')
     f = _layers_dense_by_score if _wants_scores(sparse_f) else _layers_dense
     return partial(f, patterns=patterns, sparse_f=sparse_f)
 
@@ -291,7 +296,7 @@ def _check_scores(scores, sizes, min_live):
     if not isinstance(scores, (list,tuple)) or not all(hasattr(s, 'numel') for s in scores): raise TypeError(f"scores is {scores!r}, and must be a list of tensors")
     found = [s.numel() for s in scores]
     if found!=sizes: raise ValueError(f"scores have {found} entries for parameters of {sizes}, and must have one for each weight")
-    if not (isinstance(min_live, Real) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
+    if not (isinstance(min_live, Real) and not isinstance(min_live, bool) and 0<=min_live<math.inf): raise ValueError(f"min_live is {min_live!r}, and must be a number from 0: the live weights that a layer keeps for each output")
 
 def _floors(params, axes, scores, min_live):
     "The least that each parameter keeps: `min_live` weights an output, or all whose score is no -inf"
@@ -360,6 +365,7 @@ def balanced_flops_sparsity(
 
     Raises:
         TypeError: flops is ..., and must be a list, a dict by name, or a FlopProfile
+        ValueError: ... is ..., and must be ... from ......
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -367,6 +373,7 @@ def balanced_flops_sparsity(
         sparse_summary(model)
     """
     if not isinstance(flops, (dict,list,tuple)): raise TypeError(f"flops is {flops!r}, and must be a list, a dict by name, or a FlopProfile")
+    for o in flops.values() if isinstance(flops, dict) else flops: need_number('a number of flops', o, 0)
     if not isinstance(flops, dict): return partial(_balanced_flops, flops=tuple(flops))
     by_name = defaultdict(int)
     for k,o in flops.items():
@@ -406,6 +413,7 @@ def _given_by_score(params, model_sparsity, scores=None, **kwargs): return _give
 
 # %% ../nbs/01_distributions.ipynb #72296831
 def _spec_of(spec, column):
+    if not isinstance(column, (str,type(None))): raise TypeError(f"column is {column!r}, and must be the name of a column of the file, or None")
     "Checked sparsities, read from a file where `spec` is a path"
     if not isinstance(spec, (str,Path)): return _checked(spec)
     with reading(spec, 'file of sparsities'): return _checked(read_sparsities(spec, column))
@@ -425,6 +433,7 @@ def given_sparsity(
             are any [default: None]
 
     Raises:
+        TypeError: column is ..., and must be the name of a column of the file, or None
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
 
     Example:

@@ -143,7 +143,7 @@ def save_delta(
         with tempfile.TemporaryDirectory() as d: save_delta(model, base, f'{d}/task')
     """
     state,delta = module_of(model).state_dict(),{}
-    if not isinstance(base, dict): raise TypeError(f"base is {type(base).__name__}, and must be the state_dict() of the base: copy it before fine-tuning")
+    if not (isinstance(base, dict) and all(isinstance(k, str) for k in base)): raise TypeError(f"base is {type(base).__name__}, and must be the state_dict() of the base: copy it before fine-tuning")
     if odd := sorted(state.keys()^base.keys()):
         way = 'pass the state_dict() of the same model before fine-tuning'
         if odd[0].endswith('_mask'): way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then'

@@ -16,6 +16,7 @@ from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
+from fastsparse.checks import need_batch,need_bools
 from fastsparse.guards import masked_params
 from fastsparse.masks import count_live
 from fastsparse.parts import dense_batches,find_method,Method
@@ -308,6 +309,7 @@ def _module(model):
 def _call(model, xb):
     "`model` of the inputs `xb`"
     if isinstance(xb, (torch.Tensor,PackedSequence)): return model(xb)
+    if isinstance(xb, (Mapping,tuple,list)): need_batch(xb)
     if isinstance(xb, Mapping): return model(**xb)
     if isinstance(xb, (tuple,list)): return model(*xb)
     raise TypeError(f"xb is of type {type(xb).__name__}, and must be a tensor, a tuple or list of inputs or a dict of them: wrap another input as (xb,)")
@@ -358,9 +360,13 @@ def count_flops(
     Returns:
         int: FLOPs, 2 a multiply-add, of the whole batch
 
+    Raises:
+        ValueError: ... is ..., and must be True or False
+
     Example:
         count_flops(nn.Linear(8,4), torch.randn(1,8))
     """
+    need_bools(sparse=sparse)
     return flop_profile(model, xb).total(sparse)
 
 # %% ../nbs/08_flops.ipynb #f1b7d419
@@ -394,6 +400,9 @@ class FlopsCounter(Callback):
         sparse: Live weights only? Otherwise as if no weight were masked [default: True]
         verbose: Add the running total to the recorder's output, as column `fwd_flops`? [default: False]
 
+    Raises:
+        ValueError: ... is ..., and must be True or False
+
     Example:
         dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
         learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
@@ -404,6 +413,7 @@ class FlopsCounter(Callback):
         sparse=True, # Live weights only? Otherwise as if no weight were masked
         verbose=False, # Add the running total to the recorder's output, as column `fwd_flops`?
     ):
+        need_bools(sparse=sparse, verbose=verbose)
         store_attr()
         self.n_flops = 0
 

@@ -9,6 +9,7 @@ __all__ = ['sparse_params', 'apply_masks']
 import sys,torch,weakref,zlib
 from collections import OrderedDict
 from fastcore.basics import *
+from fastsparse.checks import need_bools
 from fastsparse.masks import local_part,put_,sparsity_from_tensor,zero_dead_
 from fastsparse.scores import base_opt,call_with,grad_history,slow_weights,state_tensors
 from functools import wraps
@@ -148,6 +149,7 @@ def apply_masks(
         inplace: Write into the parameters' storage? Otherwise they get a new one [default: True]
 
     Raises:
+        ValueError: ... is ..., and must be True or False
         TypeError: model is ..., and must be a torch module
 
     Example:
@@ -157,6 +159,7 @@ def apply_masks(
         apply_masks(model)
         assert model[0].weight.sum()==64
     """
+    need_bools(inplace=inplace)
     for o in masked_params(module):
         if o.p.shape!=o.shape: guard(o).check()  # only live weights are stored
         elif inplace: zero_dead_(o.p, o.mask)

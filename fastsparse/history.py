@@ -10,6 +10,7 @@ import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.checks import need_bools
 from fastsparse.files import as_path,read_tensors,reading,whole_file
 from fastsparse.masks import count_live
 from fastsparse.scores import wants
@@ -128,6 +129,9 @@ class SparseHistory:
     Args:
         keep_masks (bool): Keep the mask of every update too? One bit a weight and update [default: False]
 
+    Raises:
+        ValueError: ... is ..., and must be True or False
+
     Source: arXiv:2102.02887
 
     Example:
@@ -140,6 +144,7 @@ class SparseHistory:
     def __init__(self,
         keep_masks:bool=False, # Keep the mask of every update too? One bit a weight and update
     ):
+        need_bools(keep_masks=keep_masks)
         self.keep_masks,self.params,self.steps,self.records,self.masks = keep_masks,[],[],[],[]
         self.start,self.ever,self.last = [],[],[]
         self.offset,self.length,self.fresh,self.moved = 0,0,False,False

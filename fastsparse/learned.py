@@ -10,7 +10,7 @@ __all__ = ['supermask_presets', 'STE_presets', 'SRSTE_presets', 'TopKAST_presets
 import dataclasses,inspect,re,torch
 from fastai.callback.core import Callback
 from fastcore.basics import *
-from fastsparse.checks import need_modules
+from fastsparse.checks import need_bools,need_modules
 from fastcore.imports import noop
 from fastcore.meta import delegates
 from fastsparse.masks import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
@@ -707,10 +707,10 @@ def learn_masks(
             fold_masks(model) and unsparsify(model)
         ValueError: ... has no weights to learn masks for: it needs linear, convolutional, attention or recurrent
             layers, or also= or a rule that names others
+        ValueError: ... is ..., and must be True or False
         ValueError: backward_mode is ..., and must be one of ...
         ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
         ValueError: ... is ..., and must be a function or None
-        TypeError: model is ..., and must be a torch module
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -718,6 +718,7 @@ def learn_masks(
         assert model[0].weight_mask.sum()==64
     """
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
+    need_bools(rescale=rescale)
     settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
     _settings(sparseness='DENSE', **settings)
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")

@@ -140,7 +140,7 @@ def predict_cost(
         test_eq(cost.parts, {'forward':20*2*10, 'backward':2*20*2*10, 'dense gradients':2*2*30})
         cost
     """
-    need_number('n_steps', n_steps, 0, whole=True)
+    need_number('n_steps', n_steps, 0, 10**8, whole=True)  # each is played through
     cost,model = RunCost(),get_model(module_of(model))
     if not settings:
         flops = batch_flops(flop_profile(model, xb))

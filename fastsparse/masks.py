@@ -8,6 +8,7 @@ __all__ = ['sparse_mask', 'sparse_mask_like', 'mask_from_tensor', 'sparsity_from
 # %% ../nbs/00_masks.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
 from fastsparse.checks import need_generator,need_tensors
+from numbers import Integral
 
 # %% ../nbs/00_masks.ipynb #d88e78c5
 def n_live(
@@ -15,7 +16,7 @@ def n_live(
     sparsity:float, # Fraction of them that is dead, from 0 to 1
 ) -> int: # `round((1-sparsity)*n)`
     "How many of `n` weights live at `sparsity`; a `ValueError` outside of [0,1]"
-    if isinstance(sparsity, str) or not 0<=sparsity<=1: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
+    if isinstance(sparsity, (str,bool)) or not 0<=sparsity<=1: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
     return round((1-float(sparsity))*n)
 
 # %% ../nbs/00_masks.ipynb #ca0acb1a
@@ -276,6 +277,7 @@ def top_k_mask(
         Tensor: Bool tensor of `t`'s shape with exactly `n_keep` live places
 
     Raises:
+        ValueError: n_keep is ..., and must be an integer from 0 to the number of scores
         TypeError: ... is ..., and must be a tensor
         ValueError: ... were to be chosen, and must be in [0,...]: that many places are there to choose from
 
@@ -283,6 +285,7 @@ def top_k_mask(
         top_k_mask(tensor([3.,1.,2.]), 2)
     """
     need_tensors(t=t)
+    if isinstance(n_keep, bool) or not isinstance(n_keep, Integral): raise ValueError(f"n_keep is {n_keep!r}, and must be an integer from 0 to the number of scores")
     everywhere = torch.ones(t.shape, dtype=torch.bool, device=t.device)
     return put_(torch.zeros_like(everywhere), highest(t, n_keep, everywhere), True)
 

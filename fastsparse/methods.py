@@ -14,7 +14,7 @@ from fastsparse.checks import need_functions
 from functools import partial
 from inspect import signature
 from fastprogress.fastprogress import progress_bar
-from fastsparse.declared import find_part
+from fastsparse.declared import find_part,near
 from fastsparse.distributions import as_distribution,global_sparsity
 from fastsparse.grown import reset_state
 from fastsparse.masks import count_live,put_,zero_dead_
@@ -25,8 +25,11 @@ from fastsparse.scores import random_score,Sampled,weight_magnitude
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
 from fastsparse.structures import as_structure
+from fastsparse.training import SparseEngine
 
 # %% ../nbs/06_methods.ipynb #8a33b59c
+def known_settings(): return {*signature(SparseEngine).parameters, 'sparse_compute', 'repair', 'scale_rates'}-{'model','opt','n_steps'}
+
 class Preset(dict):
     "The settings of a method: a dict that knows its paper, and makes changed copies when it is called"
     def __init__(self,
@@ -41,6 +44,7 @@ class Preset(dict):
 
     def __call__(self, **changes):
         "A copy with some settings changed, or added"
+        if unknown := set(changes)-known_settings(): raise TypeError(f"{sorted(unknown)[0]!r} is no setting of a method: {near(sorted(unknown)[0], known_settings())}")
         return type(self)(self.name, self.about, self.paper, **{**self, **changes})
 
     def copy(self): return self()

@@ -14,7 +14,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
 from fastcore.basics import *
-from fastsparse.checks import need_functions
+from fastsparse.checks import need_functions,need_number
 from fastcore.imports import noop
 from fastprogress.fastprogress import progress_bar
 from fastsparse.distributions import live_counts,share_out
@@ -774,7 +774,7 @@ def prune_synflow(
         also: As in `sparsify_model` [default: None]
 
     Raises:
-        ValueError: ... is ..., and must be an integer from 1, e.g. ...
+        ValueError: ... is ..., and must be ... from ......
         ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
         ValueError: the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first
             that magnitude pruning takes
@@ -790,7 +790,7 @@ def prune_synflow(
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         prune_synflow(model, .5, torch.randn(1,8))
     """
-    _check_count('rounds', rounds, 100)
+    need_number('rounds', rounds, 1, 10**5, whole=True)
     plan,xs = plan_pruning(model, target, also),_ones_like_item(model, xb)
     net = module_copy(module_of(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)

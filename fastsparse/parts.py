@@ -90,11 +90,11 @@ def register_method(
         DynamicSparseTrainingCallback(method='often')
     """
     if not isinstance(name, str) or not name: raise ValueError(f"name is {name!r}, and must be a text such as 'rigl'")
-    if not hasattr(preset, 'keys'): raise ValueError(f"preset is {preset!r}, and must be a dict of settings, such as dict(grow_score_f='random_score')")
+    if not hasattr(preset, 'keys') or not all(isinstance(k, str) for k in preset): raise ValueError(f"preset is {preset!r}, and must be a dict of settings, such as dict(grow_score_f='random_score')")
     _methods[name.lower()] = preset
 
 # %% ../nbs/04a_parts.ipynb #8611a987
-def _within(x, low, high): return isinstance(x, Real) and low<=x<=high
+def _within(x, low, high): return isinstance(x, Real) and not isinstance(x, bool) and low<=x<=high
 
 def check_integer(
     x, # Anything
@@ -105,6 +105,11 @@ def check_integer(
     "A `ValueError` unless `x` is an integer from `least`"
     if isinstance(x, bool) or not (isinstance(x, Integral) and x>=least): raise ValueError(f"{name} is {x!r}, and must be an integer from {least}{why}")
 
+def check_counts(batch_size, steps_per_epoch):
+    "A `ValueError` unless each is an integer from 1, or None"
+    for name,x in (('batch_size',batch_size),('steps_per_epoch',steps_per_epoch)):
+        if x is not None: check_integer(x, name, ', or None where nothing is given in samples or epochs')
+
 _untrained = "an update replaces its batch's step, so nothing would be trained: take 2 or more, or replace_step=False"
 
 def _check_numbers(m):
@@ -114,7 +119,7 @@ def _check_numbers(m):
     if m.updates is None and m.batches_per_update==1 and m.replaces: raise ValueError(f"batches_per_update is 1, and {_untrained}")
     if not _within(m.initial_drop_grow_pct, 0, 1): raise ValueError(f"initial_drop_grow_pct is {m.initial_drop_grow_pct!r}, and must lie in [0,1]: the fraction of live weights dropped at first")
     if not (_within(m.stop_pct, 0, 1) and m.stop_pct): raise ValueError(f"stop_pct is {m.stop_pct!r}, and must lie in (0,1]: the fraction of the run after which the topology rests")
-    if isinstance(m.grow_init_f, Real) and not math.isfinite(m.grow_init_f): raise ValueError(f"grow_init_f is {m.grow_init_f}, and must be a finite number, a function or None")
+    if isinstance(m.grow_init_f, Real) and (isinstance(m.grow_init_f, bool) or not math.isfinite(m.grow_init_f)): raise ValueError(f"grow_init_f is {m.grow_init_f}, and must be a finite number, a function or None")
 
 # %% ../nbs/04a_parts.ipynb #ed50e1ef
 def check_sparsity(
@@ -131,9 +136,11 @@ def _check_functions(m):
         f,none = getattr(m, name),name in may_be_none
         if callable(f) or f is None and none or name=='grow_init_f' and isinstance(f, Real): continue
         raise ValueError(f"{name} is {f!r}, and must be a function{' or None' if none else ''}: pass the function itself, or the name of a part")
+    if not (isinstance(m.mask_init, (str,dict)) or callable(m.mask_init)): raise ValueError(f"mask_init is {m.mask_init!r}, and must be 'random', 'magnitude', a score or a dict of masks")
 
 def _check_sparsity_and_schedules(m):
     if isinstance(m.sparsity, Real): check_sparsity(m.sparsity)
+    if isinstance(m.drop_fraction, Real) and not _within(m.drop_fraction, 0, 1): raise ValueError(f"drop_fraction is {m.drop_fraction!r}, and must lie in [0,1], or be a schedule: the fraction of live weights that an update drops")
     elif m.sparsity is None and m.sparsity_path is not None: raise ValueError("sparsity is None, and sparsity_path wants the number at which it ends: pass sparsity=0.9, or a schedule")
     for make,spec in ((make_schedule, m.drop_fraction), (make_update_schedule, m.updates), (make_schedule, m.sparsity)):
         if spec is not None: make(spec)
@@ -227,8 +234,7 @@ def bind(self:Method,
     "Fix all times in steps"
     if n_steps is None and (self.updates is None or self.drop_fraction is None): raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: pass the steps of the whole run, or both updates= and drop_fraction= in steps")
     if n_steps is not None: check_integer(n_steps, 'n_steps', ': the steps of the whole run, of which stop_pct is a fraction')
-    for name,x in (('batch_size',batch_size),('steps_per_epoch',steps_per_epoch)):
-        if x is not None: check_integer(x, name, ', or None where nothing is given in samples or epochs')
+    check_counts(batch_size, steps_per_epoch)
     def steps(make, spec):
         return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     times = steps(make_update_schedule, self.updates)

@@ -41,6 +41,15 @@ def named(
     raise ValueError(f"a pattern is {pattern!r}, and must be a name, a glob, a type, a function of name and parameter, a place, or a list of these")
 
 # %% ../nbs/00b_patterns.ipynb #0f4ec84a
+def check_pattern(
+    pattern, # As in `named`
+    what:str='the pattern', # What an error calls it, such as the argument's name
+):
+    "A `ValueError` unless `pattern` can name something, whatever the model"
+    for o in pattern if isinstance(pattern, (list,tuple,set)) else [pattern]:
+        if isinstance(o, (list,tuple,set)): check_pattern(o, what)
+        elif isinstance(o, bool) or not (isinstance(o, (str,type,int)) or callable(o)): raise ValueError(f"{what} is {o!r}, and must be a name, a glob, a type, a function of name and parameter, a place, or a list of these")
+
 def need_named(
     pattern, # As in `named`
     names:list, # As in `named`

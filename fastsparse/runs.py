@@ -13,7 +13,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.torch_core import get_model,rank_distrib
 from fastcore.basics import *
-from fastsparse.checks import need_number
+from fastsparse.checks import need_bools,need_number
 from fastcore.foundation import L
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.files import as_path,check_seal,read_tensors,reading,seal,whole_file
@@ -229,9 +229,8 @@ def save_run(
         ValueError: engine is ..., and must be an engine such as DynamicSparseTraining, or None
         TypeError: path is ..., and must be a file's name or a Path
         ValueError: ... is ..., and must be ... from ......
+        ValueError: ... is ..., and must be True or False
         TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
-            state_dict()
 
     Example:
         import tempfile
@@ -244,7 +243,8 @@ def save_run(
     as_path(path)
     need_number('keep', keep, 1, whole=True)
     if opt is not None and not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
-    if engine is not None and not hasattr(engine, 'state_dict'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
+    need_bools(grads=grads)
+    if engine is not None and not hasattr(engine, 'slots'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
     run = collect_run(get_model(module_of(model)), opt, engine, grads)
     run.update(position=plain(position, 'position'), others={k:plain(_state_of(o), k) for k,o in others.items()})
     write_run(path, run, keep)
@@ -541,7 +541,7 @@ class SparseCheckpoint(Callback):
         self.path = path if path.suffix else path.with_name(f'{path.name}.pt')
         for k,v in dict(every=every, keep=keep).items():
             if not (v is None and k=='every' or isinstance(v, int) and not isinstance(v, bool) and v>=1): raise ValueError(f"{k} is {v!r}, and must be a whole number from 1{', or None' if k=='every' else ''}")
-        if resume not in (None,True,False): raise ValueError(f"resume is {resume!r}, and must be True, False or None")
+        if not isinstance(resume, (bool,type(None))): raise ValueError(f"resume is {resume!r}, and must be True, False or None")
         self.every,self.keep,self.resume = every,keep,resume
         self.saved,self.resting,self.saves = None,[],False
 

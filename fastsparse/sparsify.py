@@ -12,7 +12,7 @@ import torch.distributed as dist
 from collections.abc import Mapping
 from contextlib import contextmanager
 from fastcore.basics import *
-from fastsparse.checks import need_modules,need_number,need_tensors
+from fastsparse.checks import need_batch,need_bools,need_modules,need_number,need_tensors
 from fastsparse.declared import declares,find_part,needs_of,register_part
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
@@ -48,11 +48,15 @@ def is_sparseable_module(
     Returns:
         bool
 
+    Raises:
+        TypeError: additional_types holds ..., and must be a list of types of modules
+
     Example:
         is_sparseable_module(nn.LSTM(4,8)),is_sparseable_module(nn.LayerNorm(4))
     """
+    if bad := [o for o in listify(additional_types) if not isinstance(o, type)]: raise TypeError(f"additional_types holds {bad[0]!r}, and must be a list of types of modules")
     layer = layer_of(m)
-    return layer is not None and layer.default or isinstance(m, tuple(additional_types))
+    return layer is not None and layer.default or isinstance(m, tuple(listify(additional_types)))
 
 def sparseable_modules(
     model:nn.Module, # Any module
@@ -70,6 +74,7 @@ def sparseable_modules(
     Raises:
         TypeError: additional_types is ..., and must be a list of types of modules
         TypeError: ... is ..., and must be a torch module
+        TypeError: additional_types holds ..., and must be a list of types of modules
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -152,7 +157,7 @@ def draw_seed(
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "One seed for all ranks"
     if seed is not None:
-        try: return operator.index(seed)
+        try: return operator.index(None if isinstance(seed, bool) else seed)
         except TypeError: raise ValueError(f"seed is {seed!r}, and must be an integer, or None to draw one") from None
     box = [int(torch.randint(2**62, ()))]
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)
@@ -530,12 +535,11 @@ def sparsify_model(
     Raises:
         ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
             ones: pass grow_state_f=None, or sparse_compute=None
+        ValueError: ... is ..., and must be True or False
         TypeError: model is ..., and must be a torch module or a Learner
+        TypeError: ... is ..., and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
         ValueError: seed is ..., and must be an integer, or None to draw one
-        ValueError: the sparsity is ..., and the structure ... has a sparsity of ...: pass that, or another
-            structure
-        ValueError: ...: ...
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -544,6 +548,8 @@ def sparsify_model(
     """
     learn,model = model,module_of(model)
     _check_settings(model, model_sparsity, sparse_init_mode, sparse_f)
+    need_bools(enforce_mask=enforce_mask)
+    if xb is not None: need_batch(xb)
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))

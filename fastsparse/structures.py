@@ -10,6 +10,7 @@ import functools,inspect,itertools,math,numbers,numpy as np,os,re,torch
 from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
+from fastsparse.checks import need_bools
 from fastsparse.declared import same_needs
 from fastcore.foundation import L
 from fastsparse.masks import count_live,highest,live_places,lowest,n_live,put_,whole_part
@@ -268,6 +269,7 @@ class NM(Structure):
             out
         ValueError: ...:... would keep ... of ... weights: write N:M with N not above M, e.g. 2:4
         ValueError: ... is ..., and must be an integer from ...
+        ValueError: ... is ..., and must be True or False
 
     Source: arXiv:2104.08378
 
@@ -287,6 +289,7 @@ class NM(Structure):
     def __post_init__(self):
         _check_nm(self)
         _check_int('axis', self.axis, -8)
+        need_bools(flat=self.flat, pad=self.pad)
         if self.flat and self.axis!=1: raise ValueError(f"flat counts along all weights of an output, so axis {self.axis} can't be chosen too: leave one of them out")
 
     def __str__(self): return f'{self.n}:{self.m}' + f' axis {self.axis}'*(self.axis!=1) + ' flat'*self.flat + ' pad'*self.pad
@@ -533,6 +536,7 @@ class Block(_Whole):
         pad (bool): May the last blocks of outputs and of inputs be smaller? [default: False]
 
     Raises:
+        ValueError: ... is ..., and must be True or False
         ValueError: ... needs ..., and the parameter has shape ...: leave it dense, or take another structure
         ValueError: ... is ..., and must be an integer from ...
 
@@ -552,6 +556,7 @@ class Block(_Whole):
     def __post_init__(self):
         super().__post_init__()
         for name in ('rows','cols'): _check_int(name, getattr(self, name))
+        need_bools(pad=self.pad)
 
     def sides(self, shape):
         """Sizes of a block along the first axes of `shape`

@@ -9,12 +9,13 @@ __all__ = ['SparseEngine', 'DynamicSparseTraining']
 import inspect,json,math,numbers,torch,zlib
 from bisect import bisect_left
 from contextlib import contextmanager
+from itertools import islice
 from fastcore.basics import *
 from fastcore.meta import delegates
-from fastsparse.declared import needs_of
+from fastsparse.declared import find_part,needs_of
 from fastsparse.files import uninterrupted
 from fastsparse.masks import count_live,keyed_generator,live_places,local_part,n_live,put_
-from fastsparse.parts import check_integer,check_sparsity,dense_batches,find_method,Method,Run
+from fastsparse.parts import check_counts,check_integer,check_sparsity,dense_batches,find_method,Method,Run
 from fastsparse.patterns import assign,read_rules
 from fastsparse.schedules import Interval,min_max_end,update_due
 from fastsparse.scores import base_opt,call_with,grad_history,wants
@@ -133,13 +134,19 @@ def write(self:Slot, move, opt):
     return new
 
 # %% ../nbs/05_training.ipynb #939cb745
+def _check_modules(modules):
+    if hasattr(modules, 'keys'): raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
+    if modules is not None and (isinstance(modules, (str,torch.Tensor)) or not hasattr(modules, '__iter__') and not isinstance(modules, torch.nn.Module)):
+        raise ValueError(f"sparse_modules is {modules!r}, and must be modules of the model, or None for all; rules= goes by name")
+    if bad := [m for m in _listed(modules) if not isinstance(m, torch.nn.Module)]: raise ValueError(f"sparse_modules holds {bad[0]!r}, and must hold modules of the model; rules= goes by name")
+
+def _listed(modules): return [modules] if isinstance(modules, torch.nn.Module) else ifnone(modules, [])
+
 def _inside(os, modules):
     "Those of `os` whose module lies in one of `modules`, all by default"
+    _check_modules(modules)
     if modules is None: return os
-    if hasattr(modules, 'keys'): raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
-    modules = [modules] if isinstance(modules, torch.nn.Module) else modules
-    if bad := [m for m in modules if not isinstance(m, torch.nn.Module)]: raise ValueError(f"sparse_modules holds {bad[0]!r}, and must hold modules of the model; rules= goes by name")
-    inside = {id(sub) for m in modules for sub in m.modules()}
+    inside = {id(sub) for m in _listed(modules) for sub in m.modules()}
     found = [o for o in os if id(o.module) in inside]
     if not found: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
     return found
@@ -152,17 +159,41 @@ def _read_rules(rules):
     if bad: raise ValueError(f"a rule is {bad!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); `configure` makes pairs of plain data")
     return pairs
 
+def _method(settings):
+    m = Method(**settings)
+    if isinstance(m.mask_init, str): find_part('mask', m.mask_init, 'mask_init')
+    return m
+
 def _methods_for(os, rules, settings, model):
     "Pairs of a `Method` and those of `os` that it serves"
-    if rules is None: return [(Method(**settings), os)]
+    if rules is None: return [(_method(settings), os)]
     rules = _read_rules(rules)
     taken = assign(rules, [o.name for o in os], [o.weight for o in os], model)
     served = [[o for o,t in zip(os, taken) if t==k] for k in range_of(rules)]
-    pairs = [(Method(**{**settings, **kw}), own) for (_,kw),own in zip(rules, served) if own and kw is not None]
+    pairs = [(_method({**settings, **kw}), own) for (_,kw),own in zip(rules, served) if own and kw is not None]
     if not pairs: raise ValueError(f"no rule gives a method to any of the parameters: {', '.join(o.name for o in os)}")
     return pairs
 
 # %% ../nbs/05_training.ipynb #e6ed35e1
+def _check_on_update(fs):
+    if bad := [f for f in listify(fs) if not callable(f)]: raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
+
+_of_method = inspect.signature(Method).parameters
+
+def check_settings(
+    settings:dict, # Of `SparseEngine`, as far as they are given
+):
+    "An error for the first setting that no run could take, whatever its model"
+    unknown = set(settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
+    if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
+    _check_modules(settings.get('sparse_modules'))
+    _check_on_update(settings.get('on_update'))
+    check_counts(settings.get('batch_size'), settings.get('steps_per_epoch'))
+    own = {k:v for k,v in settings.items() if k in _of_method}
+    if own.get('batches_per_update') is None: own['batches_per_update'] = Interval(100)
+    _method(own)
+    for _,kw in [] if settings.get('rules') is None else _read_rules(settings['rules']): _method({**own, **(kw or {})})
+
 def check_fit(model, opt):
     "A `ValueError` unless `model` is a module and `opt` an optimizer"
     if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
@@ -232,9 +263,9 @@ class SparseEngine:
             before it? Then no step is replaced [default: False]
 
     Raises:
-        ValueError: on_update holds ..., and must hold functions of engine and step
         ValueError: model is ..., and must be a torch module, such as learn.model
         ValueError: opt is ..., and must be the optimizer that trains the model, fastai's or torch's
+        ValueError: on_update holds ..., and must hold functions of engine and step
         ValueError: seed is ..., and must be an integer, or None to draw one
         TypeError: model is ..., and must be a torch module
         ValueError: ..._mask exists and is no mask of ours: rename it
@@ -265,7 +296,7 @@ class SparseEngine:
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch,method')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
         self.later,self.held = {},[]  # updates that come after the step, and the dense gradients that they read
-        if bad := [f for f in self.on_update if not callable(f)]: raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
+        _check_on_update(self.on_update)
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
@@ -488,7 +519,7 @@ def _warn_if_short(self:SparseEngine, m):
 def _warn_if_few(self:SparseEngine, m):
     "Warn if the user's own interval leaves a run fewer than five updates"
     every,asked = m.batches_per_update,m.method.batches_per_update
-    n = sum(update_due(t, every, self.n_steps, m.stop_pct) for t in range(every, self.n_steps, every))
+    n = sum(1 for _ in islice((t for t in range(every, self.n_steps, every) if update_due(t, every, self.n_steps, m.stop_pct)), 5))
     better = Interval(every).resolve(self.n_steps, m.stop_pct, m.replaces)
     if n<5 and better<every and not isinstance(asked, Interval):
         warn(f"this run of {self.n_steps} steps contains {n} update{'s'*(n>1)} of the topology at batches_per_update={every}: it can hardly move; {better} fits such a run")
@@ -943,8 +974,12 @@ def _check_settings(mine, theirs):
 def remove(self:SparseEngine):
     """Let go of the model: gradients and state are masked again, and connections rest"""
     for s in self.slots:
-        if s.guard.dense_history: s.guard.clean.clear()
-        s.guard.lifted,s.guard.dense_history,s.guard.around,s.guard.finish = False,False,None,None
+        g,dense = s.guard,s.guard.dense_history
+        g.lifted,g.dense_history,g.around,g.finish = False,False,None,None
+        if dense:  # nobody reads what the optimizer remembers of dead weights from now on
+            g.clean.clear()
+            g.mask_grad()
+            g.after_step(self.opt)
     if self.own is None: return
     self.own.remove()
     for e in enforcements(self.model): e.arm(e.root() if e.root else self.model)

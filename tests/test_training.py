@@ -1196,3 +1196,18 @@ def test_dead_weights_stay_dead_where_a_step_follows_a_drop(opt_f):
         model(torch.randn(4, 6)).pow(2).sum().backward()
         dst.step()
         for p,mask,_ in sparse_params(model): assert not p[~mask].any()
+
+def test_state_of_dead_weights_is_gone_once_the_engine_is():
+    "A method that reads the momentum of dead weights leaves none behind, nor a gradient, when its engine lets go"
+    torch.manual_seed(0)
+    model = mlp((6,8,4))
+    sparsify_model(model, .5, seed=0)
+    opt = torch.optim.Adam(model.parameters(), .1)
+    engine = DynamicSparseTraining(model, opt, 10, **SNFS_presets(batches_per_update=3))
+    model(torch.randn(4,6)).square().sum().backward()
+    opt.step()
+    dead = ~model[0].weight_mask
+    assert opt.state[model[0].weight]['exp_avg'][dead].any(), 'the method needs it'
+    engine.remove()
+    for t in (model[0].weight, model[0].weight.grad, *[v for v in opt.state[model[0].weight].values() if v.ndim]): assert not t[dead].any()
+    assert opt.state[model[0].weight]['exp_avg'][~dead].any(), 'live weights keep theirs'
