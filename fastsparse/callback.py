@@ -6,7 +6,7 @@
 __all__ = ['DynamicSparseTrainingCallback']
 
 # %% ../nbs/07_callback.ipynb #23feda80
-import importlib,inspect,numpy as np,torch
+import importlib,numpy as np,torch
 import torch.distributed as dist
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
@@ -42,7 +42,8 @@ def _usual(method, given):
 def _check_own(repair, sparse_compute, scale_rates):
     if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
     if not isinstance(scale_rates, (bool,type(None))): raise ValueError(f"scale_rates is {scale_rates!r}, and must be True, False, or None: where a repair rescaled weights")
-    if not isinstance(sparse_compute, (bool,dict,type(None))) or sparse_compute and sparse_compute is not True and not all(isinstance(k, str) for k in sparse_compute): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
+    named = isinstance(sparse_compute, dict) and all(isinstance(k, str) for k in sparse_compute)
+    if not (named or isinstance(sparse_compute, (bool,type(None)))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
 
 # %% ../nbs/07_callback.ipynb #ea6577b9
 class DynamicSparseTrainingCallback(Callback):

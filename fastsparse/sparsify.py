@@ -443,8 +443,10 @@ def _check_fraction(s, what, end):
     except (TypeError,ValueError,RuntimeError): fits = False
     if not fits: raise ValueError(f"{what} is {s!r}, and must lie in [0,1{end}: pass the fraction of weights that is dead, e.g. 0.9")
 
-def _check_settings(model, sparsity, sparse_init_mode, sparse_f):
+def _check_settings(model, sparsity, sparse_init_mode, sparse_f, enforce_mask, xb):
     _check_fraction(sparsity, 'model_sparsity', ')')
+    need_bools(enforce_mask=enforce_mask)
+    if xb is not None: need_batch(xb)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")
     if sparse_init_mode not in (None,'auto','fan_in','fan_out','fan_in_out'): raise ValueError(f"sparse_init_mode is {sparse_init_mode!r}, and must be 'auto', None, 'fan_in', 'fan_out' or 'fan_in_out'")
     if isinstance(sparse_f, dict): raise ValueError(f"sparse_f is a dict, and must be a distribution or its name: settings of a method, such as a preset's, go to the callback or engine as **settings, and sparsities by name are given_sparsity({{...}})")
@@ -535,11 +537,12 @@ def sparsify_model(
     Raises:
         ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
             ones: pass grow_state_f=None, or sparse_compute=None
-        ValueError: ... is ..., and must be True or False
         TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: ... is ..., and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
         ValueError: seed is ..., and must be an integer, or None to draw one
+        ValueError: the sparsity is ..., and the structure ... has a sparsity of ...: pass that, or another
+            structure
+        ValueError: ...: ...
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -547,9 +550,7 @@ def sparsify_model(
         sparse_summary(model)
     """
     learn,model = model,module_of(model)
-    _check_settings(model, model_sparsity, sparse_init_mode, sparse_f)
-    need_bools(enforce_mask=enforce_mask)
-    if xb is not None: need_batch(xb)
+    _check_settings(model, model_sparsity, sparse_init_mode, sparse_f, enforce_mask, xb)
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))

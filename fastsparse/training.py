@@ -136,7 +136,7 @@ def write(self:Slot, move, opt):
 # %% ../nbs/05_training.ipynb #939cb745
 def _check_modules(modules):
     if hasattr(modules, 'keys'): raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
-    if modules is not None and (isinstance(modules, (str,torch.Tensor)) or not hasattr(modules, '__iter__') and not isinstance(modules, torch.nn.Module)):
+    if isinstance(modules, (str,torch.Tensor)) or not (modules is None or isinstance(modules, torch.nn.Module) or hasattr(modules, '__iter__')):
         raise ValueError(f"sparse_modules is {modules!r}, and must be modules of the model, or None for all; rules= goes by name")
     if bad := [m for m in _listed(modules) if not isinstance(m, torch.nn.Module)]: raise ValueError(f"sparse_modules holds {bad[0]!r}, and must hold modules of the model; rules= goes by name")
 
@@ -151,6 +151,7 @@ def _inside(os, modules):
     if not found: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
     return found
 
+# %% ../nbs/05_training.ipynb #e6abd70b
 def _read_rules(rules):
     "Pairs of pattern and settings, or a `ValueError`"
     if isinstance(rules, tuple) and len(rules)==2 and (rules[1] is None or hasattr(rules[1], 'keys')): rules = [rules]
@@ -194,6 +195,7 @@ def check_settings(
     _method(own)
     for _,kw in [] if settings.get('rules') is None else _read_rules(settings['rules']): _method({**own, **(kw or {})})
 
+# %% ../nbs/05_training.ipynb #bb5a4dee
 def check_fit(model, opt):
     "A `ValueError` unless `model` is a module and `opt` an optimizer"
     if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
