@@ -2015,6 +2015,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.sparsify.pack_masks': ('sparsify.html#pack_masks', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.register_mask': ('sparsify.html#register_mask', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.resting': ('sparsify.html#resting', 'fastsparse/sparsify.py'),
+                                     'fastsparse.sparsify.share_masks': ('sparsify.html#share_masks', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.show_sparsity': ('sparsify.html#show_sparsity', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.shows_training': ('sparsify.html#shows_training', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.sparse_summary': ('sparsify.html#sparse_summary', 'fastsparse/sparsify.py'),

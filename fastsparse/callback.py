@@ -19,7 +19,7 @@ from fastsparse.parts import find_method
 from fastsparse.schedules import Interval
 from fastsparse.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
 from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
-from fastsparse.sparsify import draw_seed
+from fastsparse.sparsify import draw_seed,share_masks
 from fastsparse.training import check_settings,method_text,SparseEngine
 from torch.utils._pytree import tree_map
 from warnings import warn
@@ -177,6 +177,9 @@ def before_fit(self:DynamicSparseTrainingCallback):
     self._let_go()
     if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
     if self.compute: self._load_compute()
+    if _in_many() and self.saved is None:
+        share_masks(self.learn.model)
+        self.settings['seed'] = _decided_by_first(self.settings['seed'])
     self._make_engine(len(self.dls.train))
     if self.repair and not self.resumed: self._repair()
     if not self.resumed: self._take_rates()

@@ -56,6 +56,7 @@ def _check_mask(o):
 # %% ../nbs/03b_guards.ipynb #a8110bfa
 class Storage:
     "How weights are kept; this is the usual way, each of them whole in every process"
+    whole = True  # does every process hold all of it?
     def has(self, p): return True  # is `p` kept like this?
     def stored(self, module, attr, p): return p  # what is stored where the module shows `p`
     def settle(self, model): pass  # guards are about to be set in `model`

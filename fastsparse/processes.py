@@ -407,6 +407,7 @@ def _fsdp_params(model):
 # %% ../nbs/16_processes.ipynb #a4ce913c
 class Shards(Storage):
     "Weights whose rows are shared out over ranks"
+    whole = False
     def __init__(self): self.known = {}  # weak references to sharded parameters, by module's id and attribute
 
     def has(self, p):

@@ -163,6 +163,25 @@ def draw_seed(
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)
     return box[0]
 
+# %% ../nbs/04_sparsify.ipynb #47737591
+@torch.no_grad()
+def share_masks(
+    model:nn.Module, # A module that all ranks of the group train
+    group=None, # A process group, torch's default one if None
+) -> list: # Names of the parameters whose masks differed
+    "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
+    os = [o for o in masked_params(model) if storage_of(o.p).whole and o.p.shape==o.shape]
+    sums,found = [(o.name, storage_of(o.p).checksum(o.mask)) for o in os],[None]*dist.get_world_size(group)
+    dist.all_gather_object(found, sums, group)
+    names = [{n for n,_ in f} for f in found]
+    differ = [o for o in os if all(o.name in n for n in names) and len({dict(f)[o.name] for f in found})>1]
+    for o in differ:
+        for t in (o.mask, o.p):
+            box = t.detach().clone().view(torch.uint8) if t.dtype==torch.bool else t.detach().clone()
+            dist.broadcast(box, dist.get_global_rank(group, 0) if group else 0, group)
+            t.copy_(box)
+    return [o.name for o in differ]
+
 # %% ../nbs/04_sparsify.ipynb #c8769b06
 def check_score(
     score, # What a score function returned

@@ -21,9 +21,10 @@ from fastsparse.schedules import Interval,min_max_end,update_due
 from fastsparse.scores import base_opt,call_with,grad_history,wants
 from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,storage_of,storages,stored
 from fastsparse.sharing import legal_counts,regrow_counts,whole_up
-from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,show_sparsity
+from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks,show_sparsity
 from fastsparse.signal import FirstLook,is_fresh,mark_fresh
 from fastsparse.sparsify import shows_training,starting_masks,structure_of
+from torch.nn.parallel import DistributedDataParallel
 from typing import NamedTuple
 from warnings import warn
 
@@ -136,7 +137,7 @@ def write(self:Slot, move, opt):
 # %% ../nbs/05_training.ipynb #939cb745
 def _check_modules(modules):
     if hasattr(modules, 'keys'): raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
-    if isinstance(modules, (str,torch.Tensor)) or not (modules is None or isinstance(modules, torch.nn.Module) or hasattr(modules, '__iter__')):
+    if isinstance(modules, (str,torch.Tensor)) or not (isinstance(modules, (torch.nn.Module,type(None))) or hasattr(modules, '__iter__')):
         raise ValueError(f"sparse_modules is {modules!r}, and must be modules of the model, or None for all; rules= goes by name")
     if bad := [m for m in _listed(modules) if not isinstance(m, torch.nn.Module)]: raise ValueError(f"sparse_modules holds {bad[0]!r}, and must hold modules of the model; rules= goes by name")
 
@@ -295,6 +296,7 @@ class SparseEngine:
         **kwargs
     ):
         check_fit(model, opt)
+        if isinstance(model, DistributedDataParallel): share_masks(model, model.process_group)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch,method')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
         self.later,self.held = {},[]  # updates that come after the step, and the dense gradients that they read
