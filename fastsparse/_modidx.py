@@ -1990,6 +1990,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.sparsify._refuse_held': ('sparsify.html#_refuse_held', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._remembers': ('sparsify.html#_remembers', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._row': ('sparsify.html#_row', 'fastsparse/sparsify.py'),
+                                     'fastsparse.sparsify._take_first': ('sparsify.html#_take_first', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._tell_rounding': ('sparsify.html#_tell_rounding', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._total': ('sparsify.html#_total', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify._why_dense': ('sparsify.html#_why_dense', 'fastsparse/sparsify.py'),

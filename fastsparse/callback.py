@@ -177,9 +177,6 @@ def before_fit(self:DynamicSparseTrainingCallback):
     self._let_go()
     if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
     if self.compute: self._load_compute()
-    if _in_many() and self.saved is None:
-        share_masks(self.learn.model)
-        self.settings['seed'] = _decided_by_first(self.settings['seed'])
     self._make_engine(len(self.dls.train))
     if self.repair and not self.resumed: self._repair()
     if not self.resumed: self._take_rates()
@@ -187,9 +184,13 @@ def before_fit(self:DynamicSparseTrainingCallback):
     if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
+# %% ../nbs/07_callback.ipynb #c708673f
 @patch
 def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
+    if _in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
+        share_masks(self.learn.model)
+        self.settings['seed'] = _decided_by_first(self.seed)
     bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
     every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
     settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)

@@ -69,6 +69,7 @@ class Storage:
     def total(self, p, *ns): return ns  # numbers of those who have parts of `p`, added
     def checksum(self, mask): return zlib.crc32(mask.detach().cpu().contiguous().numpy().tobytes())
 
+# %% ../nbs/03b_guards.ipynb #becd7fed
 usual,storages = Storage(),[]
 
 def storage_of(

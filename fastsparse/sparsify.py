@@ -171,16 +171,17 @@ def share_masks(
 ) -> list: # Names of the parameters whose masks differed
     "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
     os = [o for o in masked_params(model) if storage_of(o.p).whole and o.p.shape==o.shape]
-    sums,found = [(o.name, storage_of(o.p).checksum(o.mask)) for o in os],[None]*dist.get_world_size(group)
+    sums,found = {o.name:storage_of(o.p).checksum(o.mask) for o in os},[None]*dist.get_world_size(group)
     dist.all_gather_object(found, sums, group)
-    names = [{n for n,_ in f} for f in found]
-    differ = [o for o in os if all(o.name in n for n in names) and len({dict(f)[o.name] for f in found})>1]
-    for o in differ:
-        for t in (o.mask, o.p):
-            box = t.detach().clone().view(torch.uint8) if t.dtype==torch.bool else t.detach().clone()
-            dist.broadcast(box, dist.get_global_rank(group, 0) if group else 0, group)
-            t.copy_(box)
+    differ = [o for o in os if len({f.get(o.name) for f in found})>1 and all(o.name in f for f in found)]
+    for t in [t for o in differ for t in (o.mask, o.p)]: _take_first(t, group)
     return [o.name for o in differ]
+
+def _take_first(t, group):
+    "Write what rank 0 has in `t`"
+    box = t.detach().clone()
+    dist.broadcast(box.view(torch.uint8) if t.dtype==torch.bool else box, dist.get_global_rank(group, 0) if group else 0, group)
+    t.copy_(box)
 
 # %% ../nbs/04_sparsify.ipynb #c8769b06
 def check_score(

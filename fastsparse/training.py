@@ -21,9 +21,9 @@ from fastsparse.schedules import Interval,min_max_end,update_due
 from fastsparse.scores import base_opt,call_with,grad_history,wants
 from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,storage_of,storages,stored
 from fastsparse.sharing import legal_counts,regrow_counts,whole_up
-from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks,show_sparsity
+from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks
 from fastsparse.signal import FirstLook,is_fresh,mark_fresh
-from fastsparse.sparsify import shows_training,starting_masks,structure_of
+from fastsparse.sparsify import show_sparsity,shows_training,starting_masks,structure_of
 from torch.nn.parallel import DistributedDataParallel
 from typing import NamedTuple
 from warnings import warn
