@@ -28,7 +28,7 @@ from fastsparse.structures import as_structure
 from fastsparse.training import SparseEngine
 
 # %% ../nbs/06_methods.ipynb #8a33b59c
-def known_settings(): return {*signature(SparseEngine).parameters, 'sparse_compute', 'repair', 'scale_rates'}-{'model','opt','n_steps'}
+def known_settings(): return {*signature(SparseEngine).parameters, 'sparse_compute', 'repair', 'scale_rates'}-{'model','opt'}
 
 class Preset(dict):
     "The settings of a method: a dict that knows its paper, and makes changed copies when it is called"
