@@ -1,5 +1,5 @@
 "The fastai side: when the callback moves the topology, what it leaves alone, and how it lives with fastai's other callbacks"
-import copy,inspect,json,math,pickle,pytest,random,subprocess,sys,warnings
+import copy,inspect,json,math,pickle,pytest,random,re,subprocess,sys,warnings
 import numpy as np, torch, torch.distributed as dist, torch.nn.functional as F
 from fastai.callback.core import CancelBatchException,CancelEpochException,CancelFitException,CancelStepException,CancelTrainException,Callback
 from fastai.callback.schedule import *
@@ -992,3 +992,16 @@ def test_what_the_fit_knows(name):
 def test_sparse_compute_is_checked_when_made(bad):
     "Law 10: True, False, None or a plan"
     with pytest.raises(ValueError, match='sparse_compute is .*True, False, None or a plan'): DynamicSparseTrainingCallback(sparse_compute=bad)
+
+@pytest.mark.parametrize('settings,told', [
+    (dict(stop_pct=2), 'stop_pct is 2, and must lie in'), (dict(batches_per_update='x'), "batches_per_update is 'x'"), (dict(batch_size=0), 'batch_size is 0'),
+    (dict(sparse_modules='0'), "sparse_modules is '0', and must be modules"), (dict(on_update=[3]), 'on_update holds 3'), (dict(mask_init='rand'), "did you mean 'random'"),
+    (dict(rules=[('0.*', dict(sparsity=2))]), 'sparsity is 2'), (dict(rules=3), 'rules is 3'), (dict(drop_fraction=1.5), 'drop_fraction is 1.5'),
+    (dict(initial_drop_grow_pct=True), 'initial_drop_grow_pct is True'), (dict(sparse_compute={1:2}), 'sparse_compute is {1: 2}')], ids=str)
+def test_what_no_fit_could_take_is_refused_when_the_callback_is_made(settings, told):
+    "A slip of the pen is told of at once, and not when the fit begins"
+    with pytest.raises(ValueError, match=re.escape(told)): DynamicSparseTrainingCallback(**settings)
+
+def test_a_preset_refuses_a_setting_that_there_is_not():
+    "A changed copy with a misspelt setting would train with the old one"
+    with pytest.raises(TypeError, match="'batch_per_update' is no setting of a method: did you mean 'batches_per_update'"): RigL_presets(batch_per_update=20)

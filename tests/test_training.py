@@ -1211,3 +1211,9 @@ def test_state_of_dead_weights_is_gone_once_the_engine_is():
     engine.remove()
     for t in (model[0].weight, model[0].weight.grad, *[v for v in opt.state[model[0].weight].values() if v.ndim]): assert not t[dead].any()
     assert opt.state[model[0].weight]['exp_avg'][~dead].any(), 'live weights keep theirs'
+
+def test_the_length_of_a_run_costs_nothing():
+    "An engine doesn't count the updates of a run one by one: it starts at once, however long the run"
+    model = mlp((6,8,4))
+    sparsify_model(model, .5, seed=0)
+    DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), .1), 10**15, batches_per_update=5).remove()
