@@ -31,6 +31,7 @@ _re_show = re.compile(r'^show_doc\(([\w.]+)', re.MULTILINE)
 _re_source = re.compile(r'\[source\]\([^)]*\)\{[^}]*\}\n*')
 _re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib|pathlib)\.(?:\w+\.)*(?=[A-Z])|:(?:NoneType|function)(?==)')
 _re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
+_re_bar = re.compile(r'[█|\- ]*(\d+\.\d+% \[[^]]*\]\s*)?')
 _re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
 _tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
 
@@ -66,6 +67,14 @@ def room_entry(name, f):
     with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
     return NbdevLookup().linkify(_re_noise.sub('', md))
 
+def is_wide(c, phone=660):
+    "Has cell `c` a picture wider than `phone` pixels, which a phone would make too small to read?"
+    return any((nested_idx(o, 'metadata', 'image/png', 'width') or 0)>phone for o in c.outputs)
+
+def is_bar(o):
+    "Is output `o` what a progress bar leaves behind?"
+    return o.output_type=='stream' and all(_re_bar.fullmatch(l) for l in join_out(o.text).splitlines())
+
 def in_order(cells, f):
     "Processed `cells`, with API entries beside each other in the order of notebook `f`: nbdev reverses those of one cell"
     code = code_of(f)
@@ -99,7 +108,9 @@ class Page:
         if entry(c): return self.md(room_entry(entry(c), self.f))
         dirs = c.directives
         c.remove_directives()
-        c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=dict(alt=dirs.get('fig-alt', ''))))
+        c.outputs = [o for o in c.outputs if not is_bar(o)]
+        image = dict(alt=dirs.get('fig-alt', ''), classes='wide' if is_wide(c) else '')
+        c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=image))
         for d in L(c.outputs).attrgot('data').filter():
             if 'text/html' in d: d['text/html'] = re.sub('<table[^>]*>', '<table class="docutils">', join_out(d['text/html']))
             if 'text/markdown' in d: d['text/markdown'] = self.md(join_out(d['text/markdown'])).source
