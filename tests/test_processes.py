@@ -347,9 +347,23 @@ def any_loop(rank, world):
         for p in plain.parameters(): p.fill_(1.)
         return dict(first=first, same=torch.allclose(y, plain(xb)), summary=sparse_summary(m).df['live'].tolist(), whole=sparse_summary(plain).df['live'].tolist())
 
+def own_masks(rank, world):
+    "Masks that each rank drew by itself, before data parallel training began"
+    m = dense()
+    sparsify_model(m, .6, seed=rank)
+    before = [o.mask.clone() for o in masked_params(m)]
+    net = nn.parallel.DistributedDataParallel(m)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = DynamicSparseTraining(net, opt, 30, seed=0, **RigL_presets(batches_per_update=4))
+    began = [o.mask.clone() for o in masked_params(m)]
+    return dict(before=before, began=began, seen=steps(m, net, opt, dst, range(9), rank, world), weights=[full(p) for p in m.parameters()])
+
 def test_other_things_on_two_ranks(tmp_path):
-    "Refusals by name, ZeroRedundancyOptimizer, and enforcement without an engine"
-    got = on_ranks(tmp_path, 2, [('refusals', refusals, ()), ('zeros', zeros, ()), ('any_loop', any_loop, ())])
+    "Refusals by name, ZeroRedundancyOptimizer, enforcement without an engine, and masks that differed before"
+    got = on_ranks(tmp_path, 2, [('refusals', refusals, ()), ('zeros', zeros, ()), ('any_loop', any_loop, ()), ('own_masks', own_masks, ())])
+    a,b = got['own_masks']
+    assert not all(map(torch.equal, a['before'], b['before'])) and all(map(torch.equal, a['before'], b['began'])), 'rank 0 decides'
+    for x,y in zip([a['weights'],*a['seen']], [b['weights'],*b['seen']]): assert all(map(torch.equal, x, y))
     for texts in got['refusals']:
         wanted = ["doesn't say that it looks at each weight by itself", 'Sampled', 'redistribute_f', 'grow_init_f', 'FullyShardedDataParallel', 'more than one of 2 ranks']
         assert len(texts)==len(wanted) and all(w in (t or '') for w,t in zip(wanted, texts)), texts
