@@ -6,14 +6,14 @@
 __all__ = ['SparseTrainerCallback', 'SparseLightningCallback', 'log_updates']
 
 # %% ../nbs/40_trainers.ipynb #4591db5d
-import importlib,torch
+import importlib,torch,torch.distributed as dist
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.files import read_tensors,whole_file
 from fastsparse.guards import masked_params,settle_averages
 from fastsparse.parts import find_method
-from fastsparse.sparsify import sparsify_model
+from fastsparse.sparsify import share_masks,sparsify_model
 from fastsparse.training import DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class _Driver:
         "Attach an engine, and let it go on from `state`"
         own = {} if self.sparse_f is None else dict(sparse_f=self.sparse_f)
         if self.rises: own['sparsity'] = self.sparsity
+        if state is None and dist.is_available() and dist.is_initialized(): share_masks(model)
         self.engine = DynamicSparseTraining(model, opt, n_steps, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
 
