@@ -676,7 +676,7 @@ def _check_model(model, entries):
 # %% ../nbs/31_compute.ipynb #4fdf719b
 def sparse_compute(
     model, # A sparse module or a `Learner` of one
-    xb, # A batch of inputs, or a tuple of them if the model takes several
+    xb, # A batch of inputs, or a tuple of them if the model takes several; None will do where there is a plan
     opt=None, # The optimizer that trains it, fastai's or torch's; None if it is made later
     plan:dict=None, # Parameter → 'rows' or 'dense', as in a report's `plan`; None measures
 ) -> SparseCompute: # What was chosen, and its `remove()`
@@ -684,7 +684,7 @@ def sparse_compute(
 
     Args:
         model: A sparse module or a `Learner` of one
-        xb: A batch of inputs, or a tuple of them if the model takes several
+        xb: A batch of inputs, or a tuple of them if the model takes several; None will do where there is a plan
         opt: The optimizer that trains it, fastai's or torch's; None if it is made later [default: None]
         plan (dict): Parameter → 'rows' or 'dense', as in a report's `plan`; None measures [default: None]
 
@@ -693,12 +693,13 @@ def sparse_compute(
 
     Raises:
         TypeError: model is ..., and must be a torch module
-        TypeError: ... is ..., and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors
         ValueError: the model has no masks: call sparsify_model(model, 0.9) first
         ValueError: the model computes sparsely already: call remove() of the report, or store_dense(model), first
         ValueError: the model is wrapped for data parallel training, which has its parameters already: call
             sparse_compute before, or pass the callback a plan from one process
         TypeError: model is ..., and must be a torch module or a Learner
+        ValueError: opt is a ..., and sparse compute needs an optimizer that treats each weight by itself: ..., or
+            fastai's SGD, RMSProp, Adam, RAdam or QHAdam
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -708,12 +709,12 @@ def sparse_compute(
     """
     model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
-    need_batch(xb)
     _check_model(model, entries)
     if opt is not None: _check_elementwise(opt)
     notes = {n:why for n,why in swappable(model).items() if why}
     names = [o.name for o in entries if o.name not in notes]
     if plan is not None: _check_plan(plan, names, notes)
+    if plan is None or any(o is not None for o in xb): need_batch(xb)
     opts = [] if opt is None else [opt]
     chosen = {o.name:_store_sparse(o, opts) for o in entries if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense')}
     _settle(model)
