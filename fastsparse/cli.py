@@ -168,6 +168,7 @@ def bench(args):
     from fastsparse.compute import sparse_compute
     if bad := [s for s in args.sparsity if not 0<s<1]: raise Refused(f"--sparsity has {bad[0]}, and must lie in (0,1)")
     if len(args.widths)<2 or min(args.widths)<1: raise Refused(f"--widths is {args.widths}, and must be two or more whole numbers from 1")
+    if args.rows<1 or args.rounds<1: raise Refused(f"--rows is {args.rows} and --rounds {args.rounds}, and both must be 1 or more")
     x = torch.randn(args.rows, args.widths[0], generator=torch.Generator().manual_seed(0))
     y = torch.arange(args.rows)%args.widths[-1]
     rows = []
@@ -223,7 +224,7 @@ def main(
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in _modules:
         sys.argv = [f'fastsparse {argv[0]}', *argv[1:]]
-        return runpy.run_module(f'fastsparse.{argv[0]}', run_name='__main__')
+        return runpy.run_module(f'fastsparse.{argv[0]}', run_name='__main__', alter_sys=True)  # processes find its functions by that name
     args = _parser().parse_args(argv)
     try: args.f(args)
     except (Refused, ValueError, TypeError, RuntimeError, ImportError, OSError) as e: raise SystemExit(f'fastsparse: {e}') from None

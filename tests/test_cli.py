@@ -1,5 +1,5 @@
 "The command: what it prints, what it writes and what it refuses, in words of its own"
-import pytest,torch
+import pytest,subprocess,sys,torch
 from fastsparse.cli import main
 from fastsparse.oneshot import prune_magnitude
 from torch import nn
@@ -46,3 +46,16 @@ def test_pruned_weights_are_exact(files, capsys):
     "Three of four weights of each matrix are zero, in weights and in safetensors"
     says(capsys, 'prune', 'weights.pt', '--sparsity', '.75')
     assert [int(v.count_nonzero()) for k,v in torch.load('weights-pruned.pt').items() if v.ndim==2]==[32,16]
+
+@pytest.mark.parametrize('option', ['--rounds', '--rows'])
+def test_bench_refuses_nothing_to_time(capsys, option):
+    "The option is named before anything runs"
+    text = says(capsys, 'bench', option, '0')
+    assert option in text and '1 or more' in text
+
+def test_demo_through_the_command_trains_in_processes(tmp_path):
+    "What its processes are handed is found by name, though the command runs the module"
+    args = ['demo', '--methods', 'dense', 'static', '--sparsities', '.9', '--seeds', '1', '--epochs', '1', '--out', str(tmp_path/'d')]
+    done = subprocess.run([sys.executable, '-m', 'fastsparse', *args], capture_output=True, text=True)
+    assert done.returncode==0, done.stderr
+    assert any((tmp_path/'d').iterdir())
