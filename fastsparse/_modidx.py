@@ -196,6 +196,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastsparse.compute._change_state': ('compute.html#_change_state', 'fastsparse/compute.py'),
                                     'fastsparse.compute._check_elementwise': ('compute.html#_check_elementwise', 'fastsparse/compute.py'),
                                     'fastsparse.compute._check_engine': ('compute.html#_check_engine', 'fastsparse/compute.py'),
+                                    'fastsparse.compute._check_inputs': ('compute.html#_check_inputs', 'fastsparse/compute.py'),
                                     'fastsparse.compute._check_model': ('compute.html#_check_model', 'fastsparse/compute.py'),
                                     'fastsparse.compute._check_plan': ('compute.html#_check_plan', 'fastsparse/compute.py'),
                                     'fastsparse.compute._check_settings': ('compute.html#_check_settings', 'fastsparse/compute.py'),

@@ -667,6 +667,9 @@ def _check_plan(plan, names, notes):
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
         if route not in ('rows','dense'): raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows' or 'dense'")
 
+def _check_inputs(xb, plan):
+    if plan is None or any(o is not None for o in xb): need_batch(xb)
+
 def _check_model(model, entries):
     if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if any(map(_lives, model.modules())): raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
@@ -714,7 +717,7 @@ def sparse_compute(
     notes = {n:why for n,why in swappable(model).items() if why}
     names = [o.name for o in entries if o.name not in notes]
     if plan is not None: _check_plan(plan, names, notes)
-    if plan is None or any(o is not None for o in xb): need_batch(xb)
+    _check_inputs(xb, plan)
     opts = [] if opt is None else [opt]
     chosen = {o.name:_store_sparse(o, opts) for o in entries if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense')}
     _settle(model)
