@@ -9,7 +9,7 @@ __all__ = []
 import argparse,runpy,sys,torch
 from fastcore.basics import *
 from fastsparse.clocks import times_in_turns
-from fastsparse.export import export_sparse
+from fastsparse.export import export_sparse,plain_copy
 from fastsparse.masks import top_k_mask
 from fastsparse.methods import RigL_presets
 from fastsparse.oneshot import prune_magnitude,prune_wanda
@@ -147,7 +147,10 @@ def export(args):
     model = read_model(args.file, args.trust)
     if not masked_params(model): raise Refused(f"{args.file} holds a model without masks: fastsparse prune it, or train it sparse, first")
     if args.sample is None: raise Refused("--sample is missing: pass a file of a batch, a tensor of torch.save")
-    _,report = export_sparse(model, args.format, _batch(args.sample), args.out)
+    x = _batch(args.sample)
+    try: plain_copy(model)(x)
+    except (RuntimeError, IndexError) as e: raise Refused(f"--sample {args.sample} has shape {tuple(x.shape)}, and the model can't take it ({e}): pass a batch such as it is trained on") from None
+    _,report = export_sparse(model, args.format, x, args.out)
     print(report)
     print(f'written: {args.out}' if args.out else 'measured, and nothing was written: --out names a file')
 
