@@ -167,6 +167,7 @@ def _net(widths):
     layers = [o for i,n in enumerate(widths[1:]) for o in (nn.Linear(widths[i], n), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
+# %% ../nbs/42_cli.ipynb #b90efe0f
 def bench(args):
     from fastsparse.compute import sparse_compute
     if bad := [s for s in args.sparsity if not 0<s<1]: raise Refused(f"--sparsity has {bad[0]}, and must lie in (0,1)")
