@@ -59,3 +59,10 @@ def test_demo_through_the_command_trains_in_processes(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'fastsparse', *args], capture_output=True, text=True)
     assert done.returncode==0, done.stderr
     assert any((tmp_path/'d').iterdir())
+
+def test_export_names_a_sample_that_does_not_fit(files, capsys):
+    "The file and its shape are named, and nothing is written"
+    torch.save(torch.randn(4,7), 'narrow.pt')
+    text = says(capsys, 'export', 'sparse.pt', '--sample', 'narrow.pt', '--trust', '--out', 'b.safetensors')
+    assert '--sample narrow.pt' in text and '(4, 7)' in text
+    assert not (files/'b.safetensors').exists()
