@@ -193,6 +193,7 @@ def check_settings(
     check_counts(settings.get('batch_size'), settings.get('steps_per_epoch'))
     own = {k:v for k,v in settings.items() if k in _of_method}
     if own.get('batches_per_update') is None: own['batches_per_update'] = Interval(100)
+    if own.get('sparsity_path') is not None and own.get('sparsity') is None: own['sparsity'] = .9  # it may follow before the fit
     _method(own)
     for _,kw in [] if settings.get('rules') is None else _read_rules(settings['rules']): _method({**own, **(kw or {})})
 
