@@ -365,7 +365,7 @@ def balanced_flops_sparsity(
 
     Raises:
         TypeError: flops is ..., and must be a list, a dict by name, or a FlopProfile
-        ValueError: ... is ..., and must be ... from ......
+        TypeError: flops hold ..., and must hold numbers above 0
 
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
@@ -373,7 +373,7 @@ def balanced_flops_sparsity(
         sparse_summary(model)
     """
     if not isinstance(flops, (dict,list,tuple)): raise TypeError(f"flops is {flops!r}, and must be a list, a dict by name, or a FlopProfile")
-    for o in flops.values() if isinstance(flops, dict) else flops: need_number('a number of flops', o, 0)
+    if bad := [o for o in (flops.values() if isinstance(flops, dict) else flops) if not isinstance(o, Real)]: raise TypeError(f"flops hold {bad[0]!r}, and must hold numbers above 0")
     if not isinstance(flops, dict): return partial(_balanced_flops, flops=tuple(flops))
     by_name = defaultdict(int)
     for k,o in flops.items():
@@ -413,7 +413,7 @@ def _given_by_score(params, model_sparsity, scores=None, **kwargs): return _give
 
 # %% ../nbs/01_distributions.ipynb #72296831
 def _spec_of(spec, column):
-    if not isinstance(column, (str,type(None))): raise TypeError(f"column is {column!r}, and must be the name of a column of the file, or None")
+    if isinstance(column, bool) or not isinstance(column, (str,int,type(None))): raise TypeError(f"column is {column!r}, and must be the name of a column of the file, its number, or None")
     "Checked sparsities, read from a file where `spec` is a path"
     if not isinstance(spec, (str,Path)): return _checked(spec)
     with reading(spec, 'file of sparsities'): return _checked(read_sparsities(spec, column))
@@ -433,7 +433,7 @@ def given_sparsity(
             are any [default: None]
 
     Raises:
-        TypeError: column is ..., and must be the name of a column of the file, or None
+        TypeError: column is ..., and must be the name of a column of the file, its number, or None
         ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
 
     Example:

@@ -774,6 +774,7 @@ def prune_synflow(
         also: As in `sparsify_model` [default: None]
 
     Raises:
+        ValueError: ... is ..., and must be an integer from 1, e.g. ...
         ValueError: ... is ..., and must be ... from ......
         ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
         ValueError: the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first
@@ -781,8 +782,6 @@ def prune_synflow(
         ValueError: ... has nothing to prune: the weights are ..., and the target leaves all of them dense; also=
             brings in others
         ValueError: ...: ...
-        ValueError: xb is None, and only a Learner brings its own: pass a batch, of which only the shape of an item
-            counts
 
     Source: arXiv:2006.05467
 
@@ -790,7 +789,8 @@ def prune_synflow(
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         prune_synflow(model, .5, torch.randn(1,8))
     """
-    need_number('rounds', rounds, 1, 10**5, whole=True)
+    _check_count('rounds', rounds, 100)
+    need_number('rounds', rounds, 1, 10**5)
     plan,xs = plan_pruning(model, target, also),_ones_like_item(model, xb)
     net = module_copy(module_of(model)).double().eval().requires_grad_()
     xs = to_device(xs, first(net.parameters()).device)
