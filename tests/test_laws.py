@@ -3,6 +3,7 @@ import copy, fastsparse.all, io, pickle, pytest, torch, warnings
 from fastsparse.all import *
 from fastsparse.guards import masked_params
 from fastsparse.methods import rewind
+from fastsparse.schedules import cubic_path
 from helpers import assert_dead
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -73,7 +74,8 @@ class Laws(RuleBasedStateMachine):
     def attach(self, name, seed):
         if methods[name] is None: return
         self.method = name
-        goal = dict(sparsity=max(.9, 1-sum(self.counts())/80)) if name=='gmp' else {}
+        now = 1-sum(self.counts())/80
+        goal = dict(sparsity=max(.9, now), sparsity_path=cubic_path(init=now)) if name=='gmp' else {}  # a path that begins at 0 would grow first
         settings = {**getattr(fastsparse.all, methods[name]), 'batches_per_update':3, **goal}
         self.renew_opt()
         self.engine = DynamicSparseTraining(self.model, self.opt, 30, **settings, seed=seed)
