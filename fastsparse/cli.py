@@ -167,27 +167,6 @@ def _net(widths):
     layers = [o for i,n in enumerate(widths[1:]) for o in (nn.Linear(widths[i], n), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
-# %% ../nbs/42_cli.ipynb #80ddbe80
-def bench(args):
-    from fastsparse.compute import sparse_compute
-    if bad := [s for s in args.sparsity if not 0<s<1]: raise Refused(f"--sparsity has {bad[0]}, and must lie in (0,1)")
-    if len(args.widths)<2 or min(args.widths)<1: raise Refused(f"--widths is {args.widths}, and must be two or more whole numbers from 1")
-    if args.rows<1 or args.rounds<1: raise Refused(f"--rows is {args.rows} and --rounds {args.rounds}, and both must be 1 or more")
-    x = torch.randn(args.rows, args.widths[0], generator=torch.Generator().manual_seed(0))
-    y = torch.arange(args.rows)%args.widths[-1]
-    rows = []
-    for s in args.sparsity:
-        print(f'sparsity {s} ...', file=sys.stderr)
-        dense,net = _net(args.widths),_net(args.widths)
-        sparsify_model(net, s, seed=0)
-        opts = [torch.optim.SGD(m.parameters(), .01, momentum=.9) for m in (dense,net)]
-        report = sparse_compute(net, x, opts[1])
-        DynamicSparseTraining(net, opts[1], 10**6, **RigL_presets, seed=0)
-        a,b = times_in_turns([_step(dense, opts[0], x, y), _step(net, opts[1], x, y)], args.rounds)
-        rows.append((f'{s}', 1e3*median(a), 1e3*median(b), median(p/q for p,q in zip(a, b)), sum(r!='dense' for r in report.plan.values())))
-    print(f'{torch.get_num_threads()} thread(s), {args.rows} rows, layers {" x ".join(map(str, args.widths))}')
-    print(show_rows(rows, ['sparsity','dense ms','sparse ms','times as fast','layers that gain']))
-
 # %% ../nbs/42_cli.ipynb #b90efe0f
 def bench(args):
     from fastsparse.compute import sparse_compute
