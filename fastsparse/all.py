@@ -19,6 +19,7 @@ from .topology import *
 from .ledger import *
 from .rules import *
 from .runs import *
+from .pickles import *
 from .fit import *
 from .processes import *
 from .learned import *

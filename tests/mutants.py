@@ -1,5 +1,5 @@
 "Do the tests notice a mistake? Change one thing in a room, run its tests, and see whether they fail: `python tests/mutants.py --help`"
-import argparse,ast,csv,os,random,shutil,subprocess,sys,tempfile
+import argparse,ast,csv,os,random,re,shutil,subprocess,sys,tempfile
 from concurrent.futures import ThreadPoolExecutor
 from fastprogress.fastprogress import progress_bar
 from pathlib import Path
@@ -44,6 +44,20 @@ def mutant(room, i):
     setattr(node, attr, value)
     return ast.unparse(ast.fix_missing_locations(tree))
 
+def notebook(room): return next(p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{room}', p.stem))
+
+def run_notebook(path):
+    "Run a notebook's examples and tests on the package as it is installed, not on the code that the notebook holds"
+    from fastcore.nbio import read_nb
+    from execnb.shell import CaptureShell
+    nb,room,own = read_nb(path),Path(path).stem.partition('_')[2],r'#\|\s*exporti?\b'
+    nb.cells = [c for c in nb.cells if c.cell_type=='code' and not re.search(r'#\|\s*eval:\s*false|show_doc', c.source)]
+    for c in nb.cells:
+        if re.search(own, c.source): c.source = f'import fastsparse.{room} as _room\nglobals().update({{k:v for k,v in vars(_room).items() if k[:2]!="__"}})'
+    os.environ['IN_TEST'] = '1'
+    os.chdir(root/'nbs')
+    CaptureShell(path).run_all(nb, exc_stop=True)
+
 def outcome(site, seconds):
     "'killed', 'slow' (killed by the clock) or 'survived'"
     room,i = site[:2]
@@ -51,9 +65,10 @@ def outcome(site, seconds):
         shutil.copytree(root/'fastsparse', Path(d)/'fastsparse', ignore=shutil.ignore_patterns('__pycache__'))
         (Path(d)/'fastsparse'/f'{room}.py').write_text(mutant(room, i), encoding='utf-8')
         tests = [str(root/'tests'/f'test_{o}.py') for o in rooms[room].split()]
-        command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *tests]
+        commands = [[sys.executable, str(Path(__file__).resolve()), '--notebook', str(notebook(room))],
+            [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *tests]]
         env = dict(os.environ, PYTHONPATH=f"{d}{os.pathsep}{root/'tests'}", OMP_NUM_THREADS='1', PYTHONDONTWRITEBYTECODE='1')
-        try: return 'survived' if subprocess.run(command, cwd=d, env=env, capture_output=True, timeout=seconds).returncode==0 else 'killed'
+        try: return 'survived' if all(subprocess.run(o, cwd=d, env=env, capture_output=True, timeout=seconds).returncode==0 for o in commands) else 'killed'
         except subprocess.TimeoutExpired: return 'slow'
 
 def main():
@@ -63,7 +78,9 @@ def main():
     p.add_argument('--jobs', type=int, default=os.cpu_count(), help='how many at a time')
     p.add_argument('--seconds', type=int, default=600, help='after which tests that go on count as failed')
     p.add_argument('--to', default='mutants.csv', help='a row for each; a run that was stopped goes on')
+    p.add_argument('--notebook', help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.notebook: return run_notebook(args.notebook)
     every = list(sites())
     drawn = random.Random(args.seed).sample(every, min(args.n, len(every)))
     path = Path(args.to)
