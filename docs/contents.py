@@ -19,10 +19,10 @@ api = dict(
     distributions=('Share weights out among layers', 'How sparse is each layer?', '''erdos_renyi_sparsity uniform_sparsity first_layer_dense_uniform layers_dense
         balanced_flops_sparsity global_sparsity given_sparsity'''),
     structures=('Patterns in the masks', 'N of M, blocks, constant fan-in', 'NM Block FanIn as_structure'),
-    methods=('Methods by name', 'RigL, SET and the others: settings that name their parts', '''methods_table RigL_presets SET_presets SNFS_presets Static_presets ITOP_presets
+    methods=('Methods by name', 'RigL, SET and the others: settings that name their parts', '''methods_table RigL_presets SET_presets SNFS_presets Static_presets ITOP_presets GSE_presets
         GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets prune_to find_ticket'''),
     own_method=('Parts of a method of your own', 'Scores, redistribution, times, and how a part says what it needs', '''declares register_method weight_magnitude gradient_magnitude
-        gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
+        gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient SampledGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
         LinearSchedule CosineSchedule CubicSchedule FreqSchedule'''),
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', 'prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp prune_synflow'),
@@ -66,4 +66,4 @@ searches = {
     'measured': 'benchmark, benchmarks, measurements, timings',
     'leaderboard': 'leaderboard, compare methods, best method',
     'api/look': 'plot topology, tensorboard, wandb, mlflow, flops',
-    'api/methods': 'list of methods, SET, SNFS, GraNet, MEST, GMP, AC/DC, lottery ticket'}
+    'api/methods': 'list of methods, SET, GSE, SNFS, GraNet, MEST, GMP, AC/DC, lottery ticket'}

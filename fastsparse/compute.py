@@ -211,6 +211,18 @@ def weights_at(self:LiveGuard, at, with_grad):
     v.grad = self.read_grad if with_grad else None
     return v
 
+@patch
+def gradient(self:LiveGuard, dense): return (self.whole_grad(),) if dense else (self.read_grad,self.index.places,self.shape)
+
+@patch
+def dead_at(self:LiveGuard, at):
+    v = self.values.new_zeros(len(at))
+    if self.dense_grad.terms:
+        self.dense_grad.share()
+        v.grad = self.dense_grad.summed(SparseIndex.of_places(self.index.shape, at))
+    else: v.grad = v.clone()
+    return v
+
 _at_once = 2**17  # entries of the dense gradient that are made at a time, or an eighth of all, where rows will do
 
 @patch

@@ -26,6 +26,7 @@ class Needs:
     brings_count:bool=False
     reads_initial:bool=False
     around_step:object=None
+    sample:object=None
     check:object=None
 
 _parts = {kind:{} for kind in kinds}
@@ -43,6 +44,7 @@ def declares(
     reads_initial:bool=False, # Does it return weights to where they were when the engine was made?
     around_step=None, # What it does around each step: a function of `p`, `opt` and `notes`
     check=None, # What refuses a parameter and an optimizer that don't fit: a function of both
+    sample=None, # Of which dead weights it reads the gradient, a `DeadSample`; None is of all, if of any
 ): # A decorator
     """Say what a part of a method needs, and give it a name
 
@@ -58,6 +60,8 @@ def declares(
         reads_initial (bool): Does it return weights to where they were when the engine was made? [default: False]
         around_step: What it does around each step: a function of `p`, `opt` and `notes` [default: None]
         check: What refuses a parameter and an optimizer that don't fit: a function of both [default: None]
+        sample: Of which dead weights it reads the gradient, a `DeadSample`; None is of all, if of any [default:
+            None]
 
     Raises:
         ValueError: kind is ..., and must be one of ...
@@ -78,7 +82,7 @@ def declares(
         reads_initial=reads_initial)
     if bad := [k for k,v in flags.items() if not isinstance(v, bool)]: raise ValueError(f"{bad[0]} is {flags[bad[0]]!r}, and must be True or False")
     if bad := [f for f in (around_step,check) if f is not None and not callable(f)]: raise ValueError(f"around_step and check must be functions, and one is {bad[0]!r}")
-    needs = Needs(**flags, collector=collector, around_step=around_step, check=check)
+    needs = Needs(**flags, collector=collector, around_step=around_step, check=check, sample=sample)
     def _f(part):
         if not callable(part): raise ValueError(f"a part is {part!r}, and must be a function, or a class whose instances can be called")
         part._needs = needs

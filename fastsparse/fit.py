@@ -21,7 +21,7 @@ from fastsparse.masks import count_live
 from fastsparse.methods import Preset
 from fastsparse.parts import check_sparsity,find_method
 from fastsparse.schedules import Interval
-from fastsparse.scores import fisher_saliency,MeanGradient
+from fastsparse.scores import fisher_saliency,SampledGradient
 from fastsparse.signal import batch_of,output_spread,same_random_state
 from fastsparse.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from numbers import Real
@@ -53,12 +53,10 @@ def auto_presets(
     """
     for name,n in dict(n_steps=n_steps, updates=updates).items():
         if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
-    every = max(n_steps//updates, 8)  # one dense gradient in eight steps until .75 of the run is less than a tenth
-    n_made = max(math.ceil(.75*n_steps/every), 1)
-    window = min(max(n_steps//(10*n_made), 1), 8, every)
-    return Preset('Auto', 'drops by weight and the size of its gradients, grows by the mean gradient of some batches',
+    every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
+    return Preset('Auto', 'drops by weight and the size of its gradients, grows the best by gradient of three that are drawn for each',
         keep_score_f=fisher_saliency,
-        grow_score_f=MeanGradient(window), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
+        grow_score_f=SampledGradient(3, 'grown'), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
 
 # %% ../nbs/15_fit.ipynb #21b3fccf
 def _density(model):

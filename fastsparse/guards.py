@@ -233,6 +233,8 @@ class Guard:
     def before_step(self, opt): raise NotImplementedError
     def after_step(self, opt): raise NotImplementedError
     def weights_at(self, at, with_grad): raise NotImplementedError
+    def dead_at(self, at): raise NotImplementedError
+    def gradient(self, dense): raise NotImplementedError
     def parts(self, with_grad): raise NotImplementedError
     def move(self, gone, new, opt, start=None): raise NotImplementedError
     def remove(self): raise NotImplementedError
@@ -326,6 +328,16 @@ def weights_at(self:DenseGuard, at, with_grad):
     v = pick(self.p)
     if with_grad and self.p.grad is not None: v.grad = pick(self.p.grad)
     return v
+
+@patch
+def gradient(self:DenseGuard, dense):
+    "What a collector adds up: the gradient, or the one of live weights, their places and the shape of all; `dense` if those of dead ones are wanted"
+    return self.p.grad,
+
+@patch
+def dead_at(self:DenseGuard, at):
+    "Weights at the row-major places `at`, all of them dead, as a vector with their gradient"
+    return self.weights_at(at, True)
 
 # %% ../nbs/03b_guards.ipynb #fd2d28f6
 @patch

@@ -15,29 +15,42 @@ from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.flops import flop_profile,FlopProfile,FlopsCounter
 from fastsparse.history import SparseHistory
 from fastsparse.masks import count_live
+from fastsparse.declared import needs_of
 from fastsparse.parts import dense_batches
 from fastsparse.guards import masked_params
 from fastsparse.sparsify import module_of
 from fastsparse.training import SparseEngine
 
 # %% ../nbs/11_ledger.ipynb #78867d7c
-def dense_masks(
+def _part_read(engine, m):
+    "Which part of the dead weights of each slot of `m` has its gradient read, in a batch that leads to an update"
+    f,slots = m.fraction(engine.last_t+1),engine.slots_of(m)
+    sample = needs_of(m.grow_score_f).sample
+    if sample is None or dense_batches(m.keep_score_f, None, m.redistribute_f): return [1. for _ in slots]
+    pairs = [(s, n, max(n-m.n_keep(s.live, n, f, s.aims), 0)) for s,n in zip(slots, engine._targets(m, engine.last_t+1))]
+    return [sample.size(s.n, n, grown)/max(s.n-s.live, 1) if grown else 0. for s,n,grown in pairs]
+
+def dead_read(
     engine:SparseEngine, # Has prepared a batch
-) -> list: # Masks of parameters
-    "Whose gradients of dead weights does this batch have to compute?"
-    return [s.mask for s in engine.slots if s.guard.dense_history or s.guard.lifted and dense_batches(*s.method.score_parts)]
+) -> dict: # Id of a mask → the part of its dead weights, in (0,1]
+    "Which gradients of dead weights does this batch have to compute?"
+    res = {id(s.mask):1. for s in engine.slots if s.guard.dense_history}
+    for m in engine.methods:
+        reads = [s for s in engine.slots_of(m) if s.guard.lifted] if dense_batches(*m.score_parts) else []
+        if reads: res |= {id(s.mask):min(x, 1.) for s,x in zip(engine.slots_of(m), _part_read(engine, m)) if s in reads and x}
+    return res
 
 # %% ../nbs/11_ledger.ipynb #ee70f3cc
 def batch_flops(
     profile:FlopProfile, # Of the batch's forward, from `flop_profile`
-    dense=(), # Masks of the parameters whose gradients are dense, from `dense_masks`
-) -> tuple: # Forward with live weights, dense forward, and what dense gradients cost beyond sparse ones
+    dense={}, # Which part of the dead weights' gradients is computed, by the mask's id, from `dead_read`
+) -> tuple: # Forward with live weights, dense forward, and what gradients of dead weights cost
     "FLOPs of a batch, with the masks as they are now"
-    sparse,whole,ids = profile.total(sparse=True),profile.total(),{id(m) for m in dense}
+    sparse,whole = profile.total(sparse=True),profile.total()
     views = [(v, n) for v,n in profile.items() if v is not None and v.root() is not None]
-    chosen = [(v, n) for v,n in views if id(v.root()) in ids]
-    if len(chosen)==len(views): return sparse,whole,(whole-sparse if ids else 0)
-    return sparse,whole,sum(n-n//v.numel*v.live() for v,n in chosen)
+    parts = [dense.get(id(v.root()), 0.) for v,_ in views]
+    if views and min(parts)==1: return sparse,whole,whole-sparse
+    return sparse,whole,sum(round(x*(n-n//v.numel*v.live())) for x,(v,n) in zip(parts, views))
 
 # %% ../nbs/11_ledger.ipynb #13e32903
 class RunCost:
@@ -86,14 +99,14 @@ def inference(self:RunCost) -> float:
 
 # %% ../nbs/11_ledger.ipynb #a8452ae1
 def _expected_flops(profile, slots, dense):
-    "As `batch_flops`, from the counts of `slots`; `slots` and `dense` are dicts and sets by the masks' ids"
+    "As `batch_flops`, from the counts of `slots`; `slots` and `dense` are dicts by the masks' ids"
     forward,extra = 0,0
     for v,n in profile.items():
         mask = None if v is None else v.root()
         s = slots.get(id(mask))
         now = n if mask is None else n//v.numel*round(v.numel*s.live/s.n)
         forward += now
-        if id(mask) in dense: extra += n-now
+        extra += round(dense.get(id(mask), 0.)*(n-now))
     return forward,profile.total(),extra
 
 def _foresee(engine, m, t):
@@ -152,7 +165,7 @@ def predict_cost(
     for s in engine.all: s.live = count_live(s.mask)
     for t in range(n_steps):
         engine.prepare(t)
-        cost.add(*_expected_flops(profile, slots, {id(m) for m in dense_masks(engine)}))
+        cost.add(*_expected_flops(profile, slots, dead_read(engine)))
         engine.last_t = t
         for m in [m for m in engine.methods if engine._due(m, t)]: _foresee(engine, m, t)
     return cost
@@ -221,7 +234,7 @@ def after_pred(self:Ledger):
 
 @patch
 def before_backward(self:Ledger):
-    read = dense_masks(self.engine) if self.engine is not None else ()
+    read = dead_read(self.engine) if self.engine is not None else {}
     self.cost.add(*batch_flops(self.profile, read))
 
 @patch

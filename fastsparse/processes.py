@@ -12,9 +12,9 @@ from fastsparse.declared import needs_of
 from fastsparse.distributions import global_sparsity
 from fastsparse.guards import DenseGuard,masked_params,Storage,storages
 from fastsparse.masks import count_live,live_places,local_part,put_
-from fastsparse.scores import base_opt,call_with,fisher_saliency,gradient_momentum,gradient_redistribution
+from fastsparse.scores import among,base_opt,call_with,gradient_momentum,gradient_redistribution
 from fastsparse.scores import MeanGradient,momentum_redistribution
-from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,random_score,wants
+from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,random_score,SampledGradient,wants
 from fastsparse.structures import Block,FanIn,Kernels,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from torch import nn
@@ -304,7 +304,7 @@ def _active(self:OverRanks, mask, keep, grow, n_drop, n, on):
 
 # %% ../nbs/16_processes.ipynb #26894680
 # each weight by itself, with what is remembered of it
-_by_place = random_score,gradient_momentum,fisher_saliency,MeanGradient,MovingGradient
+_by_place = random_score,gradient_momentum,MeanGradient,MovingGradient,SampledGradient
 
 _means = momentum_redistribution,gradient_redistribution
 
@@ -452,11 +452,23 @@ def call(self:Shards, f, p, opt=None, generator=None, **kwargs):
     "What `f` says of this rank's rows; of a share, what it says of all"
     ranks,base = ranks_of(p),_base(f)
     if base is random_score: return draw_rows(tuple(p.shape), ranks, generator).to(ranks.device)
+    if isinstance(base, SampledGradient): return self._sampled(base._needs.sample, p, kwargs['mask'], kwargs['n'], generator)
     face,kwargs = _face(p),{k:local_part(v) if isinstance(v, torch.Tensor) else v for k,v in kwargs.items()}
     if opt is not None: kwargs['opt'] = _memory(opt, p, face)
     res = call_with(f, face, **kwargs)
     if isinstance(res, torch.Tensor) and res.shape==p.shape!=face.shape: return own_rows(res, p)
     return self._share(f, res, kwargs['mask'], ranks) if isinstance(res, (int,float)) else res
+
+@patch
+def _sampled(self:Shards, sample, p, mask, grown, generator):
+    "Gradients of this rank's rows at places that all ranks draw"
+    ranks,dead = ranks_of(p),~local_part(mask).reshape(-1)
+    first = ranks.first*math.prod(p.shape[1:])
+    for drawn in sample.places(p.numel(), ranks.sum(count_live(~dead))[0]+grown, grown, generator):
+        found = among(dead, drawn[(drawn>=first) & (drawn<first+len(dead))]-first)
+        if ranks.sum(count_live(found))[0]>=grown: break
+    score = draw_rows(tuple(p.shape), ranks, generator).to(ranks.device)-1
+    return torch.where(found.view(score.shape), local_part(p.grad).abs().to(score), score)
 
 @patch
 def _share(self:Shards, f, res, mask, ranks):

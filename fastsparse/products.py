@@ -50,6 +50,12 @@ class SparseIndex:
         new.shape,new.crow,new.col,new.fours,new._t,new.starts = shape,crow,col,fours,None,{}
         return new
 
+    @classmethod
+    def of_places(cls, shape, places):
+        "The index of a matrix of `shape` with live weights at `places`, row-major ones in ascending order"
+        rows = places.div(shape[1], rounding_mode='floor')
+        return cls.of_parts(shape, _starts(rows, shape[0]), (places-rows*shape[1]).int())
+
 # %% ../nbs/30a_products.ipynb #f1047a7f
 @patch(as_prop=True)
 def rows(self:SparseIndex):

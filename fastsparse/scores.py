@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_momentum', 'gradient_saliency',
-           'MagnitudePlusGradient', 'MeanGradient', 'fisher_saliency', 'momentum_redistribution',
+           'MagnitudePlusGradient', 'MeanGradient', 'fisher_saliency', 'SampledGradient', 'momentum_redistribution',
            'gradient_redistribution']
 
 # %% ../nbs/03_scores.ipynb #752c3500
-import inspect,torch
+import inspect,math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.checks import need_generator,need_tensors
+from fastsparse.checks import need_generator,need_number,need_tensors
 from fastsparse.declared import declares,find_part,same_needs
+from fastsparse.masks import count_live,live_places
 from fastsparse.schedules import ConstantSchedule,make_schedule
 from numbers import Integral,Real
 
@@ -296,17 +297,22 @@ class Collector:
     decay:float=None # Of a moving average that outlives updates, in (0,1); None is the plain mean, which starts anew
     dense:bool=False # Also the gradients of dead weights?
 
-    def add(self, memo, grad):
-        "`memo`, a dict, with the gradient `grad` added; None for a new one"
+    def add(self, memo, grad, at=None, shape=None):
+        "`memo`, a dict, with the gradient `grad` added; None for a new one. `at` are row-major places in `shape`: elsewhere it is zero"
         g = grad.detach()**self.power
-        memo = memo or dict(total=torch.zeros_like(g), n=0)
-        if self.decay is None: memo['total'].add_(g)
-        else: memo['total'].mul_(self.decay).add_(g, alpha=1-self.decay)
+        memo = memo or dict(total=torch.zeros_like(g) if at is None else g.new_zeros(shape), n=0)
+        total,share = memo['total'],1. if self.decay is None else 1-self.decay
+        if self.decay is not None: total.mul_(self.decay)
+        if at is None: total.add_(g, alpha=share)
+        else: total.view(-1).index_add_(0, at, g, alpha=share)
         return dict(memo, n=memo['n']+1)
 
-    def value(self, memo):
-        "The mean that `memo` stands for; a moving average is corrected for its start"
-        return memo['total']/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
+    def value(self, memo, at=None):
+        "The mean that `memo` stands for, of all weights, some rows, or those at row-major places; a moving average is corrected for its start"
+        total = memo['total']
+        if isinstance(at, torch.Tensor): total = total.reshape(-1).index_select(0, at)
+        elif at is not None and at!=slice(None): total = total[at]
+        return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
 
 # %% ../nbs/03_scores.ipynb #e2f38501
 @declares(reads_grad=True)
@@ -346,7 +352,7 @@ class MeanGradient(BasicRepr):
 
     def __call__(self, p, history, **kwargs): return history.abs()
 
-@declares(collector=Collector('square', power=2))
+@declares(collector=Collector('square', power=2), elementwise=True)
 def fisher_saliency(
     p:torch.Tensor, # Parameter
     history:torch.Tensor, # Mean square of the gradients since the last update
@@ -374,6 +380,89 @@ def fisher_saliency(
         with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(sparsity=.8, keep_score_f=fisher_saliency))
     """
     return p.detach().abs()*history.sqrt()
+
+# %% ../nbs/03_scores.ipynb #23051ff3
+@dataclass(frozen=True)
+class DeadSample:
+    "Dead weights at random, about `times` as many as live ones, or as those that grow"
+    times:float
+    of:str='live' # Or 'grown'
+
+    def size(self,
+        n:int, # Weights in all
+        live:int, # How many live in the end
+        grown:int, # How many of these grow
+    ) -> float: # From `grown` to the number of those that are dead before they grow
+        "How many are drawn, at most"
+        return min(max(self.times*(live if self.of=='live' else grown), grown), n-live+grown)
+
+    def places(self,
+        n:int, # Weights in all
+        live:int, # How many live in the end
+        grown:int, # How many of these grow
+        generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
+    ): # Places from 0 to `n`, with repetition, more in each turn and all of them in the last
+        "What is drawn, until it is enough"
+        draws = math.ceil(self.size(n, live, grown)*n/max(n-live+grown, 1))
+        while draws<n:
+            yield torch.randint(n, (draws,), generator=generator)
+            draws *= 2
+        yield torch.arange(n)
+
+    def draw(self,
+        mask:torch.Tensor, # Bool tensor, what lives before anything grows
+        grown:int, # How many will grow, up to the number of dead weights
+        generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
+    ) -> torch.Tensor: # `grown` row-major places or more, in ascending order
+        "Dead weights of `mask`"
+        dead = ~mask.reshape(-1)
+        for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
+            found = live_places(among(dead, drawn))
+            if len(found)>=grown: return found
+
+def among(
+    chosen:torch.Tensor, # Bool vector
+    places:torch.Tensor, # Some of its places
+) -> torch.Tensor: # Bool vector
+    "Those of `chosen` that are at `places`"
+    return torch.zeros_like(chosen).index_fill_(0, places.to(chosen.device), True) & chosen
+
+# %% ../nbs/03_scores.ipynb #63fa8d0c
+@declares(reads_grad=True)
+class SampledGradient(BasicRepr):
+    """The gradient's magnitude at dead weights that are drawn at random (arXiv:2401.06898); others come after them, in random order
+
+    Args:
+        candidates (float): How many are drawn, in multiples of `of`, above 0 [default: 1.0]
+        of (str): 'live' weights, as in the paper, or those that are 'grown', among whose number the cost and the
+            choice stay in proportion [default: 'live']
+
+    Raises:
+        ValueError: of is ..., and must be 'live' or 'grown': what the candidates are a multiple of
+        ValueError: ... is ..., and must be ... from ......
+
+    Source: arXiv:2401.06898
+
+    Example:
+        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+        sparsify_model(model, .8)
+        engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1), n_steps=100, grow_score_f=SampledGradient(2.))
+        engine
+    """
+    def __init__(self,
+        candidates:float=1., # How many are drawn, in multiples of `of`, above 0
+        of:str='live', # 'live' weights, as in the paper, or those that are 'grown', among whose number the cost and the choice stay in proportion
+    ):
+        need_number('candidates', candidates, 1e-6)
+        if of not in ('live','grown'): raise ValueError(f"of is {of!r}, and must be 'live' or 'grown': what the candidates are a multiple of")
+        self.candidates,self.of = candidates,of
+        same_needs(self, SampledGradient, sample=DeadSample(candidates, of))
+
+    def __call__(self, p, mask, n=1, generator=None, **kwargs):
+        if p.shape!=mask.shape: return _grad(p).abs()  # those that were drawn, by themselves
+        drawn = self._needs.sample.draw(mask, n, generator)
+        score = random_score(p, generator).to(torch.promote_types(p.dtype, torch.float))-1
+        return score.put_(drawn, _grad(p).abs().take(drawn).to(score))
 
 # %% ../nbs/03_scores.ipynb #156a0eed
 @declares()

@@ -166,7 +166,9 @@ def move(self:Structure,
     # Called without arguments: scores of the parameter's shape, the lowest of the live ones go; a method `at`, if it has one, gives the
     # scores at row-major places
     keep_f,
-    grow_f, # Called with the mask of what stays: scores of the parameter's shape, the highest come; None only drops
+    # Called with the mask of what stays: scores of the parameter's shape, the highest come; a method `drawn`, if it has one, gives some
+    # places and their scores; None only drops
+    grow_f,
     n_drop:int, # How many live weights are dropped to make room, from 0 to all
     n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
 ) -> tuple: # What is dropped, and what of the rest is grown: row-major indices in ascending order
@@ -240,8 +242,9 @@ class Unstructured(Structure):
         n_grow = k-live+n_drop
         if grow_f is None or not n_grow: return dropped,none
         kept = put_(mask.clone(), dropped, False)
-        score = grow_f(kept)
-        return dropped,highest(score, n_grow, among=~kept)
+        if (drawn := getattr(grow_f, 'drawn', None)) is None: return dropped,highest(grow_f(kept), n_grow, among=~kept)
+        places,score = drawn(kept, n_grow)
+        return dropped,places[highest(score, n_grow, among=torch.ones_like(places, dtype=torch.bool))]
 
 # %% ../nbs/00a_structures.ipynb #59a9e52c
 def _check_int(name, v, low=1):

@@ -679,7 +679,7 @@ def _collect(self:SparseEngine, collecting):
     with unscaled_grads(self.opt):
         for m,c in collecting:
             for s in self.slots_of(m):
-                if s.guard.has_grad: s.memos[c.name] = c.add(s.memos.get(c.name), s.p.grad)
+                if s.guard.has_grad: s.memos[c.name] = c.add(s.memos.get(c.name), *s.guard.gradient(c.dense))
 
 # %% ../nbs/05_training.ipynb #7b88148f
 class _Hidden(torch.nn.Parameter):
@@ -701,13 +701,13 @@ def _gradient_hidden(f, s, p):
 
 @patch
 def _scoring(self:SparseEngine, f, s, n, t, generator):
-    "`f` as a function of a mask and of the parameter of `s`, or of some of its rows"
+    "`f` as a function of a mask and of the parameter of `s`, or of the rows or places of it that a third argument names"
     c,o,call = needs_of(f).collector,s.o,storage_of(s.guard.trained).call
     memo = s.memos.get(c.name) if c else None
     asked = dict(opt=self.opt, name=o.name, module=o.module, step=t, n=n, generator=generator, initial=s.initial,
         n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
-    def _f(mask, p):
-        history = c.value(memo) if memo else torch.zeros_like(p) if c else None
+    def _f(mask, p, at=None):
+        history = c.value(memo, at) if memo else torch.zeros_like(p) if c else None
         with _gradient_hidden(f, s, p): return call(f, p, mask=mask, history=history, **asked)
     return _f
 
@@ -715,10 +715,11 @@ def _scoring(self:SparseEngine, f, s, n, t, generator):
 class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
 
-    def __init__(self, f, s, score_f):
-        self.s,self.o,self.guard,self.score_f,self.seen = s,s.o,s.guard,score_f,[]
+    def __init__(self, f, s, score_f, generator):
+        self.s,self.o,self.guard,self.score_f,self.generator,self.seen = s,s.o,s.guard,score_f,generator,[]
         self.needs = needs_of(f)
         self.at = self._at if self.needs.elementwise else None
+        self.drawn = self._drawn if self.needs.sample is not None else None
 
     def __call__(self, mask=None):
         if mask is None: mask = self.guard.mask
@@ -726,14 +727,19 @@ class _Scorer:
         if score.dtype==torch.bool: self.seen.append(score)
         return score
 
-    def _checked(self, mask, p):
-        score = self.score_f(mask, p)
+    def _checked(self, mask, p, at=None):
+        score = self.score_f(mask, p, at)
         check_score(score, self.o._replace(p=p))
         return score
 
     def _at(self, places):
         "The scores at `places`, which are all the live ones, without the dead ones"
-        return self._checked(self.guard.mask, self.guard.weights_at(places, self.needs.reads_grad))
+        return self._checked(self.guard.mask, self.guard.weights_at(places, self.needs.reads_grad), places)
+
+    def _drawn(self, mask, n):
+        "Places of dead weights of `mask`, `n` or more, and their scores"
+        places = self.needs.sample.draw(mask, n, self.generator)
+        return places,self._checked(mask, self.guard.dead_at(places), places)
 
 # %% ../nbs/05_training.ipynb #89f852db
 @patch
@@ -741,7 +747,7 @@ def _in_parts(self:_Scorer, mask):
     "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
     whole = None
     for rows,p in self.guard.parts(self.needs.reads_grad):
-        score = self._checked(mask, p)
+        score = self._checked(mask, p, rows)
         if score.shape==local_part(mask).shape: return score
         if whole is None: whole = score.new_empty(self.s.shape)
         whole[rows] = score
@@ -759,7 +765,7 @@ def _check_choice(o, mask, chosen, n):
 def _move(self:SparseEngine, s, n_keep, target, t):
     "The places that `s` drops and grows, to have `target` live ones"
     m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
-    def scorer(f, n): return None if f is None else _Scorer(f, s, self._scoring(f, s, n, t, g))
+    def scorer(f, n): return None if f is None else _Scorer(f, s, self._scoring(f, s, n, t, g), g)
     keep,grow = scorer(m.keep_score_f, n_keep),scorer(m.grow_score_f, max(target-n_keep, 0))
     dropped,grown = s.structure.move(s.mask, keep, grow, 0 if grow is None else s.live-n_keep, target)
     kept,wanted = keep.seen,grow.seen if grow else []

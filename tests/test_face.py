@@ -9,12 +9,12 @@ FACE = '''
     is_sparseable_module sparseable_modules uniform_sparsity first_layer_dense_uniform erdos_renyi_sparsity sparsify_model
     init_kaiming_normal_sparse_ DynamicSparseTrainingCallback SET_presets SNFS_presets RigL_presets random_score weight_magnitude
     gradient_magnitude gradient_momentum momentum_redistribution count_flops FlopsCounter
-    Static_presets ITOP_presets GMP_presets GraNet_presets MEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets
+    Static_presets ITOP_presets GSE_presets GMP_presets GraNet_presets MEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets
     supermask_presets STE_presets SRSTE_presets TopKAST_presets
     SparseEngine DynamicSparseTraining unsparsify sparsify_parameter sparse_summary pack_masks unpack_masks
     layers_dense global_sparsity balanced_flops_sparsity given_sparsity
     Schedule LinearSchedule CosineSchedule CubicSchedule FreqSchedule
-    gradient_saliency fisher_saliency MeanGradient MagnitudePlusGradient gradient_redistribution
+    gradient_saliency fisher_saliency MeanGradient SampledGradient MagnitudePlusGradient gradient_redistribution
     NM Block FanIn as_structure
     supar_init_ supar_splitter supar_lrs prune_to find_ticket
     flop_profile SparseHistory predict_cost Ledger configure rules_table

@@ -11,7 +11,7 @@ from fastsparse.scores import MovingGradient
 from fastsparse.guards import masked_params
 from fastsparse.grown import second_moment_from_live
 from fastsparse.flops import train_flops
-from fastsparse.ledger import batch_flops,dense_masks,Ledger,model_bits,param_bits,predict_cost,RunCost
+from fastsparse.ledger import batch_flops,dead_read,Ledger,model_bits,param_bits,predict_cost,RunCost
 from helpers import mlp
 from hypothesis import given,settings as hsettings,strategies as st
 from torch import nn
@@ -36,15 +36,15 @@ def test_batch_by_hand():
     a,b = [m.weight_mask for m in model]
     profile = flop_profile(model, torch.ones(2,5))
     assert batch_flops(profile)==(36,84,0)
-    assert [batch_flops(profile, o)[2] for o in ([a], [b], [a,b])]==[40,8,48]
+    assert [batch_flops(profile, {id(m):1. for m in o})[2] for o in ([a], [b], [a,b])]==[40,8,48]
     a.fill_(True)
-    assert batch_flops(profile, [a,b])==(76,84,8)
+    assert batch_flops(profile, {id(a):1., id(b):1.})==(76,84,8)
 
 def test_dense_layers_beside():
     "What has no mask costs its dense count always, and nothing beyond it"
     model = masked((5,3,2), (5,))
     profile = flop_profile(model, torch.ones(1,5))
-    assert batch_flops(profile, [model[0].weight_mask])==(2*(5+6),2*(15+6),20)
+    assert batch_flops(profile, {id(model[0].weight_mask):1.})==(2*(5+6),2*(15+6),20)
 
 def test_whose_gradients_are_dense():
     "By rule: gradient growth in its updates, momentum always, random growth never, a mean over a window in its window, a keep score's gradient never"
@@ -56,7 +56,7 @@ def test_whose_gradients_are_dense():
     names,got = {id(o.mask):o.name[0] for o in masked_params(model)},{}
     for t in range(6):
         engine.prepare(t)
-        got[t] = ''.join(sorted(names[id(m)] for m in dense_masks(engine)))
+        got[t] = ''.join(sorted(names[k] for k in dead_read(engine)))
         engine.last_t = t
     assert got=={0:'2', 1:'2', 2:'2', 3:'26', 4:'026', 5:'2'}
 
