@@ -211,6 +211,7 @@ def weights_at(self:LiveGuard, at, with_grad):
     v.grad = self.read_grad if with_grad else None
     return v
 
+# %% ../nbs/31_compute.ipynb #b2afc879
 @patch
 def gradient(self:LiveGuard, dense): return (self.whole_grad(),) if dense else (self.read_grad,self.index.places,self.shape)
 

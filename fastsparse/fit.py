@@ -55,8 +55,8 @@ def auto_presets(
         if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
     every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
     return Preset('Auto', 'drops by weight and the size of its gradients, grows the best by gradient of three that are drawn for each',
-        keep_score_f=fisher_saliency,
-        grow_score_f=SampledGradient(3, 'grown'), initial_drop_grow_pct=.3, stop_pct=.75, batches_per_update=Fitted(every), replace_step=False)
+        keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'), initial_drop_grow_pct=.3, stop_pct=.75,
+        batches_per_update=Fitted(every), replace_step=False)
 
 # %% ../nbs/15_fit.ipynb #21b3fccf
 def _density(model):

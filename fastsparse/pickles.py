@@ -9,7 +9,7 @@ __all__ = []
 import copy,sys,torch
 from fastai.learner import Learner
 from fastcore.basics import *
-from fastsparse.guards import Masked,masked_params
+from fastsparse.guards import masked_params
 from fastsparse.masks import bits_to_mask,mask_to_bits
 from torch import nn
 

@@ -459,6 +459,7 @@ def call(self:Shards, f, p, opt=None, generator=None, **kwargs):
     if isinstance(res, torch.Tensor) and res.shape==p.shape!=face.shape: return own_rows(res, p)
     return self._share(f, res, kwargs['mask'], ranks) if isinstance(res, (int,float)) else res
 
+# %% ../nbs/16_processes.ipynb #857a73b9
 @patch
 def _sampled(self:Shards, sample, p, mask, grown, generator):
     "Gradients of this rank's rows at places that all ranks draw"

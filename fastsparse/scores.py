@@ -308,7 +308,7 @@ class Collector:
         return dict(memo, n=memo['n']+1)
 
     def value(self, memo, at=None):
-        "The mean that `memo` stands for, of all weights, some rows, or those at row-major places; a moving average is corrected for its start"
+        "The mean that `memo` stands for, of all weights, or of the rows or row-major places `at`; a moving average is corrected for its start"
         total = memo['total']
         if isinstance(at, torch.Tensor): total = total.reshape(-1).index_select(0, at)
         elif at is not None and at!=slice(None): total = total[at]
@@ -384,9 +384,9 @@ def fisher_saliency(
 # %% ../nbs/03_scores.ipynb #23051ff3
 @dataclass(frozen=True)
 class DeadSample:
-    "Dead weights at random, about `times` as many as live ones, or as those that grow"
+    "Dead weights at random, about `times` as many as live ones, as dead ones, or as those that grow"
     times:float
-    of:str='live' # Or 'grown'
+    of:str='live' # Or 'dead', or 'grown'
 
     def size(self,
         n:int, # Weights in all
@@ -394,7 +394,8 @@ class DeadSample:
         grown:int, # How many of these grow
     ) -> float: # From `grown` to the number of those that are dead before they grow
         "How many are drawn, at most"
-        return min(max(self.times*(live if self.of=='live' else grown), grown), n-live+grown)
+        dead = n-live+grown
+        return min(max(self.times*dict(live=live, dead=dead, grown=grown)[self.of], grown), dead)
 
     def places(self,
         n:int, # Weights in all
@@ -409,16 +410,18 @@ class DeadSample:
             draws *= 2
         yield torch.arange(n)
 
-    def draw(self,
-        mask:torch.Tensor, # Bool tensor, what lives before anything grows
-        grown:int, # How many will grow, up to the number of dead weights
-        generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
-    ) -> torch.Tensor: # `grown` row-major places or more, in ascending order
-        "Dead weights of `mask`"
-        dead = ~mask.reshape(-1)
-        for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
-            found = live_places(among(dead, drawn))
-            if len(found)>=grown: return found
+# %% ../nbs/03_scores.ipynb #e7bcff01
+@patch
+def draw(self:DeadSample,
+    mask:torch.Tensor, # Bool tensor, what lives before anything grows
+    grown:int, # How many will grow, up to the number of dead weights
+    generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
+) -> torch.Tensor: # `grown` row-major places or more, in ascending order
+    "Dead weights of `mask`"
+    dead = ~mask.reshape(-1)
+    for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
+        found = live_places(among(dead, drawn))
+        if len(found)>=grown: return found
 
 def among(
     chosen:torch.Tensor, # Bool vector
@@ -434,11 +437,10 @@ class SampledGradient(BasicRepr):
 
     Args:
         candidates (float): How many are drawn, in multiples of `of`, above 0 [default: 1.0]
-        of (str): 'live' weights, as in the paper, or those that are 'grown', among whose number the cost and the
-            choice stay in proportion [default: 'live']
+        of (str): 'live' weights, as in the paper, 'dead' ones, or those 'grown' in an update [default: 'live']
 
     Raises:
-        ValueError: of is ..., and must be 'live' or 'grown': what the candidates are a multiple of
+        ValueError: of is ..., and must be 'live', 'dead' or 'grown': what the candidates are a multiple of
         ValueError: ... is ..., and must be ... from ......
 
     Source: arXiv:2401.06898
@@ -446,15 +448,15 @@ class SampledGradient(BasicRepr):
     Example:
         model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
         sparsify_model(model, .8)
-        engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1), n_steps=100, grow_score_f=SampledGradient(2.))
+        engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1), n_steps=100, batches_per_update=10, grow_score_f=SampledGradient(2.))
         engine
     """
     def __init__(self,
         candidates:float=1., # How many are drawn, in multiples of `of`, above 0
-        of:str='live', # 'live' weights, as in the paper, or those that are 'grown', among whose number the cost and the choice stay in proportion
+        of:str='live', # 'live' weights, as in the paper, 'dead' ones, or those 'grown' in an update
     ):
         need_number('candidates', candidates, 1e-6)
-        if of not in ('live','grown'): raise ValueError(f"of is {of!r}, and must be 'live' or 'grown': what the candidates are a multiple of")
+        if of not in ('live','dead','grown'): raise ValueError(f"of is {of!r}, and must be 'live', 'dead' or 'grown': what the candidates are a multiple of")
         self.candidates,self.of = candidates,of
         same_needs(self, SampledGradient, sample=DeadSample(candidates, of))
 

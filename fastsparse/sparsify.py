@@ -365,7 +365,7 @@ def _moved(m):
     count,w = getattr(m, 'num_batches_tracked', None),getattr(m, 'weight', None)
     return bool(count is not None and count>0) or bool(isinstance(w, torch.Tensor) and w.numel()>1 and (w!=w.flatten()[0]).any())
 
-def _looks_trained(model, zeros=True):
+def _looks_trained(model, zeros):
     "Do norms, gradients (those of zero too, if `zeros`) or the weights' counters tell of training?"
     norms = [m for m in model.modules() if isinstance(m, _never) and not isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     return any(_moved(m) for m in norms) or any(_has_grad(p, zeros) or not p.is_inference() and p._version>20 for p in model.parameters())

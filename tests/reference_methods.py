@@ -62,6 +62,27 @@ def rigl(every, alpha, stop, draw=None):
             grow=lambda i: abs(gs[i]) if draw is None else draw(i, run.n_updates+1))
     return rule
 
+def gse(every, alpha, stop, draws, times=1., of='live'):
+    "RigL's rule, but what grows is chosen among dead weights that were drawn, `times` as many as live ones (or as those that grow); too few are drawn again, twice as many"
+    def rule(run, gs):
+        if not due(run.t, every, run.n, stop): return None
+        n_keep = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)]
+        def grow(i):
+            stays,n = best(abs(run.ws[i]), n_keep[i], run.masks[i]).ravel(),run.masks[i].sum()
+            dead = stays.size-stays.sum()
+            n_draws = math.ceil(min(max(times*(n if of=='live' else n-n_keep[i]), n-n_keep[i]), dead)*stays.size/dead)
+            throw = draws(i, run.n_updates+1)
+            while True:
+                drawn = set(range(stays.size)) if n_draws>=stays.size else set(throw(stays.size, n_draws))
+                found = [j for j in drawn if not stays[j]]
+                if len(found)>=n-n_keep[i]: break
+                n_draws *= 2
+            score = np.full(stays.size, -1.)
+            score[found] = abs(gs[i]).ravel()[found]
+            return score.reshape(gs[i].shape)
+        return drop_and_grow(run, n_keep, live(run), grow=grow)
+    return rule
+
 def on_the_way(run, every, stop): return due(run.t, every, run.n) or run.t==math.ceil(stop*run.n)<run.n-1
 
 def gmp(every, final, stop=.75):

@@ -1005,3 +1005,16 @@ def test_what_no_fit_could_take_is_refused_when_the_callback_is_made(settings, t
 def test_a_preset_refuses_a_setting_that_there_is_not():
     "A changed copy with a misspelt setting would train with the old one"
     with pytest.raises(TypeError, match="'batch_per_update' is no setting of a method: did you mean 'batches_per_update'"): RigL_presets(batch_per_update=20)
+
+def test_batches_of_all_ranks_are_joined(monkeypatch):
+    "As one batch in the order of ranks; None where any rank has none"
+    from fastsparse import callback
+    def ranks(*found):
+        monkeypatch.setattr(callback, '_in_many', lambda: True)
+        monkeypatch.setattr(dist, 'get_world_size', lambda: len(found))
+        def gather(out, mine): out[:] = found
+        monkeypatch.setattr(dist, 'all_gather_object', gather)
+        return callback._joined(found[0])
+    a,b = torch.zeros(2, 3),torch.ones(1, 3)
+    assert ranks((a,7), (b,7))[0].equal(torch.cat([a, b])) and ranks((a,7), (b,7))[1]==7
+    assert ranks((a,), None) is None and ranks(None, (a,)) is None and ranks(None, None) is None

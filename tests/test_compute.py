@@ -97,11 +97,11 @@ def test_static_training_is_the_masked_one(case, route):
     with torch.no_grad(): torch.testing.assert_close(a.eval()(xb), b.eval()(xb))
 
 @pytest.mark.parametrize('name', list(opts))
-@pytest.mark.parametrize('method', ['static','SET','RigL','stepping','prune'])
+@pytest.mark.parametrize('method', ['static','SET','RigL','GSE','auto','stepping','prune'])
 def test_methods_are_the_masked_ones(name, method):
     "200 steps in float64: equal masks, losses to 1e-6; with updates that replace the step, with one that a step follows, and with pruning, which changes counts"
     xb,yb = data(dmlp())
-    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, stepping={**RigL_presets, 'stop_pct':1., 'replace_step':False},
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, GSE=GSE_presets(stop_pct=1.), auto=auto_presets(200)(stop_pct=1.), stepping={**RigL_presets, 'stop_pct':1., 'replace_step':False},
         prune=dict(grow_score_f=None, sparsity=.9, replace_step=False))
     res = []
     for model,opt,_ in pair(dmlp, opts[name]):
@@ -114,7 +114,7 @@ def test_methods_are_the_masked_ones(name, method):
             if not (engine and engine.before_step(t)): opt.step()
             opt.zero_grad()
         res.append((losses,masks_of(model),model))
-        if method in ('SET','RigL','stepping'): assert engine.n_updates>5
+        if method in ('SET','RigL','GSE','auto','stepping'): assert engine.n_updates>5
     assert res[0][0]==pytest.approx(res[1][0], abs=1e-6)
     assert same_masks(res[0][1], res[1][1])
     assert_equal_models(res[0][2], res[1][2], 1e-6)
@@ -1150,11 +1150,12 @@ def pixels(opt_f=torch_opts['adam'], compute=True, layout=torch.contiguous_forma
     return model,opt,report
 
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize('method', ['static','SET','RigL','prune'])
+@pytest.mark.parametrize('method', ['static','SET','RigL','auto','prune'])
 def test_convolutions_train_as_the_masked_ones(method, layout):
     "Kernels, strides, padding, dilation, one dimension and two: losses, masks, weights and outputs in evaluation; others stay dense by name"
     if why_not(): pytest.skip('convolutions have kernels where Numba is')
-    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, prune=dict(grow_score_f=None, sparsity=.8, replace_step=False))
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, auto=auto_presets(24)(stop_pct=1.),
+        prune=dict(grow_score_f=None, sparsity=.8, replace_step=False))
     res,xb = [],torch.randn(5, 3, 11, 9, generator=torch.Generator().manual_seed(1)).double().to(memory_format=layout)
     for compute in (False,True):
         model,opt,report = pixels(compute=compute, layout=layout)

@@ -554,3 +554,11 @@ def test_the_floor_counts_the_outputs_of_every_expert():
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         assert live_counts([60,400], global_sparsity(ps, .5, axes=[(2,1,0),(0,1,None)]), .5)==[15,215]
+
+def test_distributions_by_name():
+    "Each name makes its distribution; places of layers need no names"
+    params = [torch.ones(4, 5), torch.ones(6, 4), torch.ones(3, 6)]
+    assert as_distribution('first-last-dense')(params, .3)[::2]==[0.,0.]
+    assert layers_dense([0])(params, .5)[0]==0. and layers_dense([0,2])(params, .3)[::2]==[0.,0.]
+    with pytest.raises(ValueError, match='names'): layers_dense([0,'1.weight'])(params, .5)
+    with pytest.raises((TypeError,ValueError), match='spec|makes a distribution'): as_distribution('proportional_sparsity')

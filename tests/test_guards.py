@@ -330,3 +330,61 @@ def test_a_module_may_store_its_weight_in_its_own_way():
         hooks.remove()
         assert guard_of(c[0].weight) is None
     assert m[0].weight is p
+
+def one_guard():
+    m = nn.Linear(6, 5)
+    held = sparsify_model(m, .5, seed=0)
+    m(torch.randn(1, 6))
+    return m,held,guard_of(m.weight)
+
+def test_what_moves_starts_at_zero_with_its_state():
+    "After a move weights, momentum and slow weights are zero at all that went and came, and as they were elsewhere"
+    m,held,g = one_guard()
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    m(torch.randn(3, 6)).sum().backward()
+    opt.step()
+    was,buf = m.weight.detach().clone(),opt.state[m.weight]['momentum_buffer']
+    buf.fill_(2.)
+    gone,new = m.weight_mask.flatten().nonzero()[:2,0],(~m.weight_mask).flatten().nonzero()[:3,0]
+    with torch.no_grad(): g.move(gone, new, opt)
+    moved = torch.cat([gone, new])
+    rest = torch.ones(30).bool().index_fill_(0, moved, False)
+    for t,before in ((m.weight.detach(), was), (buf, torch.full_like(buf, 2.))):
+        assert is_positive_zero(t.flatten()[moved]) and t.flatten()[rest].equal(before.flatten()[rest])
+
+def test_what_is_around_a_step_ends_after_it():
+    "A guard's `around` sees the optimizer before its step, and what it returns is called once, after the step"
+    m,held,g = one_guard()
+    opt,calls = torch.optim.SGD(m.parameters(), lr=1.),[]
+    def around(o):
+        calls.append(('before', o is opt, m.weight.detach().clone()))
+        return lambda: calls.append(('after', m.weight.detach().clone()))
+    g.around = around
+    m(torch.ones(1, 6)).sum().backward()
+    opt.step()
+    assert [c[0] for c in calls]==['before','after'] and calls[0][1] and not calls[0][2].equal(calls[1][1])
+    g.around = None
+    opt.step()
+    assert len(calls)==2
+
+def test_what_enforces_says_so():
+    m,held,g = one_guard()
+    e = enforce_masks(m)
+    assert repr(e)=='Enforced(1 parameters)'
+    e.remove()
+    assert repr(e)=='Enforced()'
+
+def test_only_averaged_copies_get_their_source_s_masks():
+    "A copy that was never written keeps its masks though its source has moved; one whose masks and weights were all averaged takes the source's"
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    m(torch.randn(1, 6))
+    a,b = copy.deepcopy(m),copy.deepcopy(m)
+    for o in masked_params(m): o.mask.copy_(o.mask.flip(0))
+    kept = masks_of(a)
+    a(torch.randn(1, 6))
+    assert same_masks(masks_of(a), kept)
+    with torch.no_grad():
+        for x,y in zip((*b.parameters(), *b.buffers()), (*m.parameters(), *m.buffers())): x.copy_(y if x.dtype==torch.bool else (x+y)/2)
+    b(torch.randn(1, 6))
+    assert same_masks(masks_of(b), masks_of(m))

@@ -1,5 +1,5 @@
 "FLOPs of whole runs: by hand, against the published formulas, and what was foreseen against what was counted"
-import pickle,pytest,torch
+import math,pickle,pytest,torch
 import numpy as np
 from fastai.callback.core import Callback,CancelFitException
 from fastai.callback.schedule import *
@@ -130,6 +130,16 @@ def test_prediction_leaves_no_trace():
     dead = 48-int(model[0].weight_mask.sum())
     assert a.dense_grads==a.n_dense*2*2*dead>0
 
+@pytest.mark.parametrize('score,per', [(SampledGradient(.5), 60), (SampledGradient(1.), 120), (SampledGradient(9.), 480), (SampledGradient(3, 'grown'), None), (gradient_magnitude, 480)])
+def test_a_sample_costs_what_is_drawn(score, per):
+    "600 weights, 120 live: an update reads the gradients of as many dead weights as are drawn, at 2 FLOPs a row and weight; at most all"
+    model = nn.Sequential(nn.Linear(30, 20, bias=False))
+    sparsify_model(model, .8, seed=0)
+    c = predict_cost(model, torch.ones(5, 30), 40, batches_per_update=10, stop_pct=1., grow_score_f=score, replace_step=False, seed=0, initial_drop_grow_pct=.5)
+    times = (10,20,30)
+    grown = [120-(120-int(.25*(1+math.cos(math.pi*t/40))*120)) for t in times]
+    assert c.n_dense==3 and c.dense_grads==sum(2*5*(3*n if per is None else per) for n in grown)
+
 @given(st.integers(2, 9), st.floats(.1, .9), st.floats(.05, 1.), st.integers(1, 6))
 @hsettings(max_examples=15)
 def test_bounds(every, sparsity, stop, k):
@@ -179,7 +189,7 @@ def test_foreseen_is_counted(name, tmp_path):
 
 fast = dict(batches_per_update=5, seed=0)
 same = dict(fast, sparsity=.8, sparse_f=erdos_renyi_sparsity)
-presets = dict(Static=Static_presets|dict(seed=0), SET=SET_presets|fast, RigL=RigL_presets|fast, ITOP=ITOP_presets|fast, GMP=GMP_presets|same,
+presets = dict(Static=Static_presets|dict(seed=0), SET=SET_presets|fast, RigL=RigL_presets|fast, ITOP=ITOP_presets|fast, GSE=GSE_presets|fast, GMP=GMP_presets|same,
     GraNet=GraNet_presets|same, MEST=MEST_presets|dict(seed=0, updates=[5,10,15]), ACDC=ACDC_presets|dict(same, updates=[5,8,11,14,17,20,26]),
     DSD=DSD_presets|same, CHT=CHT_presets|dict(seed=0, updates=[10,20]))
 
@@ -192,7 +202,7 @@ def test_presets_are_foreseen(name, tmp_path):
     if 'sparsity' not in settings: sparsify_model(fresh, .8, erdos_renyi_sparsity, seed=0)
     assert ledger.cost==predict_cost(fresh, torch.zeros(16,64,dtype=torch.double), 30, **settings)
     assert (ref.forward,ref.dense)==(ledger.cost.forward,ledger.cost.dense_forward)
-    assert (ledger.cost.n_dense>0)==(name in ('RigL','ITOP','GraNet'))
+    assert (ledger.cost.n_dense>0)==(name in ('RigL','ITOP','GSE','GraNet'))
 
 @pytest.mark.parametrize('name,k', [('Static',0), ('SET',0), ('RigL',1), ('mean of 3',3), ('ITOP',1), ('GMP',0), ('SNFS',None), ('moving',None)])
 def test_formulas_of_the_paper(name, k, tmp_path):

@@ -27,6 +27,9 @@ def start(density, seed=0):
 
 def keyed(i, u): return torch.rand(shapes[i], generator=keyed_generator(0, i, u)).numpy()
 def keyed_exp(i, u): return torch.empty(shapes[i], dtype=torch.double).exponential_(generator=keyed_generator(0, i, u)).numpy()
+def keyed_ints(i, u):
+    g = keyed_generator(0, i, u)
+    return lambda n, k: torch.randint(n, (k,), generator=g).tolist()
 def turns(n, steps): return {math.ceil(round(t*n, 6)):s for t,s in steps.items()}
 
 acdc = {round(.1+.05*i, 2):.9*(i%2==0) for i in range(13)}|{.75:0., .85:.9}
@@ -36,6 +39,10 @@ cases['Static'] = .25, Static_presets, lambda *_: None, 60, 0, {}
 cases['SET'] = .25, dict(SET_presets, batches_per_update=3), ref.rigl(3, .3, 1., keyed), 300, 80, {}
 cases['RigL'] = .25, dict(RigL_presets, batches_per_update=3), ref.rigl(3, .3, .75), 300, 60, {}
 cases['ITOP'] = .25, dict(ITOP_presets, batches_per_update=3), ref.rigl(3, .5, 1.), 300, 80, {}
+cases['GSE'] = .25, dict(GSE_presets, batches_per_update=3), ref.gse(3, .2, .6, keyed_ints), 300, 40, {}
+cases['GSE_grown'] = .25, dict(RigL_presets, batches_per_update=3, grow_score_f=SampledGradient(3, 'grown')), ref.gse(3, .3, .75, keyed_ints, 3, 'grown'), 300, 50, {}
+cases['GSE_few'] = .25, dict(RigL_presets, batches_per_update=3, grow_score_f=SampledGradient(.01)), ref.gse(3, .3, .75, keyed_ints, .01), 300, 50, {}
+cases['GSE_half'] = .6, dict(RigL_presets, batches_per_update=3, initial_drop_grow_pct=.9, grow_score_f=SampledGradient(1.)), ref.gse(3, .9, .75, keyed_ints, 1.), 300, 50, {}
 cases['GMP'] = 1., dict(GMP_presets, batches_per_update=2, sparsity=.9), ref.gmp(2, .9), 250, 75, dict(replace=False)
 cases['GraNet'] = .5, dict(GraNet_presets, batches_per_update=2, sparsity=.9), ref.granet(2, .9), 250, 75, {}
 cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=cubic_path()), ref.granet(3, .95, 0.), 300, 60, {}
@@ -74,6 +81,15 @@ def test_reference(name):
             assert np.allclose(o.p.detach().numpy(), w, atol=1e-9) and (run.bufs is None or np.allclose(opt.state[o.p]['momentum_buffer'].numpy(), b, atol=1e-9))
         moved += not same_masks(before, masks_of(m))
     assert moved>=least
+
+def test_a_large_sample_is_all():
+    "With as many candidates as there are dead weights GSE's growth is RigL's, and an update of a structured mask takes the drawn ones first"
+    def masks(**settings):
+        density,_,_,n_steps,_,_ = cases['RigL']
+        dst,_,x,y = beside(density, {**RigL_presets, 'batches_per_update':3, **settings}, None, 60)
+        train(dst.model, dst.opt, 60, x, y)
+        return masks_of(dst.model)
+    assert same_masks(masks(grow_score_f=SampledGradient(1e6)), masks()) and not same_masks(masks(grow_score_f=SampledGradient(.5)), masks())
 
 def test_ablation_happens_beside_the_reference():
     "The run above ablates neurons for good, and the rest share the budget to within half a fan-in each"
@@ -166,7 +182,7 @@ def test_presets_differ():
     "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
     assert GMP_presets==GMP_presets(sparsity_path=cubic_path())!=GMP_presets(sparsity_path=cubic_path(.1))
     assert MEST_presets==MEST_presets(keep_score_f=MagnitudePlusGradient(.1))!=MEST_presets(keep_score_f=MagnitudePlusGradient(.2))
-    assert len({repr(o) for o in methods.method_names.values()})==13 and RigL_presets!=None and SET_presets!=RigL_presets
+    assert len({repr(o) for o in methods.method_names.values()})==14 and RigL_presets!=None and SET_presets!=RigL_presets
 
 @pytest.mark.parametrize('target,bounds', [(.9, (.92,.91,.9)), (.95, (.96,.955,.95))])
 def test_mest_fractions_are_those_of_the_scripts(target, bounds):

@@ -217,3 +217,8 @@ def test_masks_by_name_are_one_list():
     sparsify_model(m, .5, mask_init='checkerboard', seed=0)
     assert (m[0].weight_mask.sum(0)==4).all() and (m[0].weight_mask.sum(1)==4).all()
     assert configure(dict(method='set', sparsity=.5, mask_init='checkerboard'))[0][1]['mask_init']=='checkerboard'
+
+def test_settings_as_text():
+    "A dict is written out up to eight entries"
+    from fastsparse.parts import _text
+    assert _text({i:i for i in range(8)}).startswith('{0: 0, 1: 1') and _text({i:i for i in range(9)})=='dict of 9'

@@ -19,7 +19,7 @@ from torch import nn
 DST = DynamicSparseTrainingCallback
 every4 = dict(batches_per_update=4)
 presets = dict(Static=Static_presets, SET={**SET_presets, **every4}, SNFS={**SNFS_presets, **every4}, RigL={**RigL_presets, **every4},
-    ITOP={**ITOP_presets, **every4}, GMP={**GMP_presets, **every4, 'sparsity':.8}, GraNet={**GraNet_presets, **every4, 'sparsity':.8},
+    ITOP={**ITOP_presets, **every4}, GSE=GSE_presets(**every4), GMP={**GMP_presets, **every4, 'sparsity':.8}, GraNet={**GraNet_presets, **every4, 'sparsity':.8},
     MEST={**MEST_presets, 'updates':FreqSchedule(4, start=4)},
     SRigL={**SRigL_presets, **every4}, ACDC={**ACDC_presets, 'sparsity':.8}, DSD={**DSD_presets, 'sparsity':.5}, CHT={**CHT_presets, 'updates':FreqSchedule(4, start=4)})
 opts = dict(sgd=momentum_sgd, adam=Adam, adamw=partial(OptimWrapper, opt=torch.optim.AdamW), ranger=ranger, accumulate=momentum_sgd)

@@ -479,3 +479,10 @@ def test_soft_bound():
     assert [s(t) for t in (0,4,5,9)]==[.5,.5,.75,.75] and soft_bound_path(2., .5)(.5).bind(n_steps=10)(0)==0
     with pytest.raises(ValueError, match='as many of one'): soft_bound_path(.5)
     with pytest.raises(ValueError, match='fractions from 0'): soft_bound_path(-.5, .5)
+
+@given(st.integers(1, 6000), st.sampled_from([.25,.5,.75,1.]), st.sampled_from([7,100,4000]))
+def test_an_interval_leaves_room_for_thirty_updates(n, stop, every):
+    "By counting: the interval that a run takes is the longest, up to the one asked for, at which 30 updates come before its end; 1 where none is"
+    def count(k): return len([t for t in range(k, n-1, k) if t<stop*n])
+    got = Interval(every).resolve(n, stop, replaces=False)
+    assert got==max([k for k in range(1, every+1) if count(k)>=30], default=1)

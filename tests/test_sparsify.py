@@ -4,7 +4,7 @@ from fastai.layers import AdaptiveAvgPool,ConvLayer,Flatten
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
 from fastsparse.guards import enforce_masks,enforcements,masked_params
-from fastsparse.sparsify import decide,module_of
+from fastsparse.sparsify import decide,module_of,shows_training
 from fastsparse.kernels import backward
 from fastsparse.layers import Axes
 from functools import partial
@@ -1000,3 +1000,35 @@ def test_a_structure_that_rounds_far_off_is_told(sparsity, told):
         sparsify_model(m, sparsity, structure='fan-in', seed=0)
     said = [str(o.message) for o in seen if 'rounds to its own unit' in str(o.message)]
     assert bool(said)==told and (not told or '256 weights live, and 164 were asked for' in said[0])
+
+def norm_model(*change):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for f in change: f(model)
+    return model
+
+@pytest.mark.parametrize('change,trained', [
+    (lambda m: None, False),
+    (lambda m: m[1].num_batches_tracked.fill_(1), True),
+    (lambda m: m[1].weight.data.fill_(3.), False),
+    (lambda m: m[1].weight.data[2:3].fill_(3.), True),
+    (lambda m: setattr(m[0].weight, 'grad', torch.zeros(4, 4)), True),
+    (lambda m: [m[0].weight.data.add_(0) for _ in range(30)], False),  # torch doesn't count writes to `data`
+    (lambda m: [m[0].weight.detach().add_(0) for _ in range(30)], True),
+    (lambda m: [m[0].weight.detach().add_(0) for _ in range(5)], False)])
+def test_what_shows_training(change, trained):
+    "One batch through a norm, one entry of its weight that differs, a gradient, or many writes show it, each by itself"
+    assert shows_training(model := norm_model(change), model)==trained
+
+@pytest.mark.parametrize('mode,rescaled', [('auto', True), (None, False)])
+def test_a_learner_s_batch_is_looked_at(mode, rescaled):
+    "A deep network at .99 starves: 'auto' rescales it by the learner's own batch, None leaves weights alone"
+    from fastai_data import learner,loaders
+    import tempfile
+    torch.manual_seed(0)
+    model = nn.Sequential(*[l for a,b in ((64,128),(128,128),(128,128),(128,10)) for l in (nn.Linear(a, b), nn.ReLU())][:-1]).double()
+    was = model[2].weight.detach().clone()
+    with tempfile.TemporaryDirectory() as d, warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        sparsify_model(learner(d, model), .99, seed=0, sparse_init_mode=mode)
+    o = masked_params(model)[1]
+    assert (not o.p[o.mask].equal(was[o.mask]))==rescaled

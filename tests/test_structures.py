@@ -826,3 +826,11 @@ def test_masks_like_refuses(tmp_path):
 
 class Evil:
     def __reduce__(self): return print,('this must not run',)
+
+def test_masks_of_another_model_ask_no_distribution():
+    "Their counts are the other model's, so a distribution that can't be called is never called"
+    def never(*args, **kwargs): raise AssertionError('asked')
+    source,model = mlp(),mlp(seed=1)
+    sparsify_model(source, .5, seed=0)
+    sparsify_model(model, .5, never, mask_init=masks_like(source))
+    assert same_masks(masks_of(source), masks_of(model))

@@ -1217,3 +1217,30 @@ def test_the_length_of_a_run_costs_nothing():
     model = mlp((6,8,4))
     sparsify_model(model, .5, seed=0)
     DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), .1), 10**15, batches_per_update=5).remove()
+
+def test_parts_of_a_weight_are_scored_as_the_whole():
+    "A guard that gives some rows at a time gets the score of all rows, and the one that is asked for a vector of places the score there"
+    from fastsparse.training import _Scorer
+    from types import SimpleNamespace
+    w = nn.Parameter(torch.randn(5, 4))
+    mask = torch.rand(5, 4)<.5
+    guard = SimpleNamespace(mask=mask, p=w, parts=lambda with_grad: ((slice(i, i+2), nn.Parameter(w.detach()[i:i+2])) for i in (0,2,4)),
+        weights_at=lambda at, with_grad: w.detach().flatten()[at])
+    slot = SimpleNamespace(o=Masked('w', nn.Linear(4, 5), 'weight', w, mask), guard=guard, shape=w.shape)
+    scorer = _Scorer(weight_magnitude, slot, lambda mask, p, at=None: weight_magnitude(p), None)
+    assert scorer().equal(w.detach().abs()) and scorer.at(torch.tensor([3,11])).equal(w.detach().abs().flatten()[[3,11]])
+
+def test_an_update_waits_where_a_scaler_found_infinities():
+    "A fused optimizer that was told of infinite gradients gets no update of the topology, one that was told of none does"
+    for found in (0.,1.):
+        m = mlp()
+        sparsify_model(m, .5, seed=0)
+        opt = torch.optim.SGD(m.parameters(), lr=.1)
+        engine = SparseEngine(m, opt, 10, batches_per_update=2, grow_score_f=random_score, seed=0)
+        opt.found_inf = torch.tensor(found)
+        for t in range(4):
+            engine.prepare(t)
+            backward(m, *data(m))
+            engine.before_step(t)
+            opt.zero_grad()
+        assert engine.n_updates==(0 if found else 1)
