@@ -37,6 +37,14 @@ def speedup(
     return min(a)/min(b)
 
 # %% ../nbs/29_clocks.ipynb #cedd4d95
+def shown(
+    items, # What is to be done, one after the other
+    progress:bool, # With a bar?
+    **kwargs # Of `progress_bar`
+):
+    "`items`, with a bar or without"
+    return progress_bar(items, **kwargs) if progress else items
+
 def with_bar(
     items:list, # What is to be done, one after the other
 ):

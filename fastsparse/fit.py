@@ -12,9 +12,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
-from fastprogress.fastprogress import progress_bar
 from fastsparse.callback import DynamicSparseTrainingCallback
 from fastsparse.checks import need_number
+from fastsparse.clocks import shown
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.masks import count_live
@@ -54,8 +54,9 @@ def auto_presets(
     for name,n in dict(n_steps=n_steps, updates=updates).items():
         if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
     every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
-    return Preset('Auto', 'drops by weight and the size of its gradients, grows the best by gradient of three that are drawn for each',
-        keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'), initial_drop_grow_pct=.3, stop_pct=.75,
+    n_made = max(math.ceil(.75*n_steps/every), 1)
+    return Preset('Auto', 'drops by weight and the size of its gradients, and looks once at the gradient of each dead weight in a run',
+        keep_score_f=fisher_saliency, grow_score_f=SampledGradient(1/n_made, 'dead'), initial_drop_grow_pct=.3, stop_pct=.75,
         batches_per_update=Fitted(every), replace_step=False)
 
 # %% ../nbs/15_fit.ipynb #21b3fccf
@@ -303,7 +304,7 @@ def find_sparsity(
     n_epoch = budget//len(runs)
     if n_epoch<1: raise ValueError(f"budget is {budget} epochs for {len(runs)} trainings: pass at least {len(runs)}, or fewer sparsities or seeds")
     _rehearse(learn, n_epoch, sparsities, lr, kwargs)
-    with _as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in progress_bar(runs, display=progress)]
+    with _as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
     mean = res.table.metric*sign

@@ -13,8 +13,8 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastai.tabular.model import TabularModel
 from fastcore.script import *
-from fastprogress.fastprogress import progress_bar
 from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.clocks import shown
 from fastsparse.distributions import erdos_renyi_sparsity
 from fastsparse.files import whole_file
 from fastsparse.fit import auto_presets
@@ -677,7 +677,7 @@ def run_leaderboard(
     grid = cells(tasks, arms, sparsities, kinds)
     with _workers(n_workers) as run:
         while left := _next_jobs(found['runs'], grid, seeds, min(tries, ifnone(seeds, tries))):
-            for r in progress_bar(run(partial(_work, times=times), left), total=len(left), display=progress):
+            for r in shown(run(partial(_work, times=times), left), progress, total=len(left)):
                 found['runs'].append(r)
                 write_runs(path, found)
     return found['runs']
@@ -821,7 +821,7 @@ def _study(path, todo, keys, run, progress):
     "Run what `path` doesn't hold yet"
     found = read_results(path) if Path(path).exists() else dict(machine(), runs=[])
     done = {tuple(r[k] for k in keys) for r in found['runs']}
-    for o in progress_bar([o for o in todo if tuple(o[k] for k in keys) not in done], display=progress):
+    for o in shown([o for o in todo if tuple(o[k] for k in keys) not in done], progress):
         found['runs'].append(run(**o))
         write_runs(path, found)
     return found['runs']

@@ -16,7 +16,7 @@ from fastai.torch_core import to_device
 from fastcore.basics import *
 from fastsparse.checks import need_functions,need_number
 from fastcore.imports import noop
-from fastprogress.fastprogress import progress_bar
+from fastsparse.clocks import shown
 from fastsparse.distributions import live_counts,share_out
 from fastsparse.flops import preserved
 from fastsparse.layers import axes_of,layer_of
@@ -374,8 +374,6 @@ def _recurrent_input(m, o, args, kwargs):
     return _data_of(x)
 
 # %% ../nbs/21_oneshot.ipynb #3542967f
-def _bar(xs, progress): return progress_bar(xs, leave=False) if progress else xs
-
 def _prunable(o):
     product = _product(o.module)
     return product in ('linear','conv','attention') or product=='recurrent' and o.attr.startswith('weight_ih')
@@ -419,7 +417,7 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
     if not plan: raise ValueError("no layer to prune was reached by the data: check data and target")
     masks = {}
     with _all_or_nothing([o.p for o in plan.values()]):
-        for name in _bar([k for k in once if k in plan], progress):
+        for name in shown([k for k in once if k in plan], progress, leave=False):
             o = plan[name]
             mask,w = solve(o, n[name], lambda f: layer_statistic(calib, o, f, once[name]))
             with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
@@ -601,7 +599,7 @@ def _loss(model, b, loss_func):
 def _losses(calib, loss_func, progress):
     "Loss and number of items of each batch"
     if calib.loop is None:
-        for b in _bar(calib.batches, progress): yield _loss(calib.model, to_device(b, calib.device), loss_func),_n_items(b[0] or b[1])
+        for b in shown(calib.batches, progress, leave=False): yield _loss(calib.model, to_device(b, calib.device), loss_func),_n_items(b[0] or b[1])
     else:
         losses = calib.loop(calib.model)
         if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'): raise ValueError(f"data is a function that returned a {type(losses).__name__}, and for this method must return the losses of its batches: write it as a generator that yields them")
@@ -811,7 +809,7 @@ def _synflow(net, plan, xs, rounds, progress):
     free = [i for i,o in enumerate(plan) if o.free]
     N,n = sum(ps[i].numel() for i in free),sum(k for k,o in zip(planned_counts(plan), plan) if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
-    for r in _bar(range(rounds), progress):
+    for r in shown(range(rounds), progress, leave=False):
         scores = [s.masked_fill(~m, -1) for s,m in zip(flow_scores(net, ps, xs), masks)]
         if not free: break
         keep = top_k_mask(torch.cat([scores[i].reshape(-1) for i in free]), round(N*(n/N)**((r+1)/rounds)))
@@ -831,7 +829,7 @@ def sensitivity(
     if bad := [s for s in sparsities if isinstance(s, bool) or not isinstance(s, (int,float)) or not 0<=s<1]: raise ValueError(f"sparsities has {bad[0]!r}, and must hold numbers in [0,1): the fractions of a layer that are dead, e.g. 0.8")
     plan,base = plan_pruning(model, target),eval_f(model)
     rows = {}
-    for o in _bar(plan, progress):
+    for o in shown(plan, progress, leave=False):
         score = score_f[o.name] if isinstance(score_f, dict) else score_f(o.p)
         rows[o.name] = {0.: base, **{s: _evaluate_pruned(model, eval_f, o, top_k_mask(score, n_live(o.p.numel(), s))) for s in sparsities}}
     return pd.DataFrame(rows).T
