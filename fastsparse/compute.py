@@ -21,7 +21,7 @@ from fastsparse.flops import untouched
 from fastsparse.guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,masked_params,set_guard,stamp_of
 from fastsparse.masks import live_places
 from fastsparse.products import DenseGradient,sparse_conv1x1,sparse_linear,SparseIndex
-from fastsparse.scores import base_opt
+from fastsparse.scores import base_opt,Live
 from fastsparse.sparsify import module_of
 from functools import partial,wraps
 from torch import nn
@@ -57,7 +57,7 @@ class LiveGuard(Guard):
     def __setstate__(self, state):
         vars(self).update(state)
         self.opts,self.dense_grad,self._lifted = weakref.WeakSet(),DenseGradient(),False
-        self.handle = self.stamp = self.seen = self.calls = self._index = self._conv = self.source = None
+        self.handle = self.stamp = self.seen = self.calls = self._index = self._conv = self.source = self.kept = None
 
     values = property(lambda self: self.module._parameters.get(self.attr))
     trained = property(lambda self: self.values)
@@ -213,7 +213,10 @@ def weights_at(self:LiveGuard, at, with_grad):
 
 # %% ../nbs/31_compute.ipynb #b2afc879
 @patch
-def gradient(self:LiveGuard, dense): return (self.whole_grad(),) if dense else (self.read_grad,self.index.places,self.shape)
+def gradient(self:LiveGuard, dense):
+    if dense: return self.whole_grad(),
+    if self.kept is None or self.kept[0] is not self.index: self.kept = self.index,Live(self.index.places, self.shape)
+    return self.read_grad,self.kept[1]
 
 @patch
 def dead_at(self:LiveGuard, at):

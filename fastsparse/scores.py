@@ -297,22 +297,35 @@ class Collector:
     decay:float=None # Of a moving average that outlives updates, in (0,1); None is the plain mean, which starts anew
     dense:bool=False # Also the gradients of dead weights?
 
-    def add(self, memo, grad, at=None, shape=None):
-        "`memo`, a dict, with the gradient `grad` added; None for a new one. `at` are row-major places in `shape`: elsewhere it is zero"
+    def add(self, memo, grad, live=None):
+        "`memo`, a dict, with the gradient `grad` added; None for a new one. `live`, if given, is whose gradient it is, a `Live`"
         g = grad.detach()**self.power
-        memo = memo or dict(total=torch.zeros_like(g) if at is None else g.new_zeros(shape), n=0)
-        total,share = memo['total'],1. if self.decay is None else 1-self.decay
-        if self.decay is not None: total.mul_(self.decay)
-        if at is None: total.add_(g, alpha=share)
-        else: total.view(-1).index_add_(0, at, g, alpha=share)
+        memo = memo or dict(total=torch.zeros_like(g), n=0, live=live)
+        if memo['live'] is not live: memo,g = whole_memo(memo),g if live is None else live.spread(g)
+        if self.decay is None: memo['total'].add_(g)
+        else: memo['total'].mul_(self.decay).add_(g, alpha=1-self.decay)
         return dict(memo, n=memo['n']+1)
 
     def value(self, memo, at=None):
         "The mean that `memo` stands for, of all weights, or of the rows or row-major places `at`; a moving average is corrected for its start"
-        total = memo['total']
-        if isinstance(at, torch.Tensor): total = total.reshape(-1).index_select(0, at)
-        elif at is not None and at!=slice(None): total = total[at]
+        mine = memo['live'] is not None and isinstance(at, torch.Tensor) and memo['live'].places.equal(at)
+        total = memo['total'] if mine else whole_memo(memo)['total']
+        if isinstance(at, torch.Tensor) and not mine: total = total.reshape(-1).index_select(0, at)
+        elif isinstance(at, slice) and at!=slice(None): total = total[at]
         return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    "The row-major `places` of all live weights of a parameter of `shape`, for numbers that are kept of these alone"
+    places:torch.Tensor
+    shape:tuple
+    def spread(self, t): return t.new_zeros(self.shape.numel()).scatter_(0, self.places, t).view(self.shape)
+
+def whole_memo(
+    memo:dict, # From a `Collector`
+) -> dict: # With a number for each weight
+    "The same of all weights, where it was kept of live ones only"
+    return memo if memo['live'] is None else dict(memo, total=memo['live'].spread(memo['total']), live=None)
 
 # %% ../nbs/03_scores.ipynb #e2f38501
 @declares(reads_grad=True)

@@ -18,7 +18,7 @@ from fastsparse.masks import count_live,keyed_generator,live_places,local_part,n
 from fastsparse.parts import check_counts,check_integer,check_sparsity,dense_batches,find_method,Method,Run
 from fastsparse.patterns import assign,read_rules
 from fastsparse.schedules import Interval,min_max_end,update_due
-from fastsparse.scores import base_opt,call_with,grad_history,wants
+from fastsparse.scores import base_opt,call_with,grad_history,wants,whole_memo
 from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,storage_of,storages,stored
 from fastsparse.sharing import legal_counts,regrow_counts,whole_up
 from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks
@@ -893,7 +893,7 @@ def state_dict(
     """
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
         masked=storage_of(s.o.p).checksum(s.mask),
-        memos=s.memos, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
+        memos={k:dict(total=(o := whole_memo(memo))['total'], n=o['n']) for k,memo in s.memos.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
     state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
@@ -915,7 +915,7 @@ def load_state_dict(self:SparseEngine,
     for s,o in zip(self.slots, state['slots']):
         s.sync()
         s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
-        s.memos,s.notes = {k:dict(memo, total=memo['total'].clone()) for k,memo in o['memos'].items()},dict(o['notes'])
+        s.memos,s.notes = {k:dict(memo, total=memo['total'].clone(), live=None) for k,memo in o['memos'].items()},dict(o['notes'])
 
 # %% ../nbs/05_training.ipynb #dda3bc40
 _schema = 1

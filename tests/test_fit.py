@@ -3,6 +3,7 @@ import pytest,torch,warnings
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
 from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.distributions import uniform_sparsity
+from fastsparse.declared import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.fit import auto_presets,find_sparsity
 from fastsparse.guards import masked_params,sparse_params

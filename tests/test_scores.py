@@ -2,7 +2,7 @@
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastsparse.declared import needs_of
-from fastsparse.scores import base_opt,call_with,ch2_l3_score,fisher_saliency,gradient_magnitude,gradient_momentum,gradient_saliency
+from fastsparse.scores import base_opt,call_with,Collector,Live,whole_memo,ch2_l3_score,fisher_saliency,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient,state_tensors
 from fastsparse.scores import weight_magnitude
 from helpers import *
@@ -172,3 +172,20 @@ def test_state_tensors_have_the_shape():
 def test_parts_refuse_when_made(make, say):
     "Law 10: a score with arguments that can't work is refused when it is made, not at the first update"
     with pytest.raises(ValueError, match=say): make()
+
+@pytest.mark.parametrize('c', [Collector('sum'), Collector('square', power=2), Collector('moving', decay=.5)])
+@pytest.mark.parametrize('storages', ['llll', 'lldd', 'ddll', 'lLLl', 'dlLd'])
+def test_what_is_collected_of_live_weights_is_what_is_collected_of_all(c, storages):
+    "Gradients that are zero where weights are dead give the same mean whether they come whole (d) or as numbers of the live ones (l; L is another topology)"
+    g,shape = torch.Generator().manual_seed(0),torch.Size((4,5))
+    masks = {k:torch.rand(shape, generator=g)<.4 for k in 'lL'}
+    lives = {k:Live(m.flatten().nonzero()[:,0], shape) for k,m in masks.items()}
+    memo,whole = None,None
+    for k in storages:
+        grad = torch.randn(shape, generator=g)*masks.get(k, masks['l'])
+        memo = c.add(memo, grad) if k=='d' else c.add(memo, grad[masks[k]], lives[k])
+        whole = c.add(whole, grad)
+        assert c.value(memo).equal(c.value(whole)) and whole_memo(memo)['total'].equal(whole['total'])
+        for at in (lives['l'].places, lives['L'].places): assert c.value(memo, at).equal(c.value(whole).flatten()[at])
+        assert c.value(memo, slice(1,3)).equal(c.value(whole)[1:3])
+    assert (memo['live'] is not None)==(storages=='llll')
