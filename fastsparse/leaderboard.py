@@ -471,7 +471,7 @@ def _twice(sparsity): return min(2*(1-sparsity), 1.)
 arms = dict(dense=Dense(), small_dense=SmallDense(), auto=Method('auto'), **{k:Method(k) for k in method_names}, oneshot=OneShot(),
     ste=Learned(STE_presets, _all), topkast=Learned(TopKAST_presets, _twice), supermask=Learned(supermask_presets, _all),
     rigl_torch=RigLTorch(), sparselab=Sparselab(), fasterai=Fasterai(), torch_prune=TorchPrune())
-core = 'dense','small_dense','oneshot','auto','static','set','rigl','gmp'
+core = 'dense','small_dense','oneshot','auto','static','set','rigl','gse','gmp'
 
 # %% ../nbs/36_leaderboard.ipynb #8c424846
 budgets = 'flops','steps','long'
@@ -907,7 +907,7 @@ def _run_study(study, path, seeds):
 # %% ../nbs/36_leaderboard.ipynb #5a2c72aa
 @call_parse
 def main(
-    quick:store_true=False, # The short form: eight arms at one sparsity with three seeds
+    quick:store_true=False, # The short form: nine arms at one sparsity with three seeds
     study:Annotated[str, dict(choices=studies)]='methods', # What to run
     tasks:Annotated[str, dict(nargs='+')]=None, # Tasks; by default all whose library is installed
     arms:Annotated[str, dict(nargs='+')]=None, # Arms; by default all whose library is installed, and fewer at .8 and .9
