@@ -2475,6 +2475,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.training._Scorer._checked': ('training.html#_scorer._checked', 'fastsparse/training.py'),
                                      'fastsparse.training._Scorer._drawn': ('training.html#_scorer._drawn', 'fastsparse/training.py'),
                                      'fastsparse.training._Scorer._in_parts': ('training.html#_scorer._in_parts', 'fastsparse/training.py'),
+                                     'fastsparse.training._as_saved': ('training.html#_as_saved', 'fastsparse/training.py'),
                                      'fastsparse.training._check_choice': ('training.html#_check_choice', 'fastsparse/training.py'),
                                      'fastsparse.training._check_is_state': ('training.html#_check_is_state', 'fastsparse/training.py'),
                                      'fastsparse.training._check_modules': ('training.html#_check_modules', 'fastsparse/training.py'),

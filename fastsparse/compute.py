@@ -218,6 +218,7 @@ def gradient(self:LiveGuard, dense):
     if self.kept is None or self.kept[0] is not self.index: self.kept = self.index,Live(self.index.places, self.shape)
     return self.read_grad,self.kept[1]
 
+# %% ../nbs/31_compute.ipynb #590b79ea
 @patch
 def dead_at(self:LiveGuard, at):
     v = self.values.new_zeros(len(at))

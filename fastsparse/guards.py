@@ -331,7 +331,7 @@ def weights_at(self:DenseGuard, at, with_grad):
 
 @patch
 def gradient(self:DenseGuard, dense):
-    "What a collector adds up: the gradient, or the one of live weights, their places and the shape of all; `dense` if those of dead ones are wanted"
+    "What a collector adds up: the gradient, and whose it is if not of all weights; `dense` wants dead ones too"
     return self.p.grad,
 
 @patch

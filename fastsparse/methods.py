@@ -101,7 +101,8 @@ ITOP_presets = _named('ITOP', 'RigL with long intervals and half of the weights 
 
 # %% ../nbs/06_methods.ipynb #aed83e11
 GSE_presets = _named('GSE', 'RigL that looks at the gradients of a random sample of dead weights, as many as live', '2401.06898',
-    keep_score_f=weight_magnitude, grow_score_f=SampledGradient(), initial_drop_grow_pct=0.2, stop_pct=0.6, batches_per_update=Interval(1000))
+    keep_score_f=weight_magnitude, grow_score_f=SampledGradient(), initial_drop_grow_pct=0.2, stop_pct=0.6,
+    batches_per_update=Interval(1000))
 
 # %% ../nbs/06_methods.ipynb #0c2a0cf8
 GMP_presets = _named('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',

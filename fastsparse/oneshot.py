@@ -599,7 +599,8 @@ def _loss(model, b, loss_func):
 def _losses(calib, loss_func, progress):
     "Loss and number of items of each batch"
     if calib.loop is None:
-        for b in shown(calib.batches, progress, leave=False): yield _loss(calib.model, to_device(b, calib.device), loss_func),_n_items(b[0] or b[1])
+        batches = shown(calib.batches, progress, leave=False)
+        for b in batches: yield _loss(calib.model, to_device(b, calib.device), loss_func),_n_items(b[0] or b[1])
     else:
         losses = calib.loop(calib.model)
         if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'): raise ValueError(f"data is a function that returned a {type(losses).__name__}, and for this method must return the losses of its batches: write it as a generator that yields them")

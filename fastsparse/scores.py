@@ -307,13 +307,14 @@ class Collector:
         return dict(memo, n=memo['n']+1)
 
     def value(self, memo, at=None):
-        "The mean that `memo` stands for, of all weights, or of the rows or row-major places `at`; a moving average is corrected for its start"
+        "The mean of `memo`, of all weights, or of the rows or row-major places `at`; a moving average is corrected for its start"
         mine = memo['live'] is not None and isinstance(at, torch.Tensor) and memo['live'].places.equal(at)
         total = memo['total'] if mine else whole_memo(memo)['total']
         if isinstance(at, torch.Tensor) and not mine: total = total.reshape(-1).index_select(0, at)
         elif isinstance(at, slice) and at!=slice(None): total = total[at]
         return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
 
+# %% ../nbs/03_scores.ipynb #5120f679
 @dataclass(frozen=True, eq=False)
 class Live:
     "The row-major `places` of all live weights of a parameter of `shape`, for numbers that are kept of these alone"

@@ -881,6 +881,8 @@ def _start(self:SparseEngine, m, move):
     return start
 
 # %% ../nbs/05_training.ipynb #f9f0bdb6
+def _as_saved(memo): return {k:whole_memo(memo)[k] for k in ('total','n')}
+
 @patch
 def state_dict(
     self:SparseEngine,
@@ -893,7 +895,7 @@ def state_dict(
     """
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
         masked=storage_of(s.o.p).checksum(s.mask),
-        memos={k:dict(total=(o := whole_memo(memo))['total'], n=o['n']) for k,memo in s.memos.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
+        memos={k:_as_saved(memo) for k,memo in s.memos.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
     state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
