@@ -488,6 +488,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'fastsparse.fit._Sweep.after_batch': ('fit.html#_sweep.after_batch', 'fastsparse/fit.py'),
                                 'fastsparse.fit._Sweep.before_batch': ('fit.html#_sweep.before_batch', 'fastsparse/fit.py'),
                                 'fastsparse.fit._as_was': ('fit.html#_as_was', 'fastsparse/fit.py'),
+                                'fastsparse.fit._auto': ('fit.html#_auto', 'fastsparse/fit.py'),
                                 'fastsparse.fit._check_fit': ('fit.html#_check_fit', 'fastsparse/fit.py'),
                                 'fastsparse.fit._check_search': ('fit.html#_check_search', 'fastsparse/fit.py'),
                                 'fastsparse.fit._copy_of': ('fit.html#_copy_of', 'fastsparse/fit.py'),

@@ -88,11 +88,16 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     sparsify_model(learn, sparsity, sparse_f, mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
 
+def _auto(n_steps, every):
+    "The method for a run with an update every `every` steps, where somebody has said so"
+    known = isinstance(every, int) and not isinstance(every, bool) and every>0
+    return auto_presets(n_steps, max(n_steps//every, 1)) if known else auto_presets(n_steps)
+
 def _prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=erdos_renyi_sparsity, mask_init='random', seed=None,
     scale_rates=True, cbs=None, **kwargs):
     "The callback of a fit, for which the model has been made sparse"
     _check_fit(n_epoch, sparsity, lr, cbs)
-    settings = {**(auto_presets(n_epoch*len(learn.dls.train)) if method in (None,'auto') else find_method(method)), **kwargs}
+    settings = {**(_auto(n_epoch*len(learn.dls.train), kwargs.get('batches_per_update')) if method in (None,'auto') else find_method(method)), **kwargs}
     seed = draw_seed(seed)
     cb = DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, **settings)  # refuses before anything has changed
     cb.settings.update(_make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed))

@@ -562,3 +562,7 @@ def test_distributions_by_name():
     assert layers_dense([0])(params, .5)[0]==0. and layers_dense([0,2])(params, .3)[::2]==[0.,0.]
     with pytest.raises(ValueError, match='names'): layers_dense([0,'1.weight'])(params, .5)
     with pytest.raises((TypeError,ValueError), match='spec|makes a distribution'): as_distribution('proportional_sparsity')
+
+@pytest.mark.parametrize('args,kwargs,text', [((2.,), {}, 'model_sparsity is 2.0'), ((.5,), dict(include_kernel=None), 'include_kernel is None'), ((.5,), dict(erk_power_scale=-1), 'erk_power_scale is -1')])
+def test_erk_refuses_by_name(args, kwargs, text):
+    with pytest.raises(ValueError, match=text): erdos_renyi_sparsity([torch.ones(4, 5)], *args, **kwargs)

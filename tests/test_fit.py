@@ -1,5 +1,5 @@
 "One line that trains a sparse network, and what it refuses"
-import pytest,torch,warnings
+import math,pytest,torch,warnings
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
 from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.distributions import uniform_sparsity
@@ -279,3 +279,12 @@ def test_rates_of_groups_follow_their_own_highest_rate():
             raise CancelFitException()
     learn.fit_sparse(1, .9, slice(1e-5,1.), sparse_f=uniform_sparsity, seed=0, cbs=One())
     assert abs(seen[0]/10-1)<.01 and all(abs(o/10**.5-1)<.01 for o in seen[1:])
+
+@pytest.mark.parametrize('every', [5, 20, 80])
+def test_an_interval_of_one_s_own_keeps_the_looks_of_a_run(every):
+    "With updates more seldom, or more often, each looks at more or fewer dead weights: at all of them about once in the run"
+    learn = learner()
+    cb = learn.fit_sparse(1, .9, 1e-3, seed=0, batches_per_update=every)
+    sample,n_steps = needs_of(cb.settings['grow_score_f']).sample,len(learn.dls.train)
+    n_updates = max(math.ceil(.75*n_steps/max(every, 8)), 1)
+    assert sample.times==pytest.approx(1/n_updates, rel=.5) and cb.settings['batches_per_update']==every

@@ -222,3 +222,9 @@ def test_settings_as_text():
     "A dict is written out up to eight entries"
     from fastsparse.parts import _text
     assert _text({i:i for i in range(8)}).startswith('{0: 0, 1: 1') and _text({i:i for i in range(9)})=='dict of 9'
+
+def test_a_run_begins_with_nothing_done():
+    "No update was made, missed or waits, and its plan ends where the method's fraction of the run does"
+    run = Run(Method(batches_per_update=10, stop_pct=.75).bind(100))
+    assert (run.n_updates,run.missed,run.pending,run.lifted,run.n_stop)==(0,0,None,None,75)
+    assert Method(batches_per_update=10, stop_pct=.751).bind(100).n_stop==76

@@ -486,3 +486,12 @@ def test_an_interval_leaves_room_for_thirty_updates(n, stop, every):
     def count(k): return len([t for t in range(k, n-1, k) if t<stop*n])
     got = Interval(every).resolve(n, stop, replaces=False)
     assert got==max([k for k in range(1, every+1) if count(k)>=30], default=1)
+
+def test_a_polynomial_is_a_square_unless_told():
+    "Half of the way a square has made three quarters of it"
+    assert PolynomialSchedule(1., 0., 10).power==2 and PolynomialSchedule(1., 0., 10)(5)==pytest.approx(.25)
+
+def test_teeth_that_never_begin_leave_the_end():
+    "Where start and stop meet there are no teeth: the value is `init` before, and `end` from there on"
+    s = SawtoothSchedule(.2, .9, 4, stop=5, start=5)
+    assert [s(t) for t in (4,5,6)]==[.2,.9,.9]

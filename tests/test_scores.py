@@ -189,3 +189,9 @@ def test_what_is_collected_of_live_weights_is_what_is_collected_of_all(c, storag
         for at in (lives['l'].places, lives['L'].places): assert c.value(memo, at).equal(c.value(whole).flatten()[at])
         assert c.value(memo, slice(1,3)).equal(c.value(whole)[1:3])
     assert (memo['live'] is not None)==(storages=='llll')
+
+@pytest.mark.parametrize('f,window,decay', [(MeanGradient(3), 3, None), (MovingGradient(.7), None, .7)])
+def test_gradients_of_some_batches_are_declared(f, window, decay):
+    "Both read gradients of dead weights, of as many batches as they say"
+    needs = needs_of(f)
+    assert needs.reads_grad and needs.collector.dense and (needs.collector.window,needs.collector.decay)==(window,decay)

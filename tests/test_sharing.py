@@ -44,3 +44,12 @@ def test_counts_are_legal_and_no_single_step_is_nearer(pairs):
     assert all(c%h.d==0 and 0<=c<=h.most for c,h in zip(counts, holders))
     for c,h in zip(counts, holders):
         assert all(abs(sum(wanted)-sum(counts)+c-n)>=off for way in (1,-1) for n in h.steps(c, way))
+
+class Ceiling(Steps):
+    "Begins with more than it is asked for"
+    def fit(self, n): return -(-n//self.d)*self.d
+
+@pytest.mark.parametrize('ds,wanted,expect', [((1,4), (3,5), [4,4]), ((2,2), (3,3), [2,4]), ((1,1), (2,2), [2,2]), ((2,2,2), (4,3,3), [4,2,4])])
+def test_too_many_are_given_back(ds, wanted, expect):
+    "By hand: what is too much in all goes where a step comes nearest, first where most is above what is wanted"
+    assert legal_counts([Ceiling(d) for d in ds], list(wanted))==expect
