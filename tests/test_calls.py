@@ -110,7 +110,7 @@ good |= dict(save_delta=lambda w: dict(model=w.model, base=w.dense.state_dict(),
 good |= dict(register_method=lambda w: dict(name='mine of calls', preset=dict(batches_per_update=3)))
 good |= dict(sparse_compute=lambda w: dict(model=w.model, xb=w.xb, plan={'0.weight':'rows','2.weight':'dense'}))
 good |= dict(export_sparse=lambda w: dict(model=w.model, format='dense', sample=w.xb))
-for name in 'DynamicSparseTrainingCallback FlopsCounter FreqSchedule FanIn Ledger MagnitudePlusGradient MeanGradient SparseHistory LearnedMaskCallback'.split(): good[name] = lambda w: {}
+for name in 'DynamicSparseTrainingCallback FlopsCounter FreqSchedule FanIn Ledger MagnitudePlusGradient MeanGradient SampledGradient SparseHistory LearnedMaskCallback'.split(): good[name] = lambda w: {}
 
 wrong = {'None':lambda: None, 'True':lambda: True, "'x'":lambda: 'x', "''":lambda: '', "b'x'":lambda: b'x', '-1':lambda: -1, '0':lambda: 0, '.5':lambda: .5, '1.5':lambda: 1.5,
     '2**70':lambda: 2**70, 'nan':lambda: float('nan'), 'inf':lambda: float('inf'), '[]':lambda: [], '()':lambda: (), '{}':lambda: {}, '{1:2}':lambda: {1:2}, '[None]':lambda: [None],
