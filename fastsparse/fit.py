@@ -97,7 +97,8 @@ def _prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=erdos_ren
     scale_rates=True, cbs=None, **kwargs):
     "The callback of a fit, for which the model has been made sparse"
     _check_fit(n_epoch, sparsity, lr, cbs)
-    settings = {**(_auto(n_epoch*len(learn.dls.train), kwargs.get('batches_per_update')) if method in (None,'auto') else find_method(method)), **kwargs}
+    own = method in (None,'auto')
+    settings = {**(_auto(n_epoch*len(learn.dls.train), kwargs.get('batches_per_update')) if own else find_method(method)), **kwargs}
     seed = draw_seed(seed)
     cb = DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, **settings)  # refuses before anything has changed
     cb.settings.update(_make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed))

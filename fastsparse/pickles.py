@@ -6,7 +6,8 @@
 __all__ = []
 
 # %% ../nbs/14a_pickles.ipynb #6453e951
-import copy,sys,torch
+import sys,torch
+from copy import deepcopy
 from fastai.learner import Learner
 from fastcore.basics import *
 from fastsparse.guards import masked_params
@@ -61,7 +62,7 @@ def _light(learn, state):
     ts = {id(t):t for o in (learn, *learn.cbs) for t in vars(o).values() if isinstance(t, torch.Tensor)}  # the last loss has a graph
     memo = {**ts, id(learn):learn}
     packed = pack_masked(learn.model, memo)
-    try: return (copy.deepcopy(state, memo),packed) if packed else None
+    try: return (deepcopy(state, memo),packed) if packed else None
     except (RuntimeError,TypeError): return None
 
 @patch

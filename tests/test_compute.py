@@ -101,7 +101,8 @@ def test_static_training_is_the_masked_one(case, route):
 def test_methods_are_the_masked_ones(name, method):
     "200 steps in float64: equal masks, losses to 1e-6; with updates that replace the step, with one that a step follows, and with pruning, which changes counts"
     xb,yb = data(dmlp())
-    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, GSE=GSE_presets(stop_pct=1.), auto=auto_presets(200)(stop_pct=1.), stepping={**RigL_presets, 'stop_pct':1., 'replace_step':False},
+    parts = dict(SET=SET_presets, RigL={**RigL_presets, 'stop_pct':1.}, GSE=GSE_presets(stop_pct=1.),
+        auto=auto_presets(200)(stop_pct=1.), stepping={**RigL_presets, 'stop_pct':1., 'replace_step':False},
         prune=dict(grow_score_f=None, sparsity=.9, replace_step=False))
     res = []
     for model,opt,_ in pair(dmlp, opts[name]):

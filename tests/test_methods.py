@@ -40,9 +40,10 @@ cases['SET'] = .25, dict(SET_presets, batches_per_update=3), ref.rigl(3, .3, 1.,
 cases['RigL'] = .25, dict(RigL_presets, batches_per_update=3), ref.rigl(3, .3, .75), 300, 60, {}
 cases['ITOP'] = .25, dict(ITOP_presets, batches_per_update=3), ref.rigl(3, .5, 1.), 300, 80, {}
 cases['GSE'] = .25, dict(GSE_presets, batches_per_update=3), ref.gse(3, .2, .6, keyed_ints), 300, 40, {}
-cases['GSE_grown'] = .25, dict(RigL_presets, batches_per_update=3, grow_score_f=SampledGradient(3, 'grown')), ref.gse(3, .3, .75, keyed_ints, 3, 'grown'), 300, 50, {}
-cases['GSE_few'] = .25, dict(RigL_presets, batches_per_update=3, grow_score_f=SampledGradient(.01)), ref.gse(3, .3, .75, keyed_ints, .01), 300, 50, {}
-cases['GSE_half'] = .6, dict(RigL_presets, batches_per_update=3, initial_drop_grow_pct=.9, grow_score_f=SampledGradient(1.)), ref.gse(3, .9, .75, keyed_ints, 1.), 300, 50, {}
+often = RigL_presets(batches_per_update=3)
+cases['GSE_grown'] = .25, often(grow_score_f=SampledGradient(3, 'grown')), ref.gse(3, .3, .75, keyed_ints, 3, 'grown'), 300, 50, {}
+cases['GSE_few'] = .25, often(grow_score_f=SampledGradient(.01)), ref.gse(3, .3, .75, keyed_ints, .01), 300, 50, {}
+cases['GSE_half'] = .6, often(initial_drop_grow_pct=.9, grow_score_f=SampledGradient(1.)), ref.gse(3, .9, .75, keyed_ints, 1.), 300, 50, {}
 cases['GMP'] = 1., dict(GMP_presets, batches_per_update=2, sparsity=.9), ref.gmp(2, .9), 250, 75, dict(replace=False)
 cases['GraNet'] = .5, dict(GraNet_presets, batches_per_update=2, sparsity=.9), ref.granet(2, .9), 250, 75, {}
 cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=cubic_path()), ref.granet(3, .95, 0.), 300, 60, {}

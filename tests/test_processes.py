@@ -136,7 +136,8 @@ opts = dict(sgd=partial(torch.optim.SGD, lr=.1, momentum=.9), adam=partial(torch
 
 every = dict(batches_per_update=4)
 cases = dict(Static=dict(settings=Static_presets), SET=dict(settings=SET_presets(**every)), SNFS=dict(settings=SNFS_presets(**every)),
-    RigL=dict(settings=RigL_presets(**every)), GSE=dict(settings=GSE_presets(**every)), ITOP=dict(settings=ITOP_presets(**every), opt='adam'), GMP=dict(settings=GMP_presets(**every, sparsity=.7)),
+    RigL=dict(settings=RigL_presets(**every)), GSE=dict(settings=GSE_presets(**every)),
+    ITOP=dict(settings=ITOP_presets(**every), opt='adam'), GMP=dict(settings=GMP_presets(**every, sparsity=.7)),
     GraNet=dict(settings=GraNet_presets(**every, sparsity=.7)), MEST=dict(settings=MEST_presets), SoftMEST=dict(settings=SoftMEST_presets(sparsity=.7)),
     SRigL=dict(settings=SRigL_presets(**every), structure='fan-in ablate 0.3'), ACDC=dict(settings=ACDC_presets(sparsity=.7), opt='adam'),
     DSD=dict(settings=DSD_presets(sparsity=.6)), CHT=dict(settings=CHT_presets(updates=FreqSchedule(5, start=5)), sharded=False))
@@ -146,7 +147,9 @@ more = dict(blocks=dict(settings=RigL_presets(**every, structure='block 1x2'), s
     fisher=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=MeanGradient(3)), opt='adamw'),
     global_fast=dict(settings=RigL_presets(**every, sparsity=LinearSchedule(.3, .02), sparse_f=global_sparsity), opt='plain'),
     accumulated=dict(settings=RigL_presets(**every), pieces=2), adamax=dict(settings=RigL_presets(**every), opt='adamax'),
-    lottery=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'))), magnitude=dict(settings=RigL_presets(**every), mask_init='magnitude', sparse_f='erk'), values=dict(settings=SET_presets(**every, grow_init_f=.01)))
+    
+    lottery=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'))),
+    magnitude=dict(settings=RigL_presets(**every), mask_init='magnitude', sparse_f='erk'), values=dict(settings=SET_presets(**every, grow_init_f=.01)))
 
 def shard(m):
     "As FSDP2 is meant to be used: layers, and then the root"

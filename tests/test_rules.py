@@ -132,7 +132,8 @@ def test_files(i, kind, tmp_path):
     for o in (configure(path), configure(str(path)), configure(said), configure(rules)): assert same(o, rules) and rules_spec(o)==said
     assert same(copy.deepcopy(rules), rules) and same(pickle.loads(pickle.dumps(rules)), rules)
 
-presets = dict(static=Static_presets, set=SET_presets, snfs=SNFS_presets, rigl=RigL_presets, itop=ITOP_presets, gse=GSE_presets, gmp=GMP_presets, granet=GraNet_presets,
+presets = dict(static=Static_presets, set=SET_presets, snfs=SNFS_presets, rigl=RigL_presets, itop=ITOP_presets, gse=GSE_presets,
+    gmp=GMP_presets, granet=GraNet_presets,
     mest=MEST_presets, srigl=SRigL_presets, acdc=ACDC_presets, dsd=DSD_presets, cht=CHT_presets)
 
 @pytest.mark.parametrize('name', presets)

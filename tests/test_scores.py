@@ -2,7 +2,7 @@
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastsparse.declared import needs_of
-from fastsparse.scores import base_opt,call_with,Collector,Live,whole_memo,ch2_l3_score,fisher_saliency,gradient_magnitude,gradient_momentum,gradient_saliency
+from fastsparse.scores import base_opt,call_with,Collector,Live,whole_memo,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient,state_tensors
 from fastsparse.scores import weight_magnitude
 from helpers import *

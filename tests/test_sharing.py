@@ -42,8 +42,8 @@ def test_counts_are_legal_and_no_single_step_is_nearer(pairs):
     counts = legal_counts(holders, wanted)
     off = abs(sum(wanted)-sum(counts))
     assert all(c%h.d==0 and 0<=c<=h.most for c,h in zip(counts, holders))
-    for c,h in zip(counts, holders):
-        assert all(abs(sum(wanted)-sum(counts)+c-n)>=off for way in (1,-1) for n in h.steps(c, way))
+    steps = [n-c for c,h in zip(counts, holders) for way in (1,-1) for n in h.steps(c, way)]
+    assert all(abs(sum(wanted)-sum(counts)-d)>=off for d in steps)
 
 class Ceiling(Steps):
     "Begins with more than it is asked for"

@@ -1022,7 +1022,7 @@ def test_what_shows_training(change, trained):
 @pytest.mark.parametrize('mode,rescaled', [('auto', True), (None, False)])
 def test_a_learner_s_batch_is_looked_at(mode, rescaled):
     "A deep network at .99 starves: 'auto' rescales it by the learner's own batch, None leaves weights alone"
-    from fastai_data import learner,loaders
+    from fastai_data import learner
     import tempfile
     torch.manual_seed(0)
     model = nn.Sequential(*[l for a,b in ((64,128),(128,128),(128,128),(128,10)) for l in (nn.Linear(a, b), nn.ReLU())][:-1]).double()
