@@ -147,7 +147,6 @@ more = dict(blocks=dict(settings=RigL_presets(**every, structure='block 1x2'), s
     fisher=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=MeanGradient(3)), opt='adamw'),
     global_fast=dict(settings=RigL_presets(**every, sparsity=LinearSchedule(.3, .02), sparse_f=global_sparsity), opt='plain'),
     accumulated=dict(settings=RigL_presets(**every), pieces=2), adamax=dict(settings=RigL_presets(**every), opt='adamax'),
-    
     lottery=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'))),
     magnitude=dict(settings=RigL_presets(**every), mask_init='magnitude', sparse_f='erk'), values=dict(settings=SET_presets(**every, grow_init_f=.01)))
 
