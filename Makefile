@@ -1,7 +1,7 @@
 # All but `help` and `clean` work in .venv, which is made first, and again when the contents of these files have changed.
 READY := .venv/ready-$(shell cat settings.ini pyproject.toml setup.py | cksum | cut -d' ' -f1)
 PYTHON := $(or $(PYTHON),$(shell command -v python3))
-PREPARE := nbdev-export && python docs/help.py && nbdev-clean && python docs/build.py --readme-only
+PREPARE := nbdev-export && nbdev-clean && python docs/build.py --readme-only
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
@@ -58,7 +58,7 @@ leaderboard: $(READY) ## train with every method and its peers at equal FLOPs an
 	python -m fastsparse.leaderboard --study sensitivity
 	python -m fastsparse.leaderboard --study time
 
-prepare: $(READY) ## after editing a notebook: export the modules with their help, clean the notebooks, write README.md
+prepare: $(READY) ## after editing a notebook: export the modules, clean the notebooks, write README.md
 	$(PREPARE)
 
 clean: ## remove what was built, but not .venv

@@ -2,10 +2,9 @@
 import ast,contents,fastsparse.all,inspect,re,textwrap
 from fastai.basics import Learner
 from fastcore.docments import docments
+from fastcore.docscrape import NumpyDocString
 from fastcore.utils import *
 
-heads = ('Args','Returns','Raises','Source','Example')
-_re_head = re.compile(rf"^({'|'.join(heads)}):", re.MULTILINE)
 groups = {f'api/{k}': (title, about, names.split()) for k,(title,about,names) in contents.api.items()}
 public = {k: v for k,v in vars(fastsparse.all).items() if not k.startswith('_')}
 
@@ -27,16 +26,6 @@ def written(o):
     try: ast.parse(s)
     except SyntaxError: return '...'
     return s
-
-def sections(doc):
-    "The first line of docstring `doc`, and its sections by name"
-    first,*rest = _re_head.split(doc or '')
-    return first.strip(),dict(zip(rest[::2], rest[1::2]))
-
-def items(text):
-    "Entries of section `text`, whose further lines are indented further"
-    text = textwrap.dedent(text.lstrip('\n')).strip()
-    return [' '.join(o.split()) for o in re.split(r'\n(?=\S)', text)] if text else []
 
 def plain(s):
     "`s` without what markdown would take for markup outside of code"
@@ -61,13 +50,15 @@ def settings(name, o):
     return [about[:1].upper()+about[1:], '\n'.join(rows), f'Source: [arXiv:{paper}](https://arxiv.org/abs/{paper})' if paper else '']
 
 def described(name, o):
-    "What function or class `o` takes, gives and raises"
-    about,found = sections(inspect.getdoc(o))
-    parts = [f'```python\n{signature(name, o)}\n```', plain(about), '\n'.join(arguments(o))]
-    if 'Returns' in found: parts.append('**Returns** '+plain(items(found['Returns'])[0]))
-    if 'Example' in found: parts.append('**Example**\n\n```python\n'+textwrap.dedent(found['Example'].strip('\n')).rstrip()+'\n```')
-    if 'Raises' in found: parts.append('**Raises**\n\n'+'\n'.join(f'- {plain(o)}' for o in items(found['Raises'])))
-    if 'Source' in found: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\S+?),?(?:\s|$)', found['Source'])))
+    "What function or class `o` takes, gives and raises: signature, docments or a numpy docstring"
+    doc = NumpyDocString(inspect.getdoc(o) or '')
+    text = '\n'.join([*doc['Summary'], *doc['Extended']]).strip()
+    parts = [f'```python\n{signature(name, o)}\n```', plain(text), '\n'.join(arguments(o))]
+    ret = docments(o, full=True).get('return') if inspect.isfunction(o) else None
+    if ret and ret.docment: parts.append('**Returns** '+plain(ret.docment))
+    if doc['Raises']: parts.append('**Raises**\n\n'+'\n'.join(f"- `{e.type}`: {plain(' '.join(e.desc))}" for e in doc['Raises']))
+    if doc['Examples']: parts.append('**Example**\n\n```python\n'+'\n'.join(doc['Examples']).strip()+'\n```')
+    if doc['References']: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\d+\.\d+)', ' '.join(doc['References']))))
     return parts
 
 def entry_md(name, room):

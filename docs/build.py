@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import api,contents,functools,inspect,itertools,json,subprocess,tomllib
+import api,contents,functools,itertools,json,subprocess,tomllib
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -14,7 +14,6 @@ from nbdev.showdoc import show_doc
 from operator import attrgetter
 from os.path import relpath
 from shutil import copy2,copytree,ignore_patterns
-from types import FunctionType
 from urllib.parse import unquote,urlsplit
 from warnings import catch_warnings
 
@@ -62,8 +61,6 @@ def code_of(f):
 def room_entry(name, f):
     "The API entry of symbol `name` of notebook `f` as markdown, read off the package, which knows more than a notebook that runs"
     o = attrgetter(name)(import_module(f'{cfg.lib_path.name}.{_re_module.search(code_of(f))[1]}'))
-    for g in {o,inspect.unwrap(o)} if isinstance(o, (type,FunctionType)) else ():  # what a decorator wraps has a docstring too
-        if g.__doc__: g.__doc__ = g.__doc__.partition('\n\n')[0]  # docs/help.py wrote the rest, which stands on the page
     with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
     return NbdevLookup().linkify(_re_noise.sub('', md))
 

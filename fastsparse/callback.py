@@ -47,70 +47,7 @@ def _check_own(repair, sparse_compute, scale_rates):
 
 # %% ../nbs/07_callback.ipynb #ea6577b9
 class DynamicSparseTrainingCallback(Callback):
-    """Move the connections of a sparse model while it trains
-
-    Args:
-        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
-            [default: None]
-        batches_per_update (int): Batches from one update to the next; None is the method's, or once an epoch, more
-            often in a short fit [default: None]
-        initial_drop_grow_pct (float): Fraction of live weights dropped and grown at first, in [0,1], .3 by default;
-            it falls along a cosine [default: the method's]
-        stop_pct (float): Fraction of the fit after which the topology rests, in (0,1], .75 by default [default: the
-            method's]
-        keep_score_f: Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` if
-            nothing grows [default: the method's]
-        grow_score_f: Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only
-            drops [default: the method's]
-        redistribute_f: A parameter's share of what grows; None, the default, leaves each its own [default: the
-            method's]
-        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
-        sparse_compute: Compute with live weights only: True measures where that pays, a dict is a plan; None
-            doesn't [default: None]
-        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
-        repair (bool): Rescale the live weights of an untouched initialisation whose signal random masks have
-            killed? [default: True]
-        scale_rates (bool): Make steps of Adam and its kin longer in sparser layers? None does as far as a repair
-            rescaled weights [default: None]
-        rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
-            wins [default: None]
-        batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
-        steps_per_epoch (int): Needed where something is given in epochs [default: None]
-        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
-            it is made [default: ()]
-        sparsity: The final sparsity, in [0,1), or a schedule of it; None leaves the masks' counts as they are
-            [default: None]
-        sparse_f: The distribution that `sparsity` is shared out by [default: uniform_sparsity]
-        replace_step (bool): Does an update replace the step of its batch? [default: True]
-        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
-        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
-            [default: None]
-        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
-            `stop_pct` [default: None]
-        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
-        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
-        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
-        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
-            None is zero [default: None]
-        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
-            [default: None]
-        update_after_step (bool): Update after the optimizer's step, with that step's own gradient, instead of
-            before it? Then no step is replaced [default: False]
-
-    Raises:
-        ValueError: repair is ..., and must be True or False
-        ValueError: scale_rates is ..., and must be True, False, or None: where a repair rescaled weights
-        ValueError: sparse_compute is ..., and must be True, False, None or a plan, a dict such as the plan of a
-            report
-        ValueError: method is ..., and must be a preset or one of ...: ...
-        ValueError: seed is ..., and must be an integer, or None to draw one
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        sparsify_model(learn.model, .8)
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(**dict(RigL_presets, batches_per_update=2)))
-    """
+    "Move the connections of a sparse model while it trains"
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
     engine = report = None  # also of an exported learner, which leaves both out
 
@@ -172,7 +109,7 @@ def learn(self:DynamicSparseTrainingCallback, learn):
 # %% ../nbs/07_callback.ipynb #cbpart00
 @patch
 def before_fit(self:DynamicSparseTrainingCallback):
-    """Attach an engine for this fit"""
+    "Attach an engine for this fit"
     if self.learn.lock.locked(): return
     self._let_go()
     if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
@@ -213,7 +150,7 @@ def _load_compute(self:DynamicSparseTrainingCallback):
 
 @patch
 def before_train(self:DynamicSparseTrainingCallback):
-    """The epoch's first batch in steps of the fit"""
+    "The epoch's first batch in steps of the fit"
     if self.engine is None: return
     self.t0 = self.epoch*len(self.dls.train)
     if not self.started: self._start_at(self.t0)
@@ -354,29 +291,14 @@ def _let_go(self:DynamicSparseTrainingCallback):
 @patch
 # Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
 def state_dict(self:DynamicSparseTrainingCallback) -> dict:
-    """What a later process needs to go on, besides `learn.save`
-
-    Returns:
-        dict: Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
-
-    Source: arXiv:2405.15743
-    """
+    "What a later process needs to go on, besides `learn.save`"
     return self.engine.state_dict() if self.engine is not None else self.state
 
 @patch
 def load_state_dict(self:DynamicSparseTrainingCallback,
     state:dict, # From `state_dict`
 ):
-    """Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once
-
-    Args:
-        state (dict): From `state_dict`
-
-    Raises:
-        ValueError: the state is ..., and must come from state_dict() of an engine or callback of this version
-
-    Source: arXiv:2405.15743
-    """
+    "Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once"
     if self.engine is not None: self.engine.load_state_dict(state)
     elif not isinstance(state, dict) or not {'schema','seed'}<=set(state): raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version")
     else: self.saved = state

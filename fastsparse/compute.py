@@ -700,33 +700,7 @@ def sparse_compute(
     opt=None, # The optimizer that trains it, fastai's or torch's; None if it is made later
     plan:dict=None, # Parameter → 'rows' or 'dense', as in a report's `plan`; None measures
 ) -> SparseCompute: # What was chosen, and its `remove()`
-    """Compute with live weights only, where that is faster
-
-    Args:
-        model: A sparse module or a `Learner` of one
-        xb: A batch of inputs, or a tuple of them if the model takes several; None will do where there is a plan
-        opt: The optimizer that trains it, fastai's or torch's; None if it is made later [default: None]
-        plan (dict): Parameter → 'rows' or 'dense', as in a report's `plan`; None measures [default: None]
-
-    Returns:
-        SparseCompute: What was chosen, and its `remove()`
-
-    Raises:
-        TypeError: model is ..., and must be a torch module
-        ValueError: the model has no masks: call sparsify_model(model, 0.9) first
-        ValueError: the model computes sparsely already: call remove() of the report, or store_dense(model), first
-        ValueError: the model is wrapped for data parallel training, which has its parameters already: call
-            sparse_compute before, or pass the callback a plan from one process
-        TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: opt is a ..., and sparse compute needs an optimizer that treats each weight by itself: ..., or
-            fastai's SGD, RMSProp, Adam, RAdam or QHAdam
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        report = sparse_compute(model, xb=torch.randn(16,8))
-        report.remove()
-    """
+    "Compute with live weights only, where that is faster"
     model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
     _check_model(model, entries)

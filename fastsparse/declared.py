@@ -46,37 +46,7 @@ def declares(
     check=None, # What refuses a parameter and an optimizer that don't fit: a function of both
     sample=None, # Of which dead weights it reads the gradient, a `DeadSample`; None is of all, if of any
 ): # A decorator
-    """Say what a part of a method needs, and give it a name
-
-    Args:
-        kind (str): 'score', 'redistribution', 'distribution', 'drop_count', 'start', 'state', 'path' or 'mask'
-            [default: 'score']
-        name (str): What files and settings call it; its own name by default [default: None]
-        reads_grad (bool): Does it read the gradient of dead weights, `p.grad`, at an update? [default: False]
-        elementwise (bool): Does it look at each weight by itself? [default: False]
-        dense_history (bool): Does it read what the optimizer remembers of dead weights? [default: False]
-        collector: What it wants to know of earlier gradients, a `Collector` [default: None]
-        brings_count (bool): Does it decide how many live, so that no distribution is asked? [default: False]
-        reads_initial (bool): Does it return weights to where they were when the engine was made? [default: False]
-        around_step: What it does around each step: a function of `p`, `opt` and `notes` [default: None]
-        check: What refuses a parameter and an optimizer that don't fit: a function of both [default: None]
-        sample: Of which dead weights it reads the gradient, a `DeadSample`; None is of all, if of any [default:
-            None]
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        ValueError: ... has no name: pass name=, such as declares(name='mine')
-
-    Example:
-        @declares(reads_grad=True)
-        def squared_gradient(p, **kwargs): return p.grad**2
-
-        with ExceptionExpected(TypeError, 'reads_gard'): declares(reads_gard=True)
-        test_fail(lambda: declares('skore'), contains='must be one of score')
-    """
+    "Say what a part of a method needs, and give it a name"
     if kind not in kinds: raise ValueError(f"kind is {kind!r}, and must be one of {', '.join(kinds)}")
     flags = dict(reads_grad=reads_grad, elementwise=elementwise, dense_history=dense_history, brings_count=brings_count,
         reads_initial=reads_initial)

@@ -26,24 +26,7 @@ def uniform_sparsity(
     params:list, # Parameters
     model_sparsity:float, # Fraction of all weights that is dead, in [0,1)
 ) -> list: # A sparsity for each parameter
-    """The same sparsity for every parameter
-
-    Args:
-        params (list): Parameters
-        model_sparsity (float): Fraction of all weights that is dead, in [0,1)
-
-    Returns:
-        list: A sparsity for each parameter
-
-    Raises:
-        TypeError: params is ..., and must be a list of parameters
-        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
-        ValueError: ... is ..., and must be a number in [0,1]
-
-    Example:
-        params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
-        uniform_sparsity(params, .9)
-    """
+    "The same sparsity for every parameter"
     need_parameters(params)
     need_fraction('model_sparsity', model_sparsity)
     return [model_sparsity]*len(params)
@@ -52,24 +35,7 @@ def first_layer_dense_uniform(
     params:list, # Parameters, the first layer's first
     model_sparsity:float, # Fraction dead in every layer but the first, in [0,1)
 ) -> list: # A sparsity for each parameter
-    """The first parameter dense, and the same sparsity for every other
-
-    Args:
-        params (list): Parameters, the first layer's first
-        model_sparsity (float): Fraction dead in every layer but the first, in [0,1)
-
-    Returns:
-        list: A sparsity for each parameter
-
-    Raises:
-        TypeError: params is ..., and must be a list of parameters
-        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
-        ValueError: ... is ..., and must be a number in [0,1]
-
-    Example:
-        params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
-        first_layer_dense_uniform(params, .9)
-    """
+    "The first parameter dense, and the same sparsity for every other"
     need_parameters(params)
     need_fraction('model_sparsity', model_sparsity)
     return [0.]+[model_sparsity]*(len(params)-1)
@@ -106,32 +72,7 @@ def erdos_renyi_sparsity(
     erk_power_scale:float=1., # Power of the ratio; below 1 is nearer to uniform
     axes:list=None, # Where the dimensions of each parameter lie, from `axes_of`; None is outputs, inputs, kernel
 ) -> list: # A sparsity for each parameter
-    """Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser
-
-    Args:
-        params (list): Parameters
-        model_sparsity (float): Fraction of all weights that is dead, in [0,1)
-        include_kernel (bool): Count the kernel's sides too (ERK)? [default: True]
-        erk_power_scale (float): Power of the ratio; below 1 is nearer to uniform [default: 1.0]
-        axes (list): Where the dimensions of each parameter lie, from `axes_of`; None is outputs, inputs, kernel
-            [default: None]
-
-    Returns:
-        list: A sparsity for each parameter
-
-    Raises:
-        TypeError: params is ..., and must be a list of parameters
-        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
-        ValueError: ... is ..., and must be a number in [0,1]
-        ValueError: ... is ..., and must be ... from ......
-        ValueError: ... is ..., and must be True or False
-
-    Source: arXiv:1707.04780, arXiv:1911.11134
-
-    Example:
-        params = [nn.Linear(100,100).weight, nn.Linear(100,10).weight]
-        erdos_renyi_sparsity(params, .9)
-    """
+    "Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser"
     need_parameters(params, axes)
     need_fraction('model_sparsity', model_sparsity)
     need_number('erk_power_scale', erk_power_scale, 0, 1e3)
@@ -218,23 +159,7 @@ def layers_dense(
     patterns, # The dense ones: a name, a module's name, a glob, a function of name and parameter, a place in the list, or a list of those
     sparse_f=uniform_sparsity, # The distribution of the others, or its name
 ): # A distribution
-    """Some layers dense, and the model's sparsity kept by the others
-
-    Args:
-        patterns: The dense ones: a name, a module's name, a glob, a function of name and parameter, a place in the
-            list, or a list of those
-        sparse_f: The distribution of the others, or its name [default: uniform_sparsity]
-
-    Raises:
-        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-        ValueError: ... is ..., and must be a name, a glob, a type, a function of name and parameter, a place, or a
-            list of these
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .25, layers_dense(0))
-        assert model[0].weight_mask.all()
-    """
+    "Some layers dense, and the model's sparsity kept by the others"
     sparse_f = as_distribution(sparse_f)
     check_pattern(patterns, 'patterns')
     f = _layers_dense_by_score if _wants_scores(sparse_f) else _layers_dense
@@ -251,33 +176,7 @@ def global_sparsity(
     min_live:float=1, # Live weights that a layer keeps at least, for each of its outputs; 0 is no floor
     axes:list=None, # Where the dimensions of each parameter lie, from `axes_of`; None is outputs first
 ) -> list: # A sparsity for each parameter
-    """The sparsities of keeping the highest scores of all parameters together
-
-    Args:
-        params (list): Parameters
-        model_sparsity (float): Fraction of all weights that is dead, in [0,1)
-        scores (list): A tensor of scores for each parameter; magnitudes by default [default: None]
-        min_live (float): Live weights that a layer keeps at least, for each of its outputs; 0 is no floor [default:
-            1]
-        axes (list): Where the dimensions of each parameter lie, from `axes_of`; None is outputs first [default:
-            None]
-
-    Returns:
-        list: A sparsity for each parameter
-
-    Raises:
-        TypeError: params is ..., and must be a list of parameters
-        TypeError: axes is ..., and must be a list of what axes_of returns, as long as params (...)
-        ValueError: ... is ..., and must be a number in [0,1]
-        TypeError: scores is ..., and must be a list of tensors
-        ValueError: scores have ... entries for parameters of ..., and must have one for each weight
-        ValueError: min_live is ..., and must be a number from 0: the live weights that a layer keeps for each
-            output
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5, global_sparsity, mask_init='magnitude')
-    """
+    "The sparsities of keeping the highest scores of all parameters together"
     need_parameters(params, axes)
     need_fraction('model_sparsity', model_sparsity)
     if scores is None: scores = [p.detach().abs() for p in params]
@@ -358,20 +257,7 @@ def _balanced_flops(params, model_sparsity, names=None, flops=()):
 def balanced_flops_sparsity(
     flops, # Dense FLOPs of each parameter: a list, a dict by name, or a `FlopProfile`
 ): # A distribution
-    """The same FLOPs for every layer that isn't dense
-
-    Args:
-        flops: Dense FLOPs of each parameter: a list, a dict by name, or a `FlopProfile`
-
-    Raises:
-        TypeError: flops is ..., and must be a list, a dict by name, or a FlopProfile
-        TypeError: flops hold ..., and must hold numbers above 0
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5, balanced_flops_sparsity(flop_profile(model, torch.randn(1,8))))
-        sparse_summary(model)
-    """
+    "The same FLOPs for every layer that isn't dense"
     if not isinstance(flops, (dict,list,tuple)): raise TypeError(f"flops is {flops!r}, and must be a list, a dict by name, or a FlopProfile")
     if bad := [o for o in (flops.values() if isinstance(flops, dict) else flops) if not isinstance(o, Real)]: raise TypeError(f"flops hold {bad[0]!r}, and must hold numbers above 0")
     if not isinstance(flops, dict): return partial(_balanced_flops, flops=tuple(flops))
@@ -423,24 +309,7 @@ def given_sparsity(
     column=None, # Of a CSV file, as for `read_sparsities`
     rest=None, # A distribution, or its name, for the parameters that `spec` doesn't name; None is an error if there are any
 ): # A distribution
-    """These sparsities, whatever the model's; with `rest` the other parameters keep the model's sparsity
-
-    Args:
-        spec: Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a file
-            for `read_sparsities`
-        column: Of a CSV file, as for `read_sparsities` [default: None]
-        rest: A distribution, or its name, for the parameters that `spec` doesn't name; None is an error if there
-            are any [default: None]
-
-    Raises:
-        TypeError: column is ..., and must be the name of a column of the file, its number, or None
-        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5, given_sparsity({'0.weight': .75, '2.weight': .5}))
-        assert model[0].weight_mask.sum()==32
-    """
+    "These sparsities, whatever the model's; with `rest` the other parameters keep the model's sparsity"
     spec = _spec_of(spec, column)
     if rest is None: return partial(_given, spec=spec)
     rest = as_distribution(rest)

@@ -46,23 +46,7 @@ def _masked_copy(model):
 def plain_copy(
     model, # A sparse module or a `Learner` of one, masked or computing with live weights
 ) -> nn.Module: # A copy in evaluation mode
-    """A plain dense copy, with zeros where weights are dead
-
-    Args:
-        model: A sparse module or a `Learner` of one, masked or computing with live weights
-
-    Returns:
-        Module: A copy in evaluation mode
-
-    Raises:
-        ValueError: ... has ... dead weights that are not zero, written where its guard can't see it, and an export
-            would lose them: ...
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        assert not [*plain_copy(model).buffers()]
-    """
+    "A plain dense copy, with zeros where weights are dead"
     _check_written(model)
     new = _masked_copy(model)
     unsparsify(new)
@@ -227,26 +211,7 @@ def save_sparse(
     model, # A sparse module or a `Learner` of one
     path, # File to write, whole or not at all
 ) -> Path:
-    """Write live values and packed masks as a safetensors file; a tensor with several names is stored once
-
-    Args:
-        model: A sparse module or a `Learner` of one
-        path: File to write, whole or not at all
-
-    Returns:
-        Path
-
-    Raises:
-        ValueError: path is ..., and the folder ... is not there: make it first
-        ValueError: path is ..., a folder, and must be a file in one
-        ValueError: ... in the state dict is a ..., and safetensors holds tensors only: take 'dense' or 'live'
-
-    Example:
-        from tempfile import TemporaryDirectory
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        with TemporaryDirectory() as d: save_sparse(model, f'{d}/model.safetensors')
-    """
+    "Write live values and packed masks as a safetensors file; a tensor with several names is stored once"
     with whole_file(path) as new: _write_sparse(model, new)
     return Path(path)
 
@@ -280,28 +245,7 @@ def _bad_bits(values, bits, n):
 def load_sparse(
     path, # A file that `save_sparse` wrote
 ) -> dict: # State dict of the dense model
-    """Read what `save_sparse` wrote; a `ValueError` if the file is damaged or another one
-
-    Args:
-        path: A file that `save_sparse` wrote
-
-    Returns:
-        dict: State dict of the dense model
-
-    Raises:
-        FileNotFoundError: ... is not there: give the file that save_sparse wrote
-        ValueError: ... is damaged, or save_sparse didn't write it: ...
-        ValueError: ... is no whole safetensors file: ...
-        ValueError: ... is damaged: its bytes are not those that were written
-        TypeError: path is ..., and must be a file's name or a Path
-        ImportError: this format needs ...: pip install 'fastsparse[export]'
-
-    Example:
-        from tempfile import TemporaryDirectory
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        with TemporaryDirectory() as d: state = load_sparse(save_sparse(model, f'{d}/model.safetensors'))
-    """
+    "Read what `save_sparse` wrote; a `ValueError` if the file is damaged or another one"
     error,path = _extra('safetensors').SafetensorError,as_path(path)
     if not path.is_file(): raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_sparse wrote")
     _check_sum(path)
@@ -486,34 +430,7 @@ def export_sparse(
     path=None, # File to write: a must for 'safetensors' and 'onnx'; None returns the module of another format
     batch_sizes:list=None, # Batch sizes to time, the sample's by default
 ) -> tuple: # The module, `Learner` or path, and an `ExportReport`
-    """A sparse model for use, with what it costs
-
-    Args:
-        model: A sparse module or a `Learner` of one; it is left as it is
-        format: 'auto', 'dense', 'shrunk', 'live', 'csr', 'condensed', 'block', '2:4', 'safetensors' or 'onnx'
-            [default: 'auto']
-        sample: A batch of inputs, or a tuple of them if the model takes several [default: None]
-        path: File to write: a must for 'safetensors' and 'onnx'; None returns the module of another format
-            [default: None]
-        batch_sizes (list): Batch sizes to time, the sample's by default [default: None]
-
-    Returns:
-        tuple: The module, `Learner` or path, and an `ExportReport`
-
-    Raises:
-        ValueError: format is ..., and must be one of ...
-        ValueError: the model has no masks: call sparsify_model(model, 0.9) first
-        ValueError: sample is missing: pass a batch of inputs to measure with
-        ValueError: path is missing: the format ... writes a file
-        ValueError: batch_sizes is ..., and must be a list of whole numbers above 0, or None for the sample's
-        ValueError: the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float()
-            on model and sample
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        small,report = export_sparse(model, 'csr', torch.randn(1,8))
-    """
+    "A sparse model for use, with what it costs"
     _check(model, format, sample, path, batch_sizes)
     xb = _inputs_of(sample)
     if path is None: return _exported(model, format, xb, None, batch_sizes)

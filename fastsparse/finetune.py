@@ -20,27 +20,7 @@ def keep_zeros(
     least:float=0.05, # A parameter with a smaller fraction of zeros is left dense, in [0,1]
     **kwargs # More settings of `sparsify_model`, such as `chosen` or `also`
 ): # An object whose `remove()` ends enforcement
-    """Let what is zero stay zero in any training; a `ValueError` if too little is
-
-    Args:
-        model: A module or a `Learner` whose weights hold zeros
-        least (float): A parameter with a smaller fraction of zeros is left dense, in [0,1] [default: 0.05]
-        kwargs:
-
-    Raises:
-        ValueError: least is ..., and must lie in [0,1]: the fraction of zeros from which a parameter is kept sparse
-        ValueError: no parameter of the model has a fraction of ... zeros (the most is ...): prune it first, e.g.
-            with prune_wanda, or pass a lower least
-        TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: a pattern is ..., and must be a name, a glob, a type, a function of name and parameter, a place,
-            or a list of these
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,8))
-        model[0].weight.data[:,:6] = 0
-        keep_zeros(model)
-        sparse_summary(model)
-    """
+    "Let what is zero stay zero in any training; a `ValueError` if too little is"
     module = module_of(model)
     if isinstance(least, bool) or not isinstance(least, (int,float)) or not 0<=least<=1: raise ValueError(f"least is {least!r}, and must lie in [0,1]: the fraction of zeros from which a parameter is kept sparse")
     wanted = kwargs.pop('chosen', None)
@@ -65,27 +45,7 @@ def merge_sparse(
     model, # A model of peft whose base has masks, as `keep_zeros` or `sparsify_model` gives them
     xb=None, # A batch, for the error: a tensor, a tuple or a dict of arguments; None measures none
 ): # The merged base, and the largest difference of its outputs relative to their size (None without a batch)
-    """Merge LoRA's adapters into a sparse base: dead weights stay exactly zero
-
-    Args:
-        model: A model of peft whose base has masks, as `keep_zeros` or `sparsify_model` gives them
-        xb: A batch, for the error: a tensor, a tuple or a dict of arguments; None measures none [default: None]
-
-    Raises:
-        ValueError: model is a ..., and must be a model of peft with adapters: get_peft_model(model,
-            LoraConfig(...))
-        ValueError: the base has no masks, so nobody knows which zeros to keep: call keep_zeros(model) before
-            get_peft_model
-        TypeError: model is ..., and must be a torch module
-
-    Example:
-        from peft import get_peft_model,LoraConfig
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        prune_magnitude(model, .5)
-        tuned = get_peft_model(model, LoraConfig(target_modules=['0','2']))
-        merged,error = merge_sparse(tuned, torch.randn(2,8))
-        assert merged[0].weight.count_nonzero()==64
-    """
+    "Merge LoRA's adapters into a sparse base: dead weights stay exactly zero"
     if not hasattr(model, 'merge_and_unload'): raise ValueError(f"model is a {type(model).__name__}, and must be a model of peft with adapters: get_peft_model(model, LoraConfig(...))")
     if not masked_params(model): raise ValueError("the base has no masks, so nobody knows which zeros to keep: call keep_zeros(model) before get_peft_model")
     before = None if xb is None else _outputs(model, xb)
@@ -115,33 +75,7 @@ def save_delta(
     base:dict, # `state_dict()` of the base that it began as
     path, # File to write, whole or not at all
 ) -> Path: # The file
-    """Write what fine-tuning has changed
-
-    Args:
-        model: The fine-tuned module or `Learner`
-        base (dict): `state_dict()` of the base that it began as
-        path: File to write, whole or not at all
-
-    Returns:
-        Path: The file
-
-    Raises:
-        TypeError: base is ..., and must be the state_dict() of the base: copy it before fine-tuning
-        ValueError: ... is in the ... only: ...
-        ValueError: ... has shape ... in the model and ... in the base: pass the state_dict() of the same model
-        ValueError: the mask of ... has moved, and a delta goes with the masks of its base: fine-tune with static
-            masks
-        ValueError: path is ..., and the folder ... is not there: make it first
-        ValueError: path is ..., a folder, and must be a file in one
-
-    Example:
-        import tempfile
-        model = nn.Sequential(nn.Linear(8,8))
-        sparsify_model(model, .5, seed=0)
-        base = {k:v.clone() for k,v in model.state_dict().items()}
-        model[0].bias.data += 1
-        with tempfile.TemporaryDirectory() as d: save_delta(model, base, f'{d}/task')
-    """
+    "Write what fine-tuning has changed"
     state,delta = module_of(model).state_dict(),{}
     if not (isinstance(base, dict) and all(isinstance(k, str) for k in base)): raise TypeError(f"base is {type(base).__name__}, and must be the state_dict() of the base: copy it before fine-tuning")
     if odd := sorted(state.keys()^base.keys()):
@@ -171,30 +105,7 @@ def load_delta(
     model, # The base, a module or a `Learner`, with its masks
     path, # A file that `save_delta` wrote
 ):
-    """Turn the base into the fine-tuned model, exactly
-
-    Args:
-        model: The base, a module or a `Learner`, with its masks
-        path: A file that `save_delta` wrote
-
-    Raises:
-        ValueError: ... is no file of save_delta
-        ValueError: ... goes with another base, or with this one before it was changed: load the base that
-            save_delta was given first, with its masks: keep_zeros(model) makes those of a pruned one
-        TypeError: path is ..., and must be a file's name or a Path
-        TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: ... ...: ...
-        ValueError: ... has places that are no whole numbers
-
-    Example:
-        import tempfile
-        model,other = [nn.Sequential(nn.Linear(2,2, bias=False)) for _ in range(2)]
-        other.load_state_dict(model.state_dict())
-        base = {k:v.clone() for k,v in model.state_dict().items()}
-        model[0].weight.data += 1
-        with tempfile.TemporaryDirectory() as d: load_delta(other, save_delta(model, base, f'{d}/task'))
-        torch.equal(model[0].weight, other[0].weight)
-    """
+    "Turn the base into the fine-tuned model, exactly"
     path,module = as_path(path),module_of(model)
     saved,state = read_tensors(path, 'file of save_delta'),module.state_dict()
     with reading(path, 'file of save_delta'):

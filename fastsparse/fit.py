@@ -36,21 +36,7 @@ def auto_presets(
     n_steps:int, # Steps of the whole run, 1 or more
     updates:int=32, # Updates that are aimed at
 ) -> dict: # Settings for the callback or the engine
-    """The method of `fit_sparse` for a run of `n_steps`
-
-    Args:
-        n_steps (int): Steps of the whole run, 1 or more
-        updates (int): Updates that are aimed at [default: 32]
-
-    Returns:
-        dict: Settings for the callback or the engine
-
-    Raises:
-        ValueError: ... is ..., and must be an integer from 1, e.g. ...
-
-    Example:
-        auto_presets(440)
-    """
+    "The method of `fit_sparse` for a run of `n_steps`"
     for name,n in dict(n_steps=n_steps, updates=updates).items():
         if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
     every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
@@ -275,36 +261,7 @@ def find_sparsity(
     progress:bool=True, # Show a progress bar?
     **kwargs # More arguments of `fit_sparse`
 ) -> SparsityFound: # `suggested`, `table` and `plot()`
-    """Find the sparsity that your data bears, e.g. `find_sparsity(learn, budget=60)`
-
-    Args:
-        learn (Learner): With a dense model; it comes back as it was
-        budget (int): Epochs of all trainings together [default: 40]
-        sparsities: To try, each in (0,1), besides dense [default: (0.8, 0.9, 0.95, 0.98)]
-        seeds (int): Trainings of each, 1 or more [default: 2]
-        tolerance (float): By how much the metric may be worse than dense, 0 or more [default: 0.01]
-        lr: The highest learning rate; None is the learner's [default: None]
-        higher_is_better (bool): Is a higher metric better? Without metrics the loss counts, and this is not read
-            [default: True]
-        progress (bool): Show a progress bar? [default: True]
-        kwargs:
-
-    Returns:
-        SparsityFound: `suggested`, `table` and `plot()`
-
-    Raises:
-        ValueError: budget is ... epochs for ... trainings: pass at least ..., or fewer sparsities or seeds
-        TypeError: learn is ..., and must be a Learner with a dense model
-        ValueError: the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first
-        ValueError: sparsity ... must lie in (0,1): the fraction of weights that is dead, e.g. 0.9
-        TypeError: ... is what the search sets itself: pass seeds=, sparsities= and budget=
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
-        with learn.no_bar(), learn.no_logging(): found = find_sparsity(learn, budget=2, sparsities=(.8,), seeds=1)
-        found.suggested
-    """
+    "Find the sparsity that your data bears, e.g. `find_sparsity(learn, budget=60)`"
     sparsities = _check_search(learn, budget, sparsities, seeds, tolerance)
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
     n_epoch = budget//len(runs)

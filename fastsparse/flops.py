@@ -319,28 +319,7 @@ def flop_profile(
     model, # A module or a `Learner`
     xb, # Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
 ) -> dict: # A `FlopProfile`: dense FLOPs of the whole batch by the weight that they read
-    """The products and convolutions of one forward of `model`, which stays as it is
-
-    Args:
-        model: A module or a `Learner`
-        xb: Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
-
-    Returns:
-        dict: A `FlopProfile`: dense FLOPs of the whole batch by the weight that they read
-
-    Raises:
-        ValueError: ... has no shape yet: pass a batch through the model first
-
-    Example:
-        attn = nn.MultiheadAttention(8, 2, batch_first=True)
-        attn.register_buffer('in_proj_weight_mask', torch.arange(24)[:,None].expand(24,8)<8)
-        q,kv = torch.ones(1,6,8),torch.ones(1,10,8)
-        profile = flop_profile(attn, (q,kv,kv))
-        projections,scores,out = 6*64+2*10*64,2*6*10*8,6*64
-        test_eq(profile.total(), 2*(projections+scores+out))
-        test_eq(profile.total(sparse=True), 2*(6*64+scores+out))
-        profile
-    """
+    "The products and convolutions of one forward of `model`, which stays as it is"
     model = _module(model)
     with untouched(model), record_flops(model) as rec: _call(model, xb)
     return rec.profile
@@ -350,22 +329,7 @@ def count_flops(
     xb, # Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
     sparse:bool=False, # Live weights only? Otherwise as if no weight were masked
 ) -> int: # FLOPs, 2 a multiply-add, of the whole batch
-    """Forward FLOPs of `model` in evaluation, counted without side effects
-
-    Args:
-        model: A module or a `Learner`
-        xb: Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
-        sparse (bool): Live weights only? Otherwise as if no weight were masked [default: False]
-
-    Returns:
-        int: FLOPs, 2 a multiply-add, of the whole batch
-
-    Raises:
-        ValueError: ... is ..., and must be True or False
-
-    Example:
-        count_flops(nn.Linear(8,4), torch.randn(1,8))
-    """
+    "Forward FLOPs of `model` in evaluation, counted without side effects"
     need_bools(sparse=sparse)
     return flop_profile(model, xb).total(sparse)
 
@@ -394,20 +358,7 @@ def _shapes(x):
 
 # %% ../nbs/08_flops.ipynb #8d6a09fb
 class FlopsCounter(Callback):
-    """Adds up the forward FLOPs of the training batches
-
-    Args:
-        sparse: Live weights only? Otherwise as if no weight were masked [default: True]
-        verbose: Add the running total to the recorder's output, as column `fwd_flops`? [default: False]
-
-    Raises:
-        ValueError: ... is ..., and must be True or False
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=FlopsCounter(verbose=True))
-    """
+    "Adds up the forward FLOPs of the training batches"
     order,run_valid,_stateattrs = Recorder.order+1,False,('profiles',)
     def __init__(self,
         sparse=True, # Live weights only? Otherwise as if no weight were masked
@@ -418,15 +369,11 @@ class FlopsCounter(Callback):
         self.n_flops = 0
 
     def fwd_train_flops(self) -> int:
-        """Forward FLOPs of all training batches so far
-
-        Returns:
-            int
-        """
+        "Forward FLOPs of all training batches so far"
         return self.n_flops
 
     def before_fit(self):
-        """Rest in `lr_find` and `get_preds`; name the column"""
+        "Rest in `lr_find` and `get_preds`; name the column"
         self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
         if not (self.run and self.verbose): return
         names = self.recorder.metric_names
@@ -437,7 +384,7 @@ class FlopsCounter(Callback):
 # %% ../nbs/08_flops.ipynb #c6670724
 @patch
 def before_batch(self:FlopsCounter):
-    """Have the coming forward recorded if its shapes are new"""
+    "Have the coming forward recorded if its shapes are new"
     self.shapes = _shapes(self.xb)
     if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
 
@@ -446,7 +393,7 @@ def note(self:FlopsCounter, xb, profile): self.profiles[_shapes(xb)] = profile
 
 @patch
 def after_pred(self:FlopsCounter):
-    """Add this batch"""
+    "Add this batch"
     profile = self.profiles[self.shapes]
     self.n_flops += profile.total(self.sparse)
     if profile.packed: del self.profiles[self.shapes]
@@ -454,12 +401,12 @@ def after_pred(self:FlopsCounter):
 # %% ../nbs/08_flops.ipynb #7f37ce39
 @patch
 def after_train(self:FlopsCounter):
-    """Write the column"""
+    "Write the column"
     if self.verbose: self.recorder.log.append(self.n_flops)
 
 @patch
 def after_fit(self:FlopsCounter):
-    """Don't wait for a forward that was cancelled"""
+    "Don't wait for a forward that was cancelled"
     if tap := _tap(self.model): tap.remove()
 
 # %% ../nbs/08_flops.ipynb #a966cc9b

@@ -170,23 +170,7 @@ declares('state', check=_check_adam, around_step=_around_step)(own_step_count)
 def supar_init_(
     model, # A module with masks, or a `Learner`, whose weights were initialised as for a dense one; changed in place
 ):
-    """Scale the live weights of each parameter so that their variance is divided by its density
-
-    Args:
-        model: A module with masks, or a `Learner`, whose weights were initialised as for a dense one; changed in
-            place
-
-    Raises:
-        TypeError: model is ..., and must be a torch module
-        TypeError: model is ..., and must be a torch module or a Learner
-
-    Source: arXiv:2405.15743
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        supar_init_(model)
-    """
+    "Scale the live weights of each parameter so that their variance is divided by its density"
     with torch.no_grad():
         for o in masked_params(module_of(model)):
             if o.mask.any(): o.p.mul_((o.mask.numel()/count_live(o.mask))**.5)
@@ -226,20 +210,7 @@ def supar_splitter(
     model:nn.Module, # A model, with masks or without
     base:nn.Module=None, # As in `supar_groups`; bind it with `functools.partial`
 ) -> list: # Lists of parameters
-    """The groups of `supar_groups`, as a `Learner` wants them
-
-    Args:
-        model (Module): A model, with masks or without
-        base (Module): As in `supar_groups`; bind it with `functools.partial` [default: None]
-
-    Returns:
-        list: Lists of parameters
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        len(supar_splitter(model))
-    """
+    "The groups of `supar_groups`, as a `Learner` wants them"
     return [g['params'] for g in supar_groups(model, 1., base)]
 
 def supar_lrs(
@@ -247,19 +218,5 @@ def supar_lrs(
     lr:float, # The base's learning rate, above 0
     base:nn.Module=None, # As in `supar_groups`
 ) -> list: # Numbers
-    """A learning rate for each group of `supar_splitter`
-
-    Args:
-        model (Module): A model, with masks or without
-        lr (float): The base's learning rate, above 0
-        base (Module): As in `supar_groups` [default: None]
-
-    Returns:
-        list: Numbers
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        len(supar_lrs(model, 1e-2))
-    """
+    "A learning rate for each group of `supar_splitter`"
     return [g['lr'] for g in supar_groups(model, lr, base)]

@@ -118,22 +118,7 @@ def asked_sparsity(
 def sparse_params(
     module:nn.Module, # Any module
 ) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
-    """Parameters with a mask, their masks, and the sparsity asked for
-
-    Args:
-        module (Module): Any module
-
-    Returns:
-        list: Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
-
-    Raises:
-        TypeError: model is ..., and must be a torch module
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        len(sparse_params(model))
-    """
+    "Parameters with a mask, their masks, and the sparsity asked for"
     shown = lambda o: ifnone(asked_sparsity(o), sparsity_from_tensor(o.mask)) if f'{o.attr}_sparsity' in o.module._buffers else None
     return [(o.weight, o.mask, shown(o)) for o in masked_params(module)]
 
@@ -143,24 +128,7 @@ def apply_masks(
     *args, # Ignored, so that this can serve as a hook
     inplace=True, # Write into the parameters' storage? Otherwise they get a new one
 ):
-    """Make every dead weight of `module` zero
-
-    Args:
-        module (Module): Any module
-        args: Ignored, so that this can serve as a hook
-        inplace: Write into the parameters' storage? Otherwise they get a new one [default: True]
-
-    Raises:
-        ValueError: ... is ..., and must be True or False
-        TypeError: model is ..., and must be a torch module
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        model[0].weight.data.fill_(1.)
-        apply_masks(model)
-        assert model[0].weight.sum()==64
-    """
+    "Make every dead weight of `module` zero"
     need_bools(inplace=inplace)
     for o in masked_params(module):
         if o.p.shape!=o.shape: guard(o).check()  # only live weights are stored

@@ -64,14 +64,7 @@ def _wanted(engine, m, t):
 def status(self:SparseEngine,
     t:int=None, # Step, from 0; the last one made by default
 ) -> SparseStatus:
-    """Is this an update step, how many weights are, and should be, live, and what did the last update move?
-
-    Args:
-        t (int): Step, from 0; the last one made by default [default: None]
-
-    Returns:
-        SparseStatus
-    """
+    "Is this an update step, how many weights are, and should be, live, and what did the last update move?"
     t = max(ifnone(t, self.last_t), 0)
     targets = {id(s):n for m in self.methods for s,n in _wanted(self, m, t)}
     rows = []
@@ -86,18 +79,7 @@ def status(self:SparseEngine,
 def status(self:DynamicSparseTrainingCallback,
     t:int=None, # Step of the fit, from 0; the last one made by default
 ) -> SparseStatus:
-    """What the engine knows now, or knew when the fit ended
-
-    Args:
-        t (int): Step of the fit, from 0; the last one made by default [default: None]
-
-    Returns:
-        SparseStatus
-
-    Raises:
-        ValueError: there was no fit yet, so there are no masks to tell about: fit with this callback first, or ask
-            sparse_summary(learn)
-    """
+    "What the engine knows now, or knew when the fit ended"
     if self.engine is not None: return self.engine.status(t)
     if self.state is None: raise ValueError("there was no fit yet, so there are no masks to tell about: fit with this callback first, or ask sparse_summary(learn)")
     rows = [_status_row(o['name'], o['size'], o['live'], o['target'], o['last_update']) for o in self.state['slots']]
@@ -124,23 +106,7 @@ def _bytes(bits, n): return np.frombuffer(bits.to_bytes((n+7)//8, 'little'), np.
 _counts = ['target','live','dropped','grown','survivors','ever']
 
 class SparseHistory:
-    """What every update of the topology did, parameter by parameter
-
-    Args:
-        keep_masks (bool): Keep the mask of every update too? One bit a weight and update [default: False]
-
-    Raises:
-        ValueError: ... is ..., and must be True or False
-
-    Source: arXiv:2102.02887
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        history = SparseHistory()
-        rigl = DynamicSparseTrainingCallback(sparsity=.8, batches_per_update=2, on_update=history)
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=rigl)
-    """
+    "What every update of the topology did, parameter by parameter"
     def __init__(self,
         keep_masks:bool=False, # Keep the mask of every update too? One bit a weight and update
     ):
@@ -150,17 +116,7 @@ class SparseHistory:
         self.offset,self.length,self.fresh,self.moved = 0,0,False,False
 
     def begin(self, engine):
-        """Note the starting masks; an engine calls this when it is made
-
-        Args:
-            engine:
-
-        Raises:
-            ValueError: the history is of parameters ..., and this model's are ...: take a new SparseHistory() for
-                another model
-
-        Source: arXiv:2102.02887
-        """
+        "Note the starting masks; an engine calls this when it is made"
         params = [(s.o.name, tuple(s.shape)) for s in engine.all]
         if self.params and params!=self.params: raise ValueError(f"the history is of parameters {self.params}, and this model's are {params}: take a new SparseHistory() for another model")
         self.fresh = True
@@ -203,14 +159,7 @@ def _add(self:SparseHistory, engine, step, fractions):
 # %% ../nbs/10_history.ipynb #05e217b2
 @patch
 def to_frame(self:SparseHistory) -> pd.DataFrame: # A row for each update and parameter
-    """All that was recorded
-
-    Returns:
-        DataFrame: A row for each update and parameter
-
-    Raises:
-        ValueError: the history is empty: pass it as on_update= to a callback or an engine, and train
-    """
+    "All that was recorded"
     if not self.params: raise ValueError("the history is empty: pass it as on_update= to a callback or an engine, and train")
     df = pd.DataFrame(np.concatenate(self.records), columns=[*_counts,'drop_fraction']).astype({c:int for c in _counts})
     names,sizes = zip(*[(name, int(np.prod(shape))) for name,shape in self.params])
@@ -220,11 +169,7 @@ def to_frame(self:SparseHistory) -> pd.DataFrame: # A row for each update and pa
 
 @patch
 def totals(self:SparseHistory) -> pd.DataFrame: # A row for each update
-    """The whole model, update by update
-
-    Returns:
-        DataFrame: A row for each update
-    """
+    "The whole model, update by update"
     g = self.to_frame().groupby(['update','step'])
     df,n = g[_counts].sum(),g.weights.sum()
     before = df.live.shift(fill_value=df.live.iloc[0])
@@ -241,11 +186,7 @@ def ever_live(self:SparseHistory) -> float:
 # %% ../nbs/10_history.ipynb #424ba7d4
 @patch
 def state_dict(self:SparseHistory) -> dict: # Numbers, strings, lists and tensors
-    """All of the history
-
-    Returns:
-        dict: Numbers, strings, lists and tensors
-    """
+    "All of the history"
     sizes = [int(np.prod(shape)) for _,shape in self.params]
     packed = lambda masks: [torch.tensor(_bytes(o, n)) for o,n in zip(masks, sizes)]
     state = {k:getattr(self, k) for k in ('keep_masks','steps','offset','length','fresh','moved')}
@@ -279,15 +220,7 @@ def _check_history(state):
 def load_state_dict(self:SparseHistory,
     state:dict, # From `state_dict`
 ):
-    """Become the history that `state` is of
-
-    Args:
-        state (dict): From `state_dict`
-
-    Raises:
-        ValueError: the history's params are no names and shapes: take what state_dict() or save() gave
-        ValueError: the history's ... don't fit its parameters and steps: take what state_dict() or save() gave
-    """
+    "Become the history that `state` is of"
     _check_history(state)
     ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
     for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
@@ -301,33 +234,14 @@ def load_state_dict(self:SparseHistory,
 def save(self:SparseHistory,
     path, # A file's path
 ):
-    """Write the history to a file
-
-    Args:
-        path: A file's path
-
-    Raises:
-        ValueError: path is ..., and the folder ... is not there: make it first
-        ValueError: path is ..., a folder, and must be a file in one
-    """
+    "Write the history to a file"
     with whole_file(path) as new: torch.save(self.state_dict(), new)
 
 @patch(cls_method=True)
 def load(cls:SparseHistory,
     path, # A file that `save` wrote
 ) -> SparseHistory:
-    """Read a history from a file
-
-    Args:
-        path: A file that `save` wrote
-
-    Returns:
-        SparseHistory
-
-    Raises:
-        TypeError: path is ..., and must be a file's name or a Path
-        ValueError: ... ...: ...
-    """
+    "Read a history from a file"
     path = as_path(path)
     with reading(path, 'file of a history'): return cls().load_state_dict(read_tensors(path, 'file of a history'))
 
@@ -344,15 +258,7 @@ def _lives(masks, n):
 
 @patch
 def lifetimes(self:SparseHistory) -> pd.DataFrame: # Parameter, updates of birth and death (NaN: lives on), and how many weights share them
-    """When connections came to life and died
-
-    Returns:
-        DataFrame: Parameter, updates of birth and death (NaN: lives on), and how many weights share them
-
-    Raises:
-        ValueError: the history kept no masks, so nobody knows how long a connection lived: record with
-            SparseHistory(keep_masks=True)
-    """
+    "When connections came to life and died"
     if not self.keep_masks: raise ValueError("the history kept no masks, so nobody knows how long a connection lived: record with SparseHistory(keep_masks=True)")
     rows = [(name, *o) for i,(name,shape) in enumerate(self.params) for o in _lives([m[i] for m in self.masks], int(np.prod(shape)))]
     return pd.DataFrame(rows, columns=['parameter','born','died','weights'])
@@ -385,11 +291,7 @@ def _legend(ax):
 def plot_schedules(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
-    """Drop fraction and target sparsity of each update
-
-    Args:
-        ax: Axes to draw on; new ones by default [default: None]
-    """
+    "Drop fraction and target sparsity of each update"
     ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
     ax.plot(df.step[1:], df.drop_fraction[1:], 'k.--', ms=4, label='drop fraction')
     ax.step(df.step, df.target_sparsity, 'k-', where='post', label='target sparsity')
@@ -399,11 +301,7 @@ def plot_schedules(self:SparseHistory,
 def plot_layers(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
-    """The density of each parameter
-
-    Args:
-        ax: Axes to draw on; new ones by default [default: None]
-    """
+    "The density of each parameter"
     ax,df = _axes(ax, 'density'),self.to_frame()
     many = len(self.params)>8
     for (name,_),style in zip(self.params, _styles*len(self.params)):
@@ -419,11 +317,7 @@ def plot_layers(self:SparseHistory,
 def plot_churn(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
-    """Weights grown and dropped by each update, as fractions of those live before it
-
-    Args:
-        ax: Axes to draw on; new ones by default [default: None]
-    """
+    "Weights grown and dropped by each update, as fractions of those live before it"
     ax,df = _axes(ax, 'fraction of live'),self.totals()[1:]
     ax.vlines(df.step, 0, df.grow_churn, color='.3', label='grown')
     ax.vlines(df.step, -df.drop_churn, 0, color='.7', label='dropped')
@@ -435,11 +329,7 @@ def plot_churn(self:SparseHistory,
 def plot_survival(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
-    """How many of the starting connections are left, and how many were ever tried
-
-    Args:
-        ax: Axes to draw on; new ones by default [default: None]
-    """
+    "How many of the starting connections are left, and how many were ever tried"
     ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
     ax.step(df.step, df.survival, 'k-', where='post', label='start, still live')
     ax.step(df.step, df.ever_live, 'k--', where='post', label='all, ever live')
@@ -450,11 +340,7 @@ def plot_survival(self:SparseHistory,
 def plot_lifetimes(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
-    """How likely connections are to live through so many updates, those of the start and those grown
-
-    Args:
-        ax: Axes to draw on; new ones by default [default: None]
-    """
+    "How likely connections are to live through so many updates, those of the start and those grown"
     lives,end = self.lifetimes(),len(self.steps)-1
     ax = _axes(ax, 'fraction that lives on', ylim=(0,1))
     for label,ls,among in (('of the start','-',lives.born==0), ('grown','--',lives.born>0)):
@@ -465,7 +351,7 @@ def plot_lifetimes(self:SparseHistory,
 
 @patch
 def plot(self:SparseHistory):
-    """Schedules, layers, churn and survival"""
+    "Schedules, layers, churn and survival"
     fig,axs = plt.subplots(2, 2, figsize=(7,5.5), layout='constrained')
     for f,ax in zip((self.plot_schedules, self.plot_layers, self.plot_churn, self.plot_survival), axs.flat): f(ax)
     return fig

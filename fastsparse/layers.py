@@ -51,34 +51,7 @@ def register_layer(
     product:str=None,
     default:bool=True, # Is it made sparse by `sparsify_model` without being asked for?
 ):
-    """Tell the library of a type of layer; subclasses go by the same line unless they have their own
-
-    Args:
-        kind: A type of module, or its full name, such as 'transformers.pytorch_utils.Conv1D'
-        weights: The attributes that hold weights: a name, a glob or a list of these [default: 'weight*']
-        inputs (int): The axis of the weight along which the inputs lie [default: 1]
-        outputs (int): The axis along which the outputs lie [default: 0]
-        experts (int): The axis that counts experts, where a parameter holds a weight for each; None is one weight
-            [default: None]
-        product (str): How it is multiplied: 'linear', 'conv', 'conv_transpose', 'attention', 'recurrent'; None is
-            unknown, and such layers compute densely [default: None]
-        default (bool): Is it made sparse by `sparsify_model` without being asked for? [default: True]
-
-    Raises:
-        ValueError: kind is ..., and must be a type of module, or its full name
-        ValueError: outputs, inputs and experts are ..., ... and ..., and must be different integers from 0, or None
-            for experts
-
-    Example:
-        class Bag(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.kernel = nn.Parameter(torch.randn(8,4))
-        register_layer(Bag, weights='kernel', inputs=0, outputs=1)
-        model = nn.Sequential(Bag(), nn.Linear(8,4))
-        sparsify_model(model, .5, seed=0)
-        model[0].kernel_mask.sum()
-    """
+    "Tell the library of a type of layer; subclasses go by the same line unless they have their own"
     if not isinstance(kind, (type,str)): raise ValueError(f"kind is {kind!r}, and must be a type of module, or its full name")
     axes = [o for o in (outputs,inputs,experts) if o is not None]
     if any(isinstance(o, bool) or not isinstance(o, int) or o<0 for o in axes) or len(set(axes))<len(axes):

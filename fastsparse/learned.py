@@ -230,33 +230,7 @@ def _choose(settings, score, x, seed, step, axes=(0,1,None)):
 
 # %% ../nbs/20_learned.ipynb #c7f0d49c
 class Sparsify(nn.Module):
-    r"""Masks a tensor by a score of its own
-
-    Args:
-        shape: Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
-        sparseness: A shorthand, or a `Sparseness` [default: 'DENSE']
-        backward_mode: Who learns: 'STE' the tensor, 'supermask' the score, 'joint' both [default: 'STE']
-        score_func: `f(score, x)` → the score to store at each update; None leaves it to the optimizer [default:
-            None]
-        backward_sparseness: What the tensor's gradient sees besides live places; 'DENSE' is everything [default:
-            None]
-        every (int): Training steps (forwards) from one update of the mask to the next [default: 1]
-        penalty: `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights [default:
-            None]
-        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
-
-    Raises:
-        ValueError: backward_mode is ..., and must be one of ...
-        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
-        ValueError: ... is ..., and must be a function or None
-        ValueError: seed is ..., and must be an integer, or None to draw one
-
-    Example:
-        torch.manual_seed(0)
-        sp = Sparsify((8,64), 'BTOPK{2:8,-1}(U)')
-        test_eq(sp.density, .25)
-        print(sp, sp.mask_str(), sep='\n')
-    """
+    "Masks a tensor by a score of its own"
     def __init__(self,
         shape, # Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
         sparseness='DENSE', # A shorthand, or a `Sparseness`
@@ -274,16 +248,7 @@ class Sparsify(nn.Module):
         self.start(shape)
 
     def start(self, shape, device=None, dtype=None):
-        """Draw scores of `shape`, and choose the first mask
-
-        Args:
-            shape:
-            device: [default: None]
-            dtype: [default: None]
-
-        Raises:
-            TypeError: ... is ..., and must be a tuple of whole numbers from 0
-        """
+        "Draw scores of `shape`, and choose the first mask"
         check_sizes((shape,) if isinstance(shape, int) else shape, 'shape')
         self.score = nn.Parameter(torch.rand(shape, generator=keyed_generator(self.seed, 2)).to(device=device, dtype=dtype))
         for k in self.own_masks: self.register_buffer(k, None)
@@ -298,11 +263,7 @@ class Sparsify(nn.Module):
 # %% ../nbs/20_learned.ipynb #068d89c4
 @patch
 def need_shape(self:Sparsify):
-    """A `ValueError` if there is no shape yet
-
-    Raises:
-        ValueError: ... has no shape yet, and so no mask: pass a batch through the model first
-    """
+    "A `ValueError` if there is no shape yet"
     if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
 
 # %% ../nbs/20_learned.ipynb #854f1563
@@ -316,23 +277,13 @@ def settings(self:Sparsify):
 def update(self:Sparsify,
     x=None, # The tensor for the score function
 ):
-    """Let the score function write the score, and choose the mask anew
-
-    Args:
-        x: The tensor for the score function [default: None]
-    """
+    "Let the score function write the score, and choose the mask anew"
     self.need_shape()
     self.hold(*_choose(self.settings, self.score, x, self.seed, self.step, self.axes))
 
 @patch
 def hold(self:Sparsify, score, mask, seen):
-    """Store what an update chose
-
-    Args:
-        score:
-        mask:
-        seen:
-    """
+    "Store what an update chose"
     if score.data_ptr()!=self.score.data_ptr():
         with torch.no_grad(): self.score.copy_(score)
     self.mask,self.backward_mask = mask,seen
@@ -341,14 +292,7 @@ def hold(self:Sparsify, score, mask, seen):
 def update_mask(self:Sparsify,
     score:torch.Tensor, # New scores, of the old shape
 ):
-    """Store `score`, and choose the mask that it means
-
-    Args:
-        score (Tensor): New scores, of the old shape
-
-    Raises:
-        ValueError: the score has shape ..., and must have ...
-    """
+    "Store `score`, and choose the mask that it means"
     self.need_shape()
     if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
     self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step, self.axes))
@@ -359,14 +303,7 @@ def _in_backward(): return torch._C._current_graph_task_id()!=-1
 # %% ../nbs/20_learned.ipynb #240a99c9
 @patch
 def forward(self:Sparsify, x):
-    """`x` where the mask is `True`, zero elsewhere; in training the mask is updated first
-
-    Args:
-        x:
-
-    Raises:
-        ValueError: the tensor has shape ..., and must end in the score's, ...
-    """
+    "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
     if self.training and not self.used and not _in_backward():
@@ -379,14 +316,7 @@ def forward(self:Sparsify, x):
 def masked(self:Sparsify,
     x:torch.Tensor, # A tensor whose shape ends in the score's
 ) -> torch.Tensor: # `x` where the mask lives, else zero
-    """Apply the mask as it is, with gradients as the settings say
-
-    Args:
-        x (Tensor): A tensor whose shape ends in the score's
-
-    Returns:
-        Tensor: `x` where the mask lives, else zero
-    """
+    "Apply the mask as it is, with gradients as the settings say"
     self.need_shape()
     if isinstance(self.sparseness, Dense): return x
     if self.backward_mode=='supermask': x = x.detach()
@@ -404,22 +334,7 @@ def density(self:Sparsify) -> float: # From 0 to 1
 def plan(self:Sparsify,
     **changes # Settings of `Sparsify`, or fields of its sparseness
 ) -> tuple: # New settings, and what an update with them chooses (None without a shape); None if nothing changes
-    """What `configure` would do; a `ValueError` if it can't be done
-
-    Args:
-        changes:
-
-    Returns:
-        tuple: New settings, and what an update with them chooses (None without a shape); None if nothing changes
-
-    Raises:
-        ValueError: ... can't be set: choose from ...
-        ValueError: the sparseness ... can't be read: ...
-        ValueError: the sparseness ... is out of range: ...; ...
-        ValueError: backward_mode is ..., and must be one of ...
-        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
-        ValueError: ... is ..., and must be a function or None
-    """
+    "What `configure` would do; a `ValueError` if it can't be done"
     new = {k: changes.pop(k, v) for k,v in self.settings.items()}
     new['sparseness'] = as_sparseness(new['sparseness'])
     fields = [o.name for o in dataclasses.fields(new['sparseness'])]
@@ -433,12 +348,7 @@ def configure(self:Sparsify,
     sparseness=None, # A text, a shorthand or a `Sparseness`; None leaves it
     **changes # Other settings of `Sparsify`, or fields of its sparseness
 ):
-    """Change settings; nothing is changed if one is refused
-
-    Args:
-        sparseness: A text, a shorthand or a `Sparseness`; None leaves it [default: None]
-        changes:
-    """
+    "Change settings; nothing is changed if one is refused"
     self.adopt(self.plan(**({} if sparseness is None else dict(sparseness=sparseness)) | changes))
 
 # %% ../nbs/20_learned.ipynb #05f555ef
@@ -446,11 +356,7 @@ def configure(self:Sparsify,
 def adopt(self:Sparsify,
     plan, # From `plan`
 ):
-    """Do what was planned
-
-    Args:
-        plan: From `plan`
-    """
+    "Do what was planned"
     if plan is None: return
     vars(self).update(plan[0])
     if plan[1] is not None: self.hold(*plan[1])
@@ -458,11 +364,7 @@ def adopt(self:Sparsify,
 
 @patch
 def resting(self:Sparsify) -> list:
-    """The parameters that this mode leaves as they are
-
-    Returns:
-        list
-    """
+    "The parameters that this mode leaves as they are"
     return {'STE': [self.score], 'supermask': [p for p in [self.scored()] if p is not None]}.get(self.backward_mode, [])
 
 # %% ../nbs/20_learned.ipynb #c7289960
@@ -470,21 +372,12 @@ _saved = ('sparseness','backward_mode','backward_sparseness','every','seed','ste
 
 @patch
 def get_extra_state(self:Sparsify):
-    """What the state dict holds besides tensors: settings and counts"""
+    "What the state dict holds besides tensors: settings and counts"
     return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in _saved)}
 
 @patch
 def set_extra_state(self:Sparsify, state):
-    """Go on with settings and counts from `get_extra_state`
-
-    Args:
-        state:
-
-    Raises:
-        ValueError: backward_mode is ..., and must be one of ...
-        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
-        ValueError: ... is ..., and must be a function or None
-    """
+    "Go on with settings and counts from `get_extra_state`"
     own = {k: v for k,v in state.items() if k in self.settings and v!=str(self.settings[k])}
     vars(self).update(_settings(**self.settings|own), seed=state['seed'], step=state['step'])
 
@@ -516,20 +409,13 @@ def mask_picture(
 def mask_str(self:Sparsify,
     **kwargs # As in `mask_picture`
 ) -> str:
-    """A picture of the mask for a terminal
-
-    Args:
-        kwargs:
-
-    Returns:
-        str: As in `mask_picture`
-    """
+    "A picture of the mask for a terminal"
     self.need_shape()
     return mask_picture(self.mask, **kwargs)
 
 @patch
 def extra_repr(self:Sparsify):
-    """Shape and sparseness, for `repr`"""
+    "Shape and sparseness, for `repr`"
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
     shape = 'no shape yet' if self.shapeless else str(tuple(self.score.shape))
@@ -679,44 +565,7 @@ def learn_masks(
     also=None, # Parameters of unknown layers too, as in `sparsify_model`; rules name them without it
     **settings
 ) -> list: # The `WeightSparsify` of each weight
-    """Give weights of `model` masks that are chosen anew at each training step
-
-    Args:
-        model: A module or a `Learner`
-        sparseness: A text, a shorthand, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
-            [default: 'TOPK{0.5}(U)']
-        backward_mode: Who learns: 'STE' the weight, 'supermask' the score, 'joint' both [default: 'STE']
-        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
-        rescale (bool): Scale each weight so that what lives is as large as all of it was? For untrained models
-            [default: False]
-        also: Parameters of unknown layers too, as in `sparsify_model`; rules name them without it [default: None]
-        score_func: `f(score, x)` → the score to store at each update; None leaves it to the optimizer [default:
-            None]
-        backward_sparseness: What the tensor's gradient sees besides live places; 'DENSE' is everything [default:
-            None]
-        every (int): Training steps (forwards) from one update of the mask to the next [default: 1]
-        penalty: `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights [default:
-            None]
-        settings:
-
-    Returns:
-        list: The `WeightSparsify` of each weight
-
-    Raises:
-        ValueError: the model has masks already: change learned ones with configure, or remove masks first, with
-            fold_masks(model) and unsparsify(model)
-        ValueError: ... has no weights to learn masks for: it needs linear, convolutional, attention or recurrent
-            layers, or also= or a rule that names others
-        ValueError: ... is ..., and must be True or False
-        ValueError: backward_mode is ..., and must be one of ...
-        ValueError: every is ..., and must be an integer from 1: the training steps from one mask to the next
-        ValueError: ... is ..., and must be a function or None
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        learn_masks(model, 'TOPK{0.5}(U)')
-        assert model[0].weight_mask.sum()==64
-    """
+    "Give weights of `model` masks that are chosen anew at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
     settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
@@ -751,24 +600,7 @@ def weight_sparsifiers(
 def fold_masks(
     model, # A module or a `Learner`, after `learn_masks`
 ): # `Hooks`: its `remove()` ends enforcement
-    """Write the learned masks into the weights as exact zeros, and keep them fixed from now on
-
-    Args:
-        model: A module or a `Learner`, after `learn_masks`
-
-    Raises:
-        ValueError: the model has no learned masks to fold: call learn_masks first
-        TypeError: model is ..., and must be a torch module or a Learner
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,6), nn.ReLU(), nn.Linear(6,2))
-        sps = learn_masks(model, {'2':None, '*':'TOPK{0.25}(U)'}, backward_mode='joint', seed=0)
-        xb = torch.randn(4, 8)
-        before = model(xb)
-        test_eq(model[0].weight.count_nonzero(), 48)
-        hooks = fold_masks(model)
-        test_eq((model[0].weight.count_nonzero(), torch.equal(model(xb), before)), (12, True))
-    """
+    "Write the learned masks into the weights as exact zeros, and keep them fixed from now on"
     model = module_of(model)
     sps = weight_sparsifiers(model)
     if not sps: raise ValueError("the model has no learned masks to fold: call learn_masks first")
@@ -801,19 +633,7 @@ def effective_weight(
 def mask_penalty(
     model:nn.Module, # A model, after `learn_masks`
 ): # A scalar to add to the loss; 0 if no `penalty` was set
-    """What the presets' penalties add to the loss
-
-    Args:
-        model (Module): A model, after `learn_masks`
-
-    Raises:
-        TypeError: ... is ..., and must be a torch module
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        learn_masks(model, 'TOPK{0.5}(U)')
-        mask_penalty(model)
-    """
+    "What the presets' penalties add to the loss"
     need_modules(model=model)
     return sum(sp.penalty(sp.weight, sp.mask, sp.backward_mask) for sp in weight_sparsifiers(model) if sp.penalty is not None)
 
@@ -856,23 +676,7 @@ class SparsificationManager:
 
 # %% ../nbs/20_learned.ipynb #b6cae4f1
 class LearnedMaskCallback(Callback):
-    """Changes learned masks by schedule, and adds their penalty to the loss
-
-    Args:
-        refreshes (int): At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every`
-            alone [default: 30]
-        schedules:
-
-    Raises:
-        ValueError: ... is ..., and must be a schedule or a function of the step; for a constant call configure
-        ValueError: refreshes is ..., and must be an integer from 1, or None
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        learn_masks(learn.model, 'TOPK{0.5}(U)')
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=LearnedMaskCallback(density=lambda t: .5-t/100))
-    """
+    "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
     def __init__(self,
         refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
@@ -883,11 +687,7 @@ class LearnedMaskCallback(Callback):
         self.refreshes,self.schedules = refreshes,schedules
 
     def before_fit(self):
-        """Times of schedules become steps of this fit
-
-        Raises:
-            ValueError: ... has no learned masks to change: call learn_masks(learn) before the fit
-        """
+        "Times of schedules become steps of this fit"
         self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
         if not self.manager.modules: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
         bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)

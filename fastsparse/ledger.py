@@ -131,28 +131,7 @@ def predict_cost(
     n_steps:int, # Batches of the run
     **settings # The engine's settings, such as `RigL_presets`; none for static masks
 ) -> RunCost:
-    """What training will cost
-
-    Args:
-        model: A module or a `Learner`; stays as it is
-        xb: Inputs of one batch, as for `flop_profile`
-        n_steps (int): Batches of the run
-        settings:
-
-    Returns:
-        RunCost: The engine's settings, such as `RigL_presets`; none for static masks
-
-    Raises:
-        ValueError: ... is ..., and must be ... from ......
-        TypeError: model is ..., and must be a torch module or a Learner
-
-    Example:
-        model = nn.Linear(10,4)
-        sparsify_model(model, .75, seed=0)
-        cost = predict_cost(model, torch.ones(1,10), 20, batches_per_update=4)
-        test_eq(cost.parts, {'forward':20*2*10, 'backward':2*20*2*10, 'dense gradients':2*2*30})
-        cost
-    """
+    "What training will cost"
     need_number('n_steps', n_steps, 0, 10**8, whole=True)  # each is played through
     cost,model = RunCost(),get_model(module_of(model))
     if not settings:
@@ -195,16 +174,7 @@ def model_bits(
 _columns = ['sparsity','ever_live','train_flops']
 
 class Ledger(FlopsCounter):
-    """What training costs and how much it tries, as columns of the progress table
-
-    Args:
-        verbose (bool): Add columns to the recorder's output? [default: True]
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=[Ledger(), DynamicSparseTrainingCallback(sparsity=.8)])
-    """
+    "What training costs and how much it tries, as columns of the progress table"
     _stateattrs = ('profiles','profile')
     def __init__(self,
         verbose:bool=True, # Add columns to the recorder's output?
@@ -218,7 +188,7 @@ class Ledger(FlopsCounter):
         return first(cb.engine for cb in ours if cb.engine is not None)
 
     def before_fit(self):
-        """Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"""
+        "Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"
         self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
         if not self.run: return
         if self.engine is not None: self.watch(self.engine)
@@ -239,18 +209,14 @@ def before_backward(self:Ledger):
 
 @patch
 def after_train(self:Ledger):
-    """Write the columns"""
+    "Write the columns"
     self.report = self.look()
     if self.verbose: self.recorder.log += [self.report[k] for k in _columns]
 
 # %% ../nbs/11_ledger.ipynb #a490056c
 @patch
 def watch(self:Ledger, engine):
-    """Have a history that listens to `engine`
-
-    Args:
-        engine:
-    """
+    "Have a history that listens to `engine`"
     own = first(o for o in engine.on_update if isinstance(o, SparseHistory))
     if own is not None: self.history = own
     else:
@@ -259,14 +225,7 @@ def watch(self:Ledger, engine):
 
 @patch
 def look(self:Ledger) -> dict:
-    """The numbers of the report, as they are now
-
-    Returns:
-        dict
-
-    Raises:
-        TypeError: model is ..., and must be a torch module
-    """
+    "The numbers of the report, as they are now"
     os = masked_params(self.model)
     n,live = sum(o.mask.numel() for o in os),sum(count_live(o.mask) for o in os)
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
@@ -278,22 +237,14 @@ def look(self:Ledger) -> dict:
 # %% ../nbs/11_ledger.ipynb #5b23e8b5
 @patch
 def state_dict(self:Ledger) -> dict: # Numbers, strings, lists and tensors
-    """All that was counted
-
-    Returns:
-        dict: Numbers, strings, lists and tensors
-    """
+    "All that was counted"
     return dict(cost=dict(vars(self.cost)), n_flops=self.n_flops, report=dict(self.report), history=self.history.state_dict())
 
 @patch
 def load_state_dict(self:Ledger,
     state:dict, # From `state_dict`
 ):
-    """Go on from `state`
-
-    Args:
-        state (dict): From `state_dict`
-    """
+    "Go on from `state`"
     vars(self.cost).update(state['cost'])
     self.n_flops,self.report = state['n_flops'],dict(state['report'])
     self.history.load_state_dict(state['history'])

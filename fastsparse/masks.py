@@ -38,28 +38,7 @@ def sparse_mask(
     sparsity:float, # Fraction dead, in [0,1]
     generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
 ) -> torch.Tensor: # Bool tensor of shape `sizes` on the CPU
-    """A random mask of shape `sizes` with exactly `round((1-sparsity)*n)` live weights
-
-    Args:
-        sizes (tuple): Shape of the mask
-        sparsity (float): Fraction dead, in [0,1]
-        generator (Generator): Source of randomness on the CPU, torch's own by default [default: None]
-
-    Returns:
-        Tensor: Bool tensor of shape `sizes` on the CPU
-
-    Raises:
-        TypeError: ... is ..., and must be a tuple of whole numbers from 0
-        TypeError: generator is ..., and must be a torch.Generator on the CPU, or None
-        ValueError: sparsity is ..., and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9
-
-    Example:
-        torch.manual_seed(42)
-        mask = sparse_mask((10,5), 0.8)
-        test_eq(mask.sum(), 10)
-        test_eq(sparse_mask_like(torch.ones(10,5), 0.8).sum(), 10)
-        mask.int()
-    """
+    "A random mask of shape `sizes` with exactly `round((1-sparsity)*n)` live weights"
     check_sizes(sizes)
     need_generator(generator)
     n = math.prod(sizes)
@@ -72,26 +51,7 @@ def sparse_mask_like(
     sparsity:float, # Fraction dead, in [0,1]
     generator:torch.Generator=None, # As in `sparse_mask`
 ) -> torch.Tensor: # Bool tensor with `param`'s shape and device
-    """A random mask for `param`
-
-    Args:
-        param (Tensor): Tensor of any shape
-        sparsity (float): Fraction dead, in [0,1]
-        generator (Generator): As in `sparse_mask` [default: None]
-
-    Returns:
-        Tensor: Bool tensor with `param`'s shape and device
-
-    Raises:
-        TypeError: ... is ..., and must be a tensor
-
-    Example:
-        torch.manual_seed(42)
-        mask = sparse_mask((10,5), 0.8)
-        test_eq(mask.sum(), 10)
-        test_eq(sparse_mask_like(torch.ones(10,5), 0.8).sum(), 10)
-        mask.int()
-    """
+    "A random mask for `param`"
     need_tensors(param=param)
     return sparse_mask(param.shape, sparsity, generator).to(param.device)
 
@@ -115,40 +75,14 @@ def count_live(
 def mask_from_tensor(
     t:torch.Tensor, # Tensor of any shape
 ) -> torch.Tensor: # Bool tensor of `t`'s shape, `True` where `t` is not zero
-    """The mask that the zeros of `t` show
-
-    Args:
-        t (Tensor): Tensor of any shape
-
-    Returns:
-        Tensor: Bool tensor of `t`'s shape, `True` where `t` is not zero
-
-    Raises:
-        TypeError: ... is ..., and must be a tensor
-
-    Example:
-        mask_from_tensor(tensor([0.,1.,0.,2.]))
-    """
+    "The mask that the zeros of `t` show"
     need_tensors(t=t)
     return t.ne(0)
 
 def sparsity_from_tensor(
     t:torch.Tensor, # Tensor of any shape; a mask will do
 ) -> float: # Fraction of `t` that is zero; 0 if `t` is empty
-    """The fraction of zeros in `t`
-
-    Args:
-        t (Tensor): Tensor of any shape; a mask will do
-
-    Returns:
-        float: Fraction of `t` that is zero; 0 if `t` is empty
-
-    Raises:
-        TypeError: ... is ..., and must be a tensor
-
-    Example:
-        sparsity_from_tensor(tensor([0.,1.,0.,2.]))
-    """
+    "The fraction of zeros in `t`"
     need_tensors(t=t)
     n = count_live(t) if t.dtype==torch.bool else t.count_nonzero().item()
     return 1-n/t.numel() if t.numel() else 0.
@@ -156,14 +90,7 @@ def sparsity_from_tensor(
 def maybe_float(
     num, # A number, a tensor with one element, or anything else
 ): # `float(num)`, or `num` itself if it can't be made a float
-    """`num` as a Python float where possible
-
-    Args:
-        num: A number, a tensor with one element, or anything else
-
-    Example:
-        maybe_float(torch.tensor(.5)),maybe_float(None)
-    """
+    "`num` as a Python float where possible"
     try: return float(num)
     except (TypeError,ValueError,RuntimeError): return num
 
@@ -267,23 +194,7 @@ def top_k_mask(
     t:torch.Tensor, # Scores, any shape
     n_keep:int, # How many to keep, from 0 to the number of scores
 ) -> torch.Tensor: # Bool tensor of `t`'s shape with exactly `n_keep` live places
-    """A mask of the `n_keep` highest scores; ties go to the lowest index, and NaN comes last
-
-    Args:
-        t (Tensor): Scores, any shape
-        n_keep (int): How many to keep, from 0 to the number of scores
-
-    Returns:
-        Tensor: Bool tensor of `t`'s shape with exactly `n_keep` live places
-
-    Raises:
-        ValueError: n_keep is ..., and must be an integer from 0 to the number of scores
-        TypeError: ... is ..., and must be a tensor
-        ValueError: ... were to be chosen, and must be in [0,...]: that many places are there to choose from
-
-    Example:
-        top_k_mask(tensor([3.,1.,2.]), 2)
-    """
+    "A mask of the `n_keep` highest scores; ties go to the lowest index, and NaN comes last"
     need_tensors(t=t)
     if isinstance(n_keep, bool) or not isinstance(n_keep, Integral): raise ValueError(f"n_keep is {n_keep!r}, and must be an integer from 0 to the number of scores")
     everywhere = torch.ones(t.shape, dtype=torch.bool, device=t.device)

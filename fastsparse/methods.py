@@ -148,35 +148,7 @@ def prune_to(
     score_f=weight_magnitude, # Which live weights stay
     structure=None, # Which masks are legal: a `Structure` or its text
 ) -> int: # Number of weights that were pruned
-    """Prune the lowest of the live weights at once, and return how many they were
-
-    Args:
-        model: A module with masks
-        sparsity (float): Of the whole model, in [0,1), and at least what it is
-        sparse_f: The distribution; by default magnitudes compete across layers, above one live weight for each
-            output [default: global_sparsity]
-        score_f: Which live weights stay [default: weight_magnitude]
-        structure: Which masks are legal: a `Structure` or its text [default: None]
-
-    Returns:
-        int: Number of weights that were pruned
-
-    Raises:
-        ValueError: the model has no masks: call sparsify_model(model, 0.) first
-        ValueError: sparsity is ..., and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9
-        TypeError: model is ..., and must be a torch module
-        ValueError: structure is ..., and must be a Structure, None, or one of ...
-        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-        ValueError: ... for ... ..., and must be a tensor of the parameter's shape, ...
-
-    Source: arXiv:1803.03635, arXiv:1912.05671
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, 0.)
-        prune_to(model, .5)
-        assert model[0].weight_mask.sum()+model[2].weight_mask.sum()==96
-    """
+    "Prune the lowest of the live weights at once, and return how many they were"
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
@@ -223,34 +195,7 @@ def find_ticket(
     warm_up=None, # Function that trains `model` to where it is rewound to; None is the start
     sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
 ):
-    """Turn `model` into a ticket of `sparsity`, ready to be trained
-
-    Args:
-        model: A module, dense or with masks
-        train: Function that trains `model` from where it is
-        sparsity (float): Of the ticket, in [0,1)
-        rate (float): Fraction of the live weights pruned after each training, in (0,1) [default: 0.2]
-        warm_up: Function that trains `model` to where it is rewound to; None is the start [default: None]
-        sparse_f: The distribution; by default magnitudes compete across layers, above one live weight for each
-            output [default: global_sparsity]
-
-    Raises:
-        ValueError: rate is ..., and must lie in (0,1): the fraction of live weights pruned in a round
-        ValueError: sparsity is ..., and the model has one of ..., which pruning can't lower: pass a higher one, or
-            call unsparsify first
-        ValueError: sparsity is ..., and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9
-        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-        TypeError: ... is ..., and must be a function
-        ValueError: the model has no masks: call sparsify_model(model, 0.) first
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        def train(model):
-            opt = torch.optim.SGD(model.parameters(), lr=.1)
-            F.cross_entropy(model(torch.randn(16,8)), torch.arange(16)%4).backward()
-            opt.step()
-        find_ticket(model, train, sparsity=.5)
-    """
+    "Turn `model` into a ticket of `sparsity`, ready to be trained"
     check_sparsity(sparsity)
     sparse_f = as_distribution(sparse_f)
     need_functions(train=train, sparse_f=sparse_f, **({} if warm_up is None else dict(warm_up=warm_up)))
@@ -269,11 +214,7 @@ def find_ticket(
 
 # %% ../nbs/06_methods.ipynb #7e9021f7
 def methods_table(): # A `DataFrame`, a row for each method
-    """The methods that can be asked for by name
-
-    Example:
-        methods_table()
-    """
+    "The methods that can be asked for by name"
     import pandas as pd  # takes long to import, and only tables need it
     row = lambda k,o: {'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''}
     return pd.DataFrame([row(*o) for o in method_names.items()]).set_index('method')

@@ -147,24 +147,7 @@ def prune_magnitude(
     ranking=layer_masks, # Or `global_masks`
     also=None, # As in `sparsify_model`
 ): # `Hooks`
-    """The weights of largest magnitude live; with '2:4' this is the best mask of each group of four (ASP, arXiv:2104.08378)
-
-    Args:
-        model: A dense module or a `Learner`
-        target: As in `plan_pruning`
-        ranking: Or `global_masks` [default: layer_masks]
-        also: As in `sparsify_model` [default: None]
-
-    Raises:
-        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
-
-    Source: arXiv:2104.08378
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        prune_magnitude(model, .5)
-        assert model[0].weight.count_nonzero()+model[2].weight.count_nonzero()==96
-    """
+    "The weights of largest magnitude live; with '2:4' this is the best mask of each group of four (ASP, arXiv:2104.08378)"
     return prune_by(model, weight_magnitude, target, ranking, also)
 
 # %% ../nbs/21_oneshot.ipynb #aea619cc
@@ -452,28 +435,7 @@ def prune_wanda(
     progress:bool=False, # Show a progress bar?
     also=None, # As in `sparsify_model`
 ): # `Hooks`
-    """Prune by size of weight times norm of input
-
-    Args:
-        model: A dense module or a `Learner`
-        target: As in `plan_pruning`
-        data: `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; a `Learner` brings its own
-            [default: None]
-        n_samples (int): Examples to read, in whole batches [default: 256]
-        bs (int): Batch size for a dataset [default: 32]
-        progress (bool): Show a progress bar? [default: False]
-        also: As in `sparsify_model` [default: None]
-
-    Raises:
-        ValueError: no layer to prune was reached by the data: check data and target
-
-    Source: arXiv:2306.11695
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        prune_wanda(model, '2:4', [torch.randn(64,8)])
-        assert (model[0].weight.view(-1,4).count_nonzero(1)==2).all()
-    """
+    "Prune by size of weight times norm of input"
     return prune_layerwise(model, target, data, _wanda, noop, n_samples, bs, progress, also)
 
 # %% ../nbs/21_oneshot.ipynb #9cc30893
@@ -559,30 +521,7 @@ def prune_sparsegpt(
     progress:bool=False, # Show a progress bar?
     also=None, # As in `sparsify_model`
 ): # `Hooks`
-    """Prune, and let the weights that live make up for what is lost
-
-    Args:
-        model: A dense module or a `Learner`
-        target: As in `plan_pruning`; of structures only N:M along inputs
-        data: `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; a `Learner` brings its own
-            [default: None]
-        block (int): Columns decided together, 1 or more [default: 128]
-        damp (float): Fraction of the mean of the Hessian's diagonal that is added to it, 0 or more [default: 0.01]
-        n_samples (int): Examples to read, in whole batches [default: 256]
-        bs (int): Batch size for a dataset [default: 32]
-        progress (bool): Show a progress bar? [default: False]
-        also: As in `sparsify_model` [default: None]
-
-    Raises:
-        ValueError: damp is ..., and must be a number from 0, e.g. 0.01
-        ValueError: ... is ..., and must be an integer from 1, e.g. ...
-        ValueError: no layer to prune was reached by the data: check data and target
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        prune_sparsegpt(model, '2:4', [torch.randn(64,8)])
-        assert (model[0].weight.view(-1,4).count_nonzero(1)==2).all()
-    """
+    "Prune, and let the weights that live make up for what is lost"
     _check_count('block', block, 128)
     if isinstance(damp, bool) or not isinstance(damp, (int,float)) or not 0<=damp<math.inf: raise ValueError(f"damp is {damp!r}, and must be a number from 0, e.g. 0.01")
     return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, also)
@@ -653,32 +592,7 @@ def prune_snip(
     progress:bool=False, # Show a progress bar?
     also=None, # As in `sparsify_model`
 ): # `Hooks`
-    """Prune what the loss would miss least
-
-    Args:
-        model: A dense module or a `Learner`
-        target: As in `plan_pruning`
-        data: Batches with targets: `DataLoaders`, a loader, a dataset, an iterable, or `f(model)` → losses; a
-            `Learner` has its own [default: None]
-        loss_func: `f(output, *targets)`; by default the `Learner`'s, or `output.loss` [default: None]
-        n_samples (int): Examples to read, in whole batches [default: 256]
-        bs (int): Batch size for a dataset [default: 32]
-        ranking: Or `layer_masks` [default: global_masks]
-        progress (bool): Show a progress bar? [default: False]
-        also: As in `sparsify_model` [default: None]
-
-    Raises:
-        ValueError: ranking is ..., and must be a function: layer_masks, global_masks, or f(scores, plan) that
-            returns masks by name
-        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
-
-    Source: arXiv:1810.02340
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        xb,yb = torch.randn(16,8),torch.arange(16)%4
-        prune_snip(model, .5, [(xb,yb)], F.cross_entropy)
-    """
+    "Prune what the loss would miss least"
     _check_ranking(ranking)
     plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, also)
     return prune_by(model, snip_scores(plan, *data_and_loss, progress), plan, ranking)
@@ -706,31 +620,7 @@ def prune_grasp(
     progress:bool=False, # Show a progress bar?
     also=None, # As in `sparsify_model`
 ): # `Hooks`
-    """Prune what the gradient flow would miss least
-
-    Args:
-        model: A dense module or a `Learner`
-        target: As in `plan_pruning`
-        data: As in `prune_snip` [default: None]
-        loss_func: As in `prune_snip` [default: None]
-        n_samples (int): Examples to read, in whole batches [default: 256]
-        bs (int): Batch size for a dataset [default: 32]
-        ranking: Or `layer_masks` [default: global_masks]
-        progress (bool): Show a progress bar? [default: False]
-        also: As in `sparsify_model` [default: None]
-
-    Raises:
-        ValueError: ranking is ..., and must be a function: layer_masks, global_masks, or f(scores, plan) that
-            returns masks by name
-        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
-
-    Source: arXiv:2002.07376
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        xb,yb = torch.randn(16,8),torch.arange(16)%4
-        prune_grasp(model, .5, [(xb,yb)], F.cross_entropy)
-    """
+    "Prune what the gradient flow would miss least"
     _check_ranking(ranking)
     plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, also)
     return prune_by(model, grasp_scores(plan, *data_and_loss, progress), plan, ranking)
@@ -761,33 +651,7 @@ def prune_synflow(
     progress:bool=False, # Show a progress bar?
     also=None, # As in `sparsify_model`
 ): # `Hooks`
-    """Prune what carries the least flow, in many rounds
-
-    Args:
-        model: A dense module or a `Learner`
-        target: As in `plan_pruning`
-        xb: A batch, or a tuple of inputs; only the shape of an item counts; a `Learner` brings its own [default:
-            None]
-        rounds (int): Rounds of pruning, 1 or more [default: 100]
-        progress (bool): Show a progress bar? [default: False]
-        also: As in `sparsify_model` [default: None]
-
-    Raises:
-        ValueError: ... is ..., and must be an integer from 1, e.g. ...
-        ValueError: ... is ..., and must be ... from ......
-        ValueError: scores lack ...: give one for each of ..., or leave it dense by a rule
-        ValueError: the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first
-            that magnitude pruning takes
-        ValueError: ... has nothing to prune: the weights are ..., and the target leaves all of them dense; also=
-            brings in others
-        ValueError: ...: ...
-
-    Source: arXiv:2006.05467
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        prune_synflow(model, .5, torch.randn(1,8))
-    """
+    "Prune what carries the least flow, in many rounds"
     _check_count('rounds', rounds, 100)
     need_number('rounds', rounds, 1, 10**5)
     plan,xs = plan_pruning(model, target, also),_ones_like_item(model, xb)
@@ -911,28 +775,7 @@ def restore_sparse(
     model, # A fresh dense module, or a `Learner`, of the same architecture
     state, # State dict of a sparse model, or the folder or file where transformers' `save_pretrained` or safetensors wrote it
 ): # `Hooks`
-    """Load weights and masks, and enforce them
-
-    Args:
-        model: A fresh dense module, or a `Learner`, of the same architecture
-        state: State dict of a sparse model, or the folder or file where transformers' `save_pretrained` or
-            safetensors wrote it
-
-    Raises:
-        TypeError: state is ..., and must be the state dict of a sparse model
-        ValueError: the model is sparse already: build it anew, or call unsparsify(model) first
-        ValueError: the state has no masks for this model: it needs some of ...
-        TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: model is ..., and must be a torch module
-        ValueError: ... is in the ... only: build the architecture that the state was saved from
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        fresh = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        restore_sparse(fresh, model.state_dict())
-        assert fresh[0].weight_mask.equal(model[0].weight_mask)
-    """
+    "Load weights and masks, and enforce them"
     module = module_of(model)
     if isinstance(state, (str,Path)): state = _read_folder(module, Path(state), list(_maskable(module)))
     if not isinstance(state, dict): raise TypeError(f"state is {state!r}, and must be the state dict of a sparse model")

@@ -253,28 +253,7 @@ def pack(
     model:nn.Module, # A module with masks or zeros, changed in place
     plan:dict, # Name of a layer → one of `storages`
 ) -> nn.Module: # `model`, or the new layer if that is all there is
-    """Replace layers by ones that store live weights only
-
-    Args:
-        model (Module): A module with masks or zeros, changed in place
-        plan (dict): Name of a layer → one of `storages`
-
-    Returns:
-        Module: `model`, or the new layer if that is all there is
-
-    Raises:
-        TypeError: plan is ..., and must be a dict: name of a layer to one of ...
-        ValueError: plan names ..., and the layers to choose from are ...
-        ValueError: plan gives ... the storage ..., and must give one of ...
-        TypeError: ... is ..., and must be a torch module
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9)
-        want = model(torch.ones(1,8))
-        small = pack(plain_copy(model), {'0': 'csr'})
-        assert torch.allclose(small(torch.ones(1,8)), want, atol=1e-5)
-    """
+    "Replace layers by ones that store live weights only"
     need_modules(model=model)
     if not isinstance(plan, dict): raise TypeError(f"plan is {plan!r}, and must be a dict: name of a layer to one of {', '.join(map(repr, storages))}")
     layers = storable(model)

@@ -75,20 +75,7 @@ def register_method(
     name:str, # What settings and files call it, in any case of letters
     preset:dict, # Settings of `Method`, or any mapping of them
 ):
-    """Let `method=` and files call a preset by `name`
-
-    Args:
-        name (str): What settings and files call it, in any case of letters
-        preset (dict): Settings of `Method`, or any mapping of them
-
-    Raises:
-        ValueError: name is ..., and must be a text such as 'rigl'
-        ValueError: preset is ..., and must be a dict of settings, such as dict(grow_score_f='random_score')
-
-    Example:
-        register_method('often', RigL_presets(batches_per_update=5))
-        DynamicSparseTrainingCallback(method='often')
-    """
+    "Let `method=` and files call a preset by `name`"
     if not isinstance(name, str) or not name: raise ValueError(f"name is {name!r}, and must be a text such as 'rigl'")
     if not hasattr(preset, 'keys') or not all(isinstance(k, str) for k in preset): raise ValueError(f"preset is {preset!r}, and must be a dict of settings, such as dict(grow_score_f='random_score')")
     _methods[name.lower()] = preset

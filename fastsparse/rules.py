@@ -126,25 +126,7 @@ def _rules(data):
 def configure(
     spec, # A sparsity, a rule as a dict, a list of rules, or the path of a YAML or JSON file
 ) -> Rules: # For `rules=` of the callback or the engine
-    """Rules from plain data
-
-    Args:
-        spec: A sparsity, a rule as a dict, a list of rules, or the path of a YAML or JSON file
-
-    Returns:
-        Rules: For `rules=` of the callback or the engine
-
-    Raises:
-        ValueError: ... doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file
-        ValueError: there are no rules: give a sparsity, a dict, or a list of dicts
-        ValueError: ... ...: ...
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        rules = configure([dict(params='0.*', sparsity=.5), dict(method='set', sparsity=.8)])
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(rules=rules))
-    """
+    "Rules from plain data"
     if isinstance(spec, Rules): return spec
     if not isinstance(spec, (str,Path)): return _rules(spec)
     data = _read(spec)
@@ -232,29 +214,7 @@ def rules_table(
     model, # A module or a `Learner`
     rules, # What `configure` takes, or pairs of pattern and settings
 ) -> pd.DataFrame:
-    """Which rule takes which parameter of `model`, and why none takes the others
-
-    Args:
-        model: A module or a `Learner`
-        rules: What `configure` takes, or pairs of pattern and settings
-
-    Returns:
-        DataFrame
-
-    Raises:
-        TypeError: model is ..., and must be a torch module or a Learner
-
-    Example:
-        file = Path(tempfile.mkdtemp())/'sparsity.yaml'
-        file.write_text('''
-        - {params: '*self_attn*', method: rigl, sparsity: 0.8, batches_per_update: 10}
-        - {params: '*.linear1.weight', structure: '2:4', sparsity: 0.5}
-        - {params: '*.linear2.weight', method: gmp, sparsity: 0.9, batches_per_update: 10}
-        ''')
-        torch.manual_seed(0)
-        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
-        rules_table(model, file)
-    """
+    "Which rule takes which parameter of `model`, and why none takes the others"
     model = module_of(model)
     in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
     rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)

@@ -209,37 +209,7 @@ def save_run(
     grads:bool=False, # Save gradients too, between the batches of one accumulated step?
     **others # Whatever else has a `state_dict`, by name, and generators of torch
 ) -> Path: # The file
-    """Write all that a run needs to go on to one file, whole or not at all
-
-    Args:
-        path: File to write; the folder must be there
-        model: A module or a `Learner` of one
-        opt: Its optimizer, fastai's or torch's [default: None]
-        engine: A `DynamicSparseTraining` or another engine [default: None]
-        position: Where the run stands: a number, or a dict of plain values [default: 0]
-        keep (int): How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt` [default: 1]
-        grads (bool): Save gradients too, between the batches of one accumulated step? [default: False]
-        others:
-
-    Returns:
-        Path: The file
-
-    Raises:
-        ValueError: opt is ..., and must be the model's optimizer, fastai's or torch's, or None
-        ValueError: engine is ..., and must be an engine such as DynamicSparseTraining, or None
-        TypeError: path is ..., and must be a file's name or a Path
-        ValueError: ... is ..., and must be ... from ......
-        ValueError: ... is ..., and must be True or False
-        TypeError: model is ..., and must be a torch module or a Learner
-
-    Example:
-        import tempfile
-        model = nn.Sequential(nn.Linear(8,8))
-        sparsify_model(model, .5, seed=0)
-        opt = torch.optim.SGD(model.parameters(), .1)
-        engine = DynamicSparseTraining(model, opt, 100, **RigL_presets, seed=0)
-        with tempfile.TemporaryDirectory() as d: save_run(f'{d}/run', model, opt, engine)
-    """
+    "Write all that a run needs to go on to one file, whole or not at all"
     as_path(path)
     need_number('keep', keep, 1, whole=True)
     if opt is not None and not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
@@ -430,31 +400,7 @@ def load_run(
     default=None, # What to return where there is no file; None raises `FileNotFoundError` then
     **others # As in `save_run`
 ): # The position that was saved
-    """Go on from a file, all of it or nothing
-
-    Args:
-        path: A file that `save_run` or `SparseCheckpoint` wrote
-        model: A module or a `Learner` of one, sparse or dense yet [default: None]
-        opt: Its optimizer; None leaves it out [default: None]
-        engine: Its engine; None leaves it out [default: None]
-        default: What to return where there is no file; None raises `FileNotFoundError` then [default: None]
-        others:
-
-    Raises:
-        ValueError: ... ...: ...
-        TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: path is ..., and must be a file's name or a Path
-
-    Example:
-        import tempfile
-        model = nn.Sequential(nn.Linear(8,8))
-        sparsify_model(model, .5, seed=0)
-        opt = torch.optim.SGD(model.parameters(), .1)
-        engine = DynamicSparseTraining(model, opt, 100, **RigL_presets, seed=0)
-        with tempfile.TemporaryDirectory() as d:
-            save_run(f'{d}/run', model, opt, engine)
-            load_run(f'{d}/run', model, opt, engine)
-    """
+    "Go on from a file, all of it or nothing"
     if default is not None and not as_path(path).is_file(): return default
     run,model = read_run(path),None if model is None else get_model(module_of(model))
     with reading(path, _what):
@@ -512,23 +458,7 @@ def _set_cb_state(cb, state):
 
 # %% ../nbs/14_runs.ipynb #ea570dfa
 class SparseCheckpoint(Callback):
-    """Save a fit as it runs, and go on from its file when it is started again
-
-    Args:
-        path: File to write, in a folder that is there; without a suffix it gets `.pt`
-        every (int): Batches after which it writes, besides each epoch's end; None is never [default: None]
-        keep (int): How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt` [default: 1]
-        resume (bool): True: there must be a file to go on from; False: start anew; None: go on if there is one of a
-            run that hasn't finished [default: None]
-
-    Raises:
-        ValueError: resume is ..., and must be True, False or None
-        ValueError: ... is ..., and must be a whole number from 1...
-        TypeError: path is ..., and must be a file's name or a Path
-
-    Example:
-        DynamicSparseTrainingCallback(method='rigl'),SparseCheckpoint('run')
-    """
+    "Save a fit as it runs, and go on from its file when it is started again"
     run_valid = False
     def __init__(self,
         path, # File to write, in a folder that is there; without a suffix it gets `.pt`
@@ -554,7 +484,7 @@ class SparseCheckpoint(Callback):
 # %% ../nbs/14_runs.ipynb #df91a87a
 @patch
 def before_fit(self:SparseCheckpoint):
-    """Is there a file to go on from?"""
+    "Is there a file to go on from?"
     if self.learn.lock.locked(): return
     self.wake()
     self.saved,self.saves,self.cancelled = None,False,False
@@ -564,7 +494,7 @@ def before_fit(self:SparseCheckpoint):
 
 @patch
 def before_epoch(self:SparseCheckpoint):
-    """Pass over epochs that are done"""
+    "Pass over epochs that are done"
     if self.saved is None or self.learn.lock.locked(): return
     self.wake()
     if self.epoch>=self.saved['position']['epoch']: return
@@ -581,7 +511,7 @@ def before_train(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #85988bbc
 @patch
 def before_batch(self:SparseCheckpoint):
-    """Pass over batches that are done, and take all from the file before the first one that isn't"""
+    "Pass over batches that are done, and take all from the file before the first one that isn't"
     if self.saved is None: return
     self.wake()
     if self.iter>=self.saved['position']['batch']: return self.take()
@@ -605,7 +535,7 @@ def after_cancel_fit(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #aca0b827
 @patch
 def after_fit(self:SparseCheckpoint):
-    """A fit that reached its end, or was stopped early by what it monitors, has finished"""
+    "A fit that reached its end, or was stopped early by what it monitors, has finished"
     if self.learn.lock.locked() or not self.saves: return
     if not (self.cancelled or hasattr(self.learn, 'lr_finder')): self.write(self.n_epoch, 0, finished=True)
     self.saves = False
@@ -613,7 +543,7 @@ def after_fit(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #140fab56
 @patch
 def rest(self:SparseCheckpoint):
-    """Let the other callbacks rest"""
+    "Let the other callbacks rest"
     self.resting = [cb for cb in self.learn.cbs if cb.run and not isinstance(cb, (SparseCheckpoint,TrainEvalCallback))]
     for cb in self.resting: cb.run = False
 
@@ -624,11 +554,7 @@ def wake(self:SparseCheckpoint):
 
 @patch
 def fit_about(self:SparseCheckpoint) -> dict:
-    """What must be equal of two fits for one to go on with the other
-
-    Returns:
-        dict
-    """
+    "What must be equal of two fits for one to go on with the other"
     return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
 
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
@@ -636,15 +562,7 @@ _other_run = "leave the file to its run and give this one another path, or start
 # %% ../nbs/14_runs.ipynb #3570bb7d
 @patch
 def find(self:SparseCheckpoint):
-    """The run to go on from, or None
-
-    Raises:
-        ValueError: ... was written by save_run and has no place in a fit: go on with load_run, or ...
-        FileNotFoundError: resume is True, and ... is not there: give the path that the run had, or resume=None to
-            start where there is none
-        ValueError: resume is True, and the run of ... has finished: load_run reads it, and resume=None starts anew
-        ValueError: ... ...: ...
-    """
+    "The run to go on from, or None"
     if self.resume is False: return
     if not self.path.is_file():
         if self.resume: raise FileNotFoundError(f"resume is True, and {str(self.path)!r} is not there: give the path that the run had, or resume=None to start where there is none")
@@ -660,19 +578,7 @@ def find(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #a4fa5396
 @patch
 def check(self:SparseCheckpoint, run):
-    """A `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nobody else will make them
-
-    Args:
-        run:
-
-    Raises:
-        ValueError: start_epoch was given, and ... says where to go on: leave start_epoch out, or ...
-        ValueError: ... is of a fit with ... DynamicSparseTrainingCallback, and here are ...: ...
-        ValueError: ... is ... in ..., and ... here: ...
-        ValueError: ... is of another run. ...; or ...
-        ValueError: ... is in the ... only: ...
-        ValueError: ... is ... of shape ... in the file, and ... of shape ... in the model: ...
-    """
+    "A `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nobody else will make them"
     for k,v in self.fit_about().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {str(self.path)!r}, and {v} here: {_other_run}")
     if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs): raise ValueError(f"start_epoch was given, and {str(self.path)!r} says where to go on: leave start_epoch out, or {_other_run}")
@@ -687,18 +593,7 @@ def check(self:SparseCheckpoint, run):
 
 @patch
 def take(self:SparseCheckpoint):
-    """Take all from the file
-
-    Raises:
-        ValueError: ... is in the ... only: ...
-        ValueError: ... is ... of shape ... in the file, and ... of shape ... in the model: ...
-        ValueError: engine is ..., and must be an engine such as DynamicSparseTraining, or None
-        ValueError: the file holds no engine: leave engine out, or take a file that was saved with one
-        ValueError: the engine's state in the file doesn't fit (...): build and sparsify the model as in the run
-            that was saved, with the same method
-        ValueError: ... of the method is ... in the file, and ... here: pass the settings of the run that was saved,
-            or start a new run in another file
-    """
+    "Take all from the file"
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
     for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
@@ -715,29 +610,14 @@ def take(self:SparseCheckpoint):
 # %% ../nbs/14_runs.ipynb #747b5060
 @patch
 def take_engine(self:SparseCheckpoint, cb, state):
-    """Give the engine of `cb` its state
-
-    Args:
-        cb:
-        state:
-    """
+    "Give the engine of `cb` its state"
     cb.engine.load_state_dict(state)
     cb.settings['seed'] = state['seed']
     if cb.compute and state.get('plan'): cb.plan = state['plan']
 
 @patch
 def write(self:SparseCheckpoint, epoch, batch, finished=False):
-    """Write the file, for a fit that goes on at this place; in many processes the first one writes
-
-    Args:
-        epoch:
-        batch:
-        finished: [default: False]
-
-    Raises:
-        TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
-            state_dict()
-    """
+    "Write the file, for a fit that goes on at this place; in many processes the first one writes"
     if rank_distrib(): return
     learn,model = self.learn,get_model(self.learn.model)
     between = any(cb.count for cb in learn.cbs if isinstance(cb, GradientAccumulation))
@@ -752,15 +632,7 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
 
 @patch
 def add_callbacks(self:SparseCheckpoint, run):
-    """Add the states of the engines, and of other callbacks that have one
-
-    Args:
-        run:
-
-    Raises:
-        TypeError: ... holds a ..., and a file of a run holds numbers, text, lists, dicts and tensors: give its
-            state_dict()
-    """
+    "Add the states of the engines, and of other callbacks that have one"
     run['engines'] = [dict(state=plain(cb.state_dict(), 'engine'), methods=cb.engine and _methods_about(cb.engine)) for cb in self.engines]
     if run['engines']: run['engine'],run['about']['methods'] = run['engines'][0]['state'],run['engines'][0]['methods']
     others = [cb for cb in self.learn.cbs if cb not in self.engines and cb is not self]
@@ -777,40 +649,7 @@ def _lacks(engine):
 
 # %% ../nbs/14_runs.ipynb #5c94e310
 class WaitForSparsity(Callback):
-    """Let fastai's trackers (`SaveModelCallback`, `EarlyStoppingCallback`, ...) look at epochs only where the sparsity is reached
-
-    Args:
-        after_create: [default: None]
-        before_fit: [default: None]
-        before_epoch: [default: None]
-        before_train: [default: None]
-        before_batch: [default: None]
-        after_pred: [default: None]
-        after_loss: [default: None]
-        before_backward: [default: None]
-        after_cancel_backward: [default: None]
-        after_backward: [default: None]
-        before_step: [default: None]
-        after_cancel_step: [default: None]
-        after_step: [default: None]
-        after_cancel_batch: [default: None]
-        after_batch: [default: None]
-        after_cancel_train: [default: None]
-        after_train: [default: None]
-        before_validate: [default: None]
-        after_cancel_validate: [default: None]
-        after_validate: [default: None]
-        after_cancel_epoch: [default: None]
-        after_epoch: [default: None]
-        after_cancel_fit: [default: None]
-        after_fit: [default: None]
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        sparsify_model(learn, .9)
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=[DynamicSparseTrainingCallback(), WaitForSparsity()])
-    """
+    "Let fastai's trackers (`SaveModelCallback`, `EarlyStoppingCallback`, ...) look at epochs only where the sparsity is reached"
     order,run_valid = TrackerCallback.order-1,False
     def before_fit(self):
         if not self.learn.lock.locked(): self.lack,self.trackers = None,[]

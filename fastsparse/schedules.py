@@ -37,17 +37,7 @@ def cosine_drop(
 _enough,_step_cost = 30,10  # updates that a method should make, and steps that one replaced step may cost
 
 class Interval(int):
-    """Steps from one update to the next, as a preset's default: it gets shorter where the run is short
-
-    Args:
-        every (int): Steps from one update to the next in a long run, from 1
-
-    Raises:
-        ValueError: Interval(...) is no interval: pass a number of steps, an integer from 1, e.g. Interval(100)
-
-    Example:
-        Interval(100).resolve(400, stop_pct=.75)
-    """
+    "Steps from one update to the next, as a preset's default: it gets shorter where the run is short"
     def __new__(cls,
         every:int, # Steps from one update to the next in a long run, from 1
     ):
@@ -60,20 +50,7 @@ class Interval(int):
         stop_pct:float=0.75, # Fraction of the run after which the topology rests, in (0,1]
         replaces:bool=True, # Does an update replace the step of its batch?
     ) -> int: # A plain integer from 1, at most this interval
-        """The interval that fits a run of `n_steps`
-
-        Args:
-            n_steps (int): Steps of the whole run, 1 or more
-            stop_pct (float): Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
-            replaces (bool): Does an update replace the step of its batch? [default: True]
-
-        Returns:
-            int: A plain integer from 1, at most this interval
-
-        Raises:
-            ValueError: n_steps is ..., and must be an integer from 1: the steps of the whole run
-            ValueError: stop_pct is ..., and must lie in (0,1]: the fraction of the run after which the topology rests
-        """
+        "The interval that fits a run of `n_steps`"
         if isinstance(n_steps, bool) or not isinstance(n_steps, Integral) or n_steps<1: raise ValueError(f"n_steps is {n_steps!r}, and must be an integer from 1: the steps of the whole run")
         if not 0<stop_pct<=1: raise ValueError(f"stop_pct is {stop_pct!r}, and must lie in (0,1]: the fraction of the run after which the topology rests")
         last = min(math.ceil(stop_pct*n_steps-1e-9)-1, n_steps-2)  # the last step that may bring an update
@@ -200,17 +177,7 @@ def check_bound(self:Timed):
 # %% ../nbs/02_schedules.ipynb #fb0343ed
 @dataclass(frozen=True)
 class Schedule(Timed):
-    """A number for every step; a subclass defines `at(step, n_updates)`
-
-    Raises:
-        ValueError: ... gives ... at step ..., and must give a finite number: check its settings
-        ValueError: ... are ... and ..., and must be in order: bring the second one later, or the first one earlier
-
-    Example:
-        class Halving(Schedule):
-            def at(self, step, n_updates): return .5**step
-        Halving()(3)
-    """
+    "A number for every step; a subclass defines `at(step, n_updates)`"
     def __post_init__(self):
         super().__post_init__()
         times = self.time_fields()
@@ -228,12 +195,7 @@ class Schedule(Timed):
 
     def turns(self, begin, end): return range(begin, end+1)
     def over(self, begin, end):
-        """Its values from `begin` to `end` where they may be extreme, the last at `end`
-
-        Args:
-            begin:
-            end:
-        """
+        "Its values from `begin` to `end` where they may be extreme, the last at `end`"
         self.check_bound()
         return [self(t) for t in sorted({begin, end, *(t for t in self.turns(begin, end) if begin<=t<=end)})]
 
@@ -254,15 +216,7 @@ class ConstantSchedule(Schedule):
 # %% ../nbs/02_schedules.ipynb #cfee660f
 @dataclass(frozen=True)
 class LinearSchedule(Schedule):
-    """A straight line, without end
-
-    Args:
-        init (float): Value at step 0
-        slope (float): What every step adds
-
-    Example:
-        LinearSchedule(.5, -.25)(1)
-    """
+    "A straight line, without end"
     init:float # Value at step 0
     slope:float # What every step adds
     def at(self, step, n_updates): return self.init+step*self.slope
@@ -313,16 +267,7 @@ class CosineDecaySchedule(Schedule):
 # %% ../nbs/02_schedules.ipynb #6af9708c
 @dataclass(frozen=True)
 class CosineSchedule(Schedule):
-    """A cosine that swings between `init` and `minimum` for ever
-
-    Args:
-        init (float): Value at step 0, and again after every second half period
-        half_period (Time): From `init` to `minimum`
-        minimum (float): The other end [default: 0.0]
-
-    Example:
-        CosineSchedule(.3, 1000)(500)
-    """
+    "A cosine that swings between `init` and `minimum` for ever"
     init:float # Value at step 0, and again after every second half period
     half_period:Time # From `init` to `minimum`
     minimum:float=0. # The other end
@@ -335,19 +280,7 @@ class CosineSchedule(Schedule):
 # %% ../nbs/02_schedules.ipynb #76764641
 @dataclass(frozen=True)
 class CubicSchedule(Schedule):
-    """Fast, then slowly from `init` to `end`, along a cube
-
-    Args:
-        init (float): Value until `start`
-        end (float): Value from `stop` on
-        stop (Time): When it reaches `end` [default: 0.75]
-        start (Time): When it begins to move [default: 0]
-
-    Source: arXiv:1710.01878, arXiv:2202.01290
-
-    Example:
-        CubicSchedule(0., .8, stop=100)(100)
-    """
+    "Fast, then slowly from `init` to `end`, along a cube"
     init:float # Value until `start`
     end:float # Value from `stop` on
     stop:Time=.75 # When it reaches `end`
@@ -550,17 +483,7 @@ class UpdateSchedule(Timed):
 # %% ../nbs/02_schedules.ipynb #9e772d92
 @dataclass(frozen=True)
 class FreqSchedule(UpdateSchedule):
-    """Every `freq` steps
-
-    Args:
-        freq (Time): From one update to the next [default: 1]
-        start (Time): The first update [default: 0]
-        stop (fastsparse.schedules.Time | None): The first step without updates; None goes on for ever [default:
-            None]
-
-    Example:
-        FreqSchedule(100, start=50)(150)
-    """
+    "Every `freq` steps"
     freq:Time=1 # From one update to the next
     start:Time=0 # The first update
     stop:Time|None=None # The first step without updates; None goes on for ever

@@ -24,27 +24,7 @@ def random_score(
     generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
     **kwargs
 ) -> torch.Tensor: # Uniform in [0,1), `p`'s shape and device, float32 whatever `p` is
-    """A score without preference
-
-    Args:
-        p (Tensor): Parameter
-        generator (Generator): Source of randomness on the CPU, torch's own by default [default: None]
-        kwargs:
-
-    Returns:
-        Tensor: Uniform in [0,1), `p`'s shape and device, float32 whatever `p` is
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        TypeError: ... is ..., and must be a tensor
-        TypeError: generator is ..., and must be a torch.Generator on the CPU, or None
-
-    Example:
-        random_score(nn.Linear(4,2).weight, torch.Generator().manual_seed(0)).shape
-    """
+    "A score without preference"
     need_tensors(p=p)
     need_generator(generator)
     return torch.rand(p.shape, generator=generator, dtype=torch.float).to(p.device)
@@ -61,25 +41,7 @@ def weight_magnitude(
     p:torch.Tensor, # Parameter
     **kwargs
 ) -> torch.Tensor: # `abs(p)`
-    """Small weights matter least
-
-    Args:
-        p (Tensor): Parameter
-        kwargs:
-
-    Returns:
-        Tensor: `abs(p)`
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        TypeError: ... is ..., and must be a tensor
-
-    Example:
-        weight_magnitude(nn.Linear(4,2).weight).shape
-    """
+    "Small weights matter least"
     need_tensors(p=p)
     return p.detach().abs()
 
@@ -89,30 +51,7 @@ def gradient_magnitude(
     p:torch.Tensor, # Parameter with a dense gradient
     **kwargs
 ) -> torch.Tensor: # `abs(p.grad)`
-    """Where the loss would change fastest
-
-    Args:
-        p (Tensor): Parameter with a dense gradient
-        kwargs:
-
-    Returns:
-        Tensor: `abs(p.grad)`
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        ValueError: p, of shape ..., has no gradient: call backward first
-
-    Source: arXiv:1911.11134
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-        F.cross_entropy(model(torch.randn(16,8)), torch.arange(16)%4).backward()
-        gradient_magnitude(model[0].weight).shape
-    """
+    "Where the loss would change fastest"
     return _grad(p).abs()
 
 # %% ../nbs/03_scores.ipynb #bd06f73e
@@ -166,34 +105,7 @@ def gradient_momentum(
     name:str='the parameter', # How an error calls `p`
     **kwargs
 ) -> torch.Tensor: # `abs(momentum)`; for the Adam family `abs(m)/(sqrt(v)+eps)`
-    """Where the loss has been changing fastest; a `ValueError` if `opt` keeps no average of gradients
-
-    Args:
-        p (Tensor): Parameter
-        opt: fastai or torch optimizer with momentum
-        name (str): How an error calls `p` [default: 'the parameter']
-        kwargs:
-
-    Returns:
-        Tensor: `abs(momentum)`; for the Adam family `abs(m)/(sqrt(v)+eps)`
-
-    Raises:
-        ValueError: opt is ..., and must be the optimizer that trains the parameter
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        TypeError: ... is ..., and must be a tensor
-
-    Source: arXiv:1907.04840
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-        F.cross_entropy(model(torch.randn(16,8)), torch.arange(16)%4).backward()
-        opt.step()
-        gradient_momentum(model[0].weight, opt).shape
-    """
+    "Where the loss has been changing fastest; a `ValueError` if `opt` keeps no average of gradients"
     need_tensors(p=p)
     if not hasattr(base_opt(opt), 'state'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the parameter")
     state = opt_state(opt, p)
@@ -231,52 +143,12 @@ def gradient_saliency(
     p:torch.Tensor, # Parameter with a gradient
     **kwargs
 ) -> torch.Tensor: # `abs(p*p.grad)`
-    """What the loss would change by if the weight were zero
-
-    Args:
-        p (Tensor): Parameter with a gradient
-        kwargs:
-
-    Returns:
-        Tensor: `abs(p*p.grad)`
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        ValueError: p, of shape ..., has no gradient: call backward first
-
-    Source: arXiv:1810.02340, arXiv:2110.14032
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-        F.cross_entropy(model(torch.randn(16,8)), torch.arange(16)%4).backward()
-        gradient_saliency(model[0].weight).shape
-    """
+    "What the loss would change by if the weight were zero"
     return (_grad(p)*p.detach()).abs()
 
 @declares(reads_grad=True, elementwise=True)
 class MagnitudePlusGradient(BasicRepr):
-    """The score `abs(p)+lam*abs(p.grad)`
-
-    Args:
-        lam: Weight of the gradient, 0 or more: a number or a schedule [default: 1.0]
-
-    Raises:
-        ValueError: lam is ..., and must be 0 or more: the weight of the gradient's size
-        ValueError: ... is no schedule: pass a number, a list of numbers, a function of the step, or a dict whose
-            type is one of ...
-        ValueError: type is ..., and must be one of ...
-
-    Source: arXiv:1810.02340, arXiv:2110.14032
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(sparsity=.8, keep_score_f=MagnitudePlusGradient(.1)))
-    """
+    "The score `abs(p)+lam*abs(p.grad)`"
     def __init__(self,
         lam=1., # Weight of the gradient, 0 or more: a number or a schedule
     ):
@@ -344,19 +216,7 @@ class MovingGradient(BasicRepr):
 # %% ../nbs/03_scores.ipynb #395847aa
 @declares(reads_grad=True)
 class MeanGradient(BasicRepr):
-    """The score `abs(mean of the gradients of the last batches)`
-
-    Args:
-        n_batches (int): Batches before an update, its own included, 1 or more [default: 8]
-
-    Raises:
-        ValueError: n_batches is ..., and must be an integer from 1: the batches whose gradients are averaged
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(sparsity=.8, grow_score_f=MeanGradient(2)))
-    """
+    "The score `abs(mean of the gradients of the last batches)`"
     def __init__(self,
         n_batches:int=8, # Batches before an update, its own included, 1 or more
     ):
@@ -372,27 +232,7 @@ def fisher_saliency(
     history:torch.Tensor, # Mean square of the gradients since the last update
     **kwargs
 ) -> torch.Tensor: # `abs(p)*sqrt(history)`
-    """Large weights with large gradients matter most
-
-    Args:
-        p (Tensor): Parameter
-        history (Tensor): Mean square of the gradients since the last update
-        kwargs:
-
-    Returns:
-        Tensor: `abs(p)*sqrt(history)`
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(sparsity=.8, keep_score_f=fisher_saliency))
-    """
+    "Large weights with large gradients matter most"
     return p.detach().abs()*history.sqrt()
 
 # %% ../nbs/03_scores.ipynb #23051ff3
@@ -447,24 +287,7 @@ def among(
 # %% ../nbs/03_scores.ipynb #63fa8d0c
 @declares(reads_grad=True)
 class SampledGradient(BasicRepr):
-    """The gradient's magnitude at dead weights that are drawn at random (arXiv:2401.06898); others come after them, in random order
-
-    Args:
-        candidates (float): How many are drawn, in multiples of `of`, above 0 [default: 1.0]
-        of (str): 'live' weights, as in the paper, 'dead' ones, or those 'grown' in an update [default: 'live']
-
-    Raises:
-        ValueError: of is ..., and must be 'live', 'dead' or 'grown': what the candidates are a multiple of
-        ValueError: ... is ..., and must be ... from ......
-
-    Source: arXiv:2401.06898
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .8)
-        engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1), n_steps=100, batches_per_update=10, grow_score_f=SampledGradient(2.))
-        engine
-    """
+    "The gradient's magnitude at dead weights that are drawn at random (arXiv:2401.06898); others come after them, in random order"
     def __init__(self,
         candidates:float=1., # How many are drawn, in multiples of `of`, above 0
         of:str='live', # 'live' weights, as in the paper, 'dead' ones, or those 'grown' in an update
@@ -527,33 +350,7 @@ def momentum_redistribution(
     mask:torch.Tensor, # Bool tensor, the live weights
     **kwargs
 ) -> float: # Mean of `gradient_momentum` over live weights; 0 where none lives
-    """A layer's share of the weights to regrow, as in sparse momentum (arXiv:1907.04840)
-
-    Args:
-        p (Tensor): Parameter
-        opt: Optimizer with momentum
-        mask (Tensor): Bool tensor, the live weights
-        kwargs:
-
-    Returns:
-        float: Mean of `gradient_momentum` over live weights; 0 where none lives
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        TypeError: ... is ..., and must be a tensor
-        ValueError: opt is ..., and must be the optimizer that trains the parameter
-
-    Source: arXiv:1907.04840
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), opt_func=partial(SGD, mom=.9), loss_func=CrossEntropyLossFlat())
-        cb = DynamicSparseTrainingCallback(sparsity=.8, redistribute_f=momentum_redistribution)
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=cb)
-    """
+    "A layer's share of the weights to regrow, as in sparse momentum (arXiv:1907.04840)"
     need_tensors(p=p, mask=mask)
     return gradient_momentum(p, opt, **kwargs)[mask].mean().item() if mask.any() else 0.
 
@@ -574,28 +371,6 @@ def gradient_redistribution(
     mask:torch.Tensor, # Bool tensor, the live weights
     **kwargs
 ) -> float: # Mean of `abs(p.grad)` over live weights; 0 where none lives
-    """A layer's share by the size of its live gradients
-
-    Args:
-        p (Tensor): Parameter with a gradient
-        mask (Tensor): Bool tensor, the live weights
-        kwargs:
-
-    Returns:
-        float: Mean of `abs(p.grad)` over live weights; 0 where none lives
-
-    Raises:
-        ValueError: kind is ..., and must be one of ...
-        ValueError: ... is ..., and must be True or False
-        ValueError: around_step and check must be functions, and one is ...
-        ValueError: a part is ..., and must be a function, or a class whose instances can be called
-        TypeError: ... is ..., and must be a tensor
-        ValueError: p, of shape ..., has no gradient: call backward first
-
-    Example:
-        dls = DataLoaders.from_dsets([(torch.randn(8),0)]*16, [(torch.randn(8),0)]*4, bs=4, num_workers=0, device='cpu')
-        learn = Learner(dls, nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4)), loss_func=CrossEntropyLossFlat())
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=DynamicSparseTrainingCallback(sparsity=.8, redistribute_f=gradient_redistribution))
-    """
+    "A layer's share by the size of its live gradients"
     need_tensors(mask=mask)
     return _grad(p).abs()[mask].mean().item() if mask.any() else 0.

@@ -346,27 +346,7 @@ def shrink(
     model:nn.Module, # A dense module with zeros; it is left as it is
     xb, # A batch of inputs, or a tuple of them if the model takes several
 ) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer
-    """Remove neurons and channels that are dead or unread, and fold BatchNorm
-
-    Args:
-        model (Module): A dense module with zeros; it is left as it is
-        xb: A batch of inputs, or a tuple of them if the model takes several
-
-    Returns:
-        tuple: The smaller model in evaluation mode, and a dict of channels removed by layer
-
-    Raises:
-        TypeError: ... is ..., and must be a torch module
-        ValueError: without dead channels the outputs would differ by ...: the forward reads more than its layers'
-            results, such as their sizes; export as 'dense', or let 'auto' choose
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        model[0].weight.data[3:] = 0
-        model[0].bias.data[3:] = 0
-        small,removed = shrink(model, torch.randn(1,8))
-        assert small[0].weight.shape==(3,8)
-    """
+    "Remove neurons and channels that are dead or unread, and fold BatchNorm"
     need_modules(model=model)
     exact,xb = _exact(model, tuple(xb) if isinstance(xb, (tuple,list)) else (xb,))
     fold_norms(new := module_copy(exact), xb)

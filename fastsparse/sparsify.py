@@ -39,21 +39,7 @@ def is_sparseable_module(
     m:nn.Module, # A module
     additional_types=[], # More types to accept
 ) -> bool:
-    """Is `m` a layer whose weights can be sparse?
-
-    Args:
-        m (Module): A module
-        additional_types: More types to accept [default: []]
-
-    Returns:
-        bool
-
-    Raises:
-        TypeError: additional_types holds ..., and must be a list of types of modules
-
-    Example:
-        is_sparseable_module(nn.LSTM(4,8)),is_sparseable_module(nn.LayerNorm(4))
-    """
+    "Is `m` a layer whose weights can be sparse?"
     if bad := [o for o in listify(additional_types) if not isinstance(o, type)]: raise TypeError(f"additional_types holds {bad[0]!r}, and must be a list of types of modules")
     layer = layer_of(m)
     return layer is not None and layer.default or isinstance(m, tuple(listify(additional_types)))
@@ -62,24 +48,7 @@ def sparseable_modules(
     model:nn.Module, # Any module
     additional_types=[], # More types to accept
 ) -> list: # The sparseable modules in `model`, in module order
-    """All layers of `model` whose weights can be sparse
-
-    Args:
-        model (Module): Any module
-        additional_types: More types to accept [default: []]
-
-    Returns:
-        list: The sparseable modules in `model`, in module order
-
-    Raises:
-        TypeError: additional_types is ..., and must be a list of types of modules
-        TypeError: ... is ..., and must be a torch module
-        TypeError: additional_types holds ..., and must be a list of types of modules
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        len(sparseable_modules(model))
-    """
+    "All layers of `model` whose weights can be sparse"
     need_modules(model=model)
     if not isinstance(additional_types, (list,tuple)) or not all(isinstance(o, type) for o in additional_types): raise TypeError(f"additional_types is {additional_types!r}, and must be a list of types of modules")
     return [m for m in model.modules() if is_sparseable_module(m, additional_types)]
@@ -320,35 +289,7 @@ def init_kaiming_normal_sparse_(
     nonlinearity='leaky_relu', # As in `torch.nn.init.calculate_gain`
     axes=None, # Where outputs, inputs and experts lie, from `axes_of`; None is outputs first and inputs second
 ) -> torch.Tensor: # `t`
-    """Kaiming's normal initialisation (arXiv:1502.01852) of the nonzeros of `t`, corrected for the zeros
-
-    Args:
-        t (Tensor): Tensor of two or more dimensions whose zeros are its mask; changed in place
-        a: Negative slope of a leaky relu [default: 0]
-        mode: Dense fan of the Kaiming formula: 'fan_in' or 'fan_out' [default: 'fan_in']
-        sparse_mode: Which connections count: 'fan_in', 'fan_out' or the mean of both, 'fan_in_out' [default:
-            'fan_in_out']
-        nonlinearity: As in `torch.nn.init.calculate_gain` [default: 'leaky_relu']
-        axes: Where outputs, inputs and experts lie, from `axes_of`; None is outputs first and inputs second
-            [default: None]
-
-    Returns:
-        Tensor: `t`
-
-    Raises:
-        ValueError: sparse_mode is ..., and must be one of ...
-        ValueError: the tensor has shape ..., and must have two or more dimensions, outputs first
-        ValueError: mode is ..., and must be 'fan_in' or 'fan_out'
-        TypeError: axes is ..., and must come from axes_of, or be None
-        ValueError: nonlinearity is ..., and must be one that torch.nn.init.calculate_gain knows, such as 'relu'
-
-    Source: arXiv:1502.01852
-
-    Example:
-        torch.manual_seed(0)
-        t = init_kaiming_normal_sparse_(sparse_mask((400,1000), .9).float(), sparse_mode='fan_in')
-        test_close(t[t!=0].std(), (2/100)**.5, 2e-3)
-    """
+    "Kaiming's normal initialisation (arXiv:1502.01852) of the nonzeros of `t`, corrected for the zeros"
     modes = dict(fan_in=[0], fan_out=[1], fan_in_out=[0,1])
     _check_init(t, a, mode, nonlinearity, axes)
     if sparse_mode not in modes: raise ValueError(f"sparse_mode is {sparse_mode!r}, and must be one of {', '.join(map(repr, modes))}")
@@ -529,46 +470,7 @@ def sparsify_model(
     also=None, # Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that most are left out
     xb=None, # Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
 ) -> Enforced: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
-    """Give the weights of `model` masks, and keep what is dead at zero
-
-    Args:
-        model: A module or a `Learner`
-        model_sparsity (float): Fraction of the weights that is dead, in [0,1)
-        sparse_f: The distribution, or its name, such as 'erk': parameters and model's sparsity → a sparsity for
-            each [default: uniform_sparsity]
-        enforce_mask: Keep dead weights at zero from now on? If not, masks are applied once and the rest is left to
-            the engine [default: True]
-        sparse_init_mode: 'auto' repairs the signal of untouched weights, None leaves them, others are
-            `init_kaiming_normal_sparse_`'s [default: 'auto']
-        mask_init: 'random', 'magnitude', 'zeros' (zeros are dead, at any sparsity), a function to a score or mask,
-            or masks by name [default: 'random']
-        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
-        structure: Which masks are legal: a `Structure` or its text such as '2:4'; None is any [default: None]
-        chosen: Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or
-            a list; None is all [default: None]
-        also: Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that
-            most are left out [default: None]
-        xb: Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
-            [default: None]
-
-    Returns:
-        Enforced: Its `remove()` ends enforcement, and `signal` says what a look at the signal found
-
-    Raises:
-        ValueError: grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead
-            ones: pass grow_state_f=None, or sparse_compute=None
-        TypeError: model is ..., and must be a torch module or a Learner
-        ValueError: ... is ..., which makes a distribution from ...: pass ...(...) instead of its name
-        ValueError: seed is ..., and must be an integer, or None to draw one
-        ValueError: the sparsity is ..., and the structure ... has a sparsity of ...: pass that, or another
-            structure
-        ValueError: ...: ...
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .9, erdos_renyi_sparsity, seed=42)
-        sparse_summary(model)
-    """
+    "Give the weights of `model` masks, and keep what is dead at zero"
     learn,model = model,module_of(model)
     _check_settings(model, model_sparsity, sparse_init_mode, sparse_f, enforce_mask, xb)
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
@@ -623,24 +525,7 @@ class SparseSummary:
 def sparse_summary(
     model, # A module or a `Learner`
 ) -> SparseSummary: # Shape, live weights, sparsity and target of each parameter, and why it was left dense
-    """Who is sparse in `model`, how much, and who isn't and why
-
-    Args:
-        model: A module or a `Learner`
-
-    Returns:
-        SparseSummary: Shape, live weights, sparsity and target of each parameter, and why it was left dense
-
-    Raises:
-        TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: model is ..., and must be a torch module
-
-    Example:
-        model = nn.Sequential(nn.Embedding(20,8), nn.LSTM(8,16), nn.LayerNorm(16), nn.Linear(16,20))
-        sparsify_model(model, .8, 'erk', seed=0)
-        test_eq(sparse_summary(model).df['live'].iloc[-2], round(.2*(64*8+64*16+20*16)))
-        sparse_summary(model)
-    """
+    "Who is sparse in `model`, how much, and who isn't and why"
     settle_averages(model := module_of(model))
     marks = {o.name:o for o in masked_params(model)}
     return SparseSummary([_row(o, marks) for o in decide(model)])
@@ -654,23 +539,7 @@ def _refuse_held(o):
 def unsparsify(
     model, # A module or a `Learner`
 ):
-    """Remove masks, their buffers and enforcement; the weights stay as they are, zeros included
-
-    Args:
-        model: A module or a `Learner`
-
-    Raises:
-        TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: model is ..., and must be a torch module
-        ValueError: ... has a learned mask: call fold_masks(model) first
-        ValueError: ... ...
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5)
-        unsparsify(model)
-        assert not [*model.buffers()]
-    """
+    "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
     model = module_of(model)
     for o in masked_params(model): _refuse_held(o)
     for m in model.modules():
@@ -700,32 +569,7 @@ def sparsify_parameter(
     seed:int=None, # As in `sparsify_model`
     structure=None, # Which masks are legal: a `Structure` or its text
 ) -> Enforced: # Its `remove()` ends enforcement of this parameter
-    """Give one parameter a mask
-
-    Args:
-        module: A module or a `Learner`
-        name (str): Its parameter, dotted if that lies deeper
-        sparsity (float): Fraction dead, in [0,1]
-        mask_init: As in `sparsify_model` [default: 'random']
-        seed (int): As in `sparsify_model` [default: None]
-        structure: Which masks are legal: a `Structure` or its text [default: None]
-
-    Returns:
-        Enforced: Its `remove()` ends enforcement of this parameter
-
-    Raises:
-        ValueError: ... has a mask already: call unsparsify_parameter first
-        ValueError: ... is of type ..., and must be of floats
-        TypeError: model is ..., and must be a torch module or a Learner
-        TypeError: name is ..., and must be that of a parameter, such as 'weight'
-        ValueError: ... is no parameter of ...: its parameters are ...
-        ValueError: ... is ..., and must lie in [0,1...: pass the fraction of weights that is dead, e.g. 0.9
-
-    Example:
-        layer = nn.Linear(8,4)
-        sparsify_parameter(layer, 'weight', .5)
-        assert layer.weight_mask.sum()==16
-    """
+    "Give one parameter a mask"
     module = module_of(module)
     m,attr = _own(module, name)
     o = Masked(name, m, attr, getattr(m, attr))
@@ -762,28 +606,7 @@ def _mask_keys(state):
 def pack_masks(
     state:dict, # A model's state dict
 ) -> dict: # A new one, with the same tensors but for the masks
-    """`state` with masks of one bit a weight
-
-    Args:
-        state (dict): A model's state dict
-
-    Returns:
-        dict: A new one, with the same tensors but for the masks
-
-    Raises:
-        TypeError: state is ..., and must be a model's state dict
-
-    Example:
-        model = nn.Sequential(nn.Linear(64,64), nn.ReLU(), nn.Linear(64,10))
-        sparsify_model(model, .9, seed=0)
-        state = pack_masks(model.state_dict())
-        again = nn.Sequential(nn.Linear(64,64), nn.ReLU(), nn.Linear(64,10))
-        sparsify_model(again, .9, seed=1)
-        again.load_state_dict(unpack_masks(state))
-        assert all(a.equal(b) for a,b in zip(model.state_dict().values(), again.state_dict().values()))
-        test_eq(model.state_dict()['0.weight_mask'].nbytes, 8*state['0.weight_mask'].nbytes)
-        state['0.weight_mask'].shape
-    """
+    "`state` with masks of one bit a weight"
     bools = [k for k,w in _mask_keys(state) if state[k].dtype==torch.bool and state[k].shape==state[w].shape]
     new = copy.copy(state)
     new.update({k:mask_to_bits(state[k]) for k in bools})
@@ -792,30 +615,7 @@ def pack_masks(
 def unpack_masks(
     state:dict, # What `pack_masks` returned; a state dict with bool masks stays as it is
 ) -> dict: # A new one, which `load_state_dict` takes
-    """`state` with masks of one byte a weight
-
-    Args:
-        state (dict): What `pack_masks` returned; a state dict with bool masks stays as it is
-
-    Returns:
-        dict: A new one, which `load_state_dict` takes
-
-    Raises:
-        TypeError: state is ..., and must be a model's state dict
-        ValueError: the bits are a tensor of ... of shape ..., and those of a mask of shape ... must be one of uint8
-            of shape (...,)
-
-    Example:
-        model = nn.Sequential(nn.Linear(64,64), nn.ReLU(), nn.Linear(64,10))
-        sparsify_model(model, .9, seed=0)
-        state = pack_masks(model.state_dict())
-        again = nn.Sequential(nn.Linear(64,64), nn.ReLU(), nn.Linear(64,10))
-        sparsify_model(again, .9, seed=1)
-        again.load_state_dict(unpack_masks(state))
-        assert all(a.equal(b) for a,b in zip(model.state_dict().values(), again.state_dict().values()))
-        test_eq(model.state_dict()['0.weight_mask'].nbytes, 8*state['0.weight_mask'].nbytes)
-        state['0.weight_mask'].shape
-    """
+    "`state` with masks of one byte a weight"
     weights = [(k, w) for k,w in _mask_keys(state) if state[k].dtype==torch.uint8 and state[k].shape!=state[w].shape]
     new = copy.copy(state)
     new.update({k:bits_to_mask(state[k], state[w].shape) for k,w in weights})

@@ -257,30 +257,7 @@ def _check_nm(s, low=0):
 
 @dataclass(frozen=True)
 class NM(Structure):
-    """`n` of `m` neighbours live
-
-    Args:
-        n (int): Live weights in a group
-        m (int): Weights in a group
-        axis (int): Along which axis neighbours are counted: 0 outputs, 1 inputs, -1 the last; of a vector the only
-            one [default: 1]
-        flat (bool): Count along all weights of an output, input channels and kernel together? [default: False]
-        pad (bool): May the last group of a row be shorter? [default: False]
-
-    Raises:
-        ValueError: flat counts along all weights of an output, so axis ... can't be chosen too: leave one of them
-            out
-        ValueError: ...:... would keep ... of ... weights: write N:M with N not above M, e.g. 2:4
-        ValueError: ... is ..., and must be an integer from ...
-        ValueError: ... is ..., and must be True or False
-
-    Source: arXiv:2104.08378
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5, structure=NM(2,4))
-        assert (model[0].weight_mask.view(-1,4).sum(1)==2).all()
-    """
+    "`n` of `m` neighbours live"
     n:int # Live weights in a group
     m:int # Weights in a group
     axis:int=1 # Along which axis neighbours are counted: 0 outputs, 1 inputs, -1 the last; of a vector the only one
@@ -449,24 +426,7 @@ def _fill(self:TransposableNM, kept, grow_f, k, free):
 # %% ../nbs/00a_structures.ipynb #b018e1e5
 @dataclass(frozen=True)
 class FanIn(Structure):
-    """Equally many live inputs for every output
-
-    Args:
-        ablate (float): γ: outputs whose share of salient weights is below this fraction lose all, in [0,1]; None
-            keeps every output [default: None]
-
-    Raises:
-        ValueError: ablate is ..., and must lie in [0,1]: the fraction of its fan-in that an output needs in salient
-            weights, e.g. 0.3
-        ValueError: ... needs a parameter of two or more dimensions, and this one has shape ...: leave it dense
-
-    Source: arXiv:2305.02299
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5, structure=FanIn())
-        assert (model[0].weight_mask.sum(1)==4).all()
-    """
+    "Equally many live inputs for every output"
     ablate:float=None # γ: outputs whose share of salient weights is below this fraction lose all, in [0,1]; None keeps every output
     syntax,across = r'fan-in(?: ablate (?P<ablate>[-+.e\d]+))?',True
     def __post_init__(self):
@@ -529,25 +489,7 @@ _how = '(?: (?P<reduce>mean|max|min|l2))?'
 # %% ../nbs/00a_structures.ipynb #c0d69a84
 @dataclass(frozen=True)
 class Block(_Whole):
-    """Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1
-
-    Args:
-        rows (int): Outputs in a block
-        cols (int): Inputs in a block
-        reduce (object): A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and
-            `structure`) that reduces the last axis [default: 'mean']
-        pad (bool): May the last blocks of outputs and of inputs be smaller? [default: False]
-
-    Raises:
-        ValueError: ... is ..., and must be True or False
-        ValueError: ... needs ..., and the parameter has shape ...: leave it dense, or take another structure
-        ValueError: ... is ..., and must be an integer from ...
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        sparsify_model(model, .5, structure=Block(4,2))
-        assert model[0].weight_mask.view(4,4,4,2).sum((1,3)).ge(0).all()
-    """
+    "Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1"
     rows:int # Outputs in a block
     cols:int # Inputs in a block
     # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
@@ -562,14 +504,7 @@ class Block(_Whole):
         need_bools(pad=self.pad)
 
     def sides(self, shape):
-        """Sizes of a block along the first axes of `shape`
-
-        Args:
-            shape:
-
-        Raises:
-            ValueError: ... needs ..., and the parameter has shape ...: leave it dense, or take another structure
-        """
+        "Sizes of a block along the first axes of `shape`"
         r,c = self.rows,self.cols
         _needs(self, shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, or a vector and a side of 1')
         return (r,c) if len(shape)>1 else (max(r, c),)
@@ -734,23 +669,7 @@ def _house_text(text):
 def as_structure(
     x, # A `Structure`, a text (ours, Cerebras' or dmx's), or None for `Unstructured()`
 ) -> Structure: # `as_structure(str(s))==s` for every built-in structure
-    """The structure that `x` means; a `ValueError` with all texts if it means none
-
-    Args:
-        x: A `Structure`, a text (ours, Cerebras' or dmx's), or None for `Unstructured()`
-
-    Returns:
-        Structure: `as_structure(str(s))==s` for every built-in structure
-
-    Raises:
-        ValueError: structure is ..., and must be a Structure, None, or one of ...
-        ValueError: ... draws a new mask at each step, and a structure says which masks are legal: pass it to
-            learn_masks
-        ValueError: ... doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file
-
-    Example:
-        as_structure('2:4')==NM(2,4)
-    """
+    "The structure that `x` means; a `ValueError` with all texts if it means none"
     if isinstance(x, Structure): return x
     text = 'unstructured' if x is None else _house_text(' '.join(x.lower().split())) if isinstance(x, str) else ''
     for kind in _kinds:

@@ -123,24 +123,7 @@ def plot_topology(
     history:SparseHistory=None, # What was recorded while it trained, for a panel of what the updates moved; None leaves it out
     image_shape:tuple=None, # (rows, columns) of the inputs where they are an image; None takes a square where they can be one
 ): # A matplotlib figure
-    """Which inputs live, how units are connected, how dense layers are, and what moved
-
-    Args:
-        model: A module with masks, or a `Learner`
-        history (SparseHistory): What was recorded while it trained, for a panel of what the updates moved; None
-            leaves it out [default: None]
-        image_shape (tuple): (rows, columns) of the inputs where they are an image; None takes a square where they
-            can be one [default: None]
-
-    Raises:
-        ValueError: the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9)
-            first
-
-    Example:
-        model = nn.Sequential(nn.Linear(64,32), nn.ReLU(), nn.Linear(32,10))
-        sparsify_model(model, .9, 'erk', seed=0)
-        plot_topology(model);
-    """
+    "Which inputs live, how units are connected, how dense layers are, and what moved"
     os,found = _checked(model),degrees(model)
     fig,axs = _panels(os, history is not None)
     try:
@@ -161,34 +144,7 @@ def animate_masks(
     image_shape:tuple=None, # As in `plot_topology`
     fps:float=6., # Frames a second, above 0
 ) -> Path: # The file
-    """A moving picture of the masks of one parameter
-
-    Args:
-        history (SparseHistory): Recorded with `keep_masks=True`
-        path: File to write, ending in .gif
-        parameter: Name of the parameter, or its place [default: 0]
-        image_shape (tuple): As in `plot_topology` [default: None]
-        fps (float): Frames a second, above 0 [default: 6.0]
-
-    Returns:
-        Path: The file
-
-    Raises:
-        ValueError: the history kept no masks: record with SparseHistory(keep_masks=True)
-        ValueError: parameter is ..., and must be one of ..., or a place from 0 to ...
-        ValueError: path is ..., and must end in .gif
-
-    Example:
-        model = nn.Sequential(nn.Linear(16,8), nn.ReLU(), nn.Linear(8,4))
-        sparsify_model(model, .5, seed=0)
-        opt,history = torch.optim.SGD(model.parameters(), lr=.1),SparseHistory(keep_masks=True)
-        engine = DynamicSparseTraining(model, opt, 8, **RigL_presets(batches_per_update=2), on_update=history)
-        for _ in range(6):
-            opt.zero_grad()
-            model(torch.randn(2,16)).square().mean().backward()
-            opt.step()
-        with tempfile.TemporaryDirectory() as d: animate_masks(history, f'{d}/masks.gif')
-    """
+    "A moving picture of the masks of one parameter"
     names = [n for n,_ in history.params]
     if not history.keep_masks or not history.masks: raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
     if parameter not in names and parameter not in range(len(names)): raise ValueError(f"parameter is {parameter!r}, and must be one of {', '.join(names)}, or a place from 0 to {len(names)-1}")

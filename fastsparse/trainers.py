@@ -82,53 +82,7 @@ def numbers(self:_Driver):
 
 # %% ../nbs/40_trainers.ipynb #501043f2
 class SparseTrainerCallback(_Driver):
-    """Sparse training under Hugging Face's `Trainer`
-
-    Args:
-        sparsity: Fraction dead, in [0,1); None takes a model that has masks as it is [default: None]
-        sparse_f: The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
-            [default: None]
-        seed: Seed of the random choices; None draws one from torch's generator [default: None]
-        sparsify: More settings of `sparsify_model`, such as `dict(also=..., chosen=...)` [default: None]
-        resume_from: Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's
-            output folder [default: None]
-        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
-            [default: None]
-        rules: Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
-            [default: None]
-        batch_size: Samples of a batch; needed where something is given in samples [default: None]
-        steps_per_epoch: Needed where something is given in epochs [default: None]
-        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
-            it is made [default: ()]
-        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
-        batches_per_update: Steps from one update to the next; an `Interval` gets shorter where the run is short
-            [default: None]
-        initial_drop_grow_pct: Fraction of live weights dropped and grown at first, in [0,1]; it falls along a
-            cosine [default: 0.3]
-        stop_pct: Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
-        keep_score_f: Which live weights stay [default: weight_magnitude]
-        grow_score_f: Which dead weights come back; None only drops [default: gradient_magnitude]
-        redistribute_f: A parameter's share of what grows; None leaves each its own [default: None]
-        replace_step: Does an update replace the step of its batch? [default: True]
-        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
-        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
-            [default: None]
-        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
-            `stop_pct` [default: None]
-        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
-        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
-        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
-        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
-            None is zero [default: None]
-        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
-            [default: None]
-        update_after_step: Update after the optimizer's step, with that step's own gradient, instead of before it?
-            Then no step is replaced [default: False]
-
-    Example:
-        callback = SparseTrainerCallback(sparsity=.9, **RigL_presets)  # transformers' Trainer(..., callbacks=[callback])
-        callback.sparsity  # gives 0.9
-    """
+    "Sparse training under Hugging Face's `Trainer`"
     def __new__(cls, *args, **kwargs):
         base = need('transformers', 'hf').TrainerCallback
         return _made(cls, base)
@@ -185,51 +139,7 @@ def _settle(trainer):
 
 # %% ../nbs/40_trainers.ipynb #6aec49f9
 class SparseLightningCallback(_Driver):
-    """Sparse training under Lightning's `Trainer`
-
-    Args:
-        sparsity: Fraction dead, in [0,1); None takes a model that has masks as it is [default: None]
-        sparse_f: The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
-            [default: None]
-        seed: Seed of the random choices; None draws one from torch's generator [default: None]
-        sparsify: More settings of `sparsify_model`, such as `dict(also=..., chosen=...)` [default: None]
-        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
-            [default: None]
-        rules: Pairs of a pattern and the settings of the parameters that it means, the first that matches wins
-            [default: None]
-        batch_size: Samples of a batch; needed where something is given in samples [default: None]
-        steps_per_epoch: Needed where something is given in epochs [default: None]
-        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
-            it is made [default: ()]
-        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
-        batches_per_update: Steps from one update to the next; an `Interval` gets shorter where the run is short
-            [default: None]
-        initial_drop_grow_pct: Fraction of live weights dropped and grown at first, in [0,1]; it falls along a
-            cosine [default: 0.3]
-        stop_pct: Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
-        keep_score_f: Which live weights stay [default: weight_magnitude]
-        grow_score_f: Which dead weights come back; None only drops [default: gradient_magnitude]
-        redistribute_f: A parameter's share of what grows; None leaves each its own [default: None]
-        replace_step: Does an update replace the step of its batch? [default: True]
-        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
-        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
-            [default: None]
-        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
-            `stop_pct` [default: None]
-        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
-        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
-        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
-        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
-            None is zero [default: None]
-        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
-            [default: None]
-        update_after_step: Update after the optimizer's step, with that step's own gradient, instead of before it?
-            Then no step is replaced [default: False]
-
-    Example:
-        callback = SparseLightningCallback(sparsity=.9, **RigL_presets)  # Lightning's Trainer(callbacks=[callback])
-        callback.sparsity  # gives 0.9
-    """
+    "Sparse training under Lightning's `Trainer`"
     def __new__(cls, *args, **kwargs):
         base = need('lightning.pytorch', 'lightning').Callback
         return _made(cls, base)
@@ -299,21 +209,7 @@ def log_updates(
     prefix:str='sparse/', # What the numbers' names begin with
     layers:bool=False, # The density of each parameter too?
 ): # For `on_update=` of an engine or a callback
-    """Tell a tracker what each update did: sparsity, weights dropped and grown, updates so far
-
-    Args:
-        tracker: A `SummaryWriter`, a wandb run, the module `mlflow`, or a function of a dict of numbers and a step
-        prefix (str): What the numbers' names begin with [default: 'sparse/']
-        layers (bool): The density of each parameter too? [default: False]
-
-    Raises:
-        ValueError: tracker is ..., and must be a SummaryWriter, a run of wandb, the module mlflow, or a function of
-            a dict and a step
-
-    Example:
-        numbers = []
-        DynamicSparseTrainingCallback(method='rigl', on_update=log_updates(lambda d, t: numbers.append((t, d))))
-    """
+    "Tell a tracker what each update did: sparsity, weights dropped and grown, updates so far"
     write = _writer(tracker)
     def _log(engine, t):
         n,live = [sum(o) for o in zip(*[(s.n, s.live) for s in engine.all])]

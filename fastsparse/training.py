@@ -223,64 +223,7 @@ def _sparsity_text(engine):
 
 # %% ../nbs/05_training.ipynb #3127d1b8
 class SparseEngine:
-    """Decides when and how the topology of `model` moves, and writes it
-
-    Args:
-        model: A module with masks, or a dense one with `sparsity`
-        opt: The optimizer that trains it, fastai's or torch's
-        n_steps (int): Steps of the whole run; needed where something is a fraction of it [default: None]
-        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
-            [default: None]
-        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
-        rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
-            wins [default: None]
-        batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
-        steps_per_epoch (int): Needed where something is given in epochs [default: None]
-        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
-            it is made [default: ()]
-        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
-        batches_per_update (int): Steps from one update to the next; an `Interval` gets shorter where the run is
-            short [default: None]
-        initial_drop_grow_pct (float): Fraction of live weights dropped and grown at first, in [0,1]; it falls along
-            a cosine [default: 0.3]
-        stop_pct (float): Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
-        keep_score_f: Which live weights stay [default: weight_magnitude]
-        grow_score_f: Which dead weights come back; None only drops [default: gradient_magnitude]
-        redistribute_f: A parameter's share of what grows; None leaves each its own [default: None]
-        sparsity: The final sparsity, in [0,1), or a schedule of it; None leaves the masks' counts as they are
-            [default: None]
-        sparse_f: The distribution that `sparsity` is shared out by [default: uniform_sparsity]
-        replace_step (bool): Does an update replace the step of its batch? [default: True]
-        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
-        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
-            [default: None]
-        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
-            `stop_pct` [default: None]
-        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
-        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
-        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
-        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
-            None is zero [default: None]
-        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
-            [default: None]
-        update_after_step (bool): Update after the optimizer's step, with that step's own gradient, instead of
-            before it? Then no step is replaced [default: False]
-
-    Raises:
-        ValueError: model is ..., and must be a torch module, such as learn.model
-        ValueError: opt is ..., and must be the optimizer that trains the model, fastai's or torch's
-        ValueError: on_update holds ..., and must hold functions of engine and step
-        ValueError: seed is ..., and must be an integer, or None to draw one
-        TypeError: model is ..., and must be a torch module
-        ValueError: ..._mask exists and is no mask of ours: rename it
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-        sparsify_model(model, .5)
-        engine = SparseEngine(model, opt, n_steps=100, batches_per_update=10)
-        engine.remove()
-    """
+    "Decides when and how the topology of `model` moves, and writes it"
 
     @delegates(Method)
     def __init__(self,
@@ -434,14 +377,7 @@ def _take_slots(self:SparseEngine, pairs, targets, initial):
 def slots_of(self:SparseEngine,
     m:Method, # One of `methods`
 ) -> list:
-    """The parameters that `m` serves
-
-    Args:
-        m (Method): One of `methods`
-
-    Returns:
-        list
-    """
+    "The parameters that `m` serves"
     return [s for s in self.slots if s.method is m]
 
 # %% ../nbs/05_training.ipynb #f5fc6527
@@ -485,14 +421,7 @@ def _due(self:SparseEngine, m, t):
 def due(self:SparseEngine,
     t:int, # Step, from 0
 ) -> bool:
-    """Does an update fall due at step `t`?
-
-    Args:
-        t (int): Step, from 0
-
-    Returns:
-        bool
-    """
+    "Does an update fall due at step `t`?"
     return any(m.updated_at==t or self._due(m, t) for m in self.methods)
 
 # %% ../nbs/05_training.ipynb #2dbd5558
@@ -562,12 +491,7 @@ def prepare(self:SparseEngine,
     t:int, # The step that this batch leads to
     accumulating:bool=False, # May the step come later than `t`, with this batch's gradient in it?
 ):
-    """Let the gradients of the next batch arrive dense if an update will read them
-
-    Args:
-        t (int): The step that this batch leads to
-        accumulating (bool): May the step come later than `t`, with this batch's gradient in it? [default: False]
-    """
+    "Let the gradients of the next batch arrive dense if an update will read them"
     for m in self.methods:
         soon = accumulating or m.pending is not None or any(self._due(m, u) for u in range(self.last_t+1, t+1))
         was,m.lifted = m.lifted,m.grow_score_f is not None and soon or m.reads_dense(t)
@@ -576,7 +500,7 @@ def prepare(self:SparseEngine,
 
 @patch
 def expect_update(self:SparseEngine):
-    """Let the gradients of the next batch arrive dense, for an `update` by hand"""
+    "Let the gradients of the next batch arrive dense, for an `update` by hand"
     for m in self.methods:
         m.lifted = True
         for s in self.slots_of(m): s.guard.lifted = True
@@ -612,14 +536,7 @@ def pending(self:SparseEngine):
 def before_step(self:SparseEngine,
     t:int, # The step that is about to be made, from 0
 ) -> bool: # Was the step replaced by an update?
-    """Do the updates that are due, and leave gradients masked where a step is to follow
-
-    Args:
-        t (int): The step that is about to be made, from 0
-
-    Returns:
-        bool: Was the step replaced by an update?
-    """
+    "Do the updates that are due, and leave gradients masked where a step is to follow"
     fell = [m for m in self.methods if self._falls_due(m, t)]
     collecting = [(m, c) for m in self.methods for c in m.collectors.values() if m.collects(c, t)]
     self.last_t = t
@@ -660,7 +577,7 @@ def _tell_of_missed(self:SparseEngine, fell):
 @patch
 @torch.no_grad()
 def after_step(self:SparseEngine):
-    """Do the updates that come after the optimizer's step, with the gradient of that step"""
+    "Do the updates that come after the optimizer's step, with the gradient of that step"
     later,held,self.later,self.held = self.later,self.held,{},[]
     if not later: return
     masked = [(s, s.p.grad) for s,_ in held]
@@ -817,14 +734,7 @@ def _movable(self:SparseEngine, m, t):
 def update(self:SparseEngine,
     times:dict, # The step at which an update of each method fell due, by method; a number means all methods
 ) -> list: # The methods that moved something
-    """Drop and grow now, with the drop fraction of those steps
-
-    Args:
-        times (dict): The step at which an update of each method fell due, by method; a number means all methods
-
-    Returns:
-        list: The methods that moved something
-    """
+    "Drop and grow now, with the drop fraction of those steps"
     if not isinstance(times, dict): times = self._by_hand(times)
     with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
     for m,moves in chosen.items():
@@ -887,12 +797,7 @@ def _as_saved(memo): return {k:whole_memo(memo)[k] for k in ('total','n')}
 def state_dict(
     self:SparseEngine,
 ) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
-    """What the engine needs to go on, besides the model's and the optimizer's state
-
-    Returns:
-        dict: Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values
-            or young weights
-    """
+    "What the engine needs to go on, besides the model's and the optimizer's state"
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
         masked=storage_of(s.o.p).checksum(s.mask),
         memos={k:_as_saved(memo) for k,memo in s.memos.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
@@ -906,11 +811,7 @@ def state_dict(
 def load_state_dict(self:SparseEngine,
     state:dict, # From `state_dict`
 ):
-    """Go on from `state`; a `ValueError`, and nothing changed, if it is of another run or model
-
-    Args:
-        state (dict): From `state_dict`
-    """
+    "Go on from `state`; a `ValueError`, and nothing changed, if it is of another run or model"
     self.check_state(state)
     self.seed,self.n_updates,self.last_t = [state[k] for k in ('seed','n_updates','last_t')]
     for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending = o['n_updates'],o['updated_at'],o['pending']
@@ -938,23 +839,7 @@ def _check_is_state(state):
 
 @patch
 def check_run(self:SparseEngine, state):
-    """A `ValueError` unless `state` is of a run like this one
-
-    Args:
-        state:
-
-    Raises:
-        ValueError: the state is of parameters ..., and this model's are ...: build and sparsify the model as in the
-            run that was saved
-        ValueError: the state is of ... methods, and here are ...: pass the rules of the run that was saved
-        ValueError: the state is of a run of ... steps, and this one has ...: train as long as the run that was
-            saved, in all
-        ValueError: the state was changed after it was saved: its checksum doesn't fit
-        ValueError: the state is ..., and must come from state_dict() of an engine or callback of this version: save
-            the run again, or begin a new one
-        ValueError: the state has schema ..., and this version reads ...: take the version of fastsparse that wrote
-            it
-    """
+    "A `ValueError` unless `state` is of a run like this one"
     _check_is_state(state)
     mine,theirs = [(s.o.name, s.n) for s in self.slots],[(o['name'], o['size']) for o in state['slots']]
     if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
@@ -966,14 +851,7 @@ def check_run(self:SparseEngine, state):
 # %% ../nbs/05_training.ipynb #4059ac0b
 @patch
 def check_state(self:SparseEngine, state):
-    """A `ValueError` unless `state` is one that this run can go on from, with the masks that the model has
-
-    Args:
-        state:
-
-    Raises:
-        ValueError: the state is of another mask of ...: load the model that was saved with it, and before it
-    """
+    "A `ValueError` unless `state` is one that this run can go on from, with the masks that the model has"
     self.check_run(state)
     for s,o in zip(self.slots, state['slots']):
         if o['masked']!=storage_of(s.o.p).checksum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
@@ -985,7 +863,7 @@ def _check_settings(mine, theirs):
 # %% ../nbs/05_training.ipynb #d864a1d2
 @patch
 def remove(self:SparseEngine):
-    """Let go of the model: gradients and state are masked again, and connections rest"""
+    "Let go of the model: gradients and state are masked again, and connections rest"
     for s in self.slots:
         g,dense = s.guard,s.guard.dense_history
         g.lifted,g.dense_history,g.around,g.finish = False,False,None,None
@@ -1009,62 +887,7 @@ def _check_opt(opt):
 
 # %% ../nbs/05_training.ipynb #fd969e58
 class DynamicSparseTraining(SparseEngine):
-    """Dynamic sparse training of `model` by whoever calls `opt.step()`
-
-    Args:
-        model: A module with masks, or a dense one with `sparsity`
-        opt: The optimizer that trains it, fastai's or torch's
-        n_steps: [default: None]
-        sparse_modules: Modules whose connections may move, all with masks by default; masks elsewhere stay
-            [default: None]
-        seed (int): Seed of the random choices; None draws one from torch's generator [default: None]
-        rules (list): Pairs of a pattern and the settings of the parameters that it means, the first that matches
-            wins [default: None]
-        batch_size (int): Samples of a batch; needed where something is given in samples [default: None]
-        steps_per_epoch (int): Needed where something is given in epochs [default: None]
-        on_update: Functions of engine and step, called after each update; what has a `begin` gets the engine when
-            it is made [default: ()]
-        method: A preset, or the name of one such as 'rigl'; settings beside it go before its own [default: None]
-        batches_per_update (int): Steps from one update to the next; an `Interval` gets shorter where the run is
-            short [default: None]
-        initial_drop_grow_pct (float): Fraction of live weights dropped and grown at first, in [0,1]; it falls along
-            a cosine [default: 0.3]
-        stop_pct (float): Fraction of the run after which the topology rests, in (0,1] [default: 0.75]
-        keep_score_f: Which live weights stay [default: weight_magnitude]
-        grow_score_f: Which dead weights come back; None only drops [default: gradient_magnitude]
-        redistribute_f: A parameter's share of what grows; None leaves each its own [default: None]
-        sparsity: The final sparsity, in [0,1), or a schedule of it; None leaves the masks' counts as they are
-            [default: None]
-        sparse_f: The distribution that `sparsity` is shared out by [default: uniform_sparsity]
-        replace_step (bool): Does an update replace the step of its batch? [default: True]
-        drop_fraction: The drop fraction as a schedule, instead of the cosine [default: None]
-        updates: The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
-            [default: None]
-        sparsity_path: Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets
-            `stop_pct` [default: None]
-        structure: Which masks are legal: a `Structure` or its text such as '2:4' [default: None]
-        drop_count_f: How many to drop: a function of live, target and fraction [default: drop_of_live]
-        mask_init: Where a dense model's masks come from, as in `sparsify_model` [default: 'random']
-        grow_init_f: Where grown weights start: a number, or a function that returns a tensor like the parameter;
-            None is zero [default: None]
-        grow_state_f: What is done to the optimizer's state at grown places once it is zero; None is nothing
-            [default: None]
-        update_after_step (bool): Update after the optimizer's step, with that step's own gradient, instead of
-            before it? Then no step is replaced [default: False]
-
-    Raises:
-        ValueError: opt is ..., and must be the model's optimizer, fastai's or torch's, or None
-        ValueError: the file holds no optimizer: leave opt out, or take a file that was saved with one
-        ValueError: the ... in the file: ...; here: ...; make the optimizer as in the run that was saved
-
-    Example:
-        model = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
-        opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-        sparsify_model(model, .5)
-        engine = DynamicSparseTraining(model, opt, n_steps=100, **SET_presets, batches_per_update=10)
-        F.cross_entropy(model(torch.randn(16,8)), torch.arange(16)%4).backward()
-        opt.step()
-    """
+    "Dynamic sparse training of `model` by whoever calls `opt.step()`"
 
     @delegates(SparseEngine.__init__)
     def __init__(self, model, opt, n_steps=None, **kwargs):
@@ -1084,7 +907,7 @@ class DynamicSparseTraining(SparseEngine):
         self.prepare(self.t)
 
     def remove(self):
-        """Detach from the optimizer; masks stay enforced where they were"""
+        "Detach from the optimizer; masks stay enforced where they were"
         for h in self.handles: h.remove()
         super().remove()
 
@@ -1107,10 +930,5 @@ def _after(self:DynamicSparseTraining, opt, args, kwargs):
 
 @patch
 def step(self:DynamicSparseTraining, *args, **kwargs):
-    """`opt.step()`
-
-    Args:
-        args:
-        kwargs:
-    """
+    "`opt.step()`"
     return self.opt.step(*args, **kwargs)

@@ -1,8 +1,8 @@
 "The face: which names a user meets, what `help` says of them, what importing costs, and the style of what is exported"
-import ast,builtins,inspect,json,os,pytest,re,subprocess,sys,textwrap
+import ast,builtins,inspect,os,pytest,re,subprocess,sys
 import fastsparse.all
+from fastcore.docscrape import NumpyDocString
 from pathlib import Path
-from radon.complexity import cc_visit
 
 FACE = '''
     sparse_mask sparse_mask_like mask_from_tensor sparsity_from_tensor maybe_float top_k_mask sparse_params apply_masks
@@ -119,58 +119,20 @@ def test_importing_costs_little_more_than_fastai():
 
 # --- help
 
-def documented():
-    "Functions and classes that a user meets, by name"
-    return sorted(k for k,v in public().items() if k in (FACE+COMING).split() and (inspect.isfunction(v) or inspect.isclass(v)))
+def examples():
+    "Public names whose docstring has an example, and its code"
+    docs = {k: NumpyDocString(inspect.getdoc(o)) for k,o in public().items() if (inspect.isfunction(o) or inspect.isclass(o)) and inspect.getdoc(o)}
+    return [(k, '\n'.join(d['Examples'])) for k,d in sorted(docs.items()) if d['Examples']]
 
-def example(o):
-    "The code of the example in the docstring of `o`, and what its last line gives, if that is said"
-    code = textwrap.dedent((inspect.getdoc(o) or '').partition('\nExample:\n')[2]).strip()
-    return code.partition('  # gives ')[::2]
-
-@pytest.mark.parametrize('name', documented())
-def test_help_shows_every_argument(name):
-    "`help`, `?` and an editor's hover see docstrings only"
-    o = public()[name]
-    args = [k for k,p in inspect.signature(o).parameters.items() if p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)]
-    missing = [k for k in args if not re.search(rf'^    {k}( \([^\n]*\))?:', inspect.getdoc(o), re.M)]
-    assert not missing
-
-@pytest.mark.parametrize('name', list(documented()))
-def test_help_shows_an_example_that_runs(name):
+@pytest.mark.parametrize('name,code', examples())
+def test_an_example_of_help_runs(name, code):
     "With fastai's basics and ours imported, and nothing else"
-    (code,gives),ns = example(public()[name]),{}
-    assert re.search(rf'\b{name}\b', code)
+    ns = {}
     exec('from fastai.basics import *\nfrom fastsparse.all import *', ns)
     ns['torch'].manual_seed(0)
-    *body,last = ast.parse(code).body
-    if not gives: body.append(last)
-    exec(compile(ast.Module(body, []), name, 'exec'), ns)
-    if gives: assert repr(eval(ast.unparse(last), ns))==gives
+    exec(code, ns)
 
 # --- how exported code looks
-
-def exported():
-    "Room, index of the cell and source of each exported cell"
-    for f in sorted((root/'nbs').glob('*.ipynb')):
-        for i,c in enumerate(json.loads(f.read_text(encoding='utf-8'))['cells']):
-            src = ''.join(c['source'])
-            if c['cell_type']=='code' and re.search(r'^#\| *exports?i?\b', src, re.M): yield f.name,i,'\n'.join(o for o in src.splitlines() if not o.startswith('#|'))
-
-error_text = re.compile(r'raise |Error\(|\bwarn\(|Warning\(|^\s*_?(error|errors|message|usage|\w+_(error|text|message)) *=')
-
-def too_complex():
-    "Functions with a cyclomatic complexity over 15"
-    for f in sorted((root/'fastsparse').glob('*.py')):
-        for o in cc_visit(f.read_text(encoding='utf-8')):
-            for m in (o, *getattr(o, 'methods', ()), *getattr(o, 'closures', ())):
-                if not hasattr(m, 'methods') and m.complexity>15: yield f'{f.stem}: {m.fullname} has a complexity of {m.complexity}'
-
-def too_long(): return [f'{f}: cell {i} has {len(s.strip().splitlines())} lines: {s.strip().splitlines()[0][:60]}' for f,i,s in exported() if len(s.strip().splitlines())>30]
-
-def too_wide():
-    "Lines of exported cells over 140 columns that hold no text of an error"
-    return [f'{f}: cell {i}: {len(l)} columns: {l.strip()[:70]}' for f,i,s in exported() for l in s.splitlines() if len(l)>140 and not error_text.search(l)]
 
 def unused():
     "Imports of the exported modules that nothing in them uses: chkstyle sees those of `#| export` cells only"
@@ -183,12 +145,6 @@ def unused():
             names = [(a.asname or a.name).split('.')[0] for a in o.names]
             for n in names:
                 if n!='*' and n not in used: yield f'{f.stem}: {n}'
-
-def test_no_function_is_complex(): assert not sorted(set(too_complex()))
-
-def test_no_exported_cell_is_long(): assert not too_long()
-
-def test_no_exported_line_is_wide(): assert not too_wide()
 
 def test_rooms_name_what_they_use_of_other_rooms():
     "No star between rooms, and no import that nothing uses"

@@ -1,5 +1,5 @@
 "The site: which names stand on the API's pages, what the search leads to, and what the pages show"
-import json,pytest,re,subprocess,sys
+import json,pytest,re,sys
 from pathlib import Path
 
 root = Path(__file__).parent.parent
@@ -21,12 +21,6 @@ def test_an_entry_can_be_written(name):
     "A heading, something said, and no line that is left open"
     md = api.entry_md(name, 'there')
     assert md.startswith('## ') and len(md.splitlines())>4 and md.count('```')%2==0
-
-def test_a_decorated_function_is_told_once():
-    "A room's page has prose and signature; the sections of `help` of what `inference_mode` wraps once stood there in one paragraph"
-    code = "import build; print(build.room_entry('shrink', build.nbs/'33_shrinking.ipynb'))"
-    out = subprocess.run([sys.executable, '-c', code], cwd=root/'docs', capture_output=True, text=True).stdout
-    assert 'def shrink' in out and 'Args:' not in out
 
 def test_a_page_that_a_search_leads_to_is_there():
     "By the name that it has on the site: without the number of its room"
