@@ -496,8 +496,7 @@ class Block(_Whole):
     reduce:object='mean'
     pad:bool=False # May the last blocks of outputs and of inputs be smaller?
     syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)(?: (?P<pad>pad))?'+_how,property(lambda self: 'block {rows}x{cols}' + ' pad'*self.pad)
-    __str__ = _Whole.__str__
-    experts_join = 'kernel'
+    __str__,experts_join,told_apart = _Whole.__str__,'kernel',(0,2)  # which of the finer axes count blocks
     def __post_init__(self):
         super().__post_init__()
         for name in ('rows','cols'): _check_int(name, getattr(self, name))
@@ -514,7 +513,13 @@ class Block(_Whole):
         _needs(self, shape, not any(n%b for n,b in zip(shape, sides)),
             f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
         split = [o for n,b in zip(shape, sides) for o in (n//b, b)]
-        return (*split, *shape[len(sides):]),[],[0,*([2] if len(sides)>1 else []),*range(4, len(shape)+2)]
+        return (*split, *shape[len(sides):]),[],[o for o in self.told_apart if o<len(shape)+len(sides)]
+
+    def for_experts(self, n): return self if n==1 else _ExpertBlock(self.rows, self.cols, self.reduce, self.pad)
+
+class _ExpertBlock(Block):
+    "Blocks of a weight whose third axis counts experts, each with blocks of its own"
+    told_apart = 0,2,4
 
 # %% ../nbs/00a_structures.ipynb #9f2e8f1d
 @patch
@@ -524,7 +529,7 @@ def _ragged(self:Block, shape): return self.pad and any(n%b for n,b in zip(shape
 def _parts(self:Block, shape):
     "Rectangles that blocks of one size fill, and the structure of each"
     cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
-    return [(tuple(slice(a,z) for a,z,_ in cut), Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce))
+    return [(tuple(slice(a,z) for a,z,_ in cut), type(self)(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce))
         for cut in itertools.product(*cuts)]
 
 @patch
@@ -553,7 +558,7 @@ def _most(self:Block, shape): return sum(n for n,_ in self._sizes(shape)) if sel
 
 @patch
 def _n_at(self:Block, shape, k):
-    if not self._ragged(shape): return k*self.sides(shape)[0]*(self.sides(shape)+(1,))[1]
+    if not self._ragged(shape): return super(Block, self)._n_at(shape, k)
     return sum(n*e for n,(_,e) in zip(self._shares(shape, k), self._sizes(shape)))
 
 # %% ../nbs/00a_structures.ipynb #b6dcdfe5

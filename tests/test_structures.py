@@ -23,7 +23,7 @@ homes = {'unstructured': lambda i,s: ((), i), 'fan-in': lambda i,s: (i[0], i[1:]
     '2:4': lambda i,s: ((i[0],i[1]//4,*i[2:]), i[1]), '2:4 pad': lambda i,s: ((i[0],i[1]//4,*i[2:]), i[1]), '1:3 axis 0': lambda i,s: ((i[0]//3,*i[1:]), i[0]),
     '3:8 flat': lambda i,s: ((i[0],flat_inputs(i, s)//8), flat_inputs(i, s)), '2:5 flat pad': lambda i,s: ((i[0],flat_inputs(i, s)//5), flat_inputs(i, s)),
     '1:2 axis 2': lambda i,s: ((*i[:2],i[2]//2,*i[3:]), i[2]), 'output groups 3': lambda i,s: (i[0]//(s[0]//3), i), 'input groups 2': lambda i,s: (i[1]//(s[1]//2), i),
-    'block 2x3': lambda i,s: ((), (i[0]//2,i[1]//3,*i[2:])), 'block 2x3 max': lambda i,s: ((), (i[0]//2,i[1]//3,*i[2:])),
+    'block 2x3': lambda i,s: ((), (i[0]//2,i[1]//3)), 'block 2x3 max': lambda i,s: ((), (i[0]//2,i[1]//3)),
     'output channels min': lambda i,s: ((), i[0]), 'input channels': lambda i,s: ((), i[1])}
 
 shapes = {'unstructured':[(7,),(3,5),(2,3,2,2),(0,3)], '2:4':[(3,8),(2,4,3),(2,8,1,2),(1,4)], '2:4 pad':[(3,6),(2,5,2,2),(2,3),(1,1),(2,8)],
@@ -242,6 +242,36 @@ def test_padding_is_asked_for():
     assert s.count((3,6), 18)==18 and s.count((3,6), 0)==0
     assert s.top(torch.rand(4,8), 16).shape==(4,8)
     with pytest.raises(ValueError, match="'block 2x4 pad'"): as_structure('block 2x4').check((3,6))
+
+@pytest.mark.parametrize('how', ['mean','max'])
+@pytest.mark.parametrize('shape', [(4,4), (4,4,2), (4,6,3,3), (4,4,2,2,2)])
+def test_blocks_hold_whole_kernels(shape, how):
+    "jaxpruner's rule: a block's score is pooled over 2 outputs, 2 inputs and all positions of their kernels, and the best round((1-s)*blocks) live whole"
+    score = np.random.default_rng(0).random(shape)
+    pool = dict(mean=np.mean, max=np.max)[how]
+    pooled = {(i,j): pool(score[2*i:2*i+2,2*j:2*j+2]) for i in range(shape[0]//2) for j in range(shape[1]//2)}
+    best = sorted(pooled, key=pooled.get)[len(pooled)-round(.8*len(pooled)):]
+    expected = np.zeros(shape, bool)
+    for i,j in best: expected[2*i:2*i+2,2*j:2*j+2] = True
+    assert torch.equal(mask_topk(torch.from_numpy(score), .2, f'block 2x2 {how}'), torch.from_numpy(expected))
+
+def test_blocks_of_one_weight_are_kernels():
+    score = torch.rand(4,6,3,3)
+    assert torch.equal(mask_topk(score, .5, 'block 1x1'), mask_topk(score, .5, 'kernels'))
+
+@pytest.mark.parametrize('text', ['block 2x2','block 3x4 pad'])
+def test_padded_blocks_of_kernels(text):
+    "Through top, updates and growth each kernel lives whole, and blocks too"
+    s,shape = as_structure(text),(6,8,3,3) if 'pad' not in text else (7,10,3)
+    whole = lambda m: torch.equal(m, m.flatten(2)[...,0].reshape(*m.shape[:2], *[1]*(m.ndim-2)).expand_as(m))
+    flat = lambda m: m.flatten(2)[...,0]
+    for wanted in (60, 120, 150):
+        n = s.count(shape, wanted)
+        mask = s.top(torch.rand(shape), n)
+        assert count_live(mask)==n and whole(mask) and s.legal(mask)
+        moved = after(mask, *s.move(mask, lambda: torch.rand(shape), lambda _: torch.rand(shape), n//3, n))
+        assert count_live(moved)==n and whole(moved) and s.legal(moved)
+        assert all(b.all() or not b.any() for b in blocks_of(flat(moved), s.rows, s.cols))
 
 def test_blocks_in_vectors():
     "A block with a side of 1 lies along a vector"
