@@ -2043,7 +2043,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.sparsify.keep_from_broadcast': ( 'sparsify.html#keep_from_broadcast',
                                                                                   'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.layer_counts': ('sparsify.html#layer_counts', 'fastsparse/sparsify.py'),
-                                     'fastsparse.sparsify.matches': ('sparsify.html#matches', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.module_copy': ('sparsify.html#module_copy', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.module_of': ('sparsify.html#module_of', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.pack_masks': ('sparsify.html#pack_masks', 'fastsparse/sparsify.py'),

@@ -8,9 +8,9 @@ __all__ = ['keep_zeros', 'merge_sparse', 'save_delta', 'load_delta']
 # %% ../nbs/41_finetune.ipynb #a6d10ae2
 import torch
 from fastcore.basics import *
-from fastsparse.patterns import named
+from fastsparse.patterns import need_named
 from fastsparse.guards import apply_masks,masked_params
-from fastsparse.sparsify import module_of,sparsify_model
+from fastsparse.sparsify import candidates,module_of,sparsify_model
 from fastsparse.files import as_path,read_tensors,reading,whole_file
 from pathlib import Path
 
@@ -27,8 +27,10 @@ def keep_zeros(
     zeros = {n:float((p==0).float().mean()) for n,p in module.named_parameters(remove_duplicate=False) if p.numel()}
     enough = [n for n,z in zeros.items() if z>=least and z>0]
     if not enough: raise ValueError(f"no parameter of the model has a fraction of {least} zeros (the most is {max(zeros.values(), default=0):.3g}): prune it first, e.g. with prune_wanda, or pass a lower least")
-    chosen = enough if wanted is None else lambda n,p: n in enough and bool(named(wanted, [n], [p], module))
-    return sparsify_model(model, 0., mask_init='zeros', chosen=chosen, **kwargs)
+    os = candidates(module, kwargs.get('also'))
+    names = [o.name for o in os]
+    idxs = range_of(os) if wanted is None else need_named(wanted, names, [o.p for o in os], module, what='chosen')
+    return sparsify_model(model, 0., mask_init='zeros', chosen=[names[i] for i in idxs if names[i] in enough], **kwargs)
 
 # %% ../nbs/41_finetune.ipynb #ebffa4e6
 def _outputs(model, xb):

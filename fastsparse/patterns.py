@@ -14,7 +14,8 @@ from warnings import warn
 def _by_text(text, names):
     if text in names: return [i for i,n in enumerate(names) if n==text]
     inside = [i for i,n in enumerate(names) if n.startswith(f'{text}.')]
-    return inside or [i for i,n in enumerate(names) if fnmatchcase(n, text)]
+    found = inside or [i for i,n in enumerate(names) if fnmatchcase(n, text)]
+    return found or [i for i,n in enumerate(names) if f'.{text}.' in f'{n}.' and not text[:1].isdigit()]
 
 def _by_type(kind, names, model):
     if model is None: raise ValueError(f"the pattern {kind.__name__} is a type, and only names are known here: give a name, a glob or a function instead")

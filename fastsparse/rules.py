@@ -198,11 +198,11 @@ def _rule_spec(pattern, settings):
     return dict(said, method=method, **{k:_said(k, v) for k,v in settings.items() if k not in _same(settings, _methods[method])})
 
 # %% ../nbs/12_rules.ipynb #687b09f7
-def _row(o, rules, model):
+def _row(o, rules, k):
+    "The line of `o`, which the rule at place `k` takes"
     name,p,why = o.name,o.p,o.why
     row = dict(parameter=name, shape=' x '.join(map(str, p.shape)), rule='', method='', sparsity='', structure='', note=why)
     if why: return row
-    k = first(range_of(rules), lambda k: named(rules[k][0], [name], [p], model))
     if k is None: return dict(row, note='no rule')
     pattern,kw = rules[k]
     row['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
@@ -218,4 +218,7 @@ def rules_table(
     model = module_of(model)
     in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
     rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)
-    return pd.DataFrame([_row(o, rules, model) for o in decide(model)])
+    os = decide(model)
+    free = [o for o in os if not o.why]
+    hits = [{free[i].name for i in named(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
+    return pd.DataFrame([_row(o, rules, first(k for k,hit in enumerate(hits) if o.name in hit)) for o in os])

@@ -20,7 +20,7 @@ from fastsparse.guards import masked_params,settle_averages,storage_of,storages,
 from fastsparse.layers import axes_of,layer_of
 from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
-from fastsparse.patterns import named,need_named
+from fastsparse.patterns import need_named
 from fastsparse.scores import call_with,random_score,weight_magnitude
 from fastsparse.signal import batch_of,mark_fresh,output_spread,repair_signal
 from fastsparse.structures import as_structure,Structure
@@ -176,15 +176,6 @@ def as_mask(
     n_live = count_live(score)
     if n not in (None, n_live): raise ValueError(f"a mask for {o.name} has {n_live} live weights, and must have {n}: return a score instead, or a mask with that many")
     return score
-
-# %% ../nbs/04_sparsify.ipynb #b318cf6a
-def matches(
-    pattern, # A glob, a list of globs, or a function of name and parameter
-    name:str, # A parameter's full name
-    p:torch.Tensor, # The parameter
-) -> bool:
-    "Does `pattern` mean this parameter?"
-    return bool(named(pattern, [name], [p]))
 
 # %% ../nbs/04_sparsify.ipynb #e192699c
 def candidates(
@@ -420,8 +411,7 @@ def _choose(model, chosen, also):
         raise ValueError(f"{type(model).__name__} has no weights to make sparse: it needs linear, convolutional, attention or recurrent layers, or also= to name others{kept}")
     if also is None: warn_if_missed(model, os)
     names,ps = [o.name for o in os],[o.p for o in os]
-    idxs = list(range_of(os)) if chosen is None else named(chosen, names, ps, model)
-    if not idxs: raise ValueError(f"chosen is {chosen!r} and names none of the parameters to choose from: {', '.join(names)}")
+    idxs = list(range_of(os)) if chosen is None else need_named(chosen, names, ps, model, what='chosen')
     return [os[i] for i in idxs],idxs
 
 # %% ../nbs/04_sparsify.ipynb #7a0494c6

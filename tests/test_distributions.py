@@ -180,12 +180,12 @@ layers = [(4,3,3,3),(24,8),(8,8),(16,8),(10,16)]
 sizes = [108,192,64,128,160]
 
 @pytest.mark.parametrize('patterns,places', [(0,[0]), (-1,[4]), ([0,-1],[0,4]), ('head',[4]), ('head.weight',[4]), ('blocks.*',[1,2,3]),
-    ('*.attn.*',[1,2]), ('blocks.0.attn',[1,2]), (['stem','*.fc.*'],[0,3]), (('head','head',4),[4]), ('blocks.0.attn.out_proj',[2]), (lambda name,p: p.ndim==4,[0])])
+    ('*.attn.*',[1,2]), ('blocks.0.attn',[1,2]), (['stem','*.fc.*'],[0,3]), ('fc',[3]), ('attn',[1,2]), ('attn.out_proj',[2]), (('head','head',4),[4]), ('blocks.0.attn.out_proj',[2]), (lambda name,p: p.ndim==4,[0])])
 def test_dense_by_pattern(patterns, places):
     "By parameter, by module (all its weights), by glob, by place, or by a function: the patterns of the whole library"
     assert [i for i,s in enumerate(layers_dense(patterns)(params(layers), .2, names=names)) if s==0]==places
 
-@pytest.mark.parametrize('patterns', ['fc', 'Head', 'block', 5, -6, True, .5, None, ['head','haed'], 'blocks.0.attn.out_proj.bias', 'stem.'])
+@pytest.mark.parametrize('patterns', ['fd', 'Head', 'block', 5, -6, True, .5, None, ['head','haed'], 'blocks.0.attn.out_proj.bias', 'stem.'])
 def test_dense_by_no_pattern(patterns):
     "A name, whole and in its case, or a place that isn't there is refused, with the names that are"
     with pytest.raises(ValueError, match='stem.weight|must be a name'): layers_dense(patterns)(params(layers), .5, names=names)

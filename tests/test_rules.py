@@ -287,6 +287,26 @@ def test_a_rule_that_serves_nobody_warns():
     with pytest.warns(UserWarning, match=r"'typo.\*' serves no parameter"):
         DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 20, rules=rules, batches_per_update=4, seed=0)
 
+def test_a_bare_name_serves_all_that_are_called_so():
+    "A module's own name means it wherever it lies, in the engine and in the table; a full name comes first, and a place is one of all parameters"
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv,self.blocks = nn.Linear(8,8),nn.ModuleList([nn.ModuleDict(dict(mlp=nn.Linear(8,8), conv=nn.Linear(8,8))) for _ in range(2)])
+    def taken(rules):
+        model = Net()
+        got = {k:o['sparsity'] for k,o in table(model, rules).items() if not k.endswith('bias')}
+        engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1), 100, rules=rules)
+        lives = {o.name:1-int(o.mask.sum())/64 for o in masked_params(model)}
+        assert {k:v for k,v in got.items() if v!=''}==lives
+        engine.remove()
+        return list(lives)
+    settings = dict(sparsity=.5, batches_per_update=10)
+    assert taken([('mlp', settings)])==['blocks.0.mlp.weight','blocks.1.mlp.weight']
+    assert taken([('conv', settings)])==['conv.weight']
+    assert taken([('blocks', settings)])==[f'blocks.{i}.{k}.weight' for i in (0,1) for k in ('mlp','conv')]
+    assert taken([(-1, settings)])==['blocks.1.conv.weight']
+
 def test_table_is_a_frame(): assert isinstance(rules_table(mlp(), .5), pd.DataFrame) and list(table(mlp(), .5))==[n for n,_ in mlp().named_parameters()]
 
 def test_an_interval_stays_one_in_a_file(tmp_path):

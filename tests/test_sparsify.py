@@ -160,6 +160,17 @@ def test_all_kinds_train(make, xb):
         assert_dead(m, opt)
     assert all((b!=o.p)[o.mask].any() for b,o in zip(before, masked_params(m)))
 
+def test_all_that_is_chosen_is_there():
+    "An entry of a list that names nothing is refused, not left out; `keep_zeros` reads names and places as `sparsify_model` does"
+    m = nn.Sequential(nn.Linear(8,8), nn.Linear(8,8), nn.Linear(8,4))
+    with pytest.raises(ValueError, match="chosen is '4' and names none.*0.weight"): sparsify_model(m, .5, chosen=['0','4'])
+    with torch.no_grad():
+        for l in m: l.weight[0] = 0
+    with pytest.raises(ValueError, match="chosen is '4' and names none.*0.weight"): keep_zeros(m, chosen=['0','4'])
+    assert not _chosen(m)
+    keep_zeros(m, chosen=-1)
+    assert _chosen(m)==['2.weight']
+
 def test_depthwise_is_chosen_and_flagged():
     "Law 9: depthwise convolutions are chosen, and the summary says so"
     m = nn.Sequential(nn.Conv2d(6,6,3, groups=6), nn.Conv2d(6,6,3, groups=2))
