@@ -2045,6 +2045,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastsparse.sparsify.layer_counts': ('sparsify.html#layer_counts', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.module_copy': ('sparsify.html#module_copy', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.module_of': ('sparsify.html#module_of', 'fastsparse/sparsify.py'),
+                                     'fastsparse.sparsify.need_values': ('sparsify.html#need_values', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.pack_masks': ('sparsify.html#pack_masks', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.register_mask': ('sparsify.html#register_mask', 'fastsparse/sparsify.py'),
                                      'fastsparse.sparsify.resting': ('sparsify.html#resting', 'fastsparse/sparsify.py'),

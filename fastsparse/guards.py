@@ -110,7 +110,7 @@ def asked_sparsity(
     "The sparsity that was asked for by writing to the buffer"
     shown = o.module._buffers.get(f'{o.attr}_sparsity')
     if shown is None: return None
-    own = torch.tensor(sparsity_from_tensor(o.mask))
+    own = torch.tensor(sparsity_from_tensor(o.mask), device='cpu')
     passed = [own.to(d).to(shown.dtype) for d in (torch.float, torch.half, torch.bfloat16)]
     return None if any(shown.item()==t.item() for t in passed) else shown.item()
 

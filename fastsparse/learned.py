@@ -17,7 +17,7 @@ from fastsparse.masks import check_sizes,count_live,keyed_generator,n_live,spars
 from fastsparse.schedules import Schedule
 from fastsparse.scores import call_with
 from fastsparse.guards import enforce_masks,guard_of,masked_params
-from fastsparse.sparsify import decide,draw_seed,module_of,warn_if_missed
+from fastsparse.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
 from fastsparse.layers import axes_of
 from fastsparse.patterns import assign,read_rules
 from fastsparse.structures import as_structure,NM,Structure,Unstructured
@@ -180,7 +180,7 @@ def Bernoulli(
     generator=None, # Source of randomness on the CPU
 ):
     "A place lives with the probability that its score says"
-    return torch.rand(score.shape, generator=generator).to(score.device)<score
+    return torch.rand(score.shape, generator=generator, device='cpu').to(score.device)<score
 
 # %% ../nbs/20_learned.ipynb #401b6ab5
 class _MaskedForward(torch.autograd.Function):
@@ -250,7 +250,7 @@ class Sparsify(nn.Module):
     def start(self, shape, device=None, dtype=None):
         "Draw scores of `shape`, and choose the first mask"
         check_sizes((shape,) if isinstance(shape, int) else shape, 'shape')
-        self.score = nn.Parameter(torch.rand(shape, generator=keyed_generator(self.seed, 2)).to(device=device, dtype=dtype))
+        self.score = nn.Parameter(torch.rand(shape, generator=keyed_generator(self.seed, 2), device='cpu').to(device=device, dtype=dtype))
         for k in self.own_masks: self.register_buffer(k, None)
         self.update(self.scored())
 
@@ -573,6 +573,7 @@ def learn_masks(
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")
     chosen = _chosen(model, sparseness, also)
     if not chosen: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or also= or a rule that names others")
+    need_values(**{name:getattr(m, attr) for name,m,attr,_ in chosen})
     for name,m,attr,kind in chosen: _try_out(name, getattr(m, attr), _settings(sparseness=kind, **settings), axes_of(m, attr))
     seed = draw_seed(seed)
     seeds = [keyed_generator(seed, i).initial_seed() for i in range(len(chosen))]

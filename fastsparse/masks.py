@@ -42,8 +42,8 @@ def sparse_mask(
     check_sizes(sizes)
     need_generator(generator)
     n = math.prod(sizes)
-    mask = torch.zeros(n, dtype=torch.bool)
-    mask[torch.randperm(n, generator=generator)[:n_live(n, sparsity)]] = True
+    mask = torch.zeros(n, dtype=torch.bool, device='cpu')
+    mask[torch.randperm(n, generator=generator, device='cpu')[:n_live(n, sparsity)]] = True
     return mask.view(sizes)
 
 def sparse_mask_like(

@@ -336,9 +336,9 @@ def draw_rows(
     "This rank's part of `torch.rand(shape)`"
     row,n = math.prod(shape[1:]),math.prod(shape)
     start,end = ranks.first*row,(ranks.first+ranks.rows)*row
-    out = torch.empty(end-start)
+    out = torch.empty(end-start, device='cpu')
     for a in range(0, n, piece):
-        new = torch.rand(min(piece, n-a), generator=generator)
+        new = torch.rand(min(piece, n-a), generator=generator, device='cpu')
         lo,hi = max(a, start),min(a+piece, end)
         if lo<hi: out[lo-start:hi-start] = new[lo-a:hi-a]
     return out.view(ranks.rows, *shape[1:])

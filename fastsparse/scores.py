@@ -27,7 +27,7 @@ def random_score(
     "A score without preference"
     need_tensors(p=p)
     need_generator(generator)
-    return torch.rand(p.shape, generator=generator, dtype=torch.float).to(p.device)
+    return torch.rand(p.shape, generator=generator, dtype=torch.float, device='cpu').to(p.device)
 
 def _grad(p):
     "The gradient of `p`"
@@ -260,9 +260,9 @@ class DeadSample:
         "What is drawn, until it is enough"
         draws = math.ceil(self.size(n, live, grown)*n/max(n-live+grown, 1))
         while draws<n:
-            yield torch.randint(n, (draws,), generator=generator)
+            yield torch.randint(n, (draws,), generator=generator, device='cpu')
             draws *= 2
-        yield torch.arange(n)
+        yield torch.arange(n, device='cpu')
 
 # %% ../nbs/03_scores.ipynb #e7bcff01
 @patch
@@ -320,7 +320,7 @@ class Sampled(BasicRepr):
 
     def __call__(self, p, generator=None, **kwargs):
         score = call_with(self.score_f, p, generator=generator, **kwargs).double().clamp(max=torch.finfo(torch.double).max)
-        luck = -torch.empty(p.shape, dtype=torch.double).exponential_(generator=generator).to(p.device).log()
+        luck = -torch.empty(p.shape, dtype=torch.double, device='cpu').exponential_(generator=generator).to(p.device).log()
         value,some = score.log()/self.temperature+luck,score>0
         if some.any(): value = value-value[some].min()+luck.max()-luck.min()+1
         return torch.where(score<=0, luck-luck.min(), value)

@@ -128,7 +128,7 @@ def draw_seed(
     if seed is not None:
         try: return operator.index(None if isinstance(seed, bool) else seed)
         except TypeError: raise ValueError(f"seed is {seed!r}, and must be an integer, or None to draw one") from None
-    box = [int(torch.randint(2**62, ()))]
+    box = [int(torch.randint(2**62, (), device='cpu'))]
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -178,12 +178,19 @@ def as_mask(
     return score
 
 # %% ../nbs/04_sparsify.ipynb #e192699c
+def need_values(
+    **params # Parameters by name
+):
+    "A `ValueError` if one of them is on the meta device"
+    if bad := first(n for n,p in params.items() if p.is_meta): raise ValueError(f"{bad} is on the meta device and has no values: call model.to_empty(device='cpu') first, then initialise its layers (reset_parameters) or load them")
+
 def candidates(
     model:nn.Module, # Any module
     also=None, # As for `decide`
 ) -> list: # A `Masked` for each, without masks, in parameter order
     "The parameters that `decide` would make sparse"
     os = [o for o in decide(model, also) if not o.why]
+    need_values(**{o.name:o.p for o in os})
     for o in os:
         if hasattr(o.module, f'{o.attr}_mask') and o.module._buffers.get(f'{o.attr}_mask') is None: raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
     return os
@@ -565,6 +572,7 @@ def sparsify_parameter(
     o = Masked(name, m, attr, getattr(m, attr))
     if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name} has a mask already: call unsparsify_parameter first")
     _check_fraction(sparsity, 'sparsity', ']')
+    need_values(**{name:o.p})
     if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
     mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
     register_mask(o, mask)

@@ -875,7 +875,7 @@ def _diagonals(rows, cols, n):
     total = rows*cols
     near = lambda b: round(Fraction(n*b, total))
     b = next(b for b in range(1, total+1) if 2*abs(near(b)*total-n*b)<=b)
-    return b-1-(torch.arange(cols)-torch.arange(rows)[:,None]+1)*near(b)%b
+    return b-1-(torch.arange(cols, device='cpu')-torch.arange(rows, device='cpu')[:,None]+1)*near(b)%b
 
 def _move_rows(m, most=1):
     "Move live places of the bool array `m` within their columns, in place, until its rows differ by at most `most`"
@@ -909,7 +909,7 @@ def checkerboard(
     "A mask of evenly spaced live weights, for `mask_init=`"
     s,shape = as_structure(structure),tuple(p.shape)
     if n is None: raise ValueError("checkerboard needs n, the number of weights that live")
-    if n in (0, p.numel()): return s.top(torch.zeros(shape), n).to(p.device)
+    if n in (0, p.numel()): return s.top(torch.zeros(shape, device='cpu'), n).to(p.device)
     if isinstance(s, _Turned): return s._from(checkerboard(s._to(p), n, s._view(shape)[0]), shape)
     if isinstance(s, Block) and s._ragged(shape): return _by_part(p, s._shares(shape, s._per_group(shape, n)), s)
     sizes,order,(G,U,E) = s._order(shape)
@@ -938,7 +938,7 @@ def _masks_in(source):
 
 def _shuffled(mask, s, generator):
     n = s.count(mask.shape, count_live(mask))
-    return s.top(torch.rand(mask.shape, generator=generator), n)
+    return s.top(torch.rand(mask.shape, generator=generator, device='cpu'), n)
 
 # %% ../nbs/00a_structures.ipynb #5a27f4bc
 def masks_like(

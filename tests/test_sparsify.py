@@ -171,6 +171,41 @@ def test_all_that_is_chosen_is_there():
     keep_zeros(m, chosen=-1)
     assert _chosen(m)==['2.weight']
 
+def deferred():
+    with torch.device('meta'): return nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
+
+@pytest.mark.parametrize('f', [lambda m: sparsify_model(m, .5), lambda m: sparsify_parameter(m, '0.weight', .5), lambda m: prune_magnitude(m, .5),
+    lambda m: SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 100, sparsity=.5, batches_per_update=10), lambda m: learn_masks(m, 'TOPK{.5}(M)')])
+def test_a_model_without_values_is_refused(f):
+    "On the meta device there is nothing to mask, and masks made there would hold whatever `to_empty` finds: one error that names the way, and nothing changed"
+    m = deferred()
+    with pytest.raises(ValueError, match=r"0.weight is on the meta device.*to_empty\(device='cpu'\).*reset_parameters"): f(m)
+    assert not [*m.buffers()] and len(sparse_summary(m).df)==6
+    m.to_empty(device='cpu')
+    for l in (m[0],m[2]): l.reset_parameters()
+    f(m)
+    assert all(torch.isfinite(p).all() for p in m.parameters())
+
+def test_the_default_device_decides_nothing():
+    "Law 8: with another default device, as torch.set_default_device('cuda') makes it, choices are drawn on the CPU all the same"
+    def run(device, mask_init, structure):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,8))
+        opt = torch.optim.SGD(m.parameters(), lr=.1)
+        x = torch.randn(16,8)
+        with torch.device(device):
+            sparsify_model(m, .5, mask_init=mask_init, seed=0, structure=structure)
+            engine = DynamicSparseTraining(m, opt, 40, method='set', batches_per_update=4, seed=0, structure=structure)
+            for _ in range(20):
+                opt.zero_grad()
+                m(x).square().mean().backward()
+                opt.step()
+        assert engine.n_updates>2
+        return [*m.parameters(), *masks_of(m)]
+    for mask_init in ('random','magnitude','checkerboard'):
+        for structure in (None,'2:4','fan-in','block 2x2'):
+            assert all(torch.equal(a, b) for a,b in zip(run('cpu', mask_init, structure), run('meta', mask_init, structure))), (mask_init,structure)
+
 def test_depthwise_is_chosen_and_flagged():
     "Law 9: depthwise convolutions are chosen, and the summary says so"
     m = nn.Sequential(nn.Conv2d(6,6,3, groups=6), nn.Conv2d(6,6,3, groups=2))
