@@ -1902,6 +1902,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastsparse.scores.nonzero_redistribution': ( 'scores.html#nonzero_redistribution',
                                                                                  'fastsparse/scores.py'),
                                    'fastsparse.scores.opt_state': ('scores.html#opt_state', 'fastsparse/scores.py'),
+                                   'fastsparse.scores.output_magnitude': ('scores.html#output_magnitude', 'fastsparse/scores.py'),
                                    'fastsparse.scores.random_score': ('scores.html#random_score', 'fastsparse/scores.py'),
                                    'fastsparse.scores.slow_weights': ('scores.html#slow_weights', 'fastsparse/scores.py'),
                                    'fastsparse.scores.state_tensors': ('scores.html#state_tensors', 'fastsparse/scores.py'),

@@ -21,7 +21,7 @@ from fastsparse.masks import count_live,put_,zero_dead_
 from fastsparse.parts import check_sparsity,drop_of_target,register_method
 from fastsparse.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
 from fastsparse.scores import call_with,ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
-from fastsparse.scores import random_score,Sampled,SampledGradient,weight_magnitude
+from fastsparse.scores import output_magnitude,random_score,Sampled,SampledGradient,wants,weight_magnitude
 from fastsparse.guards import apply_masks,masked_params
 from fastsparse.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
 from fastsparse.structures import as_structure
@@ -127,9 +127,9 @@ SoftMEST_presets = _named('SoftMEST', 'MEST with half as many connections more a
 SRigL_presets = _named('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few',
     '2305.02299', **RigL_presets(structure='fan-in ablate 0.3'))
 
-# %% ../nbs/06_methods.ipynb #3ed1b5f8
+# %% ../nbs/06_methods.ipynb #e6442584
 ACDC_presets = _named('ACDC', 'dense and sparse in turn, sparse in the end', '2106.12379',
-    keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
+    keep_score_f=output_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
     sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
 
 # %% ../nbs/06_methods.ipynb #56c05028
@@ -145,7 +145,7 @@ def prune_to(
     model, # A module with masks
     sparsity:float, # Of the whole model, in [0,1), and at least what it is
     sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
-    score_f=weight_magnitude, # Which live weights stay
+    score_f=output_magnitude, # Which live weights stay: the largest, and one of each output where the layer has so many
     structure=None, # Which masks are legal: a `Structure` or its text
 ) -> int: # Number of weights that were pruned
     "Prune the lowest of the live weights at once, and return how many they were"
@@ -153,10 +153,12 @@ def prune_to(
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else find_part('score', score_f, 'score_f')
-    scores = [call_with(score_f, o.p, mask=o.mask, name=o.name, module=o.module) for o in os]
+    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, structure=structure) for o in os]
+    scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o)
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
     counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
+    if wants(score_f, 'n'): scores = [f(n=n) for f,n in zip(scored, counts)]
     masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, scores, counts)]
     before = sum(count_live(o.mask) for o in os)
     for o,mask in zip(os, masks):

@@ -14,7 +14,7 @@ from fastsparse.guards import DenseGuard,masked_params,Storage,storages
 from fastsparse.masks import count_live,live_places,local_part,put_
 from fastsparse.scores import among,base_opt,call_with,gradient_momentum,gradient_redistribution
 from fastsparse.scores import MeanGradient,momentum_redistribution
-from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,random_score,SampledGradient,wants
+from fastsparse.scores import MovingGradient,nonzero_redistribution,opt_state,output_magnitude,random_score,SampledGradient,wants
 from fastsparse.structures import Block,FanIn,Kernels,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from torch import nn
@@ -303,8 +303,8 @@ def _active(self:OverRanks, mask, keep, grow, n_drop, n, on):
     return put_(active, highest_of(each, 1, torch.ones_like(each, dtype=torch.bool), self.ranks), True)
 
 # %% ../nbs/16_processes.ipynb #26894680
-# each weight by itself, with what is remembered of it
-_by_place = random_score,gradient_momentum,MeanGradient,MovingGradient,SampledGradient
+# each weight by itself, with what is remembered of it, or each row
+_by_place = random_score,gradient_momentum,MeanGradient,MovingGradient,SampledGradient,output_magnitude
 
 _means = momentum_redistribution,gradient_redistribution
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from fastsparse.checks import need_generator,need_number,need_tensors
 from fastsparse.declared import declares,find_part,same_needs
+from fastsparse.layers import axes_of
 from fastsparse.masks import count_live,live_places
 from fastsparse.schedules import ConstantSchedule,make_schedule
+from fastsparse.structures import Unstructured
 from numbers import Integral,Real
 
 # %% ../nbs/03_scores.ipynb #2ea8ced7
@@ -53,6 +55,29 @@ def gradient_magnitude(
 ) -> torch.Tensor: # `abs(p.grad)`
     "Where the loss would change fastest"
     return _grad(p).abs()
+
+# %% ../nbs/03_scores.ipynb #36903880
+@declares()
+def output_magnitude(
+    p:torch.Tensor, # Parameter
+    mask:torch.Tensor, # Which of its weights live
+    module=None, # The module that holds it
+    name:str='weight', # Its name, whose last part is the attribute there
+    n:int=None, # How many are to stay; None or all is no choice
+    structure=None, # Which masks are legal; those with groups or units have a rule of their own
+    **kwargs
+) -> torch.Tensor: # `abs(p)`, and infinity at the largest live weight of each output if `n` weights are enough for all outputs
+    "Small weights matter least, but the last input of an output matters most"
+    score,axes = weight_magnitude(p),axes_of(module, name.rpartition('.')[2])
+    shape = getattr(structure, 'shape', p.shape)  # `p` may be some rows of it
+    named = [o for o in (axes.experts,axes.outputs) if o is not None]
+    if p.ndim<2 or n is None or not math.prod(shape[o] for o in named)<=n<math.prod(shape) or not p.numel(): return score
+    if not isinstance(getattr(structure, 'inner', structure), (Unstructured,type(None))) or p.shape!=shape and 0 not in named: return score
+    order = axes.order(p.ndim)
+    x = score.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(~mask, -math.inf).permute(order).flatten(len(named))
+    best = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, x.argmax(-1, keepdim=True), True) & (x>-math.inf)
+    best = best.view([p.shape[o] for o in order]).permute(sorted(range_of(order), key=order.__getitem__))
+    return score.masked_fill(best, math.inf)
 
 # %% ../nbs/03_scores.ipynb #bd06f73e
 def base_opt(

@@ -393,7 +393,7 @@ def _targets(self:SparseEngine, m, t):
 @patch
 def _ranks(self:SparseEngine, m, slots, t):
     "Keep scores for a distribution that compares weights across layers; dead ones come last"
-    def ranked(s): return self._scoring(m.keep_score_f, s, s.live, t, keyed_generator(self.seed, s.index, self.n_updates+1))(s.mask, s.p)
+    def ranked(s): return self._scoring(m.keep_score_f, s, s.n, t, keyed_generator(self.seed, s.index, self.n_updates+1))(s.mask, s.p)
     scores = [ranked(s) for s in slots]
     return [(score if score.dtype==torch.double else score.float()).masked_fill(~local_part(s.mask), -math.inf)
         for s,score in zip(slots, scores)]
@@ -622,7 +622,7 @@ def _scoring(self:SparseEngine, f, s, n, t, generator):
     c,o,call = needs_of(f).collector,s.o,storage_of(s.guard.trained).call
     memo = s.memos.get(c.name) if c else None
     asked = dict(opt=self.opt, name=o.name, module=o.module, step=t, n=n, generator=generator, initial=s.initial,
-        n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
+        structure=s.structure, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
     def _f(mask, p, at=None):
         history = c.value(memo, at) if memo else torch.zeros_like(p) if c else None
         with _gradient_hidden(f, s, p): return call(f, p, mask=mask, history=history, **asked)

@@ -134,12 +134,18 @@ def srigl(every, gamma, budget, alpha=.3, stop=.75):
         return [ablate(w, g, m, d, n, gamma) if d else m for w,g,m,d,n in zip(run.ws, gs, run.masks, n_drop, budget)]
     return rule
 
-def in_waves(turns, counts):
+def each_output(w, n, mask):
+    "Magnitudes, where the largest of each row goes before all others if `n` is enough for all rows"
+    score = np.where(mask, abs(w), 0)
+    if len(w)<=n<w.size: score[range(len(w)),score.argmax(1)] = np.inf
+    return score
+
+def in_waves(turns, counts, keep=lambda w, n, mask: abs(w)):
     "AC/DC and DSD: at the steps of `turns` dense, or as sparse as they say by magnitude"
     def rule(run, gs):
         if run.t not in turns: return None
         n = counts(turns[run.t], run.ws, run.masks) if turns[run.t] else [m.size for m in run.masks]
-        return drop_and_grow(run, n, n, grow=lambda i: np.zeros(run.ws[i].shape))
+        return drop_and_grow(run, n, n, [keep(w, k, m) for w,k,m in zip(run.ws, n, run.masks)], lambda i: np.zeros(run.ws[i].shape))
     return rule
 
 def ch2_l3(mask):
@@ -170,5 +176,5 @@ def ticket(train, ws, final, rate, sparsity=0., masks=None):
     while sparsity<final:
         sparsity = min(1-(1-sparsity)*(1-rate), final)
         trained = train([w*m for w,m in zip(ws, masks)], masks)
-        masks = [best(abs(w), n, m) for w,n,m in zip(trained, global_counts(sparsity, trained, masks), masks)]
+        masks = [best(each_output(w, n, m), n, m) for w,n,m in zip(trained, global_counts(sparsity, trained, masks), masks)]
     return [w*m for w,m in zip(ws, masks)],masks

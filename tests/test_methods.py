@@ -1,6 +1,7 @@
 "Room 06: each preset beside an independent reference, mask for mask, and the parts that lottery tickets are found with"
 import math, numpy as np, pickle, pytest, re, reference_methods as ref, torch
 import fastsparse.schedules, fastsparse.scores
+from copy import deepcopy
 from fastsparse import methods
 from fastsparse.all import *
 from fastsparse.masks import keyed_generator
@@ -51,7 +52,7 @@ cases['MEST'] = -.25, MEST_presets, ref.mest(.1, keyed, (.8,.775,.75), (.75,)*3)
 cases['SoftMEST'] = -.375, SoftMEST_presets(sparsity=.75), ref.mest(.1, keyed, (.75,)*3, (.625,.6875,.75)), 960, 23, dict(replace=False)
 cases['SRigL'] = 0., dict(SRigL_presets, batches_per_update=3), ref.srigl(3, .3, (120,50)), 300, 50, {}
 cases['SRigL_strict'] = 0., dict(SRigL_presets, batches_per_update=3, structure='fan-in ablate 0.7'), ref.srigl(3, .7, (120,50)), 300, 50, {}
-cases['ACDC'] = 1., dict(ACDC_presets, sparsity=.9), ref.in_waves(turns(200, acdc), ref.global_counts), 200, 15, dict(replace=False, forget=True)
+cases['ACDC'] = 1., dict(ACDC_presets, sparsity=.9), ref.in_waves(turns(200, acdc), ref.global_counts, ref.each_output), 200, 15, dict(replace=False, forget=True)
 cases['DSD'] = 1., dict(DSD_presets, sparsity=.5), ref.in_waves({30:.5, 60:0.}, lambda s,ws,masks: ref.uniform_counts(s, masks)), 90, 2, dict(replace=False)
 cases['CHT'] = .25, CHT_presets, ref.cht(2, keyed_exp), 80, 39, dict(replace=False)
 
@@ -225,6 +226,60 @@ def test_tickets_keep_their_layers():
     n = sum(int(o.mask.sum()) for o in masked_params(m))
     assert prune_to(m, .975)==n-round(.025*sum(o.mask.numel() for o in masked_params(m)))
     assert all(o.mask.sum()>=len(o.mask) for o in masked_params(m))
+
+def without_input(m):
+    "Outputs that have no live weight, of parameters that have one for each"
+    os = [o for o in masked_params(m) if o.mask.sum()>=len(o.mask)]
+    return sum(int((~o.mask.flatten(1).any(1)).sum()) for o in os),len(os)
+
+@pytest.mark.parametrize('s', [.97,.98,.99])
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_every_output_keeps_an_input(s):
+    "Law 12: where a layer has a weight for each output, AC/DC, `prune_to` and tickets leave none without, at every step; with magnitudes alone they do"
+    def train_acdc(**settings):
+        torch.manual_seed(0)
+        m = mlp((128,128,128,10))
+        opt = torch.optim.Adam(m.parameters(), 1e-3)
+        DynamicSparseTraining(m, opt, 40, seed=0, **ACDC_presets(sparsity=s, **settings))
+        worst = 0
+        for _ in range(40):
+            train(m, opt, 1, *data(m))
+            worst = max(worst, without_input(m)[0])
+        assert without_input(m)[1]==3 and sum(int(o.mask.sum()) for o in masked_params(m))==round((1-s)*sum(o.mask.numel() for o in masked_params(m)))
+        return worst
+    assert train_acdc()==0<train_acdc(keep_score_f=weight_magnitude)
+    def pruned(**settings):
+        m = mlp((128,128,128,10))
+        sparsify_model(m, 0.)
+        prune_to(m, s, **settings)
+        return m
+    alone = pruned(score_f=weight_magnitude)
+    assert without_input(pruned())[0]==0<without_input(alone)[0]
+    assert [int(o.mask.sum()) for o in masked_params(pruned())]==[int(o.mask.sum()) for o in masked_params(alone)]
+    m = mlp((128,128,128,10))
+    find_ticket(m, lambda m: None, s, rate=.5)
+    assert without_input(m)[0]==0
+
+@pytest.mark.parametrize('layer', [nn.Linear(20,30), nn.Conv2d(6,8,3), nn.Conv2d(8,8,3, groups=8), nn.ConvTranspose2d(5,9,3), nn.LSTM(6,5)], ids=lambda l: type(l).__name__)
+def test_what_an_output_costs(layer):
+    "Each output that would be without an input takes its largest weight, and the layer's smallest of those that stay go: counts are equal, and so are all other places"
+    for sparsity in (.3,.6,.85):
+        plain,kept = deepcopy(layer),deepcopy(layer)
+        for m,f in ((plain,weight_magnitude),(kept,'output_magnitude')):
+            sparsify_model(m, 0.)
+            prune_to(m, sparsity, uniform_sparsity, f)
+        for a,b in zip(masked_params(plain), masked_params(kept)):
+            out = 1 if isinstance(layer, nn.ConvTranspose2d) else 0
+            rows = lambda t: t.transpose(0, out).flatten(1)
+            w,p,k = rows(getattr(layer, a.attr).detach().abs()),rows(a.mask),rows(b.mask)
+            empty = ~p.any(1)
+            if p.sum()<len(p): assert torch.equal(p, k); continue
+            new,gone = k & ~p,p & ~k
+            assert k.any(1).all() and torch.equal(new.any(1), empty) and int(new.sum())==int(gone.sum())==int(empty.sum())
+            assert all(w[i].argmax()==new[i].int().argmax() for i in empty.nonzero())
+            spare = p.clone()  # what might go: all but the largest of each row
+            spare[range(len(p)),w.masked_fill(~p, -1).argmax(1)] = False
+            assert not gone.any() or gone[spare].any() and w[gone].max()<=w[spare & ~gone].min()
 
 # --- lottery tickets
 

@@ -141,7 +141,7 @@ cases = dict(Static=dict(settings=Static_presets), SET=dict(settings=SET_presets
     GraNet=dict(settings=GraNet_presets(**every, sparsity=.7)), MEST=dict(settings=MEST_presets), SoftMEST=dict(settings=SoftMEST_presets(sparsity=.7)),
     SRigL=dict(settings=SRigL_presets(**every), structure='fan-in ablate 0.3'), ACDC=dict(settings=ACDC_presets(sparsity=.7), opt='adam'),
     DSD=dict(settings=DSD_presets(sparsity=.6)), CHT=dict(settings=CHT_presets(updates=FreqSchedule(5, start=5)), sharded=False))
-more = dict(blocks=dict(settings=RigL_presets(**every, structure='block 1x2'), structure='block 1x2', opt='adam'),
+more = dict(inputs=dict(settings=ACDC_presets(sparsity=.85), opt='adam'), blocks=dict(settings=RigL_presets(**every, structure='block 1x2'), structure='block 1x2', opt='adam'),
     fan_in=dict(settings=RigL_presets(**every, structure='fan-in', redistribute_f=gradient_redistribution), structure='fan-in'),
     groups=dict(settings=SNFS_presets(**every, structure='1:2'), structure='1:2', sparsity=.5),
     fisher=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=MeanGradient(3)), opt='adamw'),
@@ -238,7 +238,7 @@ def compare(folder, world, pairs):
 
 def test_two_ranks_choose_as_one(tmp_path):
     "RigL by data parallel and by shards, masks made before and after sharding"
-    compare(tmp_path, 2, [('RigL','ddp'), ('RigL','before'), ('SET','after')])
+    compare(tmp_path, 2, [('RigL','ddp'), ('RigL','before'), ('SET','after'), ('inputs','before')])
 
 @pytest.mark.full
 @pytest.mark.parametrize('world', [2,4])
