@@ -63,7 +63,8 @@ class LiveGuard(Guard):
     trained = property(lambda self: self.values)
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.values.grad is not None)
-    read_grad = property(lambda self: self.dense_grad.came if self.dense_grad.terms else self.values.grad)
+    has_dense = property(lambda self: self.dense_grad.holds(self.values.grad))
+    read_grad = property(lambda self: self.dense_grad.came if self.has_dense else self.values.grad)
     fixed_count = property(lambda self: dist.is_available() and dist.is_initialized() and dist.get_world_size()>1)
     def holds(self, p): return p is self.values
     def note(self): self.stamp = None,stamp_of(self.mask)
@@ -96,7 +97,7 @@ def p(self:LiveGuard):
 
 @patch
 def whole_grad(self:LiveGuard):
-    if not self.dense_grad.terms: return self.spread(self.values.grad)
+    if not self.has_dense: return self.spread(self.values.grad)
     self.dense_grad.share()
     return self.dense_grad.in_rows(slice(None), self.index.places, slice(None)).view(self.shape)
 
@@ -162,14 +163,16 @@ def carry(self:LiveGuard):
     self._conv = self.source = None  # a copy whose topology has moved is its own
     move,dense = partial(_move_values, stays, live_places(known), len(new)),self.dense_grad
     grad = None if v.grad is None else move(v.grad)
-    if grad is not None and dense.terms:
+    if held := self.has_dense:
         born = dense.summed(new.part(~known))
         dense.came = move(dense.came)
         for t in (dense.came, grad): t[live_places(~known)] = born
     _change_state(self.opts, v, move)
-    if len(old)!=len(new): return _resize(v, move(v), grad)
-    v.data.copy_(move(v))
-    v.grad = grad
+    if len(old)!=len(new): _resize(v, move(v), grad)
+    else:
+        v.data.copy_(move(v))
+        v.grad = grad
+    if held: dense.note(v.grad)
 
 # %% ../nbs/31_compute.ipynb #2f20d2d6
 @patch
@@ -193,8 +196,23 @@ def arrived(self:LiveGuard):
 @patch
 def expect_dense(self:LiveGuard):
     "Warn if a gradient came without its dense part"
-    if not self.dense_grad.terms and self.has_grad and self.values.grad.any():
+    if not self.has_dense and self.has_grad and self.values.grad.any():
         warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead weights: use loss.backward(), or call remove() of the report of sparse_compute")
+
+@patch
+def grad_state(self:LiveGuard):
+    grad,dense = self.values.grad,self.dense_grad
+    return dict(grad=grad, terms=dense.terms, came=dense.came) if dense.holds(grad) else dict(grad=grad)
+
+@patch
+def load_grad_state(self:LiveGuard, state):
+    v,grad,dense = self.values,state['grad'],self.dense_grad
+    dense.clear()
+    if grad.shape==v.shape: v.grad,dense.terms,dense.came = grad,list(state.get('terms', [])),state.get('came')
+    else:  # of a dense weight
+        v.grad = grad.reshape(-1)[self.index.places]
+        dense.terms,dense.came = [grad.flatten(1)],v.grad.clone()
+    dense.note(v.grad)
 
 @patch
 def before_step(self:LiveGuard, opt):
@@ -222,7 +240,7 @@ def gradient(self:LiveGuard, dense):
 @patch
 def dead_at(self:LiveGuard, at):
     v = self.values.new_zeros(len(at))
-    if self.dense_grad.terms:
+    if self.has_dense:
         self.dense_grad.share()
         v.grad = self.dense_grad.summed(SparseIndex.of_places(self.index.shape, at))
     else: v.grad = v.clone()
@@ -234,7 +252,7 @@ _at_once = 2**17  # entries of the dense gradient that are made at a time, or an
 def parts(self:LiveGuard, with_grad):
     (n_out,n_in),dense,places = self.index.shape,self.dense_grad,self.index.places
     with_grad = with_grad and self.has_grad
-    if with_grad and dense.terms: dense.share()
+    if with_grad and self.has_dense: dense.share()
     n = max(1, _at_once//max(n_in, 1), n_out//8)
     for i in range(0, max(n_out, 1), n):
         rows = slice(i, min(i+n, n_out))
@@ -247,7 +265,7 @@ def _part(self:LiveGuard, rows, places, live, with_grad):
     shape = torch.Size((rows.stop-rows.start,*self.shape[1:]))
     def spread(t): return t.new_zeros(shape.numel()).scatter_(0, places, t.detach()[live]).view(shape)
     p = spread(self.values)
-    if with_grad: p.grad = self.dense_grad.in_rows(rows, places, live).view(shape) if self.dense_grad.terms else spread(self.values.grad)
+    if with_grad: p.grad = self.dense_grad.in_rows(rows, places, live).view(shape) if self.has_dense else spread(self.values.grad)
     return p
 
 # %% ../nbs/31_compute.ipynb #4bdbab3e
@@ -527,13 +545,14 @@ def _rearm(model):
 def _store_sparse(o, opts):
     "Swap the dense parameter of `o` for its live values"
     if was := guard_of(o.p): was.remove()
-    guard,p = LiveGuard(o.module, o.attr),o.p
+    guard,p,grad = LiveGuard(o.module, o.attr),o.p,o.p.grad
     def pick(t): return t.detach().reshape(-1)[guard.index.places]
     _change_state(opts, p, pick)
-    _resize(p, pick(p), None if p.grad is None else pick(p.grad))
+    _resize(p, pick(p), None)
     _turn(o.module, True)
     o.module._live[o.attr] = guard
     guard.check()
+    if grad is not None: guard.load_grad_state(dict(grad=grad))
     for opt in opts: guard.meet(opt)
     guard.lifted = bool(was) and was.lifted
     return guard
@@ -547,7 +566,7 @@ def _store_dense(guard):
     if v.shape!=guard.shape:
         guard.check()
         _change_state(opts, v, guard.spread)
-        _resize(v, guard.spread(v), guard.whole_grad() if guard.has_grad else None)
+        _resize(v, guard.spread(v), guard.whole_grad().data if guard.has_grad else None)  # no view: optimizers detach it in place
     if guard.handle is not None: guard.handle.remove()
     del module._live[attr]
     set_guard(v)

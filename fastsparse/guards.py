@@ -194,6 +194,8 @@ class Guard:
 
     def holds(self, p): return p is self.p
     def expect_dense(self): pass  # an update is about to read the dense gradient
+    def grad_state(self): return dict(grad=self.trained.grad)  # all that the next step and update read of it, for a file
+    def load_grad_state(self, state): raise NotImplementedError
     def check(self): raise NotImplementedError
     def note(self): raise NotImplementedError
     def arrived(self): raise NotImplementedError
@@ -296,6 +298,15 @@ def weights_at(self:DenseGuard, at, with_grad):
     v = pick(self.p)
     if with_grad and self.p.grad is not None: v.grad = pick(self.p.grad)
     return v
+
+@patch
+def load_grad_state(self:DenseGuard, state):
+    grad = state['grad']
+    if grad.shape!=self.p.shape:  # of live values, beside terms whose sum is that of all weights
+        terms = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in state.get('terms', ())]
+        dead = sum(terms) if terms else torch.zeros_like(self.p)
+        grad = dead.view_as(self.p).masked_scatter(self.mask, state.get('came', grad))
+    self.p.grad = grad
 
 @patch
 def gradient(self:DenseGuard, dense):

@@ -6,7 +6,7 @@
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_linear', 'sparse_conv1x1']
 
 # %% ../nbs/30a_products.ipynb #b8226e00
-import torch,torch.distributed as dist,torch.nn.functional as F
+import torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from fastcore.basics import *
 from fastsparse.kernels import gradients,kernels_take,listed,multiply,turned
 from fastsparse.masks import live_places
@@ -217,13 +217,22 @@ def sparse_conv1x1(
 class DenseGradient:
     "The gradient of a weight, dead ones included, as backwards left it: a sum of `terms`, tensors and pairs of factors"
     def __init__(self): self.clear()
-    def clear(self): self.terms,self.came,self.version,self.shared,self.pending = [],None,None,False,{}
+    def clear(self): self.terms,self.came,self.seen,self.shared,self.pending = [],None,None,False,{}
+
+    def note(self, grad):
+        "The gradient of live values is `grad`, and has all terms in it"
+        self.seen = weakref.ref(grad),grad._version
+
+    def holds(self, grad):
+        "Are there terms, and has nobody set `grad`, the gradient of live values, to zero since they came?"
+        if not self.terms or grad is None: return False
+        return self.seen[0]() is grad and self.seen[1]==grad._version or bool(grad.any())
 
     def add(self, before, gT, xT=None):
         "A backward brings `gT@xT.t()`, or just `gT`; live values had the gradient `before`"
         term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
         task = torch._C._current_graph_task_id()
-        if task not in self.pending: self.pending[task] = before is None or before._version!=self.version and not before.any(),[]
+        if task not in self.pending: self.pending[task] = not self.holds(before),[]
         self.pending[task][1].append(term)
 
     def arrive(self, grad):
@@ -231,7 +240,8 @@ class DenseGradient:
         if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
         fresh,terms = got
         self.terms = [*([] if fresh else self.terms), *terms]
-        self.came,self.version,self.shared = grad.detach().clone(),grad._version,False
+        self.came,self.shared = grad.detach().clone(),False
+        self.note(grad)
         first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
         size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
         if len(self.terms)>1 and n>=size: self.terms = [self.summed()]

@@ -9,7 +9,6 @@ __all__ = ['save_run', 'load_run', 'SparseCheckpoint', 'WaitForSparsity']
 import inspect,numpy as np,random,re,torch
 from fastai.callback.core import *
 from fastai.callback.tracker import TrackerCallback
-from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.torch_core import get_model,rank_distrib
 from fastcore.basics import *
@@ -24,6 +23,7 @@ from fastsparse.guards import apply_masks,enforce_masks,guard_of,has_stamp,Maske
 from fastsparse.sparsify import keep_from_broadcast,module_of,register_mask
 from pathlib import Path
 from torch import nn
+from torch.utils._pytree import tree_map
 from warnings import warn
 
 # %% ../nbs/14_runs.ipynb #9beb5900
@@ -234,8 +234,14 @@ def collect_run(
     run = dict(about=_about(model, opt, engine), model=_pack_model(plain(model.state_dict(), 'model'), pack), random=random_state())
     run['opt'] = None if opt is None else _packed_opt(model, opt, pack)
     run['engine'] = None if engine is None else plain(engine.state_dict(), 'engine')
-    run['grads'] = {n:p.grad.detach() for n,p in model.named_parameters() if p.grad is not None} if grads else None
+    run['grads'] = {n:_grad_state(p) for n,p in model.named_parameters() if p.grad is not None} if grads else None
     return run
+
+def _grad_state(p):
+    "What the next step and the next update read of the gradient of `p`; None where that is zeros"
+    if not p.grad.any(): return None
+    g = guard_of(p)
+    return plain(dict(grad=p.grad) if g is None else g.grad_state(), 'the gradient')
 
 # %% ../nbs/14_runs.ipynb #70d845ed
 _what = 'file of a run'
@@ -360,11 +366,14 @@ def put_opt(
 # %% ../nbs/14_runs.ipynb #0d328489
 def put_grads(
     model:nn.Module, # A module
-    grads:dict, # Gradients by name; None is a gradient of zeros
+    grads:dict, # States of gradients by name, as a guard's `grad_state` gives them; None is a gradient of zeros
 ):
     "Put gradients where they were"
     for n,p in model.named_parameters():
-        if n in grads: p.grad = torch.zeros_like(p) if grads[n] is None else grads[n].to(p.device, copy=True)
+        if n not in grads: continue
+        state = dict(grad=torch.zeros_like(p)) if grads[n] is None else tree_map(lambda t: t.to(p.device, copy=True), grads[n])
+        if g := guard_of(p): g.load_grad_state(state)
+        else: p.grad = state['grad']
 
 # %% ../nbs/14_runs.ipynb #a64fc732
 def _check_run(run, model, opt, engine, others):
@@ -599,8 +608,8 @@ def take(self:SparseCheckpoint):
     for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
     put_model(model, run['model'])
     put_opt(self.learn.opt, run['opt'])
-    put_grads(model, run['grads'])
     for cb,o in zip(self.engines, run['engines']): self.take_engine(cb, o['state'])
+    put_grads(model, run['grads'])
     for cb in self.learn.cbs:
         if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
     if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
@@ -614,15 +623,14 @@ def take_engine(self:SparseCheckpoint, cb, state):
     cb.engine.load_state_dict(state)
     cb.settings['seed'] = state['seed']
     if cb.compute and state.get('plan'): cb.plan = state['plan']
+    cb.before_batch()  # weights are stored as they were before gradients come
 
 @patch
 def write(self:SparseCheckpoint, epoch, batch, finished=False):
     "Write the file, for a fit that goes on at this place; in many processes the first one writes"
     if rank_distrib(): return
     learn,model = self.learn,get_model(self.learn.model)
-    between = any(cb.count for cb in learn.cbs if isinstance(cb, GradientAccumulation))
-    run = collect_run(model, learn.opt, grads=between)
-    if not between: run['grads'] = {n:None for n,p in model.named_parameters() if p.grad is not None}
+    run = collect_run(model, learn.opt, grads=True)
     now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
     run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
     run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)

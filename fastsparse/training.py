@@ -801,7 +801,7 @@ def state_dict(
     slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
         masked=storage_of(s.o.p).checksum(s.mask),
         memos={k:_as_saved(memo) for k,memo in s.memos.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
-    methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, settings=m.settings) for m in self.methods]
+    methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, lifted=m.lifted, settings=m.settings) for m in self.methods]
     plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
     state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
         slots=slots, plan=plan)
@@ -814,9 +814,10 @@ def load_state_dict(self:SparseEngine,
     "Go on from `state`; a `ValueError`, and nothing changed, if it is of another run or model"
     self.check_state(state)
     self.seed,self.n_updates,self.last_t = [state[k] for k in ('seed','n_updates','last_t')]
-    for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending = o['n_updates'],o['updated_at'],o['pending']
+    for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.lifted = o['n_updates'],o['updated_at'],o['pending'],o['lifted']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
+        s.guard.lifted = bool(s.method.lifted)
         s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
         s.memos,s.notes = {k:dict(memo, total=memo['total'].clone(), live=None) for k,memo in o['memos'].items()},dict(o['notes'])
 
@@ -904,7 +905,6 @@ class DynamicSparseTraining(SparseEngine):
         if isinstance(state, dict) and 't' not in state: raise ValueError("the state has no step: pass one from state_dict() of a DynamicSparseTraining")
         super().load_state_dict(state)
         self.t = state['t']
-        self.prepare(self.t)
 
     def remove(self):
         "Detach from the optimizer; masks stay enforced where they were"

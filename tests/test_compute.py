@@ -136,6 +136,25 @@ def test_accumulated_micro_batches():
             res.append(masks_of(model))
         assert same_masks(*res)
 
+@pytest.mark.parametrize('zeroed', [False,True])
+def test_a_dense_gradient_stays_when_weights_are_stored_another_way(zeroed):
+    "What an update would read is the same before and after; zeros stay zeros, and fastai's optimizer can set it to zero in place"
+    xb,yb = data(dmlp())
+    _,(b,ob,report) = pair(dmlp, opts['fastai_adam'])
+    engine = SparseEngine(b, ob, 60, **RigL_presets(batches_per_update=6))
+    engine.expect_update()
+    backward(b, xb, yb)
+    if zeroed: ob.zero_grad()
+    grads = [s.p.grad.clone() for s in engine.slots]
+    assert all(g[~s.mask].any()!=zeroed for g,s in zip(grads, engine.slots))
+    for again in (report.remove, lambda: sparse_compute(b, None, ob, plan=full(b))):
+        again()
+        assert all(torch.equal(g, s.p.grad) for g,s in zip(grads, engine.slots))
+    ob.zero_grad()
+    store_dense(b)
+    ob.zero_grad()
+    assert not any(s.p.grad.any() for s in engine.slots)
+
 def test_redistribution_changes_counts():
     "Updates that move weights between layers give values and state new lengths, and the optimizer goes on with them"
     share = declares('redistribution', name='share', reads_grad=True)(lambda p, mask: float(p.grad.abs()[mask].mean()))

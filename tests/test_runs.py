@@ -1,13 +1,15 @@
 "A killed run goes on bit for bit, a file that doesn't fit changes nothing, and the file is whole at any moment"
-import copy,os,pytest,random,resource,signal,subprocess,sys,time,torch,warnings
+import copy,os,pytest,random,resource,shutil,signal,subprocess,sys,time,torch,warnings
 from fastai.callback.core import CancelFitException,Callback
 from fastai.callback.schedule import *
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.callback.training import GradientAccumulation
+from fastai.learner import Learner
 from fastai.optimizer import Adam,OptimWrapper,ranger
 from fastai.data.core import DataLoaders
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastcore.all import partial
+from fastsparse import compute
 from fastsparse.all import *
 from fastsparse.files import seal
 from fastsparse.guards import masked_params
@@ -457,6 +459,126 @@ def test_bfloat16(tmp_path):
     load_run(tmp_path/'a.pt', *other)
     train(*other[:2], 10)
     assert agree(snapshot(*mine), snapshot(*other))
+
+# Stopped at any batch
+
+kinds = dict(masked=[], linear=['3.weight','6.weight'], conv=['0.weight'])
+every_batch = [(kind, n_acc) for kind in kinds for n_acc in (1,2,3)]
+
+def conv_net(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(2,6,3,padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96,16), nn.ReLU(), nn.Dropout(.1), nn.Linear(16,4))
+    sparsify_model(model, .8, seed=seed)
+    return model
+
+def conv_parts(kind, seed, n, **kwargs):
+    model = conv_net(seed)
+    opt = torch.optim.AdamW(model.parameters(), lr=.01)
+    if kinds[kind]: sparse_compute(model, None, opt, plan={k:'rows' for k in kinds[kind]})
+    return model,opt,DynamicSparseTraining(model, opt, n, **{**RigL_presets, 'batches_per_update':2, 'stop_pct':1., **kwargs}, seed=seed)
+
+def accumulate(model, opt, n_acc, i, n, set_to_none=True, after=lambda i: None):
+    "Batches `i` to `n`, a step after every `n_acc`"
+    while i<n:
+        model(torch.randn(5,2,4,4)).square().mean().backward()
+        i += 1
+        if i%n_acc==0:
+            opt.step()
+            opt.zero_grad(set_to_none=set_to_none)
+        after(i)
+
+@pytest.mark.parametrize('kind,n_acc,set_to_none', [*[(*o,True) for o in every_batch], ('linear',3,False), ('conv',2,False)])
+def test_a_plain_loop_goes_on_from_any_batch(kind, n_acc, set_to_none, tmp_path):
+    "Law 6, also between the batches of a step in which an update is due: what it will read is in the file"
+    n = 4*n_acc+4
+    mine = conv_parts(kind, 0, n)
+    accumulate(*mine[:2], n_acc, 0, n, set_to_none, lambda i: save_run(tmp_path/str(i), *mine, position=i, grads=True))
+    assert mine[2].n_updates>1
+    for i in range(1, n):
+        other = conv_parts(kind, 3, n)
+        accumulate(*other[:2], n_acc, load_run(tmp_path/str(i), *other), n, set_to_none)
+        assert agree(snapshot(*mine), snapshot(*other)), i
+
+class Copy(Callback):
+    "Keep the file of each batch"
+    order = 101
+    def __init__(self, path): self.path = path
+    def after_batch(self):
+        if self.training and self.path.exists(): shutil.copy(self.path, self.path.with_name(f'{self.train_iter}.pt'))
+
+def conv_fit(path, compute, n_acc, seed=0, cbs=()):
+    "18 batches; fastai sets gradients to zero in place"
+    random.seed(seed)
+    g = torch.Generator().manual_seed(0)
+    pairs = list(zip(torch.randn(36,2,4,4, generator=g), torch.randn(36,4, generator=g)))
+    dls = DataLoaders.from_dsets(pairs, pairs[:4], bs=4, shuffle=True, num_workers=0, device='cpu')
+    learn = Learner(dls, conv_net(seed), nn.MSELoss(), opt_func=Adam, path=path.parent)
+    cb = DST(**{**RigL_presets, **every4, 'stop_pct':1.}, seed=seed, sparse_compute=compute)
+    with learn.no_bar(), learn.no_logging(): learn.fit(2, .01, cbs=[cb, GradientAccumulation(4*n_acc), SparseCheckpoint(path, every=1), *cbs])
+    return whole_state(learn, cb)
+
+def goes_on_from(folder, compute, n_acc, stops):
+    "Does a fit end as it did, from each of `stops`?"
+    (folder/'whole').mkdir()
+    whole = conv_fit(folder/'whole'/'run.pt', compute, n_acc, cbs=[Copy(folder/'whole'/'run.pt')])
+    assert whole['engine']['n_updates']>2
+    for i in stops:
+        if i==9: continue  # an epoch ends
+        shutil.copy(folder/'whole'/f'{i}.pt', folder/'run.pt')
+        assert agree(whole, conv_fit(folder/'run.pt', compute, n_acc, 3)), i
+
+@pytest.mark.parametrize('kind,n_acc,stops', [(k,3,(3,4,5,7)) for k in kinds]+[pytest.param(*o, range(1,18), marks=pytest.mark.full) for o in every_batch])
+def test_a_fit_goes_on_from_any_batch(kind, n_acc, stops, tmp_path): goes_on_from(tmp_path, {k:'rows' for k in kinds[kind]} or None, n_acc, stops)
+
+def test_a_fit_that_measured_goes_on_from_any_batch(tmp_path, monkeypatch):
+    "The plan comes from the file, and weights are stored so before their gradients are read"
+    monkeypatch.setattr(compute, '_layer_ratio', lambda *args: 2.)
+    goes_on_from(tmp_path, True, 3, (4,5))
+
+@pytest.mark.parametrize('kind,other', [('masked','linear'),('linear','masked'),('linear','conv'),('conv','masked')])
+def test_gradients_go_on_however_weights_are_stored(kind, other, tmp_path):
+    "A file of live weights goes on masked, and the other way: the next update reads the same gradient"
+    mine,new = conv_parts(kind, 0, 10),conv_parts(other, 3, 10)
+    accumulate(*mine[:2], 2, 0, 5)
+    load_run(save_run(tmp_path/'a.pt', *mine, grads=True), *new)
+    for a,b in zip(mine[2].slots, new[2].slots):
+        assert a.p.grad[~a.mask].any()
+        torch.testing.assert_close(a.p.grad, b.p.grad)
+    accumulate(*new[:2], 2, 5, 10)
+
+@pytest.mark.parametrize('kind', kinds)
+def test_an_update_by_hand_goes_on_between_its_batches(kind, tmp_path):
+    "Gradients still arrive dense after the load"
+    mine,new = [conv_parts(kind, i, 100, batches_per_update=50) for i in (0,3)]
+    mine[2].expect_update()
+    accumulate(*mine[:2], 9, 0, 1)
+    load_run(save_run(tmp_path/'a.pt', *mine, grads=True), *new)
+    for model,opt,engine in (mine,new):
+        torch.manual_seed(0)
+        accumulate(model, opt, 9, 1, 2)
+        engine.update(5)
+    assert mine[2].n_updates==1 and agree(snapshot(*mine), snapshot(*new))
+
+@pytest.mark.parametrize('kind', ['linear','conv'])
+def test_gradients_that_were_set_to_zero_are_forgotten(kind):
+    "In place and without a step, as after an update that replaced it: what comes next starts anew, whatever the tensors' versions"
+    model,opt,engine = conv_parts(kind, 0, 100, batches_per_update=50)
+    for version in range(4):
+        engine.expect_update()
+        accumulate(model, opt, 9, 0, 1)
+        live = [s.guard.trained for s in engine.slots]
+        for p in live: p.grad = p.grad.clone()
+        for p in live:
+            for _ in range(version+1): p.grad.zero_()
+        assert not any(s.p.grad.any() for s in engine.slots)
+        torch.manual_seed(version)
+        accumulate(model, opt, 9, 0, 1)
+        seen = [s.p.grad.clone() for s in engine.slots]
+        opt.zero_grad()
+        torch.manual_seed(version)
+        accumulate(model, opt, 9, 0, 1)
+        assert all(torch.equal(a, s.p.grad) for a,s in zip(seen, engine.slots))
+        opt.zero_grad()
 
 # The best model that is sparse enough
 
