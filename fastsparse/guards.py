@@ -186,6 +186,7 @@ class Guard:
     p = None  # the weight, as the module shows it
     lifted = False  # leave this batch's gradient dense: an update will read it
     dense_history = False  # leave gradients and state dense, and mask the weight after each step
+    rests = None  # a function that says why no update can move the mask, or an empty text
     around = None  # a function of the optimizer, called before its step; what it returns is called after the step
     mask = property(lambda self: self.module._buffers.get(f'{self.attr}_mask'))
     trained = property(lambda self: self.p)  # the parameter that the optimizer steps

@@ -313,7 +313,7 @@ class Run:
     "How far a plan has got"
     def __init__(self, plan):
         self.plan,self.n_updates,self.updated_at,self.pending = plan,0,None,None
-        self.missed = 0  # times of updates, one after the other, whose gradients were not finite
+        self.missed,self.told = 0,False  # times of updates, one after the other, whose gradients were not finite; was a warning given that they stay so?
         self.lifted = None  # does an update read the batch that is on its way? None before the first
 
     def __getattr__(self, k):

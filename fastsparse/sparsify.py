@@ -485,6 +485,14 @@ def sparsify_model(
     return res
 
 # %% ../nbs/04_sparsify.ipynb #20657d38
+def _idle_outputs(o):
+    "How many outputs have no live input, if there are any among others that have"
+    axes,mask = axes_of(o.module, o.attr),local_part(o.mask)
+    if mask.ndim<2 or mask is not o.mask: return ''
+    some = mask.permute(axes.order(mask.ndim)).flatten(1 if axes.experts is None else 2).any(-1)
+    n = some.numel()-count_live(some)
+    return f'{n:,} of {some.numel():,} outputs without input' if 0<n<some.numel() else ''
+
 def _row(one, marks):
     "One line of the summary, of the parameter `one`; `marks` holds the `Masked` of each name"
     p,m,o = one.p,one.module,marks.get(one.name)
@@ -492,9 +500,9 @@ def _row(one, marks):
     if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=one.why or 'no mask')
     s,g = sparsity_from_tensor(o.mask),guard_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
-    note = ', '.join(['depthwise']*depthwise + ([f'full upkeep for {g.costly}'] if g and g.costly else []) + ([g.remark] if g and g.remark
-        else []))
-    return dict(row, live=count_live(o.mask), sparsity=s, target=ifnone(asked_sparsity(o), s), note=note)
+    notes = ['depthwise' if depthwise else '', _idle_outputs(o)]
+    if g: notes += [f'full upkeep for {g.costly}' if g.costly else '', g.remark, g.rests() if g.rests else '']
+    return dict(row, live=count_live(o.mask), sparsity=s, target=ifnone(asked_sparsity(o), s), note=', '.join(filter(None, notes)))
 
 def _total(label, rows):
     n,live = [sum(r[k] for r in rows) for k in ('weights','live')]

@@ -75,6 +75,14 @@ def _n_at(self:Structure, shape, k):
 def _most(self:Structure, shape): return self._order(shape)[-1][1]
 
 @patch
+def least_drop(self:Structure,
+    shape:tuple, # Shape of the parameter
+) -> int: # With growth to follow
+    "How few live weights must be dropped for anything to go: a unit of each group, or any weight where all compete"
+    G,_,E = self._order(shape)[-1]
+    return 1 if self.across else max(G*E, 1)
+
+@patch
 def count(self:Structure,
     shape:tuple, # Shape of the parameter
     n:int, # How many should live, from 0 to the number of weights
@@ -391,6 +399,7 @@ class TransposableNM(Structure):
 
     def _most(self, shape): return self.m
     def _n_at(self, shape, k): return math.prod(shape)//self.m*k
+    def least_drop(self, shape): return 1
 
 # %% ../nbs/00a_structures.ipynb #6dcecedd
 @patch
@@ -555,6 +564,9 @@ def check(self:Block, shape):
 # %% ../nbs/00a_structures.ipynb #f7f97d88
 @patch
 def _most(self:Block, shape): return sum(n for n,_ in self._sizes(shape)) if self._ragged(shape) else self._order(shape)[-1][1]
+
+@patch
+def least_drop(self:Block, shape): return min((e for _,e in self._sizes(shape)), default=1) if self._ragged(shape) else super(Block, self).least_drop(shape)
 
 @patch
 def _n_at(self:Block, shape, k):
@@ -753,6 +765,11 @@ def _order(self:_Turned, shape):
 def _n_at(self:_Turned, shape, k):
     inner,seen = self._view(shape)
     return inner._n_at(seen, k)
+
+@patch
+def least_drop(self:_Turned, shape):
+    inner,seen = self._view(shape)
+    return inner.least_drop(seen)
 
 @patch
 def _most(self:_Turned, shape):

@@ -94,6 +94,18 @@ def steps(self:Slot, n, way):
     k = st._per_group(shape, n)+way
     return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
 
+@patch(as_prop=True)
+def least_drop(self:Slot): return self.structure.least_drop(self.shape)
+
+@patch
+def rests(self:Slot):
+    "Why no update can move this parameter at its number of live weights; an empty text if one can"
+    m = self.method
+    if not 0<self.live<self.n or m.updates in ([],()) or not (m.path is m.redistribute_f is None) or m.grow_score_f is None: return ''
+    f = m.initial_drop_grow_pct if m.fractions is None else min_max_end(m.fractions, 0, m.n_steps or 0)[1]
+    if self.live-m.n_keep(self.live, self.live, f, self.aims)>=self.least_drop: return ''
+    return f"can't move: an update drops {f:.2g} of {self.live} live weights, less than {'one' if self.least_drop==1 else self.least_drop}"
+
 @patch
 def aim(self:Slot, target):
     "Set the number of weights that should live"
@@ -371,6 +383,7 @@ def _take_slots(self:SparseEngine, pairs, targets, initial):
         s.sync()
         s.guard.dense_history,s.initial = m.dense_history,initial.get(id(s.o.p))
         s.guard.around = s.around_step if needs_of(m.grow_state_f).around_step else None
+        s.guard.rests = s.rests
         if m.sparsity is not None and m.path is None: s.aim(targets.get(id(s.o.p), s.live))
 
 @patch
@@ -405,7 +418,8 @@ def _moves(self:SparseEngine, s, target, f):
     if not s.o.p.requires_grad: return False
     kept = m.n_keep(s.live, target, f, s.aims)
     if m.grow_score_f is None: return kept<s.live and s.fit(kept)<s.live
-    return target!=s.live or kept<s.live and (s.live<s.n or m.redistribute_f is not None)
+    if m.redistribute_f is not None: return target!=s.live or kept<s.live
+    return target!=s.live or s.live<s.n and s.live-kept>=s.least_drop
 
 # %% ../nbs/05_training.ipynb #d412ba15
 @patch
@@ -569,9 +583,15 @@ def _update_pending(self:SparseEngine):
 
 @patch
 def _tell_of_missed(self:SparseEngine, fell):
+    lost = first(n for n,p in self.model.named_parameters() if not local_part(p).isfinite().all()) if any(not m.told for m in fell) else None
     for m in fell:
         m.missed += 1
-        if m.missed==10: warn("10 updates of the topology in a row could not be done, since gradients were not finite: lower the learning rate, or look for what makes them so")
+        if lost and not m.told:
+            m.told,zero = True,any(g.get('eps')==0 for g in base_opt(self.opt).param_groups)
+            warn(f"the topology can't move any more: {lost} holds values that are not finite, and so do all gradients; " + ("with eps=0 the "
+                "optimizer divides zero by zero where a live weight gets no gradient, as behind a unit without live outputs: pass eps=1e-8" if zero
+                else "lower the learning rate, or look for what makes them so"))
+        elif m.missed==10: warn("10 updates of the topology in a row could not be done, since gradients were not finite: lower the learning rate, or look for what makes them so")
 
 # %% ../nbs/05_training.ipynb #bb5b2010
 @patch
@@ -867,7 +887,7 @@ def remove(self:SparseEngine):
     "Let go of the model: gradients and state are masked again, and connections rest"
     for s in self.slots:
         g,dense = s.guard,s.guard.dense_history
-        g.lifted,g.dense_history,g.around,g.finish = False,False,None,None
+        g.lifted,g.dense_history,g.around,g.finish,g.rests = False,False,None,None,None
         if dense:  # nobody reads what the optimizer remembers of dead weights from now on
             g.clean.clear()
             g.mask_grad()

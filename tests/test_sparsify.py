@@ -206,6 +206,16 @@ def test_the_default_device_decides_nothing():
         for structure in (None,'2:4','fan-in','block 2x2'):
             assert all(torch.equal(a, b) for a,b in zip(run('cpu', mask_init, structure), run('meta', mask_init, structure))), (mask_init,structure)
 
+def test_outputs_without_input_are_counted():
+    "The summary says how many outputs of a layer have no live input, along the axis where outputs lie; not of layers without live weights"
+    m = nn.Sequential(nn.Linear(4,6), nn.ConvTranspose2d(3,5,2), nn.Linear(2,2))
+    masks = {f'{i}.weight':torch.ones_like(l.weight).bool() for i,l in enumerate(m)}
+    masks['0.weight'][[1,4]] = False
+    masks['1.weight'][:,2] = False
+    with pytest.warns(UserWarning, match='2.weight is left without'): sparsify_model(m, .5, mask_init={**masks, '2.weight':torch.zeros(2,2).bool()})
+    notes = sparse_summary(m).df.set_index('parameter').note
+    assert notes['0.weight']=='2 of 6 outputs without input' and notes['1.weight']=='1 of 5 outputs without input' and notes['2.weight']==''
+
 def test_depthwise_is_chosen_and_flagged():
     "Law 9: depthwise convolutions are chosen, and the summary says so"
     m = nn.Sequential(nn.Conv2d(6,6,3, groups=6), nn.Conv2d(6,6,3, groups=2))

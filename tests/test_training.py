@@ -1244,3 +1244,54 @@ def test_an_update_waits_where_a_scaler_found_infinities():
             engine.before_step(t)
             opt.zero_grad()
         assert engine.n_updates==(0 if found else 1)
+
+# --- what can't move, and says so
+
+@pytest.mark.parametrize('structure,live,moves', [(None,3,False), (None,4,True), ('block 2x2',12,False), ('block 2x2',16,True), ('2:4',32,True), ('fan-in',8,True), ('output groups 4',12,False), ('output groups 4',16,True),
+    ('block 3x3 pad',6,False), ('transposable 2:4',32,True)])
+def test_an_update_moves_a_unit_or_is_none(structure, live, moves):
+    "floor(.3*live) weights must be a whole unit, or one in each group; else no step is replaced for nothing, and the summary says why"
+    m = nn.Sequential(nn.Linear(8,8))
+    sparsify_model(m, 1-live/64, seed=0, structure=structure)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        engine = DynamicSparseTraining(m, opt, 100, batches_per_update=2, initial_drop_grow_pct=.3, structure=structure, seed=0)
+    note = sparse_summary(m).df.note[0]
+    assert ("can't move: an update drops 0.3 of" in note)!=moves
+    seen,before = set(),m[0].weight.detach().clone()
+    for _ in range(40):
+        opt.zero_grad()
+        m(torch.randn(4,8)).square().sum().backward()
+        opt.step()
+        seen.add(tuple(m[0].weight_mask.flatten().tolist()))
+    assert (engine.n_updates>0)==(len(seen)>1)==moves and not torch.equal(before, m[0].weight)
+    engine.remove()
+    assert "can't move" not in sparse_summary(m).df.note[0]
+
+def test_what_can_not_move_by_choice_has_no_note():
+    "A mask that is to stay, a schedule of sparsities, growth by shares, a dense layer"
+    for settings in (dict(method='static'), dict(method='gmp', sparsity=.97, batches_per_update=5), dict(method='snfs', batches_per_update=5)):
+        m = nn.Sequential(nn.Linear(8,8), nn.Linear(8,1))
+        if 'sparsity' not in settings: sparsify_model(m, .95, seed=0)
+        SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1, momentum=.9), 100, seed=0, **settings)
+        assert not any("can't move" in o for o in sparse_summary(m).df.note)
+
+@pytest.mark.parametrize('eps', [0,1e-8])
+@pytest.mark.parametrize('opt', [torch.optim.Adam, torch.optim.RMSprop])
+def test_weights_that_are_lost_are_told_of_once(opt, eps):
+    "eps=0 divides 0 by 0 where a live weight gets no gradient, as behind a unit without live outputs: said once, at the first update that can't be done"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(20,64), nn.Tanh(), nn.Linear(64,4))
+    sparsify_model(m, .9, seed=0)
+    opt = opt(m.parameters(), lr=1e-3, eps=eps)
+    engine = DynamicSparseTraining(m, opt, 60, method='rigl', batches_per_update=3, seed=0)
+    x = torch.randn(64,20)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        for _ in range(60):
+            opt.zero_grad()
+            nn.functional.cross_entropy(m(x), torch.arange(64)%4).backward()
+            opt.step()
+    said = [str(w.message) for w in told if "can't move any more" in str(w.message)]
+    assert (len(said)==1 and '0.weight holds values' in said[0] and 'pass eps=1e-8' in said[0] and not engine.n_updates) if not eps else engine.n_updates>10 and not said
