@@ -56,13 +56,14 @@ def test_every_method_ends_at_the_sparsity_that_was_asked_for(method):
 @pytest.mark.parametrize('name', ['Adafactor','Adagrad','Adadelta','ASGD','Rprop','RMSprop','NAdam'])
 def test_optimizers_without_momentum(name):
     "fastai's own cycle fails with those that have none (KeyError: mom); here they follow the rates, all of them those of the cycle, and `find_sparsity` trains with them too"
-    learn = learner(partial(OptimWrapper, opt=getattr(torch.optim, name)))
+    opt = partial(OptimWrapper, opt=getattr(torch.optim, name))
+    learn = learner(opt)
     learn.fit_sparse(2, .8, 1e-3, seed=0)
     assert abs(sparsity_of(learn.model)-.8)<2e-3 and dead_are_zero(learn.model)
     rates = learn.recorder.hps['lr']
     assert max(rates)==pytest.approx(1e-3, rel=1e-2) and rates[0]==pytest.approx(1e-3/25) and rates[-1]<1e-5
     assert ('mom' in learn.recorder.hps)==(name in ('RMSprop','NAdam'))
-    assert find_sparsity(learner(partial(OptimWrapper, opt=getattr(torch.optim, name))), budget=2, sparsities=(.8,), seeds=1, progress=False).suggested in (0.,.8)
+    assert find_sparsity(learner(opt), budget=2, sparsities=(.8,), seeds=1, progress=False).suggested in (0.,.8)
 
 def test_a_sparse_model_goes_on_or_moves():
     learn = learner()
