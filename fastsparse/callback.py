@@ -6,7 +6,7 @@
 __all__ = ['DynamicSparseTrainingCallback']
 
 # %% ../nbs/07_callback.ipynb #23feda80
-import importlib,numpy as np,torch
+import numpy as np,torch
 import torch.distributed as dist
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
@@ -43,13 +43,13 @@ def _check_own(repair, sparse_compute, scale_rates):
     if not isinstance(repair, bool): raise ValueError(f"repair is {repair!r}, and must be True or False")
     if not isinstance(scale_rates, (bool,type(None))): raise ValueError(f"scale_rates is {scale_rates!r}, and must be True, False, or None: where a repair rescaled weights")
     named = isinstance(sparse_compute, dict) and all(isinstance(k, str) for k in sparse_compute)
-    if not (named or isinstance(sparse_compute, (bool,type(None)))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be True, False, None or a plan, a dict such as the plan of a report")
+    if not (named or isinstance(sparse_compute, (bool,type(None)))): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule), True (measured), False or a plan, a dict such as the plan of a report")
 
 # %% ../nbs/07_callback.ipynb #ea6577b9
 class DynamicSparseTrainingCallback(Callback):
     "Move the connections of a sparse model while it trains"
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
-    engine = report = None  # also of an exported learner, which leaves both out
+    engine,report,why_masked = None,None,''  # also of an exported learner, which leaves the first two out
 
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
@@ -63,7 +63,7 @@ class DynamicSparseTrainingCallback(Callback):
         grow_score_f=methods_own, # Which dead weights come back: a score or its name, `gradient_magnitude` by default; None only drops
         redistribute_f=methods_own, # A parameter's share of what grows; None, the default, leaves each its own
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
-        sparse_compute=None, # Compute with live weights only: True measures where that pays, a dict is a plan; None doesn't
+        sparse_compute=None, # Compute with live weights only? None where a fixed rule says that it pays, True measures, a dict is a plan, False never
         method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
         repair:bool=True, # Rescale the live weights of an untouched initialisation whose signal random masks have killed?
         scale_rates:bool=None, # Make steps of Adam and its kin longer in sparser layers? None does as far as a repair rescaled weights
@@ -88,7 +88,7 @@ def __repr__(self:DynamicSparseTrainingCallback):
 def _begin(self:DynamicSparseTrainingCallback, plan):
     check_settings(self.settings)
     self.engine = self.report = self.state = self.saved = self.signal = None
-    self.compute,self.measures,self.plan = bool(plan),plan is True,plan if isinstance(plan, dict) else None
+    self.by_rule,self.compute,self.measures,self.plan = plan is None,bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
 # %% ../nbs/07_callback.ipynb #01524664
 @patch
@@ -113,12 +113,13 @@ def before_fit(self:DynamicSparseTrainingCallback):
     if self.learn.lock.locked(): return
     self._let_go()
     if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-    if self.compute: self._load_compute()
+    if self.compute: self._check_compute()
     self._make_engine(len(self.dls.train))
     if self.repair and not self.resumed: self._repair()
     if not self.resumed: self._take_rates()
     # before the model is wrapped
     if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))
+    if self.by_rule: self._follow_rule()
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
 # %% ../nbs/07_callback.ipynb #c708673f
@@ -128,9 +129,8 @@ def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     if _in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
         share_masks(self.learn.model)
         self.settings['seed'] = _decided_by_first(self.seed)
-    bs = getattr(self.dls.train, 'bs', getattr(self.dls.train, 'batch_size', None))  # fastai's, torch's, any iterable
     every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
-    settings = dict(batch_size=bs, steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
+    settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
     engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
     engine.method = self.method
     if self.state: engine.n_updates = self.state['n_updates']
@@ -142,12 +142,6 @@ def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
 
 # %% ../nbs/07_callback.ipynb #cbpart01
-@patch
-def _load_compute(self:DynamicSparseTrainingCallback):
-    "Look up the room of products, which stands on a page further up, when it is asked for"
-    importlib.import_module('fastsparse.compute')
-    self._check_compute()
-
 @patch
 def before_train(self:DynamicSparseTrainingCallback):
     "The epoch's first batch in steps of the fit"
@@ -174,6 +168,7 @@ def before_batch(self:DynamicSparseTrainingCallback):
     if self.engine is None: return
     self.engine.opt = self.learn.opt  # `learn.export` makes a new one
     if self.compute: self._start_compute(self.learn.xb)
+    elif self.report is not None and self._n_live()!=self.n_measured: self._follow_rule()
     self.engine.prepare(self.t0+self.iter, self.accumulates)
 
 @patch
@@ -195,6 +190,48 @@ def after_cancel_step(self:DynamicSparseTrainingCallback): self.held = []  # wha
 @patch
 def after_fit(self:DynamicSparseTrainingCallback):
     if not self.learn.lock.locked(): self._let_go()
+
+# %% ../nbs/07_callback.ipynb #cffd03ca
+@patch
+def _check_compute(self:DynamicSparseTrainingCallback):
+    "Raise what can be known before the model gets masks"
+    from fastsparse.compute import check_live
+    check_live(self.learn.opt, self.settings)
+    names = [n for n,_ in self.learn.model.named_parameters()]
+    for n in self.plan or ():
+        if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
+
+@patch
+def _n_live(self:DynamicSparseTrainingCallback): return [s.live for s in self.engine.slots]
+
+@patch
+def _start_compute(self:DynamicSparseTrainingCallback, xb=()):
+    "Compute with live weights only until the fit ends; measured again when half of the live weights have died"
+    from fastsparse.compute import sparse_compute
+    live = sum(self._n_live())
+    if self.report is not None:
+        if not self.measures or 2*live>self.n_measured: return
+        self.report.remove()
+        self.plan = None
+    self.report = sparse_compute(self.learn.model, xb, self.learn.opt, self.plan)
+    for s in self.engine.slots: self.engine._check_state(s.method, s.o.p)
+    self.plan,self.n_measured = self.report.plan,live
+
+@patch
+def _follow_rule(self:DynamicSparseTrainingCallback):
+    "Keep weights live where the fixed rule says that it pays, if optimizer and method can work with them"
+    from fastsparse.compute import check_live,follow_rule
+    self.n_measured,self.why_masked = self._n_live(),''
+    if _in_many(): self.why_masked = 'several processes train this model'
+    elif any(hasattr(m, '_orig_mod') for m in self.learn.model.modules()): self.why_masked = 'the model is compiled'
+    elif any(s.method and (s.method.update_after_step or s.method.grow_state_f) for s in self.engine.slots): self.why_masked = 'the method reads the state or the gradient of dead weights after a step'
+    else:
+        try:
+            check_live(self.learn.opt, self.settings)
+            self.report = follow_rule(self.learn.model, _batch_size(self.dls.train) or 1, self.learn.opt, self.report)
+        except ValueError as e: self.why_masked = str(e)
+
+def _batch_size(dl): return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's, any iterable's
 
 # %% ../nbs/07_callback.ipynb #f9fcec3a
 def _in_many(): return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1

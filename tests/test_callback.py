@@ -990,8 +990,8 @@ def test_what_the_fit_knows(name):
 
 @pytest.mark.parametrize('bad', ['x', 1, ['0.weight']])
 def test_sparse_compute_is_checked_when_made(bad):
-    "Law 10: True, False, None or a plan"
-    with pytest.raises(ValueError, match='sparse_compute is .*True, False, None or a plan'): DynamicSparseTrainingCallback(sparse_compute=bad)
+    "Law 10: None, True, False or a plan"
+    with pytest.raises(ValueError, match='sparse_compute is .*None .by a fixed rule., True .measured., False or a plan'): DynamicSparseTrainingCallback(sparse_compute=bad)
 
 @pytest.mark.parametrize('settings,told', [
     (dict(stop_pct=2), 'stop_pct is 2, and must lie in'), (dict(batches_per_update='x'), "batches_per_update is 'x'"), (dict(batch_size=0), 'batch_size is 0'),
