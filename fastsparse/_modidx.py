@@ -457,6 +457,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastsparse.export.save_sparse': ('export.html#save_sparse', 'fastsparse/export.py')},
             'fastsparse.files': { 'fastsparse.files._check_archive': ('files.html#_check_archive', 'fastsparse/files.py'),
                                   'fastsparse.files._check_tensor': ('files.html#_check_tensor', 'fastsparse/files.py'),
+                                  'fastsparse.files._disk_error': ('files.html#_disk_error', 'fastsparse/files.py'),
                                   'fastsparse.files._fold': ('files.html#_fold', 'fastsparse/files.py'),
                                   'fastsparse.files._loader': ('files.html#_loader', 'fastsparse/files.py'),
                                   'fastsparse.files._open_part': ('files.html#_open_part', 'fastsparse/files.py'),

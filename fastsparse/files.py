@@ -45,6 +45,14 @@ def _to_disk(path):
     finally: os.close(fd)
 
 # %% ../nbs/00d_files.ipynb #659f6ace
+def _disk_error(fd, e):
+    "The error of the disk that made a write to the open file `fd` end with `e`, or None"
+    if isinstance(e, OSError): return e if e.errno and e.filename is None else None
+    if not isinstance(e, Exception): return None
+    try:
+        with open(fd, 'ab', closefd=False) as f: f.write(bytes(2**16))
+    except OSError as refused: return refused
+
 @contextmanager
 def whole_file(
     path, # The file to write
@@ -61,9 +69,11 @@ def whole_file(
         _to_disk(part)
         if keep>1: _shift(path, keep)
         os.replace(part, path)
-    except BaseException:
+    except BaseException as e:
+        failed = _disk_error(fd, e)
         part.unlink(missing_ok=True)
-        raise
+        if failed is None: raise
+        raise OSError(failed.errno, f"{failed.strerror}; nothing was written, and a file that was there is as it was", str(path)) from e
     finally: os.close(fd)
     if os.name=='posix': _to_disk(path.parent)
 

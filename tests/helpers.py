@@ -1,5 +1,6 @@
 "What several test files share: oracles by plain sorting, small models, and a look at dead bits"
-import torch, numpy as np
+import resource, signal, torch, numpy as np
+from contextlib import contextmanager
 from torch import nn
 from fastsparse.all import *
 from fastsparse.scores import state_tensors
@@ -67,3 +68,13 @@ def by_hand(p_value, mask, grad=None, opt_f=None, **kwargs):
     opt = (opt_f or torch.optim.SGD)(m.parameters(), **(kwargs or dict(lr=.1)))
     if grad is not None: m.weight.grad = torch.tensor([grad])
     return m,opt
+
+@contextmanager
+def full_disk(n):
+    "No file can have more than `n` bytes"
+    (soft,hard),old = resource.getrlimit(resource.RLIMIT_FSIZE),signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n,hard))
+    try: yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft,hard))
+        signal.signal(signal.SIGXFSZ, old)

@@ -1,8 +1,9 @@
 "Whole files: the old one or the new one, whatever ends the write; and Ctrl-C that waits"
-import os,pytest,random,resource,signal,subprocess,sys,threading,torch
+import errno,os,pytest,random,signal,subprocess,sys,threading,torch
 from adversary import agree,binary,changes,formats
 from fastsparse.all import load_run,save_run
 from fastsparse.files import check_seal,older_file,read_tensors,seal,uninterrupted,whole_file
+from helpers import full_disk
 
 def test_old_or_new(tmp_path):
     "An exception leaves the old file and nothing else; a success the new one and nothing else"
@@ -30,19 +31,22 @@ def test_nowhere_to_write(missing, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         with whole_file(tmp_path/missing): pass
 
-def test_full_disk(tmp_path):
-    "A write beyond what the disk holds raises, and leaves the old file and nothing else"
-    path,(soft,hard) = tmp_path/'a.txt',resource.getrlimit(resource.RLIMIT_FSIZE)
+def safe(o, path): pytest.importorskip('safetensors.torch').save_file(o, path)
+
+@pytest.mark.parametrize('n', [1000,50_000])
+@pytest.mark.parametrize('write', [torch.save,safe,lambda o, path: path.write_bytes(bytes(200_000))], ids=['torch','safetensors','bytes'])
+def test_full_disk(n, write, tmp_path):
+    "Whoever writes, one `OSError` names the file, and the old file and nothing else is left"
+    path = tmp_path/'a.txt'
     path.write_text('old')
-    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000,hard))
-    try:
-        with pytest.raises(OSError):
-            with whole_file(path) as new: new.write_text('x'*5000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft,hard))
-        signal.signal(signal.SIGXFSZ, old)
+    with pytest.raises(OSError, match='File too large; nothing was written.*a.txt') as e, full_disk(n), whole_file(path) as new: write(dict(a=torch.ones(200,200)), new)
+    assert (e.value.errno,e.value.filename)==(errno.EFBIG,str(path))
     assert path.read_text()=='old' and os.listdir(tmp_path)==['a.txt']
+
+def test_other_errors_are_left(tmp_path):
+    for error in (ValueError('a'), FileNotFoundError(2, 'no such file', 'b.txt'), OSError('c')):
+        with pytest.raises(type(error)) as e, whole_file(tmp_path/'a.txt') as new: raise error
+        assert e.value is error and not os.listdir(tmp_path)
 
 @pytest.mark.skipif(os.geteuid()==0, reason='root may write everywhere')
 def test_read_only_folder(tmp_path):
