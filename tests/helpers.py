@@ -69,6 +69,13 @@ def by_hand(p_value, mask, grad=None, opt_f=None, **kwargs):
     if grad is not None: m.weight.grad = torch.tensor([grad])
     return m,opt
 
+def agree(a, b):
+    "Are two nested states equal, bit for bit?"
+    if isinstance(a, torch.Tensor): return torch.equal(a, b)
+    if isinstance(a, dict): return a.keys()==b.keys() and all(agree(a[k], b[k]) for k in a)
+    if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(agree, a, b))
+    return a==b
+
 @contextmanager
 def full_disk(n):
     "No file can have more than `n` bytes"

@@ -14,7 +14,7 @@ from fastsparse.all import *
 from fastsparse.files import seal
 from fastsparse.guards import masked_params
 from fastsparse.runs import _word,load_run,plain,random_state,read_run,save_run,SparseCheckpoint,WaitForSparsity
-from helpers import full_disk,is_positive_zero,mlp
+from helpers import agree,full_disk,is_positive_zero,mlp
 from pathlib import Path
 from torch import nn
 
@@ -56,13 +56,6 @@ def one_fit(folder, case, seed=0, cbs=(), n=3, **kwargs):
 
 def whole_state(learn, cb): return plain(dict(model=learn.model.state_dict(), opt=learn.opt.state_dict(), engine=cb.state_dict(), losses=learn.recorder.losses,
     values=[list(o) for o in learn.recorder.values], lrs=learn.recorder.lrs, rng=torch.get_rng_state()))
-
-def agree(a, b):
-    "Are two nested states equal, bit for bit?"
-    if isinstance(a, torch.Tensor): return torch.equal(a, b)
-    if isinstance(a, dict): return a.keys()==b.keys() and all(agree(a[k], b[k]) for k in a)
-    if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(agree, a, b))
-    return a==b
 
 def go_on(folder):
     "In a process of its own: other weights, masks, seeds and random states, then the same fit"

@@ -6,6 +6,7 @@ from fastcore import test as t
 from fastsparse.all import *
 from fastsparse.guards import masked_params
 from fastsparse.trainers import log_updates,SparseLightningCallback,SparseTrainerCallback
+from helpers import agree
 from torch import nn
 
 tf = pytest.importorskip('transformers')
@@ -48,6 +49,43 @@ def test_a_resumed_training_is_the_same_bit_for_bit(tmp_path, kw):
     trainer_of(whole, tmp_path/'a', callback(), **kw).train()
     trainer_of(part, tmp_path/'a', callback(), **kw).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
     for (k,a),b in zip(whole.state_dict().items(), part.state_dict().values()): assert torch.equal(a, b), k
+
+kinds = dict(masked=[], linear=['body.3.weight','body.6.weight'], conv=['body.0.weight'])
+
+class ConvNet(nn.Module):
+    "Masked, or with live weights in some layers"
+    def __init__(self, kind, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Conv2d(2,6,3,padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96,16), nn.ReLU(), nn.Dropout(.1), nn.Linear(16,4))
+        sparsify_model(self, .8, seed=seed)
+        if kinds[kind]: sparse_compute(self, None, plan={k:'rows' for k in kinds[kind]})
+    def forward(self, x, labels): return dict(loss=nn.functional.mse_loss(self.body(x), labels))
+
+class Die(tf.TrainerCallback):
+    "End the training after so many batches"
+    def __init__(self, at): self.at = at
+    def on_step_end(self, *args, **kwargs):
+        self.at -= 1
+        if not self.at: raise MemoryError('dead')
+    on_substep_end = on_step_end
+
+@pytest.mark.parametrize('kind,n_acc,stops', [(k,2,(5,)) for k in kinds]+[pytest.param(k, n, range(n+1,6*n), marks=pytest.mark.full) for k in kinds for n in (1,2,3)])
+def test_a_training_that_dies_at_any_batch_goes_on_bit_for_bit(kind, n_acc, stops, tmp_path):
+    "Weights, masks, optimizer and engine, also of layers that compute with live weights only"
+    g = torch.Generator().manual_seed(0)
+    rows = [dict(x=torch.randn(2,4,4, generator=g), labels=torch.randn(4, generator=g)) for _ in range(48)]
+    def run(folder, seed=0, die=None, resume=None):
+        model,cb = ConvNet(kind, seed),callback(sparsity=None, seed=seed, batches_per_update=2, stop_pct=1.)
+        trainer = trainer_of(model, tmp_path/folder, cb, rows, max_steps=6, save_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=n_acc)
+        if die: trainer.add_callback(Die(die))
+        trainer.train(resume_from_checkpoint=resume)
+        return dict(model.state_dict()),trainer.optimizer.state_dict()['state'],cb.saved
+    whole = run('whole')
+    assert whole[2]['n_updates']>1
+    for i in stops:
+        with pytest.raises(MemoryError): run(str(i), die=i)
+        assert agree(whole, run(str(i), 3, resume=True)), i
 
 @pytest.mark.parametrize('name', ['GMP_presets','ACDC_presets'])
 def test_methods_that_start_dense_resume_too(tmp_path, name):
