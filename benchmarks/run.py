@@ -1,14 +1,14 @@
 "Measure what sparse training costs and what it is worth: `python benchmarks/run.py [--quick]`"
 import argparse,json,multiprocessing,os,time
 os.environ['OMP_NUM_THREADS'] = '1'
-import compute,costs,inference,quality,roofline,structures,vision
+import compute,costs,fits,inference,quality,roofline,structures,vision
 import matplotlib.pyplot as plt,numpy as np
 from concurrent.futures import ProcessPoolExecutor
 from measure import machine,spread
 from models import titles
 from pathlib import Path
 
-goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, reads=80, steady=1, update_peak=2)
+goals = dict(static=1.12, rigl=1.25, two_lines=1.25, resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, reads=80, steady=1, update_peak=2)
 
 speed_goals = dict(mlp={.9:(2.9,3.2), .95:(4.2,4.6), .98:(5.5,6.5)}, ffn={.9:(2.8,3.1), .95:(4.5,4.8), .98:(6.4,7.4)},
     gpt={.9:(2.1,2.3), .95:(2.4,2.6), .98:(2.7,3.)})  # floor and goal
@@ -31,6 +31,10 @@ def measure_steps(quick):
     rows = {name:dict(costs.training_step(name, n), goal=goals.get(name)) for name,n in rounds.items()}
     rows['learner'] = dict(costs.learner_step('resnet18', 2 if quick else 10, 3 if quick else 9), goal=goals['learner'])
     return rows
+
+def measure_fits(quick):
+    "Whole fits of each optimizer, or of the first"
+    return [fits.beside_dense(o, quick) for o in list(fits.optimizers)[:1 if quick else None]]
 
 def measure_updates(quick):
     "Updates of each model and case; ratios of reads"
@@ -119,7 +123,7 @@ def measure_roofline(quick):
     "Arithmetic of a core, and of products of live weights"
     return roofline.roofline(quick)
 
-sections = dict(roofline=measure_roofline, steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory,
+sections = dict(roofline=measure_roofline, fits=measure_fits, steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory,
     evaluation=measure_evaluation, training=measure_training, vision=measure_vision, structures=measure_structures, table=measure_table,
     adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
 
@@ -144,6 +148,10 @@ def show_steps(rows):
     lines = [[title(k), f"{r['dense_ms']:.1f} ms", *[quartiles(r[c]) if c in r else '' for c in ('step','amortised','dense_again','rigl_torch')],
         verdict(r['step']['median'], r['goal'])] for k,r in rows.items()]
     show(lines, ['training step against dense', 'dense', 'between updates', 'update every 100', 'dense again', 'rigl_torch', 'goal'])
+
+def show_fits(rows):
+    show([[title, *[f"{quartiles(r[k], 2)} {verdict(r[k]['median'], goals.get(k))}" for r in rows]] for k,title in fits.titles.items()],
+        ['a whole fit against dense', *[f"{r['optimizer']}, {r['dense_s']:.1f} s" for r in rows]])
 
 def show_updates(rows):
     lines = [[f"{titles[r['model']].split(',')[0]}, {costs.case_titles[r['case']]}", f"{r['weights']:,}", f"{r['ms']:.0f} ms", quartiles(r['reads'], 1),
@@ -287,7 +295,7 @@ def plot(rows, f, path):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-shows = dict(roofline=show_roofline, steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory,
+shows = dict(roofline=show_roofline, fits=show_fits, steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory,
     evaluation=show_evaluation, training=show_training, vision=show_vision, structures=show_structures, table=show_table,
     adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
 plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, quality=plot_quality)

@@ -42,6 +42,6 @@ class Attends:
         q,k,v = [t.unflatten(-1, (self.num_heads,-1)).transpose(1, 2) for t in self.projected(q, k, v)]
         if not batched and key_padding_mask is not None: key_padding_mask = key_padding_mask[None]
         y,w = _attended(q, k, v, _scores_bias(key_padding_mask, attn_mask, q), need_weights, self.dropout if self.training else 0.)
-        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        y = self.out_proj(y.permute(*((0,2) if rows else (2,0)), 1, 3).flatten(2))  # laid as it is returned
         if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
-        return (y[0] if not batched else y if self.batch_first else y.transpose(0, 1)),w
+        return (y if batched else y[0]),w

@@ -15,6 +15,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.torch_core import get_model,to_cpu
 from fastcore.basics import *
 from fastcore.meta import delegates
+from fastsparse.guards import join_groups
 from fastsparse.parts import find_method
 from fastsparse.schedules import Interval
 from fastsparse.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
@@ -73,7 +74,7 @@ class DynamicSparseTrainingCallback(Callback):
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f,
             keep_score_f=keep_score_f, grow_score_f=grow_score_f, batches_per_update=ifnone(batches_per_update, methods_own))
         given = {k:v for k,v in given.items() if v is not methods_own}
-        self.method,self.repair,self.scale_rates,self.held = method,repair,scale_rates,[]
+        self.method,self.repair,self.scale_rates = method,repair,scale_rates
         self.settings = {**_usual(method, given), **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         self._begin(sparse_compute)
 
@@ -174,7 +175,6 @@ def before_batch(self:DynamicSparseTrainingCallback):
 @patch
 def after_step(self:DynamicSparseTrainingCallback):
     if self.engine is None: return
-    self._lengthen()
     self.engine.after_step()
 
 # %% ../nbs/07_callback.ipynb #cbpart03
@@ -182,10 +182,8 @@ def after_step(self:DynamicSparseTrainingCallback):
 def before_step(self:DynamicSparseTrainingCallback):
     if self.engine is None: return
     if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
-    self._hold()
-
-@patch
-def after_cancel_step(self:DynamicSparseTrainingCallback): self.held = []  # what moved weights instead of the step is no step
+    for s in self.engine.all:
+        if 'rate' in s.notes: s.guard.rate = s.notes['rate']
 
 @patch
 def after_fit(self:DynamicSparseTrainingCallback):
@@ -290,7 +288,6 @@ def _highest_rates(learn):
 @patch
 def _take_rates(self:DynamicSparseTrainingCallback):
     "How many times longer the steps of each parameter are"
-    self.held = []
     if self.scale_rates is False or not normalises(self.learn.opt): return
     model,lrs = get_model(self.learn.model),{id(p):lr for ps,lr in zip(self.learn.opt.param_lists, _highest_rates(self.learn)) for p in ps}
     def rate_of(p): return lrs.get(id(p), max(lrs.values()))
@@ -298,29 +295,14 @@ def _take_rates(self:DynamicSparseTrainingCallback):
     for s in self.engine.all:
         if factors.get(s.o.name, 1.)!=1.: s.notes['rate'] = factors[s.o.name]
 
-# %% ../nbs/07_callback.ipynb #2fcbdbb3
-@patch
-def _hold(self:DynamicSparseTrainingCallback):
-    "Remember the weights whose step will be made longer, as the optimizer holds them"
-    self.held = []
-    for s in self.engine.all:
-        if 'rate' not in s.notes: continue
-        s.guard.check()  # stored values change places now, and not in the step
-        p = s.guard.trained
-        if p.grad is not None: self.held.append((p, p.detach().clone(), s.notes['rate']))
-
-@patch
-def _lengthen(self:DynamicSparseTrainingCallback):
-    "Make the steps of weights that were held longer"
-    for p,was,rate in self.held: p.data.copy_(was+(p.data-was)*rate)
-    self.held = []
-
 # %% ../nbs/07_callback.ipynb #66e6e2cf
 @patch
 def _let_go(self:DynamicSparseTrainingCallback):
     "Detach from the model, and remember what a later fit needs"
     if self.engine is None: return
     self.state = self.engine.state_dict()
+    for s in self.engine.all: s.guard.rate = 1.
+    join_groups(base_opt(self.engine.opt))  # of a step that was interrupted
     self.engine.remove()
     if self.report is not None: self.report.remove()
     self.engine = None

@@ -39,20 +39,24 @@ def speedup(
 # %% ../nbs/29_clocks.ipynb #cedd4d95
 def shown(
     items, # What is to be done, one after the other
-    progress:bool, # With a bar?
+    progress:bool=None, # With a bar? None is as in `with_bar`
     **kwargs # Of `progress_bar`
 ):
     "`items`, with a bar or without"
-    return progress_bar(items, **kwargs) if progress else items
+    return with_bar(items, **kwargs) if progress is None else progress_bar(items, **kwargs) if progress else items
 
 def with_bar(
-    items:list, # What is to be done, one after the other
+    items, # What is to be done, one after the other
+    total:int=None, # How many they are, if `len` can't say
+    seconds:float=2, # What may pass without a bar
+    leave:bool=False, # Does the bar stay when all is done?
 ):
-    "`items`, with a bar where the first one shows that all of them take more than 2 seconds"
-    start = time.perf_counter()
-    for o in items[:1]: yield o
-    rest,took = items[1:],time.perf_counter()-start
-    yield from progress_bar(rest, leave=False) if len(rest)>2 and took*len(rest)>2 else rest
+    "`items`, with a bar from where those that are done show that all of them take more than a few seconds"
+    total,start,todo = len(items) if total is None else total,time.perf_counter(),iter(items)
+    for done,o in enumerate(todo, 1):
+        yield o
+        took = time.perf_counter()-start
+        if total-done>2 and took/done*total>seconds: yield from progress_bar(todo, total=total-done, leave=leave)
 
 # %% ../nbs/29_clocks.ipynb #9b654255
 def _items(o):

@@ -20,13 +20,13 @@ from fastsparse.flops import untouched
 from fastsparse.guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,Masked,masked_params,set_guard,stamp_of
 from fastsparse.kernels import kernels_take
 from fastsparse.masks import count_live,live_places
-from fastsparse.products import DenseGradient,sparse_conv1x1,sparse_linear,SparseIndex
+from fastsparse.products import DenseGradient,need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
 from fastsparse.scores import base_opt,Live
 from fastsparse.sparsify import module_of
 from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
-from torch.autograd import Function
+from torch.autograd import forward_ad,Function
 from torch.nn.modules import module
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -285,10 +285,15 @@ LiveGuard.dense_history = _refusing(False,
 LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
 # %% ../nbs/31_compute.ipynb #975a409a
+_traced_error = "torch.export, torch.fx and torch.jit.trace can't follow products of live weights: call remove() of the report of sparse_compute, or store_dense(model), first"
+
 def _uncompiled(f):
     "`f`, which a compiler calls and doesn't look into; without one nothing of it is imported, which takes seconds"
     hidden = _disable_dynamo(f)
-    return wraps(f)(lambda *args, **kwargs: (hidden if torch.compiler.is_compiling() else f)(*args, **kwargs))
+    def run(*args, **kwargs):
+        if torch.compiler.is_exporting() or torch.jit.is_tracing(): raise RuntimeError(_traced_error)
+        return (hidden if torch.compiler.is_compiling() else f)(*args, **kwargs)
+    return wraps(f)(run)
 
 class _Dense(Function):
     "Live values to a dense weight"
@@ -299,16 +304,23 @@ class _Dense(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if torch.is_grad_enabled(): raise RuntimeError("a weight that is stored sparse can't be differentiated twice (create_graph=True): call remove() of the report of sparse_compute, or store_dense(model), first")
+        need_plain_backward(grad)
         if ctx.tap: ctx.tap(grad)
         return grad.reshape(-1).index_select(0, ctx.index.places),None
+
+def _is_transformed():
+    "Does torch.func or a forward-mode derivative see what is computed?"
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level>=0
 
 @patch
 @_uncompiled
 def dense(self:LiveGuard):
     "The weight as a dense tensor through which gradients flow"
     self.check()
-    return self.values if self.values.ndim>1 else _Dense.apply(self.values, self)
+    v = self.values
+    if v.ndim>1: return v
+    if _is_transformed(): return v.new_zeros(self.mask.numel()).scatter(0, self.index.places, v).view(self.shape)
+    return _Dense.apply(v, self)
 
 # %% ../nbs/31_compute.ipynb #eab224e8
 def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
@@ -328,7 +340,7 @@ def convolve(self:LiveGuard, v, x, bias=None, tap=None):
     "A convolution with the live values `v`"
     m,n = self.module,len(self.module.kernel_size)
     if x.ndim==n+1: return self.convolve(v, x[None], bias, tap)[0]
-    if fits_kernel(v) and x.device.type=='cpu' and self.conv:
+    if fits_kernel(v) and x.device.type=='cpu' and self.conv and self.conv.takes(*_two(x.shape[2:], 1)):
         autocast = torch.is_autocast_enabled('cpu')
         y = sparse_conv2d((x.unsqueeze(2) if n==1 else x).to(v.dtype), v, self.conv, bias, tap)
         return (y.squeeze(2) if n==1 else y).to(torch.get_autocast_dtype('cpu') if autocast else y.dtype)
@@ -350,11 +362,12 @@ def dense_times(self:LiveGuard, w, x, bias=None):
 @_uncompiled
 def product(self:LiveGuard, x, bias=None, relu=False):
     "What the layer does, and a rectifier after it"
+    if not isinstance(x, torch.Tensor): raise RuntimeError(_traced_error)
     self.check()
     if self.calls is not None: self.calls.append((x,bias))
     v = self.values
-    if v.ndim==1: return self.times(v, x, bias, self.tap if self.lifted else None, relu)
-    y = self.dense_times(v, x, bias)
+    if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, self.tap if self.lifted else None, relu)
+    y = self.dense_times(self.dense(), x, bias)
     return y.relu() if relu else y
 
 # %% ../nbs/31_compute.ipynb #fc86bad4
@@ -428,6 +441,10 @@ class LiveSequential(nn.Sequential):
 # %% ../nbs/31_compute.ipynb #4df12b6f
 class LiveAttention(Attends, LiveLayer, nn.MultiheadAttention):
     "Attention with some of its projections on live weights"
+    def forward(self, query, *args, **kwargs):
+        if not isinstance(query, torch.Tensor): raise RuntimeError(_traced_error)
+        return super().forward(query, *args, **kwargs)
+
     def _product(self, attr, x, bias):
         g = self._live.get(attr)
         return F.linear(x, getattr(self, attr), bias) if g is None else g.product(x, bias)
@@ -744,7 +761,7 @@ def why_masked(
     n,live = o.mask.numel(),count_live(o.mask)
     rows = batch*(16 if isinstance(o.module, _ConvNd) else 1)
     if o.p.device.type!='cpu' or o.p.dtype not in (torch.float,torch.double): return f"{str(o.p.dtype).removeprefix('torch.')} on {o.p.device.type}, where masked is faster"
-    pays = live<=.12*n and n*rows>=2**21 or live<=.25*n and rows>=32 and n*rows>=2**22
+    pays = n*rows>=2**23 and (live<=.12*n or live<=.25*n and rows>=32 and not isinstance(o.module, _ConvNd))
     if not pays: return f'{live/max(n, 1):.2g} of {n} weights live at batches of {batch}, where masked is about as fast'
     return '' if kernels_take(o.p) else "the products need Numba: pip install 'fastsparse[fast]'"
 

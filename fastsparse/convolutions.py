@@ -6,9 +6,10 @@
 __all__ = []
 
 # %% ../nbs/30c_convolutions.ipynb #fc62c168
-import numpy as np,threading,torch
+import numpy as np,torch
 from fastcore.basics import *
-from fastsparse.kernels import share_out
+from fastsparse.kernels import call,empty,kinds,share_out
+from fastsparse.products import need_plain_backward
 from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
 from functools import lru_cache
 from torch import nn
@@ -80,6 +81,12 @@ def images_of(tmp, y, start, ld, n_pixels, images):
 
 # %% ../nbs/30c_convolutions.ipynb #480ec54f
 @kernel
+def clear(t, n):
+    "Make the first `n` vectors of 16 numbers of `t` zero"
+    v = numbers(F, t)
+    for i in range(n): store(v, 16*i, zero(16, v))
+
+@kernel
 def clear_rows(t, slots, shape, c0, c1, r0, rows):
     "Zeros for the rows of the table that lie outside of the image"
     s,m,v = numbers(np.int64, shape),numbers(np.int64, slots),numbers(F, t)
@@ -97,7 +104,7 @@ def spread(tmp, t, slots, shape, base, first, n_pixels, r0, rows):
     row,col = first,0
     for p in range(n_pixels):
         k,c = at(m, row%sh*sw+col%sw),col//sw-col0
-        if k>=0 and c<cols: store(v, ((base+k)*rows+row//sh-r0)*cols*16+c*16, load(16, w, p*16))
+        if k>=0 and c>=0 and c<cols: store(v, ((base+k)*rows+row//sh-r0)*cols*16+c*16, load(16, w, p*16))
         col += 1
         if col==width:
             col = 0
@@ -111,14 +118,15 @@ def pack(x, t, tmp, slots, shape, n0, c0, c1, r0, rows):
     n,channels,height,width,sh,sw,parts,col0,cols = at(s, 0),at(s, 1),at(s, 2),at(s, 3),at(s, 4),at(s, 5),at(s, 6),at(s, 7),at(s, 8)
     images = min(16, n-n0)
     first,last = max(r0, 0)*sh,min((r0+rows)*sh, height)
+    left,right = max(col0, 0),min(col0+cols, width)  # the columns of the image that have one in the table, where there is no stride
     clear_rows(t, slots, shape, c0, c1, r0, rows)
     for c in range(c0, c1):
         start,ld = (n0*channels+c)*height*width,channels*height*width
-        if sh==1 and sw==1 and images==16 and width>=16:
+        if sh==1 and sw==1 and images==16 and right-left>=16:
             for h in range(first, last):
                 d = ((c-c0)*rows+h-r0)*cols*16-col0*16
-                for p in range(0, width-15, 16): turn16(u, start+h*width+p, ld, v, d+p*16, 16)
-                if width%16>0: turn16(u, start+h*width+width-16, ld, v, d+(width-16)*16, 16)
+                for p in range(left, right-15, 16): turn16(u, start+h*width+p, ld, v, d+p*16, 16)
+                if (right-left)%16>0: turn16(u, start+h*width+right-16, ld, v, d+(right-16)*16, 16)
         elif last>first:
             pixels_of(x, tmp, start+first*width, ld, (last-first)*width, images)
             spread(tmp, t, slots, shape, (c-c0)*parts, first, (last-first)*width, r0, rows)
@@ -184,10 +192,11 @@ def one_tile(ptr, off, val, bias, xt, yt, k, n_out, o, w, x0, y0, x_row, y_row, 
 
 # %% ../nbs/30c_convolutions.ipynb #0dc15c7d
 @kernel
-def conv_forward(ptr, off, val, bias, x, y, xt, yt, tmp, slots, one, x_shape, y_shape, g0, g1, n_blocks, n_rows, strip, low, rows):
+def conv_forward(ptr, off, val, bias, x, y, slots, one, x_shape, y_shape, g0, g1, n_blocks, n_rows, strip, low, rows, xt, yt, tmp):
     "Groups `g0` to `g1` of 16 images: `strip` rows of results at a time, `n_rows` output channels at a time"
     sx,sy = numbers(np.int64, x_shape),numbers(np.int64, y_shape)
     channels,x_cols,n_out,height,y_cols = at(sx, 1),at(sx, 8),at(sy, 1),at(sy, 2),at(sy, 8)
+    clear(xt, channels*at(sx, 6)*rows*x_cols)
     for g in range(g0, g1):
         for r0 in range(0, height, strip):
             pack(x, xt, tmp, slots, x_shape, g*16, 0, channels, r0+low, rows)
@@ -247,13 +256,16 @@ def last_sums(b, dw, e):
 
 # %% ../nbs/30c_convolutions.ipynb #f98d741d
 @kernel
-def conv_backward(ptr, off, vt, gr, x, dx, dt, gt, xt, dxt, buf, tmp, slots, one, g_shape, x_shape, a, b, n_blocks, n_channels,
-    strip, low, rows):
-    "Channels `a` to `b` of the input, `n_channels` at a time, for all images"
-    sg,sx = numbers(np.int64, g_shape),numbers(np.int64, x_shape)
+def conv_backward(ptr, off, order, vt, gr, x, dx, dw, slots, one, g_shape, x_shape, a, b, n_blocks, n_channels, strip, low, rows,
+    gt, xt, dxt, dt, buf, tmp):
+    "Channels `a` to `b` of the input, `n_channels` at a time, for all images; from `gt` on it is scratch memory"
+    sg,sx,starts = numbers(np.int64, g_shape),numbers(np.int64, x_shape),numbers(np.int32, ptr)
     n,channels,parts,cols,sh = at(sx, 0),at(sx, 1),at(sx, 6),at(sx, 8),at(sx, 4)
     n_out,g_cols = at(sg, 1),at(sg, 8)
     height = (at(sx, 2)+sh-1)//sh
+    clear(gt, n_out*rows*g_cols)
+    clear(xt, n_channels*parts*strip*cols)
+    clear(dt, (at(starts, n_blocks*channels*parts)+31)//16)
     for g in range((n+15)//16):
         for r0 in range(0, height, strip):
             pack(gr, gt, tmp, one, g_shape, g*16, 0, n_out, r0+low, rows)
@@ -266,6 +278,9 @@ def conv_backward(ptr, off, vt, gr, x, dx, dt, gt, xt, dxt, buf, tmp, slots, one
                             one_back(ptr, off, vt, gt, xt, dxt, dt, buf, k, channels*parts, c*parts, (e-c)*parts,
                                 (r*g_cols+q)*16, (r*cols+q)*16, g_cols*16, cols*16, strip*cols*16)
                 if DX: unpack(dxt, dx, tmp, slots, x_shape, g*16, c, e, r0, strip)
+    for k in range(n_blocks):
+        for q in range(at(starts, (k*channels+a)*parts), at(starts, (k*channels+b)*parts)):
+            put(numbers(F, dw), at(numbers(np.int64, order), q), at(numbers(F, dt), q))
 
 # %% ../nbs/30c_convolutions.ipynb #0b30f757
 def _tile(width, vector):
@@ -291,6 +306,15 @@ def plan(
     block = max(16, 3*near//2//((px+halo_w)*(tile_rows+halo_h)*16*itemsize))
     return dict(px=px, tile_rows=tile_rows, cols=cols, block=min(block, channels), group=64, strip=strip)
 
+# %% ../nbs/30c_convolutions.ipynb #f09fde52
+_most = 2**31  # numbers in a table
+
+@patch
+def takes(self:ConvIndex, h, w):
+    "Do places in the tables for images of `h` rows and `w` columns fit into 32 bits?"
+    longest = max(self.out_size(h, w)[1], w)+4+self.high_w-self.low_w
+    return max(self.shape[1]*self.n_parts, self.shape[0])*(2+self.high_h-self.low_h)*longest*16<_most
+
 # %% ../nbs/30c_convolutions.ipynb #17b451db
 def _list(self, back, cols, strip, block):
     "Where the weights of each block and row start, places in the table, the order of the weights, and the number of blocks"
@@ -314,80 +338,50 @@ def list_for(self:ConvIndex, back, cols, strip, block):
     return self.lists[key]
 
 # %% ../nbs/30c_convolutions.ipynb #717bc36e
-_here = threading.local()
-
-def _scratch(name, n, dtype):
-    "`n` numbers of this thread's memory"
-    kept = vars(_here).setdefault('kept', {})
-    if (name,dtype) not in kept or kept[name,dtype].numel()<n: kept[name,dtype] = torch.empty(max(n, 4096), dtype=dtype)
-    return kept[name,dtype]
-
 def _shape(n, channels, height, width, stride=(1,1), parts=1, col0=0, cols=0):
     return np.array([n,channels,height,width,*stride,parts,col0,cols], np.int64)
 
-def _places(*arrays): return [a.ctypes.data if isinstance(a, np.ndarray) else a.data_ptr() for a in arrays]
-
 _one = np.array([0,0], np.int64)
 
-@lru_cache(256)
-def _code(f, dtype, px, rows, dx=True): return f.compiled(F=dtype, L=16*px, RR=rows, DX=dx)
-
-def _np_type(t): return np.float32 if t.dtype==torch.float else np.float64
-
-# %% ../nbs/30c_convolutions.ipynb #aef569cf
 def _results(index, values, x, bias):
     "The convolution of `x`, contiguous, with live weights"
-    (n,c,h,w),n_out = x.shape,index.shape[0]
+    (n,c,h,w),n_out,size = x.shape,index.shape[0],x.element_size()
     ho,wo = index.out_size(h, w)
-    cut = plan(index, (ho,wo), c*index.n_parts, x.element_size())
-    cols,strip = cut['cols'],cut['strip']
+    cut = plan(index, (ho,wo), c*index.n_parts, size)
+    cols,strip,group = cut['cols'],cut['strip'],cut['group']
     ptr,off,order,n_blocks = index.list_for(False, cols, strip, cut['block'])
     wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
-    y,vals = x.new_empty(n, n_out, ho, wo),values.detach()[torch.from_numpy(order)]
-    b = x.new_zeros(n_out) if bias is None else bias.detach().contiguous()
+    y,vals = empty((n,n_out,ho,wo), x.dtype),values.detach()[torch.from_numpy(order)]
+    b = x.new_zeros(n_out) if bias is None else bias.detach().to(x.dtype).expand(n_out).contiguous()
     slots = np.concatenate([index.slots, index.row_rests]).astype(np.int64)
     xs,ys = _shape(n, c, h, w, index.stride, index.n_parts, index.low_w, wide),_shape(n, n_out, ho, wo, cols=cols)
-    f = _code(conv_forward, _np_type(x), cut['px'], cut['tile_rows'])
-    def run(g0, g1):
-        xt = _scratch('x', c*index.n_parts*tall*wide*16, x.dtype).zero_()
-        yt,tmp = _scratch('y', cut['group']*strip*cols*16, x.dtype),_scratch('tmp', max(h*w, ho*wo)*16, x.dtype)
-        f(*_places(ptr, off, vals, b, x, y, xt, yt, tmp, slots, _one, xs, ys), g0, g1, n_blocks, cut['group'], strip, index.low_h, tall)
-    if n and ho>0 and wo>0: share_out(run, -(-n//16), 1, len(index)*y[:,0].numel())
+    f = conv_forward.compiled(F=kinds[x.dtype], L=16*cut['px'], RR=cut['tile_rows'])
+    room = [16*size*k for k in (c*index.n_parts*tall*wide, group*strip*cols, max(h*w, ho*wo))]
+    def part(g0, g1): call(f, ptr, off, vals, b, x, y, slots, _one, xs, ys, g0, g1, n_blocks, group, strip, index.low_h, tall, room=room)
+    if n: share_out(part, -(-n//16), 1, len(index)*y[:,0].numel())
     return y
 
-# %% ../nbs/30c_convolutions.ipynb #d93689e4
+# %% ../nbs/30c_convolutions.ipynb #aef569cf
 def _gradients(index, values, x, g, of_x):
     "Gradients of `x` (None if not `of_x`) and of the values, both contiguous"
-    (n,c,h,w),(ho,wo),n_out,parts = x.shape,g.shape[2:],index.shape[0],index.n_parts
-    cut = plan(index, [-(-k//s) for k,s in zip((h,w), index.stride)], n_out, x.element_size())
-    cols,strip = cut['cols'],cut['strip']
+    (n,c,h,w),(ho,wo),n_out,parts,size = x.shape,g.shape[2:],index.shape[0],index.n_parts,x.element_size()
+    cut = plan(index, [-(-k//s) for k,s in zip((h,w), index.stride)], n_out, size)
+    cols,strip,many = cut['cols'],cut['strip'],max(cut['group']//parts, 1)
     ptr,off,order,n_blocks = index.list_for(True, cols, strip, cut['block'])
     wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
-    order = torch.from_numpy(order)
-    dx,dt,vals = x.new_empty(x.shape) if of_x else x,x.new_zeros(len(order)+16),torch.cat([values.detach()[order], values.new_zeros(16)])
+    dx,dw,vals = empty(x.shape, x.dtype) if of_x else None,empty(values.shape, x.dtype),values.detach()[torch.from_numpy(order)]
     slots = np.concatenate([index.slots, index.row_rests]).astype(np.int64)
     gs,xs = _shape(n, n_out, ho, wo, col0=-index.high_w, cols=wide),_shape(n, c, h, w, index.stride, parts, 0, cols)
-    many = max(cut['group']//parts, 1)
-    f = _code(conv_backward, _np_type(x), cut['px'], cut['tile_rows'], bool(of_x))
-    def run(a, b):
-        gt,xt = _scratch('x', n_out*tall*wide*16, x.dtype).zero_(),_scratch('y', many*parts*strip*cols*16, x.dtype).zero_()
-        dxt,tmp = _scratch('d', many*parts*strip*cols*16, x.dtype),_scratch('tmp', max(h*w, ho*wo)*16, x.dtype)
-        buf,mine = _scratch('buf', 272, x.dtype),dt if torch.get_num_threads()<2 else torch.zeros_like(dt)
-        of = _places(ptr, off, vals, g, x, dx, mine, gt, xt, dxt, buf, tmp, slots, _one, gs, xs)
-        f(*of, a, b, n_blocks, many, strip, -index.high_h, tall)
-        if mine is not dt: _add(dt, mine, ptr, a*parts, b*parts, n_blocks, c*parts)
-    if n: share_out(run, c, 1, len(index)*g[:,0].numel())
-    elif of_x: dx.zero_()
-    dw = torch.empty_like(values).index_copy_(0, order, dt[:len(order)])
-    return dx if of_x else None,dw
+    f = conv_backward.compiled(F=kinds[x.dtype], L=16*cut['px'], RR=cut['tile_rows'], DX=of_x)
+    block = many*parts*strip*cols
+    room = [16*size*k for k in (n_out*tall*wide, block, block, (len(order)+31)//16, 16, max(h*w, ho*wo))]
+    def part(a, b):
+        call(f, ptr, off, order, vals, g, x, dx, dw, slots, _one, gs, xs, a, b, n_blocks, many, strip, -index.high_h, tall, room=room)
+    if n: share_out(part, c, 1, len(index)*g[:,0].numel())
+    else: dw.zero_()
+    return dx,dw
 
-def _add(total, mine, ptr, a, b, n_blocks, n):
-    "The sums of parts `a` to `b` of the input's channels, which are this thread's alone"
-    for k in range(n_blocks):
-        some = slice(int(ptr[k*n+a]), int(ptr[k*n+b]))
-        total[some] = mine[some]
-
-# %% ../nbs/30c_convolutions.ipynb #0128159e
+# %% ../nbs/30c_convolutions.ipynb #d93689e4
 class _Conv(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, tap):
@@ -397,7 +391,7 @@ class _Conv(Function):
 
     @staticmethod
     def backward(ctx, g):
-        if torch.is_grad_enabled(): raise RuntimeError("a convolution of live weights can't be differentiated twice (create_graph=True): compute densely where you need that")
+        need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
         if ctx.tap is not None and ctx.needs_input_grad[1]: ctx.tap(dense_gradient(ctx.index, x, g))
         dx = dw = None
@@ -421,6 +415,7 @@ def sparse_conv2d(
     tap=None, # Called in the backward with the dense gradient of the weight, if given
 ): # Images (batch, outputs, rows, columns)
     "A convolution with live weights only, for one group of channels"
+    if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
     if x.ndim!=4 or x.shape[1]!=index.shape[1]: raise ValueError(f"the input has shape {tuple(x.shape)}, and must be (batch, {index.shape[1]}, rows, columns)")
     if x.dtype!=values.dtype or x.dtype not in (torch.float,torch.double): raise ValueError(f"the input is of type {x.dtype} and the weight of {values.dtype}, and both must be float32 or both float64")
     if min(index.out_size(*x.shape[2:]))<1: raise ValueError(f"the input has {x.shape[2]} rows and {x.shape[3]} columns, which is less than the kernel {index.shape[2:]} needs: pad more")

@@ -11,13 +11,14 @@ from collections import OrderedDict
 from fastcore.basics import *
 from fastsparse.checks import need_bools
 from fastsparse.masks import local_part,put_,sparsity_from_tensor,zero_dead_
-from fastsparse.scores import base_opt,call_with,grad_history,slow_weights,state_tensors
+from fastsparse.scores import base_opt,call_with,grad_history,lift_dead,settle_dead,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from typing import NamedTuple
+from warnings import warn
 
 # %% ../nbs/03b_guards.ipynb #c46665a8
 class Masked(NamedTuple):
@@ -183,10 +184,11 @@ class Guard:
     dense_state = True  # does the optimizer have state for every weight?
     fixed_count = False  # must the number of live weights stay?
     route,costly = None,None  # how it is multiplied, if not as torch does; an optimizer that writes where the gradient is zero
-    p = None  # the weight, as the module shows it
+    p,name = None,''  # the weight, as the module shows it; its name in the model that enforces its mask
     lifted = False  # leave this batch's gradient dense: an update will read it
     dense_history = False  # leave gradients and state dense, and mask the weight after each step
     rests = None  # a function that says why no update can move the mask, or an empty text
+    rate = 1.  # how many times as long as those of its group the optimizer's steps of it are
     around = None  # a function of the optimizer, called before its step; what it returns is called after the step
     mask = property(lambda self: self.module._buffers.get(f'{self.attr}_mask'))
     trained = property(lambda self: self.p)  # the parameter that the optimizer steps
@@ -194,9 +196,16 @@ class Guard:
     has_grad = property(lambda self: self.p.grad is not None)
 
     def holds(self, p): return p is self.p
+    def displaced(self): return False  # does the module hold another parameter by now?
+    def travel(self): pass  # go along with copies and pickles of the module
     def expect_dense(self): pass  # an update is about to read the dense gradient
     def grad_state(self): return dict(grad=self.trained.grad)  # all that the next step and update read of it, for a file
     def load_grad_state(self, state): raise NotImplementedError
+    def open_step(self, opt): self.finish = None if self.around is None else self.around(opt)
+    def close_step(self):
+        finish,self.finish = self.finish,None
+        if finish is not None: finish()
+
     def check(self): raise NotImplementedError
     def note(self): raise NotImplementedError
     def arrived(self): raise NotImplementedError
@@ -227,202 +236,270 @@ def _gone(key, ref):
     _hush()
 
 # %% ../nbs/03b_guards.ipynb #5721c881
+def computed_weights(
+    m:nn.Module, # A module
+) -> list: # Of each: its name in `m`, what it has, and the call that undoes it
+    "Weights of `m` that are computed from its other parameters"
+    found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')") for a in getattr(m, 'parametrizations', ())]
+    for a in (k[:-2] for k in m._parameters if k.endswith('_g') and f'{k[:-2]}_v' in m._parameters):
+        found.append((a, 'has a weight norm', f"torch.nn.utils.remove_weight_norm(module, '{a}')"))
+    for a in (k[:-5] for k in m._parameters if k.endswith('_orig')):
+        if f'{a}_u' in m._buffers: found.append((a, 'has a spectral norm', f"torch.nn.utils.remove_spectral_norm(module, '{a}')"))
+        else: found.append((a, 'is pruned', f"torch.nn.utils.prune.remove(module, '{a}')"))
+    return found
+
+def refuse_lost(
+    m:nn.Module, # A module
+    attr:str, # The name of its parameter
+    name:str, # The same, in the model
+):
+    "A `ValueError` if the weight `attr` was made sparse, and its mask no longer holds"
+    name,shown = name or attr,f'{attr}_sparsity' in m._buffers
+    mask_gone = f"sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
+    for a,what,undo in computed_weights(m):
+        if a!=attr or attr in m._parameters: continue
+        if what=='is pruned': undo = f"{undo} and then {mask_gone}, since its mask took the place of the one it had"
+        raise ValueError(f"{name} was made sparse, and {what} since then, so that it is computed and dead weights come back: call {undo}, or unsparsify(model) to train it dense")
+    if shown and attr in m._parameters and f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} was made sparse, and its mask was taken away (torch.nn.utils.prune.remove does so): call {mask_gone} to keep its zeros, or unsparsify(model) to train it dense")
+
+def refuse_computed(
+    model:nn.Module, # Any module
+):
+    "A `ValueError` if a weight of `model` was made sparse, and its mask no longer holds"
+    for name,m in model.named_modules():
+        for attr in {*vars(m).get('_mask_guards', ()), *(k.removesuffix('_sparsity') for k in m._buffers if k.endswith('_sparsity'))}:
+            refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
+
+# %% ../nbs/03b_guards.ipynb #2e565422
 class DenseGuard(Guard):
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
     def __init__(self, module, attr):
-        self.module,self.attr,self.p,self.handle = module,attr,None,None
-        self.finish = None  # what `around` left to do after the step
+        self.__setstate__((module, attr, '', None))
         self.check()
+
+    def __getstate__(self): return self.module,self.attr,self.name,self.p
+    def __setstate__(self, state):
+        self.module,self.attr,self.name,p = state  # of a copy, the module is still empty, and the parameter is made
+        self.p = self.handle = self.stamp = self.grad_stamp = self.finish = None
+        if p is not None: self.watch(p)
 
     shape = property(lambda self: self.p.shape)
     def stored(self): return self.module._parameters.get(self.attr)
     def strayed(self, p): return storage_of(p) is not usual
+    def displaced(self): return self.stored() is not self.p
+    def travel(self): vars(self.module).setdefault('_mask_guards', {})[self.attr] = self
 
-# %% ../nbs/03b_guards.ipynb #2e565422
-@patch
-def check(self:DenseGuard):
-    "Mask the weight if anybody but an optimizer wrote to it or to its mask"
-    p,mask = self.stored(),self.mask
-    if mask is None: return
-    if p is not self.p:
-        if p is None: return True  # taken out of its module
-        if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
-        if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
-        self.watch(p)
-    elif self.handle is None and p.requires_grad: self.hook()
-    if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
-    zero_dead_(p, mask)
-    self.clean = weakref.WeakKeyDictionary()
-    self.note()
+    def check(self):
+        "Mask the weight if anybody but an optimizer wrote to it or to its mask; True if the module has no such parameter here"
+        p,mask = self.stored(),self.mask
+        if p is None or mask is None:
+            refuse_lost(self.module, self.attr, self.name)
+            return p is None
+        if p is not self.p:
+            if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+            if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
+            self.watch(p)
+        elif self.handle is None and p.requires_grad: self.hook()
+        if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
+        zero_dead_(p, mask)
+        p._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks  # `swap_tensors` loses them
+        self.clean = weakref.WeakKeyDictionary()
+        self.note()
 
-@patch
-def watch(self:DenseGuard, p):
-    "Turn to the parameter `p`"
-    self.release()
-    self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
-    set_guard(p, self)
-    if p.requires_grad: self.hook()
+    def watch(self, p):
+        "Turn to the parameter `p`"
+        other = guard_of(p)
+        masks = [vars(g.module).get('_buffers', {}).get(f'{g.attr}_mask') for g in (self,other) if g is not None and g.module is not None]  # none in a copy that is being made
+        if other is not None and other.module is not self.module and all(m is not None for m in masks) and not masks[0].equal(masks[1]):
+            raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has another mask: tie weights before sparsify_model, "
+                "or call unsparsify_parameter for one of the two first")
+        self.release()
+        self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
+        set_guard(p, self)
+        if p.requires_grad: self.hook()
 
-@patch
-def hook(self:DenseGuard):
-    "Listen for the gradient"
-    ref = weakref.ref(self)
-    self.handle = self.p.register_post_accumulate_grad_hook(lambda p: (g := ref()) and g.arrived())
+    def hook(self):
+        ref = weakref.ref(self)
+        self.handle = self.p.register_post_accumulate_grad_hook(lambda p: (g := ref()) and g.arrived())
+
+    def note(self): self.stamp = stamp_of(self.p),stamp_of(self.mask)
+
+    def arrived(self):
+        self.grad_stamp = None
+        if self.displaced(): self.check()
+        if not (self.lifted or self.dense_history): self.mask_grad()
+
+    def mask_grad(self):
+        "Make the gradient of dead weights zero, unless it is so already"
+        grad = self.p.grad
+        if self.mask is None or grad is None: return
+        if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==version_of(grad): return
+        zero_dead_(grad, self.mask)
+        self.grad_stamp = weakref.ref(grad),version_of(grad)
+
+    def before_step(self, opt):
+        self.check()
+        if not (self.lifted or self.dense_history): self.mask_grad()
+        self.open_step(opt)
+
+    def after_step(self, opt):
+        if self.mask is None: return
+        self.close_step()
+        known = keeps_zero(opt)
+        if not known: self.costly = type(base_opt(opt)).__name__
+        state = base_opt(opt).state
+        if self.dense_history or not known or self.clean.get(opt) is not state:
+            held = slow_weights(opt, self.p) if self.dense_history else state_tensors(opt, self.p)
+            for t in [self.p, *held]: zero_dead_(t, self.mask)
+            if not self.dense_history: self.clean[opt] = state
+        if known and not self.dense_history: lift_dead(opt, self.p, self.mask)
+        self.note()
+
+    def weights_at(self, at, with_grad):
+        "The weights at the row-major places `at`, which are all the live ones, as a vector; `with_grad` with their gradient"
+        def pick(t): return t.detach().reshape(-1).index_select(0, at)
+        v = pick(self.p)
+        if with_grad and self.p.grad is not None: v.grad = pick(self.p.grad)
+        return v
+
+    def dead_at(self, at):
+        "Weights at the row-major places `at`, all of them dead, as a vector with their gradient"
+        return self.weights_at(at, True)
+
+    def gradient(self, dense):
+        "What a collector adds up: the gradient, and whose it is if not of all weights; `dense` wants dead ones too"
+        return self.p.grad,
+
+    def load_grad_state(self, state):
+        grad = state['grad']
+        if grad.shape!=self.p.shape:  # of live values, beside terms whose sum is that of all weights
+            terms = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in state.get('terms', ())]
+            dead = sum(terms) if terms else torch.zeros_like(self.p)
+            grad = dead.view_as(self.p).masked_scatter(self.mask, state.get('came', grad))
+        self.p.grad = grad
+
+    def parts(self, with_grad):
+        "Slices of rows, each with the weight there, which has its gradient `with_grad`; here all are at hand"
+        yield slice(None),self.p
+
+    def move(self, gone, new, opt, start=None):
+        "The mask has changed: weight and state are zero where a weight is `gone` or `new`, but new ones take their value from `start`"
+        changed = torch.cat([gone, new])
+        for t in [self.p, *slow_weights(opt, self.p)]:
+            put_(t, changed, 0)
+            if start is not None: local_part(t).put_(new, local_part(start).take(new).to(local_part(t)))
+        for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
+
+    def release(self):
+        if self.handle is not None: self.handle.remove()
+        self.handle = None
+        if self.p is None: return
+        if guard_of(self.p) is self: set_guard(self.p)
+        for opt in self.clean: settle_dead(opt, self.p)
+
+    def remove(self):
+        "Let go of the parameter"
+        self.release()
+        held = vars(self.module).get('_mask_guards', {})
+        if held.get(self.attr) is self: del held[self.attr]
+        if not held: vars(self.module).pop('_mask_guards', None)
+        _hush()
 
 # %% ../nbs/03b_guards.ipynb #7e3d5005
-@patch
-def note(self:DenseGuard):
-    "Remember weight and mask as they are now"
-    self.stamp = stamp_of(self.p),stamp_of(self.mask)
-
-# %% ../nbs/03b_guards.ipynb #f3fed1a8
-@patch
-def arrived(self:DenseGuard):
-    "The gradient is complete"
-    self.grad_stamp = None
-    if not (self.lifted or self.dense_history): self.mask_grad()
-
-@patch
-def mask_grad(self:DenseGuard):
-    "Make the gradient of dead weights zero, unless it is so already"
-    grad = self.p.grad
-    if self.mask is None or grad is None: return
-    if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==version_of(grad): return
-    zero_dead_(grad, self.mask)
-    self.grad_stamp = weakref.ref(grad),version_of(grad)
-
-# %% ../nbs/03b_guards.ipynb #fffd5bc4
-@patch
-def weights_at(self:DenseGuard, at, with_grad):
-    "The weights at the row-major places `at`, which are all the live ones, as a vector; `with_grad` with their gradient"
-    def pick(t): return t.detach().reshape(-1).index_select(0, at)
-    v = pick(self.p)
-    if with_grad and self.p.grad is not None: v.grad = pick(self.p.grad)
-    return v
-
-@patch
-def load_grad_state(self:DenseGuard, state):
-    grad = state['grad']
-    if grad.shape!=self.p.shape:  # of live values, beside terms whose sum is that of all weights
-        terms = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in state.get('terms', ())]
-        dead = sum(terms) if terms else torch.zeros_like(self.p)
-        grad = dead.view_as(self.p).masked_scatter(self.mask, state.get('came', grad))
-    self.p.grad = grad
-
-@patch
-def gradient(self:DenseGuard, dense):
-    "What a collector adds up: the gradient, and whose it is if not of all weights; `dense` wants dead ones too"
-    return self.p.grad,
-
-@patch
-def dead_at(self:DenseGuard, at):
-    "Weights at the row-major places `at`, all of them dead, as a vector with their gradient"
-    return self.weights_at(at, True)
-
-# %% ../nbs/03b_guards.ipynb #fd2d28f6
-@patch
-def parts(self:DenseGuard, with_grad):
-    "Slices of rows, each with the weight there, which has its gradient `with_grad`"
-    yield slice(None),self.p
-
-# %% ../nbs/03b_guards.ipynb #76bb0ce5
-@patch
-def open_step(self:Guard, opt):
-    "Show the weight, as it is now, to `around`"
-    self.finish = None if self.around is None else self.around(opt)
-
-@patch
-def close_step(self:Guard):
-    "Do what `around` left to do"
-    finish,self.finish = self.finish,None
-    if finish is not None: finish()
-
-# %% ../nbs/03b_guards.ipynb #172b990c
-@patch
-def before_step(self:DenseGuard, opt):
-    self.check()
-    if not (self.lifted or self.dense_history): self.mask_grad()
-    self.open_step(opt)
-
-@patch
-def after_step(self:DenseGuard, opt):
-    if self.mask is None: return
-    self.close_step()
-    known = keeps_zero(opt)
-    if not known: self.costly = type(base_opt(opt)).__name__
-    state = base_opt(opt).state
-    if self.dense_history or not known or self.clean.get(opt) is not state:
-        held = slow_weights(opt, self.p) if self.dense_history else state_tensors(opt, self.p)
-        for t in [self.p, *held]: zero_dead_(t, self.mask)
-        if not self.dense_history: self.clean[opt] = state
-    self.note()
-
-# %% ../nbs/03b_guards.ipynb #74b97ac0
-@patch
-def move(self:DenseGuard, gone, new, opt, start=None):
-    "The mask has changed: weight and state are zero where a weight is `gone` or `new`, but new ones take their value from `start`"
-    changed = torch.cat([gone, new])
-    for t in [self.p, *slow_weights(opt, self.p)]:
-        put_(t, changed, 0)
-        if start is not None: local_part(t).put_(new, local_part(start).take(new).to(local_part(t)))
-    for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
-
-@patch
-def release(self:DenseGuard):
-    if self.handle is not None: self.handle.remove()
-    self.handle = None
-    if self.p is not None: set_guard(self.p)
-
-@patch
-def remove(self:DenseGuard):
-    "Let go of the parameter"
-    self.release()
-    _hush()
-
-# %% ../nbs/03b_guards.ipynb #ce03f9a7
 def _told(opt):
     "The guards of `opt`'s parameters"
     if not _guards: return []
     return [g for group in base_opt(opt).param_groups for p in group['params'] if (g := guard_of(p))]
 
+# %% ../nbs/03b_guards.ipynb #33905a4f
+_whole = weakref.WeakKeyDictionary()  # optimizer → its groups, while they are split
+
+def _split_groups(opt, told):
+    "Split the groups of `opt` so that each of the guards `told` has its rate"
+    join_groups(opt)  # after a step that was interrupted
+    rates = {id(g.trained):g.rate for g in told if g.rate!=1}
+    if not rates or base_opt(opt) is not opt or 'optim' in vars(opt): return  # the optimizer inside will do it
+    fastai = is_fastai(opt)
+    parts = [(h, {**h, 'lr':rate*h['lr']}, ps) for h,group in zip(opt.hypers if fastai else opt.param_groups, opt.param_groups)
+        for rate,ps in groupby(group['params'], lambda p: rates.get(id(p), 1.)).items()]
+    _whole[opt] = {n:getattr(opt, n) for n in (('param_lists','hypers') if fastai else ('param_groups',))},parts
+    if fastai: _,opt.hypers,opt.param_lists = zip(*parts)
+    else: opt.param_groups = [{**part, 'params':ps} for _,part,ps in parts]
+
+def join_groups(
+    opt, # A fastai or torch optimizer, not wrapped
+):
+    "Give `opt` back the groups that it had before its step; what the step wrote to them stays"
+    if opt not in _whole: return
+    attrs,parts = _whole.pop(opt)
+    for (h,*_),part in zip(parts, opt.hypers if is_fastai(opt) else opt.param_groups):
+        h.update({k:v for k,v in part.items() if k not in ('lr','params')})
+    for n,v in attrs.items(): setattr(opt, n, v)
+
+# %% ../nbs/03b_guards.ipynb #33905azz
 def _before_step(opt, *args):
-    for g in _told(opt): g.before_step(opt)
+    if displaced := [g for ref in list(_guards.values()) if (g := ref()) and g.displaced()]:
+        stepped = {id(p) for group in base_opt(opt).param_groups for p in group['params']}
+        for g in displaced:
+            if any(id(p) in stepped for p in g.module.parameters()): g.check()
+    told = _told(opt)
+    for g in told: g.before_step(opt)
+    _split_groups(opt, told)
 
 def _after_step(opt, *args):
-    for g in _told(opt): g.after_step(opt)
+    try:
+        for g in _told(opt): g.after_step(opt)
+    finally: join_groups(opt)
 
-# %% ../nbs/03b_guards.ipynb #33905a4f
+# %% ../nbs/03b_guards.ipynb #59fbe9f0
 def _tell(step):
     "`step`, with guards told before and after"
     @wraps(step)
     def _f(self, *args, **kwargs):
-        _before_step(self)
-        res = step(self, *args, **kwargs)
-        _after_step(self)
+        try:
+            _before_step(self)
+            res = step(self, *args, **kwargs)
+            _after_step(self)
+        finally: join_groups(self)
         return res
     return _f
 
+def _show(read):
+    "`read`, which shows what an optimizer remembers, with zeros where weights are dead"
+    @wraps(read)
+    def _f(self, *args, **kwargs):
+        join_groups(self)
+        settle_dead(self)
+        return read(self, *args, **kwargs)
+    return _f
+
+# %% ../nbs/03b_guards.ipynb #59fbe9zz
 class _Wrapped:
-    "Wraps the `step` of a class of optimizers until `remove()`"
-    def __init__(self, cls):
-        self.cls,self.was,self.own = cls,cls.step,_tell(cls.step)
-        cls.step = self.own
+    "Wraps the method `name` of a class of optimizers until `remove()`"
+    def __init__(self, cls, name, wrap):
+        self.cls,self.name,self.was,self.own = cls,name,vars(cls).get(name),wrap(getattr(cls, name))
+        setattr(cls, name, self.own)
 
     def remove(self):
-        if self.cls.step is self.own: self.cls.step = self.was
+        if vars(self.cls).get(self.name) is not self.own: return
+        if self.was is None: delattr(self.cls, self.name)
+        else: setattr(self.cls, self.name, self.was)
 
-# %% ../nbs/03b_guards.ipynb #59fbe9f0
+def _wrap_reads(cls): return [_Wrapped(cls, name, _show) for name in ('state_dict','__reduce_ex__')]
+
+# %% ../nbs/03b_guards.ipynb #bfc9d5f3
 _ears,_wrapped = [],[]  # what ends listening to torch's optimizers, and to fastai's
 
 def _listen_to_fastai():
     known = sys.modules.get('fastai.optimizer')
     if _wrapped or not hasattr(known, 'OptimWrapper'): return  # not imported, or not to its end
-    _wrapped.extend(_Wrapped(cls) for cls in (known.Optimizer, known.Lookahead))
+    _wrapped.extend([*[_Wrapped(cls, 'step', _tell) for cls in (known.Optimizer, known.Lookahead)], *_wrap_reads(known.Optimizer)])
 
 def _listen():
     if not _ears:
         _ears.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)))
         _ears.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)))
+        _ears.extend(_wrap_reads(torch.optim.Optimizer))
     if not _wrapped: _listen_to_fastai()
 
 def _hush():
@@ -498,6 +575,7 @@ def _owner(h):
 
 def _is_of(hook, h): return _owner(h) is hook
 
+# %% ../nbs/03b_guards.ipynb #38dadbzz
 def _alters_keys(module):
     "Does a hook after the load answer for what is missing?"
     return any(not isinstance(_owner(h), Enforcement) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
@@ -533,11 +611,22 @@ def check_masks_of_load(
 class Enforcement:
     "A forward pre-hook on the root of a model, and the guards of its masked parameters"
     armed = weakref.WeakSet()
-    def __init__(self):
-        self.guards,self.root,self.kind,self.claims,self.trying = [],None,None,[],False
+    def __init__(self, names=()):
+        self.by_name,self.paths = dict.fromkeys(names),[]  # guards, none before it is armed; modules on the way to them, with their parents
+        self.root,self.kind,self.claims,self.trying = None,None,[],False
         self.source,self.place,self.copies,self.written = None,None,weakref.WeakSet(),{}
 
-    def __reduce__(self): return Enforcement,()
+    def __reduce__(self): return Enforcement,(tuple(self.by_name),)
+
+    def __deepcopy__(self, memo):
+        new,model = Enforcement(self.by_name),None if self.root is None else self.root()
+        if model is not None and id(model) in memo:
+            new.source,new.place = weakref.ref(self),weakref.ref(memo[id(model)])
+            self.copies.add(new)
+        return new
+
+    guards = property(lambda self: [g for g in self.by_name.values() if g is not None])
+    def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
 
     def __call__(self, module, args):
         if torch.compiler.is_compiling() or vars(module).get('_is_replica'): return
@@ -547,37 +636,81 @@ class Enforcement:
         if self.source is not None: self.settle(loaded)
         for c in list(self.copies): c.settle()
         if self.root is None or self.root() is not module or self.kind is not type(module): self.arm(module)
+        elif any(m._modules.get(k) is not child for m,k,child in self.paths): self.arm(module)
         if not _wrapped: _listen()
-        if any([g.check() for g in self.guards]): self.arm(module)
+        if any([g.check() for g in self.by_name.values()]): self.arm(module)
+
+    def arm(self, model):
+        "Set a guard on every masked parameter of `model` that is to be enforced"
+        for s in storages: s.settle(model)
+        refuse_computed(model)
+        for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
+        had,os = self.by_name,masked_params(model)
+        self.root,self.kind,self.by_name = weakref.ref(model),type(model),{o.name:guard(o) for o in os if self.claimed(o)}
+        for n,g in self.by_name.items():
+            g.name = n
+            g.travel()
+        self.armed.add(self)
+        self.hear_loads(model)
+        masked,now = {id(o.p) for o in os},dict(model.named_parameters(remove_duplicate=False))
+        for n in (n for n in had if n in now and id(now[n]) not in masked):
+            warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: sparsify_parameter(model, '{n}', ...) makes it sparse; call unsparsify_parameter(model, '{n}') before you replace a layer by a dense one")
+
+    def hear_loads(self, model):
+        "Listen for loads into `model` and into parts of it that hold masks"
+        self.paths = []
+        for m in model.modules():
+            if next(_with_masks(m), None) is None: continue
+            self.paths += [(m, k, c) for k,c in m._modules.items() if c is not None and next(_with_masks(c), None) is not None]
+            if any(_is_of(self, h) for h in m._load_state_dict_pre_hooks.values()): continue
+            m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
+
+    def check_load(self, module, state, prefix, *args):
+        "Refuse a load before anything is written; asked of each module with masks, it answers for the one that loads, and for its own root"
+        if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
+        self.trying,(strict,assign) = True,_how_loaded()
+        try:
+            names = {}
+            for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+            os = [o for o in masked_params(module) if self.claimed(o) and f'{o.attr}_sparsifier' not in o.module._modules]
+            check_masks_of_load(os, names, state, prefix)
+            if assign: return
+            _refuse_load(module, trial_load(module, state, prefix), strict and not _alters_keys(module))
+        finally: self.trying = False
+
+    def settle(self, loaded=()):
+        "Make the masks of a copy right, if they were averaged; after a load, whatever came is meant so"
+        model = self.place()
+        if model is None: return
+        os = [o for o in masked_params(model) if f'{o.attr}_sparsifier' not in o.module._modules and o.p.shape==o.shape]
+        fresh = 1,1,1  # a deep copy has written to each tensor once
+        averaged = os and not loaded and all(_is_written(o, self.written.get(o.name, fresh)) for o in os)
+        if averaged and any(asked_sparsity(o) is not None for o in os): self.take_masks(os)
+        self.written = {o.name:_versions(o) or fresh for o in os}
+
+    @torch.no_grad()
+    def take_masks(self, os):
+        "Take the masks of the source, or refuse to go on"
+        source = self.source()
+        model = None if source is None or source.root is None else source.root()
+        theirs = {} if model is None else {o.name:o for o in masked_params(model)}
+        if odd := first(o.name for o in os if o.name not in theirs or theirs[o.name].shape!=o.shape):
+            raise ValueError(f"{odd}_mask was averaged with other masks, and the model that this is a copy of is gone or has other parameters: keep that model as long as the average, or average without buffers (AveragedModel(model, use_buffers=False), ModelEmaV3)")
+        for o in os:
+            for k in ('mask','sparsity'): o.module._buffers[f'{o.attr}_{k}'].copy_(theirs[o.name].module._buffers[f'{o.attr}_{k}'])
+            zero_dead_(o.p, o.mask)
+
+    def forget(self, guard):
+        "The mask of `guard` is no longer enforced, on purpose"
+        self.by_name = {n:g for n,g in self.by_name.items() if g is not guard and (g is not None or n!=guard.name)}
+
+    def remove(self):
+        "End enforcement; masks, buffers and zeros stay"
+        for g in self.guards: g.remove()
+        if self.root is not None and (model := self.root()) is not None: unhook(model, self)
+        self.by_name,self.claims = {},[]
 
 # %% ../nbs/03b_guards.ipynb #16c26677
-@patch
-def check_load(self:Enforcement, module, state, prefix, *args):
-    "Refuse a load before anything is written; asked of each module with masks, it answers for the one that loads, and for its own root"
-    if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
-    self.trying,(strict,assign) = True,_how_loaded()
-    try:
-        names = {}
-        for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
-        os = [o for o in masked_params(module) if self.claimed(o) and f'{o.attr}_sparsifier' not in o.module._modules]
-        check_masks_of_load(os, names, state, prefix)
-        if assign: return
-        _refuse_load(module, trial_load(module, state, prefix), strict and not _alters_keys(module))
-    finally: self.trying = False
-
-@patch
-def claimed(self:Enforcement, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
-
-# %% ../nbs/03b_guards.ipynb #a6c1b501
-@patch
-def __deepcopy__(self:Enforcement, memo):
-    new = Enforcement()
-    model = None if self.root is None else self.root()
-    if model is not None and id(model) in memo:
-        new.source,new.place = weakref.ref(self),weakref.ref(memo[id(model)])
-        self.copies.add(new)
-    return new
-
 def _versions(o):
     "How often weight, mask and sparsity were written to, and how often each is in a fresh copy"
     ts = o.p,o.mask,o.module._buffers.get(f'{o.attr}_sparsity')
@@ -588,31 +721,7 @@ def _is_written(o, was):
     if now is None or any(a<=b for a,b in zip(now, was)): return False
     return g is None or g.stamp is None or not has_stamp(o.mask, g.stamp[1])
 
-@patch
-def settle(self:Enforcement, loaded=()):
-    "Make the masks of a copy right, if somebody has averaged them; after a load, whatever came is meant so"
-    model = self.place()
-    if model is None: return
-    os = [o for o in masked_params(model) if f'{o.attr}_sparsifier' not in o.module._modules and o.p.shape==o.shape]
-    fresh = 1,1,1  # a deep copy has written to each tensor once
-    averaged = os and not loaded and all(_is_written(o, self.written.get(o.name, fresh)) for o in os)
-    if averaged and any(asked_sparsity(o) is not None for o in os): self.take_masks(os)
-    self.written = {o.name:_versions(o) or fresh for o in os}
-
-# %% ../nbs/03b_guards.ipynb #9cd925ff
-@patch
-@torch.no_grad()
-def take_masks(self:Enforcement, os):
-    "Take the masks of the source, or refuse to go on"
-    source = self.source()
-    model = None if source is None or source.root is None else source.root()
-    theirs = {} if model is None else {o.name:o for o in masked_params(model)}
-    if odd := first(o.name for o in os if o.name not in theirs or theirs[o.name].shape!=o.shape):
-        raise ValueError(f"{odd}_mask was averaged with other masks, and the model that this is a copy of is gone or has other parameters: keep that model as long as the average, or average without buffers (AveragedModel(model, use_buffers=False), ModelEmaV3)")
-    for o in os:
-        for k in ('mask','sparsity'): o.module._buffers[f'{o.attr}_{k}'].copy_(theirs[o.name].module._buffers[f'{o.attr}_{k}'])
-        zero_dead_(o.p, o.mask)
-
+# %% ../nbs/03b_guards.ipynb #16c266zz
 def before_state(
     module:nn.Module, # A module whose state is about to be read
     *args
@@ -627,31 +736,7 @@ def settle_averages(
     "Make the masks of averaged copies in `model` right"
     for m in model.modules(): before_state(m)
 
-# %% ../nbs/03b_guards.ipynb #0490b5c2
-@patch
-def arm(self:Enforcement, model):
-    "Set a guard on every masked parameter of `model` that somebody wants enforced"
-    for s in storages: s.settle(model)
-    for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
-    self.root,self.kind,self.guards = weakref.ref(model),type(model),[guard(o) for o in masked_params(model) if self.claimed(o)]
-    self.armed.add(self)
-    self.hear_loads(model)
-
-@patch
-def hear_loads(self:Enforcement, model):
-    "Listen for loads into `model` and into parts of it that hold masks"
-    for m in model.modules():
-        if any(_is_of(self, h) for h in m._load_state_dict_pre_hooks.values()) or next(_with_masks(m), None) is None: continue
-        m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
-
-@patch
-def remove(self:Enforcement):
-    "End enforcement; masks, buffers and zeros stay"
-    for g in self.guards: g.remove()
-    if self.root is not None and (model := self.root()) is not None: unhook(model, self)
-    self.guards,self.claims = [],[]
-
-# %% ../nbs/03b_guards.ipynb #f27df37b
+# %% ../nbs/03b_guards.ipynb #a6c1b501
 class Enforced:
     "Masks are enforced until `remove()`, which leaves masks, buffers and zeros; it can be a `with` block"
     def __init__(self, hook=None, only=None):
@@ -664,10 +749,9 @@ class Enforced:
         if hook is None or all(o is not self for o in hook.claims): return
         hook.claims = [o for o in hook.claims if o is not self]
         if not hook.claims: return hook.remove()
-        left = [g for g in hook.guards if hook.claimed(g)]
-        for g in hook.guards:
-            if not hook.claimed(g): g.remove()
-        hook.guards = left
+        for g in (g for g in hook.guards if not hook.claimed(g)):
+            g.remove()
+            hook.forget(g)
 
     def __enter__(self): return self
     def __exit__(self, *args): self.remove()

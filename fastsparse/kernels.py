@@ -6,13 +6,12 @@
 __all__ = []
 
 # %% ../nbs/30_kernels.ipynb #d6ab643f
-import numpy as np,os,threading,torch
+import math,numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastcore.basics import *
 from fastsparse.masks import count_live
 from fastsparse.vectors import add,at,axpy,caches,fold,full,gate,kernel,load,numbers,put,store,sums16,total,turn16,vector_bytes,why_not,zero
 from functools import cache,lru_cache
-from itertools import accumulate
 from warnings import warn
 
 # %% ../nbs/30_kernels.ipynb #37c8d22f
@@ -322,20 +321,68 @@ def tiling(
     if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
     return (N,max(n, 1),32) if block>.6*n else (N,int(block),min(512, l2//(8*N*size)))
 
-# %% ../nbs/30_kernels.ipynb #643c980e
+# %% ../nbs/30_kernels.ipynb #1b430fd9
+checking = os.environ.get('FASTSPARSE_CHECK', '0')!='0'  # read here and nowhere else
+_gap = 1024 if checking else 0  # guard words, of 4 bytes, before, between and behind arrays
+
+class _Fence:
+    "Guard words in `words`, a piece of memory, around its `arrays`, which are slices"
+    guard,unset = -23131,-1  # as bits, a NaN of float32; two of them are one of float64
+    def __init__(self, words, arrays):
+        self.words,self.arrays = words,arrays
+        words[:] = self.guard
+        for a in arrays: words[a] = self.unset
+
+    def is_whole(self):
+        ends = [0, *[e for a in self.arrays for e in (a.start,a.stop)], len(self.words)]
+        return all((self.words[i:j]==self.guard).all() for i,j in zip(ends[::2], ends[1::2]))
+
 class _Scratch(threading.local):
-    n = 0
+    n,fence = 0,None
 
     def __call__(self, *sizes): # Bytes
         "Addresses of memory that this thread may write until it asks again"
-        sizes = [-(-n//64)*64 for n in sizes]
-        if sum(sizes)+64>self.n:
-            self.piece = np.zeros(max(sum(sizes)+64, 2**22), np.uint8)
-            self.n,self.start = len(self.piece),-(-self.piece.ctypes.data//64)*64
-        return accumulate(sizes[:-1], initial=self.start)
+        ends = [4*_gap]
+        for n in sizes: ends.append(ends[-1]+4*_gap+-(-n//64)*64)
+        if ends[-1]>self.n:
+            self.n = max(ends[-1], 2**22)
+            self.piece = np.zeros(self.n+64, np.uint8)
+            place = self.piece.ctypes.data
+            self.piece,self.start = self.piece[-place%64:],place+-place%64
+        if checking: self.fence = _Fence(self.piece[:ends[-1]].view(np.int32), [slice(i//4, (i+n)//4) for i,n in zip(ends, sizes)])
+        return [self.start+i for i in ends[:-1]]
 
 _scratch = _Scratch()
 
+# %% ../nbs/30_kernels.ipynb #e874f941
+def empty(
+    shape:tuple,
+    dtype:torch.dtype, # Of 4 or 8 bytes
+) -> torch.Tensor: # Uninitialized
+    "A tensor for compiled code to write"
+    if not checking: return torch.empty(shape, dtype=dtype)
+    n = math.prod(shape)*dtype.itemsize//4
+    fence = _Fence(np.empty(n+2*_gap, np.int32), [slice(_gap, _gap+n)])
+    t = torch.from_numpy(fence.words[_gap:_gap+n].view(torch.empty(0, dtype=dtype).numpy().dtype).reshape(shape))  # no view, which could not be written in place
+    t.fence = fence
+    return t
+
+def address(a):
+    "Where a tensor or an array lies; 0 for None"
+    return 0 if a is None else a.data_ptr() if isinstance(a, torch.Tensor) else a.ctypes.data
+
+def call(
+    f, # A compiled kernel
+    *args, # Contiguous tensors and arrays, None and numbers
+    room=(), # Bytes of each scratch array that it takes after these
+):
+    "Call compiled code with addresses; where `checking`, a `RuntimeError` if it wrote outside of its arrays"
+    f(*[a if type(a) is int else address(a) for a in args], *(_scratch(*room) if room else ()))
+    if checking:
+        fences = [_scratch.fence if room else None, *[getattr(a, 'fence', None) for a in args]]
+        if any(o is not None and not o.is_whole() for o in fences): raise RuntimeError(f"{f.__name__} wrote outside of the arrays that it was given")
+
+# %% ../nbs/30_kernels.ipynb #643c980e
 @cache
 def _pool(pid): return ThreadPoolExecutor(os.cpu_count())
 
@@ -351,8 +398,8 @@ def share_out(f, n, unit, work):
     for o in others: o.result()
 
 # %% ../nbs/30_kernels.ipynb #5512c6c8
-_kinds = {torch.float:np.float32, torch.double:np.float64}
-_taken = {*_kinds, torch.bfloat16, torch.half}
+kinds = {torch.float:np.float32, torch.double:np.float64}
+_taken = {*kinds, torch.bfloat16, torch.half}
 
 @cache
 def _run():
@@ -360,42 +407,41 @@ def _run():
     if why := why_not(): warn(why)
     return not why
 
-# %% ../nbs/30_kernels.ipynb #e06e5a06
 def kernels_take(*ts): # Tensors
     "Do kernels run on this computer, and for tensors like these?"
     return all(t.is_cpu and t.dtype in _taken for t in ts) and _run()
 
-def _wide(t): return (t if t.dtype in _kinds else t.detach().float()).contiguous()
+def _wide(t, dtype=None):
+    "`t` contiguous and of a type that kernels have, `dtype` if given"
+    if dtype is None: dtype = t.dtype if t.dtype in kinds else torch.float
+    return (t if t.dtype==dtype else t.detach().to(dtype)).contiguous()
 
 def _typed(t, like): return t if t is None or t.dtype==like.dtype else t.to(like.dtype)
 
-def _address(t): return 0 if t is None else t.data_ptr()
-
 # %% ../nbs/30_kernels.ipynb #9fc743e8
-def column_type(col): return np.int16 if col.dtype==torch.int16 else np.int32
+def _column_type(col): return np.int16 if col.dtype==torch.int16 else np.int32
 
-def starts_of(index, width):
+def _starts_of(index, width):
     "`block_starts` of an index"
     (n,m),n_blocks = index.shape,-(-index.shape[1]//width)
     if n_blocks<2: return index.crow,1
     if width not in index.starts:
-        index.starts[width] = torch.empty(n*n_blocks+1, dtype=torch.int)
-        find = block_starts.compiled(C=column_type(index.col))
-        find(index.crow.data_ptr(), index.col.data_ptr(), n, width, n_blocks, index.starts[width].data_ptr())
+        starts = index.starts[width] = empty((n*n_blocks+1,), torch.int)
+        call(block_starts.compiled(C=_column_type(index.col)), index.crow, index.col, n, width, n_blocks, starts)
     return index.starts[width],n_blocks
 
 def listed(mask):
     "Where the live weights of each row of a bool matrix start, and their columns"
     mask,(n,width) = mask.contiguous(),mask.shape
-    crow,col = mask.new_empty(n+1, dtype=torch.int),mask.new_empty(count_live(mask)+1, dtype=torch.int)
-    list_live.compiled()(mask.data_ptr(), n, width, crow.data_ptr(), col.data_ptr())
+    crow,col = empty((n+1,), torch.int),empty((count_live(mask)+1,), torch.int)
+    call(list_live.compiled(), mask, n, width, crow, col)
     return crow,col[:-1]
 
 def turned(index):
     "Where each column starts, and the rows and places of its weights"
-    (n,m),row,order = index.shape,torch.empty_like(index.col),torch.empty_like(index.col)
-    crow = torch.zeros(m+1, dtype=torch.int)
-    turn_index.compiled()(index.crow.data_ptr(), index.col.data_ptr(), n, m, crow.data_ptr(), row.data_ptr(), order.data_ptr())
+    (n,m),size = index.shape,(len(index),)
+    crow,row,order = empty((m+1,), torch.int).zero_(),empty(size, torch.int),empty(size, torch.int)
+    call(turn_index.compiled(), index.crow, index.col.int(), n, m, crow, row, order)
     return crow,row,order
 
 # %% ../nbs/30_kernels.ipynb #f0dd7d8b
@@ -408,49 +454,24 @@ def multiply(
     relu=False, # Does a rectifier follow?
 ) -> torch.Tensor: # Rows of outputs, of the type of `x`
     "`F.linear` with live weights only, and a rectifier where `relu`; it has no gradient"
-    (n_out,n_in),rows,work = index.shape,len(x),len(index)*len(x)
-    v,xs,b = _wide(values),_wide(x),None if bias is None else _wide(bias)
-    y = xs.new_empty(rows, n_out)
-    kind,columns,size = _kinds[xs.dtype],column_type(index.col),xs.element_size()
+    (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)
+    if x.shape!=(rows,n_in) or values.numel()!=n: raise ValueError(f"inputs have the shape {tuple(x.shape)} and {values.numel()} weights are given, and the index needs (rows, {n_in}) and {n}")
+    xs,work = _wide(x),n*rows
+    dtype,columns,size = xs.dtype,_column_type(index.col),xs.element_size()
+    if bias is not None: bias = _wide(bias if bias.shape==(n_out,) else bias.expand(n_out), dtype)
+    v,y,kind = _wide(values, dtype),empty((rows,n_out), dtype),kinds[dtype]
     if rows<3 and cut is None:
         f = one_row.compiled(F=kind, C=columns)
-        of = xs.data_ptr(),index.crow.data_ptr(),index.col.data_ptr(),v.data_ptr(),_address(b),y.data_ptr()
-        share_out(lambda o0, o1: f(*of, o0, o1, n_in, n_out, rows), n_out, 256, work)
+        share_out(lambda o0, o1: call(f, xs, index.crow, index.col, v, bias, y, o0, o1, n_in, n_out, rows), n_out, 256, work)
         return _typed(y.relu_() if relu else y, x)
-    N,fb,R = cut or tiling(rows, n_in, len(index)/max(n_in*n_out, 1), False, size, index.fours)
-    (starts,nb),f = starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns, RELU=relu)
-    of = xs.data_ptr(),starts.data_ptr(),index.col.data_ptr(),v.data_ptr(),_address(b),y.data_ptr()
-    def part(r0, r1, o0, o1): f(*of, r0, r1, o0, o1, n_in, n_out, nb, R, *_scratch(n_in*N*size, R*N*size))
+    N,fb,R = cut or tiling(rows, n_in, n/max(n_in*n_out, 1), False, size, index.fours)
+    (starts,nb),f = _starts_of(index, fb),(forward4 if index.fours else forward).compiled(F=kind, N=N, C=columns, RELU=relu)
+    def part(*of): call(f, xs, starts, index.col, v, bias, y, *of, n_in, n_out, nb, R, room=(n_in*N*size,R*N*size))
     if rows>N: share_out(lambda r0, r1: part(r0, r1, 0, n_out), rows, N, work)
     else: share_out(lambda o0, o1: part(0, rows, o0, o1), n_out, 64, work)
     return _typed(y, x)
 
 # %% ../nbs/30_kernels.ipynb #278c488e
-def _back(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out):
-    "Give addresses to `backward`, a share of the inputs to a thread"
-    if index.fours: return _back4(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out)
-    (N,fb,R),t = cut,index.t
-    one = rows<=N
-    (starts,nb),f = starts_of(t, fb),backward.compiled(F=kind, N=N, ONE=one, DX=inputs, RELU=bool(y))
-    def part(i0, i1):
-        kept = 0 if one else len(index) if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
-        room = _scratch(n_out*N*size, R*N*size, R*N*size, kept*size, kept*size, 272*size)
-        places = starts.data_ptr(),t.col.data_ptr(),t.order.data_ptr()
-        f(g, y, x, *places, val, dx, dw, db*(i0==0), rows, i0, i1, n_in, n_out, nb, R, *room)
-    share_out(part, n_in, 64, len(index)*rows)
-
-def _back4(index, cut, kind, size, inputs, g, y, x, val, dx, dw, db, rows, n_in, n_out):
-    "Give addresses to `backward4`, a share of the blocks to a thread"
-    N,width,_ = cut
-    width = max(1, min(width, -(-n_in//torch.get_num_threads())))
-    (starts,nb),held = starts_of(index, width),min(N, 256//size if vector_bytes()==64 else 16)
-    f = backward4.compiled(F=kind, N=N, H=held, C=column_type(index.col), DX=inputs, RELU=bool(y))
-    def part(k0, k1):
-        room = _scratch(n_out*N*size, width*N*size, width*N*size, 1040*size)
-        f(g, y, x, starts.data_ptr(), index.col.data_ptr(), val, dx, dw, db*(k0==0), rows, k0, k1, width, n_in, n_out, nb, *room)
-    share_out(part, nb, 1, len(index)*rows)
-
-# %% ../nbs/30_kernels.ipynb #51afb351
 def gradients(
     index, # `SparseIndex` of the weight
     values:torch.Tensor, # Live weights, in the index's order; None if no gradients of inputs are wanted
@@ -462,14 +483,32 @@ def gradients(
     y:torch.Tensor=None, # What a rectifier made of the outputs, if one follows: `g` counts where that is positive
 ) -> tuple: # Gradients of inputs, live weights and bias; None where not wanted
     "What the backward of `multiply` gives"
-    (n_out,n_in),rows,n = index.shape,len(x),len(index)
-    v,xs,gs,ys = _wide(values) if inputs else None,_wide(x),_wide(g),None if y is None else _wide(y)
-    dx,dw,db = xs.new_empty(x.shape) if inputs else None,xs.new_empty(n),xs.new_empty(n_out) if bias else None
-    size = xs.element_size()
-    cut = cut or tiling(rows, n_in if index.fours else n_out, n/max(n_in*n_out, 1), True, size, index.fours)
-    common = gs.data_ptr(),_address(ys),xs.data_ptr(),_address(v),_address(dx),dw.data_ptr(),_address(db),rows,n_in,n_out
-    if rows and n_in: _back(index, cut, _kinds[xs.dtype], size, inputs, *common)
-    else:
+    (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)
+    if x.shape!=(rows,n_in) or g.shape!=(rows,n_out) or inputs and values.numel()!=n: raise ValueError(f"inputs have the shape {tuple(x.shape)}, gradients {tuple(g.shape)}, and {values.numel() if inputs else n} weights are given; the index needs (rows, {n_in}), (rows, {n_out}) and {n}")
+    xs = _wide(x)
+    dtype,size = xs.dtype,xs.element_size()
+    v,gs,ys = _wide(values, dtype) if inputs else None,_wide(g, dtype),None if y is None else _wide(y, dtype)
+    dx,dw,db = empty(x.shape, dtype) if inputs else None,empty((n,), dtype),empty((n_out,), dtype) if bias else None
+    if not rows or not n_in:
         dw.zero_()
         if bias: db.copy_((gs if ys is None else gs.masked_fill(ys<=0, 0)).sum(0))
+        return _typed(dx, x),_typed(dw, x),_typed(db, x)
+    settings = dict(F=kinds[dtype], DX=inputs, RELU=ys is not None)
+    N,width,R = cut or tiling(rows, n_in if index.fours else n_out, n/max(n_in*n_out, 1), True, size, index.fours)
+    if index.fours:
+        width = max(1, min(width, -(-n_in//torch.get_num_threads())))
+        (starts,nb),held = _starts_of(index, width),min(N, 256//size if vector_bytes()==64 else 16)
+        f = backward4.compiled(N=N, H=held, C=_column_type(index.col), **settings)
+        def part(k0, k1):
+            call(f, gs, ys, xs, starts, index.col, v, dx, dw, None if k0 else db, rows, k0, k1, width, n_in, n_out, nb,
+                room=(n_out*N*size,width*N*size,width*N*size,1040*size))
+        share_out(part, nb, 1, n*rows)
+    else:
+        t,one = index.t,rows<=N
+        (starts,nb),f = _starts_of(t, width),backward.compiled(N=N, ONE=one, **settings)
+        def part(i0, i1):
+            kept = 0 if one else n if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
+            call(f, gs, ys, xs, starts, t.col, t.order, v, dx, dw, None if i0 else db, rows, i0, i1, n_in, n_out, nb, R,
+                room=(n_out*N*size,R*N*size,R*N*size,kept*size,kept*size,272*size))
+        share_out(part, n_in, 64, n*rows)
     return _typed(dx, x),_typed(dw, x),_typed(db, x)

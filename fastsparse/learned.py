@@ -24,6 +24,7 @@ from fastsparse.structures import as_structure,NM,Structure,Unstructured
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer,UninitializedParameter
+from warnings import warn
 
 # %% ../nbs/20_learned.ipynb #41599475
 _kinds = {}
@@ -256,6 +257,7 @@ class Sparsify(nn.Module):
 
     own_masks,axes = ('mask','backward_mask'),(0,1,None)  # where outputs, inputs and experts lie
     used = None  # While the forward of a model runs: has this been used in it?
+    written = None,0  # the score's version at the last training forward, and for how many it has been this one
     def scored(self): return None
     @property
     def shapeless(self): return isinstance(self.score, UninitializedParameter)
@@ -307,11 +309,22 @@ def forward(self:Sparsify, x):
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
     if self.training and not self.used and not _in_backward():
+        self.warn_if_left()
         if self.step%self.every==0: self.update(x)
         self.step += 1
         if self.used is not None: self.used = True
     return self.masked(x)
 
+@patch
+def warn_if_left(self:Sparsify, patience=32):
+    "Warn once if the score is to learn, and nothing writes it"
+    if self.backward_mode=='STE' or isinstance(self.sparseness, Dense) or not torch.is_grad_enabled() or not self.score.requires_grad: return
+    version,n = self.written
+    self.written = self.score._version,n+1 if version==self.score._version else 0
+    if self.written[1]==patience:
+        warn(f"the score of a learned mask hasn't changed in {patience} training forwards: make the optimizer after learn_masks, from model.parameters(), so that it holds the scores")
+
+# %% ../nbs/20_learned.ipynb #240a99zz
 @patch
 def masked(self:Sparsify,
     x:torch.Tensor, # A tensor whose shape ends in the score's

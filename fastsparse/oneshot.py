@@ -6,9 +6,10 @@
 __all__ = ['prune_magnitude', 'prune_wanda', 'prune_sparsegpt', 'prune_snip', 'prune_grasp', 'prune_synflow', 'restore_sparse']
 
 # %% ../nbs/21_oneshot.ipynb #64388160
-import json,math,matplotlib.pyplot as plt,pandas as pd,re,torch
+import json,math,matplotlib.pyplot as plt,pandas as pd,re,threading,torch
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import closing,contextmanager,ExitStack,suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -29,7 +30,10 @@ from fastsparse.sparsify import as_mask,candidates,check_score,decide,draw_seed,
 from fastsparse.sparsify import resting,sparsify_model,structure_of,warn_if_missed
 from fastsparse.structures import as_structure,NM,Structure,Unstructured
 from functools import partial
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend,sdpa_kernel
@@ -197,6 +201,11 @@ def _n_items(b):
     return found
 
 # %% ../nbs/21_oneshot.ipynb #cee7064c
+class _Enough(Exception): pass
+
+def _shapes(xs, kwargs):
+    return ', '.join(f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()])
+
 class Calibration:
     "Examples for a model to be run on; see `prune_wanda` for the arguments"
     def __init__(self, model, data=None, n_samples=256, bs=32):
@@ -218,23 +227,19 @@ class Calibration:
     @property
     def device(self): return first(self.model.parameters()).device
 
-# %% ../nbs/21_oneshot.ipynb #4b629bca
-class _Enough(Exception): pass
+    def run(self):
+        "Run the model on everything"
+        with torch.no_grad(), resting(self.model) as model:
+            if self.loop is not None: return self.loop(model)
+            for self.i in range(len(self.batches)): self.run_batch(self.i)
 
-def _shapes(xs, kwargs):
-    return ', '.join(f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()])
-
-@patch
-def run(self:Calibration):
-    "Run the model on everything; `_Enough` ends a batch early"
-    with torch.no_grad(), resting(self.model) as model:
-        if self.loop is not None: return self.loop(model)
-        for self.i,b in enumerate(self.batches):
-            xs,kwargs,_ = to_device(b, self.device)
-            try: model(*xs, **kwargs)
-            except _Enough: pass
-            except torch.OutOfMemoryError: raise
-            except (RuntimeError,TypeError) as e: raise ValueError(f"data has a batch of {_shapes(xs, kwargs)}, and the model can't take it ({e}): pass batches such as it is trained on") from e
+    def run_batch(self, i):
+        "Run the model on the `i`-th batch; `_Enough` ends it early"
+        xs,kwargs,_ = to_device(self.batches[i], self.device)
+        try: self.model(*xs, **kwargs)
+        except _Enough: pass
+        except torch.OutOfMemoryError: raise
+        except (RuntimeError,TypeError) as e: raise ValueError(f"data has a batch of {_shapes(xs, kwargs)}, and the model can't take it ({e}): pass batches such as it is trained on") from e
 
 # %% ../nbs/21_oneshot.ipynb #ec7a826c
 def _product(m): return getattr(layer_of(m), 'product', None)
@@ -277,17 +282,17 @@ def _first(args, kwargs): return first(args) if args else kwargs.get('input', kw
 # %% ../nbs/21_oneshot.ipynb #c6e869eb
 def _data_of(x): return x.data if isinstance(x, nn.utils.rnn.PackedSequence) else x
 
-def _layer_order(calib, plan):
-    "The planned layers in the order in which data reaches them; does it so at most once a batch?"
-    calls,names = {},{}
+def _layer_calls(calib, plan):
+    "Name → the calls of a planned layer, in the order of the first ones: the batch and a number that grows with time"
+    calls,names,clock = {},{},count()
     for o in plan:
         for m in _owners(calib.model, o): names.setdefault(m, []).append(o.name)
     def _f(m, args, kwargs):
         x = _data_of(_first(args, kwargs))
         if not x.isfinite().all(): raise ValueError(f"the input of {', '.join(names[m])} is not finite: look at data and model first")
-        for name in names[m] if x.numel() else []: calls.setdefault(name, []).append(calib.i)
+        for name in names[m] if x.numel() else []: calls.setdefault(name, []).append((calib.i, next(clock)))
     with _listening(names, _f): calib.run()
-    return {k: calib.loop is None and len(set(v))==len(v) for k,v in calls.items()}
+    return calls
 
 # %% ../nbs/21_oneshot.ipynb #86ed4ea4
 _piece = 2**22  # numbers of a layer's patches held at once
@@ -305,7 +310,10 @@ def layer_statistic(
         for patches in _patches(m, o, args, kwargs): total,rows = total+f(patches),rows+patches.shape[1]
         if once: raise _Enough
     with _listening(_owners(calib.model, o), _f): calib.run()
+    if not rows: raise _Unreached
     return total,rows
+
+class _Unreached(Exception): pass
 
 def _pieces(m, x):
     "`x` in pieces whose patches are of bounded size"
@@ -356,6 +364,97 @@ def _recurrent_input(m, o, args, kwargs):
         x = new(x, None if hx is None else tuple(h[at] for h in hx) if isinstance(hx, tuple) else hx[at])[0]
     return _data_of(x)
 
+# %% ../nbs/21_oneshot.ipynb #8b8c3177
+def _waiting(f):
+    "What `f(pause)` passes to `pause`, one after the other; meanwhile it waits in a thread of its own"
+    out,go = SimpleQueue(),SimpleQueue()
+    def _pause(x):
+        out.put((False, x))
+        if not go.get():
+            go.put(False)  # should the model catch what ends it, it is ended again
+            raise _Enough
+
+    def _work():
+        try: f(_pause)
+        except BaseException as e: out.put((True, e))
+        else: out.put((True, None))
+
+    thread = Thread(target=copy_context().run, args=(_work,), daemon=True)
+    thread.start()
+    try:
+        while True:
+            ended,x = out.get()
+            if ended and x is not None: raise x
+            if ended: return
+            yield x
+            go.put(True)
+    finally:
+        x = None  # an error in it would hold this frame, and the frames of the forward with all their tensors
+        go.put(False)
+        thread.join()
+
+# %% ../nbs/21_oneshot.ipynb #d3a63d6d
+def _stages(calib, calls):
+    "The layers in order, cut into stages; and is a layer reached at most once a batch?"
+    stages,open_,last,once = [],False,{},{}
+    for name,at in calls.items():
+        once[name] = calib.loop is None and len(dict(at))==len(at)
+        if not (open_ and once[name] and all(t>last.get(i, -1) for i,t in at)): stages,last = [*stages, []],{}
+        stages[-1].append(name)
+        open_,last = once[name],last|dict(at)
+    return stages,once
+
+# %% ../nbs/21_oneshot.ipynb #55423973
+class _OutOfStep(Exception): pass
+
+_most_threads = 512  # of all batches together: each thread that computes starts helpers, one for each core
+
+@contextmanager
+def _in_step(calib, stage):
+    "`statistic(o, f)`, as `layer_statistic`, for each `o` of `stage` in turn, while all batches wait at its inputs"
+    turn,here,seen,again = {o.name:i for i,o in enumerate(stage)},threading.local(),{},{}
+    kind,n_threads = calib.device.type,torch.get_num_threads()
+    cast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+    def _pause(o, m, args, kwargs):
+        x = _data_of(_first(args, kwargs)).reshape(-1)
+        if len(x): here.pause((o.name, x[::max(len(x)//4096, 1)].double(), _patches(m, o, args, kwargs)))
+
+    def _walk(i, pause):
+        here.pause = pause
+        with torch.no_grad(), cast(): calib.run_batch(i)
+
+    def _next(walk):
+        try: return next(walk, (None,)*3)
+        except Exception as e: raise _OutOfStep from e  # an error of the model itself comes again when each layer is done by itself
+
+    walks = [_waiting(partial(_walk, i)) for i in range(len(calib.batches))]
+    at = [None]*len(walks)  # where each batch waits
+    def _statistic(o, f):
+        total,rows = 0,0
+        for k,walk in enumerate(walks):
+            if at[k] is None: at[k] = _next(walk)
+            name,x,pieces = at[k]
+            if turn.get(name, len(turn))<turn[o.name]: raise _OutOfStep
+            if name!=o.name: continue
+            if k==0: seen[name] = x
+            for patches in pieces: total,rows = total+f(patches),rows+patches.shape[1]
+            at[k] = None
+        if not rows: raise _Unreached
+        return total,rows
+
+    with torch.no_grad(), resting(calib.model), ExitStack() as stack:
+        for o in stage: stack.enter_context(_listening(_owners(calib.model, o), partial(_pause, o)))
+        if (few := max(_most_threads//len(walks), 1))<n_threads:
+            stack.callback(torch.set_num_threads, n_threads)
+            torch.set_num_threads(few)
+        for walk in walks: stack.callback(walk.close)
+        yield _statistic
+        for walk in walks: walk.close()
+        here.pause = lambda stop: again.update({stop[0]: stop[1]})
+        calib.run_batch(0)
+    close = lambda a,b: a.shape==b.shape and (a-b).norm()<=.01*b.norm()
+    if seen.keys()!=again.keys() or not all(close(again[k], x) for k,x in seen.items()): raise _OutOfStep
+
 # %% ../nbs/21_oneshot.ipynb #3542967f
 def _prunable(o):
     product = _product(o.module)
@@ -388,24 +487,40 @@ def _all_or_nothing(ps):
         raise
 
 # %% ../nbs/21_oneshot.ipynb #57004540
-def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=False, also=None):
+def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=None, also=None):
     "Prune layer by layer; `solve(o, n, statistic)` → the mask of a `Goal`, and its new weight"
     plan = plan_pruning(model, target, also)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
-    once,n = _layer_order(calib, plan),dict(zip([o.name for o in plan], planned_counts(plan)))
-    left = [o.name for o in plan if not _prunable(o) or o.name not in once]
-    if left: _tell_left(left, plan, list(n.values()))
-    plan = {o.name:o for o in plan if o.name not in left}
-    if not plan: raise ValueError("no layer to prune was reached by the data: check data and target")
-    masks = {}
-    with _all_or_nothing([o.p for o in plan.values()]):
-        for name in shown([k for k in once if k in plan], progress, leave=False):
-            o = plan[name]
-            mask,w = solve(o, n[name], lambda f: layer_statistic(calib, o, f, once[name]))
-            with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
-            masks[name] = mask
-    return _take_masks(model, list(plan.values()), masks)
+    calls,n = _layer_calls(calib, plan),dict(zip([o.name for o in plan], planned_counts(plan)))
+    todo = {o.name:o for o in plan if _prunable(o) and o.name in calls}
+    if not todo: raise ValueError("no layer to prune was reached by the data: check data and target")
+    stages,once = _stages(calib, {k:v for k,v in calls.items() if k in todo})
+
+    def _layers(stages):
+        "Each layer, and what sums up its inputs"
+        for stage in stages:
+            os = [todo[name] for name in stage]
+            if len(os)==1: yield os[0],partial(layer_statistic, calib, os[0], once=once[stage[0]])
+            else:
+                with _in_step(calib, os) as statistic:
+                    for o in os: yield o,partial(statistic, o)
+
+    def _pruned(stages):
+        masks = {}
+        with _all_or_nothing([o.p for o in todo.values()]), closing(_layers(stages)) as layers:
+            for o,statistic in shown(layers, progress, total=len(todo), leave=False):
+                try: mask,w = solve(o, n[o.name], statistic)
+                except _Unreached: continue  # pruned layers before it may lead data another way
+                with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
+                masks[o.name] = mask
+        return masks
+
+    masks = None
+    with suppress(_OutOfStep,torch.OutOfMemoryError): masks = _pruned(stages)
+    if masks is None: masks = _pruned([[name] for stage in stages for name in stage])
+    if left := [o.name for o in plan if o.name not in masks]: _tell_left(left, plan, list(n.values()))
+    return _take_masks(model, [o for o in plan if o.name in masks], masks)
 
 # %% ../nbs/21_oneshot.ipynb #aaaec466
 def row_masks(
@@ -432,7 +547,7 @@ def prune_wanda(
     data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; a `Learner` brings its own
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
-    progress:bool=False, # Show a progress bar?
+    progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune by size of weight times norm of input"
@@ -518,7 +633,7 @@ def prune_sparsegpt(
     damp:float=0.01, # Fraction of the mean of the Hessian's diagonal that is added to it, 0 or more
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
-    progress:bool=False, # Show a progress bar?
+    progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune, and let the weights that live make up for what is lost"
@@ -589,7 +704,7 @@ def prune_snip(
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
-    progress:bool=False, # Show a progress bar?
+    progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what the loss would miss least"
@@ -617,7 +732,7 @@ def prune_grasp(
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     ranking=global_masks, # Or `layer_masks`
-    progress:bool=False, # Show a progress bar?
+    progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what the gradient flow would miss least"
@@ -648,7 +763,7 @@ def prune_synflow(
     target, # As in `plan_pruning`
     xb=None, # A batch, or a tuple of inputs; only the shape of an item counts; a `Learner` brings its own
     rounds:int=100, # Rounds of pruning, 1 or more
-    progress:bool=False, # Show a progress bar?
+    progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what carries the least flow, in many rounds"
@@ -688,7 +803,7 @@ def sensitivity(
     sparsities:tuple=(.5,.7,.8,.9,.95), # Fractions dead to try, each in [0,1)
     target=.5, # Rules by name for what to look at, as in `plan_pruning`; its numbers don't count
     score_f=weight_magnitude, # `f(p)` → score, or a dict of scores by name
-    progress:bool=False, # Show a progress bar?
+    progress:bool=None, # Show a progress bar? None does where it takes long
 ) -> pd.DataFrame: # A row for each parameter, a column for each sparsity; sparsity 0 is the model as it is
     "How good is the model with one layer pruned?"
     if bad := [s for s in sparsities if isinstance(s, bool) or not isinstance(s, (int,float)) or not 0<=s<1]: raise ValueError(f"sparsities has {bad[0]!r}, and must hold numbers in [0,1): the fractions of a layer that are dead, e.g. 0.8")

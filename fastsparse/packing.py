@@ -160,7 +160,7 @@ class PackedLayer(nn.Module):
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
-    def forward(self, input): return self.product(input.reshape(-1, input.shape[-1])).reshape(*input.shape[:-1], self.matrix.shape[0])
+    def forward(self, input): return self.product(input.reshape(-1, input.shape[-1])).reshape(*input.shape[:-1], self.matrix.shape[0]).contiguous()
 
 # %% ../nbs/32_packing.ipynb #1f31822a
 class PackedConv(PackedLayer):

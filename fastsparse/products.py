@@ -40,7 +40,7 @@ class SparseIndex:
         "The index on `device`"
         return self if self.col.device==device else SparseIndex.of_parts(self.shape, self.crow.to(device), self.col.to(device), self.fours)
 
-    def __len__(self): return len(self.col)
+    def __len__(self): return self.col.numel()
     def __repr__(self): return f'{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {len(self)} live)'
 
     @classmethod
@@ -151,6 +151,12 @@ def sampled_product(
     return _dots(index, gT.t().contiguous(), xT.t().contiguous())
 
 # %% ../nbs/30a_products.ipynb #1dd4892b
+def need_plain_backward(g):
+    "A `RuntimeError` in a backward that is itself differentiated, or whose gradient `g` is many at once"
+    if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(g) or torch._C._functorch.maybe_current_level() is not None:
+        raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True) or for many gradients at once (is_grads_batched=True): call remove() of the report of sparse_compute, or store_dense(model), first")
+
+# %% ../nbs/30a_products.ipynb #f2a00b75
 class _Product(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, tap, relu):
@@ -161,8 +167,9 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx, g):
-        if torch.is_grad_enabled(): raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True): call remove() of the report of sparse_compute, or store_dense(model), first")
+        need_plain_backward(g)
         (values,y,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
+        if values.numel()!=len(index): raise RuntimeError("a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer")
         let = g.clone if y is None else lambda: torch.ops.aten.threshold_backward(g, y, 0)  # through the rectifier
         if of_values and ctx.tap is not None: ctx.tap(let().t(), x.clone().t())
         if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias, y=y),None,None,None
@@ -177,7 +184,9 @@ def _casted(*ts):
     if not torch.is_autocast_enabled(kind): return ts
     return [t if t is None else t.to(torch.get_autocast_dtype(kind)) for t in ts]
 
-def _check_input(x, values, n, n_in, what):
+def _check_input(x, values, index, n, what):
+    n_in = index.shape[1]
+    if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
     if n!=n_in: raise ValueError(f"the input has {n} {what}, and must have {n_in}")
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
 
@@ -191,7 +200,7 @@ def sparse_linear(
 ) -> torch.Tensor: # Outputs of shape `(..., outputs)`
     "`F.linear` with live weights only, and a rectifier where `relu`"
     x,values,bias = _casted(x, values, bias)
-    _check_input(x, values, x.shape[-1] if x.ndim else 0, index.shape[1], 'features')
+    _check_input(x, values, index, x.shape[-1] if x.ndim else 0, 'features')
     y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap, relu)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
@@ -206,7 +215,7 @@ def sparse_conv1x1(
 ) -> torch.Tensor: # Outputs of shape `(batch, channels, ...)`, in the memory format of `x`
     "A convolution with a kernel of size 1, live weights only"
     x,values,bias = _casted(x, values, bias)
-    _check_input(x, values, x.shape[1], index.shape[1], 'channels')
+    _check_input(x, values, index, x.shape[1], 'channels')
     n_spatial = x.ndim-2
     stride = tuple(stride)*(n_spatial//len(stride))
     at = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]

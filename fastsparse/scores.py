@@ -14,10 +14,11 @@ from fastcore.basics import *
 from fastsparse.checks import need_generator,need_number,need_tensors
 from fastsparse.declared import declares,find_part,same_needs
 from fastsparse.layers import axes_of
-from fastsparse.masks import count_live,live_places
+from fastsparse.masks import count_live,live_places,zero_dead_
 from fastsparse.schedules import ConstantSchedule,make_schedule
 from fastsparse.structures import Unstructured
 from numbers import Integral,Real
+from torch.utils.weak import WeakIdKeyDictionary
 
 # %% ../nbs/03_scores.ipynb #2ea8ced7
 @declares()
@@ -98,11 +99,38 @@ def opt_state(
     return state or {}
 
 # %% ../nbs/03_scores.ipynb #ea68d9aa
+_lifted = WeakIdKeyDictionary()  # second moment → the mask by which it is off zero, and the steps since then
+_under_root = 'sqr_avg','exp_avg_sq','max_exp_avg_sq','square_avg','sum'
+
+def lift_dead(
+    opt, # A fastai or torch optimizer that has just made a step
+    p:torch.Tensor, # One of its parameters, whose dead weights have zeros there
+    mask:torch.Tensor, # Its mask
+):
+    "Keep second moments of `p` off zero where weights are dead, where square roots of zeros are slow"
+    if not torch.backends.mkl.is_available(): return
+    for k,v in opt_state(opt, p).items():
+        if k not in _under_root or type(v) is not torch.Tensor or v.device.type!='cpu' or v.dtype not in (torch.float,torch.double): continue
+        n = _lifted.get(v, (mask,0))[1]
+        if n%32==0: torch.maximum(v, (~mask).to(v.dtype).mul_(1e4*torch.finfo(v.dtype).tiny), out=v)
+        _lifted[v] = mask,n+1
+
+def settle_dead(
+    opt, # A fastai or torch optimizer, or a wrapper of one
+    p:torch.Tensor=None, # One of its parameters; None is all of them
+):
+    "Put the zeros of dead weights back"
+    states = [opt_state(opt, p)] if p is not None else [s for s in base_opt(opt).state.values() if isinstance(s, dict)]
+    for v in (v for s in states for v in s.values() if isinstance(v, torch.Tensor)):
+        if v in _lifted: zero_dead_(v, _lifted.pop(v)[0])
+
+# %% ../nbs/03_scores.ipynb #f5507af4
 def grad_history(
     opt, # A fastai or torch optimizer, or a wrapper of one
     p:torch.Tensor, # One of its parameters
 ) -> list: # Tensors of floats with `p`'s shape
     "What `opt` remembers of the gradients of single weights of `p`"
+    settle_dead(opt, p)
     return [t for t in opt_state(opt, p).values() if isinstance(t, torch.Tensor) and t.shape==p.shape and t.is_floating_point()]
 
 def slow_weights(
@@ -196,11 +224,13 @@ class Collector:
 
     def add(self, memo, grad, live=None):
         "`memo`, a dict, with the gradient `grad` added; None for a new one. `live`, if given, is whose gradient it is, a `Live`"
-        g = grad.detach()**self.power
+        g = grad.detach()
         memo = memo or dict(total=torch.zeros_like(g), n=0, live=live)
         if memo['live'] is not live: memo,g = whole_memo(memo),g if live is None else live.spread(g)
-        if self.decay is None: memo['total'].add_(g)
-        else: memo['total'].mul_(self.decay).add_(g, alpha=1-self.decay)
+        total,part = memo['total'],1 if self.decay is None else 1-self.decay
+        if self.decay is not None: total.mul_(self.decay)
+        if self.power==2: total.addcmul_(g, g, value=part)
+        else: total.add_(g, alpha=part)
         return dict(memo, n=memo['n']+1)
 
     def value(self, memo, at=None):

@@ -189,7 +189,7 @@ def _filled(model):
     with torch.no_grad():
         for i,o in enumerate(os):
             live,n = o.p[o.mask].cpu(),int((~o.mask).sum())
-            if len(live) and n: o.p[~o.mask] = live[torch.randint(len(live), (n,), generator=torch.Generator().manual_seed(i), device='cpu')].to(o.p)
+            if len(live) and n: o.p.masked_scatter_(~o.mask, live[torch.randint(len(live), (n,), generator=torch.Generator().manual_seed(i), device='cpu')].to(o.p))
     masks = [o.mask.clone() for o in os]
     for o in os: o.mask.fill_(True)
     try: yield

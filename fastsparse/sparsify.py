@@ -15,7 +15,7 @@ from fastcore.basics import *
 from fastsparse.checks import need_batch,need_bools,need_modules,need_number,need_tensors
 from fastsparse.declared import declares,find_part,needs_of,register_part
 from fastsparse.distributions import as_distribution,live_counts,uniform_sparsity
-from fastsparse.guards import asked_sparsity,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
+from fastsparse.guards import asked_sparsity,computed_weights,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
 from fastsparse.guards import masked_params,settle_averages,storage_of,storages,unhook
 from fastsparse.layers import axes_of,layer_of
 from fastsparse.masks import bits_to_mask,count_live,keyed_generator,local_part
@@ -28,7 +28,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 from warnings import warn
 
@@ -56,11 +55,9 @@ def sparseable_modules(
 # %% ../nbs/04_sparsify.ipynb #06215509
 def _refuse(name, m):
     "Raise if the weights of the sparseable module `m` aren't plain parameters"
-    params,where = m._parameters,name or 'the model'
-    if any(isinstance(p, UninitializedParameter) for p in params.values()): raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through the model first")
-    if parametrize.is_parametrized(m): raise ValueError(f"{where} is parametrized, so its weight is computed: call torch.nn.utils.parametrize.remove_parametrizations first")
-    if any(o.endswith('_g') and f'{o[:-2]}_v' in params for o in params): raise ValueError(f"{where} has a weight norm, so its weight is computed: call torch.nn.utils.remove_weight_norm first")
-    if any(o.endswith('_orig') for o in params): raise ValueError(f"{where} is pruned (or has a spectral norm), so its weight is computed: call torch.nn.utils.prune.remove (remove_spectral_norm) first")
+    where = name or 'the model'
+    if any(isinstance(p, UninitializedParameter) for p in m._parameters.values()): raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through the model first")
+    for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is computed: call {undo} first")
 
 # %% ../nbs/04_sparsify.ipynb #28f6a62f
 def _is_weight(m, attr):
@@ -539,7 +536,8 @@ def sparse_summary(
 def _refuse_held(o):
     "Raise if the mask is learned, or how the weight is stored needs it"
     if f'{o.attr}_sparsifier' in o.module._modules: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
-    if why := guard(o).held if guard_of(o.p) or hasattr(o.module, 'guard_for') else '': raise ValueError(f"{o.name} {why}")
+    g = guard_of(o.p)
+    if why := guard(o).held if g and g.module is o.module or hasattr(o.module, 'guard_for') else '': raise ValueError(f"{o.name} {why}")
 
 def unsparsify(
     model, # A module or a `Learner`
@@ -553,6 +551,11 @@ def unsparsify(
     for o in masked_params(model):
         if g := guard_of(o.p): g.remove()
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
+    for m in model.modules():  # what is left belongs to weights that are computed by now, or whose mask was taken away
+        for g in list(vars(m).get('_mask_guards', {}).values()):
+            g.remove()
+            m._buffers.pop(f'{g.attr}_sparsity', None)
+            if g.mask is not None and g.mask.dtype==torch.bool: del m._buffers[f'{g.attr}_mask']
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'):
         model._ddp_params_and_buffers_to_ignore = [o for o in model._ddp_params_and_buffers_to_ignore if o not in names]
 
@@ -597,9 +600,10 @@ def unsparsify_parameter(
     m,attr = _own(module, name)
     if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
     _refuse_held(Masked(name, m, attr, getattr(m, attr), m._buffers[f'{attr}_mask']))
-    if g := guard_of(getattr(m, attr)): g.remove()
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
-    for e in enforcements(module): e.guards = [g for g in e.guards if g.mask is not None]
+    if (g := guard_of(getattr(m, attr))) and g.module is m:  # and not that of a weight that this one was tied to
+        g.remove()
+        for e in enforcements(module): e.forget(g)
 
 # %% ../nbs/04_sparsify.ipynb #50a360cc
 def _mask_keys(state):

@@ -19,7 +19,7 @@ from fastsparse.parts import check_counts,check_integer,check_sparsity,dense_bat
 from fastsparse.patterns import assign,read_rules
 from fastsparse.schedules import Interval,min_max_end,update_due
 from fastsparse.scores import base_opt,call_with,grad_history,wants,whole_memo
-from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,storage_of,storages,stored
+from fastsparse.guards import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,refuse_computed,storage_of,storages,stored
 from fastsparse.sharing import legal_counts,regrow_counts,whole_up
 from fastsparse.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks
 from fastsparse.signal import FirstLook,is_fresh,mark_fresh
@@ -214,6 +214,7 @@ def check_fit(model, opt):
     "A `ValueError` unless `model` is a module and `opt` an optimizer"
     if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
     for s in storages: s.settle(model)
+    refuse_computed(model)
     if not hasattr(opt, '__dict__') or not hasattr(base_opt(opt), 'param_groups'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
 
 def _reads_initial(f): return needs_of(f).reads_initial or callable(f) and wants(f, 'initial')

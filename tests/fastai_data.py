@@ -57,7 +57,8 @@ def live(model): return [int(b.sum()) for *_,b in masked(model)]
 def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 def states(opt, p):
-    "Every tensor that `opt` or an optimizer inside it keeps for the single weights of `p`"
+    "Every tensor that `opt` or an optimizer inside it keeps for the single weights of `p`, once its state dict was read: law 3 binds what is shown"
+    opt.state_dict()
     found = []
     if vars(opt).get('slow_weights') is not None:
         found += [s for ss,ps in zip(opt.slow_weights, opt.param_lists) for s,q in zip(ss,ps) if q is p]

@@ -24,6 +24,7 @@ from fastsparse.vectors import why_not
 from functools import partial
 from helpers import *
 from torch import nn
+from torch.nn.attention import sdpa_kernel,SDPBackend
 from torch.nn.utils.parametrizations import orthogonal,spectral_norm,weight_norm
 from torch.optim import swa_utils
 
@@ -262,7 +263,7 @@ def test_sparse_params_summary_and_hooks():
     (a,_,_),(b,_,_) = pair(dmlp, opts['sgd'])
     for (p,m,s),(q,n,t) in zip(sparse_params(a), sparse_params(b)): assert torch.equal(p.detach(), q.detach()) and torch.equal(m, n) and s==t
     x,y = [sparse_summary(m).df for m in (a,b)]
-    assert x.drop(columns='note').equals(y.drop(columns='note')) and set(y.note[y.target.notna()])=={'live weights only'}
+    assert x.drop(columns='note').equals(y.drop(columns='note')) and all(o.endswith('live weights only') for o in y.note[y.target.notna()])
     apply_masks(b)
     with pytest.raises(ValueError, match='call remove'): unsparsify(b)
 
@@ -1277,3 +1278,40 @@ def test_updates_after_the_step_are_refused():
     "They keep a dense gradient through it"
     _,(b,opt,_) = pair(dmlp, opts['sgd'])
     with pytest.raises(ValueError, match='update_after_step'): DynamicSparseTraining(b, opt, 20, **{**RigL_presets, 'batches_per_update':4}, update_after_step=True)
+
+transformed = dict(linear=(lambda: nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 4)), (5,8)),
+    conv=(lambda: nn.Conv2d(3, 4, 3, padding=2), (2,3,6,6)), pointwise=(lambda: nn.Conv1d(3, 4, 1), (2,3,6)), attention=(Attention, (2,5,8)))
+
+@pytest.mark.parametrize('case', list(transformed))
+def test_transformed_models_are_computed_densely(case):
+    "vmap, per-sample and per-weight derivatives of torch.func, and forward mode: as the masked model has them"
+    make,shape = transformed[case]
+    (a,_,_),(b,_,_) = pair(lambda: make().double(), torch_opts['sgd'])
+    x,t = torch.randn(2, *shape).double().unbind()
+    assert any(is_live(o) for o in masked_params(b))
+    def dual(m):
+        with torch.autograd.forward_ad.dual_level(): return torch.autograd.forward_ad.unpack_dual(m(torch.autograd.forward_ad.make_dual(x, t))).tangent
+    with sdpa_kernel(SDPBackend.MATH):
+        for f in (lambda m: torch.vmap(m)(torch.stack([x, t])), lambda m: torch.func.jvp(m, (x,), (t,)), lambda m: torch.func.jacrev(m)(x), dual):
+            torch.testing.assert_close(f(b), f(a))
+    def weights(m): return torch.func.grad(lambda ps: torch.func.functional_call(m, ps, (x,)).pow(2).sum())(dict(m.named_parameters()))
+    dense,live = weights(a),weights(b)
+    for n,o in {o.name:o for o in masked_params(b)}.items(): torch.testing.assert_close(live[n], dense[n][o.mask] if is_live(o) else dense[n])
+
+@pytest.mark.parametrize('case', list(transformed))
+def test_traced_models_are_refused_by_one_sentence(case):
+    "torch.fx, torch.export and torch.jit.trace can't see into a product"
+    make,shape = transformed[case]
+    _,(b,_,report) = pair(make, torch_opts['sgd'])
+    x = torch.randn(shape)
+    for f in (torch.fx.symbolic_trace, lambda m: torch.export.export(m, (x,)), lambda m: torch.jit.trace(m, (x,))):
+        with pytest.raises(RuntimeError, match="can't follow products of live weights: call remove"): f(b.eval())
+    report.remove()
+    torch.testing.assert_close(torch.export.export(b, (x,)).module()(x), b(x))
+
+@pytest.mark.parametrize('first', [False,True])
+def test_attention_returns_what_can_be_viewed(first):
+    "As torch's attention does where the batch comes second"
+    _,(m,_,_) = pair(lambda: nn.MultiheadAttention(8, 2, batch_first=first), torch_opts['sgd'])
+    x = torch.randn(5, 3, 8)
+    assert m(x, x, x)[0].view(15, 8).shape==(15,8) and m(x[0], x[0], x[0])[0].is_contiguous()

@@ -1,6 +1,7 @@
 "One line that trains a sparse network, and what it refuses"
 import math,pytest,torch,warnings
-from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,OptimWrapper,SGD,accuracy,nn,set_seed
+from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
+from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
 from fastsparse.callback import DynamicSparseTrainingCallback,normalises
 from fastsparse.distributions import uniform_sparsity
 from fastsparse.declared import needs_of
@@ -210,6 +211,63 @@ def test_an_update_that_replaces_its_step_is_not_scaled():
     w,mask,after,moved = seen[11]
     kept = mask & moved
     assert not torch.equal(mask, moved) and torch.equal(after[kept], w[kept]) and not after[~kept].any()
+
+rated = dict(fastai=partial(Adam, wd=.1), l2=partial(Adam, wd=.1, decouple_wd=False), rms=partial(RMSProp, mom=.9, wd=.1),
+    qh=partial(QHAdam, wd=.1), ranger=partial(ranger, wd=.1),
+    adamw=partial(OptimWrapper, opt=partial(torch.optim.AdamW, weight_decay=.1)), foreach=partial(OptimWrapper, opt=partial(torch.optim.Adam, foreach=True)),
+    fused=partial(OptimWrapper, opt=partial(torch.optim.AdamW, fused=True, weight_decay=.1)), nadam=partial(OptimWrapper, opt=torch.optim.NAdam))
+
+class Groups(Callback):
+    "Remembers what other callbacks see of the optimizer, and the batches"
+    order = DynamicSparseTrainingCallback.order+1
+    def __init__(self): self.seen,self.batches,self.rates = set(),[],{}
+    def look(self): self.seen.add(tuple((tuple(map(id, ps)), h['lr']) for ps,h in zip(self.learn.opt.param_lists, self.learn.opt.hypers)))
+    def before_batch(self): self.batches.append((self.learn.xb[0].clone(), self.learn.yb[0].clone()))
+    def before_step(self):
+        self.rates = {s.o.name:s.notes['rate'] for s in self.learn.dynamic_sparse_training.engine.all}
+        self.look()
+    def after_step(self): self.look()
+    def after_batch(self):
+        self.look()
+        if len(self.batches)==4: raise CancelFitException()  # before Lookahead's first look back
+
+@pytest.mark.parametrize('name,compute', [(n,c) for n in rated for c in (None, {'0.weight':'rows', '4.weight':'rows'}) if not (c and n=='ranger')])
+def test_a_longer_step_is_the_same_step_stretched(name, compute):
+    "Beside a loop that copies weights before each step and stretches what it did; two groups with rates of their own, which nobody sees changed"
+    def made():
+        set_seed(0)
+        learn = learner(rated[name])
+        learn.splitter = lambda m: [list(m[0].parameters()), list(m[2:].parameters())]
+        sparsify_model(learn.model, .9, sparse_init_mode=None, seed=0)
+        learn.create_opt()
+        return learn
+    learn,groups = made(),Groups()
+    learn.fit(1, slice(1e-3,2e-3), cbs=[DynamicSparseTrainingCallback(method='static', scale_rates=True, repair=False, sparse_compute=compute, seed=0), groups])
+    assert len(groups.rates)==3 and min(groups.rates.values())>1.5 and len(groups.seen)==1
+    other = made()
+    other.opt.set_hyper('lr', [1e-3,2e-3])
+    params = dict(other.model.named_parameters())
+    for xb,yb in groups.batches:
+        was = {n:params[n].detach().clone() for n in groups.rates}
+        other.opt.zero_grad()
+        nn.functional.cross_entropy(other.model(xb), yb).backward()
+        other.opt.step()
+        for n,w in was.items(): params[n].data.copy_(w+(params[n].data-w)*groups.rates[n])
+    for n,p in learn.model.named_parameters(): assert (p-params[n]).abs().max()<1e-5, n
+
+def test_a_step_that_fails_leaves_the_groups():
+    "An error, or an interrupt, in the middle of a step"
+    for opt in (Adam, partial(OptimWrapper, opt=torch.optim.AdamW)):
+        learn = learner(opt)
+        sparsify_model(learn.model, .9, sparse_init_mode=None, seed=0)
+        learn.create_opt()
+        was = [(list(map(id, ps)), {**h, 'lr':0}) for ps,h in zip(learn.opt.param_lists, learn.opt.hypers)]
+        cb = DynamicSparseTrainingCallback(method='static', scale_rates=True, seed=0)
+        class Breaks(Callback):
+            order = DynamicSparseTrainingCallback.order+1
+            def before_step(self): list(self.learn.opt.param_lists[0])[2].grad.resize_(1)
+        with pytest.raises(RuntimeError): learn.fit(1, cbs=[cb, Breaks()])
+        assert [(list(map(id, ps)), {**h, 'lr':0}) for ps,h in zip(learn.opt.param_lists, learn.opt.hypers)]==was
 
 def test_sparse_compute_trains_as_without_at_scaled_rates():
     "Adam, with updates: the same masks and, within rounding, the same weights"

@@ -81,6 +81,19 @@ def test_what_is_not_asked_for_is_not_made():
             eq((a is None,c is None), (not inputs,not bias))
             assert b.equal(dw) and (a is None or a.equal(dx)) and (c is None or c.equal(db))
 
+def test_what_belongs_together_is_brought_together_or_refused():
+    "One type for all numbers, a bias of one number, columns of 16 bits; sizes that don't fit are an error"
+    _,index,v,b,x,dy,_ = make(20, 30, 40)
+    want,grads = multiply(index, v, x, b),gradients(index, v, x, dy)
+    for a,r in zip((multiply(index, v.double(), x, b.double()), *gradients(index, v.double(), x, dy.double())), (want, *grads)): assert a.equal(r)
+    assert multiply(index, v, x, b[:1]).equal(multiply(index, v, x, b[:1].expand(20).clone()))
+    short = SparseIndex.of_parts(index.shape, index.crow, index.col.short())
+    for a,r in zip((multiply(short, v, x, b), *gradients(short, v, x, dy)), (want, *grads)): assert a.equal(r)
+    for args in ((v[1:],x,b), (v,x[:,1:],b), (v,x[0],b), (v,x,b[1:])):
+        with pytest.raises((ValueError,RuntimeError)): multiply(index, *args)
+    for args in ((v[1:],x,dy), (v,x[:,1:],dy), (v,x,dy[1:]), (v,x,dy[:,1:])):
+        with pytest.raises(ValueError, match='the index needs'): gradients(index, *args)
+
 @pytest.mark.parametrize('bad', [float('nan'),float('inf')])
 @pytest.mark.parametrize('rows', [1,60])
 def test_dead_weights_pass_nothing_and_live_ones_all(bad, rows):

@@ -1,5 +1,5 @@
 "Room 20: masks that follow a score, of tensors and of weights"
-import copy, io, math, numpy as np, pickle, pytest, torch, torch.utils.checkpoint
+import copy, io, math, numpy as np, pickle, pytest, torch, torch.utils.checkpoint, warnings
 from fastai.callback.core import Callback
 from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
@@ -858,3 +858,21 @@ def test_learned_masks_of_unknown_layers():
     m(torch.randn(2,8))
     assert len(sps)==2 and int(m[1].kernel_mask.sum())==256
     with pytest.warns(UserWarning, match='1.kernel .*also='): assert len(learn_masks(build(), 'TOPK{.5}(U)'))==1
+
+@pytest.mark.parametrize('mode', ['supermask','joint','STE'])
+@pytest.mark.parametrize('made', ['before','after'])
+def test_scores_that_nobody_trains(mode, made):
+    "An optimizer made before `learn_masks` doesn't hold the scores, so that masks would never move: said once for each weight, where scores are to learn"
+    m = nn.Sequential(nn.Linear(8,8), nn.ReLU(), nn.Linear(8,2))
+    make = lambda: torch.optim.SGD(m.parameters(), lr=.1)
+    opt = make() if made=='before' else None
+    learn_masks(m, 'TOPK{.5}(U)', mode, seed=0)
+    opt = opt or make()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        for _ in range(80):
+            opt.zero_grad()
+            m(torch.randn(4,8)).square().sum().backward()
+            opt.step()
+    said = [w for w in told if 'make the optimizer after learn_masks' in str(w.message)]
+    assert len(said)==(2 if made=='before' and mode!='STE' else 0)

@@ -1,5 +1,5 @@
 "Room 21: one-shot pruning, against references solved by hand, by plain NumPy and by autograd"
-import copy, io, math, numpy as np, pytest, torch
+import copy, io, math, numpy as np, pytest, threading, torch
 from collections import UserDict
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -378,13 +378,13 @@ def test_layer_by_layer():
     prune_sparsegpt(b, '2:4', [a(x).relu().detach()])
     assert torch.allclose(net.first_.weight, a.weight, atol=1e-6) and torch.allclose(net.last.weight, b.weight, atol=1e-5)
 
-def test_memory_is_one_layer():
-    "While a layer is worked on, nothing behind it runs, and no statistic of another is held"
-    net = mlp((8,)*6)
+def test_nothing_runs_behind_the_layer_that_is_pruned():
+    "A look at the order, then one walk that ends at the last layer, and one batch more to see that nothing was mixed up"
+    net,(x,_) = mlp((8,)*6),_data()
     runs = []
     for i,l in enumerate(net[::2]): l.register_forward_hook(lambda m,a,o,i=i: runs.append(i))
-    prune_wanda(net, .5, [_data()[0]])
-    assert runs==[0,1,2,3,4]+[i for k in range(5) for i in range(k)]
+    prune_wanda(net, .5, [x[:20],x[20:]])
+    assert runs==[0,1,2,3,4]*2+[0,0,1,1,2,2,3,3]+[0,1,2,3,4]
 
 @pytest.mark.parametrize('layer,shape', [(nn.Linear(8,4),(5,6,8)), (nn.Conv2d(4,6,3,padding=1),(5,4,6,6)), (nn.Conv1d(4,6,3,groups=2),(4,9))])
 def test_patches_in_pieces(layer, shape, monkeypatch):
@@ -404,14 +404,14 @@ def test_progress(monkeypatch):
     "A bar over layers, batches or rounds, if asked for"
     net,(x,y) = _net(),_data()
     bars = []
-    monkeypatch.setattr('fastsparse.clocks.progress_bar', lambda xs, **kwargs: bars.append(list(xs)) or xs)
+    monkeypatch.setattr('fastsparse.clocks.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
     prunes = [partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x]), partial(prune_snip, data=[(x,y)]*3, loss_func=F.mse_loss),
         partial(prune_grasp, data=[(x,y)]*3, loss_func=F.mse_loss), partial(prune_synflow, xb=x, rounds=7)]
     for progress in (False,True):
         for f in prunes: f(_net(), .5, progress=progress)
         sensitivity(_net(), lambda m: 1., (.5,), progress=progress)
         if not progress: assert not bars
-    assert [len(o) for o in bars]==[2,2,3,3,3,7,2]
+    assert bars==[2,2,3,3,3,7,2]
 
 class Routed(nn.Module):
     "Batches of positive sums go through `a` twice, others never"
@@ -428,6 +428,206 @@ def test_routes_that_depend_on_data():
     prune_wanda(net, .5, [first_, -first_])
     prune_wanda(a, .5, [torch.cat([first_, a(first_).detach()])])
     assert torch.equal(net.a.weight_mask, a.weight_mask)
+
+# ---- all batches in one walk, against a pass of the whole model for each layer
+
+def _pruned_slowly(net, prune, target, batches):
+    "For each layer, in the order of the first calls, the whole model runs on all batches, and a copy of the layer alone is pruned by what it saw"
+    layers = {m:m.weight for m in net.modules() if isinstance(getattr(m, 'weight', None), nn.Parameter) and m.weight.ndim>1 and not isinstance(m, nn.Embedding)}
+    def seen(p):
+        inputs,order = [],[]
+        def f(m, args):
+            order.append(m)
+            if m.weight is p: inputs.append(args[0])
+        hooks = [m.register_forward_pre_hook(f) for m in layers]
+        net.eval()
+        with torch.no_grad():
+            for b in batches: net(**b) if isinstance(b, dict) else net(b)
+        for h in hooks: h.remove()
+        return inputs,list(dict.fromkeys(order))
+    done,masks = [],{}
+    for m in seen(None)[1]:
+        p = layers[m]
+        if any(p is o for o in done): continue
+        done.append(p)
+        alone = nn.Sequential(copy.deepcopy(m))
+        prune(alone, target, seen(p)[0], n_samples=10**6)
+        with torch.no_grad(): p.copy_(alone[0].weight)
+        masks[next(n for n,q in net.named_parameters() if q is p)] = alone[0].weight_mask
+    return masks
+
+def _walked(make, prune, target, batches, most=2):
+    "Prune as ever, compare with the slow way, and count how often each layer runs for a batch"
+    fast,slow,runs = make(),make(),{}
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        masks = _pruned_slowly(slow, prune, target, batches)
+        hooks = [m.register_forward_hook(lambda m,a,o: runs.update({m: runs.get(m, 0)+1})) for m in fast.modules() if not [*m.children()]]
+        threads = threading.active_count()
+        prune(fast, target, batches, n_samples=10**6)
+    for h in hooks: h.remove()
+    got = {o.name:o.mask for o in masked_params(fast)}
+    assert got.keys()==masks.keys() and all(torch.equal(got[k], m) for k,m in masks.items())
+    assert all(torch.allclose(a, b, atol=1e-4) for a,b in zip(fast.parameters(), slow.parameters()))
+    assert threading.active_count()==threads and not any(m._forward_pre_hooks and not masked_params(m) for m in fast.children())
+    assert max(runs.values())<=most*len(batches)+most-1, list(runs.values())
+    return fast
+
+class ConvNet(nn.Module):
+    "Two branches that meet again, and groups"
+    def __init__(self):
+        super().__init__()
+        self.stem,self.left,self.right,self.head = nn.Conv2d(4,8,3,padding=1),nn.Conv2d(8,8,3,padding=1,groups=2),nn.Conv2d(8,8,1),nn.Linear(8,8)
+        self.norm = nn.BatchNorm2d(8)
+    def forward(self, x):
+        x = self.norm(self.stem(x)).relu()
+        return self.head((self.left(x)+self.right(x)+x).relu().mean((2,3)))
+
+class Branching(nn.Module):
+    "Which layer comes first depends on the batch, and some batches leave one out"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c,self.d = [nn.Linear(8,8) for _ in range(4)]
+    def forward(self, x):
+        if x.sum()>10: return self.d(self.c(self.b(self.a(x)).relu()).relu())
+        if x.sum()>0: return self.d(self.b(self.c(self.a(x)).relu()).relu())
+        return self.d(self.b(self.a(x).relu()))
+
+def _seeded(f): return lambda: (torch.manual_seed(0), f())[1]
+
+def _vectors(n=3, cols=8):
+    x = _data(40*n, cols=cols)[0]
+    return [*x.split(40)[:-1], x[-40:-7]]
+
+def _tokens(): return [dict(input_ids=torch.randint(50, (4,k), generator=torch.Generator().manual_seed(k))) for k in (12,12,9)]
+
+def _gpt2():
+    from transformers import GPT2Config,GPT2Model
+    return GPT2Model(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=3, n_head=2))
+
+def _bert():
+    from transformers import BertConfig,BertModel
+    return BertModel(BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, max_position_embeddings=16))
+
+def _images(): return [torch.randn(10,4,6,6, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+def _balanced(): return [x-x.mean()+k for x,k in zip(_vectors(), (.1,.01,-1.))]
+
+walked = dict(mlp=(lambda: mlp((8,)*7, act=nn.ReLU), _vectors), convnet=(ConvNet, _images), gpt2=(_gpt2, _tokens), bert=(_bert, _tokens),
+    branches=(Branching, _balanced))
+
+@pytest.mark.parametrize('prune', [prune_wanda, prune_sparsegpt])
+@pytest.mark.parametrize('target', ['2:4',.5])
+@pytest.mark.parametrize('name', walked)
+def test_one_walk_gives_what_a_pass_for_each_layer_gives(name, target, prune):
+    "Masks and weights are equal, and no layer runs more than twice a batch, and once more for the first batch"
+    make,batches = walked[name]
+    if name in ('gpt2','bert'): pytest.importorskip('transformers')
+    _walked(_seeded(make), prune, target, batches(), most=3 if name=='branches' else 2)  # branches are two walks
+
+class Recurring(nn.Module):
+    "`a` runs twice, `c` has the weight of `b`, and the others run once"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c,self.d,self.e = [nn.Linear(8,8) for _ in range(5)]
+        self.c.weight = self.b.weight
+    def forward(self, x): return self.e(self.d(self.c(self.a(self.b(self.a(x).relu()).relu()).relu()).relu()).relu())
+
+@pytest.mark.parametrize('prune', [prune_wanda, prune_sparsegpt])
+def test_shared_layers_take_a_pass_of_their_own(prune):
+    "All inputs of a shared layer count, so it is pruned after all of them were seen; the others are walked as ever"
+    _walked(_seeded(Recurring), prune, '2:4', _vectors(), most=9)  # `a` runs twice in each of four passes
+
+class Restoring(nn.Module):
+    "Keeps the mean of a batch, to be added again between later layers, as normalisation of time series does"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = [nn.Linear(8,8) for _ in range(3)]
+    def forward(self, x):
+        self.mean = x.mean()
+        return self.c(self.b(self.a(x-self.mean).relu())+self.mean)
+
+class Rerouted(nn.Module):
+    "Which of two layers comes first depends on how sparse the first is: a batch comes back to a layer that was done"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = [nn.Linear(8,8) for _ in range(3)]
+    def forward(self, x):
+        pruned,x = bool((self.a.weight==0).any()),self.a(x).relu()
+        for l in (self.c,self.b) if pruned and x.sum()>self.at else (self.b,self.c): x = l(x).relu()
+        return x
+    at = 0.
+
+class Checked(Restoring):
+    "Fails where batches are mixed up, and catches what it can"
+    def forward(self, x):
+        self.n = len(x)
+        try: y = self.b(self.a(x).relu())
+        except ZeroDivisionError: y = x
+        if len(y)!=self.n: raise KeyError('another batch')
+        return self.c(y)
+
+@pytest.mark.parametrize('make', [Restoring, Rerouted, Checked])
+def test_what_batches_would_mix_up_is_done_layer_by_layer(make):
+    "What a model keeps between its layers, or routes by what was pruned, gives the masks of the slow way"
+    batches = [x+3*i for i,x in enumerate(_vectors())]
+    for prune in (prune_wanda, prune_sparsegpt): _walked(_seeded(make), prune, '2:4', batches, most=9)
+
+class Stubborn(nn.Module):
+    "Catches everything"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = [nn.Linear(8,8) for _ in range(3)]
+    def forward(self, x):
+        for l in (self.a,self.b,self.c):
+            try: x = l(x)
+            except Exception: pass
+        return x
+
+def test_a_walk_ends_whatever_the_model_catches():
+    threads = threading.active_count()
+    net = Stubborn()
+    prune_wanda(net, '2:4', _vectors())
+    assert threading.active_count()==threads and all(m.float().mean()==.5 for m in masks_of(net))
+
+def test_a_walk_leaves_no_thread_behind():
+    "Neither where a layer can't be solved, nor where it is interrupted"
+    threads,net = threading.active_count(),mlp((8,)*5)
+    old = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match='larger damp'): prune_sparsegpt(net, .5, [x[:2] for x in _vectors()], damp=0.)
+    net[4].register_forward_pre_hook(lambda m,a: (_ for _ in ()).throw(KeyboardInterrupt) if (net[2].weight==0).any() else None)
+    with pytest.raises(KeyboardInterrupt): prune_wanda(net, .5, _vectors())
+    assert threading.active_count()==threads and all(torch.equal(v, net.state_dict()[k]) for k,v in old.items()) and net.training
+
+def test_a_walk_is_autocast_as_its_caller_is():
+    seen = []
+    net = mlp((8,)*4)
+    net[2].register_forward_pre_hook(lambda m,a: seen.append(a[0].dtype))
+    with torch.autocast('cpu', torch.bfloat16): prune_wanda(net, .5, _vectors())
+    assert set(seen)=={torch.bfloat16} and not torch.is_autocast_enabled('cpu')
+
+def test_many_batches_and_cores_make_no_army_of_threads(monkeypatch):
+    "Each thread that computes has helpers: fewer of them where there are many batches, and as before afterwards"
+    seen,n = [],torch.get_num_threads()
+    monkeypatch.setattr(f'{layer_statistic.__module__}._most_threads', 6)
+    net = mlp((8,)*4)
+    net[2].register_forward_pre_hook(lambda m,a: seen.append(torch.get_num_threads()))
+    try:
+        torch.set_num_threads(4)
+        prune_wanda(net, .5, _vectors())
+        assert torch.get_num_threads()==4 and seen==[4]*3+[2]*4
+    finally: torch.set_num_threads(n)
+
+def test_an_expert_that_no_batch_reaches_any_more_stays_dense():
+    "Its router was pruned before it: a warning names it"
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b,self.c = [nn.Linear(8,8) for _ in range(3)]
+        def forward(self, x): return self.c(self.a(x) if (self.a.weight==0).any() else self.b(self.a(x)))
+    net = Experts()
+    with pytest.warns(UserWarning, match=r'^b\.weight can.t be pruned'): prune_wanda(net, '2:4', _vectors())
+    assert {o.name:float(o.mask.float().mean()) for o in masked_params(net)}=={'a.weight':.5, 'b.weight':1., 'c.weight':.5}
 
 def test_half_precision():
     "Statistics are kept in float64: a bfloat16 model of large inputs is pruned like its double"

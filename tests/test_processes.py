@@ -327,6 +327,7 @@ def zeros(rank, world):
     opt = ZeroRedundancyOptimizer(m.parameters(), torch.optim.Adam, lr=.02)
     dst = DynamicSparseTraining(m, opt, 30, seed=0, **RigL_presets(batches_per_update=4))
     seen = steps(m, net, opt, dst, range(30), rank, world)
+    opt.optim.state_dict()  # zeros are put back where it is read
     left = [t[~o.mask] for o in masked_params(m) for t in opt.optim.state.get(o.p, {}).values() if t.shape==o.p.shape]
     return dict(result(m, opt, dst, seen), left=[bool(t.any()) for t in left])
 

@@ -122,11 +122,12 @@ def test_tap_sees_the_dense_gradient():
     torch.testing.assert_close((gT@xT.t())[mask], plain.grad)
 
 def test_second_derivatives_are_refused():
-    "A gradient of a gradient raises rather than being wrong"
+    "A gradient of a gradient raises rather than being wrong, and so do many gradients at once"
     _,index,values,_ = make(5, 6)
     x = batch(2, 6).requires_grad_()
-    y = sparse_linear(x, values, index).pow(2).sum()
-    with pytest.raises(RuntimeError, match='create_graph=True'): torch.autograd.grad(y, x, create_graph=True)
+    y = sparse_linear(x, values, index)
+    with pytest.raises(RuntimeError, match='create_graph=True'): torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='is_grads_batched=True'): torch.autograd.grad(y, x, batch(3, 2, 5), is_grads_batched=True)
 
 def test_changed_values_are_noticed():
     "Writing to the live weights between forward and backward raises, as for a dense layer"
@@ -167,6 +168,7 @@ def test_wrong_width_is_refused(f, x, what):
     "An input that doesn't fit is named"
     _,index,values,_ = make(5, 6)
     with pytest.raises(ValueError, match=f'has 5 {what}, and must have 6'): f(batch(*x), values, index)
+    with pytest.raises(ValueError, match=f'{len(index)-1} weights are given, and {len(index)} live'): f(batch(*x[:1], 6, *x[2:]), values[1:], index)
     with pytest.raises(ValueError, match='the input is of type torch.float32, and the weight of torch.float64'): f(batch(*x[:1], 6, *x[2:]).float(), values, index)
 
 @pytest.mark.parametrize('spatial,stride', [((6,5),(1,1)), ((6,5),(2,2)), ((7,4),(2,1)), ((9,),(2,)), ((3,4,5),(1,)), ((6,5),(3,))])

@@ -1209,8 +1209,9 @@ def test_state_of_dead_weights_is_gone_once_the_engine_is():
     dead = ~model[0].weight_mask
     assert opt.state[model[0].weight]['exp_avg'][dead].any(), 'the method needs it'
     engine.remove()
-    for t in (model[0].weight, model[0].weight.grad, *[v for v in opt.state[model[0].weight].values() if v.ndim]): assert not t[dead].any()
-    assert opt.state[model[0].weight]['exp_avg'][~dead].any(), 'live weights keep theirs'
+    state = opt.state_dict()['state'][0]
+    for t in (model[0].weight, model[0].weight.grad, *[v for v in state.values() if v.ndim]): assert not t[dead].any()
+    assert state['exp_avg'][~dead].any(), 'live weights keep theirs'
 
 def test_the_length_of_a_run_costs_nothing():
     "An engine doesn't count the updates of a run one by one: it starts at once, however long the run"
@@ -1295,3 +1296,11 @@ def test_weights_that_are_lost_are_told_of_once(opt, eps):
             opt.step()
     said = [str(w.message) for w in told if "can't move any more" in str(w.message)]
     assert (len(said)==1 and '0.weight holds values' in said[0] and 'pass eps=1e-8' in said[0] and not engine.n_updates) if not eps else engine.n_updates>10 and not said
+
+class Branches(nn.Module):
+    "`b` takes part as long as it is `used`"
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a,self.b,self.head,self.used = nn.Linear(16,32),nn.Linear(16,32),nn.Linear(32,4),True
+    def forward(self, x): return self.head((self.a(x)+(self.b(x) if self.used else 0)).relu())
