@@ -11,7 +11,6 @@ from fastcore.basics import *
 from fastsparse.kernels import call,empty,kinds,share_out
 from fastsparse.products import need_plain_backward
 from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
-from functools import lru_cache
 from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
