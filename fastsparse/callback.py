@@ -21,7 +21,7 @@ from fastsparse.schedules import Interval
 from fastsparse.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
 from fastsparse.signal import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.sparsify import draw_seed,share_masks
-from fastsparse.training import check_settings,method_text,SparseEngine
+from fastsparse.training import check_settings,method_text,SparseEngine,why_dense
 from torch.utils._pytree import tree_map
 from warnings import warn
 
@@ -222,7 +222,7 @@ def _follow_rule(self:DynamicSparseTrainingCallback):
     self.n_measured,self.why_masked = self._n_live(),''
     if _in_many(): self.why_masked = 'several processes train this model'
     elif any(hasattr(m, '_orig_mod') for m in self.learn.model.modules()): self.why_masked = 'the model is compiled'
-    elif any(s.method and (s.method.update_after_step or s.method.grow_state_f) for s in self.engine.slots): self.why_masked = 'the method reads the state or the gradient of dead weights after a step'
+    elif why := first(filter(None, map(why_dense, self.engine.methods))): self.why_masked = why
     else:
         try:
             check_live(self.learn.opt, self.settings)

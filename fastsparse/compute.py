@@ -20,7 +20,7 @@ from fastsparse.flops import untouched
 from fastsparse.guards import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,Masked,masked_params,set_guard,stamp_of
 from fastsparse.kernels import kernels_take
 from fastsparse.masks import count_live,live_places
-from fastsparse.products import DenseGradient,need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
+from fastsparse.products import DenseGradient,late_text,need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
 from fastsparse.scores import base_opt,Live
 from fastsparse.sparsify import module_of
 from functools import partial,wraps
@@ -190,7 +190,7 @@ def arrived(self:LiveGuard):
     v = self.values
     if v.grad.shape!=v.shape:
         v.grad = None
-        raise RuntimeError("a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer")
+        raise RuntimeError(late_text)
     self.dense_grad.arrive(v.grad)
 
 @patch
@@ -629,6 +629,7 @@ def swappable(
     def why(o):
         if counts[id(o.p)]>1: return 'shared with another layer'
         if _is_hooked(o.p): return 'hooks on it see a dense gradient'
+        if f'{o.attr}_sparsifier' in o.module._modules: return 'its mask is learned'
         return _why_no_layer(o.module) or (_why_no_layer(homes[o.module]) if o.module in homes else '')
     return {o.name:why(o) for o in masked_params(model)}
 
@@ -694,7 +695,7 @@ def _choose(model, guards, xb):
 class SparseCompute:
     "What `sparse_compute` chose: `plan` (name → route), `ratios` (name → measured speed-up), `df` (a table); `remove()` undoes it"
     def __init__(self, model, guards, plan, ratios, notes):
-        store_attr('model,guards,plan,ratios')
+        store_attr('model,guards,plan,ratios,notes')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
         self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=float('nan'), note=why) for n,why in notes.items()])
         for n,g in guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
@@ -772,14 +773,13 @@ def follow_rule(
     report=None, # What was chosen before, a `SparseCompute` that came from here
 ) -> SparseCompute: # `report` itself if nothing has changed
     "Keep weights live where the fixed rule says that it pays"
-    no_product = {o.name:'its mask is learned' for o in masked_params(model) if f'{o.attr}_sparsifier' in o.module._modules}
-    no_product |= swappable(model) if report is None else report.no_product
+    no_product = swappable(model) if report is None else report.notes
     why = {o.name:no_product.get(o.name) or why_masked(o, batch) for o in masked_params(model)}
     plan = {n:'dense' if w else 'rows' for n,w in why.items() if not no_product.get(n)}
-    if report is not None and plan==report.plan: return report
-    if report is not None: report.remove()
+    if report is not None:
+        if plan==report.plan: return report
+        report.remove()
     new = sparse_compute(model, None, opt, plan)
-    new.no_product = no_product
     new.df['note'] = new.df.parameter.map(why)
     return new
 

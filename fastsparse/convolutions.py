@@ -9,7 +9,7 @@ __all__ = []
 import numpy as np,torch
 from fastcore.basics import *
 from fastsparse.kernels import call,empty,kinds,share_out
-from fastsparse.products import need_plain_backward
+from fastsparse.products import need_all_values,need_plain_backward,need_timely
 from fastsparse.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
 from torch import nn
 from torch.autograd import Function
@@ -392,6 +392,7 @@ class _Conv(Function):
     def backward(ctx, g):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
+        need_timely(values, ctx.index)
         if ctx.tap is not None and ctx.needs_input_grad[1]: ctx.tap(dense_gradient(ctx.index, x, g))
         dx = dw = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]: dx,dw = _gradients(ctx.index, values, x, g, ctx.needs_input_grad[0])
@@ -414,7 +415,7 @@ def sparse_conv2d(
     tap=None, # Called in the backward with the dense gradient of the weight, if given
 ): # Images (batch, outputs, rows, columns)
     "A convolution with live weights only, for one group of channels"
-    if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
+    need_all_values(values, index)
     if x.ndim!=4 or x.shape[1]!=index.shape[1]: raise ValueError(f"the input has shape {tuple(x.shape)}, and must be (batch, {index.shape[1]}, rows, columns)")
     if x.dtype!=values.dtype or x.dtype not in (torch.float,torch.double): raise ValueError(f"the input is of type {x.dtype} and the weight of {values.dtype}, and both must be float32 or both float64")
     if min(index.out_size(*x.shape[2:]))<1: raise ValueError(f"the input has {x.shape[2]} rows and {x.shape[3]} columns, which is less than the kernel {index.shape[2:]} needs: pad more")

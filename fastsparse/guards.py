@@ -190,7 +190,7 @@ class Guard:
     rests = None  # a function that says why no update can move the mask, or an empty text
     rate = 1.  # how many times as long as those of its group the optimizer's steps of it are
     around = None  # a function of the optimizer, called before its step; what it returns is called after the step
-    mask = property(lambda self: self.module._buffers.get(f'{self.attr}_mask'))
+    mask = property(lambda self: vars(self.module).get('_buffers', {}).get(f'{self.attr}_mask'))  # None in a copy that is being made
     trained = property(lambda self: self.p)  # the parameter that the optimizer steps
     shape = property(lambda self: self.mask.shape)
     has_grad = property(lambda self: self.p.grad is not None)
@@ -309,8 +309,8 @@ class DenseGuard(Guard):
     def watch(self, p):
         "Turn to the parameter `p`"
         other = guard_of(p)
-        masks = [vars(g.module).get('_buffers', {}).get(f'{g.attr}_mask') for g in (self,other) if g is not None and g.module is not None]  # none in a copy that is being made
-        if other is not None and other.module is not self.module and all(m is not None for m in masks) and not masks[0].equal(masks[1]):
+        tied = other is not None and other.module is not self.module and self.mask is not None and other.mask is not None
+        if tied and not self.mask.equal(other.mask):
             raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has another mask: tie weights before sparsify_model, "
                 "or call unsparsify_parameter for one of the two first")
         self.release()

@@ -156,6 +156,16 @@ def need_plain_backward(g):
     if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(g) or torch._C._functorch.maybe_current_level() is not None:
         raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True) or for many gradients at once (is_grads_batched=True): call remove() of the report of sparse_compute, or store_dense(model), first")
 
+late_text = "a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer"
+
+def need_timely(values, index):
+    "A `RuntimeError` in a backward whose live values have changed in number since the forward"
+    if values.numel()!=len(index): raise RuntimeError(late_text)
+
+def need_all_values(values, index):
+    "A `ValueError` unless there is a value for each live weight"
+    if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
+
 # %% ../nbs/30a_products.ipynb #f2a00b75
 class _Product(Function):
     @staticmethod
@@ -169,7 +179,7 @@ class _Product(Function):
     def backward(ctx, g):
         need_plain_backward(g)
         (values,y,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
-        if values.numel()!=len(index): raise RuntimeError("a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer")
+        need_timely(values, index)
         let = g.clone if y is None else lambda: torch.ops.aten.threshold_backward(g, y, 0)  # through the rectifier
         if of_values and ctx.tap is not None: ctx.tap(let().t(), x.clone().t())
         if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias, y=y),None,None,None
@@ -186,7 +196,7 @@ def _casted(*ts):
 
 def _check_input(x, values, index, n, what):
     n_in = index.shape[1]
-    if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
+    need_all_values(values, index)
     if n!=n_in: raise ValueError(f"the input has {n} {what}, and must have {n_in}")
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
 

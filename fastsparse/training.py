@@ -326,16 +326,22 @@ def _check_path(self:SparseEngine, m, os):
     for s in (max(lowest, 0), highest): self._counts(m, os, s)
 
 # %% ../nbs/05_training.ipynb #c9ff88f7
+def why_dense(
+    m:Method, # A method
+) -> str: # Empty if it can
+    "Why a method can't move weights of which only live values are stored"
+    if m.grow_state_f: return "grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None"
+    if m.update_after_step: return "update_after_step=True keeps a dense gradient through the optimizer's step, and a weight that is stored sparse has none: pass update_after_step=False"
+    return ''
+
 @patch
 def _check_state(self:SparseEngine, m, p):
     "A `ValueError` if the method can't work with how `p` and its state are stored"
     storage_of(p).serves(p, m)
-    if m.grow_state_f and not getattr(guard_of(p), 'dense_state', True):
-        raise ValueError("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None, or call remove() of the report of sparse_compute, or store_dense(model)")
+    if (why := why_dense(m)) and not getattr(guard_of(p), 'dense_state', True):
+        raise ValueError(f"{why}, or call remove() of the report of sparse_compute, or store_dense(model)")
     if getattr(guard_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
         raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute, or store_dense(model)")
-    if m.update_after_step and not getattr(guard_of(p), 'dense_state', True):
-        raise ValueError("update_after_step=True keeps a dense gradient through the optimizer's step, and a weight that is stored sparse has none: pass update_after_step=False, or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := needs_of(m.grow_state_f).check: check(p, self.opt)
 
 # %% ../nbs/05_training.ipynb #39453edb

@@ -40,14 +40,6 @@ class World:
         return model
 
     @property
-    def p(self):
-        self.opt
-        return self.model[0].weight
-
-    @property
-    def mask(self): return self.model[0].weight_mask
-
-    @property
     def params(self): return [p for p in self.dense.parameters() if p.ndim>1]
 
     @property

@@ -970,6 +970,23 @@ def test_hooks_and_graphs_outlive_another_number_of_live_weights():
     m.zero_grad()
     with pytest.raises(RuntimeError, match='before the number of live weights changed'): late.backward()
 
+@pytest.mark.parametrize('sparsity', [.3,.8])
+def test_a_backward_of_a_convolution_that_comes_too_late_says_so(sparsity):
+    "With more and with fewer live weights than in the forward"
+    m,x = nn.Sequential(nn.Conv2d(4, 8, 3)),torch.randn(2, 4, 6, 6)
+    sparsify_model(m, .5, seed=0)
+    sparse_compute(m, None, plan=full(m))
+    late = m(x).sum()
+    to_other_counts(m, sparsity)
+    m(x)
+    with pytest.raises(RuntimeError, match='before the number of live weights changed'): late.backward()
+
+def test_a_weight_with_a_learned_mask_is_left_masked():
+    "It is chosen anew by scores of all weights"
+    m = nn.Sequential(nn.Linear(8, 8))
+    learn_masks(m, 'top 0.5', seed=0)
+    assert swappable(m)=={'0.weight':'its mask is learned'}
+
 @pytest.mark.parametrize('route', ['rows'])
 @pytest.mark.parametrize('of', ['input','weights'])
 def test_gradients_that_are_only_asked_for_leave_no_trace(of, route):
