@@ -26,7 +26,7 @@ test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and
 	chkstyle nbs docs tests benchmarks setup.py
 	python docs/check.py "$(PREPARE)"
 	nbdev-test --timing
-	python -m pytest -q
+	python -m pytest -q -n auto --dist worksteal
 	python docs/build.py
 
 test-all: $(READY) ## install every extra, and run all tests, those too that take long or need an extra

@@ -4,8 +4,8 @@ from bare import bare
 from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
-from fastsparse.guards import masked_params
-from fastsparse.sparsify import decide
+from fastsparse.model.enforcement import masked_params
+from fastsparse.model.sparsify import decide
 from measure import *
 from models import GPT
 from torch import nn

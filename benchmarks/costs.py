@@ -2,7 +2,7 @@
 import statistics,time,torch
 from fastai.basics import *
 from fastsparse.all import *
-from fastsparse.guards import guard_of
+from fastsparse.model.enforcement import guard_of
 from copy import deepcopy
 from functools import partial
 from measure import *

@@ -8,7 +8,7 @@ def machine():
     info = Path('/proc/cpuinfo')
     model = re.search(r'model name\s*:\s*(.*)', info.read_text()) if info.exists() else None
     import fastai,fastsparse
-    from fastsparse.vectors import why_not
+    from fastsparse.kernels.vectors import why_not
     versions = dict(python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__, fastsparse=fastsparse.__version__)
     return dict(cpu=model[1] if model else platform.processor(), threads=torch.get_num_threads(), products='torch' if why_not() else 'kernels', **versions)
 

@@ -1,9 +1,9 @@
 "What a core can do at the most, and how near products of live weights come: billions of multiplications and additions a second"
 import numpy as np,torch,torch.nn.functional as F
-from fastsparse.clocks import times_in_turns
-from fastsparse.kernels import dots,gradients,multiply
-from fastsparse.products import SparseIndex
-from fastsparse.vectors import at,axpy,kernel,load,numbers,store,zero
+from fastsparse.kernels.timing import times_in_turns
+from fastsparse.kernels.linear import dots,gradients,multiply
+from fastsparse.kernels.ops import SparseIndex
+from fastsparse.kernels.vectors import at,axpy,kernel,load,numbers,store,zero
 
 N = 16
 

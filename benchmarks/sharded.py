@@ -17,11 +17,11 @@ def peak():
 
 def rank(i, world, folder):
     "One rank; alone it trains an ordinary model"
-    from fastsparse.masks import local_part
-    from fastsparse.methods import RigL_presets
-    from fastsparse.processes import bytes_sent
-    from fastsparse.sparsify import sparsify_model
-    from fastsparse.training import DynamicSparseTraining
+    from fastsparse.masks.selection import local_part
+    from fastsparse.train.presets import RigL_presets
+    from fastsparse.model.distributed import bytes_sent
+    from fastsparse.model.sparsify import sparsify_model
+    from fastsparse.train.engine import DynamicSparseTraining
     from torch.distributed.fsdp import fully_shard
     torch.set_num_threads(1)
     dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=i, world_size=world)

@@ -1,8 +1,8 @@
 "What a structure and a second thread bring: masks whose outputs share inputs in fours beside masks of no structure, and two threads beside one"
 import quality,statistics,time,torch
 from fastsparse.all import *
-from fastsparse.kernels import gradients,multiply
-from fastsparse.products import SparseIndex
+from fastsparse.kernels.linear import gradients,multiply
+from fastsparse.kernels.ops import SparseIndex
 from measure import *
 from torch.nn import functional as F
 

@@ -4,7 +4,7 @@ from compute import block_seconds
 from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
-from fastsparse.convolutions import ConvIndex,sparse_conv2d
+from fastsparse.kernels.convolution import ConvIndex,sparse_conv2d
 from measure import *
 from models import cifar_resnet18,images
 from torch import nn

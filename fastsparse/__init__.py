@@ -10,6 +10,6 @@ def __getattr__(name):
     if name=='all': return everything
     if name=='__all__': return [o for o in vars(everything) if not o.startswith('_')]
     if name in vars(everything): return vars(everything)[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: names that only its rooms use are imported from them, such as `from {__name__}.masks import put_`")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: names that are not for users are imported from their module, such as `from {__name__}.masks.selection import put_`")
 
 def __dir__(): return sorted({*globals(), *__getattr__('__all__')})

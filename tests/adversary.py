@@ -1,8 +1,8 @@
 "Files of every format that the library reads, and changes to them: bytes turned and moved, values exchanged, claims of sizes that aren't there"
 import copy,csv,io,json,torch,yaml,zipfile
 from fastsparse.all import *
-from fastsparse.distributions import read_sparsities
-from fastsparse.files import seal
+from fastsparse.masks.distributions import read_sparsities
+from fastsparse.masks.files import seal
 from helpers import mlp
 
 # Changes of bytes

@@ -5,8 +5,9 @@ from fastprogress.fastprogress import progress_bar
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-rooms = dict(masks='masks', structures='structures', distributions='distributions', sharing='sharing', schedules='schedules', scores='scores', guards='guards sparsify',
-    sparsify='sparsify guards', parts='parts methods', training='training parts methods', callback='callback')  # and the tests of each
+rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
+    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'model.enforcement': 'enforcement sparsify', 'model.sparsify': 'sparsify enforcement',
+    'train.method': 'method presets', 'train.engine': 'engine method presets', 'train.callback': 'callback'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
 swaps = {a:b for x,y in pairs for a,b in ((x,y),(y,x))}|{ast.FloorDiv:ast.Div}
@@ -25,7 +26,9 @@ def changes(tree):
         elif isinstance(n, ast.Attribute) and n.attr in names: yield line,f'{n.attr} swapped',(n,'attr',names[n.attr])
         elif isinstance(n, ast.Expr) and isinstance(n.value, ast.Call): yield line,'statement taken out',(n,'value',ast.Constant(None))
 
-def source(room): return (root/'fastsparse'/f'{room}.py').read_text(encoding='utf-8')
+def file_of(room): return Path('fastsparse', *room.split('.')).with_suffix('.py')
+
+def source(room): return (root/file_of(room)).read_text(encoding='utf-8')
 
 def in_messages(tree):
     "Lines of texts of errors and warnings, where a change is no mistake in what is computed"
@@ -44,7 +47,7 @@ def mutant(room, i):
     setattr(node, attr, value)
     return ast.unparse(ast.fix_missing_locations(tree))
 
-def notebook(room): return next(p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{room}', p.stem))
+def notebook(room): return next(p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{re.escape(room)}', p.stem))
 
 def run_notebook(path):
     "Run a notebook's examples and tests on the package as it is installed, not on the code that the notebook holds"
@@ -63,7 +66,7 @@ def outcome(site, seconds):
     room,i = site[:2]
     with tempfile.TemporaryDirectory() as d:
         shutil.copytree(root/'fastsparse', Path(d)/'fastsparse', ignore=shutil.ignore_patterns('__pycache__'))
-        (Path(d)/'fastsparse'/f'{room}.py').write_text(mutant(room, i), encoding='utf-8')
+        (Path(d)/file_of(room)).write_text(mutant(room, i), encoding='utf-8')
         tests = [str(root/'tests'/f'test_{o}.py') for o in rooms[room].split()]
         commands = [[sys.executable, str(Path(__file__).resolve()), '--notebook', str(notebook(room))],
             [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *tests]]

@@ -12,14 +12,14 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai.test_utils import synth_dbunch,synth_learner
 from fastai_data import *
 from fastcore.all import L,partial
-from fastsparse.declared import declares
-from fastsparse.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
-from fastsparse.scores import fisher_saliency,gradient_magnitude,gradient_momentum,random_score,weight_magnitude
-from fastsparse.guards import keeps_zero,sparse_params
-from fastsparse.sparsify import sparse_summary,sparsify_model,unsparsify
-from fastsparse.training import DynamicSparseTraining
-from fastsparse.methods import RigL_presets,SET_presets,SNFS_presets
-from fastsparse.callback import DynamicSparseTrainingCallback
+from fastsparse.masks.registry import declares
+from fastsparse.masks.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
+from fastsparse.masks.scores import fisher_saliency,gradient_magnitude,gradient_momentum,random_score,weight_magnitude
+from fastsparse.model.enforcement import keeps_zero,sparse_params
+from fastsparse.model.sparsify import sparse_summary,sparsify_model,unsparsify
+from fastsparse.train.engine import DynamicSparseTraining
+from fastsparse.train.presets import RigL_presets,SET_presets,SNFS_presets
+from fastsparse.train.callback import DynamicSparseTrainingCallback
 from itertools import permutations
 from pathlib import Path
 from torch import nn
@@ -1008,7 +1008,7 @@ def test_a_preset_refuses_a_setting_that_there_is_not():
 
 def test_batches_of_all_ranks_are_joined(monkeypatch):
     "As one batch in the order of ranks; None where any rank has none"
-    from fastsparse import callback
+    from fastsparse.train import callback
     def ranks(*found):
         monkeypatch.setattr(callback, '_in_many', lambda: True)
         monkeypatch.setattr(dist, 'get_world_size', lambda: len(found))

@@ -1,7 +1,7 @@
 "The command: what it prints, what it writes and what it refuses, in words of its own"
 import pytest,subprocess,sys,torch
 from fastsparse.cli import main
-from fastsparse.oneshot import prune_magnitude
+from fastsparse.prune.oneshot import prune_magnitude
 from torch import nn
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 "Room 01: how sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
-from fastsparse.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity,fill_budget,first_layer_dense_uniform
-from fastsparse.distributions import given_sparsity,global_sparsity,layers_dense,live_counts,proportional_sparsity,read_sparsities,share_out
-from fastsparse.distributions import uniform_sparsity
-from fastsparse.flops import flop_profile
-from fastsparse.scores import call_with,wants
+from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity,fill_budget,first_layer_dense_uniform
+from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,live_counts,proportional_sparsity,read_sparsities,share_out
+from fastsparse.masks.distributions import uniform_sparsity
+from fastsparse.report.flops import flop_profile
+from fastsparse.masks.scores import call_with,wants
 from functools import partial
-from fastsparse.guards import masked_params
-from fastsparse.sparsify import sparsify_model
+from fastsparse.model.enforcement import masked_params
+from fastsparse.model.sparsify import sparsify_model
 from helpers import oracle_order
 from functools import partial
 from hypothesis import assume,given,settings,strategies as st
@@ -526,7 +526,7 @@ def test_yaml_missing(tmp_path, monkeypatch):
 made = [layers_dense([0,-1]), layers_dense('head', erdos_renyi_sparsity), global_sparsity, balanced_flops_sparsity([3,1,4,1,5]),
     proportional_sparsity({'head':.1, '*':.8}), given_sparsity([.5]*5)]
 
-@pytest.mark.parametrize('f', made, ids=str)
+@pytest.mark.parametrize('f', made)
 def test_made(f):
     "One sparsity in [0,1] for each parameter, the same again after pickling, parameters untouched"
     torch.manual_seed(1)

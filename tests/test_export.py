@@ -2,9 +2,9 @@
 import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision,zlib
 from copy import deepcopy
 from fastsparse.all import *
-from fastsparse.guards import masked_params
-from fastsparse.compute import LiveLayer
-from fastsparse.packing import LiveMatrix,PackedAttention,PackedConv,PackedLinear
+from fastsparse.model.enforcement import masked_params
+from fastsparse.kernels.live_layers import LiveLayer
+from fastsparse.deploy.compact import LiveMatrix,PackedAttention,PackedConv,PackedLinear
 from fastai_data import digits,loaders
 from fastai.learner import Learner,load_learner
 from fastai.losses import CrossEntropyLossFlat
@@ -423,7 +423,7 @@ def test_layouts_suit_every_batch_size(monkeypatch):
     def always(before, after, rounds=5):
         before(), after()
         return 2.
-    for name in ('clocks','export'): monkeypatch.setattr(f'fastsparse.{name}.speedup', always)
+    for name in ('kernels.timing','deploy.export'): monkeypatch.setattr(f'fastsparse.{name}.speedup', always)
     torch.manual_seed(0)
     model = Viewing()
     sparsify_model(model, .97, seed=0)

@@ -73,7 +73,7 @@ model = nn.Sequential(nn.Linear(4,4))
 sparse.sparsify_model(model, .5)
 from fastsparse import *
 import fastsparse.all
-assert sparse.masks.sparse_mask is sparse_mask is sparse.sparse_mask and sparsify_model is sparse.sparsify_model
+assert sparse.masks.selection.sparse_mask is sparse_mask is sparse.sparse_mask and sparsify_model is sparse.sparsify_model
 assert {o for o in vars(fastsparse.all) if o[0]!='_'}<=set(dir(sparse)) and not hasattr(sparse, 'nothing_like_it')
 try: sparse.nothing_like_it
 except AttributeError as e: assert 'nothing_like_it' in str(e)''')
@@ -87,7 +87,7 @@ def test_importing_loads_no_compiler():
 
 def test_a_plain_loop_loads_no_fastai():
     "Nor pandas and matplotlib, which come along with it"
-    code = "import sys,fastsparse.training\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
+    code = "import sys,fastsparse.train.engine\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
     assert run(code).strip()=='[]'
 
 def test_importing_replaces_nothing_in_the_classes_of_others():
@@ -136,7 +136,7 @@ def test_an_example_of_help_runs(name, code):
 
 def unused():
     "Imports of the exported modules that nothing in them uses: chkstyle sees those of `#| export` cells only"
-    for f in sorted((root/'fastsparse').glob('*.py')):
+    for f in sorted((root/'fastsparse').rglob('*.py')):
         if f.stem in ('__init__','all','_modidx'): continue
         tree = ast.parse(f.read_text(encoding='utf-8'))
         used = {o.id for o in ast.walk(tree) if isinstance(o, ast.Name)}
@@ -148,5 +148,5 @@ def unused():
 
 def test_rooms_name_what_they_use_of_other_rooms():
     "No star between rooms, and no import that nothing uses"
-    stars = [f'{f.stem}: {l}' for f in sorted((root/'fastsparse').glob('*.py')) if f.stem!='all' for l in f.read_text(encoding='utf-8').splitlines() if re.match(r'from (\.|fastsparse\.)\w+ import \*', l)]
+    stars = [f'{f.stem}: {l}' for f in sorted((root/'fastsparse').rglob('*.py')) if f.stem!='all' for l in f.read_text(encoding='utf-8').splitlines() if re.match(r'from (\.|fastsparse\.)[\w.]+ import \*', l)]
     assert not stars and not list(unused())

@@ -8,8 +8,8 @@ from fastai.optimizer import Adam,Lamb,SGD
 from fastai.torch_core import set_seed
 from fastai_data import TensorData
 from fastsparse.all import *
-from fastsparse.compute import follow_rule,LiveGuard
-from fastsparse.guards import guard_of,masked_params
+from fastsparse.kernels.live_layers import follow_rule,LiveGuard
+from fastsparse.model.enforcement import guard_of,masked_params
 from functools import partial
 from torch import nn
 
@@ -77,7 +77,7 @@ def test_what_needs_dense_weights_stays_masked_and_says_why(settings, opt_func, 
 
 def test_without_the_extra_all_is_masked(monkeypatch):
     "And the report says what to install"
-    monkeypatch.setattr('fastsparse.compute.kernels_take', lambda *ts: False)
+    monkeypatch.setattr('fastsparse.kernels.live_layers.kernels_take', lambda *ts: False)
     _,cb = fit(None)
     assert set(cb.report.plan.values())=={'dense'} and "pip install 'fastsparse[fast]'" in cb.report.df.note[1]
 

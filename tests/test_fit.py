@@ -2,14 +2,14 @@
 import math,pytest,torch,warnings
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
 from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
-from fastsparse.callback import DynamicSparseTrainingCallback,normalises
-from fastsparse.distributions import uniform_sparsity
-from fastsparse.declared import needs_of
+from fastsparse.train.callback import DynamicSparseTrainingCallback,normalises
+from fastsparse.masks.distributions import uniform_sparsity
+from fastsparse.masks.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
-from fastsparse.fit import auto_presets,find_sparsity
-from fastsparse.guards import masked_params,sparse_params
-from fastsparse.signal import was_rescaled
-from fastsparse.sparsify import sparsify_model
+from fastsparse.train.fit import auto_presets,find_sparsity
+from fastsparse.model.enforcement import masked_params,sparse_params
+from fastsparse.model.init import was_rescaled
+from fastsparse.model.sparsify import sparsify_model
 from functools import partial
 
 def learner(opt=Adam, model=None):

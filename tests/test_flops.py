@@ -11,10 +11,10 @@ from fastai.learner import Learner,load_learner
 from fastai.test_utils import synth_learner
 from fastai.torch_core import to_device
 from fastcore.basics import tuplify
-from fastsparse.flops import count_flops,flop_profile,FlopsCounter,train_flops
-from fastsparse.methods import RigL_presets,SET_presets
-from fastsparse.scores import fisher_saliency,MeanGradient,MovingGradient,Sampled
-from fastsparse.declared import declares
+from fastsparse.report.flops import count_flops,flop_profile,FlopsCounter,train_flops
+from fastsparse.train.presets import RigL_presets,SET_presets
+from fastsparse.masks.scores import fisher_saliency,MeanGradient,MovingGradient,Sampled
+from fastsparse.masks.registry import declares
 from functools import partial
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence,pack_sequence

@@ -1,12 +1,13 @@
 "Every geometry is computed exactly or left to the dense product: outputs and all gradients against dense torch in float64"
 import ctypes,numpy as np,pytest,torch,warnings
 from copy import deepcopy
-from fastsparse import convolutions,kernels
-from fastsparse.compute import LiveGuard,sparse_compute,swappable
-from fastsparse.guards import guard_of,masked_params
-from fastsparse.kernels import call,empty
-from fastsparse.sparsify import sparsify_model
-from fastsparse.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,turn16,why_not
+from fastsparse.kernels import convolution as convolutions
+from fastsparse.kernels import linear as kernels
+from fastsparse.kernels.live_layers import LiveGuard,sparse_compute,swappable
+from fastsparse.model.enforcement import guard_of,masked_params
+from fastsparse.kernels.linear import call,empty
+from fastsparse.model.sparsify import sparsify_model
+from fastsparse.kernels.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,turn16,why_not
 from hypothesis import given,HealthCheck,settings,strategies as st
 from torch import nn
 from types import FunctionType

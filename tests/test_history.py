@@ -4,9 +4,9 @@ import matplotlib.pyplot as plt,pandas as pd
 from fastai_data import At,learner
 from fastcore.basics import ifnone
 from fastsparse.all import *
-from fastsparse.schedules import acdc_path,cubic_path
-from fastsparse.guards import masked_params
-from fastsparse.history import _lives,_survival,pack_mask,SparseHistory,unpack_mask
+from fastsparse.masks.schedules import acdc_path,cubic_path
+from fastsparse.model.enforcement import masked_params
+from fastsparse.report.history import _lives,_survival,pack_mask,SparseHistory,unpack_mask
 from helpers import backward,data,mlp
 from hypothesis import given,settings,strategies as st
 

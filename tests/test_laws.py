@@ -1,9 +1,9 @@
 "The laws under random operations in random order: a state machine of hypothesis over the public operations of a small model"
 import copy, fastsparse.all, io, pickle, pytest, torch, warnings
 from fastsparse.all import *
-from fastsparse.guards import masked_params
-from fastsparse.methods import rewind
-from fastsparse.schedules import cubic_path
+from fastsparse.model.enforcement import masked_params
+from fastsparse.train.presets import rewind
+from fastsparse.masks.schedules import cubic_path
 from helpers import assert_dead
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

@@ -7,18 +7,18 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner,load_learner
 from fastai.optimizer import SGD
 from fastsparse.all import *
-from fastsparse.masks import count_live
-from fastsparse.structures import Unstructured
-from fastsparse.schedules import ConstantSchedule,CosineDecaySchedule,CyclingSchedule,epochs,ExpSchedule,FunctionSchedule,PiecewiseSchedule
-from fastsparse.schedules import PositionSchedule,PowerSchedule,samples,SawtoothSchedule,SquareSchedule,steps
-from fastsparse.guards import enforce_masks,masked_params
-from fastsparse.sparsify import unsparsify_parameter
-from fastsparse.learned import as_sparseness,blocks_along_inputs,BlockTopK,dead_decay,effective_weight,explore_decay,input_axis,LazySparsify
-from fastsparse.learned import mask_picture,own_magnitude,signed_constant_,Sparseness,sparseness_kind,SparsificationManager,sparsifiers,TopK
-from fastsparse.learned import TopOf,weight_sparsifiers
-from fastsparse.kernels import backward
+from fastsparse.masks.selection import count_live
+from fastsparse.masks.structures import Unstructured
+from fastsparse.masks.schedules import ConstantSchedule,CosineDecaySchedule,CyclingSchedule,epochs,ExpSchedule,FunctionSchedule,PiecewiseSchedule
+from fastsparse.masks.schedules import PositionSchedule,PowerSchedule,samples,SawtoothSchedule,SquareSchedule,steps
+from fastsparse.model.enforcement import enforce_masks,masked_params
+from fastsparse.model.sparsify import unsparsify_parameter
+from fastsparse.train.learned import as_sparseness,blocks_along_inputs,BlockTopK,dead_decay,effective_weight,explore_decay,input_axis,LazySparsify
+from fastsparse.train.learned import mask_picture,own_magnitude,signed_constant_,Sparseness,sparseness_kind,SparsificationManager,sparsifiers,TopK
+from fastsparse.train.learned import TopOf,weight_sparsifiers
+from fastsparse.kernels.linear import backward
 from fastsparse.demo import TensorData
-from fastsparse.layers import register_layer
+from fastsparse.model.layers import register_layer
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -754,7 +754,7 @@ def test_one_step_a_forward():
     twin(torch.randn(2,6))
     assert [sp.step for sp in sparsifiers(twin)]==[5,7,7] and [sp.step for sp in sps]==[4,6,6]
     fold_masks(twin)
-    assert not any(type(getattr(h, '__self__', h)).__module__=='fastsparse.learned' for m in twin.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    assert not any(type(getattr(h, '__self__', h)).__module__=='fastsparse.train.learned' for m in twin.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
 
 @pytest.mark.parametrize('text,own', [('top .5','TOPK{0.5}(U)'), ('top 0.5 (M)','TOPK{0.5}(M)'), ('2:4','2:4'), ('1:4 axis 0 pad','1:4 axis 0 pad'), ('transposable 2:4','transposable 2:4'), ('top .25 fan-in','top 0.25 fan-in'),
     ('top .5 block 2x2 max (M)','top 0.5 block 2x2 max (M)'), (NM(2,4),'2:4'), (Unstructured(.5),'TOPK{0.5}(U)')])

@@ -7,16 +7,16 @@ from fastai.learner import Learner
 from fastai.losses import MSELossFlat
 from fastai.optimizer import SGD
 from fastsparse.all import *
-from fastsparse.guards import masked_params
-from fastsparse.oneshot import Calibration,global_masks,layer_masks,layer_patches,layer_statistic,plan_pruning,plot_sensitivity,prune_by
-from fastsparse.oneshot import prune_random,sensitivity,sensitivity_rules
+from fastsparse.model.enforcement import masked_params
+from fastsparse.prune.oneshot import Calibration,global_masks,layer_masks,layer_patches,layer_statistic,plan_pruning,plot_sensitivity,prune_by
+from fastsparse.prune.oneshot import prune_random,sensitivity,sensitivity_rules
 from fastsparse.demo import TensorData
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
 from torch import nn
 import warnings
-from fastsparse.layers import register_layer
+from fastsparse.model.layers import register_layer
 from torch.nn import functional as F
 from types import SimpleNamespace
 
@@ -404,7 +404,7 @@ def test_progress(monkeypatch):
     "A bar over layers, batches or rounds, if asked for"
     net,(x,y) = _net(),_data()
     bars = []
-    monkeypatch.setattr('fastsparse.clocks.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
+    monkeypatch.setattr('fastsparse.kernels.timing.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
     prunes = [partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x]), partial(prune_snip, data=[(x,y)]*3, loss_func=F.mse_loss),
         partial(prune_grasp, data=[(x,y)]*3, loss_func=F.mse_loss), partial(prune_synflow, xb=x, rounds=7)]
     for progress in (False,True):

@@ -1,12 +1,12 @@
 "Room 12: rules by name, from numbers, dicts, lists and files, safely read and written again; who got what and why"
 import copy, json, pandas as pd, pickle, pytest, torch, warnings, yaml
 from fastsparse.all import *
-from fastsparse.distributions import proportional_sparsity
-from fastsparse.schedules import acdc_path,cubic_path,dsd_path,epochs,make_schedule,make_update_schedule,soft_bound_path,SquareSchedule
-from fastsparse.scores import nonzero_redistribution
-from fastsparse.guards import masked_params
-from fastsparse.grown import fresh_value,given_value,initial_value,own_step_count,reset_state,second_moment_from_live
-from fastsparse.rules import default_filter,rules_spec
+from fastsparse.masks.distributions import proportional_sparsity
+from fastsparse.masks.schedules import acdc_path,cubic_path,dsd_path,epochs,make_schedule,make_update_schedule,soft_bound_path,SquareSchedule
+from fastsparse.masks.scores import nonzero_redistribution
+from fastsparse.model.enforcement import masked_params
+from fastsparse.train.growth import fresh_value,given_value,initial_value,own_step_count,reset_state,second_moment_from_live
+from fastsparse.train.rules import default_filter,rules_spec
 from functools import partial
 from helpers import *
 from torch import nn

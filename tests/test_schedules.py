@@ -2,11 +2,11 @@
 import copy, json, math, numpy as np, pickle, pytest, sys, yaml
 from dataclasses import FrozenInstanceError,dataclass
 from fastai.callback.schedule import SchedCos,SchedExp,SchedLin,SchedPoly,combine_scheds,combined_cos
-from fastsparse.schedules import acdc_path,ConstantSchedule,cosine_drop,CosineDecaySchedule,CosineSchedule,cubic_path,CubicSchedule
-from fastsparse.schedules import CyclingSchedule,dsd_path,epochs,ExpSchedule,fraction_at,FreqSchedule,FunctionSchedule
-from fastsparse.schedules import FunctionUpdateSchedule,in_steps,Interval,LinearSchedule,ListSchedule,make_schedule,make_update_schedule
-from fastsparse.schedules import min_max_end,PiecewiseSchedule,polynomial_path,PolynomialSchedule,PositionSchedule,PowerSchedule,samples
-from fastsparse.schedules import SawtoothSchedule,Schedule,schedule_spec,soft_bound_path,SquareSchedule,steps,Time,update_due,update_steps
+from fastsparse.masks.schedules import acdc_path,ConstantSchedule,cosine_drop,CosineDecaySchedule,CosineSchedule,cubic_path,CubicSchedule
+from fastsparse.masks.schedules import CyclingSchedule,dsd_path,epochs,ExpSchedule,fraction_at,FreqSchedule,FunctionSchedule
+from fastsparse.masks.schedules import FunctionUpdateSchedule,in_steps,Interval,LinearSchedule,ListSchedule,make_schedule,make_update_schedule
+from fastsparse.masks.schedules import min_max_end,PiecewiseSchedule,polynomial_path,PolynomialSchedule,PositionSchedule,PowerSchedule,samples
+from fastsparse.masks.schedules import SawtoothSchedule,Schedule,schedule_spec,soft_bound_path,SquareSchedule,steps,Time,update_due,update_steps
 from functools import partial
 from hypothesis import example,given,settings,strategies as st
 
@@ -345,7 +345,7 @@ def test_own_class():
     (FreqSchedule(5, 3, 14), 30, [3,8,13]), (FreqSchedule(), 3, [0,1,2]),
     (FreqSchedule(2, 5, 5), 30, []), (FreqSchedule(2, 9, 3), 30, []), (FreqSchedule(100), 50, [0]), (ListSchedule([7,3,3]), 10, [3,7]),
     (ListSchedule([7,3]), 7, [3]), (ListSchedule([]), 9, []),
-    (FunctionUpdateSchedule(lambda step: step in (2,4)), 4, [2]), (FreqSchedule(2, stop=1), 9, [0])], ids=str)
+    (FunctionUpdateSchedule(lambda step: step in (2,4)), 4, [2]), (FreqSchedule(2, stop=1), 9, [0])], ids=lambda o: str(o).split(' at 0x')[0])
 def test_update_steps(s, n, due):
     "By hand; `stop` is exclusive. The list agrees with asking every step"
     assert [t for t in range(n) if s(t)]==due==[*update_steps(s, n)] and all(type(s(t)) is bool for t in range(n))

@@ -3,10 +3,10 @@ import copy, gc, io, math, numpy as np, pickle, pytest, torch, torch.nn.utils.pr
 from fastai.layers import AdaptiveAvgPool,ConvLayer,Flatten
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
-from fastsparse.guards import enforce_masks,enforcements,masked_params
-from fastsparse.sparsify import decide,module_of,shows_training
-from fastsparse.kernels import backward
-from fastsparse.layers import Axes
+from fastsparse.model.enforcement import enforce_masks,enforcements,masked_params
+from fastsparse.model.sparsify import decide,module_of,shows_training
+from fastsparse.kernels.linear import backward
+from fastsparse.model.layers import Axes
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st

@@ -2,12 +2,12 @@
 import copy, itertools, math, numpy as np, pickle, pytest, re, torch, weakref
 from fastai.basics import DataLoader,DataLoaders,Learner,MSELossFlat
 from fastai.callback.schedule import *
-from fastsparse import structures
+from fastsparse.masks import structures
 from fastsparse.all import *
-from fastsparse.masks import count_live,highest,keyed_generator,lowest,n_live,put_
-from fastsparse.guards import masked_params
-from fastsparse.structures import as_structure,Block,checkerboard,FanIn,InputGroups,Kernels,mask_drop_minimum,mask_grow_maximum,mask_topk
-from fastsparse.structures import masks_like,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
+from fastsparse.masks.selection import count_live,highest,keyed_generator,lowest,n_live,put_
+from fastsparse.model.enforcement import masked_params
+from fastsparse.masks.structures import as_structure,Block,checkerboard,FanIn,InputGroups,Kernels,mask_drop_minimum,mask_grow_maximum,mask_topk
+from fastsparse.masks.structures import masks_like,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from helpers import *
 from hypothesis import assume,given,settings,strategies as st

@@ -4,8 +4,8 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 import pytest,torch
 from fastcore import test as t
 from fastsparse.all import *
-from fastsparse.guards import masked_params
-from fastsparse.trainers import log_updates,SparseLightningCallback,SparseTrainerCallback
+from fastsparse.model.enforcement import masked_params
+from fastsparse.train.trainers import log_updates,SparseLightningCallback,SparseTrainerCallback
 from helpers import agree
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_a_training_that_dies_at_any_batch_goes_on_bit_for_bit(kind, n_acc, stop
 
 @pytest.mark.parametrize('name', ['GMP_presets','ACDC_presets'])
 def test_methods_that_start_dense_resume_too(tmp_path, name):
-    import fastsparse.methods as methods
+    import fastsparse.train.presets as methods
     preset = dict(getattr(methods, name))
     if name=='GMP_presets': preset['batches_per_update'] = 2
     whole,part = llama(),llama()
@@ -313,7 +313,7 @@ def test_models_of_timm_and_torchvision_need_nothing(make):
 
 def test_a_delta_says_when_the_base_had_no_masks(tmp_path):
     "Writing one from a state that was copied before `keep_zeros`, and reading one into a model without masks"
-    from fastsparse.finetune import keep_zeros,load_delta,save_delta
+    from fastsparse.prune.finetune import keep_zeros,load_delta,save_delta
     def pruned():
         m = nn.Linear(8,8)
         nn.init.ones_(m.weight)

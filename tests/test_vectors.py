@@ -1,7 +1,7 @@
 "Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
 import numpy as np,os,pytest,subprocess,sys
 from fastcore.test import test_eq as eq
-from fastsparse.vectors import _lowered,add,at,axpy,fma,fold,full,gate,kernel,load,numbers,put,store,sums16,total,turn16,why_not,zero
+from fastsparse.kernels.vectors import _lowered,add,at,axpy,fma,fold,full,gate,kernel,load,numbers,put,store,sums16,total,turn16,why_not,zero
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
@@ -62,7 +62,7 @@ def run(code, **env):
     return subprocess.run([sys.executable, '-c', code], env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
 
 def test_importing_the_library_imports_no_numba():
-    eq(run('import sys,fastsparse.all,fastsparse.vectors; print("numba" in sys.modules)'), 'False')
+    eq(run('import sys,fastsparse.all,fastsparse.kernels.vectors; print("numba" in sys.modules)'), 'False')
 
 def fake(tmp_path, text):
     "A folder with a package `numba` of this text"
@@ -78,12 +78,12 @@ def test_a_numba_that_does_not_fit_is_named_with_the_way_out(tmp_path, text, say
     (tmp_path/'numba'/'extending.py').write_text('')
     (tmp_path/'numba'/'core').mkdir()
     for name in ('__init__','cgutils'): (tmp_path/'numba'/'core'/f'{name}.py').write_text('')
-    out = run('from fastsparse.vectors import why_not; print(why_not())', PYTHONPATH=path)
+    out = run('from fastsparse.kernels.vectors import why_not; print(why_not())', PYTHONPATH=path)
     assert says in out and "pip install 'fastsparse[fast]'" in out
 
 def test_without_numba_products_are_torchs_and_say_so_once(tmp_path):
     code = """import torch,warnings
-from fastsparse.products import sparse_linear,SparseIndex
+from fastsparse.kernels.ops import sparse_linear,SparseIndex
 index = SparseIndex(torch.eye(3)>0)
 v = torch.ones(3, requires_grad=True)
 with warnings.catch_warnings(record=True) as w:
@@ -104,7 +104,7 @@ def test_a_kernel_runs_where_no_folder_can_be_written(tmp_path):
 
 @needs_numba
 def test_a_kernel_is_compiled_once_and_again_when_its_words_change(tmp_path):
-    once = 'import fastsparse.vectors as v; v._mark_of=lambda f: "{}"; '+_use+'; d=words.compiled(F=np.float32,N=16); print(sum(d.stats.cache_hits.values()))'
+    once = 'import fastsparse.kernels.vectors as v; v._mark_of=lambda f: "{}"; '+_use+'; d=words.compiled(F=np.float32,N=16); print(sum(d.stats.cache_hits.values()))'
     def hits(mark): return run(once.format(mark), NUMBA_CACHE_DIR=str(tmp_path)).split()[-1]
     eq([hits('a'), hits('a'), hits('b'), hits('b')], ['0','1','0','1'])
 
@@ -112,5 +112,5 @@ def test_a_kernel_is_compiled_once_and_again_when_its_words_change(tmp_path):
 def test_other_processors_compile_and_agree(tmp_path):
     "AVX2 and plain SSE2 code, asked of LLVM on this machine"
     for name,features,width in (('haswell','+avx,+avx2,+fma',32), ('x86-64','+sse2',16)):
-        code = 'from tests.test_vectors import *; from fastsparse.vectors import vector_bytes; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
+        code = 'from tests.test_vectors import *; from fastsparse.kernels.vectors import vector_bytes; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
         eq(run(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)), str(width))

@@ -1,0 +1,179 @@
+"Layers that hold live weights only give the dense layer's outputs, whatever the storage, layout, batch and type"
+import copy,pickle,pytest,torch
+from fastsparse.all import *
+from fastsparse.deploy.compact import BlockMatrix,CondensedMatrix,LiveMatrix,packed,PackedLinear,storable
+from hypothesis import given,settings,strategies as st
+from torch import nn
+
+plain = ['rows','csr']
+torch.set_num_threads(1)
+
+def sparse(shape, seed=0, density=.3, structure=None, dtype=torch.float):
+    "A random weight; with ragged rows, of which the first and a column are empty, unless it has a structure"
+    g = torch.Generator().manual_seed(seed)
+    w = torch.randn(shape, generator=g)
+    if structure: mask = as_structure(structure).top(torch.rand(shape, generator=g), as_structure(structure).count(shape, int(density*w.numel())))
+    else:
+        mask = torch.rand(shape, generator=g)<density
+        mask[0],mask[:,1] = False,False
+    return (w*mask).to(dtype)
+
+def layer(make, w, bias=True):
+    m = make(w, bias).to(w.dtype).eval().requires_grad_(False)
+    m.weight.copy_(w)
+    return m
+
+def linear(w, bias): return nn.Linear(*w.shape[::-1], bias=bias)
+
+@pytest.mark.parametrize('how,structure', [*[(o,None) for o in plain], ('condensed','fan-in'), ('condensed','fan-in ablate 0.3'), ('block','block 4x4')])
+@pytest.mark.parametrize('bias', [True,False])
+@pytest.mark.parametrize('shape', [(12,), (1,12), (7,12), (2,3,12), (0,12)])
+def test_linear(how, structure, bias, shape):
+    "Vectors, one row, many, more dimensions and none"
+    m = layer(linear, sparse((8,12), structure=structure), bias)
+    x = torch.randn(shape)
+    torch.testing.assert_close(packed(m, how)(x), m(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed(m, how).weight, m.weight)
+
+@settings(max_examples=20)
+@given(st.integers(1,20), st.integers(2,20), st.integers(1,70), st.floats(0,1), st.sampled_from(plain),
+    st.sampled_from([torch.float,torch.double,torch.bfloat16]))
+def test_any_linear(n_out, n_in, rows, density, how, dtype):
+    "Ragged and empty rows and columns, also without a live weight; half precision where torch has its product"
+    if how=='csr' and dtype==torch.bfloat16: return
+    m = layer(linear, sparse((n_out,n_in), density=density, dtype=dtype))
+    x = torch.randn(n_in,rows).to(dtype).t()
+    tol = dict(rtol=.05, atol=.05) if dtype==torch.bfloat16 else dict(rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(packed(m, how)(x), m(x), **tol)
+
+@pytest.mark.parametrize('how', plain)
+@pytest.mark.parametrize('nd,stride', [(1,1), (2,1), (2,2), (3,1)])
+def test_pointwise_convolutions(how, nd, stride):
+    "A product for each pixel, also with strides"
+    conv = [nn.Conv1d,nn.Conv2d,nn.Conv3d][nd-1]
+    m = layer(lambda w,b: conv(6, 8, 1, stride=stride, bias=b), sparse((8,6)+(1,)*nd))
+    x = torch.randn(2, 6, *[5]*nd)
+    torch.testing.assert_close(packed(m, how)(x), m(x), rtol=1e-5, atol=1e-5)
+
+def masks(kind):
+    if kind=='none': return {}
+    torch.manual_seed(1)
+    res = dict(attn_mask=torch.rand(3,4)<.3)
+    res['attn_mask'][:,0] = False
+    if kind=='float': res = {k:v.float()*-2 for k,v in res.items()}
+    if kind=='heads': res['attn_mask'] = res['attn_mask'].repeat(4,1,1)
+    if kind!='bool': res['key_padding_mask'] = torch.tensor([[False]*4,[False,False,True,True]])
+    if kind=='float': res['key_padding_mask'] = res['key_padding_mask'].float()*-3
+    return res
+
+@pytest.mark.parametrize('kind', ['none','bool','float','heads'])
+@pytest.mark.parametrize('batch_first', [True,False])
+@pytest.mark.parametrize('kdim', [None,6])
+@pytest.mark.parametrize('bias', [True,False])
+def test_attention(kind, batch_first, kdim, bias):
+    "Every mask of torch's own, its averaged weights and the weights of each head, and none; keys of another width"
+    torch.manual_seed(0)
+    m = nn.MultiheadAttention(8, 2, batch_first=batch_first, kdim=kdim, vdim=kdim, bias=bias).eval().requires_grad_(False)
+    for p in m.parameters(): p.mul_(torch.rand_like(p)<.5) if p.ndim>1 else p.normal_()
+    q,k = torch.randn(2,3,8),torch.randn(2,4,kdim or 8)
+    if not batch_first: q,k = q.transpose(0,1),k.transpose(0,1)
+    new = packed(m, 'rows')
+    for kwargs in (dict(need_weights=False), {}, dict(average_attn_weights=False)):
+        a,b = m(q, k, k, **masks(kind), **kwargs),new(q, k, k, **masks(kind), **kwargs)
+        torch.testing.assert_close(b[0], a[0], rtol=1e-5, atol=1e-5)
+        assert (a[1] is None)==(b[1] is None)
+        if a[1] is not None: torch.testing.assert_close(b[1], a[1], rtol=1e-5, atol=1e-5)
+
+def test_attention_without_a_batch():
+    "Queries and keys of two dimensions"
+    torch.manual_seed(0)
+    m = nn.MultiheadAttention(8, 2).eval().requires_grad_(False)
+    q,k,mask = torch.randn(3,8),torch.randn(4,8),torch.tensor([False,True,False,False])
+    for a,b in zip(m(q, k, k, key_padding_mask=mask), packed(m, 'rows')(q, k, k, key_padding_mask=mask)): torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
+
+@pytest.mark.parametrize('names', [['layers.0.linear1'], ['layers.0.self_attn','layers.1.linear2']])
+def test_encoder_layers_leave_their_fused_path(names):
+    "It takes dense weights from submodules that have none any more; with padding too, where nested tensors are used"
+    torch.manual_seed(0)
+    enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval().requires_grad_(False)
+    new = pack(copy.deepcopy(enc), {n:'rows' for n in names})
+    x,pad = torch.randn(2,4,8),torch.tensor([[False]*4,[False,False,True,True]])
+    torch.testing.assert_close(new(x), enc(x), rtol=1e-5, atol=1e-5)
+    a,b = enc(x, src_key_padding_mask=pad),new(x, src_key_padding_mask=pad)
+    torch.testing.assert_close(b[~pad], a[~pad], rtol=1e-5, atol=1e-5)
+
+def test_live_zeros_keep_their_place():
+    "A weight that has just grown is zero and lives: by its mask, fan-in is constant and blocks are whole"
+    for structure,how in (('fan-in','condensed'),('block 4x4','block')):
+        m = nn.Sequential(nn.Linear(8,8)).requires_grad_(False)
+        sparsify_model(m, .5, seed=0, structure=structure)
+        m[0].weight[tuple(m[0].weight_mask.nonzero()[0])] = 0
+        assert torch.allclose(packed(m[0], how)(torch.eye(8)), m[0](torch.eye(8)), atol=1e-6)
+
+def test_block_sizes():
+    "The largest power of two that fits both sides"
+    for bh,bw in ((4,4),(2,8),(16,2),(64,64)): assert BlockMatrix(torch.kron(torch.tensor([[1.,0,1],[0,1,0],[0,0,1]]), torch.ones(bh,bw))).size==min(bh,bw)
+
+def test_shared_layers_and_roots():
+    "A layer that stands twice is replaced in both places; one that is the whole model is returned"
+    m = nn.Sequential(nn.Linear(4,4), nn.ReLU(), nn.Sequential()).requires_grad_(False)
+    m[2].append(m[0])
+    x = torch.randn(2,4)
+    y = m(x)
+    pack(m, {'0':'rows'})
+    assert m[0] is m[2][0] and isinstance(m[0], PackedLinear) and torch.allclose(m(x), y, atol=1e-6)
+    assert isinstance(pack(nn.Linear(4,4), {'':'csr'}), PackedLinear)
+
+def test_copies_pickles_and_state():
+    "Layers copy, pickle, and load into a layer of the same places"
+    m = layer(linear, sparse((8,12)))
+    new,x = packed(m, 'rows'),torch.randn(3,12)
+    for o in (copy.deepcopy(new), pickle.loads(pickle.dumps(new))): assert torch.equal(o(x), new(x))
+    other = packed(layer(linear, 2*sparse((8,12))), 'rows')
+    other.load_state_dict(new.state_dict())
+    assert torch.equal(other(x), new(x)) and not any(p.requires_grad for p in new.parameters())
+
+def test_what_can_be_stored():
+    "Linear layers, 1x1 convolutions and attention, whose inner layer counts as its own"
+    m = nn.ModuleDict(dict(a=nn.Linear(4,4), b=nn.Conv2d(4,4,3), c=nn.Conv2d(4,4,1), d=nn.Conv2d(4,4,1,groups=2), e=nn.MultiheadAttention(4,2),
+        f=nn.MultiheadAttention(4,2,add_zero_attn=True), g=nn.LSTM(4,4), h=nn.Conv2d(4,4,1,padding=1), i=nn.ConvTranspose2d(4,4,1)))
+    assert list(storable(m))==['a','c','e']
+
+def test_what_is_refused():
+    "By name, before anything is replaced"
+    m = nn.Sequential(nn.Linear(4,4), nn.Linear(4,4))
+    for plan,message in (({'0':'rows','9':'rows'}, "plan names '9'"), ({'0':'zip'}, "the storage 'zip'"), ({'0':'rows','1':'2:4'}, 'CUDA devices only')):
+        with pytest.raises(ValueError, match=message): pack(m, plan)
+        assert all(type(o) is nn.Linear for o in m)
+    with pytest.raises(ValueError, match="1 to 2 live weights, and must have the same number, or none: sparsify with structure='fan-in'"): CondensedMatrix(torch.tensor([[0.,1],[1,1]]))
+    with pytest.raises(ValueError, match='no square blocks'): BlockMatrix(torch.eye(4))
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs CUDA')
+def test_semi_structured():
+    "2:4 on CUDA gives what the dense product gives, in half precision"
+    w = sparse((128,128), density=.5, structure='2:4').cuda().half()
+    m = layer(linear, w).cuda()
+    x = torch.randn(64,128).cuda().half()
+    torch.testing.assert_close(packed(m, '2:4')(x), m(x), rtol=1e-2, atol=1e-2)
+
+@pytest.mark.parametrize('how', ['rows','condensed'])
+def test_torch_export_takes_any_batch(how):
+    "The traced product is embedding_bag, for batches of one and of many"
+    m = layer(linear, sparse((8,12), structure='fan-in'))
+    ep = torch.export.export(packed(m, how), (torch.randn(4,12),), dynamic_shapes=({0:torch.export.Dim.DYNAMIC},))
+    assert any('embedding_bag' in str(n.target) for n in ep.graph.nodes)
+    for n in (1,4,300): torch.testing.assert_close(ep.module()(x := torch.randn(n,12)), m(x), rtol=1e-5, atol=1e-5)
+
+@pytest.mark.parametrize('n_in,kind', [(2**15,torch.int16), (2**15+1,torch.int)])
+@pytest.mark.parametrize('rows', [1,20])
+def test_columns_are_as_narrow_as_they_fit(n_in, kind, rows):
+    "The last column included; others' columns, loaded in place, are seen"
+    w = torch.zeros(3, n_in)
+    w[0,-1],w[2,0] = 2.,3.
+    m = LiveMatrix(w)
+    x = torch.randn(rows, n_in)
+    assert m.col.dtype==kind
+    torch.testing.assert_close(m(x), x@w.t())
+    m.load_state_dict(LiveMatrix(w.flip(1)).state_dict())
+    torch.testing.assert_close(m(x), x@w.flip(1).t())

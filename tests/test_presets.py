@@ -1,0 +1,435 @@
+"Room 06: each preset beside an independent reference, mask for mask, and the parts that lottery tickets are found with"
+import math, numpy as np, pickle, pytest, re, reference_methods as ref, torch
+import fastsparse.masks.schedules, fastsparse.masks.scores
+from copy import deepcopy
+from fastsparse.train import presets as methods
+from fastsparse.all import *
+from fastsparse.masks.selection import keyed_generator
+from fastsparse.masks.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
+from fastsparse.model.enforcement import masked_params
+from fastsparse.train.presets import Preset,rewind
+from helpers import *
+from torch import nn
+
+shapes = (40,12),(5,40)
+N = 680
+
+def net():
+    return nn.Sequential(nn.Linear(12,40, bias=False, dtype=torch.double), nn.Tanh(), nn.Linear(40,5, bias=False, dtype=torch.double))
+
+def start(density, seed=0):
+    "Weights, masks and a batch in NumPy; `density` 0 is a fan-in of three and of ten, 1 is dense, below 0 it is exact in each layer"
+    rng = np.random.default_rng(seed)
+    ws = [rng.normal(size=s)*.4 for s in shapes]
+    masks = [rng.random(s)<density for s in shapes]
+    if density<0: masks = [(rng.permutation(m.size)<-density*m.size).reshape(m.shape) for m in masks]
+    if not density: masks = [rng.random(s).argsort(1)<k for s,k in zip(shapes, (3,10))]
+    return ws,masks,rng.normal(size=(30,12)),rng.normal(size=(30,5))
+
+def keyed(i, u): return torch.rand(shapes[i], generator=keyed_generator(0, i, u)).numpy()
+def keyed_exp(i, u): return torch.empty(shapes[i], dtype=torch.double).exponential_(generator=keyed_generator(0, i, u)).numpy()
+def keyed_ints(i, u):
+    g = keyed_generator(0, i, u)
+    return lambda n, k: torch.randint(n, (k,), generator=g).tolist()
+def turns(n, steps): return {math.ceil(round(t*n, 6)):s for t,s in steps.items()}
+
+acdc = {round(.1+.05*i, 2):.9*(i%2==0) for i in range(13)}|{.75:0., .85:.9}
+
+cases = {}
+cases['Static'] = .25, Static_presets, lambda *_: None, 60, 0, {}
+cases['SET'] = .25, dict(SET_presets, batches_per_update=3), ref.rigl(3, .3, 1., keyed), 300, 80, {}
+cases['RigL'] = .25, dict(RigL_presets, batches_per_update=3), ref.rigl(3, .3, .75), 300, 60, {}
+cases['ITOP'] = .25, dict(ITOP_presets, batches_per_update=3), ref.rigl(3, .5, 1.), 300, 80, {}
+cases['GSE'] = .25, dict(GSE_presets, batches_per_update=3), ref.gse(3, .2, .6, keyed_ints), 300, 40, {}
+often = RigL_presets(batches_per_update=3)
+cases['GSE_grown'] = .25, often(grow_score_f=SampledGradient(3, 'grown')), ref.gse(3, .3, .75, keyed_ints, 3, 'grown'), 300, 50, {}
+cases['GSE_few'] = .25, often(grow_score_f=SampledGradient(.01)), ref.gse(3, .3, .75, keyed_ints, .01), 300, 50, {}
+cases['GSE_half'] = .6, often(initial_drop_grow_pct=.9, grow_score_f=SampledGradient(1.)), ref.gse(3, .9, .75, keyed_ints, 1.), 300, 50, {}
+cases['GMP'] = 1., dict(GMP_presets, batches_per_update=2, sparsity=.9), ref.gmp(2, .9), 250, 75, dict(replace=False)
+cases['GraNet'] = .5, dict(GraNet_presets, batches_per_update=2, sparsity=.9), ref.granet(2, .9), 250, 75, {}
+cases['GraNet_dense'] = 1., dict(GraNet_presets, batches_per_update=3, sparsity=.95, sparsity_path=cubic_path()), ref.granet(3, .95, 0.), 300, 60, {}
+cases['MEST'] = -.25, MEST_presets, ref.mest(.1, keyed, (.8,.775,.75), (.75,)*3), 960, 23, dict(replace=False)
+cases['SoftMEST'] = -.375, SoftMEST_presets(sparsity=.75), ref.mest(.1, keyed, (.75,)*3, (.625,.6875,.75)), 960, 23, dict(replace=False)
+cases['SRigL'] = 0., dict(SRigL_presets, batches_per_update=3), ref.srigl(3, .3, (120,50)), 300, 50, {}
+cases['SRigL_strict'] = 0., dict(SRigL_presets, batches_per_update=3, structure='fan-in ablate 0.7'), ref.srigl(3, .7, (120,50)), 300, 50, {}
+cases['ACDC'] = 1., dict(ACDC_presets, sparsity=.9), ref.in_waves(turns(200, acdc), ref.global_counts, ref.each_output), 200, 15, dict(replace=False, forget=True)
+cases['DSD'] = 1., dict(DSD_presets, sparsity=.5), ref.in_waves({30:.5, 60:0.}, lambda s,ws,masks: ref.uniform_counts(s, masks)), 90, 2, dict(replace=False)
+cases['CHT'] = .25, CHT_presets, ref.cht(2, keyed_exp), 80, 39, dict(replace=False)
+
+def beside(density, presets, rule, n_steps, **kwargs):
+    ws,masks,x,y = start(density)
+    m = net()
+    with torch.no_grad():
+        for l,w in zip((m[0],m[2]), ws): l.weight.copy_(torch.from_numpy(w))
+    if density<1: sparsify_model(m, .5, mask_init={f'{i}.weight':torch.from_numpy(o) for i,o in zip((0,2), masks)})
+    opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
+    dst = DynamicSparseTraining(m, opt, n_steps, seed=0, batch_size=30, steps_per_epoch=2, **presets)
+    return dst,ref.Run(rule, ws, masks, x, y, n_steps, **kwargs),torch.from_numpy(x),torch.from_numpy(y)
+
+@pytest.mark.parametrize('name', cases)
+def test_reference(name):
+    "Beside a NumPy float64 reference on the same batches and draws: equal masks after every step, weights and momentum to 1e-9"
+    density,presets,rule,n_steps,least,kwargs = cases[name]
+    dst,run,x,y = beside(density, presets, rule, n_steps, **kwargs)
+    m,opt = dst.model,dst.opt
+    moved = 0
+    for t in range(n_steps):
+        before = masks_of(m)
+        train(m, opt, 1, x, y)
+        run.step()
+        assert dst.n_updates==run.n_updates, f'step {t}'
+        for o,mask,w,b in zip(masked_params(m), run.masks, run.ws, run.bufs or (0,0)):
+            assert torch.equal(o.mask, torch.from_numpy(mask)), f'step {t}: {o.name}'
+            assert np.allclose(o.p.detach().numpy(), w, atol=1e-9) and (run.bufs is None or np.allclose(opt.state[o.p]['momentum_buffer'].numpy(), b, atol=1e-9))
+        moved += not same_masks(before, masks_of(m))
+    assert moved>=least
+
+def test_a_large_sample_is_all():
+    "With as many candidates as there are dead weights GSE's growth is RigL's, and an update of a structured mask takes the drawn ones first"
+    def masks(**settings):
+        density,_,_,n_steps,_,_ = cases['RigL']
+        dst,_,x,y = beside(density, {**RigL_presets, 'batches_per_update':3, **settings}, None, 60)
+        train(dst.model, dst.opt, 60, x, y)
+        return masks_of(dst.model)
+    assert same_masks(masks(grow_score_f=SampledGradient(1e6)), masks()) and not same_masks(masks(grow_score_f=SampledGradient(.5)), masks())
+
+def test_ablation_happens_beside_the_reference():
+    "The run above ablates neurons for good, and the rest share the budget to within half a fan-in each"
+    density,presets,rule,n_steps,_,kwargs = cases['SRigL_strict']
+    dst,run,x,y = beside(density, presets, rule, n_steps, **kwargs)
+    off = [set(),set()]
+    for _ in range(n_steps):
+        train(dst.model, dst.opt, 1, x, y)
+        for o,gone,budget in zip(masked_params(dst.model), off, (120,50)):
+            fan = o.mask.sum(1)
+            now = set((fan==0).nonzero().view(-1).tolist())
+            assert gone<=now and len(set(fan[fan>0].tolist()))==1 and abs(int(fan.sum())-budget)<=int((fan>0).sum())/2
+            gone |= now
+    assert all(off)
+
+def test_every_preset_has_a_reference():
+    "Who adds a preset adds a case; SNFS has its own beside the engine's tests"
+    presets = {k.removesuffix('_presets') for k in vars(methods) if k.endswith('_presets')}
+    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}=={o.name for o in methods.method_names.values()}
+
+# --- counts along every path, in a model of odd sizes
+
+waves = [.5, .9, .3, .9]
+square = (4,5,6,7,12,13,14,15,20,21,22,23,28,29,30,31)
+paths = {}
+paths['up'] = dict(sparsity=.95, sparsity_path=cubic_path()), lambda t,u: .95*(1-(1-min(t/30, 1))**3)
+paths['down'] = dict(sparsity=dict(type='linear', init=.9, slope=-.02)), lambda t,u: .9-.02*t
+paths['waves'] = dict(sparsity=waves), lambda t,u: waves[u%4]
+paths['square'] = dict(sparsity=.8, sparsity_path=acdc_path(phase=.1, start=.1, stop=.9)), lambda t,u: .8 if t in square or t>=36 else 0.
+paths['soft'] = dict(sparsity=.9, sparsity_path=soft_bound_path(.5, .75)), lambda t,u: .85 if t<30 else .9
+distributions = dict(uniform=uniform_sparsity, erk=erdos_renyi_sparsity, globally=global_sparsity, dense_end=layers_dense(-1),
+    dense_end_globally=layers_dense('4', global_sparsity))
+
+@pytest.mark.filterwarnings('ignore:the last update|.* is left without live weights')
+@pytest.mark.parametrize('sparse_f', distributions)
+@pytest.mark.parametrize('name', paths)
+def test_totals(name, sparse_f):
+    "Law 1: after every update the model has `round((1-s)*N)` live weights, up, down and in waves; dead is dead, a dense end stays dense"
+    path,s = paths[name]
+    grow = (weight_magnitude, gradient_magnitude, random_score)[(list(paths).index(name)+list(distributions).index(sparse_f))%3]
+    m = mlp((9,11,7,1))
+    n = 99+77+7
+    opt = torch.optim.SGD(m.parameters(), lr=.01, momentum=.9)
+    parts = dict(updates=FreqSchedule(2, start=2), drop_fraction=.2, grow_score_f=grow, sparse_f=distributions[sparse_f], replace_step=False)
+    dst = DynamicSparseTraining(m, opt, 40, seed=0, **parts, **path)
+    total = lambda: sum(int(o.mask.sum()) for o in masked_params(m))
+    assert total()==round((1-s(0,0))*n)
+    xb,yb = data(m)
+    for t in range(40):
+        before = dst.n_updates
+        train(m, opt, 1, xb, yb)
+        if t and t%2==0: assert total()==round((1-s(t, before+1))*n), t
+        if 'end' in sparse_f: assert m[4].weight_mask.all()
+        assert_dead(m, opt)
+
+def test_a_path_past_what_can_be_left():
+    "Law 10: dense layers that hold half of the model follow no path to .6; refused before anything changed"
+    m = mlp((9,11,7,3))
+    opt = torch.optim.SGD(m.parameters(), lr=.01)
+    parts = dict(GMP_presets, sparsity=.6, sparse_f=layers_dense(0), batches_per_update=2)
+    with pytest.raises(ValueError, match='must be below 0.497'): DynamicSparseTraining(m, opt, 40, **parts)
+    assert not masked_params(m) and not m._forward_pre_hooks
+
+# --- presets
+
+from copy import copy,deepcopy
+from functools import partial
+alone = partial(global_sparsity, min_live=0)
+
+@pytest.mark.parametrize('name', methods.method_names)
+def test_preset_is_a_dict(name):
+    "It spreads, merges, copies, pickles and compares as the dict that it is, and a changed copy leaves it alone"
+    p = methods.method_names[name]
+    assert isinstance(p, dict) and {**p}==dict(p)==p and dict(p, stop_pct=.5)==p(stop_pct=.5)!=p
+    for o in (p(), p.copy(), copy(p), deepcopy(p), pickle.loads(pickle.dumps(p))):
+        assert type(o) is Preset and o==p and not o!=p and (o.name,o.about,o.paper)==(p.name,p.about,p.paper)
+    assert 'stop_pct' not in p or p['stop_pct']!=.5
+    assert p.paper is None or re.fullmatch(r'\d{4}\.\d{5}', p.paper)
+    assert methods_table().loc[name, 'preset']==f'{p.name}_presets' and vars(methods)[f'{p.name}_presets'] is p
+
+def test_preset_says_its_parts():
+    "Functions by name, what they hold in brackets, and nothing of memory places; where names suffice, the text makes an equal one"
+    assert repr(RigL_presets(stop_pct=.5))=='RigL_presets(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.5, batches_per_update=Interval(100))'
+    assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0)' in repr(GraNet_presets)
+    assert not any(' at 0x' in repr(o) for o in methods.method_names.values())
+    known = {**vars(fastsparse.masks.schedules), **vars(fastsparse.masks.scores), **vars(methods)}
+    for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o), known)==o
+
+def test_presets_differ():
+    "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
+    assert GMP_presets==GMP_presets(sparsity_path=cubic_path())!=GMP_presets(sparsity_path=cubic_path(.1))
+    assert MEST_presets==MEST_presets(keep_score_f=MagnitudePlusGradient(.1))!=MEST_presets(keep_score_f=MagnitudePlusGradient(.2))
+    assert len({repr(o) for o in methods.method_names.values()})==14 and RigL_presets!=None and SET_presets!=RigL_presets
+
+@pytest.mark.parametrize('target,bounds', [(.9, (.92,.91,.9)), (.95, (.96,.955,.95))])
+def test_mest_fractions_are_those_of_the_scripts(target, bounds):
+    "As the authors prune: all below a percentile of all magnitudes go, dead weights being the smallest; counts at the three stages of a run, at both targets of their scripts"
+    rng = np.random.default_rng(0)
+    n = 4000
+    w = rng.normal(size=n)*(rng.permutation(n)>=round(target*n))
+    fractions = MEST_presets['drop_fraction'].bind(n_steps=160)
+    for epoch,bound in zip((5,90,120), bounds):
+        kept = int((abs(w)>np.percentile(abs(w), 100*bound)).sum())
+        live = int((w!=0).sum())
+        assert live-round(fractions(epoch)*live)==kept, epoch
+    assert [fractions(t) for t in (0,89,90,119,120)]==[.2,.2,.1,.1,0.]
+    assert update_steps(MEST_presets['updates'].bind(n_steps=160), 160)==range(5, 160, 5)
+
+@pytest.mark.parametrize('presets', [ACDC_presets, GMP_presets(sparse_f=global_sparsity)], ids=['ACDC','GMP'])
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_no_layer_is_erased(presets):
+    "PyTorch's own initialization and a global competition at .95: every layer keeps a live weight for each output, at every step; without a floor it doesn't"
+    def fewest(sparse_f):
+        m = mlp((64,64,256,64,10))
+        opt = torch.optim.SGD(m.parameters(), lr=.01)
+        dst = DynamicSparseTraining(m, opt, 40, seed=0, **presets(sparsity=.97, sparse_f=sparse_f, **({} if 'updates' in presets else dict(batches_per_update=4))))
+        seen = []
+        xb,yb = data(m)
+        for _ in range(40):
+            train(m, opt, 1, xb, yb)
+            seen.append(min(int(o.mask.sum())-len(o.mask) for o in masked_params(m)))
+        assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.03*sum(o.mask.numel() for o in masked_params(m)))
+        return min(seen)
+    assert fewest(global_sparsity)>=0>fewest(alone)
+
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_tickets_keep_their_layers():
+    "The same of `prune_to` and of `find_ticket`, whose count of pruned weights adds up"
+    m = mlp((64,64,256,64,10))
+    find_ticket(m, lambda m: None, .97, rate=.5)
+    assert all(o.mask.sum()>=len(o.mask) for o in masked_params(m))
+    n = sum(int(o.mask.sum()) for o in masked_params(m))
+    assert prune_to(m, .975)==n-round(.025*sum(o.mask.numel() for o in masked_params(m)))
+    assert all(o.mask.sum()>=len(o.mask) for o in masked_params(m))
+
+def without_input(m):
+    "Outputs that have no live weight, of parameters that have one for each"
+    os = [o for o in masked_params(m) if o.mask.sum()>=len(o.mask)]
+    return sum(int((~o.mask.flatten(1).any(1)).sum()) for o in os),len(os)
+
+@pytest.mark.parametrize('s', [.97,.98,.99])
+@pytest.mark.filterwarnings('ignore:scores alone')
+def test_every_output_keeps_an_input(s):
+    "Law 12: where a layer has a weight for each output, AC/DC, `prune_to` and tickets leave none without, at every step; with magnitudes alone they do"
+    def train_acdc(**settings):
+        torch.manual_seed(0)
+        m = mlp((128,128,128,10))
+        opt = torch.optim.Adam(m.parameters(), 1e-3)
+        DynamicSparseTraining(m, opt, 40, seed=0, **ACDC_presets(sparsity=s, **settings))
+        worst = 0
+        for _ in range(40):
+            train(m, opt, 1, *data(m))
+            worst = max(worst, without_input(m)[0])
+        assert without_input(m)[1]==3 and sum(int(o.mask.sum()) for o in masked_params(m))==round((1-s)*sum(o.mask.numel() for o in masked_params(m)))
+        return worst
+    assert train_acdc()==0<train_acdc(keep_score_f=weight_magnitude)
+    def pruned(**settings):
+        m = mlp((128,128,128,10))
+        sparsify_model(m, 0.)
+        prune_to(m, s, **settings)
+        return m
+    alone = pruned(score_f=weight_magnitude)
+    assert without_input(pruned())[0]==0<without_input(alone)[0]
+    assert [int(o.mask.sum()) for o in masked_params(pruned())]==[int(o.mask.sum()) for o in masked_params(alone)]
+    m = mlp((128,128,128,10))
+    find_ticket(m, lambda m: None, s, rate=.5)
+    assert without_input(m)[0]==0
+
+@pytest.mark.parametrize('layer', [nn.Linear(20,30), nn.Conv2d(6,8,3), nn.Conv2d(8,8,3, groups=8), nn.ConvTranspose2d(5,9,3), nn.LSTM(6,5)],
+    ids=lambda l: type(l).__name__)
+def test_what_an_output_costs(layer):
+    "Each output that would be without an input takes its largest weight, and the layer's smallest of those that stay go: counts are equal, and so are all other places"
+    for sparsity in (.3,.6,.85):
+        plain,kept = deepcopy(layer),deepcopy(layer)
+        for m,f in ((plain,weight_magnitude),(kept,'output_magnitude')):
+            sparsify_model(m, 0.)
+            prune_to(m, sparsity, uniform_sparsity, f)
+        for a,b in zip(masked_params(plain), masked_params(kept)):
+            out = 1 if isinstance(layer, nn.ConvTranspose2d) else 0
+            rows = lambda t: t.transpose(0, out).flatten(1)
+            w,p,k = rows(getattr(layer, a.attr).detach().abs()),rows(a.mask),rows(b.mask)
+            empty = ~p.any(1)
+            new,gone = k & ~p,p & ~k
+            if p.sum()<len(p):
+                assert not new.any() and not gone.any()
+                continue
+            assert k.any(1).all() and torch.equal(new.any(1), empty) and int(new.sum())==int(gone.sum())==int(empty.sum())
+            assert all(w[i].argmax()==new[i].int().argmax() for i in empty.nonzero())
+            spare = p.clone()  # what might go: all but the largest of each row
+            spare[range(len(p)),w.masked_fill(~p, -1).argmax(1)] = False
+            assert not gone.any() or gone[spare].any() and w[gone].max()<=w[spare & ~gone].min()
+
+# --- lottery tickets
+
+def parts_of(m): return [o.p.detach().numpy().copy() for o in masked_params(m)],[o.mask.numpy() for o in masked_params(m)]
+
+@pytest.mark.parametrize('final,rate,warm', [(.9,.2,0), (.9,.5,3), (.35,.2,0), (.2,.5,5)])
+def test_find_ticket(final, rate, warm):
+    "arXiv:1803.03635, 1912.05671 beside NumPy: train, prune a rate of what lives across the model, rewind to the start or a little later, until the sparsity is met exactly"
+    ws,_,x,y = start(1.)
+    m = net()
+    with torch.no_grad():
+        for l,w in zip((m[0],m[2]), ws): l.weight.copy_(torch.from_numpy(w))
+    n_rounds = []
+    def fit(m, n=7):
+        n_rounds.append(n)
+        train(m, torch.optim.SGD(m.parameters(), lr=.05, momentum=.9), n, torch.from_numpy(x), torch.from_numpy(y))
+    def fit_numpy(ws, masks, n=7):
+        run = ref.Run(lambda *_: None, ws, masks, x, y, n)
+        for _ in range(n): run.step()
+        return run.ws
+    find_ticket(m, fit, final, rate, warm_up=(lambda m: fit(m, warm)) if warm else None)
+    ws,masks = ref.ticket(fit_numpy, fit_numpy(ws, [np.ones(o) for o in shapes], warm), final, rate)
+    got,live = parts_of(m)
+    assert all((a==b).all() for a,b in zip(live, masks)) and all(np.allclose(a, b, atol=1e-12) for a,b in zip(got, ws))
+    assert sum(o.sum() for o in live)==round((1-final)*N) and n_rounds.count(7)==math.ceil(math.log(1-final)/math.log(1-rate)-1e-9)
+
+def test_find_ticket_goes_on_from_masks():
+    "A model that is sparse already loses a rate of what lives in each round, and not more than the ticket asks; less than it is, is refused before any training"
+    m = mlp((6,10,4))
+    sparsify_model(m, .5, seed=0)
+    seen = []
+    find_ticket(m, lambda m: seen.append(1-sum(int(o.mask.sum()) for o in masked_params(m))/100), .8, rate=.5)
+    assert seen==[.5,.75] and sum(int(o.mask.sum()) for o in masked_params(m))==20
+    with pytest.raises(ValueError, match=r'sparsity is 0.3.*0.8'): find_ticket(m, lambda m: seen.append('trained'), .3)
+    assert seen==[.5,.75]
+
+def test_warm_up_is_what_is_rewound_to():
+    "arXiv:1912.05671: after each round live weights, biases and statistics are those after the warm-up; masks stay"
+    m = nn.Sequential(nn.Linear(6,8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8,3))
+    xb,yb = data(m)
+    early = []
+    def warm_up(m):
+        train(m, torch.optim.SGD(m.parameters(), lr=.1), 3, xb, yb)
+        early.append({k:v.clone() for k,v in m.state_dict().items()})
+    find_ticket(m, lambda m: train(m, torch.optim.Adam(m.parameters()), 4, xb, yb), .6, rate=.4, warm_up=warm_up)
+    for k,v in m.state_dict().items():
+        if k.endswith(('_mask','_sparsity')): continue
+        mask = m.state_dict().get(f'{k}_mask', torch.ones_like(v, dtype=torch.bool))
+        assert torch.equal(v, torch.where(mask, early[0][k], 0)), k
+    assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.4*72)
+
+@pytest.mark.parametrize('kwargs,match', [(dict(sparsity=1.), r'sparsity is 1.0.*\[0,1\)'), (dict(sparsity=.9, rate=0.), r'rate is 0.0.*\(0,1\)'), (dict(sparsity=.9, rate=20), 'rate is 20')])
+def test_find_ticket_refuses(kwargs, match):
+    "Law 10: before a mask is made or a step trained"
+    m,called = mlp(),[]
+    with pytest.raises(ValueError, match=match): find_ticket(m, called.append, **kwargs)
+    assert not called and not masked_params(m)
+
+def _two(w0, w1):
+    m = nn.Sequential(nn.Linear(len(w0), 1, bias=False), nn.Linear(1, len(w1), bias=False))
+    with torch.no_grad():
+        m[0].weight.copy_(torch.tensor([w0]))
+        m[1].weight.copy_(torch.tensor(w1)[:,None])
+    sparsify_model(m, 0.)
+    return m
+
+def test_prune_to_by_hand():
+    "Of the ten weights the five largest of all stay; then of those two; a distribution shares it out otherwise; buffers show it; ties to the lowest index"
+    m = _two([5.,1.,-9.,0.,4.,2.], [3.,-8.,.5,4.])
+    assert prune_to(m, .5, alone)==5
+    assert m[0].weight_mask.tolist()==[[True,False,True,False,True,False]] and m[1].weight_mask.view(-1).tolist()==[False,True,False,True]
+    assert m[0].weight.tolist()==[[5.,0.,-9.,0.,4.,0.]] and m[1].weight_sparsity==.5
+    assert prune_to(m, .8, alone)==3 and prune_to(m, .8, alone)==0
+    assert [o.mask.view(-1).nonzero().view(-1).tolist() for o in masked_params(m)]==[[2],[1]]
+    m = _two([5.,1.,-9.,0.,4.,2.], [3.,-8.,.5,4.])
+    prune_to(m, .5, uniform_sparsity)
+    assert [o.mask.view(-1).nonzero().view(-1).tolist() for o in masked_params(m)]==[[0,2,4],[1,3]]
+    prune_to(m, .8, uniform_sparsity, score_f=lambda p, mask, name: -p.abs())
+    assert [o.mask.view(-1).nonzero().view(-1).tolist() for o in masked_params(m)]==[[4],[3]]
+
+def test_pruned_weights_stay_dead():
+    "Law 3: what `prune_to` kills in the midst of training stays dead, its momentum too, with no call besides"
+    m = mlp((6,8,3))
+    sparsify_model(m, .2, seed=0)
+    opt = torch.optim.Adam(m.parameters())
+    train(m, opt, 3, *data(m))
+    prune_to(m, .7)
+    train(m, opt, 2, *data(m))
+    assert_dead(m, opt)
+    assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.3*72)
+
+def test_prune_to_nan():
+    "Law 2: NaN never wins, but a live NaN doesn't bring a dead weight back; scores may be masks, of integers, and must have the right shape"
+    m = _two([5.,1.,-9.,0.,4.,2.], [3.,-8.,.5,4.])
+    prune_to(m, .2, alone)
+    assert [o.mask.view(-1).nonzero().view(-1).tolist() for o in masked_params(m)]==[[0,1,2,4,5],[0,1,3]]
+    with torch.no_grad(): m[0].weight[0,:3] = math.nan
+    prune_to(m, .5, uniform_sparsity)
+    assert m[0].weight_mask.view(-1).nonzero().view(-1).tolist()==[0,4,5]
+    prune_to(m, .8, uniform_sparsity, lambda p: p.detach()==2)
+    assert m[0].weight_mask.view(-1).nonzero().view(-1).tolist()==[5]
+    before = masks_of(m)
+    with pytest.raises(ValueError, match='a score for 0.weight has shape'): prune_to(m, .9, score_f=lambda p: p.detach()[:1,:2])
+    assert same_masks(before, masks_of(m))
+
+def test_prune_to_refuses():
+    "Law 10: no masks, a sparsity out of range, below what a layer has; also a structure that would bring dead weights back; nothing changed"
+    with pytest.raises(ValueError, match='no masks.*sparsify_model'): prune_to(mlp(), .5)
+    m = mlp((8,8,4))
+    sparsify_model(m, .5, seed=0)
+    before = {k:v.clone() for k,v in m.state_dict().items()}
+    for kwargs,match in ((dict(sparsity=1.), r'sparsity is 1.0.*\[0,1\)'), (dict(sparsity=.2, sparse_f=uniform_sparsity), 'sparsity 0.2.*0.weight'),
+        (dict(sparsity=.5, sparse_f=uniform_sparsity, structure='2:4'), '0.weight.*2:4'), (dict(sparsity=.5, sparse_f=uniform_sparsity, structure='fan-in'), 'fan-in')):
+        with pytest.raises(ValueError, match=match): prune_to(m, **kwargs)
+        assert all(torch.equal(v, before[k]) for k,v in m.state_dict().items())
+
+@pytest.mark.parametrize('text', ['2:4','block 2x2','fan-in','output channels'])
+def test_prune_to_structures(text):
+    "The best legal mask of the live weights, by sorting units elsewhere: `structure.top`; counts as the structure rounds"
+    m = mlp((8,8,4))
+    sparsify_model(m, 0.)
+    w = [o.p.detach().clone() for o in masked_params(m)]
+    prune_to(m, .5, uniform_sparsity, structure=text)
+    for o,w in zip(masked_params(m), w):
+        assert as_structure(text).legal(o.mask) and int(o.mask.sum())==o.p.numel()//2
+        assert torch.equal(o.mask, as_structure(text).top(w.abs(), o.p.numel()//2))
+
+def test_rewind_keeps_masks():
+    "Only masks and what shows them stay; dead weights of the old state stay dead; a state with other masks brings none"
+    m = mlp((6,8,3))
+    sparsify_model(m, 0.)
+    state = {k:v.clone() for k,v in m.state_dict().items()}
+    prune_to(m, .5)
+    masks,shown = masks_of(m),[float(s) for _,_,s in sparse_params(m)]
+    with torch.no_grad():
+        for p in m.parameters(): p.mul_(3)
+    rewind(m, state)
+    assert same_masks(masks, masks_of(m)) and shown==[float(s) for _,_,s in sparse_params(m)]
+    for o in masked_params(m): assert torch.equal(o.p, torch.where(o.mask, state[o.name], 0))
+    assert torch.equal(m[0].bias, state['0.bias'])
+    assert_dead(m)
+
+def test_rewind_refuses():
+    "Law 10: a state of another model is refused by the parameter's name, with nothing changed (`load_state_dict` copies what fits first)"
+    m = mlp((6,8,3))
+    sparsify_model(m, .5, seed=0)
+    before = {k:v.clone() for k,v in m.state_dict().items()}
+    for state in (mlp((6,8,4), seed=1).state_dict(), {k:v for k,v in mlp((6,8,3), seed=1).state_dict().items() if k!='2.weight'}):
+        with pytest.raises(ValueError, match='state has no 2.weight'): rewind(m, state)
+        assert all(torch.equal(v, before[k]) for k,v in m.state_dict().items())
