@@ -2,7 +2,7 @@
 import statistics,time,torch
 from fastai.basics import *
 from fastsparse.all import *
-from fastsparse.model.enforcement import guard_of
+from fastsparse.model.enforcement import handler_of
 from copy import deepcopy
 from functools import partial
 from measure import *
@@ -136,7 +136,7 @@ def rewirer(model, case):
             s.mask.copy_(mask)
             s.p.copy_(w)
             s.p.grad = g
-            s.guard.check()
+            s.handler.check()
         for s in dst.slots: s.sync()
     reset()
     return dst,reset
@@ -167,9 +167,9 @@ def peer_reads(name, rounds):
 def upkeep(model, rounds):
     "Milliseconds to mask the gradients of `model` once"
     for p in model.parameters(): p.grad = torch.ones_like(p)
-    guards = [guard_of(p) for p,*_ in sparse_params(model)]
+    handlers = [handler_of(p) for p,*_ in sparse_params(model)]
     def once():
-        for g in guards: g.arrived()
+        for g in handlers: g.arrived()
     return 1e3*statistics.median(interleaved(dict(mask=once), rounds)['mask'])
 
 def growth(n, rounds):

@@ -611,7 +611,7 @@ def test_masks_come_back_with_the_best_weights(tmp_path):
     assert live(learn.model)==[205,32]
 
 def test_early_stopping(tmp_path):
-    "A fit that is stopped early leaves nothing lifted, and the next fits keep dead weights dead"
+    "A fit that is stopped early leaves nothing keep_dense_grad, and the next fits keep dead weights dead"
     learn = sparse_learner(tmp_path)
     cb = DST(batches_per_update=4, grow_score_f=elsewhere)
     watch = Watch()

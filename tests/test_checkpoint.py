@@ -553,7 +553,7 @@ def test_gradients_that_were_set_to_zero_are_forgotten(kind):
     for version in range(4):
         engine.expect_update()
         accumulate(model, opt, 9, 0, 1)
-        live = [s.guard.trained for s in engine.slots]
+        live = [s.handler.trained for s in engine.slots]
         for p in live: p.grad = p.grad.clone()
         for p in live:
             for _ in range(version+1): p.grad.zero_()

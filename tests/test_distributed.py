@@ -3,7 +3,7 @@ import os, pytest, subprocess, sys, torch, warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
-from fastsparse.model.enforcement import guard_of,masked_params
+from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.masks.selection import highest,keyed_generator,local_part,lowest
 from fastsparse.model.distributed import all_but,draw_rows,highest_of,OverRanks,Ranks
 from fastsparse.masks.scores import state_tensors
@@ -187,7 +187,7 @@ def steps(m, net, opt, dst, ts, rank=0, world=1, pieces=1):
         opt.step()
         for o in masked_params(m):
             dead = ~local_part(o.mask)
-            history = guard_of(o.p).dense_history
+            history = handler_of(o.p).dense_history
             for t in [o.p.detach(), *(state_tensors(opt, o.p) if not history else [])]: assert not local_part(t)[dead].any(), o.name
         seen.append([full(o.mask) for o in masked_params(m)])
     return seen

@@ -5,7 +5,7 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger,SGD
 from fastsparse.all import *
 from fastsparse.train.presets import rewind
 from fastsparse.model.sparsify import unsparsify_parameter
-from fastsparse.model.enforcement import enforce_masks,enforcements,Guard,guard_of,masked_params,set_guard
+from fastsparse.model.enforcement import enforce_masks,mask_hooks,MaskHandler,handler_of,masked_params,set_handler
 from fastsparse.masks.scores import base_opt,state_tensors
 from functools import partial
 from helpers import *
@@ -94,8 +94,8 @@ def test_zeros_under_a_root_are_shown_as_zeros(name):
     "While training they may be tiny, also many steps later; saved, copied, read by parts of a method, or without masks, they are zero"
     m,opt,hooks = adapted(name)
     normal,tiny = torch.finfo(torch.float).tiny,2e-34
-    lifted = dead_seconds(m, opt)
-    if torch.backends.mkl.is_available(): assert lifted and all(((normal<=t) & (t<tiny)).all() for t in lifted)
+    keep_dense_grad = dead_seconds(m, opt)
+    if torch.backends.mkl.is_available(): assert keep_dense_grad and all(((normal<=t) & (t<tiny)).all() for t in keep_dense_grad)
     places = [i for i,p in enumerate(m.parameters()) if p.ndim>1]
     for how in ('state_dict','deepcopy','pickle'):
         states = read_by(how, opt)
@@ -135,7 +135,7 @@ def test_one_hook_however_many_parameters():
     "48 parameters made sparse one by one have one hook on the root; each handle frees its own parameter"
     m = nn.Sequential(*[nn.Linear(4,4) for _ in range(48)])
     hooks = [sparsify_parameter(m, f'{i}.weight', .5, seed=i) for i in range(48)]
-    assert len(m._forward_pre_hooks)==1 and len(enforcements(m))==1
+    assert len(m._forward_pre_hooks)==1 and len(mask_hooks(m))==1
     hooks[0].remove()
     with torch.no_grad():
         for p in m.parameters(): p.fill_(1.)
@@ -284,7 +284,7 @@ def test_a_load_copies_no_model():
     assert sum(max(e.cpu_memory_usage, 0) for e in prof.events())<.1*sum(p.nbytes for p in model.parameters())
 
 def test_compiled_step():
-    "`torch.compile` of an optimizer's step doesn't stumble over guards"
+    "`torch.compile` of an optimizer's step doesn't stumble over handlers"
     m = mlp()
     sparsify_model(m, .5, seed=0)
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
@@ -390,16 +390,16 @@ class _LiveOnly(nn.Module):
         self.register_buffer('weight_mask', mask)
     def guard_for(self, attr): return _LiveGuard(self, attr)
 
-class _LiveGuard(Guard):
+class _LiveGuard(MaskHandler):
     held = 'is stored sparse'
     def __init__(self, module, attr):
         self.module,self.attr,self.p = module,attr,module._parameters[attr]
-        set_guard(self.p, self)
+        set_handler(self.p, self)
     def check(self): pass
-    def remove(self): set_guard(self.p)
+    def remove(self): set_handler(self.p)
 
 def test_a_module_may_store_its_weight_in_its_own_way():
-    "`guard_for` of a module gives its guard; masks are listed with the dense shape, copies find theirs, and masks can't be taken off"
+    "`guard_for` of a module gives its handler; masks are listed with the dense shape, copies find theirs, and masks can't be taken off"
     lin = nn.Linear(8,4)
     sparsify_model(lin, .75, seed=0).remove()
     p = lin.weight
@@ -408,21 +408,21 @@ def test_a_module_may_store_its_weight_in_its_own_way():
         o, = masked_params(c)
         assert o.shape==(4,8) and o.p.shape==(8,)
         hooks = enforce_masks(c)
-        assert type(guard_of(c[0].weight)) is _LiveGuard
+        assert type(handler_of(c[0].weight)) is _LiveGuard
         with pytest.raises(ValueError, match='0.weight is stored sparse'): unsparsify(c)
         hooks.remove()
-        assert guard_of(c[0].weight) is None
+        assert handler_of(c[0].weight) is None
     assert m[0].weight is p
 
-def one_guard():
+def one_handler():
     m = nn.Linear(6, 5)
     held = sparsify_model(m, .5, seed=0)
     m(torch.randn(1, 6))
-    return m,held,guard_of(m.weight)
+    return m,held,handler_of(m.weight)
 
 def test_what_moves_starts_at_zero_with_its_state():
     "After a move weights, momentum and slow weights are zero at all that went and came, and as they were elsewhere"
-    m,held,g = one_guard()
+    m,held,g = one_handler()
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
     m(torch.randn(3, 6)).sum().backward()
     opt.step()
@@ -437,7 +437,7 @@ def test_what_moves_starts_at_zero_with_its_state():
 
 def test_what_is_around_a_step_ends_after_it():
     "A guard's `around` sees the optimizer before its step, and what it returns is called once, after the step"
-    m,held,g = one_guard()
+    m,held,g = one_handler()
     opt,calls = torch.optim.SGD(m.parameters(), lr=1.),[]
     def around(o):
         calls.append(('before', o is opt, m.weight.detach().clone()))
@@ -451,11 +451,11 @@ def test_what_is_around_a_step_ends_after_it():
     assert len(calls)==2
 
 def test_what_enforces_says_so():
-    m,held,g = one_guard()
+    m,held,g = one_handler()
     e = enforce_masks(m)
-    assert repr(e)=='Enforced(1 parameters)'
+    assert repr(e)=='HookHandle(1 parameters)'
     e.remove()
-    assert repr(e)=='Enforced()'
+    assert repr(e)=='HookHandle()'
 
 def test_only_averaged_copies_get_their_source_s_masks():
     "A copy that was never written keeps its masks though its source has moved; one whose masks and weights were all averaged takes the source's"

@@ -5,10 +5,10 @@ from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.structures import Kernels
 from fastsparse.masks.schedules import cubic_path,PiecewiseSchedule,soft_bound_path
 from fastsparse.masks.scores import MovingGradient,state_tensors
-from fastsparse.model.enforcement import enforcements,Masked,masked_params
+from fastsparse.model.enforcement import mask_hooks,ParamRef,masked_params
 from fastsparse.model.sparsify import candidates
 from fastsparse.train.method import Method
-from fastsparse.train.engine import Slot
+from fastsparse.train.engine import SparseParam
 from fastsparse.train.growth import initial_value
 from fastsparse.kernels.linear import backward
 from fastsparse.masks.registry import declares
@@ -363,7 +363,7 @@ def test_rigl_reads_dense_gradients_when_it_was_delayed():
     assert seen==[False,False,True,True] and m.weight_mask.tolist()==[[True,True,True,False,False,True,False,False]]
 
 def test_gradients_are_dense_only_when_read():
-    "Law 3: the mask of gradients is lifted for exactly the batches that an update will read"
+    "Law 3: the mask of gradients is keep_dense_grad for exactly the batches that an update will read"
     m,_,_ = _two_layers(.5)
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
     dst = engine(m, opt, n_steps=20, every=4)
@@ -578,7 +578,7 @@ def test_masks_by_hand():
     train_bias = m.bias.detach().clone()
     (m(torch.randn(4,6))-1).square().sum().backward()
     opt.step()
-    assert (m.bias!=train_bias).sum()==10 and not enforcements(m)
+    assert (m.bias!=train_bias).sum()==10 and not mask_hooks(m)
 
 def test_enforce_mask_false_leaves_it_to_the_engine():
     "`enforce_mask=False`: the engine enforces while it is attached, and no longer"
@@ -592,7 +592,7 @@ def test_enforce_mask_false_leaves_it_to_the_engine():
         assert_dead(m, opt)
     dst.remove()
     train(m, opt, 2, xb, yb)
-    assert m[0].weight.all() and not enforcements(m)
+    assert m[0].weight.all() and not mask_hooks(m)
 
 def test_removing_hooks_after_the_engine():
     "Part enforced by `sparsify_model`, the rest by the engine: after `dst.remove()` the `Hooks` still end their part, no forward in between"
@@ -605,7 +605,7 @@ def test_removing_hooks_after_the_engine():
     train(m, opt, 3, xb, yb)
     dst.remove()
     hooks.remove()
-    assert not enforcements(m)
+    assert not mask_hooks(m)
     train(m, opt, 2, xb, yb)
     assert m[0].weight.all() and m[2].weight.all()
 
@@ -1065,7 +1065,7 @@ def test_kernels_meet_a_budget_that_can_be_met():
         assert all(Kernels().legal(o.mask) for o in masked_params(m))
     assert dst.n_updates>=5
 
-class Bare(Slot):
+class Bare(SparseParam):
     "A slot of a parameter without a model"
     o = property(lambda self: self._o)
     p = property(lambda self: self._o.p)
@@ -1076,7 +1076,7 @@ class Bare(Slot):
 def test_counts_are_exact_where_single_weights_have_room(shapes, data):
     "Counts are legal; the total is exact if layers that count in single weights could give or take the largest step, and never farther off than by rounding each layer alone"
     ps = [torch.empty(o) for o in shapes]
-    slots = [Bare(Masked(str(i), None, '', p, None), i) for i,p in enumerate(ps)]
+    slots = [Bare(ParamRef(str(i), None, '', p, None), i) for i,p in enumerate(ps)]
     wanted = [data.draw(st.integers(0, p.numel())) for p in ps]
     steps = [math.prod(o[2:]) for o in shapes]
     counts = fastsparse.masks.apportion.legal_counts(slots, wanted)
@@ -1164,7 +1164,7 @@ def test_invariants(sizes, s, end, f, seed, keep, grow, share, replace, opt):
             else: assert total()==(live if end is None else round((1-end)*n))
 
 def test_compiled_training():
-    "Masked training of a compiled model: one graph without a break, compiled once while the topology moves, and equal to the eager one bit for bit"
+    "ParamRef training of a compiled model: one graph without a break, compiled once while the topology moves, and equal to the eager one bit for bit"
     from torch._dynamo.testing import CompileCounter
     xb,yb = torch.randn(8, 16),torch.randn(8, 4)
     res,counter = [],CompileCounter()
@@ -1220,14 +1220,14 @@ def test_the_length_of_a_run_costs_nothing():
     DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), .1), 10**15, batches_per_update=5).remove()
 
 def test_parts_of_a_weight_are_scored_as_the_whole():
-    "A guard that gives some rows at a time gets the score of all rows, and the one that is asked for a vector of places the score there"
+    "A handler that gives some rows at a time gets the score of all rows, and the one that is asked for a vector of places the score there"
     from fastsparse.train.engine import _Scorer
     from types import SimpleNamespace
     w = nn.Parameter(torch.randn(5, 4))
     mask = torch.rand(5, 4)<.5
-    guard = SimpleNamespace(mask=mask, p=w, parts=lambda with_grad: ((slice(i, i+2), nn.Parameter(w.detach()[i:i+2])) for i in (0,2,4)),
+    handler = SimpleNamespace(mask=mask, p=w, parts=lambda with_grad: ((slice(i, i+2), nn.Parameter(w.detach()[i:i+2])) for i in (0,2,4)),
         weights_at=lambda at, with_grad: w.detach().flatten()[at])
-    slot = SimpleNamespace(o=Masked('w', nn.Linear(4, 5), 'weight', w, mask), guard=guard, shape=w.shape)
+    slot = SimpleNamespace(o=ParamRef('w', nn.Linear(4, 5), 'weight', w, mask), handler=handler, shape=w.shape)
     scorer = _Scorer(weight_magnitude, slot, lambda mask, p, at=None: weight_magnitude(p), None)
     assert scorer().equal(w.detach().abs()) and scorer.at(torch.tensor([3,11])).equal(w.detach().abs().flatten()[[3,11]])
 

@@ -335,13 +335,13 @@ def test_layers_that_do_more_than_torchs_stay_dense(format):
 
 def test_inputs_of_other_lengths_are_left_as_they_are():
     "A mask beside the batch is no batch"
-    class Masked(nn.Module):
+    class ParamRef(nn.Module):
         def __init__(self):
             super().__init__()
             self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
         def forward(self, x, mask): return self.attn(x, x, x, attn_mask=mask)[0]
     torch.manual_seed(0)
-    m = Masked().eval()
+    m = ParamRef().eval()
     sparsify_model(m, .8, seed=0)
     xb = torch.randn(3,7,16),torch.zeros(7,7)
     for sizes in (None, [1,3,5]): assert export_sparse(m, 'live', xb, batch_sizes=sizes)[1].error<1e-5

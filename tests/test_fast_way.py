@@ -8,8 +8,8 @@ from fastai.optimizer import Adam,Lamb,SGD
 from fastai.torch_core import set_seed
 from fastai_data import TensorData
 from fastsparse.all import *
-from fastsparse.kernels.live_layers import follow_rule,LiveGuard
-from fastsparse.model.enforcement import guard_of,masked_params
+from fastsparse.kernels.live_layers import follow_rule,LiveWeight
+from fastsparse.model.enforcement import handler_of,masked_params
 from functools import partial
 from torch import nn
 
@@ -52,7 +52,7 @@ def test_fit_sparse_trains_the_same_network_either_way():
 def test_a_gradual_method_goes_live_when_it_is_sparse_enough():
     "The rule is asked again with each change of the counts"
     seen = []
-    def look(engine, step): seen.append(isinstance(guard_of(engine.model[2].weight), LiveGuard))
+    def look(engine, step): seen.append(isinstance(handler_of(engine.model[2].weight), LiveWeight))
     def run(way):
         learn = learner()
         cb = DynamicSparseTrainingCallback(seed=0, sparse_compute=way, **GMP_presets(batches_per_update=2, sparsity=.95), on_update=look)

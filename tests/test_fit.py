@@ -2,7 +2,7 @@
 import math,pytest,torch,warnings
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
 from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
-from fastsparse.train.callback import DynamicSparseTrainingCallback,normalises
+from fastsparse.train.callback import DynamicSparseTrainingCallback,is_adaptive
 from fastsparse.masks.distributions import uniform_sparsity
 from fastsparse.masks.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
@@ -106,8 +106,8 @@ def test_sgd_is_told_from_adam():
     for opt,expected in ((SGD,False), (partial(SGD, mom=.9),False), (Adam,True)):
         learn = learner(opt)
         learn.create_opt()
-        assert normalises(learn.opt)==expected
-    assert normalises(torch.optim.AdamW(digits_mlp().parameters())) and not normalises(torch.optim.SGD(digits_mlp().parameters(), .1))
+        assert is_adaptive(learn.opt)==expected
+    assert is_adaptive(torch.optim.AdamW(digits_mlp().parameters())) and not is_adaptive(torch.optim.SGD(digits_mlp().parameters(), .1))
 
 def test_a_scaled_rate_is_that_of_a_parameter_group():
     "Two ways to a rate of sqrt(10) times .1, at which a step is large beside the weights"

@@ -3,8 +3,8 @@ import ctypes,numpy as np,pytest,torch,warnings
 from copy import deepcopy
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.kernels import linear as kernels
-from fastsparse.kernels.live_layers import LiveGuard,sparse_compute,swappable
-from fastsparse.model.enforcement import guard_of,masked_params
+from fastsparse.kernels.live_layers import LiveWeight,sparse_compute,swappable
+from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.kernels.linear import call,empty
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,turn16,why_not
@@ -28,8 +28,8 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
     why = swappable(layer)
     sparse_compute(layer, None, plan={n:'rows' for n,o in why.items() if not o})
     os,live = masked_params(layer),[n for n,o in why.items() if not o]
-    assert live==[o.name for o in os if isinstance(guard_of(o.p), LiveGuard)] and bool(live)!=stays
-    for o in os: guard_of(o.p).lifted = True
+    assert live==[o.name for o in os if isinstance(handler_of(o.p), LiveWeight)] and bool(live)!=stays
+    for o in os: handler_of(o.p).keep_dense_grad = True
     outs,g,was = [],None,torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -41,7 +41,7 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
             outs.append((y.detach(), [x.grad for x in xs]))
     finally: torch.set_num_threads(was)
     mine,theirs = [{n:p.grad for n,p in m.named_parameters()} for m in (layer,plain)]
-    read = {o.name:guard_of(o.p).p.grad for o in os}  # what an update would
+    read = {o.name:handler_of(o.p).p.grad for o in os}  # what an update would
     for o in os:
         if (whole := theirs[o.name]) is None: continue
         theirs[o.name] = whole[o.mask]

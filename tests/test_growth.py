@@ -7,7 +7,7 @@ from fastai.learner import Learner
 from fastsparse.all import *
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.scores import grad_history,opt_state,slow_weights
-from fastsparse.model.enforcement import guard_of,masked_params
+from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.train.growth import fresh_value,given_value,initial_value,own_step_count,reset_state,second_moment_from_live,supar_groups
 from fastsparse.train.growth import supar_scales
 from fastsparse.kernels.linear import backward
@@ -36,7 +36,7 @@ class Loop:
         self.opt.zero_grad()
         if grads is None: backward(self.m, *data(self.m, seed=100+self.t))
         else:
-            for o,g in zip(masked_params(self.m), grads): o.p.grad = g.clone() if self.engine.slots[0].guard.lifted else g*o.mask
+            for o,g in zip(masked_params(self.m), grads): o.p.grad = g.clone() if self.engine.slots[0].handler.keep_dense_grad else g*o.mask
         before = masks_of(self.m)
         replaced = self.engine.before_step(self.t)
         self.grown = [a & ~b for a,b in zip(masks_of(self.m), before)]
@@ -229,7 +229,7 @@ def test_own_step_count(name, replace):
     assert young>100 and loop.engine.n_updates>=7
 
 def test_own_step_count_in_torch_hooks():
-    "torch tells guards of a step before the update that grows weights within it: where the step is not replaced, they make their first one at once and by their own age"
+    "torch tells handlers of a step before the update that grows weights within it: where the step is not replaced, they make their first one at once and by their own age"
     m,opt = by_hand([4.,3.,.2,.1,0.,0.,0.,0.], [True]*4+[False]*4, None, torch.optim.Adam, lr=.1)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -346,13 +346,13 @@ def test_engine_lets_go():
     "A removed engine leaves nothing around the step; another one, without ages, takes over"
     loop = Loop(opts['Adam'], grow_state_f=own_step_count)
     until_growth(loop)
-    guards = [s.guard for s in loop.engine.slots]
-    assert all(g.around is not None for g in guards)
+    handlers = [s.handler for s in loop.engine.slots]
+    assert all(g.around is not None for g in handlers)
     loop.engine.remove()
-    assert all(g.around is None and g.finish is None for g in guards)
+    assert all(g.around is None and g.finish is None for g in handlers)
     again = Loop(opts['Adam'], grow_state_f=own_step_count)
     SparseEngine(again.m, again.opt, 40, **SET_presets, batches_per_update=4, seed=0)
-    assert all(s.guard.around is None for s in again.engine.slots)
+    assert all(s.handler.around is None for s in again.engine.slots)
 
 # --- the laws with every option
 
@@ -465,7 +465,7 @@ def test_fastai_fit(tmp_path):
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(3, .01)
     assert max(look.young)>10
     assert_dead(learn.model, learn.opt)
-    assert all(guard_of(o.p).around is None for o in masked_params(learn.model))
+    assert all(handler_of(o.p).around is None for o in masked_params(learn.model))
 
 # --- learning rates of sparse layers
 

@@ -12,12 +12,12 @@ from fastsparse.kernels import live_layers as compute
 from fastsparse.all import *
 from fastsparse.masks.selection import zero_dead_
 from fastsparse.masks.scores import grad_history,MovingGradient,opt_state
-from fastsparse.model.enforcement import guard_of,masked_params
+from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state
 from fastsparse.report.cost import model_bits
 from fastsparse.kernels.linear import backward
-from fastsparse.kernels.live_layers import LiveLayer,LiveGuard,store_dense,swappable
+from fastsparse.kernels.live_layers import LiveLayer,LiveWeight,store_dense,swappable
 from fastcore.imports import noop
 from fastsparse.masks.registry import declares
 from fastsparse.kernels.vectors import why_not
@@ -34,7 +34,7 @@ torch_opts = dict(sgd=lambda ps: torch.optim.SGD(ps, lr=.05, momentum=.9, weight
 fastai_opts = dict(fastai_sgd=lambda ps: FastaiSGD(ps, lr=.05, mom=.9, wd=.01), fastai_adam=lambda ps: FastaiAdam(ps, lr=.01))
 opts = {**torch_opts, **fastai_opts}
 
-def is_live(o): return isinstance(guard_of(o.p), LiveGuard)
+def is_live(o): return isinstance(handler_of(o.p), LiveWeight)
 
 def full(model): return {o.name:'rows' for o in masked_params(model)}
 
@@ -178,7 +178,7 @@ def test_there_and_back(name):
     c = [o.p for o in masked_params(a)]
     for m,o in ((a,oa),(b,ob)): steps(m, o, 5, xb, yb)
     report.remove()
-    assert [type(o.p) for o in masked_params(b)]==[nn.Parameter]*3 and not report.guards
+    assert [type(o.p) for o in masked_params(b)]==[nn.Parameter]*3 and not report.handlers
     for p,q in zip(c, [o.p for o in masked_params(b)]):
         s,t = opt_state(oa, p),opt_state(ob, q)
         assert s.keys()==t.keys()
@@ -363,7 +363,7 @@ def test_dense_gradients_at_updates_only():
     for t in range(12):
         engine.prepare(t)
         backward(b, xb, yb)
-        seen.append({bool(guard_of(o.p).dense_grad.terms) for o in masked_params(b)})
+        seen.append({bool(handler_of(o.p).dense_grad.terms) for o in masked_params(b)})
         if not engine.before_step(t): ob.step()
         ob.zero_grad()
     assert [t for t,o in enumerate(seen) if True in o]==[4,8] and all(len(o)==1 for o in seen)
@@ -382,7 +382,7 @@ def test_a_dense_gradient_is_kept_as_small_as_it_can_be(rows, n, kept):
         buffer.zero_()
         grads.append([o.weight.grad for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
-    terms = guard_of(masked_params(b)[0].p).dense_grad.terms
+    terms = handler_of(masked_params(b)[0].p).dense_grad.terms
     assert kept==(1 if isinstance(terms[0], torch.Tensor) else 2*len(terms))
 
 @pytest.mark.parametrize('rows', [2, 40])
@@ -398,7 +398,7 @@ def test_a_dense_gradient_follows_a_mask_that_changes_before_it_is_read(rows, gr
             mask = o.mask.view(-1)
             dead,live = (~mask).nonzero()[:grown,0],mask.nonzero()[:dropped,0]
             mask[dead],mask[live] = True,False
-            guard_of(o.p).check()
+            handler_of(o.p).check()
         grads.append([o.weight.grad for o in masked_params(model)])
     for one,other in zip(*grads): torch.testing.assert_close(one, other)
 
@@ -484,7 +484,7 @@ def test_copies_keep_the_route_and_the_remark(copied):
     "So that they go on bit for bit, and say the same"
     (_,_,_),(b,_,_) = pair(dmlp, opts['sgd'], route='rows')
     new = copied(b)
-    assert [guard_of(o.p).route for o in masked_params(new)]==['rows']*3
+    assert [handler_of(o.p).route for o in masked_params(new)]==['rows']*3
     assert sparse_summary(new).df.equals(sparse_summary(b).df)
 
 class Policy(nn.Module):
@@ -670,9 +670,9 @@ def test_callback_measures_once(tmp_path):
 def test_callback_measures_again_when_half_has_died(tmp_path, monkeypatch):
     "A model that starts dense is swapped where it gets sparse enough on its way; losses and masks are the masked run's"
     densities,make = {},lambda: Learner(loaders(*digits(), shuffle=False), digits_mlp(), CrossEntropyLossFlat(), path=tmp_path, opt_func=FastaiAdam)
-    def ratio(guard, *args, **kwargs):
-        density = round(len(guard.index)/guard.p.numel(), 2)
-        densities.setdefault(tuple(guard.shape), {})[density] = True
+    def ratio(handler, *args, **kwargs):
+        density = round(len(handler.index)/handler.p.numel(), 2)
+        densities.setdefault(tuple(handler.shape), {})[density] = True
         return 2. if density<.4 else .5
     monkeypatch.setattr(compute, '_layer_ratio', ratio)
     settings = dict(GMP_presets, sparsity=.9, batches_per_update=2)
@@ -828,11 +828,11 @@ def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
     m = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Unflatten(1, (9,1)), nn.Conv1d(9, 4, 1)).double()
     sparsify_model(m, .6, seed=0)
     sparse_compute(m, None, plan={'0.weight':'rows', '3.weight':'rows'})
-    for o in masked_params(m): guard_of(o.p).lifted = True
+    for o in masked_params(m): handler_of(o.p).keep_dense_grad = True
     for _ in range(5 if batches=='many' else 1): m(torch.randn(3, 5).double()).pow(2).sum().backward()
     if batches=='clipped': nn.utils.clip_grad_norm_(m.parameters(), .1)
     for o in masked_params(m):
-        parts = list(guard_of(o.p).parts(True))
+        parts = list(handler_of(o.p).parts(True))
         w = o.weight
         assert len(parts)==-(-len(w)//max(1, at_once//w[0].numel(), len(w)//8)) and all(p.shape[1:]==w.shape[1:] for _,p in parts)
         torch.testing.assert_close(torch.cat([p for _,p in parts]), w.detach(), rtol=0, atol=0)
@@ -869,7 +869,7 @@ def test_an_update_makes_no_dense_weight(grow, monkeypatch):
     model(torch.randn(16, 40)).pow(2).sum().backward()
     before = [o.mask.clone() for o in masked_params(model)]
     def made(self): raise AssertionError('a dense weight was made')
-    monkeypatch.setattr(LiveGuard, 'p', property(made))
+    monkeypatch.setattr(LiveWeight, 'p', property(made))
     engine.update(10)
     monkeypatch.undo()
     assert not any(torch.equal(a, o.mask) for a,o in zip(before, masked_params(model)))

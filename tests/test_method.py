@@ -27,10 +27,10 @@ def test_kept_by_any_count(live, target, f, count):
     keep = method(drop_count_f=count).n_keep(live, target, f)
     assert 0<=keep<=min(live, target) and keep<=live-int(f*min(live, target)*(1-1e-9))
 
-@pytest.mark.parametrize('live,target,f,aims,keep', [(100,100,.3,False,70), (100,80,.3,False,70), (100,60,.3,False,70), (100,60,.3,True,60), (60,100,.3,True,60), (100,100,.3,True,100)])
-def test_kept_without_growth(live, target, f, aims, keep):
+@pytest.mark.parametrize('live,target,f,target_is_explicit,keep', [(100,100,.3,False,70), (100,80,.3,False,70), (100,60,.3,False,70), (100,60,.3,True,60), (60,100,.3,True,60), (100,100,.3,True,100)])
+def test_kept_without_growth(live, target, f, target_is_explicit, keep):
     "`grow_score_f=None` drops the fraction, unless a target was asked for: then down to it, and no more"
-    assert method(grow_score_f=None).bind(100).n_keep(live, target, f, aims)==keep
+    assert method(grow_score_f=None).bind(100).n_keep(live, target, f, target_is_explicit)==keep
 
 @pytest.mark.parametrize('bad', [51, -1, 2.5, None, math.nan])
 def test_bad_drop_count(bad):
@@ -226,5 +226,5 @@ def test_settings_as_text():
 def test_a_run_begins_with_nothing_done():
     "No update was made, missed or waits, and its plan ends where the method's fraction of the run does"
     run = Run(Method(batches_per_update=10, stop_pct=.75).bind(100))
-    assert (run.n_updates,run.missed,run.pending,run.lifted,run.n_stop)==(0,0,None,None,75)
+    assert (run.n_updates,run.missed,run.pending,run.keep_dense_grad,run.n_stop)==(0,0,None,None,75)
     assert Method(batches_per_update=10, stop_pct=.751).bind(100).n_stop==76

@@ -108,11 +108,11 @@ def test_gradcheck(rows, bias):
     assert gradcheck(lambda x, v, b: sparse_linear(x, v, index, b), args)
 
 def test_tap_sees_the_dense_gradient():
-    "With a tap the live weights' gradient is unchanged, and the product of what it gets is the dense layer's; frozen weights don't call it"
+    "With a grad_hook the live weights' gradient is unchanged, and the product of what it gets is the dense layer's; frozen weights don't call it"
     mask,index,values,dense = make(9, 8)
     x,seen = batch(4, 8),[]
-    tap = lambda *args: seen.append(args)
-    for v in (values.clone().requires_grad_(), values): sparse_linear(x.clone().requires_grad_(), v, index, tap=tap).pow(2).sum().backward()
+    grad_hook = lambda *args: seen.append(args)
+    for v in (values.clone().requires_grad_(), values): sparse_linear(x.clone().requires_grad_(), v, index, grad_hook=grad_hook).pow(2).sum().backward()
     w,plain = [t.detach().clone().requires_grad_() for t in (dense, values)]
     F.linear(x, w).pow(2).sum().backward()
     sparse_linear(x, plain, index).pow(2).sum().backward()
@@ -224,7 +224,7 @@ def test_a_rectifier_is_that_of_torch(rows, fours):
     values[index.rows==3] = 0.
     leaves = [t.requires_grad_() for t in (x, values, b)]
     for relu in (True,False):
-        y = sparse_linear(x, values, index, b, tap=lambda gT,xT: seen.append(gT), relu=relu)
+        y = sparse_linear(x, values, index, b, grad_hook=lambda gT,xT: seen.append(gT), relu=relu)
         if not relu: y = y.relu()
         seen.append((y, *torch.autograd.grad(y, leaves, g)))
     for mine,torchs in zip(*seen[1::2]): torch.testing.assert_close(mine, torchs, rtol=0, atol=0, equal_nan=True)

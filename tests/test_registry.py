@@ -1,7 +1,7 @@
 "Room 00d: what a part says of itself"
 import pytest, torch
 from fastsparse.all import *
-from fastsparse.masks.registry import find_part,needs_of
+from fastsparse.masks.registry import get_part,needs_of
 from functools import partial
 from helpers import *
 
@@ -36,7 +36,7 @@ def test_declared_functions_instances_and_partials():
         backward(m)
         assert engine.before_step(10)
     assert needs_of(MeanGradient(8)).collector.window==8 and needs_of(partial(score)).reads_grad and not needs_of(None).reads_grad
-    assert find_part('score', 'my_score') is score
+    assert get_part('score', 'my_score') is score
 
 def test_a_new_score_works_in_a_file():
     "Without another line"

@@ -2,7 +2,7 @@
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastsparse.masks.registry import needs_of
-from fastsparse.masks.scores import base_opt,call_with,Collector,Live,whole_memo,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
+from fastsparse.masks.scores import base_opt,call_with,GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.masks.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient,state_tensors
 from fastsparse.masks.scores import weight_magnitude
 from helpers import *
@@ -173,7 +173,7 @@ def test_parts_refuse_when_made(make, say):
     "Law 10: a score with arguments that can't work is refused when it is made, not at the first update"
     with pytest.raises(ValueError, match=say): make()
 
-@pytest.mark.parametrize('c', [Collector('sum'), Collector('square', power=2), Collector('moving', decay=.5)])
+@pytest.mark.parametrize('c', [GradAverage('sum'), GradAverage('square', power=2), GradAverage('moving', decay=.5)])
 @pytest.mark.parametrize('storages', ['llll', 'lldd', 'ddll', 'lLLl', 'dlLd'])
 def test_what_is_collected_of_live_weights_is_what_is_collected_of_all(c, storages):
     "Gradients that are zero where weights are dead give the same mean whether they come whole (d) or as numbers of the live ones (l; L is another topology)"
@@ -185,7 +185,7 @@ def test_what_is_collected_of_live_weights_is_what_is_collected_of_all(c, storag
         grad = torch.randn(shape, generator=g)*masks.get(k, masks['l'])
         memo = c.add(memo, grad) if k=='d' else c.add(memo, grad[masks[k]], lives[k])
         whole = c.add(whole, grad)
-        assert c.value(memo).equal(c.value(whole)) and whole_memo(memo)['total'].equal(whole['total'])
+        assert c.value(memo).equal(c.value(whole)) and densify(memo)['total'].equal(whole['total'])
         for at in (lives['l'].places, lives['L'].places): assert c.value(memo, at).equal(c.value(whole).flatten()[at])
         assert c.value(memo, slice(1,3)).equal(c.value(whole)[1:3])
     assert (memo['live'] is not None)==(storages=='llll')

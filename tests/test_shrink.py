@@ -77,7 +77,7 @@ def test_batchnorm_is_folded():
     assert isinstance(small[1], nn.Identity) and small[5].num_features==1 and len(small[5].running_var)==1
 
 def test_batchnorm_over_another_dimension_is_not_folded():
-    "After a linear layer with three dimensions it normalises the second, whatever sizes agree"
+    "After a linear layer with three dimensions it is_adaptive the second, whatever sizes agree"
     m = settle(nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)))
     check(m, torch.randn(3,4,5), {})
 

@@ -3,7 +3,7 @@ import copy, gc, io, math, numpy as np, pickle, pytest, torch, torch.nn.utils.pr
 from fastai.layers import AdaptiveAvgPool,ConvLayer,Flatten
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
-from fastsparse.model.enforcement import enforce_masks,enforcements,masked_params
+from fastsparse.model.enforcement import enforce_masks,mask_hooks,masked_params
 from fastsparse.model.sparsify import decide,module_of,shows_training
 from fastsparse.kernels.linear import backward
 from fastsparse.model.layers import Axes
@@ -284,7 +284,7 @@ def test_refused_before_anything_changed(kwargs, match):
     before = copy.deepcopy(m.state_dict())
     with pytest.raises(ValueError, match=match): sparsify_model(m, **kwargs)
     assert list(before)==list(m.state_dict()) and all(torch.equal(before[k], v) for k,v in m.state_dict().items())
-    assert not m._forward_pre_hooks and not enforcements(m)
+    assert not m._forward_pre_hooks and not mask_hooks(m)
 
 def test_nothing_to_sparsify():
     "Law 10: a model without weights to choose"
@@ -297,7 +297,7 @@ def test_twice_is_refused():
     before = masks_of(m)
     with pytest.raises(ValueError, match=r'unsparsify.*sparsity='): sparsify_model(m, .9)
     m(xb)
-    assert same_masks(before, masks_of(m)) and len(enforcements(m))==1 and all(int(o.p.count_nonzero())==int(o.mask.sum()) for o in masked_params(m))
+    assert same_masks(before, masks_of(m)) and len(mask_hooks(m))==1 and all(int(o.p.count_nonzero())==int(o.mask.sum()) for o in masked_params(m))
     with pytest.raises(ValueError, match='unsparsify'): sparsify_model(nn.Sequential(m, nn.Linear(3,3)), .9)
 
 # --- starting masks
@@ -412,11 +412,11 @@ def test_static_fastai(name, history):
     assert all((a!=o.p[o.mask]).any() for a,o in zip(live, masked_params(m)))
 
 def test_live_weights_train_as_if_nothing_was_there():
-    "Enforcement changes no bit of live weights: the same as masking weights and gradients by hand"
+    "MaskHooks changes no bit of live weights: the same as masking weights and gradients by hand"
     m,_,xb,yb = sparse_mlp()
     ref = copy.deepcopy(m)
     os = [(o.p,o.mask.clone()) for o in masked_params(ref)]
-    for e in enforcements(ref): e.remove()
+    for e in mask_hooks(ref): e.remove()
     unsparsify(ref)
     a,b = [torch.optim.Adam(o.parameters(), lr=.01) for o in (m,ref)]
     for _ in range(10):
@@ -545,7 +545,7 @@ writes = dict(load_state_dict=lambda m: m.load_state_dict(_ones_state(m)), assig
 
 @pytest.mark.parametrize('write', writes)
 def test_foreign_writes_are_masked(write):
-    "Enforcement: whoever writes to a weight, dead ones are zero again in the next forward, and in training after it"
+    "MaskHooks: whoever writes to a weight, dead ones are zero again in the next forward, and in training after it"
     m,_,xb,yb = sparse_mlp()
     m(xb)
     for _ in range(3):
@@ -645,7 +645,7 @@ def test_copies_stay_enforced(how, when):
     unsparsify(c)
     writes_ones(c)
     train(c, torch.optim.SGD(c.parameters(), lr=.1), 1, xb, yb)
-    assert not enforcements(c) and all(p.all() for p in c.parameters() if p.ndim>1) and not masked_params(c)
+    assert not mask_hooks(c) and all(p.all() for p in c.parameters() if p.ndim>1) and not masked_params(c)
 
 def writes_ones(m):
     "Every weight one"
@@ -658,9 +658,9 @@ def test_unsparsify_a_copy_at_once(how):
     m,*_ = sparse_mlp()
     c = copies[how](m)
     unsparsify(c)
-    assert not enforcements(c) and not c._forward_pre_hooks
+    assert not mask_hooks(c) and not c._forward_pre_hooks
     hooks = sparsify_model(c, .5)
-    assert len(enforcements(c))==1
+    assert len(mask_hooks(c))==1
     hooks.remove()
     writes_ones(c)
     c(data(c)[0])
@@ -680,7 +680,7 @@ def test_state_dict_into_a_fresh_process(tmp_path):
 
 @pytest.mark.parametrize('armed', [False,True])
 def test_freeze_and_unfreeze(armed):
-    "A weight that was frozen when the guards were set, or is frozen and unfrozen later, is enforced whenever it trains"
+    "A weight that was frozen when the handlers were set, or is frozen and unfrozen later, is enforced whenever it trains"
     m = mlp()
     if not armed: m[2].requires_grad_(False)
     sparsify_model(m, .6, seed=0)
@@ -704,7 +704,7 @@ def test_remove_ends_it():
     keys = list(m.state_dict())
     hooks.remove()
     assert_dead(m)
-    assert keys==list(m.state_dict()) and not m._forward_pre_hooks and not enforcements(m)
+    assert keys==list(m.state_dict()) and not m._forward_pre_hooks and not mask_hooks(m)
     train(m, opt, 2, xb, yb)
     assert all(o.p.all() and o.p.grad.all() for o in masked_params(m))
     hooks.remove()
@@ -714,8 +714,8 @@ def test_remove_ends_it():
 def test_hooks_are_a_with_block():
     "What `sparsify_model` returns also works as a context manager"
     m = mlp()
-    with sparsify_model(m, .5): assert enforcements(m)
-    assert not enforcements(m) and masked_params(m)
+    with sparsify_model(m, .5): assert mask_hooks(m)
+    assert not mask_hooks(m) and masked_params(m)
 
 def test_a_step_waits_for_nothing():
     "2020 recomputed `sparse_params`, an unordered set, and read each sparsity from the device in every forward: the order is the parameters', and no step reads a number back"
@@ -761,7 +761,7 @@ def test_enforce_mask_false():
     "Masks are registered and applied once; nothing is hooked, and training fills the dead again"
     m,hooks,xb,yb = sparse_mlp(enforce_mask=False)
     assert_dead(m)
-    assert not m._forward_pre_hooks and not enforcements(m)
+    assert not m._forward_pre_hooks and not mask_hooks(m)
     train(m, torch.optim.SGD(m.parameters(), lr=.1), 2, xb, yb)
     assert all(o.p.all() for o in masked_params(m))
     hooks.remove()
@@ -890,14 +890,14 @@ def test_summary():
     assert df.loc['sparse parameters',['weights','live']].tolist()==[40,10] and df.loc['whole model',['weights','live']].tolist()==[110,80]
     assert '1.weight' in repr(sparse_summary(m)) and '<table' in sparse_summary(m)._repr_html_()
 
-@pytest.mark.parametrize('opt_f,costly', [(partial(torch.optim.Rprop, lr=.01), 'Rprop'), (partial(torch.optim.Adamax, lr=.01), 'Adamax'), (partial(torch.optim.Adam, lr=.01), ''),
+@pytest.mark.parametrize('opt_f,slow_optimizer', [(partial(torch.optim.Rprop, lr=.01), 'Rprop'), (partial(torch.optim.Adamax, lr=.01), 'Adamax'), (partial(torch.optim.Adam, lr=.01), ''),
     (partial(SGD, lr=.01, mom=.9), ''), (partial(Adam, lr=.01), '')])
-def test_costs_are_reported(opt_f, costly):
+def test_costs_are_reported(opt_f, slow_optimizer):
     "Law 11: an optimizer that writes where the gradient is zero costs more, and the summary says so; SGD's and Adam's don't"
     m,_,xb,yb = sparse_mlp()
     train(m, opt_f(list(m.parameters())), 1, xb, yb)
     note = sparse_summary(m).df['note'][0]
-    assert (costly in note) if costly else note==''
+    assert (slow_optimizer in note) if slow_optimizer else note==''
 
 @pytest.mark.parametrize('mask', [torch.ones(3,5), torch.ones(5,3,dtype=torch.bool), torch.ones(15,dtype=torch.bool)])
 def test_masks_by_hand_are_checked(mask):

@@ -53,7 +53,7 @@ def test_a_resumed_training_is_the_same_bit_for_bit(tmp_path, kw):
 kinds = dict(masked=[], linear=['body.3.weight','body.6.weight'], conv=['body.0.weight'])
 
 class ConvNet(nn.Module):
-    "Masked, or with live weights in some layers"
+    "ParamRef, or with live weights in some layers"
     def __init__(self, kind, seed=0):
         super().__init__()
         torch.manual_seed(seed)

@@ -11,7 +11,7 @@ from fastcore.basics import *
 from fastsparse.kernels.attention import Attends
 from fastsparse.masks.checks import need_modules
 from fastsparse.kernels.convolution import is_pointwise
-from fastsparse.model.enforcement import Enforcement
+from fastsparse.model.enforcement import MaskHooks
 from fastsparse.kernels.ops import sparse_product,SparseIndex
 from torch import nn
 
@@ -192,7 +192,7 @@ def has_hooks(
     m:nn.Module, # A layer
 ) -> bool:
     "Does anything but masks take part in what `m` computes?"
-    return bool(m._forward_hooks) or any(not isinstance(h, Enforcement) for h in m._forward_pre_hooks.values())
+    return bool(m._forward_hooks) or any(not isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())
 
 def _is_plain(m):
     "Does `m` do what torch's layer does, and no more?"

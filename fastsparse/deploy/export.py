@@ -19,7 +19,7 @@ from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
 from fastsparse.train.checkpoint import ways_out,written_behind
 from fastsparse.deploy.shrink import shrink
-from fastsparse.model.enforcement import apply_masks,guard_of,masked_params,settle_averages
+from fastsparse.model.enforcement import apply_masks,handler_of,masked_params,settle_averages
 from fastsparse.model.sparsify import module_copy,module_of,unsparsify
 from io import BytesIO
 from math import prod
@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves,tree_map
 def _check_written(model):
     settle_averages(module_of(model))
     for n,k in written_behind(module_of(model)).items():
-        raise ValueError(f"{n} has {k} dead weights that are not zero, written where its guard can't see it, and an export would lose them: {ways_out}")
+        raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, and an export would lose them: {ways_out}")
 
 # %% ../../nbs/72_deploy.export.ipynb #8ddc06c7
 @torch.inference_mode(False)
@@ -403,9 +403,9 @@ def _as_given(model, new):
 
 @torch.inference_mode(False)
 def _answers(model, xb):
-    "What `model` gives for `xb` in evaluation: with masks where a guard applies them, and with all weights where nobody does"
+    "What `model` gives for `xb` in evaluation: with masks where a handler applies them, and with all weights where nobody does"
     model = module_of(model)
-    guarded,new = {o.name for o in masked_params(model) if guard_of(o.p) is not None},module_copy(model).eval()
+    guarded,new = {o.name for o in masked_params(model) if handler_of(o.p) is not None},module_copy(model).eval()
     store_dense(new)
     for o in masked_params(new):
         if o.name in guarded: zero_dead_(o.p, o.mask)

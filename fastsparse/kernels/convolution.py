@@ -383,9 +383,9 @@ def _gradients(index, values, x, g, of_x):
 # %% ../../nbs/35_kernels.convolution.ipynb #d93689e4
 class _Conv(Function):
     @staticmethod
-    def forward(ctx, x, values, bias, index, tap):
+    def forward(ctx, x, values, bias, index, grad_hook):
         ctx.save_for_backward(values, x)
-        ctx.index,ctx.tap = index,tap
+        ctx.index,ctx.grad_hook = index,grad_hook
         return _results(index, values, x, bias)
 
     @staticmethod
@@ -393,7 +393,7 @@ class _Conv(Function):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
         need_timely(values, ctx.index)
-        if ctx.tap is not None and ctx.needs_input_grad[1]: ctx.tap(dense_gradient(ctx.index, x, g))
+        if ctx.grad_hook is not None and ctx.needs_input_grad[1]: ctx.grad_hook(dense_gradient(ctx.index, x, g))
         dx = dw = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]: dx,dw = _gradients(ctx.index, values, x, g, ctx.needs_input_grad[0])
         return dx,dw,g.sum((0,2,3)) if ctx.needs_input_grad[2] else None,None,None
@@ -412,7 +412,7 @@ def sparse_conv2d(
     values, # The live weights, in row-major order of the mask
     index:ConvIndex, # Where they are
     bias=None, # One number an output channel
-    tap=None, # Called in the backward with the dense gradient of the weight, if given
+    grad_hook=None, # Called in the backward with the dense gradient of the weight, if given
 ): # Images (batch, outputs, rows, columns)
     "A convolution with live weights only, for one group of channels"
     need_all_values(values, index)
@@ -420,7 +420,7 @@ def sparse_conv2d(
     if x.dtype!=values.dtype or x.dtype not in (torch.float,torch.double): raise ValueError(f"the input is of type {x.dtype} and the weight of {values.dtype}, and both must be float32 or both float64")
     if min(index.out_size(*x.shape[2:]))<1: raise ValueError(f"the input has {x.shape[2]} rows and {x.shape[3]} columns, which is less than the kernel {index.shape[2:]} needs: pad more")
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    y = _Conv.apply(x.contiguous(), values, bias, index, tap)
+    y = _Conv.apply(x.contiguous(), values, bias, index, grad_hook)
     return y.contiguous(memory_format=torch.channels_last) if last else y
 
 # %% ../../nbs/35_kernels.convolution.ipynb #47f00c77

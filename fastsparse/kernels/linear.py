@@ -326,7 +326,7 @@ checking = os.environ.get('FASTSPARSE_CHECK', '0')!='0'  # read here and nowhere
 _gap = 1024 if checking else 0  # guard words, of 4 bytes, before, between and behind arrays
 
 class _Fence:
-    "Guard words in `words`, a piece of memory, around its `arrays`, which are slices"
+    "MaskHandler words in `words`, a piece of memory, around its `arrays`, which are slices"
     guard,unset = -23131,-1  # as bits, a NaN of float32; two of them are one of float64
     def __init__(self, words, arrays):
         self.words,self.arrays = words,arrays

@@ -17,7 +17,7 @@ from fastsparse.kernels.timing import fresh,speedup,with_bar
 from fastsparse.kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.masks.registry import needs_of
 from fastsparse.report.flops import untouched
-from fastsparse.model.enforcement import DenseGuard,Enforcement,Guard,guard_of,has_stamp,keeps_zero,Masked,masked_params,set_guard,stamp_of
+from fastsparse.model.enforcement import DenseMask,MaskHooks,MaskHandler,handler_of,has_stamp,keeps_zero,ParamRef,masked_params,set_handler,stamp_of
 from fastsparse.kernels.linear import kernels_take
 from fastsparse.masks.selection import count_live,live_places
 from fastsparse.kernels.ops import DenseGradient,late_text,need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
@@ -48,12 +48,12 @@ def _resize(p, values, grad):
     p.data,p.grad = values,grad
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #316fd60a
-class LiveGuard(Guard):
+class LiveWeight(MaskHandler):
     "Guards one parameter that is stored as its live values"
-    route,costly,grad_stamp,dense_state,finish = 'rows',None,None,False,None
+    route,slow_optimizer,grad_stamp,dense_state,finish = 'rows',None,None,False,None
     held = 'is stored sparse: call remove() of the report of sparse_compute, or store_dense(model), first'
-    def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr, remark=''))
-    def __getstate__(self): return dict(module=self.module, attr=self.attr, remark=self.remark)
+    def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr, summary_note=''))
+    def __getstate__(self): return dict(module=self.module, attr=self.attr, summary_note=self.summary_note)
     def __setstate__(self, state):
         vars(self).update(state)
         self.opts,self.dense_grad,self._lifted = weakref.WeakSet(),DenseGradient(),False
@@ -73,13 +73,13 @@ class LiveGuard(Guard):
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #1ed86551
 @patch(as_prop=True)
-def index(self:LiveGuard):
+def index(self:LiveWeight):
     if self._index is None: self._index = SparseIndex(self.mask)
     return self._index
 
 @patch
 @torch.no_grad()
-def spread(self:LiveGuard, t):
+def spread(self:LiveWeight, t):
     "A number for each live weight as a dense tensor"
     out = t.new_zeros(self.shape)
     out.view(-1).scatter_(0, self.index.places, t.detach())
@@ -89,20 +89,20 @@ def spread(self:LiveGuard, t):
 _replaced_error = "the parameter of a layer that computes with live weights was taken out or replaced: call remove() of the report of sparse_compute, or store_dense(model), before you do that"
 
 @patch(as_prop=True)
-def p(self:LiveGuard):
+def p(self:LiveWeight):
     self.check()
     w = self.spread(self.values).requires_grad_(self.values.requires_grad)
     if self.has_grad: w.grad = self.whole_grad()
     return w
 
 @patch
-def whole_grad(self:LiveGuard):
+def whole_grad(self:LiveWeight):
     if not self.has_dense: return self.spread(self.values.grad)
     self.dense_grad.share()
     return self.dense_grad.in_rows(slice(None), self.index.places, slice(None)).view(self.shape)
 
 @patch
-def check(self:LiveGuard):
+def check(self:LiveWeight):
     "Follow a parameter or a mask that somebody else changed"
     v = self.values
     if v is None: raise RuntimeError(_replaced_error)
@@ -117,14 +117,14 @@ def check(self:LiveGuard):
 _fresh = deepcopy(nn.Parameter(torch.zeros(1)))._version
 
 @patch
-def __deepcopy__(self:LiveGuard, memo):
-    new = memo[id(self)] = object.__new__(LiveGuard)
+def __deepcopy__(self:LiveWeight, memo):
+    new = memo[id(self)] = object.__new__(LiveWeight)
     new.__setstate__(deepcopy(self.__getstate__(), memo))
     new.source = weakref.ref(self),self.index
     return new
 
 @patch
-def refuse_average(self:LiveGuard, v):
+def refuse_average(self:LiveWeight, v):
     "A `ValueError` if somebody has averaged values of different weights"
     if v._version==_fresh or self.opts: return
     source,born = self.source[0](),self.source[1]
@@ -133,10 +133,10 @@ def refuse_average(self:LiveGuard, v):
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #edd5c388
 @patch
-def watch(self:LiveGuard, v):
+def watch(self:LiveWeight, v):
     if v.shape!=(len(self.index),): raise RuntimeError(_replaced_error)
     if self.handle is not None: self.handle.remove()
-    set_guard(v, self)
+    set_handler(v, self)
     ref,self.seen = weakref.ref(self),v
     self.handle = v.register_post_accumulate_grad_hook(lambda _: (g := ref()) and g.arrived()) if v.requires_grad else None
 
@@ -154,7 +154,7 @@ def _move_values(stays, to, n, t):
 @patch
 @torch.inference_mode(False)
 @torch.no_grad()
-def carry(self:LiveGuard):
+def carry(self:LiveWeight):
     "Follow the mask with values, gradient and state"
     old,v = self.index.to(self.mask.device),self.values
     new = self._index = SparseIndex(self.mask)
@@ -176,17 +176,17 @@ def carry(self:LiveGuard):
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #2f20d2d6
 @patch
-def move(self:LiveGuard, gone, new, opt, start=None):
+def move(self:LiveWeight, gone, new, opt, start=None):
     self.meet(opt)
     self.carry()
     if start is not None: self.values.data.put_(torch.searchsorted(self.index.places, new), start.take(new).to(self.values))
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #95ad1ca7
 @patch
-def tap(self:LiveGuard, gT, xT=None): self.dense_grad.add(self.values.grad, gT.flatten(1), xT)
+def grad_hook(self:LiveWeight, gT, xT=None): self.dense_grad.add(self.values.grad, gT.flatten(1), xT)
 
 @patch
-def arrived(self:LiveGuard):
+def arrived(self:LiveWeight):
     v = self.values
     if v.grad.shape!=v.shape:
         v.grad = None
@@ -194,18 +194,18 @@ def arrived(self:LiveGuard):
     self.dense_grad.arrive(v.grad)
 
 @patch
-def expect_dense(self:LiveGuard):
+def expect_dense(self:LiveWeight):
     "Warn if a gradient came without its dense part"
     if not self.has_dense and self.has_grad and self.values.grad.any():
         warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead weights: use loss.backward(), or call remove() of the report of sparse_compute")
 
 @patch
-def grad_state(self:LiveGuard):
+def grad_state(self:LiveWeight):
     grad,dense = self.values.grad,self.dense_grad
     return dict(grad=grad, terms=dense.terms, came=dense.came) if dense.holds(grad) else dict(grad=grad)
 
 @patch
-def load_grad_state(self:LiveGuard, state):
+def load_grad_state(self:LiveWeight, state):
     v,grad,dense = self.values,state['grad'],self.dense_grad
     dense.clear()
     if grad.shape==v.shape: v.grad,dense.terms,dense.came = grad,list(state.get('terms', [])),state.get('came')
@@ -215,30 +215,30 @@ def load_grad_state(self:LiveGuard, state):
     dense.note(v.grad)
 
 @patch
-def before_step(self:LiveGuard, opt):
+def before_step(self:LiveWeight, opt):
     self.meet(opt)
     self.check()
 
 @patch
-def after_step(self:LiveGuard, opt): self.dense_grad.clear()
+def after_step(self:LiveWeight, opt): self.dense_grad.clear()
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #f24be6f6
 @patch
-def weights_at(self:LiveGuard, at, with_grad):
+def weights_at(self:LiveWeight, at, with_grad):
     v = self.values.detach()
     v.grad = self.read_grad if with_grad else None
     return v
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #b2afc879
 @patch
-def gradient(self:LiveGuard, dense):
+def gradient(self:LiveWeight, dense):
     if dense: return self.whole_grad(),
     if self.kept is None or self.kept[0] is not self.index: self.kept = self.index,Live(self.index.places, self.shape)
     return self.read_grad,self.kept[1]
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #590b79ea
 @patch
-def dead_at(self:LiveGuard, at):
+def dead_at(self:LiveWeight, at):
     v = self.values.new_zeros(len(at))
     if self.has_dense:
         self.dense_grad.share()
@@ -249,7 +249,7 @@ def dead_at(self:LiveGuard, at):
 _at_once = 2**17  # entries of the dense gradient that are made at a time, or an eighth of all, where rows will do
 
 @patch
-def parts(self:LiveGuard, with_grad):
+def parts(self:LiveWeight, with_grad):
     (n_out,n_in),dense,places = self.index.shape,self.dense_grad,self.index.places
     with_grad = with_grad and self.has_grad
     if with_grad and self.has_dense: dense.share()
@@ -260,7 +260,7 @@ def parts(self:LiveGuard, with_grad):
         yield rows,self._part(rows, places[live]-i*n_in, live, with_grad)
 
 @patch
-def _part(self:LiveGuard, rows, places, live, with_grad):
+def _part(self:LiveWeight, rows, places, live, with_grad):
     "The weight in `rows`: those that are `live` among the values are at `places` of it"
     shape = torch.Size((rows.stop-rows.start,*self.shape[1:]))
     def spread(t): return t.new_zeros(shape.numel()).scatter_(0, places, t.detach()[live]).view(shape)
@@ -269,9 +269,9 @@ def _part(self:LiveGuard, rows, places, live, with_grad):
     return p
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #4bdbab3e
-def _lift(self, lifted):
-    if not lifted: self.dense_grad.clear()
-    self._lifted = lifted
+def _lift(self, keep_dense_grad):
+    if not keep_dense_grad: self.dense_grad.clear()
+    self._lifted = keep_dense_grad
 
 def _refusing(answer, what):
     "A property that is always `answer`"
@@ -279,10 +279,10 @@ def _refusing(answer, what):
         if wanted: raise ValueError(f"{what}, and sparse compute keeps nothing of dead weights: take another, or call remove() of the report of sparse_compute, or store_dense(model)")
     return property(lambda self: answer, _set)
 
-LiveGuard.lifted = property(lambda self: self._lifted, _lift, doc="Will an update read this batch's dense gradient?")
-LiveGuard.dense_history = _refusing(False,
+LiveWeight.keep_dense_grad = property(lambda self: self._lifted, _lift, doc="Will an update read this batch's dense gradient?")
+LiveWeight.dense_history = _refusing(False,
     "gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights")
-LiveGuard.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
+LiveWeight.around = _refusing(None, "own_step_count and its like (grow_state_f) read what an optimizer remembers by a weight's place")
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #975a409a
 _traced_error = "torch.export, torch.fx and torch.jit.trace can't follow products of live weights: call remove() of the report of sparse_compute, or store_dense(model), first"
@@ -298,14 +298,14 @@ def _uncompiled(f):
 class _Dense(Function):
     "Live values to a dense weight"
     @staticmethod
-    def forward(ctx, values, guard):
-        ctx.index,ctx.tap = guard.index,guard.tap if guard.lifted else None
-        return guard.spread(values)
+    def forward(ctx, values, handler):
+        ctx.index,ctx.grad_hook = handler.index,handler.grad_hook if handler.keep_dense_grad else None
+        return handler.spread(values)
 
     @staticmethod
     def backward(ctx, grad):
         need_plain_backward(grad)
-        if ctx.tap: ctx.tap(grad)
+        if ctx.grad_hook: ctx.grad_hook(grad)
         return grad.reshape(-1).index_select(0, ctx.index.places),None
 
 def _is_transformed():
@@ -314,7 +314,7 @@ def _is_transformed():
 
 @patch
 @_uncompiled
-def dense(self:LiveGuard):
+def dense(self:LiveWeight):
     "The weight as a dense tensor through which gradients flow"
     self.check()
     v = self.values
@@ -326,7 +326,7 @@ def dense(self:LiveGuard):
 def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
 
 @patch(as_prop=True)
-def conv(self:LiveGuard):
+def conv(self:LiveWeight):
     "The index of a convolution that has a kernel, of two dimensions; False if it hasn't"
     m = self.module
     if self._conv is None:
@@ -336,44 +336,44 @@ def conv(self:LiveGuard):
     return self._conv
 
 @patch
-def convolve(self:LiveGuard, v, x, bias=None, tap=None):
+def convolve(self:LiveWeight, v, x, bias=None, grad_hook=None):
     "A convolution with the live values `v`"
     m,n = self.module,len(self.module.kernel_size)
-    if x.ndim==n+1: return self.convolve(v, x[None], bias, tap)[0]
+    if x.ndim==n+1: return self.convolve(v, x[None], bias, grad_hook)[0]
     if fits_kernel(v) and x.device.type=='cpu' and self.conv and self.conv.takes(*_two(x.shape[2:], 1)):
         autocast = torch.is_autocast_enabled('cpu')
-        y = sparse_conv2d((x.unsqueeze(2) if n==1 else x).to(v.dtype), v, self.conv, bias, tap)
+        y = sparse_conv2d((x.unsqueeze(2) if n==1 else x).to(v.dtype), v, self.conv, bias, grad_hook)
         return (y.squeeze(2) if n==1 else y).to(torch.get_autocast_dtype('cpu') if autocast else y.dtype)
-    if is_pointwise(m): return sparse_conv1x1(x, v, self.index, bias, m.stride, tap)
+    if is_pointwise(m): return sparse_conv1x1(x, v, self.index, bias, m.stride, grad_hook)
     return m._conv_forward(x, _Dense.apply(v, self), bias)
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #47bc97ce
 @patch
-def times(self:LiveGuard, v, x, bias=None, tap=None, relu=False):
+def times(self:LiveWeight, v, x, bias=None, grad_hook=None, relu=False):
     "The product of the layer with the live values `v`; `relu` for linear layers"
-    return self.convolve(v, x, bias, tap) if isinstance(self.module, _ConvNd) else sparse_linear(x, v, self.index, bias, tap, relu)
+    return self.convolve(v, x, bias, grad_hook) if isinstance(self.module, _ConvNd) else sparse_linear(x, v, self.index, bias, grad_hook, relu)
 
 @patch
-def dense_times(self:LiveGuard, w, x, bias=None):
+def dense_times(self:LiveWeight, w, x, bias=None):
     "The same with a dense weight"
     return self.module._conv_forward(x, w, bias) if isinstance(self.module, _ConvNd) else F.linear(x, w, bias)
 
 @patch
 @_uncompiled
-def product(self:LiveGuard, x, bias=None, relu=False):
+def product(self:LiveWeight, x, bias=None, relu=False):
     "What the layer does, and a rectifier after it"
     if not isinstance(x, torch.Tensor): raise RuntimeError(_traced_error)
     self.check()
     if self.calls is not None: self.calls.append((x,bias))
     v = self.values
-    if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, self.tap if self.lifted else None, relu)
+    if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, self.grad_hook if self.keep_dense_grad else None, relu)
     y = self.dense_times(self.dense(), x, bias)
     return y.relu() if relu else y
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #fc86bad4
 class LiveLayer:
-    "What layers share that keep some of their weights as live values; `_live` holds a guard for each"
-    def guard_for(self, attr): return self._live.get(attr) or DenseGuard(self, attr)
+    "What layers share that keep some of their weights as live values; `_live` holds a handler for each"
+    def guard_for(self, attr): return self._live.get(attr) or DenseMask(self, attr)
     def forward(self, input): return self._live['weight'].product(input, self.bias)
 
     def __setstate__(self, state):
@@ -398,7 +398,7 @@ class LiveLayer:
 # %% ../../nbs/36_kernels.live_layers.ipynb #aac0bad5
 @patch
 @torch.no_grad()
-def taken(self:LiveGuard, key, state, errors):
+def taken(self:LiveWeight, key, state, errors):
     "The live values of the dense weight that `state` has under `key`, with the mask that comes with it"
     given,mask,self.source = state[key],state.get(f'{key}_mask'),None
     if given.shape!=self.shape:
@@ -502,14 +502,14 @@ def _check_elementwise(opt):
     raise ValueError(f"opt is a {name}, and sparse compute needs an optimizer that treats each weight by itself: {', '.join(_elementwise)}, or fastai's SGD, RMSProp, Adam, RAdam or QHAdam")
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #6157da29
-def _live_guard(p):
-    g = guard_of(p)
-    return g if isinstance(g, LiveGuard) else None
+def _live_handler(p):
+    g = handler_of(p)
+    return g if isinstance(g, LiveWeight) else None
 
-def _spread(p, state): return {k:g.spread(t) if _like(t, p) else t for k,t in state.items()} if (g := _live_guard(p)) else state
+def _spread(p, state): return {k:g.spread(t) if _like(t, p) else t for k,t in state.items()} if (g := _live_handler(p)) else state
 
 def _gather(p, state):
-    g = _live_guard(p)
+    g = _live_handler(p)
     if g is None: return state
     g.check()
     return {k:t.reshape(-1)[g.index.places.to(t.device)] if _like(t, g.mask) else t for k,t in state.items()}
@@ -535,13 +535,13 @@ def _tell_dense(opt):
 
 def _tell_plain(opt):
     "Leave `opt` as it was, when none of its parameters is live values any more"
-    if any(_live_guard(p) for g in opt.param_groups for p in g['params']): return
+    if any(_live_handler(p) for g in opt.param_groups for p in g['params']): return
     if isinstance(opt, Optimizer): return [vars(opt).pop(name, None) for name in ('state_dict','load_state_dict')]
     for hooks in (opt._optimizer_state_dict_post_hooks, opt._optimizer_load_state_dict_pre_hooks):
         for k in [k for k,h in hooks.items() if h in (_give_state,_take_state)]: del hooks[k]
 
 @patch
-def meet(self:LiveGuard, opt):
+def meet(self:LiveWeight, opt):
     "Remember an optimizer that holds the values; one that was made after the swap is met at its first step"
     base = base_opt(opt)
     if base in self.opts: return
@@ -552,60 +552,60 @@ def meet(self:LiveGuard, opt):
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #ab6bf0f9
 def _rearm(model):
-    "Whoever enforces a mask in `model`, also on behalf of a larger one, finds its guards anew"
+    "Whoever enforces a mask in `model`, also on behalf of a larger one, finds its handlers anew"
     modules = set(model.modules())
-    for e in list(Enforcement.armed):
-        if any(g.module in modules for g in e.guards) and (root := e.root()) is not None: e.arm(root)
+    for e in list(MaskHooks.armed):
+        if any(g.module in modules for g in e.handlers) and (root := e.root()) is not None: e.arm(root)
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def _store_sparse(o, opts):
     "Swap the dense parameter of `o` for its live values"
-    if was := guard_of(o.p): was.remove()
-    guard,p,grad = LiveGuard(o.module, o.attr),o.p,o.p.grad
-    def pick(t): return t.detach().reshape(-1)[guard.index.places]
+    if was := handler_of(o.p): was.remove()
+    handler,p,grad = LiveWeight(o.module, o.attr),o.p,o.p.grad
+    def pick(t): return t.detach().reshape(-1)[handler.index.places]
     _change_state(opts, p, pick)
     _resize(p, pick(p), None)
     _turn(o.module, True)
-    o.module._live[o.attr] = guard
-    guard.check()
-    if grad is not None: guard.load_grad_state(dict(grad=grad))
-    for opt in opts: guard.meet(opt)
-    guard.lifted = bool(was) and was.lifted
-    return guard
+    o.module._live[o.attr] = handler
+    handler.check()
+    if grad is not None: handler.load_grad_state(dict(grad=grad))
+    for opt in opts: handler.meet(opt)
+    handler.keep_dense_grad = bool(was) and was.keep_dense_grad
+    return handler
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #b242b82e
 @torch.inference_mode(False)
 @torch.no_grad()
-def _store_dense(guard):
+def _store_dense(handler):
     "Swap back; a dense parameter that somebody put in its place stays"
-    v,module,attr,opts = guard.values,guard.module,guard.attr,list(guard.opts)
-    if v.shape!=guard.shape:
-        guard.check()
-        _change_state(opts, v, guard.spread)
-        _resize(v, guard.spread(v), guard.whole_grad().data if guard.has_grad else None)  # no view: optimizers detach it in place
-    if guard.handle is not None: guard.handle.remove()
+    v,module,attr,opts = handler.values,handler.module,handler.attr,list(handler.opts)
+    if v.shape!=handler.shape:
+        handler.check()
+        _change_state(opts, v, handler.spread)
+        _resize(v, handler.spread(v), handler.whole_grad().data if handler.has_grad else None)  # no view: optimizers detach it in place
+    if handler.handle is not None: handler.handle.remove()
     del module._live[attr]
-    set_guard(v)
+    set_handler(v)
     for opt in opts: _tell_plain(opt)
-    new = DenseGuard(module, attr)
-    new.lifted = guard.lifted
+    new = DenseMask(module, attr)
+    new.keep_dense_grad = handler.keep_dense_grad
     return new
 
 def store_dense(
     model:nn.Module, # Any module
-    guards:list=None, # `LiveGuard`s of its parameters, all by default
+    handlers:list=None, # `LiveWeight`s of its parameters, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
-    if guards is None: guards = [g for m in model.modules() if isinstance(m, LiveLayer) for g in m._live.values()]
-    held = [_store_dense(g) for g in guards]  # until the model holds them
+    if handlers is None: handlers = [g for m in model.modules() if isinstance(m, LiveLayer) for g in m._live.values()]
+    held = [_store_dense(g) for g in handlers]  # until the model holds them
     _settle(model)
     _rearm(model)
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #d938fa7c
 def _is_hooked(p):
-    "Has somebody but its guard hooks on the parameter `p`?"
-    own = getattr(getattr(guard_of(p), 'handle', None), 'id', None)
+    "Has somebody but its handler hooks on the parameter `p`?"
+    own = getattr(getattr(handler_of(p), 'handle', None), 'id', None)
     return any(k!=own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for k in hooks or ())
 
 def _why_no_layer(m):
@@ -634,85 +634,85 @@ def swappable(
     return {o.name:why(o) for o in masked_params(model)}
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #3044b338
-def _layer_ratio(guard, call, inputs):
+def _layer_ratio(handler, call, inputs):
     "How many times faster than dense is this call of a layer, forward and backward?"
     x,bias = call
     leaf = x.untyped_storage().data_ptr() in inputs
-    w,v = guard.spread(guard.values).requires_grad_(),guard.values.detach().clone().requires_grad_()
+    w,v = handler.spread(handler.values).requires_grad_(),handler.values.detach().clone().requires_grad_()
     b = None if bias is None else bias.detach().clone().requires_grad_()
     def step(f, t):
         like = torch.randn_like(x).requires_grad_(not leaf)
         grad = torch.randn_like(f(t, like, b).detach())
         return lambda: torch.autograd.grad(f(t, like, b), [o for o in (like,t,b) if o is not None and o.requires_grad], grad)
-    with torch.enable_grad(): return speedup(step(guard.dense_times, w), step(guard.times, v), rounds=3)
+    with torch.enable_grad(): return speedup(step(handler.dense_times, w), step(handler.times, v), rounds=3)
 
-def _kind(guard):
-    (x,bias),m = guard.calls[0],guard.module
+def _kind(handler):
+    (x,bias),m = handler.calls[0],handler.module
     how = [str(getattr(m, k, None)) for k in ('stride','padding','dilation')]
-    density = round(20*len(guard.index)/max(guard.mask.numel(), 1))
-    return type(m),*how,tuple(guard.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,density
+    density = round(20*len(handler.index)/max(handler.mask.numel(), 1))
+    return type(m),*how,tuple(handler.shape),tuple(x.shape),x.stride(),x.dtype,bias is None,density
 
-def _calls(model, guards, xb):
-    "Of each of `guards` that a forward of the model uses, by name: its kind and its first call"
-    for g in guards.values(): g.calls = []
+def _calls(model, handlers, xb):
+    "Of each of `handlers` that a forward of the model uses, by name: its kind and its first call"
+    for g in handlers.values(): g.calls = []
     model(*xb)
-    calls = {n:(_kind(g), g.calls[0]) for n,g in guards.items() if g.calls}
-    for g in guards.values(): g.calls = None
+    calls = {n:(_kind(g), g.calls[0]) for n,g in handlers.items() if g.calls}
+    for g in handlers.values(): g.calls = None
     return calls
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #09b5cacf
-def _ratios(model, guards, xb):
-    "The ratio of each of `guards` that is used, by name; one measurement a kind"
-    calls,kinds = _calls(model, guards, xb) if guards else {},{}
+def _ratios(model, handlers, xb):
+    "The ratio of each of `handlers` that is used, by name; one measurement a kind"
+    calls,kinds = _calls(model, handlers, xb) if handlers else {},{}
     for n,(kind,call) in calls.items(): kinds.setdefault(kind, (n,call))
     inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
-    of = {kind:_layer_ratio(guards[n], call, inputs) for kind,(n,call) in with_bar(list(kinds.items()))}
+    of = {kind:_layer_ratio(handlers[n], call, inputs) for kind,(n,call) in with_bar(list(kinds.items()))}
     return {n:of[kind] for n,(kind,_) in calls.items()}
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #e05f25d1
 _gain = 1.1  # what a layer has to win by
 
-def _measure(model, guards, xb):
+def _measure(model, handlers, xb):
     "The plan, and the ratio that was measured for each parameter"
-    with untouched(model): ratios = _ratios(model, guards, xb)
-    return {n:'rows' if ratios.get(n, 0)>=_gain else 'dense' for n in guards},ratios
+    with untouched(model): ratios = _ratios(model, handlers, xb)
+    return {n:'rows' if ratios.get(n, 0)>=_gain else 'dense' for n in handlers},ratios
 
 @torch.inference_mode(False)
-def _choose(model, guards, xb):
-    "The plan and the ratios of all ranks; layers that stay dense leave `guards`"
+def _choose(model, handlers, xb):
+    "The plan and the ratios of all ranks; layers that stay dense leave `handlers`"
     shared,box = dist.is_available() and dist.is_initialized(),[None]
     try:
-        if not shared or dist.get_rank()==0: box = [_measure(model, guards, fresh(xb))]
+        if not shared or dist.get_rank()==0: box = [_measure(model, handlers, fresh(xb))]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:
-        store_dense(model, guards.values())
+        store_dense(model, handlers.values())
         raise
     plan = box[0][0]
-    store_dense(model, [guards.pop(n) for n in list(guards) if plan[n]=='dense'])
+    store_dense(model, [handlers.pop(n) for n in list(handlers) if plan[n]=='dense'])
     return box[0]
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #f44d48b7
 class SparseCompute:
     "What `sparse_compute` chose: `plan` (name → route), `ratios` (name → measured speed-up), `df` (a table); `remove()` undoes it"
-    def __init__(self, model, guards, plan, ratios, notes):
-        store_attr('model,guards,plan,ratios,notes')
+    def __init__(self, model, handlers, plan, ratios, notes):
+        store_attr('model,handlers,plan,ratios,notes')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
         self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=float('nan'), note=why) for n,why in notes.items()])
-        for n,g in guards.items(): g.remark = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
+        for n,g in handlers.items(): g.summary_note = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
-        store_dense(self.model, [g for g in self.guards.values() if vars(g.module).get('_live', {}).get(g.attr) is g])
-        self.guards = {}
+        store_dense(self.model, [g for g in self.handlers.values() if vars(g.module).get('_live', {}).get(g.attr) is g])
+        self.handlers = {}
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #57df85de
 def _check_engine(g):
     "A `ValueError` if an engine that is there already needs what dead weights have"
     for name in ('dense_history','around'):
-        if g is not None: getattr(LiveGuard, name).fset(g, getattr(g, name))
+        if g is not None: getattr(LiveWeight, name).fset(g, getattr(g, name))
 
 def _check_plan(plan, names, notes):
     if not isinstance(plan, dict): raise ValueError(f"plan is a {type(plan).__name__}, and must be a dict of routes by parameter, as report.plan, or None, which measures")
@@ -728,7 +728,7 @@ def _check_model(model, entries):
     if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if any(map(_lives, model.modules())): raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
     if isinstance(model, DistributedDataParallel): raise ValueError("the model is wrapped for data parallel training, which has its parameters already: call sparse_compute before, or pass the callback a plan from one process")
-    for o in entries: _check_engine(guard_of(o.p))
+    for o in entries: _check_engine(handler_of(o.p))
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #4fdf719b
 def sparse_compute(
@@ -755,7 +755,7 @@ def sparse_compute(
 
 # %% ../../nbs/36_kernels.live_layers.ipynb #8c5443f0
 def why_masked(
-    o:Masked, # A parameter with a mask
+    o:ParamRef, # A parameter with a mask
     batch:int, # Samples of a batch
 ) -> str: # Empty where live weights pay
     "Why the fixed rule leaves a weight masked"
@@ -793,5 +793,5 @@ def check_live(
     of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
     methods = [{**settings, **o} for o in of_rules] or [settings]
     for name,says_so in (('dense_history','dense_history'), ('around','around_step')):
-        getattr(LiveGuard, name).fset(None, any(getattr(needs_of(f), says_so) for o in methods for f in o.values()))
+        getattr(LiveWeight, name).fset(None, any(getattr(needs_of(f), says_so) for o in methods for f in o.values()))
     if all(o.get('grow_state_f') for o in methods): raise ValueError("grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead ones: pass grow_state_f=None, or sparse_compute=False")

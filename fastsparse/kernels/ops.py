@@ -169,10 +169,10 @@ def need_all_values(values, index):
 # %% ../../nbs/33_kernels.ops.ipynb #f2a00b75
 class _Product(Function):
     @staticmethod
-    def forward(ctx, x, values, bias, index, tap, relu):
+    def forward(ctx, x, values, bias, index, grad_hook, relu):
         y = sparse_product(index, values, x, bias, relu)
         ctx.save_for_backward(values, y if relu else None, x if ctx.needs_input_grad[1] else None)
-        ctx.index,ctx.tap = index,tap
+        ctx.index,ctx.grad_hook = index,grad_hook
         return y
 
     @staticmethod
@@ -181,7 +181,7 @@ class _Product(Function):
         (values,y,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
         need_timely(values, index)
         let = g.clone if y is None else lambda: torch.ops.aten.threshold_backward(g, y, 0)  # through the rectifier
-        if of_values and ctx.tap is not None: ctx.tap(let().t(), x.clone().t())
+        if of_values and ctx.grad_hook is not None: ctx.grad_hook(let().t(), x.clone().t())
         if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias, y=y),None,None,None
         if y is not None: g = let()
         gx = sparse_product(index.t, values.index_select(0, index.t.order), g) if of_x else None
@@ -205,13 +205,13 @@ def sparse_linear(
     values:torch.Tensor, # The live weights, in the index's order
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number for each output
-    tap=None, # Function that the backward calls with `gT` and `xT`, which it may keep: the dense gradient is `gT@xT.t()`
+    grad_hook=None, # Function that the backward calls with `gT` and `xT`, which it may keep: the dense gradient is `gT@xT.t()`
     relu=False, # Does a rectifier follow? Its passes over outputs and gradients are made here
 ) -> torch.Tensor: # Outputs of shape `(..., outputs)`
     "`F.linear` with live weights only, and a rectifier where `relu`"
     x,values,bias = _casted(x, values, bias)
     _check_input(x, values, index, x.shape[-1] if x.ndim else 0, 'features')
-    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, tap, relu)
+    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, grad_hook, relu)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../../nbs/33_kernels.ops.ipynb #aca78c62
@@ -221,7 +221,7 @@ def sparse_conv1x1(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number for each output channel
     stride:tuple=(1,), # One for each spatial dimension, or one for all
-    tap=None, # As in `sparse_linear`
+    grad_hook=None, # As in `sparse_linear`
 ) -> torch.Tensor: # Outputs of shape `(batch, channels, ...)`, in the memory format of `x`
     "A convolution with a kernel of size 1, live weights only"
     x,values,bias = _casted(x, values, bias)
@@ -229,7 +229,7 @@ def sparse_conv1x1(
     n_spatial = x.ndim-2
     stride = tuple(stride)*(n_spatial//len(stride))
     at = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
-    y = sparse_linear(at.movedim(1, -1), values, index, bias, tap).movedim(-1, 1)
+    y = sparse_linear(at.movedim(1, -1), values, index, bias, grad_hook).movedim(-1, 1)
     return y.contiguous() if x.is_contiguous() else y
 
 # %% ../../nbs/33_kernels.ops.ipynb #1f3256de

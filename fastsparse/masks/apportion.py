@@ -9,14 +9,14 @@ __all__ = []
 import math
 from fastcore.basics import *
 from fastsparse.masks.distributions import fill_budget,share_out
-from fastsparse.masks.selection import whole_part
+from fastsparse.masks.selection import floor_product
 
 # %% ../../nbs/19_masks.apportion.ipynb #c934713d
 def whole_up(
     x:float, # A fraction times a count
 ) -> int:
     "`x` rounded up, unless it is within `1e-9` (relative) of an integer: then that one"
-    return -whole_part(-x)
+    return -floor_product(-x)
 
 # %% ../../nbs/19_masks.apportion.ipynb #b4be6897
 def _check_shares(shares):

@@ -12,7 +12,7 @@ from collections import defaultdict
 from fastcore.basics import *
 from fastsparse.masks.files import read_data,reading
 from fastsparse.masks.checks import need_bools,need_fraction,need_number,need_parameters
-from fastsparse.masks.registry import find_part,register_part
+from fastsparse.masks.registry import get_part,register_part
 from fastsparse.masks.selection import count_live,lowest,top_k_mask
 from fastsparse.masks.patterns import assign,check_pattern,need_named,read_rules
 from functools import partial
@@ -96,7 +96,7 @@ def as_distribution(
 ): # A distribution: `f(params, model_sparsity)` → a sparsity for each parameter
     "The distribution that `spec` means; a `ValueError` with all names if it means none"
     if callable(spec): return spec
-    found = find_part('distribution', spec, what)
+    found = get_part('distribution', spec, what)
     wanted = [k for k,o in inspect.signature(found).parameters.items() if o.default is o.empty]
     if wanted and wanted[0]!='params': raise ValueError(f"{what} is {spec!r}, which makes a distribution from {wanted[0]}: pass {found.__name__}(...) instead of its name")
     return found

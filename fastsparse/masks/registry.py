@@ -17,7 +17,7 @@ kinds = dict(score='a keep or grow score', redistribution="a layer's share of wh
     path='the way to a sparsity', mask='where masks come from')
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     "What a part needs; a function without a declaration needs nothing"
     reads_grad:bool=False
     elementwise:bool=False
@@ -39,12 +39,12 @@ def declares(
     reads_grad:bool=False, # Does it read the gradient of dead weights, `p.grad`, at an update?
     elementwise:bool=False, # Does it look at each weight by itself?
     dense_history:bool=False, # Does it read what the optimizer remembers of dead weights?
-    collector=None, # What it wants to know of earlier gradients, a `Collector`
+    collector=None, # What it wants to know of earlier gradients, a `GradAverage`
     brings_count:bool=False, # Does it decide how many live, so that no distribution is asked?
     reads_initial:bool=False, # Does it return weights to where they were when the engine was made?
     around_step=None, # What it does around each step: a function of `p`, `opt` and `notes`
     check=None, # What refuses a parameter and an optimizer that don't fit: a function of both
-    sample=None, # Of which dead weights it reads the gradient, a `DeadSample`; None is of all, if of any
+    sample=None, # Of which dead weights it reads the gradient, a `DeadWeightSampler`; None is of all, if of any
 ): # A decorator
     "Say what a part of a method needs, and give it a name"
     if kind not in kinds: raise ValueError(f"kind is {kind!r}, and must be one of {', '.join(kinds)}")
@@ -52,7 +52,7 @@ def declares(
         reads_initial=reads_initial)
     if bad := [k for k,v in flags.items() if not isinstance(v, bool)]: raise ValueError(f"{bad[0]} is {flags[bad[0]]!r}, and must be True or False")
     if bad := [f for f in (around_step,check) if f is not None and not callable(f)]: raise ValueError(f"around_step and check must be functions, and one is {bad[0]!r}")
-    needs = Needs(**flags, collector=collector, around_step=around_step, check=check, sample=sample)
+    needs = Requirements(**flags, collector=collector, around_step=around_step, check=check, sample=sample)
     def _f(part):
         if not callable(part): raise ValueError(f"a part is {part!r}, and must be a function, or a class whose instances can be called")
         part._needs = needs
@@ -63,11 +63,11 @@ def declares(
 # %% ../../nbs/13_masks.registry.ipynb #b77049a4
 def needs_of(
     f, # A part, a `functools.partial` of one, or None
-) -> Needs:
+) -> Requirements:
     "What `f` has declared"
-    while isinstance(f, partial) and not isinstance(vars(f).get('_needs'), Needs): f = f.func
+    while isinstance(f, partial) and not isinstance(vars(f).get('_needs'), Requirements): f = f.func
     needs = getattr(f, '_needs', None)
-    return needs if isinstance(needs, Needs) else Needs()
+    return needs if isinstance(needs, Requirements) else Requirements()
 
 def same_needs(
     f, # A part that calls another one
@@ -103,7 +103,7 @@ def near(
     found = get_close_matches(name.lower(), list(known), 1) if isinstance(name, str) else []
     return f"did you mean {found[0]!r}?" if found else 'take one of these'
 
-def find_part(
+def get_part(
     kind:str, # As in `declares`
     name:str, # A name, in any case of letters where that is clear; what a kind's names end with may be left out
     what:str='the part', # What an error calls it, such as the setting

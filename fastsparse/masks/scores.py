@@ -12,7 +12,7 @@ import inspect,math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from fastsparse.masks.checks import need_generator,need_number,need_tensors
-from fastsparse.masks.registry import declares,find_part,same_needs
+from fastsparse.masks.registry import declares,get_part,same_needs
 from fastsparse.model.layers import axes_of
 from fastsparse.masks.selection import count_live,live_places,zero_dead_
 from fastsparse.masks.schedules import ConstantSchedule,make_schedule
@@ -214,7 +214,7 @@ class MagnitudePlusGradient(BasicRepr):
 
 # %% ../../nbs/16_masks.scores.ipynb #d228b301
 @dataclass(frozen=True)
-class Collector:
+class GradAverage:
     "What a score wants to know of the gradients before an update"
     name:str # What is collected, the same for scores that share it
     power:int=1 # Of the gradient, 1 or 2
@@ -226,7 +226,7 @@ class Collector:
         "`memo`, a dict, with the gradient `grad` added; None for a new one. `live`, if given, is whose gradient it is, a `Live`"
         g = grad.detach()
         memo = memo or dict(total=torch.zeros_like(g), n=0, live=live)
-        if memo['live'] is not live: memo,g = whole_memo(memo),g if live is None else live.spread(g)
+        if memo['live'] is not live: memo,g = densify(memo),g if live is None else live.spread(g)
         total,part = memo['total'],1 if self.decay is None else 1-self.decay
         if self.decay is not None: total.mul_(self.decay)
         if self.power==2: total.addcmul_(g, g, value=part)
@@ -236,7 +236,7 @@ class Collector:
     def value(self, memo, at=None):
         "The mean of `memo`, of all weights, or of the rows or row-major places `at`; a moving average is corrected for its start"
         mine = memo['live'] is not None and isinstance(at, torch.Tensor) and memo['live'].places.equal(at)
-        total = memo['total'] if mine else whole_memo(memo)['total']
+        total = memo['total'] if mine else densify(memo)['total']
         if isinstance(at, torch.Tensor) and not mine: total = total.reshape(-1).index_select(0, at)
         elif isinstance(at, slice) and at!=slice(None): total = total[at]
         return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
@@ -249,8 +249,8 @@ class Live:
     shape:tuple
     def spread(self, t): return t.new_zeros(self.shape.numel()).scatter_(0, self.places, t).view(self.shape)
 
-def whole_memo(
-    memo:dict, # From a `Collector`
+def densify(
+    memo:dict, # From a `GradAverage`
 ) -> dict: # With a number for each weight
     "The same of all weights, where it was kept of live ones only"
     return memo if memo['live'] is None else dict(memo, total=memo['live'].spread(memo['total']), live=None)
@@ -264,7 +264,7 @@ class MovingGradient(BasicRepr):
     ):
         if not (isinstance(decay, Real) and 0<decay<1): raise ValueError(f"decay is {decay!r}, and must lie in (0,1): the part of the average that is kept at each batch")
         self.decay = decay
-        same_needs(self, MovingGradient, collector=Collector(f'moving {decay}', decay=decay, dense=True))
+        same_needs(self, MovingGradient, collector=GradAverage(f'moving {decay}', decay=decay, dense=True))
 
     def __call__(self, p, history, **kwargs): return history.abs()
 
@@ -277,11 +277,11 @@ class MeanGradient(BasicRepr):
     ):
         if isinstance(n_batches, bool) or not (isinstance(n_batches, Integral) and n_batches>=1): raise ValueError(f"n_batches is {n_batches!r}, and must be an integer from 1: the batches whose gradients are averaged")
         self.n_batches = n_batches
-        same_needs(self, MeanGradient, collector=Collector(f'mean of {n_batches}', window=n_batches, dense=True))
+        same_needs(self, MeanGradient, collector=GradAverage(f'mean of {n_batches}', window=n_batches, dense=True))
 
     def __call__(self, p, history, **kwargs): return history.abs()
 
-@declares(collector=Collector('square', power=2), elementwise=True)
+@declares(collector=GradAverage('square', power=2), elementwise=True)
 def fisher_saliency(
     p:torch.Tensor, # Parameter
     history:torch.Tensor, # Mean square of the gradients since the last update
@@ -292,7 +292,7 @@ def fisher_saliency(
 
 # %% ../../nbs/16_masks.scores.ipynb #23051ff3
 @dataclass(frozen=True)
-class DeadSample:
+class DeadWeightSampler:
     "Dead weights at random, about `times` as many as live ones, as dead ones, or as those that grow"
     times:float
     of:str='live' # Or 'dead', or 'grown'
@@ -321,7 +321,7 @@ class DeadSample:
 
 # %% ../../nbs/16_masks.scores.ipynb #e7bcff01
 @patch
-def draw(self:DeadSample,
+def draw(self:DeadWeightSampler,
     mask:torch.Tensor, # Bool tensor, what lives before anything grows
     grown:int, # How many will grow, up to the number of dead weights
     generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
@@ -350,7 +350,7 @@ class SampledGradient(BasicRepr):
         need_number('candidates', candidates, 1e-6)
         if of not in ('live','dead','grown'): raise ValueError(f"of is {of!r}, and must be 'live', 'dead' or 'grown': what the candidates are a multiple of")
         self.candidates,self.of = candidates,of
-        same_needs(self, SampledGradient, sample=DeadSample(candidates, of))
+        same_needs(self, SampledGradient, sample=DeadWeightSampler(candidates, of))
 
     def __call__(self, p, mask, n=1, generator=None, **kwargs):
         if p.shape!=mask.shape: return _grad(p).abs()  # those that were drawn, by themselves
@@ -366,7 +366,7 @@ class Sampled(BasicRepr):
         score_f, # A score that is nowhere negative
         temperature:float=1., # Above 0; near 0 is the top itself
     ):
-        if isinstance(score_f, str): score_f = find_part('score', score_f, 'score_f')
+        if isinstance(score_f, str): score_f = get_part('score', score_f, 'score_f')
         if not callable(score_f): raise ValueError(f"score_f is {score_f!r}, and must be a score, such as weight_magnitude: pass the function itself")
         if not (isinstance(temperature, Real) and temperature>0): raise ValueError(f"temperature is {temperature!r}, and must be above 0: near 0 the highest are taken, large values choose evenly")
         self.score_f,self.temperature = score_f,temperature

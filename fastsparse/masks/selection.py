@@ -20,7 +20,7 @@ def n_live(
     return round((1-float(sparsity))*n)
 
 # %% ../../nbs/11_masks.selection.ipynb #ca0acb1a
-def whole_part(
+def floor_product(
     x:float, # A product such as `fraction*n`
 ) -> int:
     "`x` rounded down, or the integer that it misses by less than `1e-9` of itself"

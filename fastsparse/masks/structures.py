@@ -13,7 +13,7 @@ from fastcore.basics import *
 from fastsparse.masks.checks import need_bools
 from fastsparse.masks.registry import same_needs
 from fastcore.foundation import L
-from fastsparse.masks.selection import count_live,highest,live_places,lowest,n_live,put_,whole_part
+from fastsparse.masks.selection import count_live,highest,live_places,lowest,n_live,put_,floor_product
 from fractions import Fraction
 from torch import nn
 
@@ -854,7 +854,7 @@ def mask_drop_minimum(
     "`mask` without the `floor(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
     if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]: the fraction of live weights that goes, e.g. 0.3")
     s = _check_builder(score, mask, structure)
-    dropped,_ = s._move(mask, lambda: score.detach(), None, whole_part(drop_fraction*count_live(mask)), s._most(mask.shape))
+    dropped,_ = s._move(mask, lambda: score.detach(), None, floor_product(drop_fraction*count_live(mask)), s._most(mask.shape))
     return put_(mask.clone(), dropped, False)
 
 @patch

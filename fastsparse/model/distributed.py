@@ -10,7 +10,7 @@ import math,sys,torch,torch.distributed as dist,weakref,zlib
 from fastcore.basics import *
 from fastsparse.masks.registry import needs_of
 from fastsparse.masks.distributions import global_sparsity
-from fastsparse.model.enforcement import DenseGuard,masked_params,Storage,storages
+from fastsparse.model.enforcement import DenseMask,masked_params,Storage,storages
 from fastsparse.masks.selection import count_live,live_places,local_part,put_
 from fastsparse.masks.scores import among,base_opt,call_with,gradient_momentum,gradient_redistribution
 from fastsparse.masks.scores import MeanGradient,momentum_redistribution
@@ -371,10 +371,10 @@ def _as_sharded(rows, p):
     return make(rows, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 # %% ../../nbs/24_model.distributed.ipynb #0558ff2a
-class ShardGuard(DenseGuard):
+class ShardedMask(DenseMask):
     "Keeps the dead weights of one sharded parameter at zero: each rank does so in its own rows"
     @property
-    def remark(self):
+    def summary_note(self):
         r = ranks_of(self.p)
         return f'{r.rows} of {self.p.shape[0]} rows here'
 
@@ -414,7 +414,7 @@ class Shards(Storage):
         if getattr(p, '_fsdp_flattened', False): raise ValueError(_fsdp1_error)
         return _is_sharded(p)
 
-    def guard(self, o): return ShardGuard(o.module, o.attr)
+    def handler(self, o): return ShardedMask(o.module, o.attr)
     def mine(self, t, p): return own_rows(t, p)
     def total(self, p, *ns): return ranks_of(p).sum(*ns)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from warnings import warn
 
 # %% ../../nbs/21_model.enforcement.ipynb #c46665a8
-class Masked(NamedTuple):
+class ParamRef(NamedTuple):
     "A parameter and where it lives: `p` is the attribute `attr` of `module`, called `name` in the model"
     name:str
     module:nn.Module
@@ -36,21 +36,21 @@ class Masked(NamedTuple):
     @property
     def weight(self):
         "The weight with its dead ones, however it is stored; a copy to look at where that isn't the parameter itself"
-        return self.p if self.p.shape==self.shape else guard(self).p
+        return self.p if self.p.shape==self.shape else handler(self).p
 
 # %% ../../nbs/21_model.enforcement.ipynb #7a798b98
-_guards = {}  # a weak reference to each guard, by its parameter's id, which is quick; `holds` makes sure of it
+_guards = {}  # a weak reference to each handler, by its parameter's id, which is quick; `holds` makes sure of it
 
-def guard_of(
+def handler_of(
     p:torch.Tensor, # A parameter
-): # Its `Guard`, or None
-    "Who guards `p`?"
+): # Its `MaskHandler`, or None
+    "Who handlers `p`?"
     ref = _guards.get(id(p))
     g = None if ref is None else ref()
     return g if g is not None and g.holds(p) else None
 
 def _check_mask(o):
-    shape = guard(o).shape if o.mask.shape!=o.p.shape and (guard_of(o.p) or hasattr(o.module, 'guard_for')) else o.p.shape
+    shape = handler(o).shape if o.mask.shape!=o.p.shape and (handler_of(o.p) or hasattr(o.module, 'guard_for')) else o.p.shape
     if o.mask.dtype in (torch.bool, torch.uint8) and o.mask.shape==shape: return
     raise ValueError(f"{o.name}_mask is a tensor of {str(o.mask.dtype).removeprefix('torch.')} of shape {tuple(o.mask.shape)}, and must be one of bool of the parameter's shape, {tuple(o.p.shape)}: register mask_from_tensor(mask)")
 
@@ -60,8 +60,8 @@ class Storage:
     whole = True  # does every process hold all of it?
     def has(self, p): return True  # is `p` kept like this?
     def stored(self, module, attr, p): return p  # what is stored where the module shows `p`
-    def settle(self, model): pass  # guards are about to be set in `model`
-    def guard(self, o): return DenseGuard(o.module, o.attr)
+    def settle(self, model): pass  # handlers are about to be set in `model`
+    def handler(self, o): return DenseMask(o.module, o.attr)
     def serves(self, o, method): pass  # raises a `ValueError` if a method can't choose masks like this
     def call(self, f, p, **kwargs): return call_with(f, p, **kwargs)  # a score, a share or a start
     def distribution(self, f): return f
@@ -91,7 +91,7 @@ def stored(
 # %% ../../nbs/21_model.enforcement.ipynb #bcd882cf
 def masked_params(
     module:nn.Module, # Any module
-) -> list: # A `Masked` for each parameter that has a mask, in parameter order, tied ones once
+) -> list: # A `ParamRef` for each parameter that has a mask, in parameter order, tied ones once
     "The parameters of `module` that have a mask"
     if not isinstance(module, nn.Module): raise TypeError(f"model is {module!r}, and must be a torch module")
     found = {}
@@ -100,13 +100,13 @@ def masked_params(
             mask = m._buffers[f'{attr}_mask'] if f'{attr}_mask' in m._buffers else None  # scripted modules have no `get`
             if p is None or mask is None: continue
             p = stored(m, attr)
-            found.setdefault(id(p), Masked(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
+            found.setdefault(id(p), ParamRef(f'{prefix}.{attr}'.lstrip('.'), m, attr, p, mask))
     for o in found.values(): _check_mask(o)
     return list(found.values())
 
 # %% ../../nbs/21_model.enforcement.ipynb #5564af9c
 def asked_sparsity(
-    o:Masked, # A parameter with a mask
+    o:ParamRef, # A parameter with a mask
 ) -> float: # What somebody wrote to the sparsity buffer, or None if it only shows the mask's own sparsity
     "The sparsity that was asked for by writing to the buffer"
     shown = o.module._buffers.get(f'{o.attr}_sparsity')
@@ -132,7 +132,7 @@ def apply_masks(
     "Make every dead weight of `module` zero"
     need_bools(inplace=inplace)
     for o in masked_params(module):
-        if o.p.shape!=o.shape: guard(o).check()  # only live weights are stored
+        if o.p.shape!=o.shape: handler(o).check()  # only live weights are stored
         elif inplace: zero_dead_(o.p, o.mask)
         else: o.p.data = zero_dead_(o.p.data.clone(), o.mask)
 
@@ -178,14 +178,14 @@ def has_stamp(
     return local_part(t).data_ptr()==place and (version is None or version_of(t)==version) and storage() is not None
 
 # %% ../../nbs/21_model.enforcement.ipynb #bb6bbfb0
-class Guard:
+class MaskHandler:
     "All that other rooms may ask of a parameter with a mask, however it is stored"
-    remark,held = '',''  # what the summary says of it; why its mask can't be taken off now, with the way out
+    summary_note,held = '',''  # what the summary says of it; why its mask can't be taken off now, with the way out
     dense_state = True  # does the optimizer have state for every weight?
     fixed_count = False  # must the number of live weights stay?
-    route,costly = None,None  # how it is multiplied, if not as torch does; an optimizer that writes where the gradient is zero
+    route,slow_optimizer = None,None  # how it is multiplied, if not as torch does; an optimizer that writes where the gradient is zero
     p,name = None,''  # the weight, as the module shows it; its name in the model that enforces its mask
-    lifted = False  # leave this batch's gradient dense: an update will read it
+    keep_dense_grad = False  # leave this batch's gradient dense: an update will read it
     dense_history = False  # leave gradients and state dense, and mask the weight after each step
     rests = None  # a function that says why no update can move the mask, or an empty text
     rate = 1.  # how many times as long as those of its group the optimizer's steps of it are
@@ -220,11 +220,11 @@ class Guard:
     def remove(self): raise NotImplementedError
 
 # %% ../../nbs/21_model.enforcement.ipynb #d3711c02
-def set_guard(
+def set_handler(
     p:torch.Tensor, # A parameter
-    g:Guard=None, # Its guard, or None for nobody
+    g:MaskHandler=None, # Its handler, or None for nobody
 ):
-    "Let `g` guard `p`"
+    "Let `g` handler `p`"
     key = id(p)
     if g is None: _guards.pop(key, None)
     else:
@@ -271,7 +271,7 @@ def refuse_computed(
             refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
 
 # %% ../../nbs/21_model.enforcement.ipynb #2e565422
-class DenseGuard(Guard):
+class DenseMask(MaskHandler):
     "Keeps the dead weights of one parameter at zero, with their gradients and optimizer state"
     def __init__(self, module, attr):
         self.__setstate__((module, attr, '', None))
@@ -297,7 +297,7 @@ class DenseGuard(Guard):
             return p is None
         if p is not self.p:
             if not isinstance(p, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
-            if self.strayed(p): return True  # it has moved to another storage, which has guards of its own
+            if self.strayed(p): return True  # it has moved to another storage, which has handlers of its own
             self.watch(p)
         elif self.handle is None and p.requires_grad: self.hook()
         if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
@@ -308,14 +308,14 @@ class DenseGuard(Guard):
 
     def watch(self, p):
         "Turn to the parameter `p`"
-        other = guard_of(p)
+        other = handler_of(p)
         tied = other is not None and other.module is not self.module and self.mask is not None and other.mask is not None
         if tied and not self.mask.equal(other.mask):
             raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has another mask: tie weights before sparsify_model, "
                 "or call unsparsify_parameter for one of the two first")
         self.release()
         self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
-        set_guard(p, self)
+        set_handler(p, self)
         if p.requires_grad: self.hook()
 
     def hook(self):
@@ -327,7 +327,7 @@ class DenseGuard(Guard):
     def arrived(self):
         self.grad_stamp = None
         if self.displaced(): self.check()
-        if not (self.lifted or self.dense_history): self.mask_grad()
+        if not (self.keep_dense_grad or self.dense_history): self.mask_grad()
 
     def mask_grad(self):
         "Make the gradient of dead weights zero, unless it is so already"
@@ -339,14 +339,14 @@ class DenseGuard(Guard):
 
     def before_step(self, opt):
         self.check()
-        if not (self.lifted or self.dense_history): self.mask_grad()
+        if not (self.keep_dense_grad or self.dense_history): self.mask_grad()
         self.open_step(opt)
 
     def after_step(self, opt):
         if self.mask is None: return
         self.close_step()
         known = keeps_zero(opt)
-        if not known: self.costly = type(base_opt(opt)).__name__
+        if not known: self.slow_optimizer = type(base_opt(opt)).__name__
         state = base_opt(opt).state
         if self.dense_history or not known or self.clean.get(opt) is not state:
             held = slow_weights(opt, self.p) if self.dense_history else state_tensors(opt, self.p)
@@ -394,7 +394,7 @@ class DenseGuard(Guard):
         if self.handle is not None: self.handle.remove()
         self.handle = None
         if self.p is None: return
-        if guard_of(self.p) is self: set_guard(self.p)
+        if handler_of(self.p) is self: set_handler(self.p)
         for opt in self.clean: settle_dead(opt, self.p)
 
     def remove(self):
@@ -407,15 +407,15 @@ class DenseGuard(Guard):
 
 # %% ../../nbs/21_model.enforcement.ipynb #7e3d5005
 def _told(opt):
-    "The guards of `opt`'s parameters"
+    "The handlers of `opt`'s parameters"
     if not _guards: return []
-    return [g for group in base_opt(opt).param_groups for p in group['params'] if (g := guard_of(p))]
+    return [g for group in base_opt(opt).param_groups for p in group['params'] if (g := handler_of(p))]
 
 # %% ../../nbs/21_model.enforcement.ipynb #33905a4f
 _whole = weakref.WeakKeyDictionary()  # optimizer → its groups, while they are split
 
 def _split_groups(opt, told):
-    "Split the groups of `opt` so that each of the guards `told` has its rate"
+    "Split the groups of `opt` so that each of the handlers `told` has its rate"
     join_groups(opt)  # after a step that was interrupted
     rates = {id(g.trained):g.rate for g in told if g.rate!=1}
     if not rates or base_opt(opt) is not opt or 'optim' in vars(opt): return  # the optimizer inside will do it
@@ -453,7 +453,7 @@ def _after_step(opt, *args):
 
 # %% ../../nbs/21_model.enforcement.ipynb #59fbe9f0
 def _tell(step):
-    "`step`, with guards told before and after"
+    "`step`, with handlers told before and after"
     @wraps(step)
     def _f(self, *args, **kwargs):
         try:
@@ -508,14 +508,14 @@ def _hush():
         while o: o.pop().remove()
 
 # %% ../../nbs/21_model.enforcement.ipynb #69113220
-def guard(
-    o:Masked, # A parameter with a mask
-) -> Guard: # The one guard that it has
-    "The guard of a masked parameter, a new one if it has none"
-    g = guard_of(o.p)
+def handler(
+    o:ParamRef, # A parameter with a mask
+) -> MaskHandler: # The one handler that it has
+    "The handler of a masked parameter, a new one if it has none"
+    g = handler_of(o.p)
     if g is not None and g.module is o.module: return g
     own = getattr(o.module, 'guard_for', None)
-    return storage_of(o.p).guard(o) if own is None else own(o.attr)
+    return storage_of(o.p).handler(o) if own is None else own(o.attr)
 
 # %% ../../nbs/21_model.enforcement.ipynb #0e07e237
 class _Unwritten(TorchFunctionMode):
@@ -578,7 +578,7 @@ def _is_of(hook, h): return _owner(h) is hook
 # %% ../../nbs/21_model.enforcement.ipynb #38dadbzz
 def _alters_keys(module):
     "Does a hook after the load answer for what is missing?"
-    return any(not isinstance(_owner(h), Enforcement) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
+    return any(not isinstance(_owner(h), MaskHooks) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
 
 def _with_masks(module):
     return (m for m in module.modules() if any(k.endswith('_mask') and k.removesuffix('_mask') in m._parameters for k in m._buffers))
@@ -592,7 +592,7 @@ def _check_file_mask(name, mask):
     raise ValueError(f"{name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be one of bool, which is True where a weight lives: {way}")
 
 def check_masks_of_load(
-    os:list, # `Masked` parameters
+    os:list, # `ParamRef` parameters
     names:dict, # A parameter's id → its names in the file
     state:dict, # A state dict
     prefix='', # What its names begin with
@@ -608,24 +608,24 @@ def check_masks_of_load(
             if n_lost: raise ValueError(f"{prefix}{n} comes without its mask, {o.name}_mask, and {n_lost} of its values that are not zero would be lost, where weights are dead in this model: {dense_ways_text}")
 
 # %% ../../nbs/21_model.enforcement.ipynb #6a3c49be
-class Enforcement:
-    "A forward pre-hook on the root of a model, and the guards of its masked parameters"
+class MaskHooks:
+    "A forward pre-hook on the root of a model, and the handlers of its masked parameters"
     armed = weakref.WeakSet()
     def __init__(self, names=()):
-        self.by_name,self.paths = dict.fromkeys(names),[]  # guards, none before it is armed; modules on the way to them, with their parents
+        self.by_name,self.paths = dict.fromkeys(names),[]  # handlers, none before it is armed; modules on the way to them, with their parents
         self.root,self.kind,self.claims,self.trying = None,None,[],False
         self.source,self.place,self.copies,self.written = None,None,weakref.WeakSet(),{}
 
-    def __reduce__(self): return Enforcement,(tuple(self.by_name),)
+    def __reduce__(self): return MaskHooks,(tuple(self.by_name),)
 
     def __deepcopy__(self, memo):
-        new,model = Enforcement(self.by_name),None if self.root is None else self.root()
+        new,model = MaskHooks(self.by_name),None if self.root is None else self.root()
         if model is not None and id(model) in memo:
             new.source,new.place = weakref.ref(self),weakref.ref(memo[id(model)])
             self.copies.add(new)
         return new
 
-    guards = property(lambda self: [g for g in self.by_name.values() if g is not None])
+    handlers = property(lambda self: [g for g in self.by_name.values() if g is not None])
     def claimed(self, o): return not self.claims or any(c.only is None or c.only==(o.module,o.attr) for c in self.claims)
 
     def __call__(self, module, args):
@@ -641,22 +641,22 @@ class Enforcement:
         if any([g.check() for g in self.by_name.values()]): self.arm(module)
 
     def arm(self, model):
-        "Set a guard on every masked parameter of `model` that is to be enforced"
+        "Set a handler on every masked parameter of `model` that is to be enforced"
         for s in storages: s.settle(model)
         refuse_computed(model)
         for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
         had,os = self.by_name,masked_params(model)
-        self.root,self.kind,self.by_name = weakref.ref(model),type(model),{o.name:guard(o) for o in os if self.claimed(o)}
+        self.root,self.kind,self.by_name = weakref.ref(model),type(model),{o.name:handler(o) for o in os if self.claimed(o)}
         for n,g in self.by_name.items():
             g.name = n
             g.travel()
         self.armed.add(self)
-        self.hear_loads(model)
+        self.register_load_hooks(model)
         masked,now = {id(o.p) for o in os},dict(model.named_parameters(remove_duplicate=False))
         for n in (n for n in had if n in now and id(now[n]) not in masked):
             warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: sparsify_parameter(model, '{n}', ...) makes it sparse; call unsparsify_parameter(model, '{n}') before you replace a layer by a dense one")
 
-    def hear_loads(self, model):
+    def register_load_hooks(self, model):
         "Listen for loads into `model` and into parts of it that hold masks"
         self.paths = []
         for m in model.modules():
@@ -700,13 +700,13 @@ class Enforcement:
             for k in ('mask','sparsity'): o.module._buffers[f'{o.attr}_{k}'].copy_(theirs[o.name].module._buffers[f'{o.attr}_{k}'])
             zero_dead_(o.p, o.mask)
 
-    def forget(self, guard):
-        "The mask of `guard` is no longer enforced, on purpose"
-        self.by_name = {n:g for n,g in self.by_name.items() if g is not guard and (g is not None or n!=guard.name)}
+    def forget(self, handler):
+        "The mask of `handler` is no longer enforced, on purpose"
+        self.by_name = {n:g for n,g in self.by_name.items() if g is not handler and (g is not None or n!=handler.name)}
 
     def remove(self):
         "End enforcement; masks, buffers and zeros stay"
-        for g in self.guards: g.remove()
+        for g in self.handlers: g.remove()
         if self.root is not None and (model := self.root()) is not None: unhook(model, self)
         self.by_name,self.claims = {},[]
 
@@ -717,7 +717,7 @@ def _versions(o):
     return None if any(t is None or t.is_inference() for t in ts) else tuple(map(version_of, ts))
 
 def _is_written(o, was):
-    now,g = _versions(o),guard_of(o.p)
+    now,g = _versions(o),handler_of(o.p)
     if now is None or any(a<=b for a,b in zip(now, was)): return False
     return g is None or g.stamp is None or not has_stamp(o.mask, g.stamp[1])
 
@@ -728,7 +728,7 @@ def before_state(
 ):
     "What others wrote is masked, and masks of an average are made right"
     for h in list(module._forward_pre_hooks.values()):
-        if isinstance(h, Enforcement) and (h.source is not None or h.root is not None and h.root() is module): h.look(module)
+        if isinstance(h, MaskHooks) and (h.source is not None or h.root is not None and h.root() is module): h.look(module)
 
 def settle_averages(
     model:nn.Module, # Any module
@@ -737,7 +737,7 @@ def settle_averages(
     for m in model.modules(): before_state(m)
 
 # %% ../../nbs/21_model.enforcement.ipynb #a6c1b501
-class Enforced:
+class HookHandle:
     "Masks are enforced until `remove()`, which leaves masks, buffers and zeros; it can be a `with` block"
     def __init__(self, hook=None, only=None):
         self.hook,self.only = hook,only
@@ -749,45 +749,45 @@ class Enforced:
         if hook is None or all(o is not self for o in hook.claims): return
         hook.claims = [o for o in hook.claims if o is not self]
         if not hook.claims: return hook.remove()
-        for g in (g for g in hook.guards if not hook.claimed(g)):
+        for g in (g for g in hook.handlers if not hook.claimed(g)):
             g.remove()
             hook.forget(g)
 
     def __enter__(self): return self
     def __exit__(self, *args): self.remove()
-    def __repr__(self): return 'Enforced()' if self.hook is None else f'Enforced({len(self.hook.guards)} parameters)'
+    def __repr__(self): return 'HookHandle()' if self.hook is None else f'HookHandle({len(self.hook.handlers)} parameters)'
 
 # %% ../../nbs/21_model.enforcement.ipynb #48e2625a
-def enforcements(
+def mask_hooks(
     model:nn.Module, # Any module
-) -> list: # The `Enforcement`s on it and on its submodules
+) -> list: # The `MaskHooks`s on it and on its submodules
     "Who enforces the masks of `model`"
     hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values())]
-    return list({id(h):h for h in map(_owner, hooks) if isinstance(h, Enforcement)}.values())
+    return list({id(h):h for h in map(_owner, hooks) if isinstance(h, MaskHooks)}.values())
 
 def unhook(
     model:nn.Module, # A module
-    hook:Enforcement, # Its enforcement
+    hook:MaskHooks, # Its enforcement
 ):
     "Take the hook off `model` and its parts"
     for hooks in (o for m in model.modules() for o in (m._forward_pre_hooks, m._load_state_dict_post_hooks, m._load_state_dict_pre_hooks)):
         for k in [k for k,h in hooks.items() if _is_of(hook, h)]: del hooks[k]
-    for m in (m for m in model.modules() if not any(isinstance(h, Enforcement) for h in m._forward_pre_hooks.values())):
+    for m in (m for m in model.modules() if not any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())):
         for k in [k for k,h in m._state_dict_pre_hooks.items() if h is before_state]: del m._state_dict_pre_hooks[k]
 
 # %% ../../nbs/21_model.enforcement.ipynb #f7fa77f4
 def enforce_masks(
     model:nn.Module, # A model with masks
     only:tuple=None, # Module and attribute of the one parameter that is meant; None is all with masks
-) -> Enforced: # Its `remove()` ends enforcement and leaves masks, buffers and zeros
+) -> HookHandle: # Its `remove()` ends enforcement and leaves masks, buffers and zeros
     "Keep the dead weights of `model` at zero, in any training loop"
-    hook = first(h for h in model._forward_pre_hooks.values() if isinstance(h, Enforcement))
+    hook = first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))
     if hook is None:
-        hook = Enforcement()
+        hook = MaskHooks()
         model.register_forward_pre_hook(hook)
         model.register_load_state_dict_post_hook(hook.look)
         if before_state not in model._state_dict_pre_hooks.values(): model.register_state_dict_pre_hook(before_state)
-    elif hook.root is None or not hook.claims: Enforced(hook)  # of a copy, whose masks are all enforced
-    held = Enforced(hook, only)
+    elif hook.root is None or not hook.claims: HookHandle(hook)  # of a copy, whose masks are all enforced
+    held = HookHandle(hook, only)
     hook.arm(model)
     return held

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from fastcore.basics import *
 from fastsparse.masks.checks import need_batch,need_bools,need_modules,need_number,need_tensors
-from fastsparse.masks.registry import declares,find_part,needs_of,register_part
+from fastsparse.masks.registry import declares,get_part,needs_of,register_part
 from fastsparse.masks.distributions import as_distribution,live_counts,uniform_sparsity
-from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,Enforced,enforcements,guard,guard_of,Masked
+from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,HookHandle,mask_hooks,handler,handler_of,ParamRef
 from fastsparse.model.enforcement import masked_params,settle_averages,storage_of,storages,unhook
 from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.masks.selection import bits_to_mask,count_live,keyed_generator,local_part
@@ -78,7 +78,7 @@ def _why_layer(owners):
 
 # %% ../../nbs/23_model.sparsify.ipynb #23ad850c
 def _why_dense(owners, adapters=()):
-    "Why a parameter with these `owners`, `Masked` without masks, is left dense; empty if it isn't"
+    "Why a parameter with these `owners`, `ParamRef` without masks, is left dense; empty if it isn't"
     p = owners[0].p
     if any(getattr(o, 'requires_dense', False) for o in [p, *(o.module for o in owners)]): return 'requires_dense'
     if any(isinstance(o.module, _never) for o in owners):
@@ -90,7 +90,7 @@ def _why_dense(owners, adapters=()):
 def decide(
     model:nn.Module, # Any module
     also=None, # Parameters to make sparse too, whatever their layer: types, names, globs or functions, or a list; None is none
-) -> list: # A `Masked` for each parameter; its `why` says why it is left dense, and is empty if it isn't
+) -> list: # A `ParamRef` for each parameter; its `why` says why it is left dense, and is empty if it isn't
     "Which parameters of `model` are made sparse? Tied ones stand once, at the layer that can be sparse"
     owners,adapters = {},_adapters(model)
     for s in storages: s.settle(model)
@@ -98,7 +98,7 @@ def decide(
         if is_sparseable_module(m): _refuse(name, m)
         for attr,p in m._parameters.items():
             if p is None or isinstance(p, UninitializedParameter): continue
-            owners.setdefault(id(p), []).append(Masked(f'{name}.{attr}'.lstrip('.'), m, attr, getattr(m, attr)))
+            owners.setdefault(id(p), []).append(ParamRef(f'{name}.{attr}'.lstrip('.'), m, attr, getattr(m, attr)))
     os = [first(o, lambda o: is_sparseable_module(o.module)) or o[0] for o in owners.values()]
     os = [o._replace(why=_why_dense(own, adapters)) for o,own in zip(os, owners.values())]
     return os if also is None else _with(os, also, model)
@@ -152,7 +152,7 @@ def _take_first(t, group):
 # %% ../../nbs/23_model.sparsify.ipynb #c8769b06
 def check_score(
     score, # What a score function returned
-    o:Masked, # The parameter it was called for
+    o:ParamRef, # The parameter it was called for
     what='a score', # What an error calls it
 ):
     "A `ValueError` unless `score` is a tensor of the parameter's shape"
@@ -163,7 +163,7 @@ def check_score(
 def as_mask(
     score:torch.Tensor, # A score, or a bool mask
     n:int, # Live weights; None takes a mask as it is
-    o:Masked, # The parameter
+    o:ParamRef, # The parameter
     structure:Structure=as_structure(None), # What masks are legal
 ) -> torch.Tensor: # Bool tensor
     "The mask that a function's result means; a `ValueError` if shape, count or structure is wrong"
@@ -184,7 +184,7 @@ def need_values(
 def candidates(
     model:nn.Module, # Any module
     also=None, # As for `decide`
-) -> list: # A `Masked` for each, without masks, in parameter order
+) -> list: # A `ParamRef` for each, without masks, in parameter order
     "The parameters that `decide` would make sparse"
     os = [o for o in decide(model, also) if not o.why]
     need_values(**{o.name:o.p for o in os})
@@ -194,7 +194,7 @@ def candidates(
 
 def structure_of(
     structure:Structure, # What masks are legal
-    o:Masked, # A parameter
+    o:ParamRef, # A parameter
 ) -> Structure:
     "The structure for this parameter, as its axes lie"
     axes = axes_of(o.module, o.attr)
@@ -203,7 +203,7 @@ def structure_of(
 # %% ../../nbs/23_model.sparsify.ipynb #9651389f
 def fitting(
     structure, # A `Structure`, its text, or None
-    os:list, # `Masked` parameters
+    os:list, # `ParamRef` parameters
     sparsity:float, # Their sparsity as a whole
 ) -> Structure:
     "The structure, if all of `os` fit it; a `ValueError` that names the one that doesn't"
@@ -217,7 +217,7 @@ def fitting(
 
 # %% ../../nbs/23_model.sparsify.ipynb #7afbfdae
 def layer_counts(
-    os:list, # `Masked` parameters
+    os:list, # `ParamRef` parameters
     sparsity:float, # Their sparsity as a whole, in [0,1]
     sparse_f, # The distribution; besides parameters and sparsity it may name `names`, `axes`, `structure` and what `extras` holds
     structure:Structure, # What counts are legal
@@ -248,7 +248,7 @@ def _tell_rounding(counts, wanted, structure):
 def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     "A mask for each of `os`; `idxs` name the random choices"
     if isinstance(init, dict): return _given_masks(init, os, structure)
-    f = init if callable(init) else find_part('mask', init, 'mask_init')
+    f = init if callable(init) else get_part('mask', init, 'mask_init')
     counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
     def draw(i, o, n):
         own = storage_of(o.p).structure(structure_of(structure, o), o.p)
@@ -359,14 +359,14 @@ def module_copy(
 
 # %% ../../nbs/23_model.sparsify.ipynb #97d322d7
 def show_sparsity(
-    o:Masked, # A parameter with a mask
+    o:ParamRef, # A parameter with a mask
 ):
     "Write the sparsity of its mask to the buffer that shows it"
     shown = o.module._buffers.get(f'{o.attr}_sparsity')
     if shown is not None: shown.fill_(sparsity_from_tensor(o.mask))
 
 def register_mask(
-    o:Masked, # A parameter without a mask
+    o:ParamRef, # A parameter without a mask
     mask:torch.Tensor, # Bool tensor of its shape
     sparse_init_mode=None, # As in `sparsify_model`
 ):
@@ -463,7 +463,7 @@ def sparsify_model(
     chosen=None, # Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or a list; None is all
     also=None, # Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that most are left out
     xb=None, # Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
-) -> Enforced: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
+) -> HookHandle: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
     "Give the weights of `model` masks, and keep what is dead at zero"
     learn,model = model,module_of(model)
     _check_settings(model, model_sparsity, sparse_init_mode, sparse_f, enforce_mask, xb)
@@ -476,7 +476,7 @@ def sparsify_model(
     keep_from_broadcast(model)
     vars(model).pop('_rescaled', None)
     signal = look(untouched) if look else None
-    res = enforce_masks(model) if enforce_mask else Enforced()
+    res = enforce_masks(model) if enforce_mask else HookHandle()
     res.signal = signal
     if untouched and not getattr(signal, 'repaired', False): mark_fresh(model)
     return res
@@ -491,14 +491,14 @@ def _idle_outputs(o):
     return f'{n:,} of {some.numel():,} outputs without input' if 0<n<some.numel() else ''
 
 def _row(one, marks):
-    "One line of the summary, of the parameter `one`; `marks` holds the `Masked` of each name"
+    "One line of the summary, of the parameter `one`; `marks` holds the `ParamRef` of each name"
     p,m,o = one.p,one.module,marks.get(one.name)
     row = dict(parameter=one.name, shape=tuple(ifnone(o, one).shape), weights=p.numel() if o is None else o.mask.numel())
     if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=one.why or 'no mask')
-    s,g = sparsity_from_tensor(o.mask),guard_of(p)
+    s,g = sparsity_from_tensor(o.mask),handler_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
     notes = ['depthwise' if depthwise else '', _idle_outputs(o)]
-    if g: notes += [f'full upkeep for {g.costly}' if g.costly else '', g.remark, g.rests() if g.rests else '']
+    if g: notes += [f'full upkeep for {g.slow_optimizer}' if g.slow_optimizer else '', g.summary_note, g.rests() if g.rests else '']
     return dict(row, live=count_live(o.mask), sparsity=s, target=ifnone(asked_sparsity(o), s), note=', '.join(filter(None, notes)))
 
 def _total(label, rows):
@@ -536,8 +536,8 @@ def sparse_summary(
 def _refuse_held(o):
     "Raise if the mask is learned, or how the weight is stored needs it"
     if f'{o.attr}_sparsifier' in o.module._modules: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
-    g = guard_of(o.p)
-    if why := guard(o).held if g and g.module is o.module or hasattr(o.module, 'guard_for') else '': raise ValueError(f"{o.name} {why}")
+    g = handler_of(o.p)
+    if why := handler(o).held if g and g.module is o.module or hasattr(o.module, 'guard_for') else '': raise ValueError(f"{o.name} {why}")
 
 def unsparsify(
     model, # A module or a `Learner`
@@ -546,10 +546,10 @@ def unsparsify(
     model = module_of(model)
     for o in masked_params(model): _refuse_held(o)
     for m in model.modules():
-        for e in enforcements(m): unhook(m, e)
+        for e in mask_hooks(m): unhook(m, e)
     names = set(_buffer_names(model))
     for o in masked_params(model):
-        if g := guard_of(o.p): g.remove()
+        if g := handler_of(o.p): g.remove()
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     for m in model.modules():  # what is left belongs to weights that are computed by now, or whose mask was taken away
         for g in list(vars(m).get('_mask_guards', {}).values()):
@@ -576,11 +576,11 @@ def sparsify_parameter(
     mask_init='random', # As in `sparsify_model`
     seed:int=None, # As in `sparsify_model`
     structure=None, # Which masks are legal: a `Structure` or its text
-) -> Enforced: # Its `remove()` ends enforcement of this parameter
+) -> HookHandle: # Its `remove()` ends enforcement of this parameter
     "Give one parameter a mask"
     module = module_of(module)
     m,attr = _own(module, name)
-    o = Masked(name, m, attr, getattr(m, attr))
+    o = ParamRef(name, m, attr, getattr(m, attr))
     if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name} has a mask already: call unsparsify_parameter first")
     _check_fraction(sparsity, 'sparsity', ']')
     need_values(**{name:o.p})
@@ -599,11 +599,11 @@ def unsparsify_parameter(
     module = module_of(module)
     m,attr = _own(module, name)
     if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
-    _refuse_held(Masked(name, m, attr, getattr(m, attr), m._buffers[f'{attr}_mask']))
+    _refuse_held(ParamRef(name, m, attr, getattr(m, attr), m._buffers[f'{attr}_mask']))
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
-    if (g := guard_of(getattr(m, attr))) and g.module is m:  # and not that of a weight that this one was tied to
+    if (g := handler_of(getattr(m, attr))) and g.module is m:  # and not that of a weight that this one was tied to
         g.remove()
-        for e in enforcements(module): e.forget(g)
+        for e in mask_hooks(module): e.forget(g)
 
 # %% ../../nbs/23_model.sparsify.ipynb #50a360cc
 def _mask_keys(state):

@@ -25,7 +25,7 @@ from fastsparse.train.learned import BlockTopK
 from fastsparse.masks.selection import keyed_generator,n_live,top_k_mask,zero_dead_
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.scores import random_score,weight_magnitude
-from fastsparse.model.enforcement import enforce_masks,Masked,masked_params
+from fastsparse.model.enforcement import enforce_masks,ParamRef,masked_params
 from fastsparse.model.sparsify import as_mask,candidates,check_score,decide,draw_seed,keep_from_broadcast,module_copy,module_of,register_mask
 from fastsparse.model.sparsify import resting,sparsify_model,structure_of,warn_if_missed
 from fastsparse.masks.structures import as_structure,NM,Structure,Unstructured
@@ -42,8 +42,8 @@ from warnings import warn
 # %% ../../nbs/60_prune.oneshot.ipynb #0286d828
 @dataclass(frozen=True)
 class Goal(GetAttr):
-    "What pruning is to leave of a weight; it answers for the `Masked` that says where the weight is: `o.name`, `o.module`, `o.attr`, `o.p`"
-    masked:Masked
+    "What pruning is to leave of a weight; it answers for the `ParamRef` that says where the weight is: `o.name`, `o.module`, `o.attr`, `o.p`"
+    masked:ParamRef
     sparsity:float
     structure:Structure
     _default = 'masked'

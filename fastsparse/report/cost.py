@@ -27,16 +27,16 @@ def _part_read(engine, m):
     f,slots = m.fraction(engine.last_t+1),engine.slots_of(m)
     sample = needs_of(m.grow_score_f).sample
     if sample is None or dense_batches(m.keep_score_f, None, m.redistribute_f): return [1. for _ in slots]
-    pairs = [(s, n, max(n-m.n_keep(s.live, n, f, s.aims), 0)) for s,n in zip(slots, engine._targets(m, engine.last_t+1))]
+    pairs = [(s, n, max(n-m.n_keep(s.live, n, f, s.target_is_explicit), 0)) for s,n in zip(slots, engine._targets(m, engine.last_t+1))]
     return [sample.size(s.n, n, grown)/max(s.n-s.live, 1) if grown else 0. for s,n,grown in pairs]
 
 def dead_read(
     engine:SparseEngine, # Has prepared a batch
 ) -> dict: # Id of a mask → the part of its dead weights, in (0,1]
     "Which gradients of dead weights does this batch have to compute?"
-    res = {id(s.mask):1. for s in engine.slots if s.guard.dense_history}
+    res = {id(s.mask):1. for s in engine.slots if s.handler.dense_history}
     for m in engine.methods:
-        reads = [s for s in engine.slots_of(m) if s.guard.lifted] if dense_batches(*m.score_parts) else []
+        reads = [s for s in engine.slots_of(m) if s.handler.keep_dense_grad] if dense_batches(*m.score_parts) else []
         if reads: res |= {id(s.mask):min(x, 1.) for s,x in zip(engine.slots_of(m), _part_read(engine, m)) if s in reads and x}
     return res
 
@@ -114,7 +114,7 @@ def _foresee(engine, m, t):
     f,slots = m.fraction(t),engine.slots_of(m)
     for s,n in zip(slots, engine._targets(m, t)):
         if not s.p.requires_grad: continue
-        s.live = n if m.grow_score_f is not None else m.n_keep(s.live, n, f, s.aims)
+        s.live = n if m.grow_score_f is not None else m.n_keep(s.live, n, f, s.target_is_explicit)
         s.target = s.live
     m.n_updates += 1
 

@@ -183,7 +183,7 @@ def before_step(self:DynamicSparseTrainingCallback):
     if self.engine is None: return
     if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
     for s in self.engine.all:
-        if 'rate' in s.notes: s.guard.rate = s.notes['rate']
+        if 'rate' in s.notes: s.handler.rate = s.notes['rate']
 
 @patch
 def after_fit(self:DynamicSparseTrainingCallback):
@@ -271,7 +271,7 @@ def _repair(self:DynamicSparseTrainingCallback):
 # %% ../../nbs/45_train.callback.ipynb #ab0c5179
 _steps_of_own_size = 'adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step'
 
-def normalises(
+def is_adaptive(
     opt, # fastai's or torch's optimizer, wrapped or not
 ) -> bool: # True for Adam and its kin
     "Does `opt` divide its steps by the size of the gradients?"
@@ -288,7 +288,7 @@ def _highest_rates(learn):
 @patch
 def _take_rates(self:DynamicSparseTrainingCallback):
     "How many times longer the steps of each parameter are"
-    if self.scale_rates is False or not normalises(self.learn.opt): return
+    if self.scale_rates is False or not is_adaptive(self.learn.opt): return
     model,lrs = get_model(self.learn.model),{id(p):lr for ps,lr in zip(self.learn.opt.param_lists, _highest_rates(self.learn)) for p in ps}
     def rate_of(p): return lrs.get(id(p), max(lrs.values()))
     factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
@@ -301,7 +301,7 @@ def _let_go(self:DynamicSparseTrainingCallback):
     "Detach from the model, and remember what a later fit needs"
     if self.engine is None: return
     self.state = self.engine.state_dict()
-    for s in self.engine.all: s.guard.rate = 1.
+    for s in self.engine.all: s.handler.rate = 1.
     join_groups(base_opt(self.engine.opt))  # of a step that was interrupted
     self.engine.remove()
     if self.report is not None: self.report.remove()

@@ -19,7 +19,7 @@ from fastsparse.masks.files import as_path,check_seal,read_tensors,reading,seal,
 from fastsparse.masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
 from fastsparse.train.method import Method
 from fastsparse.masks.scores import base_opt
-from fastsparse.model.enforcement import apply_masks,enforce_masks,guard_of,has_stamp,Masked,masked_params,settle_averages
+from fastsparse.model.enforcement import apply_masks,enforce_masks,handler_of,has_stamp,ParamRef,masked_params,settle_averages
 from fastsparse.model.sparsify import keep_from_broadcast,module_of,register_mask
 from pathlib import Path
 from torch import nn
@@ -97,7 +97,7 @@ def _unpack_model(state):
 # %% ../../nbs/46_train.checkpoint.ipynb #243b470d
 def _dense_shape(p):
     "The shape of the parameter `p`, also where it is stored as live values"
-    g = guard_of(p)
+    g = handler_of(p)
     return list(p.shape if g is None or g.mask is None else g.mask.shape)
 
 def _opt_params(opt): return [p for g in base_opt(opt).param_groups for p in g['params']]
@@ -159,12 +159,12 @@ def _methods_about(engine):
 # %% ../../nbs/46_train.checkpoint.ipynb #6dffdc71
 def written_behind(
     model:nn.Module, # A model with masks
-# Name of a parameter → how many of its dead weights aren't zero, though its guard knows of no write; those without one are left out
+# Name of a parameter → how many of its dead weights aren't zero, though its handler knows of no write; those without one are left out
 ) -> dict:
     "Dead weights that somebody wrote behind the guards' back"
     bad = {}
     for o in masked_params(model):
-        g = guard_of(o.p)
+        g = handler_of(o.p)
         if g is None or g.stamp is None or f'{o.attr}_sparsifier' in o.module._modules or o.p.shape!=o.shape: continue
         if has_stamp(o.p, g.stamp[0]) and has_stamp(o.mask, g.stamp[1]) and (n := int((o.p.detach().ne(0)&~o.mask).sum())): bad[o.name] = n
     return bad
@@ -229,7 +229,7 @@ def collect_run(
 ) -> dict:
     "The state of model, optimizer, engine and random generators"
     settle_averages(model)
-    for n,k in written_behind(model).items(): warn(f"{n} has {k} dead weights that are not zero, written where its guard can't see it: they are saved as they are; {ways_out}")
+    for n,k in written_behind(model).items(): warn(f"{n} has {k} dead weights that are not zero, written where its handler can't see it: they are saved as they are; {ways_out}")
     pack = _Packer()
     run = dict(about=_about(model, opt, engine), model=_pack_model(plain(model.state_dict(), 'model'), pack), random=random_state())
     run['opt'] = None if opt is None else _packed_opt(model, opt, pack)
@@ -240,7 +240,7 @@ def collect_run(
 def _grad_state(p):
     "What the next step and the next update read of the gradient of `p`; None where that is zeros"
     if not p.grad.any(): return None
-    g = guard_of(p)
+    g = handler_of(p)
     return plain(dict(grad=p.grad) if g is None else g.grad_state(), 'the gradient')
 
 # %% ../../nbs/46_train.checkpoint.ipynb #70d845ed
@@ -318,7 +318,7 @@ def _differs(mine, theirs, where):
     if isinstance(theirs, (dict,list)) and mine is not None: return where
     if where.endswith((' name',' size')) and mine!=theirs: return f'{where}: {theirs!r}, and here {mine!r}'
 
-_free = ('memos','notes','initial','plan')
+_free = ('grad_accumulators','notes','initial','plan')
 
 def check_engine(
     engine, # A `SparseEngine`
@@ -345,7 +345,7 @@ def put_model(
             for attr in m._parameters}
         for n in sorted(new, key=list(state).index):
             m,attr = owners[n]
-            if f'{attr}_mask' not in m._buffers: register_mask(Masked(n, m, attr, getattr(m, attr), None), masks[n])
+            if f'{attr}_mask' not in m._buffers: register_mask(ParamRef(n, m, attr, getattr(m, attr), None), masks[n])
         keep_from_broadcast(model)
         enforce_masks(model)
     model.load_state_dict(state)
@@ -372,7 +372,7 @@ def put_grads(
     for n,p in model.named_parameters():
         if n not in grads: continue
         state = dict(grad=torch.zeros_like(p)) if grads[n] is None else tree_map(lambda t: t.to(p.device, copy=True), grads[n])
-        if g := guard_of(p): g.load_grad_state(state)
+        if g := handler_of(p): g.load_grad_state(state)
         else: p.grad = state['grad']
 
 # %% ../../nbs/46_train.checkpoint.ipynb #a64fc732

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from itertools import islice
 from fastcore.basics import *
 from fastcore.meta import delegates
-from fastsparse.masks.registry import find_part,needs_of
+from fastsparse.masks.registry import get_part,needs_of
 from fastsparse.masks.files import uninterrupted
 from fastsparse.masks.selection import count_live,keyed_generator,live_places,local_part,n_live,put_
 from fastsparse.train.method import check_counts,check_integer,check_sparsity,dense_batches,find_method,Method,Run
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Interval,min_max_end,update_due
-from fastsparse.masks.scores import base_opt,call_with,grad_history,wants,whole_memo
-from fastsparse.model.enforcement import asked_sparsity,enforce_masks,enforcements,guard,guard_of,masked_params,refuse_computed,storage_of,storages,stored
+from fastsparse.masks.scores import base_opt,call_with,grad_history,wants,densify
+from fastsparse.model.enforcement import asked_sparsity,enforce_masks,mask_hooks,handler,handler_of,masked_params,refuse_computed,storage_of,storages,stored
 from fastsparse.masks.apportion import legal_counts,regrow_counts,whole_up
 from fastsparse.model.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks
 from fastsparse.model.init import FirstLook,is_fresh,mark_fresh
@@ -29,97 +29,97 @@ from typing import NamedTuple
 from warnings import warn
 
 # %% ../../nbs/41_train.engine.ipynb #650977d2
-class Slot:
-    "One parameter as the engine sees it: its mask, its guard, its index in the model, its method, and its counts"
+class SparseParam:
+    "One parameter as the engine sees it: its mask, its handler, its index in the model, its method, and its counts"
 
     def __init__(self, o, index):
         self._o,self.index,self.n = o,index,o.shape.numel()
-        self.method,self.initial,self.memos,self.last_update = None,None,{},(0,0)
+        self.method,self.initial,self.grad_accumulators,self.last_update = None,None,{},(0,0)
         self.notes = {}  # what `grow_state_f` remembers
-        self.live,self.target,self.aims,self.seen = None,None,False,None  # `aims`: the target was asked for
+        self.live,self.target,self.target_is_explicit,self.seen = None,None,False,None  # `target_is_explicit`: the target was asked for
         self.budget = None  # what `live` was to be, where the structure made it another number
 
     @property
     def o(self): return self._o._replace(p=stored(self._o.module, self._o.attr))
 
     @property
-    def guard(self):
-        self._guard = guard(self.o)
-        return self._guard
+    def handler(self):
+        self._handler = handler(self.o)
+        return self._handler
 
     @property
-    def p(self): return self.guard.p
+    def p(self): return self.handler.p
 
     @property
-    def mask(self): return self.guard.mask
+    def mask(self): return self.handler.mask
 
     def _stamp(self):
         shown = self.o.module._buffers.get(f'{self.o.attr}_sparsity')
-        return self.guard.stamp[1],None if shown is None else (id(shown), shown._version)
+        return self.handler.stamp[1],None if shown is None else (id(shown), shown._version)
 
 # %% ../../nbs/41_train.engine.ipynb #b06ba0a3
 @patch
-def sync(self:Slot):
+def sync(self:SparseParam):
     "Count again if the mask was changed elsewhere, and take the sparsity that was asked for"
-    self.guard.check()
+    self.handler.check()
     if self._stamp()==self.seen: return
     o = self.o._replace(mask=self.mask)
     live,asked = count_live(self.mask),asked_sparsity(o)
     if asked is not None: self.aim(self.legal(n_live(self.n, asked)))
-    elif not self.aims: self.target = live
+    elif not self.target_is_explicit: self.target = live
     self.live,self.seen,self.budget = live,self._stamp(),live
 
 @patch(as_prop=True)
-def shape(self:Slot): return self._o.shape
+def shape(self:SparseParam): return self._o.shape
 
 @patch(as_prop=True)
-def structure(self:Slot): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
+def structure(self:SparseParam): return storage_of(self._o.p).structure(structure_of(self.method.structure, self._o), self._o.p)
 
 @patch
-def legal(self:Slot, n):
+def legal(self:SparseParam, n):
     "The count next to `n` that the structure allows"
     return n if self.method is None else self.structure.count(self.shape, n)
 
 @patch
-def fit(self:Slot, n):
+def fit(self:SparseParam, n):
     "The count next to `n` that the structure allows, at least the fewest that it can have"
     least = 1-ifnone(self.structure.sparsity, 1)
     return self.legal(max(n, whole_up(least*self.n)))
 
 # %% ../../nbs/41_train.engine.ipynb #3131fb4c
 @patch
-def steps(self:Slot, n, way):
+def steps(self:SparseParam, n, way):
     "The count that the structure allows next to `n` in direction `way`, or nothing"
     st,shape = self.structure,self.shape
     k = st._per_group(shape, n)+way
     return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
 
 @patch(as_prop=True)
-def least_drop(self:Slot): return self.structure.least_drop(self.shape)
+def least_drop(self:SparseParam): return self.structure.least_drop(self.shape)
 
 @patch
-def rests(self:Slot):
+def rests(self:SparseParam):
     "Why no update can move this parameter at its number of live weights; an empty text if one can"
     m = self.method
     if not 0<self.live<self.n or m.updates in ([],()) or not (m.path is m.redistribute_f is None) or m.grow_score_f is None: return ''
     f = m.initial_drop_grow_pct if m.fractions is None else min_max_end(m.fractions, 0, m.n_steps or 0)[1]
-    if self.live-m.n_keep(self.live, self.live, f, self.aims)>=self.least_drop: return ''
+    if self.live-m.n_keep(self.live, self.live, f, self.target_is_explicit)>=self.least_drop: return ''
     return f"can't move: an update drops {f:.2g} of {self.live} live weights, less than {'one' if self.least_drop==1 else self.least_drop}"
 
 @patch
-def aim(self:Slot, target):
+def aim(self:SparseParam, target):
     "Set the number of weights that should live"
-    self.target,self.aims = target,True
+    self.target,self.target_is_explicit = target,True
 
 @patch
-def around_step(self:Slot, opt):
+def around_step(self:SparseParam, opt):
     "What `grow_state_f` wants to do before a step; it may return what is to be done after it"
     return needs_of(self.method.grow_state_f).around_step(self.p, opt=opt, notes=self.notes)
 
 # %% ../../nbs/41_train.engine.ipynb #5f4888c0
 class Move(NamedTuple):
     "What an update does to one parameter"
-    slot:Slot
+    slot:SparseParam
     dropped:torch.Tensor # Row-major places
     grown:torch.Tensor # Row-major places; some may have been dropped
     budget:int # How many weights should live then
@@ -130,19 +130,19 @@ class Move(NamedTuple):
         return put_(put_(self.slot.mask.clone(), self.dropped, False), self.grown, True)
 
 @patch
-def write(self:Slot, move, opt):
+def write(self:SparseParam, move, opt):
     "Write `move` into mask, weight and optimizer state. Returns the places that are new"
     mine = local_part(self.mask)
     new = move.grown[~mine.take(move.grown)]
     put_(put_(self.mask, move.dropped, False), move.grown, True)
     gone = move.dropped[~mine.take(move.dropped)]
-    self.guard.move(gone, new, opt, move.start)
+    self.handler.move(gone, new, opt, move.start)
     n_dropped,n_grown,*last_update = storage_of(self.o.p).total(self.o.p, *map(len, (move.dropped, move.grown, gone, new)))
     self.live = self.live-n_dropped+n_grown
     self.target,self.budget = self.live,move.budget
     show_sparsity(self.o._replace(mask=self.mask))
-    self.guard.note()
-    self.guard.grad_stamp,self.seen,self.last_update = None,self._stamp(),tuple(last_update)
+    self.handler.note()
+    self.handler.grad_stamp,self.seen,self.last_update = None,self._stamp(),tuple(last_update)
     if self.n and not self.live: warn(f"{self.o.name} is left without live weights")
     return new
 
@@ -175,7 +175,7 @@ def _read_rules(rules):
 
 def _method(settings):
     m = Method(**settings)
-    if isinstance(m.mask_init, str): find_part('mask', m.mask_init, 'mask_init')
+    if isinstance(m.mask_init, str): get_part('mask', m.mask_init, 'mask_init')
     return m
 
 def _methods_for(os, rules, settings, model):
@@ -273,9 +273,9 @@ def __repr__(self:SparseEngine): return f"{type(self).__name__}({method_text(sel
 @patch
 def _begin(self:SparseEngine, pairs, targets, initial):
     "Take hold of the parameters, once the model has masks"
-    self.all = [Slot(o, i) for i,o in enumerate(masked_params(self.model))]
-    watched = {id(g) for e in enforcements(self.model) for g in e.guards}
-    self.own = None if all(id(s.guard) in watched for s in self.all) else enforce_masks(self.model)
+    self.all = [SparseParam(o, i) for i,o in enumerate(masked_params(self.model))]
+    watched = {id(g) for e in mask_hooks(self.model) for g in e.handlers}
+    self.own = None if all(id(s.handler) in watched for s in self.all) else enforce_masks(self.model)
     self._take_slots(pairs, targets, initial)
     self._warn_if_gone()
     self._warn_if_idle()
@@ -338,9 +338,9 @@ def why_dense(
 def _check_state(self:SparseEngine, m, p):
     "A `ValueError` if the method can't work with how `p` and its state are stored"
     storage_of(p).serves(p, m)
-    if (why := why_dense(m)) and not getattr(guard_of(p), 'dense_state', True):
+    if (why := why_dense(m)) and not getattr(handler_of(p), 'dense_state', True):
         raise ValueError(f"{why}, or call remove() of the report of sparse_compute, or store_dense(model)")
-    if getattr(guard_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
+    if getattr(handler_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
         raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := needs_of(m.grow_state_f).check: check(p, self.opt)
 
@@ -388,9 +388,9 @@ def _take_slots(self:SparseEngine, pairs, targets, initial):
     for s in self.slots:
         m = s.method = method[id(s.o.p)]
         s.sync()
-        s.guard.dense_history,s.initial = m.dense_history,initial.get(id(s.o.p))
-        s.guard.around = s.around_step if needs_of(m.grow_state_f).around_step else None
-        s.guard.rests = s.rests
+        s.handler.dense_history,s.initial = m.dense_history,initial.get(id(s.o.p))
+        s.handler.around = s.around_step if needs_of(m.grow_state_f).around_step else None
+        s.handler.rests = s.rests
         if m.sparsity is not None and m.path is None: s.aim(targets.get(id(s.o.p), s.live))
 
 @patch
@@ -423,7 +423,7 @@ def _moves(self:SparseEngine, s, target, f):
     "Would an update at drop fraction `f` change `s`?"
     m = s.method
     if not s.o.p.requires_grad: return False
-    kept = m.n_keep(s.live, target, f, s.aims)
+    kept = m.n_keep(s.live, target, f, s.target_is_explicit)
     if m.grow_score_f is None: return kept<s.live and s.fit(kept)<s.live
     if m.redistribute_f is not None: return target!=s.live or kept<s.live
     return target!=s.live or s.live<s.n and s.live-kept>=s.least_drop
@@ -515,16 +515,16 @@ def prepare(self:SparseEngine,
     "Let the gradients of the next batch arrive dense if an update will read them"
     for m in self.methods:
         soon = accumulating or m.pending is not None or any(self._due(m, u) for u in range(self.last_t+1, t+1))
-        was,m.lifted = m.lifted,m.grow_score_f is not None and soon or m.reads_dense(t)
-        if was is False and not m.lifted: continue
-        for s in self.slots_of(m): s.guard.lifted = m.lifted
+        was,m.keep_dense_grad = m.keep_dense_grad,m.grow_score_f is not None and soon or m.reads_dense(t)
+        if was is False and not m.keep_dense_grad: continue
+        for s in self.slots_of(m): s.handler.keep_dense_grad = m.keep_dense_grad
 
 @patch
 def expect_update(self:SparseEngine):
     "Let the gradients of the next batch arrive dense, for an `update` by hand"
     for m in self.methods:
-        m.lifted = True
-        for s in self.slots_of(m): s.guard.lifted = True
+        m.keep_dense_grad = True
+        for s in self.slots_of(m): s.handler.keep_dense_grad = True
 
 # %% ../../nbs/41_train.engine.ipynb #4957e6df
 @patch
@@ -532,7 +532,7 @@ def _refuse_masked(self:SparseEngine, m):
     "A `ValueError` if `m` reads gradients of dead weights that are masked already"
     if m.dense_history or not dense_batches(*m.score_parts): return
     for s in self.slots_of(m):
-        stamp = getattr(s.guard, 'grad_stamp', None)
+        stamp = getattr(s.handler, 'grad_stamp', None)
         if stamp is not None and stamp[0]() is s.p.grad and s.p.grad is not None:
             raise ValueError(f"the gradient of {s.o.name} is masked, and this method grows by the gradients of dead weights: call expect_update() of the engine before the backward")
 
@@ -569,7 +569,7 @@ def before_step(self:SparseEngine,
         else: self._tell_of_missed(fell)
     if any(m.replaces for m in moved): return True
     for s in self.slots:
-        if (s.method.lifted or s.method in moved) and not s.guard.dense_history: s.guard.mask_grad()
+        if (s.method.keep_dense_grad or s.method in moved) and not s.handler.dense_history: s.handler.mask_grad()
     return False
 
 # %% ../../nbs/41_train.engine.ipynb #f984bdf2
@@ -585,7 +585,7 @@ def _update_pending(self:SparseEngine):
     "Do the updates that wait, or keep dense gradients for those that come after the step"
     waiting = {m:m.pending for m in self.methods if m.pending is not None}
     self.later = {m:t for m,t in waiting.items() if m.update_after_step}
-    self.held = [(s, s.p.grad.clone()) for m in self.later for s in self.slots_of(m) if s.guard.has_grad]
+    self.held = [(s, s.p.grad.clone()) for m in self.later for s in self.slots_of(m) if s.handler.has_grad]
     return self.update({m:t for m,t in waiting.items() if m not in self.later}) if len(self.later)<len(waiting) else []
 
 @patch
@@ -609,7 +609,7 @@ def after_step(self:SparseEngine):
     if not later: return
     masked = [(s, s.p.grad) for s,_ in held]
     for s,g in held:
-        s.guard.close_step()
+        s.handler.close_step()
         s.p.grad = g
     try: self.update(later)
     finally:
@@ -623,7 +623,7 @@ def _collect(self:SparseEngine, collecting):
     with unscaled_grads(self.opt):
         for m,c in collecting:
             for s in self.slots_of(m):
-                if s.guard.has_grad: s.memos[c.name] = c.add(s.memos.get(c.name), *s.guard.gradient(c.dense))
+                if s.handler.has_grad: s.grad_accumulators[c.name] = c.add(s.grad_accumulators.get(c.name), *s.handler.gradient(c.dense))
 
 # %% ../../nbs/41_train.engine.ipynb #7b88148f
 class _Hidden(torch.nn.Parameter):
@@ -646,8 +646,8 @@ def _gradient_hidden(f, s, p):
 @patch
 def _scoring(self:SparseEngine, f, s, n, t, generator):
     "`f` as a function of a mask and of the parameter of `s`, or of the rows or places of it that a third argument names"
-    c,o,call = needs_of(f).collector,s.o,storage_of(s.guard.trained).call
-    memo = s.memos.get(c.name) if c else None
+    c,o,call = needs_of(f).collector,s.o,storage_of(s.handler.trained).call
+    memo = s.grad_accumulators.get(c.name) if c else None
     asked = dict(opt=self.opt, name=o.name, module=o.module, step=t, n=n, generator=generator, initial=s.initial,
         structure=s.structure, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
     def _f(mask, p, at=None):
@@ -660,14 +660,14 @@ class _Scorer:
     "Scores the weights of the slot `s` for a mask, its own by default, and leaves the score in `seen` if it is a bool mask"
 
     def __init__(self, f, s, score_f, generator):
-        self.s,self.o,self.guard,self.score_f,self.generator,self.seen = s,s.o,s.guard,score_f,generator,[]
+        self.s,self.o,self.handler,self.score_f,self.generator,self.seen = s,s.o,s.handler,score_f,generator,[]
         self.needs = needs_of(f)
         self.at = self._at if self.needs.elementwise else None
         self.drawn = self._drawn if self.needs.sample is not None else None
 
     def __call__(self, mask=None):
-        if mask is None: mask = self.guard.mask
-        score = self._checked(mask, self.guard.p) if self.at is None else self._in_parts(mask)
+        if mask is None: mask = self.handler.mask
+        score = self._checked(mask, self.handler.p) if self.at is None else self._in_parts(mask)
         if score.dtype==torch.bool: self.seen.append(score)
         return score
 
@@ -678,19 +678,19 @@ class _Scorer:
 
     def _at(self, places):
         "The scores at `places`, which are all the live ones, without the dead ones"
-        return self._checked(self.guard.mask, self.guard.weights_at(places, self.needs.reads_grad), places)
+        return self._checked(self.handler.mask, self.handler.weights_at(places, self.needs.reads_grad), places)
 
     def _drawn(self, mask, n):
         "Places of dead weights of `mask`, `n` or more, and their scores"
         places = self.needs.sample.draw(mask, n, self.generator)
-        return places,self._checked(mask, self.guard.dead_at(places), places)
+        return places,self._checked(mask, self.handler.dead_at(places), places)
 
 # %% ../../nbs/41_train.engine.ipynb #89f852db
 @patch
 def _in_parts(self:_Scorer, mask):
-    "The scores of all weights, which look at each by itself: as many rows at a time as the guard gives"
+    "The scores of all weights, which look at each by itself: as many rows at a time as the handler gives"
     whole = None
-    for rows,p in self.guard.parts(self.needs.reads_grad):
+    for rows,p in self.handler.parts(self.needs.reads_grad):
         score = self._checked(mask, p, rows)
         if score.shape==local_part(mask).shape: return score
         if whole is None: whole = score.new_empty(self.s.shape)
@@ -733,7 +733,7 @@ def _choose(self:SparseEngine, m, t):
     "The moves of `m` in an update at step `t`"
     movable = self._movable(m, t)
     if not movable: return []
-    slots,n_keep = [s for s,_ in movable],[m.n_keep(s.live, n, m.fraction(t), s.aims) for s,n in movable]
+    slots,n_keep = [s for s,_ in movable],[m.n_keep(s.live, n, m.fraction(t), s.target_is_explicit) for s,n in movable]
     targets = [s.budget if m.path is None and n==s.live else n for s,n in movable]
     if m.grow_score_f is None: budgets = targets = n_keep = [s.fit(k) if k<s.live else k for s,k in zip(slots, n_keep)]
     elif m.redistribute_f is None: budgets = targets
@@ -748,8 +748,8 @@ def _movable(self:SparseEngine, m, t):
     f = m.fraction(t)
     for s in self.slots_of(m):
         s.sync()
-        if m.lifted: s.guard.expect_dense()
-    pairs = [(s, n) for s,n in zip(self.slots_of(m), self._targets(m, t)) if s.guard.has_grad and s.o.p.requires_grad]
+        if m.keep_dense_grad: s.handler.expect_dense()
+    pairs = [(s, n) for s,n in zip(self.slots_of(m), self._targets(m, t)) if s.handler.has_grad and s.o.p.requires_grad]
     # a first gradient has no history yet
     if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])
     moving = [o for o in pairs if self._moves(*o, f)]
@@ -792,8 +792,8 @@ def _write(self:SparseEngine, chosen):
         for o in moves:
             s,new = o.slot,o.slot.write(o, self.opt)
             if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask, notes=s.notes)
-            # a step may follow, and torch has told the guard of it before the update
-            if not m.update_after_step: s.guard.open_step(self.opt)
+            # a step may follow, and torch has told the handler of it before the update
+            if not m.update_after_step: s.handler.open_step(self.opt)
 
 @patch
 def _count(self:SparseEngine, times, moved):
@@ -801,7 +801,7 @@ def _count(self:SparseEngine, times, moved):
     for m in times:
         m.pending,m.missed = None,0
         for s in self.slots_of(m):
-            s.memos = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.memos.get(c.name))}
+            s.grad_accumulators = {c.name:memo for c in m.collectors.values() if c.decay is not None and (memo := s.grad_accumulators.get(c.name))}
     for m in moved: m.n_updates,m.updated_at = m.n_updates+1,times[m]
     self.n_updates += bool(moved)
 
@@ -818,18 +818,19 @@ def _start(self:SparseEngine, m, move):
     return start
 
 # %% ../../nbs/41_train.engine.ipynb #f9f0bdb6
-def _as_saved(memo): return {k:whole_memo(memo)[k] for k in ('total','n')}
+def _as_saved(memo): return {k:densify(memo)[k] for k in ('total','n')}
 
 @patch
 def state_dict(
     self:SparseEngine,
 ) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
     "What the engine needs to go on, besides the model's and the optimizer's state"
-    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, aims=s.aims, live=s.live, last_update=list(s.last_update),
-        masked=storage_of(s.o.p).checksum(s.mask),
-        memos={k:_as_saved(memo) for k,memo in s.memos.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
-    methods = [dict(n_updates=m.n_updates, updated_at=m.updated_at, pending=m.pending, lifted=m.lifted, settings=m.settings) for m in self.methods]
-    plan = {s.o.name:s.guard.route for s in self.all if s.guard.route}
+    slots = [dict(name=s.o.name, size=s.n, target=s.target, budget=s.budget, live=s.live, last_update=list(s.last_update),
+        target_is_explicit=s.target_is_explicit, masked=storage_of(s.o.p).checksum(s.mask),
+        grad_accumulators={k:_as_saved(memo) for k,memo in s.grad_accumulators.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
+    saved = 'n_updates','updated_at','pending','keep_dense_grad','settings'
+    methods = [{k:getattr(m, k) for k in saved} for m in self.methods]
+    plan = {s.o.name:s.handler.route for s in self.all if s.handler.route}
     state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
         slots=slots, plan=plan)
     return dict(state, checksum=_checksum(state))
@@ -841,16 +842,16 @@ def load_state_dict(self:SparseEngine,
     "Go on from `state`; a `ValueError`, and nothing changed, if it is of another run or model"
     self.check_state(state)
     self.seed,self.n_updates,self.last_t = [state[k] for k in ('seed','n_updates','last_t')]
-    for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.lifted = o['n_updates'],o['updated_at'],o['pending'],o['lifted']
+    for m,o in zip(self.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.keep_dense_grad = o['n_updates'],o['updated_at'],o['pending'],o['keep_dense_grad']
     for s,o in zip(self.slots, state['slots']):
         s.sync()
-        s.guard.lifted = bool(s.method.lifted)
-        s.target,s.budget,s.aims,s.initial,s.last_update = [*[o[k] for k in ('target','budget','aims','initial')], tuple(o['last_update'])]
-        s.memos,s.notes = {k:dict(memo, total=memo['total'].clone(), live=None) for k,memo in o['memos'].items()},dict(o['notes'])
+        s.handler.keep_dense_grad = bool(s.method.keep_dense_grad)
+        s.target,s.budget,s.target_is_explicit,s.initial,s.last_update = [*[o[k] for k in ('target','budget','target_is_explicit','initial')], tuple(o['last_update'])]
+        s.grad_accumulators,s.notes = {k:dict(memo, total=memo['total'].clone(), live=None) for k,memo in o['grad_accumulators'].items()},dict(o['notes'])
 
 # %% ../../nbs/41_train.engine.ipynb #dda3bc40
 _schema = 1
-_tensors = 'memos','initial','notes'  # what may hold tensors, and is left out of the checksum
+_tensors = 'grad_accumulators','initial','notes'  # what may hold tensors, and is left out of the checksum
 
 def _checksum(state):
     "A checksum of all that is a number or a text"
@@ -893,15 +894,15 @@ def _check_settings(mine, theirs):
 def remove(self:SparseEngine):
     "Let go of the model: gradients and state are masked again, and connections rest"
     for s in self.slots:
-        g,dense = s.guard,s.guard.dense_history
-        g.lifted,g.dense_history,g.around,g.finish,g.rests = False,False,None,None,None
+        g,dense = s.handler,s.handler.dense_history
+        g.keep_dense_grad,g.dense_history,g.around,g.finish,g.rests = False,False,None,None,None
         if dense:  # nobody reads what the optimizer remembers of dead weights from now on
             g.clean.clear()
             g.mask_grad()
             g.after_step(self.opt)
     if self.own is None: return
     self.own.remove()
-    for e in enforcements(self.model): e.arm(e.root() if e.root else self.model)
+    for e in mask_hooks(self.model): e.arm(e.root() if e.root else self.model)
 
 # %% ../../nbs/41_train.engine.ipynb #3fa63fed
 def _check_opt(opt):

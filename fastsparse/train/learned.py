@@ -16,7 +16,7 @@ from fastcore.meta import delegates
 from fastsparse.masks.selection import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.scores import call_with
-from fastsparse.model.enforcement import enforce_masks,guard_of,masked_params
+from fastsparse.model.enforcement import enforce_masks,handler_of,masked_params
 from fastsparse.model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
 from fastsparse.model.layers import axes_of
 from fastsparse.masks.patterns import assign,read_rules
@@ -501,7 +501,7 @@ class _MaskedWeights:
 
     def __call__(self, module, args):
         for m,attr,sp in self.places:
-            if sp.training and guard_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead weights are kept at zero too: call fold_masks before anything that enforces masks")
+            if sp.training and handler_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead weights are kept at zero too: call fold_masks before anything that enforces masks")
             vars(m)[attr] = sp(m._parameters[attr])
         self.flatten(module)
 

@@ -8,12 +8,12 @@ __all__ = ['register_method']
 # %% ../../nbs/40_train.method.ipynb #be1d62b7
 import inspect,math,re
 from fastcore.basics import *
-from fastsparse.masks.registry import declares,find_part,near,needs_of,register_part
+from fastsparse.masks.registry import declares,get_part,near,needs_of,register_part
 from fastsparse.masks.distributions import as_distribution,uniform_sparsity
 from fastsparse.masks.schedules import acdc_path,cosine_drop,cubic_path,dsd_path,fraction_at,Interval,make_schedule,make_update_schedule
 from fastsparse.masks.schedules import polynomial_path,soft_bound_path,update_due
 from fastsparse.masks.scores import gradient_magnitude,weight_magnitude
-from fastsparse.masks.selection import whole_part
+from fastsparse.masks.selection import floor_product
 from fastsparse.masks.structures import as_structure,checkerboard
 from functools import partial
 from numbers import Integral,Real
@@ -26,7 +26,7 @@ def drop_of_live(
     fraction:float, # Drop fraction, in [0,1]
 ) -> int:
     "A fraction of what lives"
-    return whole_part(fraction*live)
+    return floor_product(fraction*live)
 
 @declares('drop_count')
 def drop_of_target(
@@ -36,7 +36,7 @@ def drop_of_target(
 ) -> int:
     "All that exceeds the target, and a fraction of the rest"
     rest = min(live, target)
-    return live-rest+whole_part(fraction*rest)
+    return live-rest+floor_product(fraction*rest)
 
 # %% ../../nbs/40_train.method.ipynb #bf3ac072
 part_kinds = dict(keep_score_f='score', grow_score_f='score', redistribute_f='redistribution', sparse_f='distribution',
@@ -53,7 +53,7 @@ def named_part(
     "What `value` means if it is a name"
     if setting not in part_kinds or setting=='mask_init' or not isinstance(value, str): return value
     if setting=='sparse_f': return as_distribution(value, setting)
-    found = find_part(part_kinds[setting], value, setting)
+    found = get_part(part_kinds[setting], value, setting)
     makes = isinstance(found, type) or part_kinds[setting]=='path'
     return found() if makes and all(o.default is not o.empty for o in inspect.signature(found).parameters.values()) else found
 
@@ -271,10 +271,10 @@ def n_keep(self:Method,
     live:int, # Live weights before the update
     target:int, # Live weights after it
     fraction:float, # Drop fraction
-    aims:bool=False, # Was the target asked for?
+    target_is_explicit:bool=False, # Was the target asked for?
 ) -> int:
     "How many live weights an update keeps"
-    if self.grow_score_f is None and (aims or self.moves_sparsity): return min(live, target)
+    if self.grow_score_f is None and (target_is_explicit or self.moves_sparsity): return min(live, target)
     n_drop = self.drop_count_f(live, target, fraction)
     if not (isinstance(n_drop, Integral) and 0<=n_drop<=live): raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, and must return an integer in [0,{live}]")
     keep = live-n_drop
@@ -314,7 +314,7 @@ class Run:
     def __init__(self, plan):
         self.plan,self.n_updates,self.updated_at,self.pending = plan,0,None,None
         self.missed,self.told = 0,False  # times of updates, one after the other, whose gradients were not finite; was a warning given that they stay so?
-        self.lifted = None  # does an update read the batch that is on its way? None before the first
+        self.keep_dense_grad = None  # does an update read the batch that is on its way? None before the first
 
     def __getattr__(self, k):
         if k.startswith('_') or k=='plan': raise AttributeError(k)

@@ -14,7 +14,7 @@ from fastsparse.masks.checks import need_functions
 from functools import partial
 from inspect import signature
 from fastprogress.fastprogress import progress_bar
-from fastsparse.masks.registry import find_part,near
+from fastsparse.masks.registry import get_part,near
 from fastsparse.masks.distributions import as_distribution,global_sparsity
 from fastsparse.train.growth import reset_state
 from fastsparse.masks.selection import count_live,put_,zero_dead_
@@ -152,7 +152,7 @@ def prune_to(
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
-    sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else find_part('score', score_f, 'score_f')
+    sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, structure=structure) for o in os]
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o)

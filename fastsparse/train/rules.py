@@ -10,7 +10,7 @@ import pandas as pd,re
 from fastcore.basics import *
 from fastsparse.masks import schedules
 from fastsparse.train import growth as grown,presets as methods
-from fastsparse.masks.registry import find_part,parts_of
+from fastsparse.masks.registry import get_part,parts_of
 from fastsparse.masks.files import read_data,reading
 from fastsparse.train.method import Method,_methods,_text,find_method,may_be_none,part_kinds
 from fastsparse.masks.patterns import named
@@ -41,7 +41,7 @@ def _known(key):
 # %% ../../nbs/44_train.rules.ipynb #b7496b69
 def _find(key, name):
     "The part called `name` that setting `key` may be"
-    return find_part(part_kinds[key], name, key)
+    return get_part(part_kinds[key], name, key)
 
 # %% ../../nbs/44_train.rules.ipynb #2bc0d2bb
 _rooms = grown,methods  # what these rooms hold is known by name once they are imported
