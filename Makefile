@@ -8,7 +8,7 @@ export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::FutureWarning
 
-.PHONY: help demo test test-all docs notebooks bench gpu mutants leaderboard prepare clean
+.PHONY: help demo test test-all types coverage dist docs notebooks bench gpu mutants leaderboard prepare clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -16,6 +16,7 @@ help: ## this list
 $(READY):
 	$(PYTHON) -m venv --without-pip .venv
 	$(PYTHON) -m pip --python .venv/bin/python --disable-pip-version-check install -q uv
+	uv pip uninstall -q fastsparse && rm -rf fastsparse.egg-info
 	uv pip install -q pip -e '.[dev]'
 	rm -f .venv/ready-* && touch $@
 
@@ -24,14 +25,30 @@ demo: $(READY) ## train dense, static and dynamic sparse networks on real digits
 
 test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and a site without warnings
 	chkstyle nbs docs tests benchmarks setup.py
+	ruff check -q
 	python docs/check.py "$(PREPARE)"
 	nbdev-test --timing
 	python -m pytest -q -n auto --dist worksteal
 	python docs/build.py
 
 test-all: $(READY) ## install every extra, and run all tests, those too that take long or need an extra
-	uv pip install -q -e '.[dev,all]'
+	uv pip install -q -e '.[dev,all,check]'
+	mypy
 	python -m pytest -q -m ''
+
+types: $(READY) ## check the types of a small program that uses the public names
+	uv pip install -q -e '.[dev,check]'
+	mypy
+
+coverage: $(READY) ## which lines the tests run, in htmlcov
+	uv pip install -q -e '.[dev,check]'
+	python -m pytest -q -n auto --dist worksteal --cov --cov-report=term --cov-report=html
+
+dist: $(READY) ## wheel and sdist in dist/, tried in an empty environment
+	uv pip install -q -e '.[dev,check]'
+	rm -rf build dist
+	python -m build --installer uv
+	python tests/try_dist.py dist
 
 docs: $(READY) ## README.md, and the site in docs/_build/html
 	python docs/build.py
@@ -62,5 +79,5 @@ prepare: $(READY) ## after editing a notebook: export the modules, clean the not
 	$(PREPARE)
 
 clean: ## remove what was built, but not .venv
-	rm -rf _proc docs/_build build dist demo_results .pytest_cache .hypothesis
+	rm -rf _proc docs/_build build dist htmlcov .coverage demo_results .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -139,7 +139,7 @@ def verdict(value, goal, digits=2): return '' if goal is None else f"{goal} {'me
 
 def reached(value, goal): return '' if goal is None else f"{goal} {'met' if value>=goal else 'missed'}"
 
-def title(name): return titles.get(name, f"the ResNet-18 through fastai's Learner")
+def title(name): return titles.get(name, "the ResNet-18 through fastai's Learner")
 
 def show_roofline(rows):
     show([[r['what'], str(r.get('sparsity', '')), f"{r['gflops']:.0f}"] for r in rows], ['billions of operations a second', 'sparsity', 'GF/s'])

@@ -2,7 +2,7 @@
 from nbdev.config import get_config
 
 cfg = get_config()
-project,author = cfg.lib_name,cfg.author
+project,author = cfg.title,cfg.author
 version = release = cfg.version
 copyright = author
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx-mathjax-offline']

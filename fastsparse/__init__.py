@@ -1,4 +1,7 @@
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+from typing import TYPE_CHECKING
+if TYPE_CHECKING: from .all import *  # what type checkers and editors read
 
 def __getattr__(name):
     "What `fastsparse.all` has under `name`, or the module of that name, looked up when it is asked for: a plain PyTorch loop loads no fastai"

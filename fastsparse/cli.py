@@ -9,6 +9,7 @@ __all__ = []
 import argparse,runpy,sys,torch
 from fastcore.basics import *
 from fastsparse.kernels.timing import times_in_turns
+from fastsparse.masks.checks import pip_install
 from fastsparse.deploy.export import export_sparse,plain_copy
 from fastsparse.masks.selection import top_k_mask
 from fastsparse.train.presets import RigL_presets
@@ -31,7 +32,7 @@ def _exists(path):
 
 def _safetensors(path):
     try: from safetensors.torch import load_file
-    except ImportError: raise Refused("reading .safetensors needs safetensors: pip install 'fastsparse[export]'") from None
+    except ImportError: raise Refused(f"reading .safetensors needs safetensors: {pip_install('export')}") from None
     return load_file(path)
 
 def read_weights(
@@ -79,7 +80,7 @@ def write_weights(
     new = path.with_name(f'{path.name}.new')
     if path.suffix=='.safetensors':
         try: from safetensors.torch import save_file
-        except ImportError: raise Refused("writing .safetensors needs safetensors: pip install 'fastsparse[export]'") from None
+        except ImportError: raise Refused(f"writing .safetensors needs safetensors: {pip_install('export')}") from None
         save_file({k:v.contiguous() for k,v in state.items()}, new)
     else: torch.save(state, new)
     replace(new, path)

@@ -15,6 +15,7 @@ from fastai.tabular.model import TabularModel
 from fastcore.script import *
 from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.kernels.timing import shown
+from fastsparse.masks.checks import pip_install
 from fastsparse.masks.distributions import erdos_renyi_sparsity
 from fastsparse.masks.files import whole_file
 from fastsparse.train.fit import auto_presets
@@ -633,7 +634,7 @@ def _check_plan(todo, names, sparsities, seeds, kinds, times):
     if seeds is not None and seeds<1: raise ValueError(f"seeds is {seeds}, and must be 1 or more")
     check_budget(todo, times)
     needs = {f'arm {k!r}':arms[k].needs for k in names} | {f'task {k!r}':'gymnasium' for k in todo if k=='cartpole'}
-    if missing := [(k,o) for k,o in needs.items() if not _installed(o)]: raise ValueError(f"{missing[0][0]} needs {missing[0][1]}, which is not installed: pip install 'fastsparse[bench]', or leave it out")
+    if missing := [(k,o) for k,o in needs.items() if not _installed(o)]: raise ValueError(f"{missing[0][0]} needs {missing[0][1]}, which is not installed: {pip_install('bench')}, or leave it out")
 
 def _work(job, times):
     torch.set_num_threads(1)

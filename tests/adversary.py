@@ -181,7 +181,7 @@ class Text(Format):
 
     def laugh(self, rng):
         "A list that is 2**40 long when it is written out"
-        lines = [f'- &a0 ha']+[f'- &a{i} [*a{i-1}, *a{i-1}]' for i in range(1, 41)]
+        lines = ['- &a0 ha']+[f'- &a{i} [*a{i-1}, *a{i-1}]' for i in range(1, 41)]
         return '\n'.join(lines).encode()
 
     ways = [contents]

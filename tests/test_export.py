@@ -292,7 +292,7 @@ def test_missing_packages_are_named(format, package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f'{package}.torch', None)
     model,xb = small()
-    with pytest.raises(ImportError, match=rf"needs {package}: pip install 'fastsparse\[export\]'"): export_sparse(model, format, xb, path=tmp_path/'m')
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install 'livesparse\[export\]'"): export_sparse(model, format, xb, path=tmp_path/'m')
 
 def test_what_is_refused():
     "Each with the name of what is wrong"

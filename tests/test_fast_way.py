@@ -79,7 +79,7 @@ def test_without_the_extra_all_is_masked(monkeypatch):
     "And the report says what to install"
     monkeypatch.setattr('fastsparse.kernels.live_layers.kernels_take', lambda *ts: False)
     _,cb = fit(None)
-    assert set(cb.report.plan.values())=={'dense'} and "pip install 'fastsparse[fast]'" in cb.report.df.note[1]
+    assert set(cb.report.plan.values())=={'dense'} and "pip install 'livesparse[fast]'" in cb.report.df.note[1]
 
 @pytest.mark.parametrize('density,batch,live', [(.1,64,True), (.1,63,False), (.2,64,True), (.2,63,False), (.3,4096,False), (.01,64,True)])
 def test_the_rule_is_a_function_of_size_density_and_batch(density, batch, live):

@@ -79,7 +79,7 @@ def test_a_numba_that_does_not_fit_is_named_with_the_way_out(tmp_path, text, say
     (tmp_path/'numba'/'core').mkdir()
     for name in ('__init__','cgutils'): (tmp_path/'numba'/'core'/f'{name}.py').write_text('')
     out = run('from fastsparse.kernels.vectors import why_not; print(why_not())', PYTHONPATH=path)
-    assert says in out and "pip install 'fastsparse[fast]'" in out
+    assert says in out and "pip install 'livesparse[fast]'" in out
 
 def test_without_numba_products_are_torchs_and_say_so_once(tmp_path):
     code = """import torch,warnings
@@ -89,7 +89,7 @@ v = torch.ones(3, requires_grad=True)
 with warnings.catch_warnings(record=True) as w:
     warnings.simplefilter('always')
     for _ in range(2): sparse_linear(torch.arange(6.).view(2, 3), v, index).sum().backward()
-print(v.grad.tolist(), [str(o.message) for o in w if 'fastsparse[fast]' in str(o.message)])"""
+print(v.grad.tolist(), [str(o.message) for o in w if 'livesparse[fast]' in str(o.message)])"""
     out = run(code, PYTHONPATH=fake(tmp_path, 'raise ModuleNotFoundError("no", name="numba")'))
     assert out.startswith('[6.0, 10.0, 14.0]') and out.count('numba is not installed')==1
 

@@ -13,6 +13,7 @@ from fastai.torch_core import params
 from fastcore.basics import *
 from fastsparse.kernels.timing import fresh,output_error,speedup,times_in_turns
 from fastsparse.kernels.live_layers import store_dense
+from fastsparse.masks.checks import pip_install
 from fastsparse.masks.files import as_path,checksum,whole_file
 from fastsparse.report.flops import unfused,untouched
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
@@ -186,7 +187,7 @@ def _check_sum(path):
 def _extra(name):
     "An optional package, or an error that says how to get it"
     try: return importlib.import_module(name)
-    except ImportError as e: raise ImportError(f"this format needs {name.split('.')[0]}: pip install 'fastsparse[export]'") from e
+    except ImportError as e: raise ImportError(f"this format needs {name.split('.')[0]}: {pip_install('export')}") from e
 
 def _first_names(state, preferred):
     "For each name in `state`, the one under which its tensor is stored: of `preferred` if there is one, or the first"

@@ -423,7 +423,7 @@ def _column_type(col): return np.int16 if col.dtype==torch.int16 else np.int32
 
 def _starts_of(index, width):
     "`block_starts` of an index"
-    (n,m),n_blocks = index.shape,-(-index.shape[1]//width)
+    n,n_blocks = index.shape[0],-(-index.shape[1]//width)
     if n_blocks<2: return index.crow,1
     if width not in index.starts:
         starts = index.starts[width] = empty((n*n_blocks+1,), torch.int)

@@ -12,7 +12,7 @@ from copy import deepcopy
 from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from fastsparse.kernels.attention import Attends
-from fastsparse.masks.checks import need_batch
+from fastsparse.masks.checks import need_batch,pip_install
 from fastsparse.kernels.timing import fresh,speedup,with_bar
 from fastsparse.kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.masks.registry import needs_of
@@ -598,7 +598,7 @@ def store_dense(
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
     if handlers is None: handlers = [g for m in model.modules() if isinstance(m, LiveLayer) for g in m._live.values()]
-    held = [_store_dense(g) for g in handlers]  # until the model holds them
+    _held = [_store_dense(g) for g in handlers]  # until the model holds them
     _settle(model)
     _rearm(model)
 
@@ -764,7 +764,7 @@ def why_masked(
     if o.p.device.type!='cpu' or o.p.dtype not in (torch.float,torch.double): return f"{str(o.p.dtype).removeprefix('torch.')} on {o.p.device.type}, where masked is faster"
     pays = n*rows>=2**23 and (live<=.12*n or live<=.25*n and rows>=32 and not isinstance(o.module, _ConvNd))
     if not pays: return f'{live/max(n, 1):.2g} of {n} weights live at batches of {batch}, where masked is about as fast'
-    return '' if kernels_take(o.p) else "the products need Numba: pip install 'fastsparse[fast]'"
+    return '' if kernels_take(o.p) else f"the products need Numba: {pip_install('fast')}"
 
 def follow_rule(
     model:nn.Module, # A sparse model

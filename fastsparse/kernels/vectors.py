@@ -9,6 +9,7 @@ __all__ = ['numbers', 'at', 'put', 'load', 'store', 'zero', 'full', 'add', 'axpy
 # %% ../../nbs/31_kernels.vectors.ipynb #648c84c9
 import hashlib,numpy as np
 from fastcore.basics import *
+from fastsparse.masks.checks import pip_install
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -90,7 +91,7 @@ _oldest = '0.61'
 @cache
 def _numba():
     "Numba, with llvmlite's language for the machine, or a `NoNumba` that says what to do"
-    fix = "pip install 'fastsparse[fast]' brings a Numba that fits; without it torch's products serve"
+    fix = f"{pip_install('fast')} brings a Numba that fits; without it torch's products serve"
     try: import llvmlite.binding,llvmlite.ir,numba,numba.core.cgutils,numba.extending
     except ModuleNotFoundError as e: raise NoNumba(f"{e.name or 'Numba'} is not installed: {fix}") from e
     except Exception as e: raise NoNumba(f"Numba does not import ({type(e).__name__}: {e}): {fix}") from e

@@ -7,6 +7,8 @@ __all__ = []
 
 # %% ../../nbs/10_masks.checks.ipynb #a6ecbae6
 import numpy as np,torch
+from functools import cache
+from importlib.metadata import packages_distributions
 from numbers import Real
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -72,3 +74,12 @@ def need_parameters(
     if axes is None: return
     if not isinstance(axes, (list,tuple)) or len(axes)!=len(params) or not all(isinstance(o, tuple) and len(o)==3 for o in axes):
         raise TypeError(f"axes is {axes!r}, and must be a list of what axes_of returns, as long as params ({len(params)})")
+
+# %% ../../nbs/10_masks.checks.ipynb #eba4e6d6
+@cache
+def pip_install(
+    extra:str, # Name of an extra
+):
+    "The line that installs an extra"
+    names = packages_distributions().get('fastsparse', ['.'])
+    return f"pip install '{names[0]}[{extra}]'"

@@ -405,7 +405,7 @@ def _check_settings(model, sparsity, sparse_init_mode, sparse_f, enforce_mask, x
     if xb is not None: need_batch(xb)
     if masked_params(model): raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")
     if sparse_init_mode not in (None,'auto','fan_in','fan_out','fan_in_out'): raise ValueError(f"sparse_init_mode is {sparse_init_mode!r}, and must be 'auto', None, 'fan_in', 'fan_out' or 'fan_in_out'")
-    if isinstance(sparse_f, dict): raise ValueError(f"sparse_f is a dict, and must be a distribution or its name: settings of a method, such as a preset's, go to the callback or engine as **settings, and sparsities by name are given_sparsity({{...}})")
+    if isinstance(sparse_f, dict): raise ValueError("sparse_f is a dict, and must be a distribution or its name: settings of a method, such as a preset's, go to the callback or engine as **settings, and sparsities by name are given_sparsity({...})")
 
 def _choose(model, chosen, also):
     "The parameters to make sparse, and their places among those to choose from"

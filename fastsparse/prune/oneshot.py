@@ -15,7 +15,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
 from fastcore.basics import *
-from fastsparse.masks.checks import need_functions,need_number
+from fastsparse.masks.checks import need_functions,need_number,pip_install
 from fastcore.imports import noop
 from fastsparse.kernels.timing import shown
 from fastsparse.masks.distributions import live_counts,share_out
@@ -859,7 +859,7 @@ def _files_of(path):
 def _read_state(path):
     "A state dict from files of safetensors"
     try: from safetensors.torch import load_file
-    except ImportError as e: raise ImportError("reading a folder needs safetensors: pip install 'fastsparse[export]'") from e
+    except ImportError as e: raise ImportError(f"reading a folder needs safetensors: {pip_install('export')}") from e
     state = {}
     for f in _files_of(path):
         try: state.update(load_file(f))

@@ -9,6 +9,7 @@ __all__ = ['SparseTrainerCallback', 'SparseLightningCallback', 'log_updates']
 import importlib,torch,torch.distributed as dist
 from fastcore.basics import *
 from fastcore.meta import delegates
+from fastsparse.masks.checks import pip_install
 from fastsparse.masks.distributions import erdos_renyi_sparsity
 from fastsparse.masks.files import read_tensors,whole_file
 from fastsparse.model.enforcement import masked_params,settle_averages
@@ -24,7 +25,7 @@ def need(
 ): # The package
     "Import an optional package; an `ImportError` that names the extra if it is missing"
     try: return importlib.import_module(name)
-    except ImportError as e: raise ImportError(f"{name} is not installed, and this needs it: pip install 'fastsparse[{extra}]'") from e
+    except ImportError as e: raise ImportError(f"{name} is not installed, and this needs it: {pip_install(extra)}") from e
 
 _file = 'sparse_engine.pt'
 
