@@ -29,7 +29,7 @@ COMING = '''
 
 root = Path(__file__).parent.parent
 of_2020 = FACE.split()[:26]
-words = set('''steps samples epochs part says wants handler candidates matches packed highest lowest fitting decide fresh stamp resting untouched preserved agree
+words = set('''steps samples epochs part says wants handler candidates matches packed highest lowest fitting decide fresh stamp evaluating preserved agree
     speedup storages rule_for matching has_hooks sensitivity rewind model learn dls opt mask masks x y xb yb p score scores loss seed sparsity density layer layers
     params weights grads batch bs lr data train valid test run runs results report history ledger rules method methods schedule'''.split())
 def public(): return {k:v for k,v in vars(fastsparse.all).items() if not k.startswith('_')}

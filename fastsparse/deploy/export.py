@@ -15,7 +15,8 @@ from fastsparse.kernels.timing import fresh,output_error,speedup,times_in_turns
 from fastsparse.kernels.live_layers import store_dense
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.files import as_path,checksum,whole_file
-from fastsparse.report.flops import unfused,untouched
+from fastsparse.model.running import evaluating
+from fastsparse.report.flops import unfused
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
 from fastsparse.train.checkpoint import ways_out,written_behind
@@ -79,7 +80,7 @@ def _stored(how):
 def _inputs(layers, model, xb):
     "What each of `layers` is called with"
     seen,handles = {},[]
-    with untouched(model), unfused():
+    with evaluating(model), unfused():
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): seen.setdefault(n, (args,kwargs))
             handles.append(m.register_forward_pre_hook(hook, with_kwargs=True))
@@ -133,7 +134,7 @@ def _smaller(plain, xb):
 def _n_weights(model): return sum(p.numel() for p in model.parameters())
 
 def _is_faster(new, plain, xb):
-    with untouched(new), untouched(plain): return speedup(lambda: plain(*xb), lambda: new(*xb))>1
+    with evaluating(new), evaluating(plain): return speedup(lambda: plain(*xb), lambda: new(*xb))>1
 
 # %% ../../nbs/72_deploy.export.ipynb #e9d10815
 def _auto(model, xb, pt2):
@@ -334,7 +335,7 @@ def _report(format, result, run, plain, xb, sizes, plan, note, answers):
     "Measure `run`, a function of inputs, against the dense module `plain`, and its outputs against `answers`"
     with torch.no_grad(), ExitStack() as stack:
         for m in (plain, run):
-            if isinstance(m, nn.Module): stack.enter_context(untouched(m))
+            if isinstance(m, nn.Module): stack.enter_context(evaluating(m))
         error = output_error(answers, _once(run, xb))
         times = {n:_times(run, plain, xb, n) for n in sizes}
     dense_ms,ms = [{n:1e3*statistics.median(t[i]) for n,t in times.items()} for i in range(2)]

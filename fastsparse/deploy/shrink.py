@@ -11,7 +11,7 @@ from collections import Counter
 from fastcore.basics import *
 from fastsparse.masks.checks import need_modules
 from fastsparse.kernels.timing import float_outputs,fresh,output_error
-from fastsparse.report.flops import untouched
+from fastsparse.model.running import evaluating
 from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.deploy.compact import has_hooks,replace_layers
 from fastsparse.model.sparsify import module_copy
@@ -28,7 +28,7 @@ def _graph(model, xb):
     "A `GraphModule` of `model` that shares its layers"
     rest = {n:o.default for n,o in [*inspect.signature(model.forward).parameters.items()][len(xb):] if o.default is not o.empty}
     try:
-        with untouched(model): return fx.symbolic_trace(model, rest or None)
+        with evaluating(model): return fx.symbolic_trace(model, rest or None)
     except Exception as e: raise _lost(model, first(str(e).splitlines()) or type(e).__name__) from e
 
 # %% ../../nbs/71_deploy.shrink.ipynb #583b8d40
@@ -195,8 +195,8 @@ def _followed(model, xb):
     "The graph of `model`, and what was seen when it ran"
     f = _Follower(_graph(model, xb))
     try:
-        with untouched(model): want = model(*fresh(xb))
-        with untouched(f.module): got = f.run(*fresh(xb))
+        with evaluating(model): want = model(*fresh(xb))
+        with evaluating(f.module): got = f.run(*fresh(xb))
     except Exception as e: raise _lost(model, first(str(e).splitlines()) or type(e).__name__) from e
     if off := _off(want, got): raise _lost(model, f"its outputs are off by {off:.2g}")
     return f
@@ -319,7 +319,7 @@ def _exact(model, xb):
     "A copy of `model` with 64 bits a number, and inputs for it; both as they are if the forward insists on a type"
     new,x = module_copy(model).eval().double(),tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, xb)
     try:
-        with untouched(new): new(*fresh(x))
+        with evaluating(new): new(*fresh(x))
         return new,x
     except Exception: return module_copy(model).eval(),xb
 
@@ -337,7 +337,7 @@ def _check_outputs(model, new, xb):
     "A `ValueError` if the smaller model gives other outputs than `model`"
     outs = []
     for m in (model, new):
-        with untouched(m): outs.append(m(*fresh(xb)))
+        with evaluating(m): outs.append(m(*fresh(xb)))
     if off := _off(*outs): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
 
 # %% ../../nbs/71_deploy.shrink.ipynb #57e095ca

@@ -16,7 +16,7 @@ from fastsparse.masks.checks import need_batch,pip_install
 from fastsparse.kernels.timing import fresh,speedup,with_bar
 from fastsparse.kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.masks.registry import needs_of
-from fastsparse.report.flops import untouched
+from fastsparse.model.running import evaluating
 from fastsparse.model.enforcement import DenseMask,MaskHooks,MaskHandler,handler_of,has_stamp,keeps_zero,ParamRef,masked_params,set_handler,stamp_of
 from fastsparse.kernels.linear import kernels_take
 from fastsparse.masks.selection import count_live,live_places
@@ -674,7 +674,7 @@ _gain = 1.1  # what a layer has to win by
 
 def _measure(model, handlers, xb):
     "The plan, and the ratio that was measured for each parameter"
-    with untouched(model): ratios = _ratios(model, handlers, xb)
+    with evaluating(model): ratios = _ratios(model, handlers, xb)
     return {n:'rows' if ratios.get(n, 0)>=_gain else 'dense' for n in handlers},ratios
 
 @torch.inference_mode(False)

@@ -6,74 +6,17 @@
 __all__ = ['output_spread', 'Signal']
 
 # %% ../../nbs/22_model.init.ipynb #62402d77
-import inspect,numpy as np,random,torch
+import inspect,torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
 from fastsparse.model.enforcement import masked_params,storage_of,usual
+from fastsparse.model.running import call_model,evaluating
 from fastsparse.masks.selection import count_live
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves,tree_map
 from warnings import warn
-
-# %% ../../nbs/22_model.init.ipynb #254256f5
-@contextmanager
-def same_random_state(
-    dls=(), # Loaders whose own generators come back too
-):
-    "Put the random states of Python, NumPy, torch and loaders back after the `with` block"
-    held = [(dl, attr, nested_attr(dl, attr)) for dl in dls for attr in ('rng','generator','sampler.generator')]
-    states = [(o, o.getstate()) for _,_,o in held if isinstance(o, random.Random)]
-    torch_states = [(o, o.get_state()) for _,_,o in held if isinstance(o, torch.Generator)]
-    py,numpy_state = random.getstate(),np.random.get_state()
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())): yield
-    finally:
-        random.setstate(py)
-        np.random.set_state(numpy_state)
-        for dl,attr,o in held:
-            if isinstance(o, random.Random): setattr(dl, attr, o)
-        for o,s in states: o.setstate(s)
-        for o,s in torch_states: o.set_state(s)
-
-# %% ../../nbs/22_model.init.ipynb #4d65389b
-@contextmanager
-def looking(
-    model:nn.Module, # Norms use the batch's statistics inside the `with` block, all else is in evaluation mode
-):
-    "Run `model` without a trace"
-    modes = [(m, m.training) for m in model.modules()]
-    kept = [(b, b.clone()) for n,b in model.named_buffers() if not n.endswith('_mask')]
-    try:
-        for m,_ in modes: m.training = isinstance(m, _NormBase)
-        with torch.no_grad(), same_random_state(): yield
-    finally:
-        for m,training in modes: m.training = training
-        with torch.no_grad():
-            for b,was in kept:
-                if not torch.equal(b, was): b.copy_(was)
-
-def batch_of(
-    learn, # A `Learner`
-) -> tuple: # The inputs of a batch of its training set; None if a look would use it up
-    "The inputs of one batch; the next epoch is the same as without this look"
-    dl = learn.dls.train
-    with same_random_state(learn.dls.loaders):
-        if hasattr(dl, 'one_batch'): batch = dl.one_batch()
-        elif iter(dl) is dl: return None
-        else: batch = next(iter(dl))
-    n = getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1)
-    return tuple(batch[:n])
-
-# %% ../../nbs/22_model.init.ipynb #7f8f2b46
-def _run(model, xb):
-    device = getattr(first(model.parameters()), 'device', 'cpu')
-    xb = tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, xb)
-    try: return model(**xb) if hasattr(xb, 'keys') else model(*xb) if isinstance(xb, (tuple,list)) else model(xb)
-    except Exception as e:
-        shapes = [tuple(t.shape) for t in tree_leaves(xb) if isinstance(t, torch.Tensor)]
-        raise ValueError(f"xb has the shapes {shapes}, and the model can't take it ({e}): pass inputs without targets, a tensor, a tuple or a dict of arguments") from e
 
 # %% ../../nbs/22_model.init.ipynb #9c598a17
 def output_spread(
@@ -81,7 +24,11 @@ def output_spread(
     xb, # Inputs of at least 2 samples: a tensor, a tuple or a dict of arguments
 ) -> float: # 0 or more; None where the model returns no floating-point tensor, or only one sample
     "How much the outputs of `model` differ from sample to sample"
-    with looking(model): out = _run(model, xb)
+    device = getattr(first(model.parameters()), 'device', 'cpu')
+    xb = tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, xb)
+    with evaluating(model):
+        for m in model.modules(): m.training = isinstance(m, _NormBase)  # running statistics of an untrained norm say nothing
+        out = call_model(model, xb)
     t = first(o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.is_floating_point())
     if t is None or t.ndim==0 or len(t)<2: return None
     return t.detach().double().std(0).mean().item()

@@ -10,7 +10,6 @@ __all__ = ['is_sparseable_module', 'sparseable_modules', 'init_kaiming_normal_sp
 import copy,operator,re,torch
 import torch.distributed as dist
 from collections.abc import Mapping
-from contextlib import contextmanager
 from fastcore.basics import *
 from fastsparse.masks.checks import need_batch,need_bools,need_modules,need_number,need_tensors
 from fastsparse.masks.registry import declares,get_part,needs_of,register_part
@@ -22,7 +21,8 @@ from fastsparse.masks.selection import bits_to_mask,count_live,keyed_generator,l
 from fastsparse.masks.selection import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.patterns import need_named
 from fastsparse.masks.scores import call_with,random_score,weight_magnitude
-from fastsparse.model.init import batch_of,mark_fresh,output_spread,repair_signal
+from fastsparse.model.running import batch_of
+from fastsparse.model.init import mark_fresh,output_spread,repair_signal
 from fastsparse.masks.structures import as_structure,Structure
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -336,16 +336,6 @@ def module_of(
     if isinstance(model, nn.Module): return model
     if not isinstance(getattr(model, 'model', None), nn.Module): raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
     return model.model
-
-@contextmanager
-def resting(
-    model:nn.Module, # In evaluation mode inside the `with` block, and afterwards as before
-):
-    "Let `model` rest for a while"
-    modes = [(m, m.training) for m in model.modules()]
-    try: yield model.eval()
-    finally:
-        for m,training in modes: m.training = training
 
 # %% ../../nbs/23_model.sparsify.ipynb #18a4eec8
 def module_copy(

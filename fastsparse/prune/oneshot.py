@@ -19,7 +19,7 @@ from fastsparse.masks.checks import need_functions,need_number,pip_install
 from fastcore.imports import noop
 from fastsparse.kernels.timing import shown
 from fastsparse.masks.distributions import live_counts,share_out
-from fastsparse.report.flops import preserved
+from fastsparse.model.running import evaluating,preserved,split_batch
 from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.train.learned import BlockTopK
 from fastsparse.masks.selection import keyed_generator,n_live,top_k_mask,zero_dead_
@@ -27,7 +27,7 @@ from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.scores import random_score,weight_magnitude
 from fastsparse.model.enforcement import enforce_masks,ParamRef,masked_params
 from fastsparse.model.sparsify import as_mask,candidates,check_score,decide,draw_seed,keep_from_broadcast,module_copy,module_of,register_mask
-from fastsparse.model.sparsify import resting,sparsify_model,structure_of,warn_if_missed
+from fastsparse.model.sparsify import sparsify_model,structure_of,warn_if_missed
 from fastsparse.masks.structures import as_structure,NM,Structure,Unstructured
 from functools import partial
 from itertools import count
@@ -185,12 +185,7 @@ def _batches_of(data, bs):
     if _is_loader(data) or isinstance(data, (list,tuple)) or not hasattr(data, '__getitem__'): return data
     return torch.utils.data.DataLoader(data, batch_size=bs)
 
-def _inputs(b, n_inp=None):
-    "Arguments, keyword arguments and targets of a batch"
-    if isinstance(b, Mapping): return (),dict(b),()
-    if not isinstance(b, (tuple,list)): return (b,),{},()
-    n = ifnone(n_inp, max(len(b)-1, 1))
-    return tuple(b[:n]),{},tuple(b[n:])
+
 
 # %% ../../nbs/60_prune.oneshot.ipynb #c14c76cf
 def _n_items(b):
@@ -219,7 +214,7 @@ class Calibration:
     def read(self, batches, n_inp, n_samples):
         n = 0
         for b in batches:
-            self.batches.append(_inputs(to_device(b, 'cpu'), n_inp))
+            self.batches.append(split_batch(to_device(b, 'cpu'), n_inp))
             n += _n_items(b)
             if n>=n_samples: break
         if not n: raise ValueError("data has no batches: pass DataLoaders, a dataset or an iterable with examples in it; an iterator can be read only once")
@@ -229,7 +224,7 @@ class Calibration:
 
     def run(self):
         "Run the model on everything"
-        with torch.no_grad(), resting(self.model) as model:
+        with evaluating(self.model) as model:
             if self.loop is not None: return self.loop(model)
             for self.i in range(len(self.batches)): self.run_batch(self.i)
 
@@ -442,7 +437,7 @@ def _in_step(calib, stage):
         if not rows: raise _Unreached
         return total,rows
 
-    with torch.no_grad(), resting(calib.model), ExitStack() as stack:
+    with evaluating(calib.model), ExitStack() as stack:
         for o in stage: stack.enter_context(_listening(_owners(calib.model, o), partial(_pause, o)))
         if (few := max(_most_threads//len(walks), 1))<n_threads:
             stack.callback(torch.set_num_threads, n_threads)

@@ -6,21 +6,20 @@
 __all__ = ['flop_profile', 'count_flops', 'FlopsCounter']
 
 # %% ../../nbs/50_report.flops.ipynb #00017816
-import inspect,math,random,torch
-import numpy as np
+import inspect,math,torch
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager
-from copy import copy
 from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
-from fastsparse.masks.checks import need_batch,need_bools
+from fastsparse.masks.checks import need_bools
 from fastsparse.model.enforcement import masked_params
 from fastsparse.masks.selection import count_live
 from fastsparse.train.method import dense_batches,find_method,Method
 from fastsparse.masks.schedules import Interval
+from fastsparse.model.running import call_model,evaluating
 from fastsparse.model.sparsify import module_of
 from functools import partial,wraps
 from math import prod
@@ -254,49 +253,6 @@ def record_flops(
         finally:
             for m,f in own: _own_forward(m, f)
 
-# %% ../../nbs/50_report.flops.ipynb #29fa5942
-def _attributes(m):
-    "The dicts, lists and sets that hold the state of the module `m`"
-    return [vars(m), *(o for o in vars(m).values() if isinstance(o, (dict,list,set)))]
-
-def _put_back(o, was):
-    o.clear()
-    (o.extend if isinstance(o, list) else o.update)(was)
-
-@contextmanager
-def preserved(
-    model:nn.Module, # Its modes, attributes and buffers; not its parameters
-):
-    "Afterwards `model` and the random states are as they were before the `with` block"
-    was,flags = [(o, copy(o)) for m in model.modules() for o in _attributes(m)],[(m, m.training) for m in model.modules()]
-    buffers = [(b, b.clone()) for n,b in model.named_buffers() if not (n.endswith('_mask') or b.is_meta)]
-    seeds = random.getstate(),np.random.get_state()
-    gpus = {t.device for t in [*model.parameters(), *model.buffers()] if t.is_cuda}
-    try:
-        with torch.random.fork_rng(gpus): yield
-    finally:
-        random.setstate(seeds[0])
-        np.random.set_state(seeds[1])
-        for m,training in flags: m.training = training
-        for o,old in was: _put_back(o, old)
-        with torch.no_grad():
-            for b,old in buffers:
-                if not b.equal(old): b.copy_(old)
-
-# %% ../../nbs/50_report.flops.ipynb #c05ef105
-@contextmanager
-def untouched(
-    model:nn.Module, # In evaluation mode inside the `with` block
-):
-    "Run `model` without leaving a trace in it or in the random states"
-    cached = torch.is_autocast_cache_enabled()
-    try:
-        with preserved(model), torch.no_grad():
-            torch.set_autocast_cache_enabled(False)
-            for m in model.modules(): m.training = False
-            yield
-    finally: torch.set_autocast_cache_enabled(cached)
-
 # %% ../../nbs/50_report.flops.ipynb #88ee3a23
 def _module(model):
     "The module in a `Learner` or in a wrapper for data parallel training"
@@ -305,15 +261,6 @@ def _module(model):
     if lazy: raise ValueError(f"{lazy} has no shape yet: pass a batch through the model first")
     return get_model(model)
 
-# %% ../../nbs/50_report.flops.ipynb #6d8a6a2c
-def _call(model, xb):
-    "`model` of the inputs `xb`"
-    if isinstance(xb, (torch.Tensor,PackedSequence)): return model(xb)
-    if isinstance(xb, (Mapping,tuple,list)): need_batch(xb)
-    if isinstance(xb, Mapping): return model(**xb)
-    if isinstance(xb, (tuple,list)): return model(*xb)
-    raise TypeError(f"xb is of type {type(xb).__name__}, and must be a tensor, a tuple or list of inputs or a dict of them: wrap another input as (xb,)")
-
 # %% ../../nbs/50_report.flops.ipynb #1acaa4bf
 def flop_profile(
     model, # A module or a `Learner`
@@ -321,7 +268,7 @@ def flop_profile(
 ) -> dict: # A `FlopProfile`: dense FLOPs of the whole batch by the weight that they read
     "The products and convolutions of one forward of `model`, which stays as it is"
     model = _module(model)
-    with untouched(model), record_flops(model) as rec: _call(model, xb)
+    with evaluating(model), record_flops(model) as rec: call_model(model, xb)
     return rec.profile
 
 def count_flops(

@@ -19,7 +19,8 @@ from fastsparse.model.enforcement import join_groups
 from fastsparse.train.method import find_method
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
-from fastsparse.model.init import batch_of,dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
+from fastsparse.model.running import batch_of
+from fastsparse.model.init import dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.model.sparsify import draw_seed,share_masks
 from fastsparse.train.engine import check_settings,method_text,SparseEngine,why_dense
 from torch.utils._pytree import tree_map

@@ -22,7 +22,8 @@ from fastsparse.train.presets import Preset
 from fastsparse.train.method import check_sparsity,find_method
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import fisher_saliency,SampledGradient
-from fastsparse.model.init import batch_of,output_spread,same_random_state
+from fastsparse.model.init import output_spread
+from fastsparse.model.running import batch_of,same_random_state
 from fastsparse.model.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from numbers import Real
 

@@ -6,14 +6,14 @@
 __all__ = ['supar_init_', 'supar_splitter', 'supar_lrs']
 
 # %% ../../nbs/42_train.growth.ipynb #082d81c6
-import sys,torch
+import torch
 from collections import defaultdict
 from fastcore.basics import *
 from fastsparse.masks.checks import need_number
 from fastsparse.masks.registry import declares
 from fastsparse.masks.selection import count_live,put_
 from fastsparse.masks.scores import base_opt,grad_history,opt_state
-from fastsparse.model.enforcement import masked_params
+from fastsparse.model.enforcement import is_fastai,masked_params
 from fastsparse.model.sparsify import decide,module_of
 from torch import nn
 
@@ -90,14 +90,9 @@ def reset_state(
 # %% ../../nbs/42_train.growth.ipynb #95a6dba6
 _adam_parts = {'weight_decay','l2_reg','average_grad','average_sqr_grad','step_stat','adam_step'}
 
-def _is_fastai(opt):
-    "Is `opt` an optimizer of fastai's? Without importing it"
-    kind = vars(sys.modules['fastai.optimizer']).get('Optimizer') if 'fastai.optimizer' in sys.modules else None
-    return kind is not None and isinstance(opt, kind)
-
 def _check_adam(p, opt):
     base = base_opt(opt)
-    if _is_fastai(base): known = {'adam_step'} <= {getattr(f, 'func', f).__name__ for f in base.cbs} <= _adam_parts
+    if is_fastai(base): known = {'adam_step'} <= {getattr(f, 'func', f).__name__ for f in base.cbs} <= _adam_parts
     else: known = type(base) in (torch.optim.Adam, torch.optim.AdamW)
     if not known: raise ValueError(f"{type(base).__name__} is not an Adam whose bias corrections are known: own_step_count wants torch's Adam or AdamW or fastai's Adam; take one of them, or grow_state_f=None")
 
@@ -108,7 +103,7 @@ def _hypers(p, opt):
     "Learning rate, betas, epsilon and decoupled weight decay of one parameter"
     base = base_opt(opt)
     g = next(g for g in base.param_groups if id(p) in map(id, g['params']))
-    if not _is_fastai(base):
+    if not is_fastai(base):
         wd = g['weight_decay'] if isinstance(base, torch.optim.AdamW) or g.get('decoupled_weight_decay') else 0.
         return float(g['lr']),tuple(map(float, g['betas'])),g['eps'],float(wd)
     decays = any(getattr(f, 'func', f).__name__=='weight_decay' for f in base.cbs) and opt_state(opt, p).get('do_wd', True)
