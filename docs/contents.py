@@ -14,7 +14,7 @@ titles = dict(coming_from='Move from another library', measured='What all this m
 api = dict(
     train=('Train', 'One line, a callback, a loop of your own, or the trainer that you have', '''Learner.fit_sparse DynamicSparseTrainingCallback DynamicSparseTraining
         SparseTrainerCallback SparseLightningCallback SparseEngine'''),
-    choose=('Find sparsity and learning rate', 'Let your own data answer', 'find_sparsity Learner.sparse_lr_find auto_presets supar_init_ supar_splitter supar_lrs'),
+    choose=('Find sparsity and learning rate', 'Let your own data answer', 'find_sparsity compare_with_narrow Learner.sparse_lr_find auto_presets supar_init_ supar_splitter supar_lrs'),
     sparsify=('Make a model sparse', 'Masks on a model, what they cover, and how to be rid of them', '''sparsify_model sparse_summary sparse_params unsparsify sparsify_parameter
         apply_masks register_layer sparseable_modules is_sparseable_module init_kaiming_normal_sparse_'''),
     distributions=('Share weights out among layers', 'How sparse is each layer?', '''erdos_renyi_sparsity uniform_sparsity first_layer_dense_uniform layers_dense
@@ -32,7 +32,7 @@ api = dict(
         STE_presets SRSTE_presets TopKAST_presets'''),
     save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity restore_sparse save_sparse load_sparse
         pack_masks unpack_masks'''),
-    deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute export_sparse plain_copy shrink pack'),
+    deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute export_sparse plain_copy shrink pack narrow_like'),
     look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates Ledger count_flops flop_profile FlopsCounter predict_cost'),
     masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))
 

@@ -28,7 +28,8 @@ from .kernels.linear import *
 from .kernels.convolution import *
 from .kernels.live_layers import *
 from .deploy.compact import *
-from .deploy.shrink import *
+from .deploy.shrink import shrink
+from .deploy.narrow import compare_with_narrow,narrow_like
 from .deploy.export import *
 from .train.trainers import *
 from .prune.finetune import *

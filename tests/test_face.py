@@ -24,7 +24,7 @@ FACE = '''
 COMING = '''
     find_sparsity Interval auto_presets SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
     SparseLightningCallback keep_zeros merge_sparse register_layer declares register_method methods_table SoftMEST_presets
-    log_updates save_delta load_delta animate_masks WaitForSparsity'''
+    log_updates save_delta load_delta animate_masks WaitForSparsity compare_with_narrow narrow_like'''
 
 
 root = Path(__file__).parent.parent

@@ -92,7 +92,7 @@ def _prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=erdos_ren
     return cb
 
 # %% ../../nbs/47_train.fit.ipynb #6f1d0ccf
-class _OwnHypers(Callback):
+class OwnHypers(Callback):
     "Leave out of a schedule what the optimizer doesn't have"
     order,run_valid = ParamScheduler.order-1,False
     def before_fit(self):
@@ -115,7 +115,7 @@ def fit_sparse(self:Learner,
     "Train a sparse network for one cycle, e.g. `learn.fit_sparse(20, .95)`"
     cb = _prepared(self, n_epoch, sparsity, lr, method, sparse_f, mask_init, seed, scale_rates, cbs, **kwargs)
     if self.opt is None: self.create_opt()
-    try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, _OwnHypers(), *L(cbs)])
+    try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, OwnHypers(), *L(cbs)])
     finally: apply_masks(self.model)
     return cb
 
@@ -200,7 +200,7 @@ def _trial(learn, s, seed, n_epoch, lr, kwargs):
     torch.manual_seed(seed)
     with own.no_bar(), own.no_logging():
         if s: own.fit_sparse(n_epoch, s, lr, seed=seed, **kwargs)
-        else: own.fit_one_cycle(n_epoch, lr, cbs=_OwnHypers())
+        else: own.fit_one_cycle(n_epoch, lr, cbs=OwnHypers())
         found = own.validate()
     xb = tuple(to_device(batch_of(own), first(own.model.parameters()).device))
     own.model.eval()
