@@ -5,7 +5,7 @@ from fastprogress.fastprogress import progress_bar
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
+rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'structures', 'masks.transposable': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
     'masks.schedules': 'schedules', 'masks.scores': 'scores', 'model.enforcement': 'enforcement sparsify', 'model.sparsify': 'sparsify enforcement',
     'train.method': 'method presets', 'train.engine': 'engine method presets', 'train.callback': 'callback'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),

@@ -4,7 +4,7 @@ from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsi
 from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,live_counts,proportional_sparsity,read_sparsities,share_out
 from fastsparse.masks.distributions import uniform_sparsity
 from fastsparse.report.flops import flop_profile
-from fastsparse.masks.scores import call_with,wants
+from fastsparse.masks.registry import call_with,wants
 from functools import partial
 from fastsparse.model.enforcement import masked_params
 from fastsparse.model.sparsify import sparsify_model

@@ -1,8 +1,8 @@
 "Room 03: what a score may ask for, and what it returns"
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
-from fastsparse.masks.registry import needs_of
-from fastsparse.masks.scores import base_opt,call_with,GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
+from fastsparse.masks.registry import call_with,needs_of
+from fastsparse.masks.scores import base_opt,GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.masks.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient,state_tensors
 from fastsparse.masks.scores import weight_magnitude
 from helpers import *

@@ -60,6 +60,14 @@ def need_fraction(name, x):
     "A `ValueError` unless `x` is a number in [0,1], but for rounding"
     if not isinstance(x, Real) or isinstance(x, bool) or not -1e-9<=x<=1+1e-9: raise ValueError(f"{name} is {x!r}, and must be a number in [0,1]")
 
+def need_choice(
+    name:str, # The argument's
+    x, # Its value
+    choices, # What it may be
+):
+    "A `ValueError` unless `x` is one of `choices`"
+    if x not in choices: raise ValueError(f"{name} is {x!r}, and must be one of {', '.join(map(repr, choices))}")
+
 def need_generator(generator):
     "A `TypeError` unless it is a generator of torch's, or None"
     if not isinstance(generator, (torch.Generator,type(None))): raise TypeError(f"generator is {generator!r}, and must be a torch.Generator on the CPU, or None")

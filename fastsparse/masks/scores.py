@@ -8,11 +8,11 @@ __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_m
            'gradient_redistribution']
 
 # %% ../../nbs/16_masks.scores.ipynb #752c3500
-import inspect,math,torch
+import math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from fastsparse.masks.checks import need_generator,need_number,need_tensors
-from fastsparse.masks.registry import declares,get_part,same_needs
+from fastsparse.masks.registry import call_with,declares,get_part,same_needs
 from fastsparse.model.layers import axes_of
 from fastsparse.masks.selection import count_live,live_places,zero_dead_
 from fastsparse.masks.schedules import ConstantSchedule,make_schedule
@@ -169,26 +169,6 @@ def gradient_momentum(
     return avg.abs()/(sqr.sqrt()+group.get('eps', 1e-8))
 
 _avgs,_sqrs = ('grad_avg','exp_avg','momentum_buffer'),('sqr_avg','exp_avg_sq')
-
-# %% ../../nbs/16_masks.scores.ipynb #b04d8e90
-def wants(
-    f, # Any function
-    name:str, # An argument's name
-) -> bool:
-    "Does `f` name the argument `name`?"
-    try: return name in inspect.signature(f).parameters
-    except ValueError: return False  # torch's own functions have no signature
-
-def call_with(
-    f, # A function
-    *args, # Its first arguments, such as the parameter
-    **kwargs # What `f` may ask for
-):
-    "`f(*args)` with those of `kwargs` that `f` names, or all if it takes `**kwargs`"
-    try: params = list(inspect.signature(f).parameters.values())
-    except ValueError: return f(*args)
-    if any(o.kind==o.VAR_KEYWORD for o in params): return f(*args, **kwargs)
-    return f(*args, **{o.name: kwargs[o.name] for o in params[len(args):] if o.name in kwargs})
 
 # %% ../../nbs/16_masks.scores.ipynb #16937ebb
 @declares(reads_grad=True, elementwise=True)

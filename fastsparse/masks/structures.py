@@ -6,25 +6,40 @@
 __all__ = ['NM', 'FanIn', 'Block', 'as_structure']
 
 # %% ../../nbs/14_masks.structures.ipynb #5b0e1d2a
-import functools,inspect,itertools,math,numbers,numpy as np,os,re,torch
+import functools,itertools,math,re,torch
 from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.masks.checks import need_bools
-from fastsparse.masks.registry import same_needs
-from fastcore.foundation import L
-from fastsparse.masks.selection import count_live,highest,live_places,lowest,n_live,put_,floor_product
-from fractions import Fraction
+from fastsparse.masks.checks import need_choice,need_fraction,need_number
+from fastsparse.masks.registry import call_with
+from fastsparse.masks.selection import count_live,floor_product,highest,live_places,lowest,n_live,put_
+from fastsparse.masks.transposable import best_tiles
 from torch import nn
+from typing import NamedTuple
 
 # %% ../../nbs/14_masks.structures.ipynb #da27ce55
+_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
+    l2=lambda x: x.norm(dim=-1))
+
+def _best(score, k, among):
+    "In each row of `score` the `k` highest of `among`, or as many as there are"
+    if len(score)==1:
+        n = max(0, min(int(k), count_live(among)))
+        return put_(torch.zeros_like(among), highest(score, n, among), True)
+    s = score.float() if score.dtype in (torch.half, torch.bfloat16) else score
+    order = (-s if s.is_floating_point() else ~s).sort(dim=1, stable=True).indices
+    there = among.gather(1, order)
+    return torch.zeros_like(among).scatter_(1, order, there & (there.cumsum(1)<=k))
+
+def _places(mask): return live_places(mask.reshape(-1))
+
+# %% ../../nbs/14_masks.structures.ipynb #f4ca5b20
 class Structure:
     "Which masks of a parameter are legal: its weights fall into groups of units of entries"
     sparsity,least,across,reduce = None,0,False,None
     experts_join = 'outputs'  # where `for_axes` joins experts, so that none of them shares a group or a unit
     def __post_init__(self):
-        if not (callable(self.reduce) or self.reduce in (None, *_reductions)):
-            raise ValueError(f"reduce is {self.reduce!r}, and must be one of {', '.join(map(repr, _reductions))}, or a function of a tensor that reduces its last axis")
+        if not callable(self.reduce): need_choice('reduce', self.reduce, [None, *_reductions])
 
     def axes(self,
         shape:tuple, # Shape of a parameter
@@ -38,196 +53,182 @@ class Structure:
         "A `ValueError` if a parameter of this shape doesn't fit"
         self.axes(tuple(shape))
 
-# %% ../../nbs/14_masks.structures.ipynb #d689191c
-@patch
-def _order(self:Structure, shape):
-    "Finer sizes, the order of axes in which groups come first and entries last, and the numbers of groups, units and entries"
-    sizes,groups,units = self.axes(tuple(shape))
-    entries = [i for i in range(len(sizes)) if i not in groups+units]
-    return sizes,groups+units+entries,[math.prod(sizes[i] for i in idxs) for idxs in (groups,units,entries)]
+    def need(self, shape, fits, what):
+        "A `ValueError` that says what a parameter of `shape` needs, unless it `fits`"
+        if not fits: raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: leave it dense, or take another structure")
 
-@patch
-def split(self:Structure,
-    t:torch.Tensor, # Tensor of the parameter's shape
-) -> torch.Tensor: # Groups by units by entries
-    "`t` in groups, units and entries, each in row-major order"
-    sizes,order,dims = self._order(t.shape)
-    return t.reshape(sizes).permute(order).reshape(dims)
+    def layout(self,
+        shape:tuple, # Shape of a parameter
+    ) -> tuple: # Finer sizes, the order of axes that puts groups first and entries last, and the numbers of groups, units and entries
+        "How a tensor of this shape is brought into groups, units and entries"
+        sizes,groups,units = self.axes(tuple(shape))
+        entries = [i for i in range(len(sizes)) if i not in groups+units]
+        return sizes,groups+units+entries,[math.prod(sizes[i] for i in idxs) for idxs in (groups,units,entries)]
 
-@patch
-def join(self:Structure,
-    x:torch.Tensor, # Groups by units
-    shape:tuple, # Shape of the parameter
-) -> torch.Tensor: # Contiguous tensor of that shape
-    "Each value of `x` at all entries of its unit"
-    sizes,order,dims = self._order(shape)
-    x = x.unsqueeze(-1).expand(dims).reshape([sizes[i] for i in order])
-    return x.permute(sorted(range_of(order), key=order.__getitem__)).reshape(shape).contiguous()
+    def split(self,
+        t:torch.Tensor, # Tensor of the parameter's shape
+    ) -> torch.Tensor: # Groups by units by entries
+        "`t` in groups, units and entries, each in row-major order"
+        sizes,order,dims = self.layout(t.shape)
+        return t.reshape(sizes).permute(order).reshape(dims)
 
-# %% ../../nbs/14_masks.structures.ipynb #6f8bedc1
-@patch
-def _n_at(self:Structure, shape, k):
-    "How many weights live when `k` units of each group do"
-    G,U,E = self._order(shape)[-1]
-    return G*k*E
+    def join(self,
+        x:torch.Tensor, # Groups by units
+        shape:tuple, # Shape of the parameter
+    ) -> torch.Tensor: # Contiguous tensor of that shape
+        "Each value of `x` at all entries of its unit"
+        sizes,order,dims = self.layout(shape)
+        x = x.unsqueeze(-1).expand(dims).reshape([sizes[i] for i in order])
+        return x.permute(sorted(range_of(order), key=order.__getitem__)).reshape(shape).contiguous()
 
-@patch
-def _most(self:Structure, shape): return self._order(shape)[-1][1]
+    # counts
+    def group_size(self, shape):
+        "How many units a group has"
+        return self.layout(shape)[-1][1]
 
-@patch
-def least_drop(self:Structure,
-    shape:tuple, # Shape of the parameter
-) -> int: # With growth to follow
-    "How few live weights must be dropped for anything to go: a unit of each group, or any weight where all compete"
-    G,_,E = self._order(shape)[-1]
-    return 1 if self.across else max(G*E, 1)
+    def n_weights(self, shape, k):
+        "How many weights live when `k` units of each group do"
+        G,U,E = self.layout(shape)[-1]
+        return G*k*E
 
-@patch
-def count(self:Structure,
-    shape:tuple, # Shape of the parameter
-    n:int, # How many should live, from 0 to the number of weights
-) -> int: # How many do
-    "The legal number of live weights that is nearest to `n`, the smaller of two that are equally near"
-    self.check(shape)
-    most,total = self._most(shape),math.prod(shape)
-    if not 0<=n<=total: raise ValueError(f"{n} weights were to live, and must be in [0,{total}]: the parameter of shape {tuple(shape)} has that many")
-    n_at = lambda k: self._n_at(shape, k)
-    k = bisect_right(range(most+1), n, key=n_at)-1
-    if k<most and n_at(k+1)-n<n-n_at(k): k += 1
-    if k<self.least and n+1<=total*(1-self.sparsity)+1e-9:
-        raise ValueError(f"{n} of {total} weights were to live, and {self} keeps at least {n_at(self.least)}: ask for a sparsity of {self.sparsity:.4g} or less, or take another structure")
-    return n_at(max(k, self.least))
+    def least_drop(self,
+        shape:tuple, # Shape of the parameter
+    ) -> int: # With growth to follow
+        "The fewest live weights to drop for anything to go: a unit of each group, or any weight where all compete"
+        G,_,E = self.layout(shape)[-1]
+        return 1 if self.across else max(G*E, 1)
 
-# %% ../../nbs/14_masks.structures.ipynb #65ddc526
-@patch
-def _per_group(self:Structure, shape, n):
-    "How many units of each group live when `n` weights do"
-    self.check(shape)
-    most = self._most(shape)
-    k = max(bisect_left(range(most+1), n, key=lambda k: self._n_at(shape, k)), self.least)
-    if k>most or self._n_at(shape, k)!=n: raise ValueError(f"{n} live weights in a parameter of shape {tuple(shape)} are not legal for {self}: take count(shape, {n})")
-    return k
+    def count(self,
+        shape:tuple, # Shape of the parameter
+        n:int, # How many should live, from 0 to the number of weights
+    ) -> int: # How many do
+        "The legal number of live weights that is nearest to `n`, the smaller of two that are equally near"
+        self.check(shape)
+        most,total = self.group_size(shape),math.prod(shape)
+        need_number('n', n, 0, total)
+        n_at = lambda k: self.n_weights(shape, k)
+        k = bisect_right(range(most+1), n, key=n_at)-1
+        if k<most and n_at(k+1)-n<n-n_at(k): k += 1
+        if k<self.least and n+1<=total*(1-self.sparsity)+1e-9:
+            raise ValueError(f"{n} of {total} weights are too few for {self}, which keeps at least {n_at(self.least)}: "
+                f"take a sparsity of {self.sparsity:.4g} or less, or another structure")
+        return n_at(max(k, self.least))
 
-# %% ../../nbs/14_masks.structures.ipynb #1d07bed3
-_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
-    l2=lambda x: x.norm(dim=-1))
+    def units_per_group(self, shape, n):
+        "How many units of each group live when `n` weights do; a `ValueError` unless `n` is legal"
+        self.check(shape)
+        most = self.group_size(shape)
+        k = max(bisect_left(range(most+1), n, key=lambda k: self.n_weights(shape, k)), self.least)
+        if k>most or self.n_weights(shape, k)!=n:
+            raise ValueError(f"{n} live weights in a parameter of shape {tuple(shape)} are not legal for {self}: take count(shape, {n})")
+        return k
 
-@patch
-def _unit_scores(self:Structure, score):
-    x = self.split(score.detach())
-    if self.reduce is None: return x.squeeze(-1)
-    x = x if x.dtype==torch.double else x.float()
-    return _reductions[self.reduce](x) if isinstance(self.reduce, str) else self._reduced(x)
+    # masks
+    def unit_scores(self, score):
+        "A score for each unit, as groups by units"
+        x = self.split(score.detach())
+        if self.reduce is None: return x.squeeze(-1)
+        x = x if x.dtype==torch.double else x.float()
+        if isinstance(self.reduce, str): return _reductions[self.reduce](x)
+        res,wanted = call_with(self.reduce, x, structure=self),x.shape[:-1]
+        if (got := getattr(res, 'shape', None))!=wanted:
+            came = f'a {type(res).__name__}' if got is None else f'shape {tuple(got)}'
+            raise ValueError(f"the reduction of {type(self).__name__} returned {came}, and must return shape {tuple(wanted)}: "
+                "reduce the last axis only, as in lambda x: x.mean(-1)")
+        return res
 
-@patch
-def _reduced(self:Structure, x):
-    "What a function of the user's makes of `x`; a `ValueError` unless that is a number for each unit"
-    try: params = inspect.signature(self.reduce).parameters.values()
-    except ValueError: params = ()
-    named = any(o.kind==o.VAR_KEYWORD or o.name=='structure' for o in params)
-    res,wanted = self.reduce(x, structure=self) if named else self.reduce(x),tuple(x.shape[:-1])
-    shape = tuple(res.shape) if isinstance(res, torch.Tensor) else None
-    if shape==wanted: return res
-    what = f'a {type(res).__name__}' if shape is None else f'a tensor of shape {shape}'
-    raise ValueError(f"the reduction of {type(self).__name__} returned {what} for scores of shape {tuple(x.shape)}, and must return one of shape {wanted}: reduce the last axis only, as in lambda x: x.mean(-1)")
+    def choose_units(self, score, k, among): return _best(self.unit_scores(score), k, among)
 
-# %% ../../nbs/14_masks.structures.ipynb #8852e102
-def _best(score, k, among):
-    "In each row of `score` the `k` highest of `among`, or as many as there are"
-    if len(score)==1:
-        n = max(0, min(int(k), count_live(among)))
-        return put_(torch.zeros_like(among), highest(score, n, among), True)
-    s = score.float() if score.dtype in (torch.half, torch.bfloat16) else score
-    order = (-s if s.is_floating_point() else ~s).sort(dim=1, stable=True).indices
-    there = among.gather(1, order)
-    return torch.zeros_like(among).scatter_(1, order, there & (there.cumsum(1)<=k))
+    def top(self,
+        score:torch.Tensor, # Scores, of the parameter's shape
+        n:int, # How many live, a legal number
+    ) -> torch.Tensor: # Bool tensor of `score`'s shape
+        "The legal mask with `n` live weights that has the highest scores"
+        k,everywhere = self.units_per_group(score.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
+        if n in (0, score.numel()): return everywhere if n else ~everywhere
+        return self.join(self.choose_units(score, k, self.split(everywhere).any(-1)), score.shape)
 
-# %% ../../nbs/14_masks.structures.ipynb #f4ca5b20
-@patch
-def _choose(self:Structure, score, k, among): return _best(self._unit_scores(score), k, among)
+    def legal(self,
+        mask:torch.Tensor, # Bool tensor
+    ) -> bool: # Are units whole, and groups equal?
+        "Does `mask` obey?"
+        x = self.split(mask)
+        whole,room = x.all(-1),self.split(torch.ones_like(mask)).any(-1).sum(1)
+        if not mask.numel(): return True
+        live = whole.sum(1)
+        return bool((whole==x.any(-1)).all() and (live==room.clamp(max=max(int(live.max()), self.least))).all())
 
-@patch
-def top(self:Structure,
-    score:torch.Tensor, # Scores, of the parameter's shape
-    n:int, # How many live, a legal number
-) -> torch.Tensor: # Bool tensor of `score`'s shape
-    "The legal mask with `n` live weights that has the highest scores"
-    k,everywhere = self._per_group(score.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
-    if n in (0, score.numel()): return everywhere if n else ~everywhere
-    return self.join(self._choose(score, k, self.split(everywhere).any(-1)), score.shape)
+    # one update
+    def move(self,
+        mask:torch.Tensor, # Bool tensor, the live weights now
+        # Called without arguments: scores of the parameter's shape, the lowest of the live ones go; a method `at`, if it has one, gives
+        # the scores at row-major places
+        keep_f,
+        # Called with the mask of what stays: scores of the parameter's shape, the highest come; a method `drawn`, if it has one, gives
+        # some places and their scores; None only drops
+        grow_f,
+        n_drop:int, # How many live weights are dropped to make room, from 0 to all
+        n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
+    ) -> tuple: # What is dropped, and what of the rest is grown: row-major indices in ascending order
+        "One update: drop `n_drop` live weights and what a group has above its share, then grow until `n` live"
+        k,live = self.units_per_group(mask.shape, n),count_live(mask)
+        need_number('n_drop', n_drop, 0, live)
+        if not n_drop and n==live: return (mask.new_empty(0, dtype=torch.long),)*2
+        return self._move(mask, keep_f, grow_f, n_drop, k)
 
-@patch
-def legal(self:Structure,
-    mask:torch.Tensor, # Bool tensor
-) -> bool: # Are units whole, and groups equal?
-    "Does `mask` obey?"
-    x = self.split(mask)
-    whole,room = x.all(-1),self.split(torch.ones_like(mask)).any(-1).sum(1)
-    if not mask.numel(): return True
-    live = whole.sum(1)
-    return bool((whole==x.any(-1)).all() and (live==room.clamp(max=max(int(live.max()), self.least))).all())
+    def _move(self, mask, keep_f, grow_f, n_drop, k):
+        kept,stay = self._kept(mask, keep_f, n_drop, k, grow_f is not None)
+        dropped = _places(mask & ~stay)
+        if grow_f is None: return dropped,dropped.new_empty(0)
+        return dropped,_places(self._filled(kept, stay, lambda: grow_f(stay), k) & ~(mask & stay))
+
+    def _kept(self, mask, keep_f, n_drop, k, refill):
+        "The units that stay, and their mask"
+        kept = self.keep_units(mask, keep_f, n_drop//max(self.layout(mask.shape)[-1][-1], 1), k, refill)
+        return kept,self.join(kept, mask.shape)
+
+    def _filled(self, kept, stay, score_f, k):
+        "The mask `stay` of the units `kept`, and the best units beside it until each group has `k`"
+        return self.join(self.fill_units(kept, score_f, k, self.split(~stay).all(-1)), stay.shape)
+
+    def complete(self,
+        mask:torch.Tensor, # Bool tensor
+        score:torch.Tensor, # Scores of `mask`'s shape
+        n:int, # How many live afterwards, a legal number
+    ) -> torch.Tensor: # Bool tensor
+        "`mask` and the best units beside it"
+        return self._filled(self.split(mask).any(-1), mask, lambda: score, self.units_per_group(mask.shape, n))
+
+    def drop_across(self, mask, score, n): return put_(mask.clone(), lowest(score.detach(), n, among=mask), False)
+
+    def keep_units(self, mask, keep_f, n_drop, k, refill):
+        "The live units that stay"
+        live = self.split(mask).any(-1)
+        each = live.sum(1, keepdim=True)
+        if not (self.across and refill):
+            left = (each-n_drop//max(count_live(each), 1)).clamp(max=k)
+            return live if (left>=each).all() else _best(self.unit_scores(keep_f()), left, live)
+        if not n_drop and (each<=k).all(): return live
+        score = keep_f()
+        return _best(self.unit_scores(score), k, self.split(self.drop_across(mask, score, n_drop)).any(-1))
+
+    def fill_units(self, kept, score_f, k, free):
+        "`kept`, and the best of `free` until each group has `k` units"
+        short = k-kept.sum(1, keepdim=True)
+        return kept|_best(self.unit_scores(score_f()), short, free) if ((short>0)&free).any() else kept
+
+    # weights whose axes lie elsewhere
+    def for_experts(self, n): return self
+
+    def for_axes(self,
+        axes, # What `axes_of(module, attr)` says: the axes of outputs, inputs and, if there are any, of experts
+    ): # Itself where outputs come first, inputs second, and there are no experts
+        "This structure for a parameter whose axes lie as `axes` says"
+        outputs,inputs,experts = axes
+        if experts is None and (outputs,inputs)==(0,1) or isinstance(self, (Unstructured,Permuted)): return self
+        return Permuted(self, outputs, inputs, experts)
 
 # %% ../../nbs/14_masks.structures.ipynb #1f7a4f70
-@patch
-def move(self:Structure,
-    mask:torch.Tensor, # Bool tensor, the live weights now
-    # Called without arguments: scores of the parameter's shape, the lowest of the live ones go; a method `at`, if it has one, gives the
-    # scores at row-major places
-    keep_f,
-    # Called with the mask of what stays: scores of the parameter's shape, the highest come; a method `drawn`, if it has one, gives some
-    # places and their scores; None only drops
-    grow_f,
-    n_drop:int, # How many live weights are dropped to make room, from 0 to all
-    n:int, # How many live afterwards, a legal number; without `grow_f` it may become fewer
-) -> tuple: # What is dropped, and what of the rest is grown: row-major indices in ascending order
-    "One update: drop `n_drop` live weights and what else must go, then grow until `n` live"
-    k,live = self._per_group(mask.shape, n),count_live(mask)
-    if not 0<=n_drop<=live: raise ValueError(f"n_drop is {n_drop}, and must be in [0,{live}]: that many weights live")
-    if not n_drop and n==live: return (mask.new_empty(0, dtype=torch.long),)*2
-    return self._move(mask, keep_f, grow_f, n_drop, k)
-
-def _places(mask): return live_places(mask.reshape(-1))
-
-@patch
-def _move(self:Structure, mask, keep_f, grow_f, n_drop, k):
-    "`move` to `k` units in each group"
-    kept = self._keep(mask, keep_f, n_drop//max(self._order(mask.shape)[-1][-1], 1), k, grow_f is not None)
-    stay = self.join(kept, mask.shape)
-    dropped = _places(mask & ~stay)
-    if grow_f is None: return dropped,dropped.new_empty(0)
-    return dropped,_places(self.join(self._fill(kept, lambda: grow_f(stay), k, self.split(~stay).any(-1)), mask.shape) & ~(mask & stay))
-
-# %% ../../nbs/14_masks.structures.ipynb #c4079ac7
-@patch
-def _drop_across(self:Structure, mask, score, n): return put_(mask.clone(), lowest(score.detach(), n, among=mask), False)
-
-@patch
-def _keep(self:Structure, mask, keep_f, n_drop, k, refill):
-    "The live units that stay"
-    live = self.split(mask).any(-1)
-    each = live.sum(1, keepdim=True)
-    if not (self.across and refill):
-        left = (each-n_drop//max(count_live(each), 1)).clamp(max=k)
-        return live if (left>=each).all() else _best(self._unit_scores(keep_f()), left, live)
-    if not n_drop and (each<=k).all(): return live
-    score = keep_f()
-    return _best(self._unit_scores(score), k, self.split(self._drop_across(mask, score, n_drop)).any(-1))
-
-@patch
-def _fill(self:Structure, kept, grow_f, k, free):
-    "`kept`, and the best of `free` until each group has `k` units"
-    short = k-kept.sum(1, keepdim=True)
-    return kept|_best(self._unit_scores(grow_f()), short, free) if ((short>0)&free).any() else kept
-
-# %% ../../nbs/14_masks.structures.ipynb #67db9497
-def _lowest_live(mask, live, keep_f, n):
-    "The places of the `n` lowest of the `live` weights; of few live ones only their own scores are looked at"
-    if 4*live>mask.numel(): return lowest(keep_f(), n, among=mask)
-    at,at_f = _places(mask),getattr(keep_f, 'at', None)
-    score = at_f(at) if at_f else keep_f().reshape(-1).index_select(0, at)
-    return at[lowest(score, n, among=torch.ones_like(at, dtype=torch.bool))]
-
-# %% ../../nbs/14_masks.structures.ipynb #5ecdcb82
 @dataclass(frozen=True)
 class Unstructured(Structure):
     "Any mask"
@@ -236,17 +237,24 @@ class Unstructured(Structure):
     sparsity = property(lambda self: None if self.density is None else round(1-self.density, 12))
     def __post_init__(self):
         if self.density is None: return
-        if isinstance(self.density, (bool,str)) or not 0<=self.density<=1: raise ValueError(f"density is {self.density!r}, and must lie in [0,1]: the fraction of weights that lives, e.g. 0.1")
+        need_fraction('density', self.density)
         object.__setattr__(self, 'density', float(self.density))
 
     def __str__(self): return 'unstructured' if self.density is None else f'top {self.density}'
     def axes(self, shape): return (math.prod(shape),),[],[0]
 
+    def _lowest(self, mask, live, keep_f, n):
+        "The places of the `n` lowest of the `live` weights; of few live ones only their own scores are made"
+        if 4*live>mask.numel(): return lowest(keep_f(), n, among=mask)
+        at,at_f = _places(mask),getattr(keep_f, 'at', None)
+        score = at_f(at) if at_f else keep_f().reshape(-1).index_select(0, at)
+        return at[lowest(score, n, among=torch.ones_like(at, dtype=torch.bool))]
+
     def _move(self, mask, keep_f, grow_f, n_drop, k):
         live = count_live(mask)
         n_drop = max(n_drop, live-k)
         none = mask.new_empty(0, dtype=torch.long)
-        dropped = _lowest_live(mask, live, keep_f, n_drop) if n_drop else none
+        dropped = self._lowest(mask, live, keep_f, n_drop) if n_drop else none
         n_grow = k-live+n_drop
         if grow_f is None or not n_grow: return dropped,none
         kept = put_(mask.clone(), dropped, False)
@@ -255,14 +263,6 @@ class Unstructured(Structure):
         return dropped,places[highest(score, n_grow, among=torch.ones_like(places, dtype=torch.bool))]
 
 # %% ../../nbs/14_masks.structures.ipynb #59a9e52c
-def _check_int(name, v, low=1):
-    if not isinstance(v, numbers.Integral) or isinstance(v, bool) or v<low: raise ValueError(f"{name} is {v!r}, and must be an integer from {low}")
-
-def _check_nm(s, low=0):
-    _check_int('n', s.n, low)
-    _check_int('m', s.m)
-    if s.n>s.m: raise ValueError(f"{s.n}:{s.m} would keep {s.n} of {s.m} weights: write N:M with N not above M, e.g. 2:4")
-
 @dataclass(frozen=True)
 class NM(Structure):
     "`n` of `m` neighbours live"
@@ -275,162 +275,88 @@ class NM(Structure):
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
     experts_join = property(lambda self: 'outputs' if self.flat else 'kernel')
     def __post_init__(self):
-        _check_nm(self)
-        _check_int('axis', self.axis, -8)
-        need_bools(flat=self.flat, pad=self.pad)
-        if self.flat and self.axis!=1: raise ValueError(f"flat counts along all weights of an output, so axis {self.axis} can't be chosen too: leave one of them out")
+        need_number('m', self.m, 1, whole=True)
+        need_number('n', self.n, 0, self.m, whole=True)
+        if self.flat and self.axis!=1: raise ValueError(f"flat counts along all weights of an output, and axis is {self.axis}: leave one of them out")
 
     def __str__(self): return f'{self.n}:{self.m}' + f' axis {self.axis}'*(self.axis!=1) + ' flat'*self.flat + ' pad'*self.pad
 
-# %% ../../nbs/14_masks.structures.ipynb #cec8e236
-@patch
-def _line(self:NM, shape):
-    "Sizes of the parameter as it is counted, and along which of them; a vector has one only"
-    flat = self.flat and len(shape)>1
-    n_dim = -self.axis if self.axis<0 else max(self.axis, 1)*(len(shape)!=1 or self.axis>1)+1
-    if len(shape)<n_dim: raise ValueError(f"{self} needs a parameter of {n_dim} or more dimensions, and this one has shape {shape}: leave it dense")
-    sizes = (shape[0], math.prod(shape[1:])) if flat else shape
-    return sizes,0 if len(shape)==1 else self.axis%len(sizes)
+    def line(self, shape):
+        "Sizes of the parameter as it is counted, and along which of them; a vector has one only"
+        n_dim = -self.axis if self.axis<0 else max(self.axis, 1)*(len(shape)!=1 or self.axis>1)+1
+        self.need(shape, len(shape)>=n_dim, f'a parameter of {n_dim} or more dimensions')
+        sizes = (shape[0], math.prod(shape[1:])) if self.flat and len(shape)>1 else shape
+        return sizes,0 if len(shape)==1 else self.axis%len(sizes)
 
-@patch
-def axes(self:NM, shape):
-    sizes,axis = self._line(shape)
-    n = sizes[axis]
-    if n%self.m and not self.pad: raise ValueError(f"{self} needs an axis {axis} that {self.m} divides, and it has {n} in shape {shape}: take '{self} pad', or leave this parameter dense")
-    sizes = (*sizes[:axis], *sizes[axis+1:], -(-n//self.m), self.m)
-    return sizes,list(range(len(sizes)-1)),[len(sizes)-1]
+    def axes(self, shape):
+        sizes,axis = self.line(shape)
+        n = sizes[axis]
+        self.need(shape, self.pad or not n%self.m, f"an axis {axis} that {self.m} divides (or '{self} pad')")
+        sizes = (*sizes[:axis], *sizes[axis+1:], -(-n//self.m), self.m)
+        return sizes,list(range(len(sizes)-1)),[len(sizes)-1]
 
-@patch
-def _n_at(self:NM, shape, k):
-    *others,chunks,_ = self.axes(tuple(shape))[0]
-    sizes,axis = self._line(tuple(shape))
-    n = sizes[axis]
-    return math.prod(others)*(n//self.m*k+min(k, n%self.m))
+    def n_weights(self, shape, k):
+        *others,chunks,_ = self.axes(tuple(shape))[0]
+        sizes,axis = self.line(tuple(shape))
+        n = sizes[axis]
+        return math.prod(others)*(n//self.m*k+min(k, n%self.m))
 
-# %% ../../nbs/14_masks.structures.ipynb #c1ad70b0
-@patch
-def split(self:NM, t):
-    self.check(t.shape)
-    sizes,axis = self._line(tuple(t.shape))
-    t = t.reshape(sizes).movedim(axis, -1)
-    return nn.functional.pad(t, (0, -t.shape[-1]%self.m)).reshape(-1, self.m, 1)
+    def split(self, t):
+        self.check(t.shape)
+        sizes,axis = self.line(tuple(t.shape))
+        t = t.reshape(sizes).movedim(axis, -1)
+        return nn.functional.pad(t, (0, -t.shape[-1]%self.m)).reshape(-1, self.m, 1)
 
-@patch
-def join(self:NM, x, shape):
-    *others,chunks,_ = self.axes(tuple(shape))[0]
-    sizes,axis = self._line(tuple(shape))
-    return x.reshape(*others, chunks*self.m)[...,:sizes[axis]].movedim(-1, axis).reshape(shape).contiguous()
+    def join(self, x, shape):
+        *others,chunks,_ = self.axes(tuple(shape))[0]
+        sizes,axis = self.line(tuple(shape))
+        return x.reshape(*others, chunks*self.m)[...,:sizes[axis]].movedim(-1, axis).reshape(shape).contiguous()
 
 # %% ../../nbs/14_masks.structures.ipynb #afbb73e8
-def _gains(w, x):
-    "What each row of a tile gains at most by taking a column from each other row, and which column"
-    gain = torch.full_like(w, -2**61)
-    col = torch.zeros_like(w)
-    for c in range(w.shape[-1]):
-        g = (w[:,:,c,None]-w[:,None,:,c]).masked_fill_(x[:,:,c,None]|~x[:,None,:,c], -2**61)
-        col = torch.where(g>gain, c, col)
-        gain = torch.maximum(gain, g)
-    return gain,col
-
-def _cycles(gain):
-    "Tiles with a gaining cycle, one row on each cycle, and which row each row is to take a column for"
-    M = gain.shape[-1]
-    best = gain.new_zeros(gain.shape[:2])
-    parent = torch.zeros_like(best)
-    for _ in range(M):
-        v,rows = (best[:,:,None]+gain).max(1)
-        rose = v>best
-        best,parent = torch.where(rose, v, best),torch.where(rose, rows, parent)
-    tiles = rose.any(1).nonzero().view(-1)
-    parent,t = parent[tiles],rose[tiles].int().argmax(1, keepdim=True)
-    for _ in range(M): t = parent.gather(1, t)
-    return tiles,t.view(-1),parent
-
-# %% ../../nbs/14_masks.structures.ipynb #2405c68e
-def _regular(w, k):
-    "Of all masks with `k` in each row and column of the tiles `w`, the one with the largest sum"
-    i = torch.arange(w.shape[-1], device=w.device)
-    x = ((i-i[:,None])%len(i)<k).repeat(len(w), 1, 1)
-    todo = torch.arange(len(w), device=w.device)
-    while len(todo):
-        gain,col = _gains(w[todo], x[todo])
-        tiles,start,parent = _cycles(gain)
-        todo,col,t = todo[tiles],col[tiles],start
-        on,j = torch.ones_like(start).bool(),torch.arange(len(tiles), device=w.device)
-        for _ in i:
-            frm = parent[j,t]
-            c = col[j,frm,t]
-            x[todo[on],frm[on],c[on]] = True
-            x[todo[on],t[on],c[on]] = False
-            t = frm
-            on = on & (t!=start)
-    return x
-
-# %% ../../nbs/14_masks.structures.ipynb #127c9616
-def _levels(score, must=None):
-    "Tiles of scores as integers, and `must` above them all"
-    s,e = score.double(),(score.shape[-1]-1).bit_length()
-    finite = s.isfinite()
-    low = torch.where(finite, s, math.inf).amin((1,2), keepdim=True)
-    high = torch.where(finite, s, -math.inf).amax((1,2), keepdim=True)
-    unit = 2**(60-7*e)
-    w = torch.where(finite & (high>low), (s/2-low/2)/(high/2-low/2)*unit, 0.).round().long()
-    w += ((s==math.inf).long()-(s==-math.inf).long())*unit*2**(2*e)-s.isnan().long()*unit*2**(4*e)
-    return w if must is None else w.masked_fill(must, unit*2**(6*e))
-
-# %% ../../nbs/14_masks.structures.ipynb #f23326c7
 @dataclass(frozen=True)
 class TransposableNM(Structure):
     "`n` live in each row and each column of every tile of `m` by `m`"
     n:int # Live weights in a row and in a column
-    m:int # Side of a tile, up to 32
+    m:int # Side of a tile, up to 32: larger ones take too long
     syntax,experts_join = r'transposable (?P<n>\d+):(?P<m>\d+)','kernel'
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
     def __post_init__(self):
-        _check_nm(self, 1)
-        if self.m>32: raise ValueError(f"m is {self.m}, and must be 32 or less: larger tiles take too long")
+        need_number('m', self.m, 1, 32, whole=True)
+        need_number('n', self.n, 1, self.m, whole=True)
 
     def __str__(self): return f'transposable {self.n}:{self.m}'
     def axes(self, shape):
-        if len(shape)<2 or shape[0]%self.m or shape[1]%self.m:
-            raise ValueError(f"{self} needs outputs and inputs that {self.m} divides, and the parameter has shape {shape}: leave it dense, or take {self.n}:{self.m}")
+        fits = len(shape)>1 and not shape[0]%self.m and not shape[1]%self.m
+        self.need(shape, fits, f'outputs and inputs that {self.m} divides')
         sizes = shape[0]//self.m,self.m,shape[1]//self.m,self.m,*shape[2:]
         return sizes,[0,2,*range(4, len(sizes))],[1,3]
 
-    def _most(self, shape): return self.m
-    def _n_at(self, shape, k): return math.prod(shape)//self.m*k
+    def group_size(self, shape): return self.m
+    def n_weights(self, shape, k): return math.prod(shape)//self.m*k
     def least_drop(self, shape): return 1
+    def tiles(self, t): return self.split(t).view(-1, self.m, self.m)
+    def choose_units(self, score, k, among): return best_tiles(self.tiles(score.detach()), k).flatten(1)
 
-# %% ../../nbs/14_masks.structures.ipynb #6dcecedd
-@patch
-def _tiles(self:TransposableNM, t): return self.split(t).view(-1, self.m, self.m)
+    def legal(self, mask):
+        tiles = self.tiles(mask).int()
+        live = torch.cat([tiles.sum(1), tiles.sum(2)])
+        return not mask.numel() or bool((live==live.flatten()[0]).all() and live.flatten()[0]>=self.n)
 
-@patch
-def _choose(self:TransposableNM, score, k, among): return _regular(_levels(self._tiles(score.detach())), k).flatten(1)
+    def keep_units(self, mask, keep_f, n_drop, k, refill):
+        live,rows = self.split(mask).any(-1),max(mask.numel()//self.m, 1)
+        each = count_live(live)//rows
+        if not refill: n_drop,k = 0,min(k, each-n_drop//rows)
+        legal = self.legal(mask)
+        if legal and not n_drop and each<=k: return live
+        score = keep_f()
+        kept = self.tiles(self.drop_across(mask, score, n_drop))
+        if legal and each<=k: return kept.flatten(1)
+        score = self.tiles(score.detach()).double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        return (best_tiles(score.masked_fill(~kept, math.nan), k) & kept).flatten(1)
 
-@patch
-def legal(self:TransposableNM, mask):
-    tiles = self._tiles(mask).int()
-    live = torch.cat([tiles.sum(1), tiles.sum(2)])
-    return not mask.numel() or bool((live==live.flatten()[0]).all() and live.flatten()[0]>=self.n)
-
-# %% ../../nbs/14_masks.structures.ipynb #2c3b17e8
-@patch
-def _keep(self:TransposableNM, mask, keep_f, n_drop, k, refill):
-    live,rows = self.split(mask).any(-1),max(mask.numel()//self.m, 1)
-    each = count_live(live)//rows
-    if not refill: n_drop,k = 0,min(k, each-n_drop//rows)
-    score = keep_f() if n_drop or each>k or not self.legal(mask) else None
-    if score is None: return live
-    kept = self._tiles(self._drop_across(mask, score, n_drop))
-    if each<=k and self.legal(mask): return kept.flatten(1)
-    score = self._tiles(score.detach()).double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-    return (_regular(_levels(score.masked_fill(~kept, math.nan)), k) & kept).flatten(1)
-
-@patch
-def _fill(self:TransposableNM, kept, grow_f, k, free):
-    if count_live(kept)==len(kept)*self.m*k: return kept
-    return kept|_regular(_levels(self._tiles(grow_f().detach()), kept.view(-1, self.m, self.m)), k).flatten(1)
+    def fill_units(self, kept, score_f, k, free):
+        if count_live(kept)==len(kept)*self.m*k: return kept
+        return kept|best_tiles(self.tiles(score_f().detach()), k, kept.view(-1, self.m, self.m)).flatten(1)
 
 # %% ../../nbs/14_masks.structures.ipynb #b018e1e5
 @dataclass(frozen=True)
@@ -439,13 +365,11 @@ class FanIn(Structure):
     ablate:float=None # γ: outputs whose share of salient weights is below this fraction lose all, in [0,1]; None keeps every output
     syntax,across = r'fan-in(?: ablate (?P<ablate>[-+.e\d]+))?',True
     def __post_init__(self):
-        if self.ablate is None: return
-        if not isinstance(self.ablate, numbers.Real) or isinstance(self.ablate, bool) or not 0<=self.ablate<=1:
-            raise ValueError(f"ablate is {self.ablate!r}, and must lie in [0,1]: the fraction of its fan-in that an output needs in salient weights, e.g. 0.3")
+        if self.ablate is not None: need_fraction('ablate', self.ablate)
 
     def __str__(self): return 'fan-in' + ('' if self.ablate is None else f' ablate {self.ablate}')
     def axes(self, shape):
-        if len(shape)<2: raise ValueError(f"{self} needs a parameter of two or more dimensions, and this one has shape {shape}: leave it dense")
+        self.need(shape, len(shape)>1, 'a parameter of two or more dimensions')
         return (shape[0], math.prod(shape[1:])),[0],[1]
 
     def legal(self, mask):
@@ -453,51 +377,51 @@ class FanIn(Structure):
         some = mask.flatten(1).any(1)
         return super().legal(mask if self.ablate is None or not some.any() else mask[some])
 
-# %% ../../nbs/14_masks.structures.ipynb #63f1ca51
-@patch
-def _share(self:FanIn, mask, n, on):
-    "The fan-in of the outputs in `on` that comes nearest to `n` in all; none for the others"
-    n_on = count_live(on)
-    return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self._most(mask.shape))
+    def share(self, shape, n, on, n_on):
+        "Fan-in of the `n_on` outputs in `on`, so that the total is closest to `n`; 0 for the others"
+        return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.group_size(shape))
 
-@patch
-def _active(self:FanIn, mask, keep, grow, n_drop, n, on):
-    "Which of the outputs in `on` have enough salient weights"
-    n_keep = min(count_live(mask)-n_drop, n)
-    salient = put_(torch.zeros_like(mask), highest(keep, n_keep, among=mask), True)
-    free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
-    put_(salient, highest(grow, min(n-n_keep, count_live(free)), among=free), True)
-    each,k = salient.flatten(1).sum(1, keepdim=True),int(self._share(mask, n, on).max())
-    active = on & (each>=max(1, math.ceil(k*self.ablate-1e-9)))
-    return active if active.any() else put_(active, each.argmax().view(1), True)
+    def _active(self, mask, keep, grow, n_drop, n, on):
+        "Which of the outputs in `on` have enough salient weights"
+        n_keep = min(count_live(mask)-n_drop, n)
+        salient = put_(torch.zeros_like(mask), highest(keep, n_keep, among=mask), True)
+        free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
+        put_(salient, highest(grow, min(n-n_keep, count_live(free)), among=free), True)
+        each,k = salient.flatten(1).sum(1, keepdim=True),int(self.share(mask.shape, n, on, count_live(on)).max())
+        active = on & (each>=max(1, math.ceil(k*self.ablate-1e-9)))
+        return active if active.any() else put_(active, each.argmax().view(1), True)
 
-@patch
-def move(self:FanIn, mask, keep_f, grow_f, n_drop, n):
-    if self.ablate is None or not mask.numel(): return super(FanIn, self).move(mask, keep_f, grow_f, n_drop, n)
-    on = mask.flatten(1).any(1, keepdim=True)
-    if not on.any(): on = ~on
-    if n_drop and grow_f is not None:
-        keep = keep_f().detach()
-        grow = grow_f(self._drop_across(mask, keep, n_drop)).detach()
-        on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
-    return self._move(mask, keep_f, grow_f, n_drop, self._share(mask, n, on))
+    def move(self, mask, keep_f, grow_f, n_drop, n):
+        if self.ablate is None or not mask.numel(): return super().move(mask, keep_f, grow_f, n_drop, n)
+        on = mask.flatten(1).any(1, keepdim=True)
+        if not on.any(): on = ~on
+        if n_drop and grow_f is not None:
+            keep = keep_f().detach()
+            grow = grow_f(self.drop_across(mask, keep, n_drop)).detach()
+            on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
+        return self._move(mask, keep_f, grow_f, n_drop, self.share(mask.shape, n, on, count_live(on)))
 
 # %% ../../nbs/14_masks.structures.ipynb #04ca89f3
-def _needs(s, shape, fits, what):
-    if not fits: raise ValueError(f"{s} needs {what}, and the parameter has shape {shape}: leave it dense, or take another structure")
+_how = '(?: (?P<reduce>mean|max|min|l2))?'
 
-class _Whole(Structure):
+class WholeUnits(Structure):
     "Units of several entries, which have a `reduce`"
     text = None
     def __str__(self):
         how = self.reduce if isinstance(self.reduce, str) else getattr(self.reduce, '__name__', repr(self.reduce))
         return self.text.format(**vars(self)) + f' {how}'*(how!='mean')
 
-_how = '(?: (?P<reduce>mean|max|min|l2))?'
+class BlockPart(NamedTuple):
+    "A rectangle of a weight that blocks of one size fill"
+    at:tuple # Its slices
+    block:Structure # The structure in it
+    n:int # Number of blocks
+    entries:int # Weights of a block
+    live:int # How many of the blocks live
 
-# %% ../../nbs/14_masks.structures.ipynb #c0d69a84
+# %% ../../nbs/14_masks.structures.ipynb #5107127d
 @dataclass(frozen=True)
-class Block(_Whole):
+class Block(WholeUnits):
     "Blocks of `rows` outputs by `cols` inputs; in a vector blocks lie along its only axis, and one side must be 1"
     rows:int # Outputs in a block
     cols:int # Inputs in a block
@@ -505,148 +429,128 @@ class Block(_Whole):
     reduce:object='mean'
     pad:bool=False # May the last blocks of outputs and of inputs be smaller?
     syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)(?: (?P<pad>pad))?'+_how,property(lambda self: 'block {rows}x{cols}' + ' pad'*self.pad)
-    __str__,experts_join,told_apart = _Whole.__str__,'kernel',(0,2)  # which of the finer axes count blocks
+    __str__,experts_join,told_apart = WholeUnits.__str__,'kernel',(0,2)  # which of the finer axes count blocks
     def __post_init__(self):
         super().__post_init__()
-        for name in ('rows','cols'): _check_int(name, getattr(self, name))
-        need_bools(pad=self.pad)
+        for name in ('rows','cols'): need_number(name, getattr(self, name), 1, whole=True)
+
+    def for_experts(self, n): return self if n==1 else _ExpertBlock(self.rows, self.cols, self.reduce, self.pad)
 
     def sides(self, shape):
         "Sizes of a block along the first axes of `shape`"
         r,c = self.rows,self.cols
-        _needs(self, shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, or a vector and a side of 1')
+        self.need(shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, or a vector and a side of 1')
         return (r,c) if len(shape)>1 else (max(r, c),)
 
     def axes(self, shape):
         sides = self.sides(shape)
-        _needs(self, shape, not any(n%b for n,b in zip(shape, sides)),
-            f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
+        fits = not any(n%b for n,b in zip(shape, sides))
+        self.need(shape, fits, f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or '{self} pad')")
         split = [o for n,b in zip(shape, sides) for o in (n//b, b)]
         return (*split, *shape[len(sides):]),[],[o for o in self.told_apart if o<len(shape)+len(sides)]
 
-    def for_experts(self, n): return self if n==1 else _ExpertBlock(self.rows, self.cols, self.reduce, self.pad)
+    def ragged(self, shape):
+        "Are the last blocks of a parameter of this shape smaller?"
+        return self.pad and any(n%b for n,b in zip(shape, self.sides(shape)))
+
+    def parts(self, shape, k=0):
+        "The rectangles that blocks of one size fill, with their shares of `k` live blocks"
+        cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
+        parts = []
+        for cut in itertools.product(*cuts):
+            block = type(self)(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce)
+            dims = block.layout((*[z-a for a,z,_ in cut], *shape[len(cut):]))[-1]
+            parts.append((tuple(slice(a,z) for a,z,_ in cut), block, *dims[1:]))
+        total = max(sum(n for *_,n,_ in parts), 1)
+        return [BlockPart(at, block, n, e, (2*k*n+total)//(2*total)) for at,block,n,e in parts]
+
+    def check(self, shape):
+        shape = tuple(shape)
+        if not self.ragged(shape): self.axes(shape)
+
+    def group_size(self, shape): return sum(o.n for o in self.parts(shape)) if self.ragged(shape) else super().group_size(shape)
+
+    def least_drop(self, shape):
+        return min((o.entries for o in self.parts(shape)), default=1) if self.ragged(shape) else super().least_drop(shape)
+
+    def n_weights(self, shape, k):
+        return sum(o.live*o.entries for o in self.parts(shape, k)) if self.ragged(shape) else super().n_weights(shape, k)
+
+    def legal(self, mask):
+        if not self.ragged(mask.shape): return super().legal(mask)
+        return all(o.block.legal(mask[o.at]) for o in self.parts(mask.shape))
+
+    def top(self, score, n):
+        if not self.ragged(score.shape): return super().top(score, n)
+        mask = torch.zeros(score.shape, dtype=torch.bool, device=score.device)
+        for o in self.parts(score.shape, self.units_per_group(score.shape, n)): mask[o.at] = o.block.top(score[o.at], o.live*o.entries)
+        return mask
+
+    def _kept(self, mask, keep_f, n_drop, k, refill):
+        if not self.ragged(mask.shape): return super()._kept(mask, keep_f, n_drop, k, refill)
+        live,stay,kept,keep_f = max(count_live(mask), 1),mask.clone(),[],functools.cache(keep_f)
+        for o in self.parts(mask.shape, k):
+            n = n_drop*count_live(mask[o.at])//live//o.entries
+            kept.append(o.block.keep_units(mask[o.at], lambda: keep_f()[o.at], n, o.live, refill))
+            stay[o.at] = o.block.join(kept[-1], mask[o.at].shape)
+        return kept,stay
+
+    def _filled(self, kept, stay, score_f, k):
+        if not self.ragged(stay.shape): return super()._filled(kept, stay, score_f, k)
+        new,score_f = stay.clone(),functools.cache(score_f)
+        for o,units in zip(self.parts(stay.shape, k), kept):
+            free = o.block.split(~stay[o.at]).all(-1)
+            new[o.at] = o.block.join(o.block.fill_units(units, lambda: score_f()[o.at], o.live, free), stay[o.at].shape)
+        return new
+
+    def complete(self, mask, score, n):
+        if not self.ragged(mask.shape): return super().complete(mask, score, n)
+        kept = [o.block.split(mask[o.at]).any(-1) for o in self.parts(mask.shape)]
+        return self._filled(kept, mask, lambda: score, self.units_per_group(mask.shape, n))
 
 class _ExpertBlock(Block):
     "Blocks of a weight whose third axis counts experts, each with blocks of its own"
     told_apart = 0,2,4
 
-# %% ../../nbs/14_masks.structures.ipynb #9f2e8f1d
-@patch
-def _ragged(self:Block, shape): return self.pad and any(n%b for n,b in zip(shape, self.sides(shape)))
-
-@patch
-def _parts(self:Block, shape):
-    "Rectangles that blocks of one size fill, and the structure of each"
-    cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
-    return [(tuple(slice(a,z) for a,z,_ in cut), type(self)(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce))
-        for cut in itertools.product(*cuts)]
-
-@patch
-def _sizes(self:Block, shape):
-    "Number of blocks and of entries in a block, for each rectangle"
-    empty = torch.empty(shape, device='meta')
-    return [s._order(empty[at].shape)[-1][1:] for at,s in self._parts(shape)]
-
-# %% ../../nbs/14_masks.structures.ipynb #6f014c68
-@patch
-def _shares(self:Block, shape, k):
-    "How many blocks of each rectangle live when `k` of all do"
-    sizes = self._sizes(shape)
-    total = max(sum(n for n,_ in sizes), 1)
-    return [(2*k*n+total)//(2*total) for n,_ in sizes]
-
-# %% ../../nbs/14_masks.structures.ipynb #685549b5
-@patch
-def check(self:Block, shape):
-    shape = tuple(shape)
-    if not self._ragged(shape): self.axes(shape)
-
-# %% ../../nbs/14_masks.structures.ipynb #f7f97d88
-@patch
-def _most(self:Block, shape): return sum(n for n,_ in self._sizes(shape)) if self._ragged(shape) else self._order(shape)[-1][1]
-
-@patch
-def least_drop(self:Block, shape): return min((e for _,e in self._sizes(shape)), default=1) if self._ragged(shape) else super(Block, self).least_drop(shape)
-
-@patch
-def _n_at(self:Block, shape, k):
-    if not self._ragged(shape): return super(Block, self)._n_at(shape, k)
-    return sum(n*e for n,(_,e) in zip(self._shares(shape, k), self._sizes(shape)))
-
-# %% ../../nbs/14_masks.structures.ipynb #b6dcdfe5
-@patch
-def legal(self:Block, mask):
-    if not self._ragged(mask.shape): return super(Block, self).legal(mask)
-    return all(s.legal(mask[at]) for at,s in self._parts(mask.shape))
-
-@patch
-def top(self:Block, score, n):
-    if not self._ragged(score.shape): return super(Block, self).top(score, n)
-    mask = torch.zeros(score.shape, dtype=torch.bool, device=score.device)
-    k = self._shares(score.shape, self._per_group(score.shape, n))
-    for (at,s),n,(_,e) in zip(self._parts(score.shape), k, self._sizes(score.shape)): mask[at] = s.top(score[at], n*e)
-    return mask
-
-# %% ../../nbs/14_masks.structures.ipynb #91aa9e9a
-@patch
-def _move(self:Block, mask, keep_f, grow_f, n_drop, k):
-    if not self._ragged(mask.shape): return super(Block, self)._move(mask, keep_f, grow_f, n_drop, k)
-    live,stay,kept = max(count_live(mask), 1),mask.clone(),[]
-    keep_f,parts = functools.cache(keep_f),self._parts(mask.shape)
-    for (at,s),n,(_,e) in zip(parts, self._shares(mask.shape, k), self._sizes(mask.shape)):
-        kept.append(s._keep(mask[at], lambda: keep_f()[at], n_drop*count_live(mask[at])//live//e, n, grow_f is not None))
-        stay[at] = s.join(kept[-1], mask[at].shape)
-    dropped = _places(mask & ~stay)
-    if grow_f is None: return dropped,dropped.new_empty(0)
-    return dropped,_places(self._filled(stay, kept, functools.cache(lambda: grow_f(stay)), k) & ~(mask & stay))
-
-@patch
-def _filled(self:Block, stay, kept, grow_f, k):
-    "`stay`, and the best blocks of each rectangle until it has its share"
-    new = stay.clone()
-    for (at,s),x,n in zip(self._parts(stay.shape), kept, self._shares(stay.shape, k)):
-        new[at] = s.join(s._fill(x, lambda: grow_f()[at], n, s.split(~stay[at]).any(-1)), stay[at].shape)
-    return new
-
-# %% ../../nbs/14_masks.structures.ipynb #8a7f6a07
+# %% ../../nbs/14_masks.structures.ipynb #17609494
 @dataclass(frozen=True)
-class Kernels(_Whole):
+class Kernels(WholeUnits):
     "All weights between one input and one output channel"
     reduce:object='mean' # As in `Block`
     syntax,text = 'kernels'+_how,'kernels'
     def axes(self, shape):
-        _needs(self, shape, len(shape)>1, 'two or more dimensions')
+        self.need(shape, len(shape)>1, 'two or more dimensions')
         return (*shape[:2], math.prod(shape[2:])),[],[0,1]
 
 @dataclass(frozen=True)
-class OutputChannels(_Whole):
+class OutputChannels(WholeUnits):
     "All weights of one output"
     reduce:object='mean' # As in `Block`
     syntax,text = 'output channels'+_how,'output channels'
     def axes(self, shape):
-        _needs(self, shape, len(shape)>1, 'two or more dimensions')
+        self.need(shape, len(shape)>1, 'two or more dimensions')
         return (shape[0], math.prod(shape[1:])),[],[0]
 
 @dataclass(frozen=True)
-class InputChannels(_Whole):
+class InputChannels(WholeUnits):
     "All weights of one input"
     reduce:object='mean' # As in `Block`
     syntax,text,experts_join = 'input channels'+_how,'input channels','inputs'
     def axes(self, shape):
-        _needs(self, shape, len(shape)>1, 'two or more dimensions')
+        self.need(shape, len(shape)>1, 'two or more dimensions')
         return (*shape[:2], math.prod(shape[2:])),[],[1]
 
-# %% ../../nbs/14_masks.structures.ipynb #17609494
+# %% ../../nbs/14_masks.structures.ipynb #5eacd4c1
 @dataclass(frozen=True)
 class OutputGroups(Structure):
     "Equally many live weights in each of `g` groups of consecutive outputs"
     g:int # Number of groups
     syntax = r'output groups (?P<g>\d+)'
-    def __post_init__(self): _check_int('g', self.g)
+    def __post_init__(self): need_number('g', self.g, 1, whole=True)
     def __str__(self): return f'output groups {self.g}'
     def for_experts(self, n): return OutputGroups(self.g*n)
     def axes(self, shape):
-        _needs(self, shape, shape and not shape[0]%self.g, f'a number of outputs that {self.g} divides')
+        self.need(shape, shape and not shape[0]%self.g, f'a number of outputs that {self.g} divides')
         return (self.g, shape[0]//self.g, math.prod(shape[1:])),[0],[1,2]
 
 @dataclass(frozen=True)
@@ -654,11 +558,11 @@ class InputGroups(Structure):
     "Equally many live weights in each of `g` groups of consecutive inputs"
     g:int # Number of groups
     syntax,experts_join = r'input groups (?P<g>\d+)','inputs'
-    def __post_init__(self): _check_int('g', self.g)
+    def __post_init__(self): need_number('g', self.g, 1, whole=True)
     def __str__(self): return f'input groups {self.g}'
     def for_experts(self, n): return InputGroups(self.g*n)
     def axes(self, shape):
-        _needs(self, shape, len(shape)>1 and not shape[1]%self.g, f'a number of inputs that {self.g} divides')
+        self.need(shape, len(shape)>1 and not shape[1]%self.g, f'a number of inputs that {self.g} divides')
         return (shape[0], self.g, shape[1]//self.g, math.prod(shape[2:])),[1],[0,2,3]
 
 # %% ../../nbs/14_masks.structures.ipynb #b602774e
@@ -695,7 +599,7 @@ def as_structure(
 
 # %% ../../nbs/14_masks.structures.ipynb #a002fba1
 @dataclass(frozen=True)
-class _Turned(Structure):
+class Permuted(Structure):
     "A structure for parameters whose axes lie elsewhere"
     inner:Structure # What holds once outputs come first and inputs second
     outputs:int # The axis that counts outputs
@@ -705,7 +609,7 @@ class _Turned(Structure):
     def __post_init__(self): pass
     def __str__(self): return str(self.inner)
 
-    def _axes(self, ndim):
+    def _order(self, ndim):
         "The order of axes in which the inner structure sees them, and the place in it that experts are joined to"
         named,at = [self.outputs, self.inputs],None
         if self.experts is not None:
@@ -713,119 +617,62 @@ class _Turned(Structure):
             named.insert(at, self.experts)
         return [*named, *[d for d in range(ndim) if d not in named]],at
 
-    def _need(self, shape):
+    def permute(self, t):
+        "`t` as the inner structure sees it"
         n = max(o for o in (self.outputs, self.inputs, self.experts) if o is not None)+1
-        if 1<len(shape)<n: raise ValueError(f"{self} needs a parameter of {n} or more dimensions where axes lie like this, and it has shape {tuple(shape)}: leave it dense")
+        self.need(tuple(t.shape), t.ndim<2 or t.ndim>=n, f'{n} or more dimensions where axes lie like this')
+        if t.ndim==1: return t
+        order,at = self._order(t.ndim)
+        t = t.permute(order)
+        return t if at in (None, 2) else t.flatten(at, at+1)
 
-# %% ../../nbs/14_masks.structures.ipynb #0c3ae2c8
-@patch
-def _to(self:_Turned, t):
-    "`t` as the inner structure sees it"
-    self._need(t.shape)
-    if t.ndim==1: return t
-    order,at = self._axes(t.ndim)
-    t = t.permute(order)
-    return t if at in (None, 2) else t.flatten(at, at+1)
+    def unpermute(self, t, shape):
+        "`permute` undone"
+        if len(shape)==1: return t
+        order,_ = self._order(len(shape))
+        return t.reshape([shape[i] for i in order]).permute(sorted(range_of(order), key=order.__getitem__)).contiguous()
 
-@patch
-def _from(self:_Turned, t, shape):
-    "`_to` undone"
-    if len(shape)==1: return t
-    order,_ = self._axes(len(shape))
-    return t.reshape([shape[i] for i in order]).permute(sorted(range_of(order), key=order.__getitem__)).contiguous()
+    def seen(self, shape):
+        "The inner structure for a parameter of `shape`, and the shape that it sees"
+        shape = tuple(shape)
+        n_experts = 1 if self.experts is None or len(shape)==1 else shape[self.experts]
+        return self.inner.for_experts(n_experts),tuple(self.permute(torch.empty(shape, device='meta')).shape)
 
-@patch
-def _view(self:_Turned, shape):
-    "The inner structure for a parameter of `shape`, and the shape that it sees"
-    shape = tuple(shape)
-    n_experts = 1 if self.experts is None or len(shape)==1 else shape[self.experts]
-    return self.inner.for_experts(n_experts),tuple(self._to(torch.empty(shape, device='meta')).shape)
+    def check(self, shape):
+        inner,seen = self.seen(shape)
+        try: inner.check(seen)
+        except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, seen with outputs first)") from e
 
-@patch
-def for_experts(self:Structure, n): return self
+    def _ask(self, method, shape, *args):
+        inner,seen = self.seen(shape)
+        return getattr(inner, method)(seen, *args)
 
-# %% ../../nbs/14_masks.structures.ipynb #c67ddf28
-@patch
-def check(self:_Turned, shape):
-    self._need(shape)
-    inner,seen = self._view(shape)
-    try: inner.check(seen)
-    except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, seen with outputs first)") from e
+    def layout(self, shape): return self._ask('layout', shape)
+    def group_size(self, shape): return self._ask('group_size', shape)
+    def n_weights(self, shape, k): return self._ask('n_weights', shape, k)
+    def least_drop(self, shape): return self._ask('least_drop', shape)
+    def split(self, t): return self.seen(t.shape)[0].split(self.permute(t))
 
-@patch
-def axes(self:_Turned, shape): raise NotImplementedError("a turned structure has no axes of its own: ask `inner`")
+    def join(self, x, shape):
+        inner,seen = self.seen(shape)
+        return self.unpermute(inner.join(x, seen), shape)
 
-# %% ../../nbs/14_masks.structures.ipynb #6803d942
-@patch
-def _order(self:_Turned, shape):
-    inner,seen = self._view(shape)
-    return inner._order(seen)
+    def top(self, score, n): return self.unpermute(self.seen(score.shape)[0].top(self.permute(score), n), score.shape)
 
-@patch
-def _n_at(self:_Turned, shape, k):
-    inner,seen = self._view(shape)
-    return inner._n_at(seen, k)
+    def legal(self, mask):
+        self.check(mask.shape)
+        return self.seen(mask.shape)[0].legal(self.permute(mask).contiguous())
 
-@patch
-def least_drop(self:_Turned, shape):
-    inner,seen = self._view(shape)
-    return inner.least_drop(seen)
+    def move(self, mask, keep_f, grow_f, n_drop, n):
+        (inner,seen),shape = self.seen(mask.shape),mask.shape
+        keep = None if keep_f is None else lambda: self.permute(keep_f())
+        grow = None if grow_f is None else lambda stay: self.permute(grow_f(self.unpermute(stay, shape)))
+        moved = inner.move(self.permute(mask).contiguous(), keep, grow, n_drop, n)
+        none = torch.zeros(seen, dtype=torch.bool, device=mask.device)
+        return tuple(_places(self.unpermute(put_(none.clone(), o, True), shape)) for o in moved)
 
-@patch
-def _most(self:_Turned, shape):
-    inner,seen = self._view(shape)
-    return inner._most(seen)
-
-# %% ../../nbs/14_masks.structures.ipynb #3c7990f3
-@patch
-def split(self:_Turned, t): return self._view(t.shape)[0].split(self._to(t))
-
-@patch
-def join(self:_Turned, x, shape):
-    inner,seen = self._view(shape)
-    return self._from(inner.join(x, seen), shape)
-
-# %% ../../nbs/14_masks.structures.ipynb #bbe2530d
-@patch
-def top(self:_Turned, score, n):
-    self._per_group(score.shape, n)
-    return self._from(self._view(score.shape)[0].top(self._to(score), n), score.shape)
-
-@patch
-def legal(self:_Turned, mask):
-    self.check(mask.shape)
-    return self._view(mask.shape)[0].legal(self._to(mask).contiguous())
-
-# %% ../../nbs/14_masks.structures.ipynb #01fdbbd1
-@patch
-def _turned(self:_Turned, method, mask, keep_f, grow_f, *args):
-    "A move of the inner structure, with places as the parameter lies"
-    (inner,seen),shape = self._view(mask.shape),mask.shape
-    keep = None if keep_f is None else lambda: self._to(keep_f())
-    grow = None if grow_f is None else lambda stay: self._to(grow_f(self._from(stay, shape)))
-    moved = getattr(inner, method)(self._to(mask).contiguous(), keep, grow, *args)
-    none = torch.zeros(seen, dtype=torch.bool, device=mask.device)
-    return tuple(_places(self._from(put_(none.clone(), o, True), shape)) for o in moved)
-
-# %% ../../nbs/14_masks.structures.ipynb #22714d3a
-@patch
-def move(self:_Turned, mask, keep_f, grow_f, n_drop, n):
-    self._per_group(mask.shape, n)
-    return self._turned('move', mask, keep_f, grow_f, n_drop, n)
-
-# %% ../../nbs/14_masks.structures.ipynb #0d74318f
-@patch
-def _move(self:_Turned, mask, keep_f, grow_f, n_drop, k): return self._turned('_move', mask, keep_f, grow_f, n_drop, k)
-
-# %% ../../nbs/14_masks.structures.ipynb #1d49797d
-@patch
-def for_axes(self:Structure,
-    axes, # What `axes_of(module, attr)` says: the axes of outputs, inputs and, if there are any, of experts
-) -> Structure: # Itself where outputs come first, inputs second, and there are no experts
-    "This structure for a parameter whose axes lie as `axes` says"
-    outputs,inputs,experts = axes
-    if experts is None and (outputs,inputs)==(0,1) or isinstance(self, (Unstructured,_Turned)): return self
-    return _Turned(self, outputs, inputs, experts)
+    def complete(self, mask, score, n):
+        return self.unpermute(self.seen(mask.shape)[0].complete(self.permute(mask).contiguous(), self.permute(score), n), mask.shape)
 
 # %% ../../nbs/14_masks.structures.ipynb #f4625cf9
 def _check_builder(score, mask, structure):
@@ -854,13 +701,8 @@ def mask_drop_minimum(
     "`mask` without the `floor(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
     if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]: the fraction of live weights that goes, e.g. 0.3")
     s = _check_builder(score, mask, structure)
-    dropped,_ = s._move(mask, lambda: score.detach(), None, floor_product(drop_fraction*count_live(mask)), s._most(mask.shape))
+    dropped,_ = s.move(mask, lambda: score.detach(), None, floor_product(drop_fraction*count_live(mask)), mask.numel())
     return put_(mask.clone(), dropped, False)
-
-@patch
-def _grown(self:Structure, mask, score, k):
-    "`mask` and the best units beside it, `k` in each group"
-    return self.join(self._fill(self.split(mask).any(-1), lambda: score, k, self.split(~mask).all(-1)), mask.shape)
 
 def mask_grow_maximum(
     score:torch.Tensor, # Scores, any shape
@@ -872,103 +714,6 @@ def mask_grow_maximum(
     s = _check_builder(score, mask, structure)
     wanted,live = n_live(mask.numel(), sparsity),count_live(mask)
     if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
-    new = s._grown(mask, score, s._per_group(mask.shape, n))
+    new = s.complete(mask, score, n)
     if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
     return new
-
-# %% ../../nbs/14_masks.structures.ipynb #82657294
-@patch
-def _grown(self:Block, mask, score, k):
-    if not self._ragged(mask.shape): return super(Block, self)._grown(mask, score, k)
-    return self._filled(mask, [s.split(mask[at]).any(-1) for at,s in self._parts(mask.shape)], lambda: score, k)
-
-@patch
-def _grown(self:_Turned, mask, score, k):
-    return self._from(self._view(mask.shape)[0]._grown(self._to(mask).contiguous(), self._to(score), k), mask.shape)
-
-# %% ../../nbs/14_masks.structures.ipynb #018d0c81
-def _diagonals(rows, cols, n):
-    "Scores in whole numbers whose `n` highest are evenly spaced, one column further in each row"
-    total = rows*cols
-    near = lambda b: round(Fraction(n*b, total))
-    b = next(b for b in range(1, total+1) if 2*abs(near(b)*total-n*b)<=b)
-    return b-1-(torch.arange(cols, device='cpu')-torch.arange(rows, device='cpu')[:,None]+1)*near(b)%b
-
-def _move_rows(m, most=1):
-    "Move live places of the bool array `m` within their columns, in place, until its rows differ by at most `most`"
-    live = m.sum(1)
-    while live.max()-live.min()>most:
-        a,b = live.argmax(),live.argmin()
-        cols = np.flatnonzero(m[a] & ~m[b])[:(live[a]-live[b])//2]
-        m[a,cols],m[b,cols] = False,True
-        live[a],live[b] = live[a]-len(cols),live[b]+len(cols)
-
-def _even(m):
-    "The mask `m` of two dimensions with rows and columns that differ by at most one"
-    new = m.numpy().copy()
-    if new.size: _move_rows(new)
-    if new.size: _move_rows(new.T)
-    return torch.from_numpy(new)
-
-def _by_part(p, k, s):
-    "A checkerboard in each of the rectangles that blocks of one size fill"
-    mask = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
-    for (at,part),n,(_,e) in zip(s._parts(p.shape), k, s._sizes(p.shape)): mask[at] = checkerboard(p[at], n*e, part)
-    return mask
-
-# %% ../../nbs/14_masks.structures.ipynb #47e5a6f8
-def checkerboard(
-    p:torch.Tensor, # Parameter of any shape; its first axis counts rows
-    n:int, # How many weights live, a legal number
-    structure=None, # A `Structure` or its text
-    **kwargs
-) -> torch.Tensor: # Bool tensor of `p`'s shape
-    "A mask of evenly spaced live weights, for `mask_init=`"
-    s,shape = as_structure(structure),tuple(p.shape)
-    if n is None: raise ValueError("checkerboard needs n, the number of weights that live")
-    if n in (0, p.numel()): return s.top(torch.zeros(shape, device='cpu'), n).to(p.device)
-    if isinstance(s, _Turned): return s._from(checkerboard(s._to(p), n, s._view(shape)[0]), shape)
-    if isinstance(s, Block) and s._ragged(shape): return _by_part(p, s._shares(shape, s._per_group(shape, n)), s)
-    sizes,order,(G,U,E) = s._order(shape)
-    rows = sizes[order[0]] if E>1 else shape[0] if len(shape)>1 else 1
-    grid = _diagonals(rows, p.numel()//E//rows, n//E)
-    whole = lambda x: s.join(x.reshape(G, U), shape) if E>1 else x.reshape(shape)
-    mask = s.top(whole(grid), n)
-    even = whole(_even((s.split(mask).any(-1) if E>1 else mask).reshape(grid.shape)))
-    return (even if s.legal(even) else mask).to(p.device)
-
-# %% ../../nbs/14_masks.structures.ipynb #2b2bb16c
-_saved = [L, np.dtype, np.float64(1).__reduce__()[0], *[getattr(np.dtypes, o) for o in np.dtypes.__all__]]  # what fastai's optimizers save
-
-def _masks_in(source):
-    "The masks of a model, learner, state dict or file, by parameter"
-    with torch.serialization.safe_globals(_saved):
-        state = torch.load(source, map_location='cpu', weights_only=True) if isinstance(source, (str,os.PathLike)) else source
-    if not isinstance(state, (dict,nn.Module)): state = getattr(state, 'model', state)
-    if isinstance(state, nn.Module): state = state.state_dict()
-    if not isinstance(state, dict): raise ValueError(f"source is a {type(source).__name__}, and must be a model, a learner, a dict or a file with masks")
-    if isinstance(state.get('model'), dict): state = state['model']
-    masks = {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
-        and isinstance(v, torch.Tensor)}
-    if not masks: raise ValueError("source has no masks: it needs tensors with names that end in '_mask', e.g. from a model that sparsify_model made sparse")
-    return masks
-
-def _shuffled(mask, s, generator):
-    n = s.count(mask.shape, count_live(mask))
-    return s.top(torch.rand(mask.shape, generator=generator, device='cpu'), n)
-
-# %% ../../nbs/14_masks.structures.ipynb #5a27f4bc
-def masks_like(
-    source, # A model, learner, state dict, file of one (`torch.save` or `learn.save`), or a dict of masks by `{name}_mask`
-    shuffle=False, # Keep only each parameter's number of live weights, and draw new places?
-): # A function for `mask_init=`
-    "The masks of another model, or as many live weights in each parameter"
-    masks = _masks_in(source)
-    def _f(p, name, generator=None, structure=None, **kwargs):
-        if name not in masks: raise ValueError(f"source has no {name}_mask, only masks of {', '.join(masks)}: sparsify a model with the same names, or pass mask_init a dict")
-        mask = masks[name]
-        if mask.shape!=p.shape: raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}: take masks of the same architecture")
-        if shuffle: mask = _shuffled(mask, as_structure(structure), generator)
-        return mask.to(p.device, copy=True)
-    same_needs(_f, None, brings_count=True)  # `sparsify_model` asks no distribution then
-    return _f

@@ -8,13 +8,13 @@ __all__ = []
 # %% ../../nbs/24_model.distributed.ipynb #5cd726e5
 import math,sys,torch,torch.distributed as dist,weakref,zlib
 from fastcore.basics import *
-from fastsparse.masks.registry import needs_of
+from fastsparse.masks.registry import call_with,needs_of,wants
 from fastsparse.masks.distributions import global_sparsity
 from fastsparse.model.enforcement import DenseMask,masked_params,Storage,storages
 from fastsparse.masks.selection import count_live,live_places,local_part,put_
-from fastsparse.masks.scores import among,base_opt,call_with,gradient_momentum,gradient_redistribution
+from fastsparse.masks.scores import among,base_opt,gradient_momentum,gradient_redistribution
 from fastsparse.masks.scores import MeanGradient,momentum_redistribution
-from fastsparse.masks.scores import MovingGradient,nonzero_redistribution,opt_state,output_magnitude,random_score,SampledGradient,wants
+from fastsparse.masks.scores import MovingGradient,nonzero_redistribution,opt_state,output_magnitude,random_score,SampledGradient
 from fastsparse.masks.structures import Block,FanIn,Kernels,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from torch import nn
@@ -138,7 +138,7 @@ def _rows_of_unit(s, shape):
     if isinstance(s, Block): return None if s.pad and any(n%b for n,b in zip(shape, s.sides(shape))) else s.sides(shape)[0]
     if isinstance(s, OutputGroups): return shape[0]//s.g
     if isinstance(s, TransposableNM): return s.m
-    if isinstance(s, NM): return s.m if s._line(shape)[1]==0 else 1
+    if isinstance(s, NM): return s.m if s.line(shape)[1]==0 else 1
     return 1 if type(s) in (*_compete, FanIn) else None
 
 def best_units(score, k, among):
@@ -171,15 +171,15 @@ class OverRanks:
 @patch
 def top(self:OverRanks, score, n):
     "The legal mask with `n` live weights, of all ranks, that has the highest scores"
-    k,everywhere = self.inner._per_group(self.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
+    k,everywhere = self.inner.units_per_group(self.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
     if n in (0, math.prod(self.shape)): return everywhere if n else ~everywhere
     units = self._units(everywhere)
     if not self.alone:
         return self._whole(put_(torch.zeros_like(units), highest_of(self._scores(score), k, units, self.ranks), True), score.shape)
-    return self._whole(self.here._choose(score, k, units), score.shape) if score.numel() else everywhere
+    return self._whole(self.here.choose_units(score, k, units), score.shape) if score.numel() else everywhere
 
 @patch
-def _scores(self:OverRanks, score): return self.here._unit_scores(score) if score.numel() else score
+def _scores(self:OverRanks, score): return self.here.unit_scores(score) if score.numel() else score
 
 @patch
 def _whole(self:OverRanks, units, shape): return self.here.join(units, shape) if units.numel() else units.view(shape)
@@ -199,7 +199,7 @@ def legal(self:OverRanks, mask):
 def move(self:OverRanks, mask, keep_f, grow_f, n_drop, n):
     "This rank's part of an update: what it drops, and what it grows"
     mask = local_part(mask)
-    k,live = self.inner._per_group(self.shape, n) if getattr(self.inner, 'ablate', None) is None else n,self.n(mask)
+    k,live = self.inner.units_per_group(self.shape, n) if getattr(self.inner, 'ablate', None) is None else n,self.n(mask)
     if not 0<=n_drop<=live: raise ValueError(f"n_drop is {n_drop}, and must be in [0,{live}]: that many weights live")
     if not n_drop and n==live: return (live_places(mask.reshape(-1))[:0],)*2
     if not self.alone: kept,fill = self._compete(mask, keep_f, n_drop, k)
@@ -218,7 +218,7 @@ def _units(self:OverRanks, mask): return self.here.split(mask).any(-1) if mask.n
 @patch
 def _compete(self:OverRanks, mask, keep_f, n_drop, k):
     "The units that stay where all compete, and what fills them up to `k`"
-    units,entries = self._units(mask),max(self.inner._order(self.shape)[-1][-1], 1)
+    units,entries = self._units(mask),max(self.inner.layout(self.shape)[-1][-1], 1)
     live = self.n(units)
     left = min(live-n_drop//entries, k)
     def pick(score, n, among): return put_(torch.zeros_like(among), highest_of(self._scores(score), n, among, self.ranks), True)
@@ -266,10 +266,10 @@ def _tiles(self:OverRanks, mask, keep_f, n_drop, k, refill):
     if not mask.numel():
         if refill and n_drop: self._drop_across(mask, keep_f(), n_drop)
         return mask.view(1, -1),lambda grow_f, stay: mask.view(1, -1)
-    own = SimpleNamespace(**{k:getattr(inner, k) for k in ('split','legal','_tiles','m')}, _drop_across=self._drop_across)
+    own = SimpleNamespace(**{k:getattr(inner, k) for k in ('split','legal','tiles','m')}, drop_across=self._drop_across)
     n = n_drop if refill else n_drop//max(rows, 1)*(mask.numel()//m)
-    kept = type(inner)._keep(own, mask, keep_f, n, k, refill)
-    return kept,lambda grow_f, stay: inner._fill(kept, lambda: grow_f(stay), k, None)
+    kept = type(inner).keep_units(own, mask, keep_f, n, k, refill)
+    return kept,lambda grow_f, stay: inner.fill_units(kept, lambda: grow_f(stay), k, None)
 
 @patch
 def _ablate(self:OverRanks, mask, keep_f, grow_f, n_drop, n):
@@ -286,7 +286,7 @@ def _ablate(self:OverRanks, mask, keep_f, grow_f, n_drop, n):
 def _share(self:OverRanks, n, on):
     "The fan-in of the outputs in `on` that comes nearest to `n` in all; none for the others"
     n_on = self.n(on)
-    return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.inner._most(self.shape))
+    return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.inner.group_size(self.shape))
 
 # %% ../../nbs/24_model.distributed.ipynb #f2c58bdd
 @patch

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from collections.abc import Mapping
 from fastcore.basics import *
 from fastsparse.masks.checks import need_batch,need_bools,need_modules,need_number,need_tensors
-from fastsparse.masks.registry import declares,get_part,needs_of,register_part
+from fastsparse.masks.registry import call_with,declares,get_part,needs_of,register_part
 from fastsparse.masks.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,HookHandle,mask_hooks,handler,handler_of,ParamRef
 from fastsparse.model.enforcement import masked_params,settle_averages,storage_of,storages,unhook
@@ -20,7 +20,7 @@ from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.masks.selection import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks.selection import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.patterns import need_named
-from fastsparse.masks.scores import call_with,random_score,weight_magnitude
+from fastsparse.masks.scores import random_score,weight_magnitude
 from fastsparse.model.running import batch_of
 from fastsparse.model.init import mark_fresh,output_spread,repair_signal
 from fastsparse.masks.structures import as_structure,Structure

@@ -13,7 +13,7 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.masks.checks import need_bools
 from fastsparse.masks.files import as_path,read_tensors,reading,whole_file
 from fastsparse.masks.selection import count_live
-from fastsparse.masks.scores import wants
+from fastsparse.masks.registry import wants
 from fastsparse.train.engine import SparseEngine
 
 # %% ../../nbs/51_report.history.ipynb #1ef4b822

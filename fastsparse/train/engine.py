@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from itertools import islice
 from fastcore.basics import *
 from fastcore.meta import delegates
-from fastsparse.masks.registry import get_part,needs_of
+from fastsparse.masks.registry import call_with,get_part,needs_of,wants
 from fastsparse.masks.files import uninterrupted
 from fastsparse.masks.selection import count_live,keyed_generator,live_places,local_part,n_live,put_
 from fastsparse.train.method import check_counts,check_integer,check_sparsity,dense_batches,find_method,Method,Run
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Interval,min_max_end,update_due
-from fastsparse.masks.scores import base_opt,call_with,grad_history,wants,densify
+from fastsparse.masks.scores import base_opt,grad_history,densify
 from fastsparse.model.enforcement import asked_sparsity,enforce_masks,mask_hooks,handler,handler_of,masked_params,refuse_computed,storage_of,storages,stored
 from fastsparse.masks.apportion import legal_counts,regrow_counts,whole_up
 from fastsparse.model.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks
@@ -91,8 +91,8 @@ def fit(self:SparseParam, n):
 def steps(self:SparseParam, n, way):
     "The count that the structure allows next to `n` in direction `way`, or nothing"
     st,shape = self.structure,self.shape
-    k = st._per_group(shape, n)+way
-    return [st._n_at(shape, k)] if st.least<=k<=st._most(shape) else []
+    k = st.units_per_group(shape, n)+way
+    return [st.n_weights(shape, k)] if st.least<=k<=st.group_size(shape) else []
 
 @patch(as_prop=True)
 def least_drop(self:SparseParam): return self.structure.least_drop(self.shape)

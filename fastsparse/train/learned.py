@@ -15,7 +15,7 @@ from fastcore.imports import noop
 from fastcore.meta import delegates
 from fastsparse.masks.selection import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.schedules import Schedule
-from fastsparse.masks.scores import call_with
+from fastsparse.masks.registry import call_with
 from fastsparse.model.enforcement import enforce_masks,handler_of,masked_params
 from fastsparse.model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
 from fastsparse.model.layers import axes_of

@@ -8,13 +8,14 @@ __all__ = ['register_method']
 # %% ../../nbs/40_train.method.ipynb #be1d62b7
 import inspect,math,re
 from fastcore.basics import *
-from fastsparse.masks.registry import declares,get_part,near,needs_of,register_part
+from fastsparse.masks.registry import declares,get_part,closest_name,needs_of,register_part
 from fastsparse.masks.distributions import as_distribution,uniform_sparsity
 from fastsparse.masks.schedules import acdc_path,cosine_drop,cubic_path,dsd_path,fraction_at,Interval,make_schedule,make_update_schedule
 from fastsparse.masks.schedules import polynomial_path,soft_bound_path,update_due
 from fastsparse.masks.scores import gradient_magnitude,weight_magnitude
 from fastsparse.masks.selection import floor_product
-from fastsparse.masks.structures import as_structure,checkerboard
+from fastsparse.masks.starts import checkerboard
+from fastsparse.masks.structures import as_structure
 from functools import partial
 from numbers import Integral,Real
 
@@ -65,7 +66,7 @@ def find_method(
     if method is None: return {}
     if hasattr(method, 'keys'): return dict(method)
     found = _methods.get(method.lower()) if isinstance(method, str) else None
-    if found is None: raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {near(method, _methods)}")
+    if found is None: raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {closest_name(method, _methods)}")
     return dict(found)
 
 # %% ../../nbs/40_train.method.ipynb #47b32662

@@ -14,14 +14,14 @@ from fastsparse.masks.checks import need_functions
 from functools import partial
 from inspect import signature
 from fastprogress.fastprogress import progress_bar
-from fastsparse.masks.registry import get_part,near
+from fastsparse.masks.registry import call_with,closest_name,get_part,wants
 from fastsparse.masks.distributions import as_distribution,global_sparsity
 from fastsparse.train.growth import reset_state
 from fastsparse.masks.selection import count_live,put_,zero_dead_
 from fastsparse.train.method import check_sparsity,drop_of_target,register_method
 from fastsparse.masks.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
-from fastsparse.masks.scores import call_with,ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
-from fastsparse.masks.scores import output_magnitude,random_score,Sampled,SampledGradient,wants,weight_magnitude
+from fastsparse.masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
+from fastsparse.masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.model.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
 from fastsparse.masks.structures import as_structure
@@ -44,7 +44,7 @@ class Preset(dict):
 
     def __call__(self, **changes):
         "A copy with some settings changed, or added"
-        if unknown := set(changes)-known_settings(): raise TypeError(f"{sorted(unknown)[0]!r} is no setting of a method: {near(sorted(unknown)[0], known_settings())}")
+        if unknown := set(changes)-known_settings(): raise TypeError(f"{sorted(unknown)[0]!r} is no setting of a method: {closest_name(sorted(unknown)[0], known_settings())}")
         return type(self)(self.name, self.about, self.paper, **{**self, **changes})
 
     def copy(self): return self()
