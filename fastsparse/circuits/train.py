@@ -9,7 +9,6 @@ __all__ = ['settings', 'presets', 'keep_largest_', 'KeepLargest', 'load_programs
 # %% ../../nbs/92_circuits.train.ipynb #718f8248
 import time,torch
 from fastcore.basics import *
-from fastprogress.fastprogress import progress_bar
 from fastsparse.circuits.language import programs
 from fastsparse.circuits.model import Decoder
 from fastsparse.kernels.live_layers import sparse_compute
