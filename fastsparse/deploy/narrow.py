@@ -15,7 +15,7 @@ from fastsparse.deploy.shrink import Spaces,cut_columns,cut_rows,follow_model
 from fastsparse.kernels.timing import shown,times_in_turns
 from fastsparse.masks.selection import count_live,keyed_generator
 from fastsparse.model.enforcement import masked_params
-from fastsparse.model.init import batch_of,same_random_state
+from fastsparse.model.running import batch_of,same_random_state
 from fastsparse.model.sparsify import module_copy,shows_training
 from fastsparse.train.fit import OwnHypers
 from torch import nn
