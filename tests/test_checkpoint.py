@@ -9,7 +9,6 @@ from fastai.optimizer import Adam,OptimWrapper,ranger
 from fastai.data.core import DataLoaders
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastcore.all import partial
-from fastsparse.kernels import live_layers as compute
 from fastsparse.all import *
 from fastsparse.masks.files import seal
 from fastsparse.model.enforcement import masked_params
@@ -519,7 +518,7 @@ def test_a_fit_goes_on_from_any_batch(kind, n_acc, stops, tmp_path): goes_on_fro
 
 def test_a_fit_that_measured_goes_on_from_any_batch(tmp_path, monkeypatch):
     "The plan comes from the file, and weights are stored so before their gradients are read"
-    monkeypatch.setattr(compute, '_layer_ratio', lambda *args: 2.)
+    monkeypatch.setattr('fastsparse.kernels.plan._layer_speedup', lambda *args: 2.)
     goes_on_from(tmp_path, True, 3, (4,5))
 
 @pytest.mark.parametrize('kind,other', [('masked','linear'),('linear','masked'),('linear','conv'),('conv','masked')])

@@ -1,6 +1,5 @@
 "Convolutions of live weights give what dense convolutions of masked weights give"
 import pytest,torch
-from fastsparse.kernels import live_layers as compute
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.kernels.live_layers import sparse_compute
 from fastsparse.kernels.convolution import ConvIndex,sparse_conv2d
@@ -89,7 +88,7 @@ def test_a_table_with_places_beyond_32_bits_is_left_to_the_dense_product(monkeyp
     sparse_compute(model, None, plan={'weight':'rows'})
     torch.testing.assert_close(model(x), want)
     def _no(*args): raise AssertionError('a kernel was chosen')
-    monkeypatch.setattr(compute, 'sparse_conv2d', _no)
+    monkeypatch.setattr('fastsparse.kernels.live_weight.sparse_conv2d', _no)
     with pytest.raises(AssertionError): model(x)
     monkeypatch.setattr(convolutions, '_most', 16*3*2*50)
     torch.testing.assert_close(model(x), want)

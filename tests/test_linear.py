@@ -1,7 +1,7 @@
 "What kernels compute, at odd sizes, in every way to cut, for any number of threads and on other processors"
 import os,pytest,subprocess,sys,torch
 from fastcore.test import test_eq as eq
-from fastsparse.kernels.linear import gradients,listed,multiply,tiling
+from fastsparse.kernels.linear import gradients,list_rows,multiply,tiling
 from fastsparse.kernels.ops import SparseIndex
 from fastsparse.kernels.vectors import why_not
 
@@ -29,7 +29,7 @@ def test_live_weights_are_listed(shape, density):
     "Row by row, in order: as `nonzero` finds them, of a mask that lies in another order too"
     mask = torch.rand(*shape, generator=torch.Generator().manual_seed(0))<density
     for m in (mask, mask.t().contiguous().t()):
-        crow,col = listed(m)
+        crow,col = list_rows(m)
         rows,cols = m.nonzero().unbind(1)
         eq(col.tolist(), cols.tolist())
         eq(crow.tolist(), [0, *rows.bincount(minlength=len(m)).cumsum(0).tolist()])

@@ -17,7 +17,8 @@ from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state
 from fastsparse.report.cost import model_bits
 from fastsparse.kernels.linear import backward
-from fastsparse.kernels.live_layers import LiveLayer,LiveWeight,store_dense,swappable
+from fastsparse.kernels.live_layers import LiveLayer,store_dense,swappable
+from fastsparse.kernels.live_weight import LiveWeight
 from fastcore.imports import noop
 from fastsparse.masks.registry import declares
 from fastsparse.kernels.vectors import why_not
@@ -484,7 +485,7 @@ def test_copies_keep_the_route_and_the_remark(copied):
     "So that they go on bit for bit, and say the same"
     (_,_,_),(b,_,_) = pair(dmlp, opts['sgd'], route='rows')
     new = copied(b)
-    assert [handler_of(o.p).route for o in masked_params(new)]==['rows']*3
+    assert [handler_of(o.p).kernel for o in masked_params(new)]==['rows']*3
     assert sparse_summary(new).df.equals(sparse_summary(b).df)
 
 class Policy(nn.Module):
@@ -674,7 +675,7 @@ def test_callback_measures_again_when_half_has_died(tmp_path, monkeypatch):
         density = round(len(handler.index)/handler.p.numel(), 2)
         densities.setdefault(tuple(handler.shape), {})[density] = True
         return 2. if density<.4 else .5
-    monkeypatch.setattr(compute, '_layer_ratio', ratio)
+    monkeypatch.setattr('fastsparse.kernels.plan._layer_speedup', ratio)
     settings = dict(GMP_presets, sparsity=.9, batches_per_update=2)
     (a,la,_),(b,lb,cb) = [fitted(tmp_path, o, learn=make(), **settings) for o in (None,True)]
     assert la==pytest.approx(lb, abs=1e-9) and all(torch.equal(p.mask, q.mask) for p,q in zip(masked_params(a.model), masked_params(b.model)))
@@ -683,7 +684,7 @@ def test_callback_measures_again_when_half_has_died(tmp_path, monkeypatch):
 
 def test_callback_never_measures_where_a_plan_is_given(tmp_path, monkeypatch):
     "Not after half of the weights have died either"
-    monkeypatch.setattr(compute, '_measure', lambda *args: pytest.fail('measured'))
+    monkeypatch.setattr(compute, 'measure', lambda *args: pytest.fail('measured'))
     learn = Learner(loaders(*digits(), shuffle=False), digits_mlp(), CrossEntropyLossFlat(), path=tmp_path, opt_func=FastaiAdam)
     _,_,cb = fitted(tmp_path, whole_plan, learn=learn, **dict(GMP_presets, sparsity=.9, batches_per_update=2))
     assert cb.plan==whole_plan
@@ -823,7 +824,7 @@ def test_an_optimizer_made_after_the_swap_follows(change, opt_f):
 @pytest.mark.parametrize('batches', ['one','many','clipped'])
 def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
     "Weight and gradient, some rows at a time, are what the whole has there, of one backward or several, clipped or not"
-    monkeypatch.setattr(compute, '_at_once', at_once)
+    monkeypatch.setattr('fastsparse.kernels.live_weight._at_once', at_once)
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Unflatten(1, (9,1)), nn.Conv1d(9, 4, 1)).double()
     sparsify_model(m, .6, seed=0)
@@ -840,7 +841,7 @@ def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
 
 def test_updates_by_rows_are_the_masked_runs(monkeypatch):
     "Equal masks and losses in float64 where the dense gradient is made seven entries at a time"
-    monkeypatch.setattr(compute, '_at_once', 7)
+    monkeypatch.setattr('fastsparse.kernels.live_weight._at_once', 7)
     losses,masks = [],[]
     for model,opt,_ in pair(lambda: nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 4)).double(), torch_opts['adam']):
         dst = DynamicSparseTraining(model, opt, 60, **{**RigL_presets, 'batches_per_update':3, 'seed':2})
@@ -1250,7 +1251,7 @@ def test_a_vision_learner_trains_on_live_weights(tmp_path, monkeypatch):
     from fastai.data.core import DataLoaders
     from fastai.vision.learner import vision_learner
     from torchvision.models import resnet18
-    monkeypatch.setattr(compute, '_layer_ratio', lambda *args: 2.)
+    monkeypatch.setattr('fastsparse.kernels.plan._layer_speedup', lambda *args: 2.)
     g = torch.Generator().manual_seed(0)
     items = [(torch.randn(3, 32, 32, generator=g), i%2) for i in range(12)]
     dls = DataLoaders.from_dsets(items, items[:4], bs=4, num_workers=0, device='cpu')

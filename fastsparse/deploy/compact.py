@@ -8,11 +8,10 @@ __all__ = ['pack']
 # %% ../../nbs/70_deploy.compact.ipynb #37c50ff5
 import torch,torch.nn.functional as F
 from fastcore.basics import *
-from fastsparse.kernels.attention import Attends
 from fastsparse.masks.checks import need_modules
 from fastsparse.kernels.convolution import is_pointwise
 from fastsparse.model.enforcement import MaskHooks
-from fastsparse.kernels.ops import sparse_product,SparseIndex
+from fastsparse.kernels.ops import Attends,sparse_product,SparseIndex
 from torch import nn
 
 # %% ../../nbs/70_deploy.compact.ipynb #e08c9232

@@ -9,7 +9,7 @@ __all__ = []
 import numpy as np,torch
 from fastcore.basics import *
 from fastsparse.kernels.linear import call,empty,kinds,share_out
-from fastsparse.kernels.ops import need_all_values,need_plain_backward,need_timely
+from fastsparse.kernels.ops import need_all_values,need_plain_backward,need_same_count
 from fastsparse.kernels.vectors import add,at,axpy,caches,fold,full,kernel,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
 from torch import nn
 from torch.autograd import Function
@@ -392,7 +392,7 @@ class _Conv(Function):
     def backward(ctx, g):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
-        need_timely(values, ctx.index)
+        need_same_count(values, ctx.index)
         if ctx.grad_hook is not None and ctx.needs_input_grad[1]: ctx.grad_hook(dense_gradient(ctx.index, x, g))
         dx = dw = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]: dx,dw = _gradients(ctx.index, values, x, g, ctx.needs_input_grad[0])

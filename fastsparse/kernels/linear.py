@@ -430,14 +430,14 @@ def _starts_of(index, width):
         call(block_starts.compiled(C=_column_type(index.col)), index.crow, index.col, n, width, n_blocks, starts)
     return index.starts[width],n_blocks
 
-def listed(mask):
+def list_rows(mask):
     "Where the live weights of each row of a bool matrix start, and their columns"
     mask,(n,width) = mask.contiguous(),mask.shape
     crow,col = empty((n+1,), torch.int),empty((count_live(mask)+1,), torch.int)
     call(list_live.compiled(), mask, n, width, crow, col)
     return crow,col[:-1]
 
-def turned(index):
+def transpose_index(index):
     "Where each column starts, and the rows and places of its weights"
     (n,m),size = index.shape,(len(index),)
     crow,row,order = empty((m+1,), torch.int).zero_(),empty(size, torch.int),empty(size, torch.int)

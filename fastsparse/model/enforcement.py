@@ -184,7 +184,7 @@ class MaskHandler:
     summary_note,held = '',''  # what the summary says of it; why its mask can't be taken off now, with the way out
     dense_state = True  # does the optimizer have state for every weight?
     fixed_count = False  # must the number of live weights stay?
-    route,slow_optimizer = None,None  # how it is multiplied, if not as torch does; an optimizer that writes where the gradient is zero
+    kernel,slow_optimizer = None,None  # how it is multiplied, if not as torch does; an optimizer that writes where the gradient is zero
     p,name = None,''  # the weight, as the module shows it; its name in the model that enforces its mask
     keep_dense_grad = False  # leave this batch's gradient dense: an update will read it
     dense_history = False  # leave gradients and state dense, and mask the weight after each step
@@ -376,7 +376,7 @@ class DenseMask(MaskHandler):
         if grad.shape!=self.p.shape:  # of live values, beside terms whose sum is that of all weights
             terms = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in state.get('terms', ())]
             dead = sum(terms) if terms else torch.zeros_like(self.p)
-            grad = dead.view_as(self.p).masked_scatter(self.mask, state.get('came', grad))
+            grad = dead.view_as(self.p).masked_scatter(self.mask, state.get('live_grad', grad))
         self.p.grad = grad
 
     def parts(self, with_grad):

@@ -830,7 +830,7 @@ def state_dict(
         grad_accumulators={k:_as_saved(memo) for k,memo in s.grad_accumulators.items()}, initial=s.initial, notes=dict(s.notes)) for s in self.slots]
     saved = 'n_updates','updated_at','pending','keep_dense_grad','settings'
     methods = [{k:getattr(m, k) for k in saved} for m in self.methods]
-    plan = {s.o.name:s.handler.route for s in self.all if s.handler.route}
+    plan = {s.o.name:s.handler.kernel for s in self.all if s.handler.kernel}
     state = dict(schema=_schema, seed=self.seed, n_updates=self.n_updates, last_t=self.last_t, n_steps=self.n_steps, methods=methods,
         slots=slots, plan=plan)
     return dict(state, checksum=_checksum(state))
