@@ -47,7 +47,7 @@ coverage: $(READY) ## which lines the tests run, in htmlcov
 dist: $(READY) ## wheel and sdist in dist/, tried in an empty environment
 	uv pip install -q -e '.[dev,check]'
 	rm -rf build dist
-	python -m build --installer uv
+	uv build -q -o dist
 	python tests/try_dist.py dist
 
 docs: $(READY) ## README.md, and the site in docs/_build/html

@@ -6,90 +6,91 @@
 __all__ = []
 
 # %% ../nbs/95_cli.ipynb #55d34a14
-import argparse,runpy,sys,torch
-from fastcore.basics import *
-from fastsparse.kernels.timing import times_in_turns
-from fastsparse.masks.checks import pip_install
-from fastsparse.deploy.export import export_sparse,plain_copy
-from fastsparse.masks.selection import top_k_mask
-from fastsparse.train.presets import RigL_presets
-from fastsparse.prune.oneshot import prune_magnitude,prune_wanda
-from fastsparse.model.enforcement import masked_params
-from fastsparse.model.sparsify import sparsify_model
-from fastsparse.train.engine import DynamicSparseTraining
-from os import replace
+import runpy,sys
+from fastcore.script import *
 from pathlib import Path
-from statistics import median
-from torch import nn
+from typing import Annotated
 
 # %% ../nbs/95_cli.ipynb #133e2d61
-class Refused(Exception):
-    "What the command says instead of a traceback"
-
 def _exists(path):
-    if not Path(path).is_file(): raise Refused(f"{path} is no file")
+    if not Path(path).is_file(): raise CliError(f"{path} is no file")
     return Path(path)
 
 def _safetensors(path):
+    from fastsparse.masks.checks import pip_install
     try: from safetensors.torch import load_file
-    except ImportError: raise Refused(f"reading .safetensors needs safetensors: {pip_install('export')}") from None
-    return load_file(path)
+    except ImportError: raise CliError(f"reading .safetensors needs safetensors: {pip_install('export')}") from None
+    try: return load_file(path)
+    except Exception as e: raise CliError(f"{path} can't be read as safetensors: {e}") from None
 
-def read_weights(
-    path, # A file of weights by name
-) -> dict: # Tensors by name
-    "Weights by name from a file, without running what is in it"
-    path = _exists(path)
-    try: state = _safetensors(path) if path.suffix=='.safetensors' else torch.load(path, map_location='cpu', weights_only=True)
-    except Refused: raise
-    except Exception as e: raise Refused(f"{path} can't be read as weights by name ({type(e).__name__}): pass a state_dict or safetensors; if it holds a whole model and you know where it comes from, say --trust") from None
-    if isinstance(state, dict): state = next((state[k] for k in ('model','state_dict') if isinstance(state.get(k), dict)), state)
-    if not isinstance(state, dict) or not any(isinstance(v, torch.Tensor) for v in state.values()): raise Refused(f"{path} holds no tensors by name: pass a state_dict")
-    return state
+def _weights_in(state):
+    "Tensors by name, if that is what was read"
+    import torch
+    if not isinstance(state, dict): return
+    state = next((state[k] for k in ('model','state_dict') if isinstance(state.get(k), dict)), state)
+    if any(isinstance(v, torch.Tensor) for v in state.values()): return state
 
-# %% ../nbs/95_cli.ipynb #3e42d7c7
-def read_model(
-    path, # A file of a whole model
-    trust:bool, # May the program in the file run?
-) -> nn.Module:
-    "A whole model from a file"
+def read_file(
+    path, # A file of weights by name, or of a whole model
+    trust:bool=False, # May a program in the file run?
+): # Tensors by name, or a module
+    "What is in a file; weights by name are read without running anything"
+    import torch
     path = _exists(path)
-    if not trust: raise Refused(f"{path} is read as a whole model, which is a program that may do anything: say --trust if you know where it comes from")
+    if path.suffix=='.safetensors': return _safetensors(path)
+    try: found = torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as e: found = None if trust else e
+    if (state := _weights_in(found)) is not None: return state
+    if not trust: raise CliError(f"{path} holds no weights by name: pass a state_dict or safetensors; if it holds a whole model, which is a program that may do anything, and you know where it comes from, say --trust")
     try: model = torch.load(path, map_location='cpu', weights_only=False)
-    except Exception as e: raise Refused(f"{path} can't be read as a model: {type(e).__name__}: {e}") from None
-    model = getattr(model, 'model', model) if not isinstance(model, nn.Module) else model
-    if not isinstance(model, nn.Module): raise Refused(f"{path} holds a {type(model).__name__}, and must hold a whole model: write torch.save(model, file), or learn.export()")
+    except Exception as e: raise CliError(f"{path} can't be read as weights or as a model: {type(e).__name__}: {e}") from None
+    model = model if isinstance(model, torch.nn.Module) else getattr(model, 'model', model)
+    if not isinstance(model, torch.nn.Module): raise CliError(f"{path} holds a {type(model).__name__}, and must hold weights by name or a whole model: write torch.save(model, file), or learn.export()")
     return model
 
-def _batch(path):
-    "A tensor from a file of `torch.save`"
-    try: x = torch.load(_exists(path), map_location='cpu', weights_only=True)
-    except Refused: raise
-    except Exception as e: raise Refused(f"{path} can't be read as a batch ({type(e).__name__}): write it with torch.save(xb, file)") from None
-    if not isinstance(x, torch.Tensor): raise Refused(f"{path} holds a {type(x).__name__}, and must hold a tensor: the inputs of a batch")
+def read_model(
+    path, # A file of a whole model
+    trust:bool=False, # May the program in the file run?
+): # A module
+    "A whole model from a file"
+    model = read_file(path, trust)
+    if isinstance(model, dict): raise CliError(f"{path} holds weights by name, and this needs the whole model: in Python load them into it, and write torch.save(model, file)")
+    return model
+
+def read_batch(
+    path, # A file of a tensor, of `torch.save`
+):
+    "The inputs of a batch"
+    import torch
+    path = _exists(path)
+    try: x = torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as e: raise CliError(f"{path} can't be read as a batch ({type(e).__name__}): write it with torch.save(xb, file)") from None
+    if not isinstance(x, torch.Tensor): raise CliError(f"{path} holds a {type(x).__name__}, and must hold a tensor: the inputs of a batch")
     return x
 
-# %% ../nbs/95_cli.ipynb #3641d30a
+# %% ../nbs/95_cli.ipynb #515aef4d
 def write_weights(
     state, # Tensors by name; a whole model unless the suffix is .safetensors
     path, # File to write, whole or not at all
 ):
     "Weights by name to a file of the kind that its suffix says"
+    import torch
+    from fastsparse.masks.checks import pip_install
+    from fastsparse.masks.files import whole_file
     path = Path(path)
-    if not path.parent.is_dir(): raise Refused(f"--out is {path}, and the folder {path.parent} is not there: make it first")
-    new = path.with_name(f'{path.name}.new')
-    if path.suffix=='.safetensors':
-        try: from safetensors.torch import save_file
-        except ImportError: raise Refused(f"writing .safetensors needs safetensors: {pip_install('export')}") from None
-        save_file({k:v.contiguous() for k,v in state.items()}, new)
-    else: torch.save(state, new)
-    replace(new, path)
+    if not path.parent.is_dir(): raise CliError(f"--out is {path}, and the folder {path.parent} is not there: make it first")
+    if path.suffix!='.safetensors':
+        with whole_file(path) as new: return torch.save(state, new)
+    try: from safetensors.torch import save_file
+    except ImportError: raise CliError(f"writing .safetensors needs safetensors: {pip_install('export')}") from None
+    with whole_file(path) as new: save_file({k:v.contiguous() for k,v in state.items()}, new)
 
 # %% ../nbs/95_cli.ipynb #91342014
 def summary_rows(
     state:dict, # Tensors by name
 ) -> list: # Rows of name, shape, weights, live and sparsity
     "How sparse each floating tensor is"
+    import torch
     rows = []
     for k,v in state.items():
         if not isinstance(v, torch.Tensor) or not v.is_floating_point() or k.endswith('_sparsity'): continue
@@ -106,12 +107,18 @@ def show_rows(rows, head):
 
 _head = ['parameter','shape','weights','live','sparsity']
 
-def _state(args):
-    "Weights by name in a file of weights, or of a whole model that is trusted"
-    state = read_model(args.file, True).state_dict() if args.trust else read_weights(args.file)
-    return {k:v for k,v in state.items() if not k.endswith('_mask')}
+def _state(read):
+    "Weights by name of a model or of what a file of weights held, without masks"
+    state = read if isinstance(read, dict) else read.state_dict()
+    return {k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))}
 
-def summary(args): print(show_rows(summary_rows(_state(args)), _head))
+@call_parse
+def summary(
+    file:str, # File of weights by name, or of a whole model
+    trust:bool=False, # FILE holds a whole model, which is a program: run it
+):
+    "How sparse are the tensors in FILE?"
+    print(show_rows(summary_rows(_state(read_file(file, trust))), _head))
 
 # %% ../nbs/95_cli.ipynb #6bb6585a
 def prune_weights(
@@ -119,117 +126,156 @@ def prune_weights(
     sparsity:float, # Fraction of each matrix that dies, in [0,1)
 ) -> dict: # The same, with zeros
     "Prune each matrix by magnitude"
+    import torch
+    from fastsparse.masks.selection import top_k_mask
     from fastsparse.train.rules import default_filter
     def one(k, v):
         if not isinstance(v, torch.Tensor) or not v.is_floating_point() or v.ndim<2 or not default_filter(k, v): return v
         return torch.where(top_k_mask(v.abs(), round((1-sparsity)*v.numel())), v, torch.zeros_like(v))
     return {k:one(k, v) for k,v in state.items()}
 
-def _prune_model(args, out):
-    "Prune the whole model in a file and write it; its weights by name"
-    if args.method=='wanda' and args.data is None: raise Refused("--method wanda looks at inputs: pass --data with a file of a batch, a tensor of torch.save")
-    model = read_model(args.file, args.trust).eval()
-    if args.method=='wanda': prune_wanda(model, args.sparsity, [_batch(args.data)], progress=True)
-    else: prune_magnitude(model, args.sparsity)
-    state = {k:v for k,v in model.state_dict().items() if not k.endswith(('_mask','_sparsity'))}
-    write_weights(state if out.suffix=='.safetensors' else model, out)
-    return state
+def _prune_model(model, sparsity, method, data):
+    "Prune a whole model"
+    from fastsparse.prune.oneshot import prune_magnitude,prune_wanda
+    if method=='wanda': prune_wanda(model.eval(), sparsity, [read_batch(data)], progress=True)
+    else: prune_magnitude(model.eval(), sparsity)
 
-def prune(args):
-    if not 0<=args.sparsity<1: raise Refused(f"--sparsity is {args.sparsity}, and must lie in [0,1): the fraction of weights that dies, e.g. 0.9")
-    out = Path(args.out or Path(args.file).with_stem(f'{Path(args.file).stem}-pruned'))
-    if args.trust or args.method=='wanda': state = _prune_model(args, out)
-    else: write_weights(state := prune_weights(read_weights(args.file), args.sparsity), out)
-    print(show_rows(summary_rows(state)[-1:], _head))
+@call_parse
+def prune(
+    file:str, # File of weights by name, or of a whole model
+    sparsity:Annotated[float, dict(required=True)]=None, # Fraction that dies, in [0,1)
+    method:Annotated[str, dict(choices=['magnitude','wanda'])]='magnitude', # Wanda needs a whole model and --data
+    out:str=None, # File to write; FILE-pruned by default
+    data:str=None, # For Wanda: file of a batch, a tensor of torch.save
+    trust:bool=False, # FILE holds a whole model, which is a program: run it
+):
+    "Prune the weights in FILE"
+    if not 0<=sparsity<1: raise CliError(f"--sparsity is {sparsity}, and must lie in [0,1): the fraction of weights that dies, e.g. 0.9")
+    if method=='wanda' and data is None: raise CliError("--method wanda looks at inputs: pass --data with a file of a batch, a tensor of torch.save")
+    out = Path(out or Path(file).with_stem(f'{Path(file).stem}-pruned'))
+    read = read_model(file, trust) if method=='wanda' else read_file(file, trust)
+    if isinstance(read, dict): read = prune_weights(read, sparsity)
+    else: _prune_model(read, sparsity, method, data)
+    write_weights(_state(read) if out.suffix=='.safetensors' else read, out)
+    print(show_rows(summary_rows(_state(read))[-1:], _head))
     print(f'written: {out}')
 
 # %% ../nbs/95_cli.ipynb #8a45e732
-def export(args):
-    model = read_model(args.file, args.trust)
-    if not masked_params(model): raise Refused(f"{args.file} holds a model without masks: fastsparse prune it, or train it sparse, first")
-    if args.sample is None: raise Refused("--sample is missing: pass a file of a batch, a tensor of torch.save")
-    x = _batch(args.sample)
+@call_parse
+def export(
+    file:str, # File of a whole sparse model
+    format:str='auto', # auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx
+    out:str=None, # File to write; without it the model is measured only
+    sample:str=None, # File of a batch, a tensor of torch.save
+    trust:bool=False, # FILE holds a whole model, which is a program: run it
+):
+    "Write a sparse model in FILE in another format, and say what it costs"
+    from fastsparse.deploy.export import export_sparse,plain_copy
+    from fastsparse.model.enforcement import masked_params
+    model = read_model(file, trust)
+    if not masked_params(model): raise CliError(f"{file} holds a model without masks: train it sparse, or write fastsparse prune {file} --sparsity 0.9 --trust first")
+    if sample is None: raise CliError("--sample is missing: pass a file of a batch, a tensor of torch.save")
+    if format in ('safetensors','onnx') and out is None: raise CliError(f"--format {format} is a file: pass --out with its name")
+    x = read_batch(sample)
     try: plain_copy(model)(x)
-    except (RuntimeError, IndexError) as e: raise Refused(f"--sample {args.sample} has shape {tuple(x.shape)}, and the model can't take it ({e}): pass a batch such as it is trained on") from None
-    _,report = export_sparse(model, args.format, x, args.out)
+    except (RuntimeError, IndexError) as e: raise CliError(f"--sample {sample} has shape {tuple(x.shape)}, and the model can't take it ({e}): pass a batch such as it is trained on") from None
+    _,report = export_sparse(model, format, x, out)
     print(report)
-    print(f'written: {args.out}' if args.out else 'measured, and nothing was written: --out names a file')
+    print(f'written: {out}' if out else 'measured, and nothing was written: --out names a file')
 
 # %% ../nbs/95_cli.ipynb #24e47c94
 def _step(model, opt, x, y):
+    from torch.nn.functional import cross_entropy
     def f():
         opt.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        cross_entropy(model(x), y).backward()
         opt.step()
     return f
 
 def _net(widths):
+    import torch
+    from torch import nn
     torch.manual_seed(0)
     layers = [o for i,n in enumerate(widths[1:]) for o in (nn.Linear(widths[i], n), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 # %% ../nbs/95_cli.ipynb #b90efe0f
-def bench(args):
-    from fastsparse.kernels.live_layers import sparse_compute
-    if bad := [s for s in args.sparsity if not 0<s<1]: raise Refused(f"--sparsity has {bad[0]}, and must lie in (0,1)")
-    if len(args.widths)<2 or min(args.widths)<1: raise Refused(f"--widths is {args.widths}, and must be two or more whole numbers from 1")
-    if args.rows<1 or args.rounds<1: raise Refused(f"--rows is {args.rows} and --rounds {args.rounds}, and both must be 1 or more")
-    x = torch.randn(args.rows, args.widths[0], generator=torch.Generator().manual_seed(0))
-    y = torch.arange(args.rows)%args.widths[-1]
-    rows = []
-    for s in args.sparsity:
-        print(f'sparsity {s} ...', file=sys.stderr)
-        dense,net = _net(args.widths),_net(args.widths)
-        sparsify_model(net, s, seed=0)
-        opts = [torch.optim.SGD(m.parameters(), .01, momentum=.9) for m in (dense,net)]
-        report = sparse_compute(net, x, opts[1])
-        DynamicSparseTraining(net, opts[1], 10**6, **RigL_presets, seed=0)
-        a,b = times_in_turns([_step(dense, opts[0], x, y), _step(net, opts[1], x, y)], args.rounds)
-        rows.append((f'{s}', 1e3*median(a), 1e3*median(b), median(p/q for p,q in zip(a, b)), sum(r!='dense' for r in report.plan.values())))
-    print(f'{torch.get_num_threads()} thread(s), {args.rows} rows, layers {" x ".join(map(str, args.widths))}')
-    print(show_rows(rows, ['sparsity','dense ms','sparse ms','times as fast','layers that gain']))
+def _bench_row(s, widths, x, y, rounds):
+    "Times of a step at one sparsity, dense and sparse in turns"
+    import torch
+    from fastsparse import DynamicSparseTraining,RigL_presets,sparse_compute,sparsify_model
+    from fastsparse.kernels.timing import times_in_turns
+    from statistics import median
+    dense,net = _net(widths),_net(widths)
+    sparsify_model(net, s, seed=0)
+    opts = [torch.optim.SGD(m.parameters(), .01, momentum=.9) for m in (dense,net)]
+    report = sparse_compute(net, x, opts[1])
+    DynamicSparseTraining(net, opts[1], 10**6, **RigL_presets, seed=0)
+    a,b = times_in_turns([_step(dense, opts[0], x, y), _step(net, opts[1], x, y)], rounds)
+    return f'{s}',1e3*median(a),1e3*median(b),median(p/q for p,q in zip(a, b)),sum(r!='dense' for r in report.plan.values())
+
+@call_parse
+def bench(
+    sparsity:Annotated[float, dict(nargs='+')]=(.9,.95,.98), # Fractions of dead weights, each in (0,1)
+    widths:Annotated[int, dict(nargs='+')]=(784,1024,1024,10), # Inputs, hidden layers and outputs of the network
+    rows:int=128, # Samples of a batch
+    rounds:int=20, # Steps that are timed, of both in turns
+):
+    "How much faster does sparse training make this machine?"
+    if bad := [s for s in sparsity if not 0<s<1]: raise CliError(f"--sparsity has {bad[0]}, and must lie in (0,1)")
+    if len(widths)<2 or min(widths)<1: raise CliError(f"--widths is {widths}, and must be two or more whole numbers from 1")
+    if rows<1 or rounds<1: raise CliError(f"--rows is {rows} and --rounds {rounds}, and both must be 1 or more")
+    import torch
+    x = torch.randn(rows, widths[0], generator=torch.Generator().manual_seed(0))
+    y = torch.arange(rows)%widths[-1]
+    print(f'{torch.get_num_threads()} thread(s), {rows} rows, layers {" x ".join(map(str, widths))}')
+    print(show_rows([_bench_row(s, widths, x, y, rounds) for s in sparsity], ['sparsity','dense ms','sparse ms','times as fast','layers that gain']))
 
 # %% ../nbs/95_cli.ipynb #d286ad32
-def _parser():
-    p = argparse.ArgumentParser('fastsparse', description="Sparse training for fastai and PyTorch, from a shell")
-    subs = p.add_subparsers(dest='command', required=True)
-    def add(name, f, help):
-        sub = subs.add_parser(name, help=help, description=help)
-        sub.set_defaults(f=f)
-        return sub
-    s = add('summary', summary, "how sparse are the tensors in FILE?")
-    s.add_argument('file')
-    o = add('prune', prune, "prune the weights in FILE")
-    o.add_argument('file')
-    o.add_argument('--sparsity', type=float, required=True, help="fraction that dies, in [0,1)")
-    o.add_argument('--method', choices=['magnitude','wanda'], default='magnitude', help="wanda needs a whole model, --data and --trust")
-    o.add_argument('--out', help='file to write')
-    o.add_argument('--data', help='for wanda: file of a batch, a tensor of torch.save')
-    e = add('export', export, "write a sparse model in FILE in another format, and say what it costs")
-    e.add_argument('file')
-    e.add_argument('--format', default='auto', help="auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx")
-    for name,help in (('--out','file to write'), ('--sample','file of a batch, a tensor of torch.save')): e.add_argument(name, help=help)
-    for sub in (s,o,e): sub.add_argument('--trust', action='store_true', help="FILE holds a whole model, which is a program: run it")
-    b = add('bench', bench, "how much faster does sparse training make this machine?")
-    b.add_argument('--sparsity', type=float, nargs='+', default=[.9,.95,.98], help="fractions of dead weights, each in (0,1)")
-    b.add_argument('--widths', type=int, nargs='+', default=[784,1024,1024,10], help="inputs, hidden layers and outputs of the network")
-    b.add_argument('--rows', type=int, default=128, help="samples of a batch")
-    b.add_argument('--rounds', type=int, default=20, help="steps that are timed, of both in turns")
-    for name in _modules: subs.add_parser(name, help=_modules[name], add_help=False)
-    return p
+_commands = dict(summary=summary, prune=prune, export=export, bench=bench)
+_modules = dict(demo="Train dense and sparse networks on real digits, and show the table", leaderboard="Every method on real tasks: a leaderboard")
 
-_modules = dict(demo="train dense and sparse networks on real digits, and show the table",
-    leaderboard="every method on real tasks: a leaderboard")
+def help_text():
+    "What `fastsparse --help` says"
+    says = {k:f.__doc__ for k,f in _commands.items()} | _modules
+    lines = '\n'.join(f'  {k:12} {v}' for k,v in says.items())
+    return f"""usage: fastsparse [--help] [--version] [--debug] COMMAND ...
+
+Sparse training for fastai and PyTorch, from a shell
+
+{lines}
+
+`fastsparse COMMAND --help` shows the options of one; --debug shows the traceback of an error"""
 
 # %% ../nbs/95_cli.ipynb #13ac0cbc
+def _unknown(name):
+    "What to say of a command that is not there"
+    from difflib import get_close_matches
+    known = [*_commands,*_modules]
+    near = get_close_matches(name, known, 1)
+    return f"there is no command {name!r}: {f'did you mean {near[0]!r}?' if near else 'choose from '+', '.join(known)}"
+
+def _run(name, args):
+    "Run a command with the arguments of a shell"
+    sys.argv = [f'fastsparse {name}', *args]
+    if name in _modules: return runpy.run_module(f'fastsparse.{name}', run_name='__main__', alter_sys=True)  # processes find its functions by that name
+    f = _commands[name].__wrapped__
+    args,kwargs,_ = parse_cli(f)
+    f(*args, **kwargs)
+
 def main(
     argv:list=None, # Arguments, those of the process by default
 ):
     "The command `fastsparse`"
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] in _modules:
-        sys.argv = [f'fastsparse {argv[0]}', *argv[1:]]
-        return runpy.run_module(f'fastsparse.{argv[0]}', run_name='__main__', alter_sys=True)  # processes find its functions by that name
-    args = _parser().parse_args(argv)
-    try: args.f(args)
-    except (Refused, ValueError, TypeError, RuntimeError, ImportError, OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
+    debug,argv = '--debug' in argv,[o for o in argv if o!='--debug']
+    name,*args = argv or ['--help']
+    if name in ('-h','--help'): return print(help_text())
+    if name=='--version':
+        from fastsparse import __version__
+        return print(f'fastsparse {__version__}')
+    if name not in _commands and name not in _modules: raise SystemExit(f'fastsparse: {_unknown(name)}')
+    if debug: return _run(name, args)
+    try: _run(name, args)
+    except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
+    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: {e} (--debug shows where)') from None

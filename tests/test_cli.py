@@ -1,5 +1,6 @@
 "The command: what it prints, what it writes and what it refuses, in words of its own"
-import pytest,subprocess,sys,torch
+import pytest,re,shlex,subprocess,sys,torch
+from fastsparse import cli
 from fastsparse.cli import main
 from fastsparse.prune.oneshot import prune_magnitude
 from torch import nn
@@ -66,3 +67,82 @@ def test_export_names_a_sample_that_does_not_fit(files, capsys):
     text = says(capsys, 'export', 'sparse.pt', '--sample', 'narrow.pt', '--trust', '--out', 'b.safetensors')
     assert '--sample narrow.pt' in text and '(4, 7)' in text
     assert not (files/'b.safetensors').exists()
+
+# --- advice that works
+
+def follow(capsys, text):
+    "Do what a complaint says, where it says a command"
+    return says(capsys, *shlex.split(re.search(r'fastsparse ((?:prune|export|summary) .*?)(?: first)?$', text)[1]))
+
+def test_weights_stay_weights_whatever_is_said_of_trust(files, capsys):
+    "Whoever followed the advice of one command is not turned away by the next"
+    assert says(capsys, 'prune', 'weights.pt', '--sparsity', '.75', '--trust')==says(capsys, 'prune', 'weights.pt', '--sparsity', '.75')
+    for flags in ([], ['--trust']):
+        text = says(capsys, 'export', 'weights-pruned.pt', '--sample', 'x.pt', *flags)
+        assert 'holds weights by name' in text and 'torch.save(model, file)' in text and '--trust' not in text
+
+def test_the_advice_of_export_leads_to_a_file(files, capsys):
+    "A whole model without masks: prune it as the command says, and export what that wrote"
+    assert '--trust' in says(capsys, 'export', 'whole.pt', '--sample', 'x.pt')
+    text = says(capsys, 'export', 'whole.pt', '--sample', 'x.pt', '--trust')
+    wrote = re.search('written: (.*)', follow(capsys, text))[1]
+    assert '--sample' in says(capsys, 'export', wrote, '--trust')
+    assert '--out' in says(capsys, 'export', wrote, '--trust', '--sample', 'x.pt', '--format', 'safetensors')
+    assert 'written: small.safetensors' in says(capsys, 'export', wrote, '--trust', '--sample', 'x.pt', '--format', 'safetensors', '--out', 'small.safetensors')
+
+def test_wanda_says_all_that_it_needs(files, capsys):
+    "Its data first, then a model, then that the model is trusted"
+    assert '--data' in says(capsys, 'prune', 'weights.pt', '--sparsity', '.5', '--method', 'wanda')
+    assert 'the whole model' in says(capsys, 'prune', 'weights.pt', '--sparsity', '.5', '--method', 'wanda', '--data', 'x.pt')
+    assert '--trust' in says(capsys, 'prune', 'whole.pt', '--sparsity', '.5', '--method', 'wanda', '--data', 'x.pt')
+    assert 'written' in says(capsys, 'prune', 'whole.pt', '--sparsity', '.5', '--method', 'wanda', '--data', 'x.pt', '--trust')
+
+def test_what_export_writes_can_be_looked_at(files, capsys):
+    "A model of zeros, and one in safetensors"
+    for out in ('dense.pt','w.safetensors'):
+        fmt = 'dense' if out=='dense.pt' else 'safetensors'
+        says(capsys, 'export', 'sparse.pt', '--format', fmt, '--sample', 'x.pt', '--trust', '--out', out)
+        assert '0.weight' in says(capsys, 'summary', out, '--trust')
+
+# --- the command itself
+
+def test_commands_are_functions_too(files, capsys):
+    "The same names and arguments, from Python"
+    cli.prune('weights.pt', sparsity=.75, out='a.pt')
+    cli.summary('a.pt')
+    out = capsys.readouterr().out
+    assert 'written: a.pt' in out and '0.7500' in out
+    with pytest.raises(cli.CliError, match='is no file'): cli.summary('nothing.pt')
+
+@pytest.mark.parametrize('error', [RuntimeError, KeyError, AssertionError])
+def test_debug_keeps_the_traceback_of_an_internal_error(files, capsys, monkeypatch, error):
+    "Without it one line says what happened, and how to see where"
+    def broken(*args): raise error('inside')
+    monkeypatch.setattr(cli, 'read_file', broken)
+    text = says(capsys, 'summary', 'weights.pt')
+    assert error.__name__ in text and 'inside' in text and '--debug' in text
+    for args in (['summary','weights.pt','--debug'], ['--debug','summary','weights.pt']):
+        with pytest.raises(error, match='inside'): main(args)
+
+@pytest.mark.parametrize('args', [['--help'], ['--version'], ['prune','--help'], ['nothing']])
+def test_what_needs_no_torch_loads_none(args):
+    "So the answer takes a fraction of a second"
+    code = f"import sys\nfrom fastsparse.cli import main\ntry: main({args})\nexcept SystemExit: pass\nprint([o for o in ('torch','numpy','fastai','matplotlib') if o in sys.modules])"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip().endswith('[]')
+
+@pytest.mark.full
+@pytest.mark.parametrize('arg', ['--help', '--version'])
+def test_an_answer_takes_half_a_second_of_processor_time(arg):
+    import resource
+    def cost():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, '-m', 'fastsparse', arg], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime+after.ru_stime-before.ru_utime-before.ru_stime
+    assert min(cost() for _ in range(3))<.5
+
+def test_help_names_every_command_and_a_typing_error_is_guessed(capsys):
+    text = says(capsys, '--help')
+    assert all(o in text for o in ('summary','prune','export','bench','demo','leaderboard','--debug','--version'))
+    assert says(capsys)==text and says(capsys, '--version').startswith('fastsparse ')
+    assert "did you mean 'export'" in says(capsys, 'exprot')

@@ -67,7 +67,7 @@ def test_types_of_the_public_names():
 @pytest.mark.full
 def test_the_wheel_is_the_package_and_the_sdist_has_what_its_tests_read(tmp_path):
     "Sub-packages and the mark of types in the one; notebooks, tests and pages in the other"
-    subprocess.run([sys.executable, '-m', 'build', '--installer', 'uv', '-o', tmp_path], cwd=root, check=True, capture_output=True)
+    subprocess.run(['uv', 'build', '-q', '-o', tmp_path], cwd=root, check=True, capture_output=True)
     check_wheel(next(tmp_path.glob('*.whl')))
     with tarfile.open(next(tmp_path.glob('*.tar.gz'))) as f: names = {o.split('/', 1)[1] for o in f.getnames() if '/' in o}
     tracked = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True).stdout.split()
