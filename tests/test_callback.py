@@ -986,7 +986,7 @@ def test_distrib_ctx():
 def test_what_the_fit_knows(name):
     "Model, optimizer and steps come from the fit: they are no settings, and the signature doesn't show them"
     assert name not in inspect.signature(DynamicSparseTrainingCallback).parameters
-    with pytest.raises(TypeError, match=f"unknown setting '{name}'.*the fit knows"): DynamicSparseTrainingCallback(**{name:50})
+    with pytest.raises(TypeError, match=f"'{name}' is no setting of a method: "): DynamicSparseTrainingCallback(**{name:50})
 
 @pytest.mark.parametrize('bad', ['x', 1, ['0.weight']])
 def test_sparse_compute_is_checked_when_made(bad):

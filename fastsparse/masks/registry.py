@@ -95,10 +95,11 @@ def parts_of(
 def closest_name(
     name, # A text, or anything else
     known, # The names that there are
+    otherwise:str='take one of these', # What to say if none is near
 ) -> str: # A hint that an error ends with
     "The name that was probably meant"
     found = get_close_matches(name.lower(), list(known), 1) if isinstance(name, str) else []
-    return f"did you mean {found[0]!r}?" if found else 'take one of these'
+    return f"did you mean {found[0]!r}?" if found else otherwise
 
 def get_part(
     kind:str, # As in `declares`

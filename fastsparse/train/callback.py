@@ -16,7 +16,7 @@ from fastai.torch_core import get_model,to_cpu
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.model.enforcement import join_groups
-from fastsparse.train.method import find_method
+from fastsparse.train.method import settings_of
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
 from fastsparse.model.running import batch_of
@@ -75,8 +75,8 @@ class DynamicSparseTrainingCallback(Callback):
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, redistribute_f=redistribute_f,
             keep_score_f=keep_score_f, grow_score_f=grow_score_f, batches_per_update=ifnone(batches_per_update, methods_own))
         given = {k:v for k,v in given.items() if v is not methods_own}
-        self.method,self.repair,self.scale_rates = method,repair,scale_rates
-        self.settings = {**_usual(method, given), **find_method(method), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
+        self.method,self.repair,self.scale_rates,self.given = method,repair,scale_rates,given
+        self.settings = {**_usual(method, given), **settings_of(method, given, 1000), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         self._begin(sparse_compute)
 
 # %% ../../nbs/45_train.callback.ipynb #399f1f30
@@ -131,6 +131,7 @@ def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     if _in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
         share_masks(self.learn.model)
         self.settings['seed'] = _decided_by_first(self.seed)
+    if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
     every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
     settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
     engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from itertools import islice
 from fastcore.basics import *
 from fastcore.meta import delegates
-from fastsparse.masks.registry import call_with,get_part,needs_of,wants
+from fastsparse.masks.registry import call_with,closest_name,get_part,needs_of,wants
 from fastsparse.masks.files import uninterrupted
 from fastsparse.masks.selection import count_live,keyed_generator,live_places,local_part,n_live,put_
-from fastsparse.train.method import check_counts,check_integer,check_sparsity,dense_batches,find_method,Method,Run
+from fastsparse.train.method import check_counts,check_integer,check_sparsity,dense_batches,Method,method_or_auto,Run,settings_of
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Interval,min_max_end,update_due
 from fastsparse.masks.scores import base_opt,grad_history,densify
@@ -194,12 +194,20 @@ def _check_on_update(fs):
 
 _of_method = inspect.signature(Method).parameters
 
+def check_names(
+    settings, # Names of settings, or a dict of them
+    also=(), # Names that are settings here too
+):
+    "A `TypeError` for the first that is no setting of a method"
+    known = (set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})|set(also)
+    unknown = sorted(set(settings)-known)
+    if unknown: raise TypeError(f"{unknown[0]!r} is no setting of a method: {closest_name(unknown[0], known, 'take some of '+', '.join(sorted(known)))}")
+
 def check_settings(
     settings:dict, # Of `SparseEngine`, as far as they are given
 ):
     "An error for the first setting that no run could take, whatever its model"
-    unknown = set(settings)-(set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})
-    if unknown: raise TypeError(f"unknown setting {sorted(unknown)[0]!r}: the settings are those of SparseEngine, without model, opt and n_steps, which the fit knows")
+    check_names(settings)
     _check_modules(settings.get('sparse_modules'))
     _check_on_update(settings.get('on_update'))
     check_counts(settings.get('batch_size'), settings.get('steps_per_epoch'))
@@ -252,7 +260,9 @@ class SparseEngine:
         method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
         **kwargs
     ):
+        check_names(kwargs)
         check_fit(model, opt)
+        method = method_or_auto(method, kwargs, rules)
         if isinstance(model, DistributedDataParallel): share_masks(model, model.process_group)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch,method')
         self.seed,self.n_updates,self.last_t,self.on_update = draw_seed(seed),0,-1,listify(on_update)
@@ -261,7 +271,7 @@ class SparseEngine:
         self.dense = not masked_params(model)
         entries = candidates(model) if self.dense else masked_params(model)
         self.whole = rules is None  # one method answers for the sparsity of the whole model, what may not move included
-        pairs = self._check_model(_methods_for(_inside(entries, sparse_modules), rules, {**find_method(method), **kwargs}, model))
+        pairs = self._check_model(_methods_for(_inside(entries, sparse_modules), rules, settings_of(method, kwargs, n_steps), model))
         initial = {id(o.p):o.weight.detach().clone() for m,os in pairs if _reads_initial(m.grow_init_f) for o in os}  # before masks
         targets = self._make_sparse(entries, pairs) if self.dense else self._asked_at_start(pairs)
         self._begin(pairs, targets, initial)

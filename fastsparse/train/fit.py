@@ -19,18 +19,11 @@ from fastsparse.masks.distributions import erdos_renyi_sparsity
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.masks.selection import count_live
 from fastsparse.train.presets import Preset
-from fastsparse.train.method import check_sparsity,find_method
-from fastsparse.masks.schedules import Interval
-from fastsparse.masks.scores import fisher_saliency,SampledGradient
+from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
 from fastsparse.model.running import batch_of,same_random_state
 from fastsparse.model.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from numbers import Real
-
-# %% ../../nbs/47_train.fit.ipynb #2bd381e4
-class Fitted(Interval):
-    "An interval that was worked out for a run, and is taken as it is"
-    def resolve(self, n_steps, stop_pct=.75, replaces=True): return int(self)
 
 # %% ../../nbs/47_train.fit.ipynb #3b1997c0
 def auto_presets(
@@ -38,13 +31,8 @@ def auto_presets(
     updates:int=32, # Updates that are aimed at
 ) -> dict: # Settings for the callback or the engine
     "The method of `fit_sparse` for a run of `n_steps`"
-    for name,n in dict(n_steps=n_steps, updates=updates).items():
-        if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
-    every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
-    n_made = max(math.ceil(.75*n_steps/every), 1)
     return Preset('Auto', 'drops by weight and the size of its gradients, and looks once at the gradient of each dead weight in a run',
-        keep_score_f=fisher_saliency, grow_score_f=SampledGradient(1/n_made, 'dead'), initial_drop_grow_pct=.3, stop_pct=.75,
-        batches_per_update=Fitted(every), replace_step=False)
+        **auto_settings(n_steps, updates))
 
 # %% ../../nbs/47_train.fit.ipynb #21b3fccf
 def _density(model):
@@ -75,17 +63,11 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     sparsify_model(learn, sparsity, sparse_f, mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
 
-def _auto(n_steps, every):
-    "The method for a run with an update every `every` steps, where somebody has said so"
-    known = isinstance(every, int) and not isinstance(every, bool) and every>0
-    return auto_presets(n_steps, max(n_steps//every, 1)) if known else auto_presets(n_steps)
-
 def _prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=erdos_renyi_sparsity, mask_init='random', seed=None,
     scale_rates=True, cbs=None, **kwargs):
     "The callback of a fit, for which the model has been made sparse"
     _check_fit(n_epoch, sparsity, lr, cbs)
-    own = method in (None,'auto')
-    settings = {**(_auto(n_epoch*len(learn.dls.train), kwargs.get('batches_per_update')) if own else find_method(method)), **kwargs}
+    settings = settings_of(ifnone(method, 'auto'), kwargs, n_epoch*len(learn.dls.train))
     seed = draw_seed(seed)
     cb = DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, **settings)  # refuses before anything has changed
     cb.settings.update(_make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed))

@@ -12,7 +12,7 @@ from fastsparse.masks.registry import declares,get_part,closest_name,needs_of,re
 from fastsparse.masks.distributions import as_distribution,uniform_sparsity
 from fastsparse.masks.schedules import acdc_path,cosine_drop,cubic_path,dsd_path,fraction_at,Interval,make_schedule,make_update_schedule
 from fastsparse.masks.schedules import polynomial_path,soft_bound_path,update_due
-from fastsparse.masks.scores import gradient_magnitude,weight_magnitude
+from fastsparse.masks.scores import fisher_saliency,gradient_magnitude,SampledGradient,weight_magnitude
 from fastsparse.masks.selection import floor_product
 from fastsparse.masks.starts import checkerboard
 from fastsparse.masks.structures import as_structure
@@ -65,6 +65,7 @@ def find_method(
     "The settings of a method"
     if method is None: return {}
     if hasattr(method, 'keys'): return dict(method)
+    if method=='auto': raise ValueError("method 'auto' depends on the length of the run: pass auto_presets(n_steps) with its steps here")
     found = _methods.get(method.lower()) if isinstance(method, str) else None
     if found is None: raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {closest_name(method, _methods)}")
     return dict(found)
@@ -80,6 +81,41 @@ def register_method(
     if not isinstance(name, str) or not name: raise ValueError(f"name is {name!r}, and must be a text such as 'rigl'")
     if not hasattr(preset, 'keys') or not all(isinstance(k, str) for k in preset): raise ValueError(f"preset is {preset!r}, and must be a dict of settings, such as dict(grow_score_f='random_score')")
     _methods[name.lower()] = preset
+
+# %% ../../nbs/40_train.method.ipynb #8285f29a
+class Fitted(Interval):
+    "An interval that was worked out for a run, and is taken as it is"
+    def resolve(self, n_steps, stop_pct=.75, replaces=True): return int(self)
+
+def auto_settings(
+    n_steps:int, # Steps of the whole run, 1 or more
+    updates:int=32, # Updates that are aimed at
+) -> dict: # Settings of `Method`
+    "The recommended method for a run of `n_steps`"
+    for name,n in dict(n_steps=n_steps, updates=updates).items():
+        if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
+    every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
+    n_made = max(math.ceil(.75*n_steps/every), 1)
+    return dict(keep_score_f=fisher_saliency, grow_score_f=SampledGradient(1/n_made, 'dead'), initial_drop_grow_pct=.3, stop_pct=.75,
+        batches_per_update=Fitted(every), replace_step=False)
+
+def method_or_auto(method, given, rules=None):
+    "`method`, or 'auto' where neither it nor a setting says when to update"
+    says = method is not None or rules is not None or any(given.get(k) is not None for k in ('batches_per_update','updates'))
+    return method if says else 'auto'
+
+def settings_of(
+    method, # A name, a preset or None
+    given:dict, # Settings that go before its own
+    n_steps:int=None, # Steps of the whole run; 'auto' needs them
+) -> dict:
+    "The settings of a method in a run"
+    if method!='auto': return {**find_method(method), **given}
+    every = given.get('batches_per_update')
+    if n_steps is None: raise ValueError("n_steps is None, and method 'auto', which is taken where no other is named, needs it: pass the steps of the whole run")
+    if every is None: return {**auto_settings(n_steps), **{k:v for k,v in given.items() if k!='batches_per_update'}}
+    known = isinstance(every, Integral) and not isinstance(every, bool) and every>0
+    return {**auto_settings(n_steps, max(n_steps//every, 1) if known else 32), **given}
 
 # %% ../../nbs/40_train.method.ipynb #8611a987
 def _within(x, low, high): return isinstance(x, Real) and not isinstance(x, bool) and low<=x<=high

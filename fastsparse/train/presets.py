@@ -14,7 +14,7 @@ from fastsparse.masks.checks import need_functions
 from functools import partial
 from inspect import signature
 from fastprogress.fastprogress import progress_bar
-from fastsparse.masks.registry import call_with,closest_name,get_part,wants
+from fastsparse.masks.registry import call_with,get_part,wants
 from fastsparse.masks.distributions import as_distribution,global_sparsity
 from fastsparse.train.growth import reset_state
 from fastsparse.masks.selection import count_live,put_,zero_dead_
@@ -25,10 +25,10 @@ from fastsparse.masks.scores import output_magnitude,random_score,Sampled,Sample
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.model.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
 from fastsparse.masks.structures import as_structure
-from fastsparse.train.engine import SparseEngine
+from fastsparse.train.engine import check_names
 
 # %% ../../nbs/43_train.presets.ipynb #8a33b59c
-def known_settings(): return {*signature(SparseEngine).parameters, 'sparse_compute', 'repair', 'scale_rates'}-{'model','opt'}
+_also = 'n_steps','sparse_compute','repair','scale_rates'  # what engines and callbacks take besides
 
 class Preset(dict):
     "The settings of a method: a dict that knows its paper, and makes changed copies when it is called"
@@ -44,7 +44,7 @@ class Preset(dict):
 
     def __call__(self, **changes):
         "A copy with some settings changed, or added"
-        if unknown := set(changes)-known_settings(): raise TypeError(f"{sorted(unknown)[0]!r} is no setting of a method: {closest_name(sorted(unknown)[0], known_settings())}")
+        check_names(changes, _also)
         return type(self)(self.name, self.about, self.paper, **{**self, **changes})
 
     def copy(self): return self()

@@ -15,7 +15,7 @@ from fastsparse.masks.files import read_tensors,whole_file
 from fastsparse.model.enforcement import masked_params,settle_averages
 from fastsparse.train.method import find_method
 from fastsparse.model.sparsify import share_masks,sparsify_model
-from fastsparse.train.engine import DynamicSparseTraining,SparseEngine
+from fastsparse.train.engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
 # %% ../../nbs/49_train.trainers.ipynb #4bdd9562
@@ -42,7 +42,8 @@ def _made(cls, base):
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
     def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, **settings):
-        settings = {**find_method(method), **settings}
+        check_names(settings)
+        settings = {**(dict(method=method) if method=='auto' else find_method(method)), **settings}
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
         self.engine = self.saved = None
 

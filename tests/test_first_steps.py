@@ -1,0 +1,110 @@
+"The first lines that a newcomer writes: with nothing else said they train by the recommended method, and a typing error is guessed"
+import pytest,tempfile,torch,torch.nn.functional as F
+from fastai.basics import Adam,Callback,CrossEntropyLossFlat,DataLoader,DataLoaders,Learner
+from fastsparse.all import *
+from helpers import assert_dead,data,mlp,train
+from fastsparse.model.enforcement import masked_params
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def sparse(sparsity=.8):
+    m = mlp((16,64,64,8))
+    sparsify_model(m, sparsity, erdos_renyi_sparsity, seed=0)
+    return m
+
+def settings_text(engine):
+    "Which parts an engine's method has"
+    m = engine.methods[0].settings
+    return [m[k] for k in ('keep_score_f','grow_score_f','batches_per_update','replace_step')]
+
+def recommended(n):
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    return settings_text(SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), n, **auto_presets(n)))
+
+@pytest.mark.parametrize('kwargs', [{}, dict(method='auto'), dict(seed=3)])
+def test_a_plain_loop_needs_model_optimizer_and_steps(kwargs):
+    "The recommended method: about 32 intervals, of which those before .75 of the run end in an update"
+    m = sparse()
+    opt = torch.optim.Adam(m.parameters(), lr=.01)
+    dst = DynamicSparseTraining(m, opt, 320, **kwargs)
+    assert settings_text(dst)==recommended(320) and "method='auto'" in repr(dst)
+    before = [o.mask.clone() for o in masked_params(m)]
+    train(m, opt, 320, *data(m))
+    assert dst.n_updates>20 and any(not torch.equal(a, o.mask) for a,o in zip(before, masked_params(m)))
+    assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.2*sum(o.mask.numel() for o in masked_params(m)))
+    assert_dead(m, opt)
+
+def test_a_dense_model_needs_a_sparsity_besides():
+    "And the error without it says so"
+    m = mlp((16,64,64,8))
+    opt = torch.optim.Adam(m.parameters(), lr=.01)
+    with pytest.raises(ValueError, match='pass sparsity=0.9'): DynamicSparseTraining(m, opt, 100)
+    DynamicSparseTraining(m, opt, 100, sparsity=.75, seed=0)
+    assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.25*(16*64+64*64+64*8))
+
+def test_settings_go_before_the_recommended_ones():
+    "An interval of one's own, too, with as many dead weights looked at as fit its updates"
+    m = sparse()
+    dst = DynamicSparseTraining(m, torch.optim.Adam(m.parameters()), 320, method='auto', batches_per_update=40, stop_pct=.5)
+    assert dst.methods[0].batches_per_update==40 and dst.methods[0].stop_pct==.5 and settings_text(dst)[0]==recommended(320)[0]
+
+def test_what_names_its_times_is_taken_as_it_is():
+    "Whoever gives an interval and no method gets the defaults of `Method`, as ever"
+    m = sparse()
+    dst = DynamicSparseTraining(m, torch.optim.Adam(m.parameters()), 320, batches_per_update=40)
+    assert settings_text(dst)[:3]==['weight_magnitude','gradient_magnitude','40']
+
+def test_without_steps_the_error_says_what_needs_them():
+    m = sparse()
+    with pytest.raises(ValueError, match="n_steps is None, and method 'auto'"): DynamicSparseTraining(m, torch.optim.Adam(m.parameters()))
+
+def learner(n=64, bs=8):
+    g = torch.Generator().manual_seed(0)
+    dl = DataLoader(TensorDataset(torch.randn(n, 16, generator=g), torch.randint(8, (n,), generator=g)), bs=bs)
+    return Learner(DataLoaders(dl, dl), sparse(), loss_func=CrossEntropyLossFlat(), cbs=[], opt_func=Adam)
+
+def test_the_callback_takes_auto_by_name():
+    "The length of the fit is known when it begins"
+    learn,cb = learner(),DynamicSparseTrainingCallback(method='auto', seed=0)
+    seen = []
+    class Look(Callback):
+        order = cb.order+1
+        def before_fit(self): seen.append(settings_text(cb.engine))
+    with learn.no_bar(), learn.no_logging(): learn.fit(40, cbs=[cb,Look()])
+    assert seen==[recommended(320)]
+
+def test_trainers_take_a_sparsity_and_nothing_else():
+    "Hugging Face's trainer, by the recommended method"
+    hf = pytest.importorskip('transformers')
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp((16,64,64,8))
+        def forward(self, x, labels): return dict(loss=F.cross_entropy(self.net(x), labels))
+    for kwargs in ({}, dict(method='auto')):
+        torch.manual_seed(0)
+        model,rows = Net(),[dict(x=torch.randn(16), labels=i%8) for i in range(64)]
+        seen = []
+        cb = SparseTrainerCallback(sparsity=.8, seed=0, on_update=lambda e,t: seen.append(settings_text(e)), **kwargs)
+        with tempfile.TemporaryDirectory() as d:
+            args = hf.TrainingArguments(d, num_train_epochs=8, per_device_train_batch_size=4, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy='no')
+            hf.Trainer(model, args, train_dataset=rows, callbacks=[cb]).train()
+        assert seen and all(o==recommended(128) for o in seen)
+        assert sum(int(o.mask.sum()) for o in masked_params(model))==round(.2*(16*64+64*64+64*8))
+
+entries = dict(loop=lambda **kw: DynamicSparseTraining(m := sparse(), torch.optim.SGD(m.parameters(), lr=.1), 100, **kw),
+    engine=lambda **kw: SparseEngine(m := sparse(), torch.optim.SGD(m.parameters(), lr=.1), 100, **kw), callback=DynamicSparseTrainingCallback,
+    fit_sparse=lambda **kw: learner().fit_sparse(1, .8, **kw), preset=RigL_presets, trainer=lambda **kw: SparseTrainerCallback(sparsity=.8, **kw),
+    lightning=lambda **kw: SparseLightningCallback(sparsity=.8, **kw))
+
+@pytest.mark.parametrize('entry', entries)
+@pytest.mark.parametrize('wrong,right', [('batch_per_update','batches_per_update'), ('keep_score','keep_score_f'), ('drop_frac','drop_fraction')])
+def test_a_mistyped_setting_is_guessed_in_every_entry(entry, wrong, right):
+    "By its own name; no class that the user never met is named"
+    with pytest.raises(TypeError) as e: entries[entry](**{wrong:50})
+    assert str(e.value)==f"{wrong!r} is no setting of a method: did you mean {right!r}?"
+
+def test_a_name_like_none_lists_what_there_is():
+    with pytest.raises(TypeError, match="'zzz' is no setting of a method: take some of batch_size, batches_per_update, "): RigL_presets(zzz=1)
+    with pytest.raises(ValueError, match="did you mean 'rigl'"): DynamicSparseTraining(m := sparse(), torch.optim.SGD(m.parameters(), lr=.1), 100, method='rigel')
