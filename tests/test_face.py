@@ -90,6 +90,12 @@ def test_a_plain_loop_loads_no_fastai():
     code = "import sys,fastsparse.train.engine\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
     assert run(code).strip()=='[]'
 
+@pytest.mark.parametrize('names', ['sparsify_model, DynamicSparseTraining, sparse_compute, export_sparse', 'RigL_presets, SparseTrainerCallback, sparse_mask, shrink'])
+def test_names_of_a_plain_loop_load_no_fastai(names):
+    "Asked of the package itself, which looks in the modules that need neither fastai nor matplotlib first"
+    code = f"import sys\nfrom fastsparse import {names}\nprint([o for o in ('fastai','matplotlib') if o in sys.modules])"
+    assert run(code).strip()=='[]'
+
 def test_importing_replaces_nothing_in_the_classes_of_others():
     "`Learner` may gain methods; torch's global hooks come with the first sparse weight"
     print(run('''import sys,torch

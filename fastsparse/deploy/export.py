@@ -9,17 +9,14 @@ __all__ = ['plain_copy', 'save_sparse', 'load_sparse', 'export_sparse']
 import importlib,inspect,numpy as np,os,pandas as pd,re,statistics,torch,zlib
 from contextlib import ExitStack
 from copy import deepcopy
-from fastai.torch_core import params
 from fastcore.basics import *
 from fastsparse.kernels.timing import fresh,output_error,speedup,times_in_turns
 from fastsparse.kernels.live_layers import store_dense
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.files import as_path,checksum,whole_file
 from fastsparse.model.running import evaluating
-from fastsparse.report.flops import unfused
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
-from fastsparse.train.checkpoint import ways_out,written_behind
 from fastsparse.deploy.shrink import shrink
 from fastsparse.model.enforcement import apply_masks,handler_of,masked_params,settle_averages
 from fastsparse.model.sparsify import module_copy,module_of,unsparsify
@@ -32,6 +29,7 @@ from torch.utils._pytree import tree_leaves,tree_map
 # %% ../../nbs/72_deploy.export.ipynb #cb907462
 def _check_written(model):
     settle_averages(module_of(model))
+    from fastsparse.train.checkpoint import ways_out,written_behind  # loads fastai
     for n,k in written_behind(module_of(model)).items():
         raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, and an export would lose them: {ways_out}")
 
@@ -80,6 +78,7 @@ def _stored(how):
 def _inputs(layers, model, xb):
     "What each of `layers` is called with"
     seen,handles = {},[]
+    from fastsparse.report.flops import unfused
     with evaluating(model), unfused():
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): seen.setdefault(n, (args,kwargs))
@@ -321,6 +320,7 @@ class ExportReport:
 # %% ../../nbs/72_deploy.export.ipynb #69213f7a
 def _once(f, xb):
     "The outputs of `f`, which may change its inputs and draw random numbers"
+    from fastsparse.report.flops import unfused
     with torch.random.fork_rng(), unfused():
         torch.manual_seed(0)  # any seed, the same for all that are compared
         return f(*fresh(xb))
@@ -400,6 +400,7 @@ def _as_given(model, new):
     "A `Learner` of `new` if `model` is one"
     if isinstance(model, nn.Module): return new
     learn = deepcopy(model, {id(model.model):new, id(model.dls):model.dls, id(model.opt):None})
+    from fastai.torch_core import params
     learn.splitter = params  # the old one may look for layers that are gone
     return learn
 

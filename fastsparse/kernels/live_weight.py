@@ -6,15 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/36_kernels.live_weight.ipynb #86eb2de0
-import torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import sys,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from copy import deepcopy
-from fastai.optimizer import Lookahead,Optimizer
 from fastcore.basics import *
 from fastsparse.kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.kernels.ops import DenseGradient,late_text,need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
 from fastsparse.masks.scores import base_opt,Live
 from fastsparse.masks.selection import live_places
-from fastsparse.model.enforcement import handler_of,has_stamp,keeps_zero,MaskHandler,set_handler,stamp_of
+from fastsparse.model.enforcement import handler_of,has_stamp,is_fastai,keeps_zero,MaskHandler,set_handler,stamp_of
 from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -30,14 +29,15 @@ def check_elementwise(
 ):
     "Raise ValueError unless `opt` treats each weight by itself"
     base = base_opt(opt) if hasattr(opt, '__dict__') else opt
-    if not isinstance(base, (Optimizer,torch.optim.Optimizer)):
+    if not (is_fastai(base) or isinstance(base, torch.optim.Optimizer)):
         raise ValueError(f"opt is a {type(opt).__name__}, and must be an optimizer, fastai's or torch's, or None")
     name = type(base).__name__
-    if isinstance(base, Optimizer):
+    if is_fastai(base):
         steps = [getattr(getattr(f, 'func', f), '__name__', '') for f in base.cbs]
         why = first(n for n in steps if n.startswith(('larc','lamb'))) if keeps_zero(opt) else 'a step of its own'
-        if not why and not isinstance(opt, Lookahead): return
-        name = 'Lookahead' if isinstance(opt, Lookahead) else f'fastai optimizer with {why}'
+        looks = isinstance(opt, sys.modules['fastai.optimizer'].Lookahead)
+        if not why and not looks: return
+        name = 'Lookahead' if looks else f'fastai optimizer with {why}'
     elif type(base).__module__.startswith('torch.optim') and name in _elementwise: return
     raise ValueError(f"opt is a {name}, and sparse compute needs an optimizer that treats each weight by itself: "
         f"{', '.join(_elementwise)}, or fastai's SGD, RMSProp, Adam, RAdam or QHAdam")
@@ -81,7 +81,7 @@ def _live_state(p, state):
 
 def _each_state(f, opt, sd):
     "The state dict `sd` of `opt` with the state of each parameter changed by `f`"
-    if isinstance(opt, Optimizer): return {**sd, 'state':[f(p, s) for p,s in zip([p for ps in opt.param_lists for p in ps], sd['state'])]}
+    if is_fastai(opt): return {**sd, 'state':[f(p, s) for p,s in zip([p for ps in opt.param_lists for p in ps], sd['state'])]}
     ps = {i:p for g,o in zip(sd['param_groups'], opt.param_groups) for i,p in zip(g['params'], o['params'])}
     return {**sd, 'state':{i:f(ps[i], s) if i in ps else s for i,s in sd['state'].items()}}
 
@@ -92,7 +92,7 @@ def _load_fastai(opt, sd): return type(opt).load_state_dict(opt, _load_dense(opt
 
 def _add_state_hooks(opt):
     "Let `opt` save and load dense state"
-    if isinstance(opt, Optimizer): opt.state_dict,opt.load_state_dict = partial(_fastai_state, opt),partial(_load_fastai, opt)
+    if is_fastai(opt): opt.state_dict,opt.load_state_dict = partial(_fastai_state, opt),partial(_load_fastai, opt)
     elif _save_dense not in opt._optimizer_state_dict_post_hooks.values():
         opt.register_state_dict_post_hook(_save_dense)
         opt.register_load_state_dict_pre_hook(_load_dense)
@@ -102,7 +102,7 @@ def remove_state_hooks(
 ):
     "Let `opt` save and load its own state again, unless it still holds live values"
     if any(_live_handler(p) for g in opt.param_groups for p in g['params']): return
-    if isinstance(opt, Optimizer):
+    if is_fastai(opt):
         for name in ('state_dict','load_state_dict'): vars(opt).pop(name, None)
         return
     for hooks in (opt._optimizer_state_dict_post_hooks, opt._optimizer_load_state_dict_pre_hooks):
