@@ -92,3 +92,12 @@ def test_a_table_with_places_beyond_32_bits_is_left_to_the_dense_product(monkeyp
     with pytest.raises(AssertionError): model(x)
     monkeypatch.setattr(convolutions, '_most', 16*3*2*50)
     torch.testing.assert_close(model(x), want)
+
+def test_an_index_keeps_lists_of_eight_cuts():
+    "Images of many sizes do not fill the memory, and an old size is listed anew"
+    mask = torch.rand(3, 2, 3, 3, generator=torch.Generator().manual_seed(0))<.5
+    w,index = torch.randn(3, 2, 3, 3),ConvIndex(mask)
+    for n in [*range(3, 40), 3]:
+        x = torch.randn(1, 2, n, n)
+        torch.testing.assert_close(sparse_conv2d(x, w[mask], index), nnf.conv2d(x, w*mask), rtol=1e-4, atol=1e-4)
+    assert len(index.lists)==8

@@ -184,8 +184,8 @@ def test_a_number_written_too_far_is_noticed(y, room, i):
     f,i = write.compiled(),min(y, room) if i is None else i
     t = empty((y,), torch.float)
     assert t.isnan().all()
-    with pytest.raises(RuntimeError, match='write wrote outside of the arrays'): call(f, t, i, room=(8*room,))
-    if min(y, room): call(f, empty((y,), torch.float), 0, room=(8*room,))
+    with pytest.raises(RuntimeError, match='write wrote outside of the arrays'): call(f, t, i, scratch=(8*room,))
+    if min(y, room): call(f, empty((y,), torch.float), 0, scratch=(8*room,))
 
 class Numbers:
     "An array whose ends are known to the words"
