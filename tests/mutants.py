@@ -6,7 +6,7 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'structures', 'masks.transposable': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
-    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'model.enforcement': 'enforcement sparsify', 'model.sparsify': 'sparsify enforcement',
+    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'masks.optimizers': 'scores growth', 'model.enforcement': 'enforcement sparsify', 'model.sparsify': 'sparsify enforcement',
     'train.method': 'method presets', 'train.engine': 'engine method presets', 'train.callback': 'callback'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]

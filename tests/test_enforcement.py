@@ -6,7 +6,7 @@ from fastsparse.all import *
 from fastsparse.train.presets import rewind
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.model.enforcement import enforce_masks,mask_hooks,MaskHandler,handler_of,masked_params,set_handler
-from fastsparse.masks.scores import base_opt,state_tensors
+from fastsparse.masks.optimizers import base_opt,state_tensors
 from functools import partial
 from helpers import *
 from torch import nn

@@ -6,7 +6,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastsparse.all import *
 from fastsparse.masks.selection import keyed_generator
-from fastsparse.masks.scores import grad_history,opt_state,slow_weights
+from fastsparse.masks.optimizers import grad_history,opt_state,slow_weights
 from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.train.growth import fresh_value,given_value,initial_value,own_step_count,reset_state,second_moment_from_live,supar_groups
 from fastsparse.train.growth import supar_scales

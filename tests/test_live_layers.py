@@ -11,7 +11,8 @@ from fastai_data import digits,loaders,mlp as digits_mlp
 from fastsparse.kernels import live_layers as compute
 from fastsparse.all import *
 from fastsparse.masks.selection import zero_dead_
-from fastsparse.masks.scores import grad_history,MovingGradient,opt_state
+from fastsparse.masks.optimizers import grad_history,opt_state
+from fastsparse.masks.scores import MovingGradient
 from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state

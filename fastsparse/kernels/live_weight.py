@@ -11,7 +11,8 @@ from copy import deepcopy
 from fastcore.basics import *
 from fastsparse.kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from fastsparse.kernels.ops import DenseGradient,late_text,need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
-from fastsparse.masks.scores import base_opt,Live
+from fastsparse.masks.optimizers import base_opt
+from fastsparse.masks.scores import Live
 from fastsparse.masks.selection import live_places
 from fastsparse.model.enforcement import handler_of,has_stamp,is_fastai,keeps_zero,MaskHandler,set_handler,stamp_of
 from functools import partial,wraps

@@ -11,14 +11,12 @@ __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_m
 import math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.masks.checks import need_generator,need_number,need_tensors
+from fastsparse.masks.checks import need_choice,need_number
+from fastsparse.masks.optimizers import opt_state
 from fastsparse.masks.registry import call_with,declares,get_part,same_needs
-from fastsparse.model.layers import axes_of
-from fastsparse.masks.selection import count_live,live_places,zero_dead_
+from fastsparse.masks.selection import count_live,live_places
 from fastsparse.masks.schedules import ConstantSchedule,make_schedule
 from fastsparse.masks.structures import Unstructured
-from numbers import Integral,Real
-from torch.utils.weak import WeakIdKeyDictionary
 
 # %% ../../nbs/16_masks.scores.ipynb #2ea8ced7
 @declares()
@@ -28,13 +26,10 @@ def random_score(
     **kwargs
 ) -> torch.Tensor: # Uniform in [0,1), `p`'s shape and device, float32 whatever `p` is
     "A score without preference"
-    need_tensors(p=p)
-    need_generator(generator)
     return torch.rand(p.shape, generator=generator, dtype=torch.float, device='cpu').to(p.device)
 
 def _grad(p):
     "The gradient of `p`"
-    need_tensors(p=p)
     if p.grad is None: raise ValueError(f"p, of shape {tuple(p.shape)}, has no gradient: call backward first")
     return p.grad.detach()
 
@@ -45,7 +40,6 @@ def weight_magnitude(
     **kwargs
 ) -> torch.Tensor: # `abs(p)`
     "Small weights matter least"
-    need_tensors(p=p)
     return p.detach().abs()
 
 # %% ../../nbs/16_masks.scores.ipynb #46a5a850
@@ -62,94 +56,25 @@ def gradient_magnitude(
 def output_magnitude(
     p:torch.Tensor, # Parameter
     mask:torch.Tensor, # Which of its weights live
-    module=None, # The module that holds it
-    name:str='weight', # Its name, whose last part is the attribute there
+    axes:tuple=(0,1,None), # Its axes that count outputs, inputs and, if there are any, experts
     n:int=None, # How many are to stay; None or all is no choice
     structure=None, # Which masks are legal; those with groups or units have a rule of their own
     **kwargs
 ) -> torch.Tensor: # `abs(p)`, and infinity at the largest live weight of each output if `n` weights are enough for all outputs
     "Small weights matter least, but the last input of an output matters most"
-    score,axes = weight_magnitude(p),axes_of(module, name.rpartition('.')[2])
+    score,(outputs,inputs,experts) = weight_magnitude(p),axes
     shape = getattr(structure, 'shape', p.shape)  # `p` may be some rows of it
-    named = [o for o in (axes.experts,axes.outputs) if o is not None]
+    named = [outputs] if experts is None else [experts,outputs]
     if p.ndim<2 or n is None or not math.prod(shape[o] for o in named)<=n<math.prod(shape) or not p.numel(): return score
     if not isinstance(getattr(structure, 'inner', structure), (Unstructured,type(None))) or p.shape!=shape and 0 not in named: return score
-    order = axes.order(p.ndim)
+    order = [*named, inputs, *[d for d in range(p.ndim) if d not in (*named, inputs)]]
     x = score.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(~mask, -math.inf).permute(order).flatten(len(named))
     best = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, x.argmax(-1, keepdim=True), True) & (x>-math.inf)
     best = best.view([p.shape[o] for o in order]).permute(sorted(range_of(order), key=order.__getitem__))
     return score.masked_fill(best, math.inf)
 
 # %% ../../nbs/16_masks.scores.ipynb #bd06f73e
-def base_opt(
-    opt, # A fastai or torch optimizer, or a wrapper of one (`OptimWrapper`, `Lookahead`, accelerate's)
-): # The optimizer inside, which holds the state
-    "Unwrap `opt`"
-    while hasattr(opt, '__dict__') and (inner := vars(opt).get('opt', vars(opt).get('optimizer'))) is not None: opt = inner
-    return opt
-
-def opt_state(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-    p:torch.Tensor, # One of its parameters
-) -> dict: # What `opt` remembers of `p`; empty before the first step
-    "The optimizer's state of one parameter"
-    base = base_opt(opt)
-    # ZeroRedundancyOptimizer keeps it in one optimizer for each process
-    state = base.state.get(p) or getattr(vars(base).get('optim'), 'state', {}).get(p)
-    return state or {}
-
-# %% ../../nbs/16_masks.scores.ipynb #ea68d9aa
-_lifted = WeakIdKeyDictionary()  # second moment → the mask by which it is off zero, and the steps since then
-_under_root = 'sqr_avg','exp_avg_sq','max_exp_avg_sq','square_avg','sum'
-
-def lift_dead(
-    opt, # A fastai or torch optimizer that has just made a step
-    p:torch.Tensor, # One of its parameters, whose dead weights have zeros there
-    mask:torch.Tensor, # Its mask
-):
-    "Keep second moments of `p` off zero where weights are dead, where square roots of zeros are slow"
-    if not torch.backends.mkl.is_available(): return
-    for k,v in opt_state(opt, p).items():
-        if k not in _under_root or type(v) is not torch.Tensor or v.device.type!='cpu' or v.dtype not in (torch.float,torch.double): continue
-        n = _lifted.get(v, (mask,0))[1]
-        if n%32==0: torch.maximum(v, (~mask).to(v.dtype).mul_(1e4*torch.finfo(v.dtype).tiny), out=v)
-        _lifted[v] = mask,n+1
-
-def settle_dead(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-    p:torch.Tensor=None, # One of its parameters; None is all of them
-):
-    "Put the zeros of dead weights back"
-    states = [opt_state(opt, p)] if p is not None else [s for s in base_opt(opt).state.values() if isinstance(s, dict)]
-    for v in (v for s in states for v in s.values() if isinstance(v, torch.Tensor)):
-        if v in _lifted: zero_dead_(v, _lifted.pop(v)[0])
-
-# %% ../../nbs/16_masks.scores.ipynb #f5507af4
-def grad_history(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-    p:torch.Tensor, # One of its parameters
-) -> list: # Tensors of floats with `p`'s shape
-    "What `opt` remembers of the gradients of single weights of `p`"
-    settle_dead(opt, p)
-    return [t for t in opt_state(opt, p).values() if isinstance(t, torch.Tensor) and t.shape==p.shape and t.is_floating_point()]
-
-def slow_weights(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-    p:torch.Tensor, # One of its parameters
-) -> list: # A tensor of `p`'s shape if `opt` is a `Lookahead` that has made a step, or nothing
-    "`Lookahead`'s copy of `p`"
-    pairs = zip(vars(opt).get('slow_weights') or [], getattr(opt, 'param_lists', []))
-    return [s for slow,ps in pairs for s,q in zip(slow,ps) if q is p]
-
-def state_tensors(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-    p:torch.Tensor, # One of its parameters
-) -> list: # Tensors of floats with `p`'s shape
-    "All that `opt` remembers of single weights of `p`"
-    return grad_history(opt, p)+slow_weights(opt, p)
-
-# %% ../../nbs/16_masks.scores.ipynb #8af3eea8
-_no_momentum_text = "the optimizer keeps no average of `{}`'s gradients, which `gradient_momentum` reads: set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam"
+_avgs,_sqrs = ('grad_avg','exp_avg','momentum_buffer'),('sqr_avg','exp_avg_sq')
 
 @declares(dense_history=True)
 def gradient_momentum(
@@ -159,16 +84,14 @@ def gradient_momentum(
     **kwargs
 ) -> torch.Tensor: # `abs(momentum)`; for the Adam family `abs(m)/(sqrt(v)+eps)`
     "Where the loss has been changing fastest; a `ValueError` if `opt` keeps no average of gradients"
-    need_tensors(p=p)
-    if not hasattr(base_opt(opt), 'state'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the parameter")
     state = opt_state(opt, p)
     avg,sqr = [next((state[k] for k in ks if state.get(k) is not None), None) for ks in (_avgs, _sqrs)]
-    if avg is None: raise ValueError(_no_momentum_text.format(name))
+    if avg is None:
+        raise ValueError(f"the optimizer keeps no average of `{name}`'s gradients, which `gradient_momentum` reads: "
+            "set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam")
     if sqr is None: return avg.abs()
     group = next(o for o in opt.param_groups if any(q is p for q in o['params']))
     return avg.abs()/(sqr.sqrt()+group.get('eps', 1e-8))
-
-_avgs,_sqrs = ('grad_avg','exp_avg','momentum_buffer'),('sqr_avg','exp_avg_sq')
 
 # %% ../../nbs/16_masks.scores.ipynb #16937ebb
 @declares(reads_grad=True, elementwise=True)
@@ -186,7 +109,7 @@ class MagnitudePlusGradient(BasicRepr):
         lam=1., # Weight of the gradient, 0 or more: a number or a schedule
     ):
         self.lam = make_schedule(lam)
-        if isinstance(self.lam, ConstantSchedule) and self.lam.value<0: raise ValueError(f"lam is {lam}, and must be 0 or more: the weight of the gradient's size")
+        if isinstance(self.lam, ConstantSchedule): need_number('lam', self.lam.value, 0)
 
     def __call__(self, p, step=0, n_updates=0, n_steps=None, batch_size=None, steps_per_epoch=None, **kwargs):
         lam = self.lam.bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)(step, n_updates)
@@ -242,7 +165,7 @@ class MovingGradient(BasicRepr):
     def __init__(self,
         decay:float=0.9, # Of the average, in (0,1)
     ):
-        if not (isinstance(decay, Real) and 0<decay<1): raise ValueError(f"decay is {decay!r}, and must lie in (0,1): the part of the average that is kept at each batch")
+        if not 0<decay<1: raise ValueError(f"decay is {decay!r}, and must lie in (0,1)")
         self.decay = decay
         same_needs(self, MovingGradient, collector=GradAverage(f'moving {decay}', decay=decay, dense=True))
 
@@ -255,7 +178,7 @@ class MeanGradient(BasicRepr):
     def __init__(self,
         n_batches:int=8, # Batches before an update, its own included, 1 or more
     ):
-        if isinstance(n_batches, bool) or not (isinstance(n_batches, Integral) and n_batches>=1): raise ValueError(f"n_batches is {n_batches!r}, and must be an integer from 1: the batches whose gradients are averaged")
+        need_number('n_batches', n_batches, 1, whole=True)
         self.n_batches = n_batches
         same_needs(self, MeanGradient, collector=GradAverage(f'mean of {n_batches}', window=n_batches, dense=True))
 
@@ -271,6 +194,13 @@ def fisher_saliency(
     return p.detach().abs()*history.sqrt()
 
 # %% ../../nbs/16_masks.scores.ipynb #23051ff3
+def among(
+    chosen:torch.Tensor, # Bool vector
+    places:torch.Tensor, # Some of its places
+) -> torch.Tensor: # Bool vector
+    "Those of `chosen` that are at `places`"
+    return torch.zeros_like(chosen).index_fill_(0, places.to(chosen.device), True) & chosen
+
 @dataclass(frozen=True)
 class DeadWeightSampler:
     "Dead weights at random, about `times` as many as live ones, as dead ones, or as those that grow"
@@ -299,25 +229,16 @@ class DeadWeightSampler:
             draws *= 2
         yield torch.arange(n, device='cpu')
 
-# %% ../../nbs/16_masks.scores.ipynb #e7bcff01
-@patch
-def draw(self:DeadWeightSampler,
-    mask:torch.Tensor, # Bool tensor, what lives before anything grows
-    grown:int, # How many will grow, up to the number of dead weights
-    generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
-) -> torch.Tensor: # `grown` row-major places or more, in ascending order
-    "Dead weights of `mask`"
-    dead = ~mask.reshape(-1)
-    for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
-        found = live_places(among(dead, drawn))
-        if len(found)>=grown: return found
-
-def among(
-    chosen:torch.Tensor, # Bool vector
-    places:torch.Tensor, # Some of its places
-) -> torch.Tensor: # Bool vector
-    "Those of `chosen` that are at `places`"
-    return torch.zeros_like(chosen).index_fill_(0, places.to(chosen.device), True) & chosen
+    def draw(self,
+        mask:torch.Tensor, # Bool tensor, what lives before anything grows
+        grown:int, # How many will grow, up to the number of dead weights
+        generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
+    ) -> torch.Tensor: # `grown` row-major places or more, in ascending order
+        "Dead weights of `mask`"
+        dead = ~mask.reshape(-1)
+        for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
+            found = live_places(among(dead, drawn))
+            if len(found)>=grown: return found
 
 # %% ../../nbs/16_masks.scores.ipynb #63fa8d0c
 @declares(reads_grad=True)
@@ -328,7 +249,7 @@ class SampledGradient(BasicRepr):
         of:str='live', # 'live' weights, as in the paper, 'dead' ones, or those 'grown' in an update
     ):
         need_number('candidates', candidates, 1e-6)
-        if of not in ('live','dead','grown'): raise ValueError(f"of is {of!r}, and must be 'live', 'dead' or 'grown': what the candidates are a multiple of")
+        need_choice('of', of, ['live','dead','grown'])
         self.candidates,self.of = candidates,of
         same_needs(self, SampledGradient, sample=DeadWeightSampler(candidates, of))
 
@@ -347,8 +268,7 @@ class Sampled(BasicRepr):
         temperature:float=1., # Above 0; near 0 is the top itself
     ):
         if isinstance(score_f, str): score_f = get_part('score', score_f, 'score_f')
-        if not callable(score_f): raise ValueError(f"score_f is {score_f!r}, and must be a score, such as weight_magnitude: pass the function itself")
-        if not (isinstance(temperature, Real) and temperature>0): raise ValueError(f"temperature is {temperature!r}, and must be above 0: near 0 the highest are taken, large values choose evenly")
+        if not temperature>0: raise ValueError(f"temperature is {temperature!r}, and must be above 0")
         self.score_f,self.temperature = score_f,temperature
         self.__name__ = f'Sampled({getattr(score_f, "__name__", score_f)})'
         same_needs(self, score_f, elementwise=False)
@@ -386,7 +306,6 @@ def momentum_redistribution(
     **kwargs
 ) -> float: # Mean of `gradient_momentum` over live weights; 0 where none lives
     "A layer's share of the weights to regrow, as in sparse momentum (arXiv:1907.04840)"
-    need_tensors(p=p, mask=mask)
     return gradient_momentum(p, opt, **kwargs)[mask].mean().item() if mask.any() else 0.
 
 # %% ../../nbs/16_masks.scores.ipynb #5b78547a
@@ -407,5 +326,4 @@ def gradient_redistribution(
     **kwargs
 ) -> float: # Mean of `abs(p.grad)` over live weights; 0 where none lives
     "A layer's share by the size of its live gradients"
-    need_tensors(mask=mask)
     return _grad(p).abs()[mask].mean().item() if mask.any() else 0.

@@ -12,9 +12,10 @@ from fastsparse.masks.registry import call_with,needs_of,wants
 from fastsparse.masks.distributions import global_sparsity
 from fastsparse.model.enforcement import DenseMask,masked_params,Storage,storages
 from fastsparse.masks.selection import count_live,live_places,local_part,put_
-from fastsparse.masks.scores import among,base_opt,gradient_momentum,gradient_redistribution
+from fastsparse.masks.optimizers import base_opt,opt_state
+from fastsparse.masks.scores import among,gradient_momentum,gradient_redistribution
 from fastsparse.masks.scores import MeanGradient,momentum_redistribution
-from fastsparse.masks.scores import MovingGradient,nonzero_redistribution,opt_state,output_magnitude,random_score,SampledGradient
+from fastsparse.masks.scores import MovingGradient,nonzero_redistribution,output_magnitude,random_score,SampledGradient
 from fastsparse.masks.structures import Block,FanIn,Kernels,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
 from functools import partial
 from torch import nn

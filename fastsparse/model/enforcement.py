@@ -12,7 +12,7 @@ from fastcore.basics import *
 from fastsparse.masks.checks import need_bools
 from fastsparse.masks.selection import local_part,put_,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.registry import call_with
-from fastsparse.masks.scores import base_opt,grad_history,lift_dead,settle_dead,slow_weights,state_tensors
+from fastsparse.masks.optimizers import base_opt,grad_history,lift_dead,settle_dead,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo

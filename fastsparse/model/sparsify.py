@@ -252,7 +252,8 @@ def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
     def draw(i, o, n):
         own = storage_of(o.p).structure(structure_of(structure, o), o.p)
-        score = storage_of(o.p).call(f, o.p, name=o.name, module=o.module, n=n, step=0, structure=own, generator=keyed_generator(seed, i))
+        score = storage_of(o.p).call(f, o.p, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), n=n, step=0, structure=own,
+            generator=keyed_generator(seed, i))
         return as_mask(score, n, o, own)
     free = as_structure(None)
     if structure!=free and counts[:1]!=[None]: _tell_rounding(counts, layer_counts(os, sparsity, sparse_f, free), structure)

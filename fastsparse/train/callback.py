@@ -18,7 +18,8 @@ from fastcore.meta import delegates
 from fastsparse.model.enforcement import join_groups
 from fastsparse.train.method import settings_of
 from fastsparse.masks.schedules import Interval
-from fastsparse.masks.scores import base_opt,fisher_saliency,gradient_magnitude,weight_magnitude
+from fastsparse.masks.optimizers import base_opt
+from fastsparse.masks.scores import fisher_saliency,gradient_magnitude,weight_magnitude
 from fastsparse.model.running import batch_of
 from fastsparse.model.init import dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.model.sparsify import draw_seed,share_masks

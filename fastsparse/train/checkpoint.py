@@ -18,7 +18,7 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.masks.files import as_path,check_seal,read_tensors,reading,seal,whole_file
 from fastsparse.masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
 from fastsparse.train.method import Method
-from fastsparse.masks.scores import base_opt
+from fastsparse.masks.optimizers import base_opt
 from fastsparse.model.enforcement import apply_masks,enforce_masks,handler_of,has_stamp,ParamRef,masked_params,settle_averages
 from fastsparse.model.sparsify import keep_from_broadcast,module_of,register_mask
 from pathlib import Path

@@ -18,7 +18,9 @@ from fastsparse.masks.selection import count_live,keyed_generator,live_places,lo
 from fastsparse.train.method import check_counts,check_integer,check_sparsity,dense_batches,Method,method_or_auto,Run,settings_of
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Interval,min_max_end,update_due
-from fastsparse.masks.scores import base_opt,grad_history,densify
+from fastsparse.masks.optimizers import base_opt,grad_history
+from fastsparse.masks.scores import densify
+from fastsparse.model.layers import axes_of
 from fastsparse.model.enforcement import asked_sparsity,enforce_masks,mask_hooks,handler,handler_of,masked_params,refuse_computed,storage_of,storages,stored
 from fastsparse.masks.apportion import legal_counts,regrow_counts,whole_up
 from fastsparse.model.sparsify import candidates,check_score,draw_seed,fitting,keep_from_broadcast,layer_counts,register_mask,share_masks
@@ -658,7 +660,7 @@ def _scoring(self:SparseEngine, f, s, n, t, generator):
     "`f` as a function of a mask and of the parameter of `s`, or of the rows or places of it that a third argument names"
     c,o,call = needs_of(f).collector,s.o,storage_of(s.handler.trained).call
     memo = s.grad_accumulators.get(c.name) if c else None
-    asked = dict(opt=self.opt, name=o.name, module=o.module, step=t, n=n, generator=generator, initial=s.initial,
+    asked = dict(opt=self.opt, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), step=t, n=n, generator=generator, initial=s.initial,
         structure=s.structure, n_updates=s.method.n_updates, n_steps=self.n_steps, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
     def _f(mask, p, at=None):
         history = c.value(memo, at) if memo else torch.zeros_like(p) if c else None

@@ -12,7 +12,7 @@ from fastcore.basics import *
 from fastsparse.masks.checks import need_number
 from fastsparse.masks.registry import declares
 from fastsparse.masks.selection import count_live,put_
-from fastsparse.masks.scores import base_opt,grad_history,opt_state
+from fastsparse.masks.optimizers import base_opt,grad_history,opt_state
 from fastsparse.model.enforcement import is_fastai,masked_params
 from fastsparse.model.sparsify import decide,module_of
 from torch import nn

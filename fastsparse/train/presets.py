@@ -22,6 +22,7 @@ from fastsparse.train.method import check_sparsity,drop_of_target,register_metho
 from fastsparse.masks.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
 from fastsparse.masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
 from fastsparse.masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
+from fastsparse.model.layers import axes_of
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.model.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
 from fastsparse.masks.structures import as_structure
@@ -153,7 +154,7 @@ def prune_to(
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
-    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, structure=structure) for o in os]
+    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure) for o in os]
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o)
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
