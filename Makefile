@@ -59,7 +59,7 @@ notebooks: $(READY) ## open the notebooks in Jupyter
 bench: $(READY) ## time sparse training against dense training and its peers, where they can be installed, and compare methods in short
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
-	python -m fastsparse.leaderboard --quick
+	cd benchmarks && python -m leaderboard --quick
 
 gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead, updates, 2:4 training and export
 	-uv pip install -q -e '.[bench]'
@@ -69,11 +69,9 @@ gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead,
 mutants: $(READY) ## make 600 mistakes in the core, one at a time, and count those that its tests notice, hours: it can be stopped, and goes on
 	python tests/mutants.py
 
-leaderboard: $(READY) ## train with every method and its peers at equal FLOPs and at equal steps, hours: it can be stopped, and goes on
+leaderboard: $(READY) ## train with every method and its peers at equal FLOPs and at equal steps (hours, resumable)
 	uv pip install -q -e '.[bench]'
-	python -m fastsparse.leaderboard
-	python -m fastsparse.leaderboard --study sensitivity
-	python -m fastsparse.leaderboard --study time
+	cd benchmarks && python -m leaderboard && python -m leaderboard --study sensitivity && python -m leaderboard --study time
 
 prepare: $(READY) ## after editing a notebook: export the modules, clean the notebooks, write README.md
 	$(PREPARE)

@@ -1,15 +1,21 @@
 "Clocks that can be trusted beside a busy neighbour: interleaved rounds, process CPU time, medians and quartiles"
 import ctypes,gc,math,platform,re,statistics,time,torch
 from functools import partial
+from importlib.metadata import PackageNotFoundError,version
 from pathlib import Path
 
-def machine():
-    "What the numbers depend on, without names of hosts or paths"
+def version_of(package):
+    try: return version(package)
+    except PackageNotFoundError: return 'not installed'
+
+def machine(*packages):
+    "What the numbers depend on, and the versions of `packages`"
     info = Path('/proc/cpuinfo')
     model = re.search(r'model name\s*:\s*(.*)', info.read_text()) if info.exists() else None
     import fastai,fastsparse
     from fastsparse.kernels.vectors import why_not
     versions = dict(python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__, fastsparse=fastsparse.__version__)
+    versions |= {k:version_of(k) for k in packages}
     return dict(cpu=model[1] if model else platform.processor(), threads=torch.get_num_threads(), products='torch' if why_not() else 'kernels', **versions)
 
 def cpu_time(f):

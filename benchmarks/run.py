@@ -304,7 +304,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--quick', action='store_true', help='fewer models, rounds and seeds, in under three minutes; results go to results/quick')
     parser.add_argument('--only', nargs='+', choices=list(sections), default=list(sections), help='sections to measure')
-    parser.add_argument('--to', default='.', metavar='NAME', help='results go to results/NAME: another machine beside the first')
+    parser.add_argument('--to', default='here', metavar='NAME', help='folder in results/, a machine each')
     args = parser.parse_args()
     out = Path(__file__).parent/'results'/('quick' if args.quick else args.to)
     out.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@
 parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/research',
         'tutorials/deployment', 'tutorials/many_processes', 'tutorials/*'],
-    **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured'], API=['api/*'], 
+    **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured', 'leaderboard'], API=['api/*'], 
     **{o.capitalize(): [f'{o}.*'] for o in ('masks','model','kernels','train','report','prune','deploy','circuits')}, More=['*'])
 
 # What the sidebar calls pages whose own title is that of a room

@@ -233,7 +233,7 @@ def bench(
 
 # %% ../nbs/95_cli.ipynb #d286ad32
 _commands = dict(summary=summary, prune=prune, export=export, bench=bench)
-_modules = dict(demo="Train dense and sparse networks on real digits, and show the table", leaderboard="Every method on real tasks: a leaderboard")
+_modules = dict(demo="Train dense and sparse networks on real digits, and show the table")
 
 def help_text():
     "What `fastsparse --help` says"
