@@ -179,3 +179,185 @@ def test_a_trained_decoder_is_saved(tmp_path):
     two = Trained.load(tmp_path/'m.pt')
     assert (two.method,two.seed,two.valid_loss)==(one.method,one.seed,one.valid_loss) and two.model.config==one.model.config
     assert lm_loss(two.model, data[1]).equal(lm_loss(one.model, data[1]))
+
+# --- the search
+
+class Two(nn.Module):
+    "The answer is 4 times the first input, rectified; the second is noise"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.head = nn.Linear(2, 2, bias=False),nn.ReLU(),nn.Linear(2, 2, bias=False)
+        self.a.weight.data = torch.eye(2)
+        self.head.weight.data = torch.tensor([[4.,0.],[0.,0.]])
+
+    def forward(self, x): return self.head(self.b(self.a(x)))
+    def links(self): return [Link('a', 'b', torch.eye(2), 'same'), Link('b', 'head', self.head.weight.detach())]
+
+def two_task(n=80):
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0))
+    x[::2,0],x[1::2,0] = 2.,0.
+    right = torch.arange(n)%2
+    return Task('first input', x, right, 1-right)
+
+def two_circuit(): return find_circuit(Two(), two_task(), ['a','b'], Two().links(), starts=1, progress=False)
+
+def test_the_one_node_that_decides_is_found():
+    "One channel at each of two places, and one edge of weight 4 to the answer; nothing of the model has changed"
+    m = Two()
+    before = [p.clone() for p in m.parameters()]
+    c = find_circuit(m, two_task(), ['a','b'], m.links(), starts=1, progress=False)
+    assert c.found and c.nodes==dict(a=[0], b=[0]) and c.edges==[('b',0,'head',0,4.)] and c.accuracy==1
+    assert all(a.equal(b) and a.requires_grad for a,b in zip(before, m.parameters())) and not m.a._forward_hooks
+
+def test_a_model_needs_only_names_of_nodes():
+    c = find_circuit(Two(), two_task(), ['a','b'], starts=1, progress=False)
+    assert c.edges is c.n_edges is None and c.n_nodes>=1 and set(sum(c.nodes.values(), []))=={0}
+
+def test_means_and_margins_by_hand():
+    "Means of inputs 2 and 0 are 1; cut there, the margin is 4 whatever the input"
+    m,t = Two(),two_task(4)
+    means = node_means(m, ['a'], t.x)
+    assert means['a'][0]==1
+    assert margins(m, t).tolist()==[8,0,8,0]
+    cut = dict(a=torch.tensor([0.,1.]))
+    assert margins(m, t, cut, means).tolist()==[4,-4,4,-4]
+
+def test_calibration_finds_scale_and_shift():
+    "A shift of 2 towards the lower answer is undone; margins without information stay at log 2"
+    g = torch.Generator().manual_seed(0)
+    side = torch.where(torch.arange(400)%2==0, 1., -1.)
+    noise = torch.randn(400, generator=g)
+    fit = calibrate(side*(side+noise+2), side)
+    plain = calibrate(side*(side+noise), side)
+    assert fit[0]==pytest.approx(plain[0], abs=.05) and fit[1]-plain[1]==pytest.approx(-2*fit[0], abs=.1)
+    nothing = torch.randn(400, generator=g)*side
+    assert task_loss(nothing, side, calibrate(nothing, side))==pytest.approx(math.log(2), abs=.02)
+    assert task_loss(torch.zeros(5)).item()==pytest.approx(math.log(2))
+
+def test_dead_ends_go_and_pairs_stay_together():
+    "a→q,k,v by channel; k1 lacks its query, so it goes; v0 feeds the answer; q0 is of use through v0 of its head"
+    eye,on = torch.eye(2),torch.tensor([True,True])
+    links = [Link('a', 'q', torch.tensor([[1.,0.],[0.,0.]])), Link('a', 'k', eye), Link('a', 'v', eye),
+        Link('q', 'k', eye, 'pair'), Link('q', 'v', torch.ones(2, 2), 'gate'), Link('k', 'v', torch.ones(2, 2), 'gate'),
+        Link('v', 'out', torch.tensor([[3.,0.]]))]
+    kept = core(dict(a=on, q=on, k=on, v=on, out=torch.tensor([True])), links)
+    assert {k:v.tolist() for k,v in kept.items()}==dict(a=[True,False], q=[True,False], k=[True,False], v=[True,False], out=[True])
+    assert edges_of(kept, links)==[('a',0,'q',0,1.), ('a',0,'k',0,1.), ('a',0,'v',0,1.), ('v',0,'out',0,3.)]
+    nothing = core(dict(a=on, q=on, k=on, v=torch.tensor([False,True]), out=torch.tensor([True])), links)
+    assert not any(v.any() for k,v in nothing.items() if k!='out')
+
+def test_random_labels_have_no_circuit():
+    x,t = torch.rand(160, 2, generator=torch.Generator().manual_seed(1)),two_task(160)
+    c = find_circuit(Two(), Task('noise', x, t.right, t.wrong), ['a','b'], Two().links(), starts=1, n_steps=60, progress=False)
+    assert not c.found and c.loss>.5 and not c.nodes
+    assert check_circuit(Two(), c, two_task())['fails']=='no circuit'
+
+def test_a_table_of_tests_names_what_fails():
+    "Cutting the only node of the only way leaves a coin; of other nodes there is one, and it changes nothing"
+    m,c = Two(),two_circuit()
+    row = check_circuit(m, c, two_task())
+    assert row['necessity_loss']>=.69 and row['random_loss']==pytest.approx(row['full_loss'])
+    assert 'necessity' not in row['fails'] and 'the network does not know it' in row['fails']  # 8 against 0: half of the prompts are at log 2
+    df = faithfulness_table([dict(row, task='one', model='two'), dict(task='none', model='two')])
+    assert list(df.columns[:11])=='task model seed valid_loss train_seconds live_weights nodes edges task_loss necessity_loss random_loss'.split()
+    assert df.edges[0]==1 and df.edges.isna()[1]
+
+def test_a_circuit_is_saved(tmp_path):
+    one = two_circuit()
+    one.save(tmp_path/'c.pt')
+    two = Circuit.load(tmp_path/'c.pt')
+    assert (two.nodes,two.edges,two.loss,two.found)==(one.nodes,one.edges,one.loss,True)
+    assert all(two.masks()[k].equal(v) and two.masks(True)[k].equal(1-v) for k,v in one.masks().items())
+
+def test_shuffling_keeps_wiring_and_values():
+    m = small()
+    for p in m.matrices().values(): p.data.mul_(torch.rand_like(p)<.1)
+    s = shuffled(m)
+    for (n,a),b in zip(m.matrices().items(), s.matrices().values()):
+        assert (a!=0).equal(b!=0) and a.flatten().sort().values.equal(b.flatten().sort().values) and not a.equal(b)
+
+def test_gpt2_of_transformers_has_circuits():
+    "A foreign module: 2 blocks of width 16, searched by names and links alone"
+    transformers = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    m = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(vocab), n_positions=48, n_embd=16, n_layer=2, n_head=2)).eval()
+    links = gpt2_links(m)
+    nodes = list(dict.fromkeys(l.source for l in links))
+    t = make_task('quotes', 64)
+    opt = torch.optim.Adam(m.parameters(), lr=1e-2)
+    for _ in range(40):
+        loss = task_loss(margins(m, t))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    assert loss<.05
+    c = find_circuit(m, t, nodes, links, starts=1, n_steps=60, progress=False)
+    assert c.found and 0<c.n_nodes<sum(len(v) for v in c.means.values()) and c.n_edges>0
+    assert {e[2] for e in c.edges}<={*nodes,'lm_head'} and {e[3] for e in c.edges if e[2]=='lm_head'}<={*t.answers.tolist()}
+    row = check_circuit(m, c, t)
+    assert row['necessity_loss']>row['full_loss']
+
+# --- pictures and the command
+
+@pytest.fixture(scope='module')
+def study(tmp_path_factory):
+    from fastsparse.circuits.run import Study
+    out = tmp_path_factory.mktemp('study')
+    return Study(out, dict(rigl='rigl', recipe='recipe', dense='dense'), dict(rigl=40, recipe=20, dense=60), n_programs=300, seeds=2,
+        todo=['loop_words','nonsense_words'], search=dict(starts=1, n_steps=40, goal=.6), controls=['loop_words'], d=32, n_layers=1, slopes=(0.,)).run(progress=False)
+
+def test_a_study_writes_table_pictures_and_page(study):
+    "Models and tasks stand in the order of the jobs; every circuit comes back from its file"
+    import pandas as pd
+    df = pd.read_csv(study.out/'table.csv')
+    assert list(df.model)==[*['rigl']*2, *['recipe']*2, *['dense']*2, 'shuffled']*2 and list(df.seed)==[0]*7+[1]*7
+    assert {'edges.png','index.html'}<={o.name for o in study.out.iterdir()}
+    for (m,s,t),c in study.circuits.items():
+        if c.found: assert Circuit.load(study.out/f'{m}_{s}_{t}.circuit.pt').edges==c.edges
+    assert Trained.load(study.out/'rigl_1.pt').valid_loss==study.trained['rigl',1].valid_loss
+
+def test_the_ratio_is_a_geometric_mean(study):
+    "4 and 16 times as many edges are 8 times as many; nonsense doesn't count"
+    from fastsparse.circuits.run import Study
+    s = object.__new__(Study)
+    s.rows = [dict(model=m, seed=0, task=t, edges=n) for m,t,n in (('sparse','quotes',2), ('dense','quotes',8), ('sparse','brackets',1), ('dense','brackets',16),
+        ('sparse','nonsense_words',1), ('dense','nonsense_words',9), ('dense','loop_words',5))]
+    assert s.ratio('sparse')==pytest.approx(8)
+
+def drawn():
+    "A network and a circuit in it of five nodes, made by hand"
+    m = small(d=16, n_layers=1)
+    nodes = {'at.emb':[3], 'blocks.0.at.read1':[3], 'blocks.0.at.v':[5], 'blocks.0.at.write1':[7], 'at.read':[7]}
+    means = node_means(m, m.nodes, programs(20)[0][:,:-1])
+    answers = make_task('quotes', 2).answers
+    masks = {k:torch.zeros(len(v), dtype=torch.bool) for k,v in means.items()}
+    masks['head'] = torch.zeros(len(vocab), dtype=torch.bool).index_fill_(0, answers, True)
+    for k,i in nodes.items(): masks[k][i] = True
+    return m,Circuit('quotes', nodes, edges_of(masks, m.links()), means, (1.,0.), .1, 1., 2.)
+
+@pytest.mark.parametrize('dark', [False,True])
+def test_a_picture_shows_every_edge(dark):
+    "Four weights and two channels that are carried on"
+    import matplotlib.pyplot as plt
+    fig = draw_circuit(*drawn(), dark=dark)
+    assert len(fig.axes[0].lines)==6 and fig.axes[0].get_title().startswith('quotes: 5 nodes, 4 edges')
+    plt.close(fig)
+
+def test_a_page_stands_alone_and_escapes_tokens(tmp_path):
+    "No address, no file; tokens such as < and quotes can't break it"
+    import json,re
+    m,c = drawn()
+    text = circuit_page(m, [c], tmp_path/'p.html').read_text()
+    assert 'http' not in text and 'src=' not in text and text.count('<g class="node"')==7
+    told = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
+    assert len(told)==7 and 'feeds' in told['at.read:7'] and '<code></' not in text
+
+def test_a_click_opens_a_node_in_chromium(tmp_path):
+    "The page's own script is run by the browser, which then prints the page"
+    import shutil,subprocess
+    browser = shutil.which('chromium') or pytest.skip('no Chromium')
+    path = circuit_page(*[o if i==0 else [o] for i,o in enumerate(drawn())], tmp_path/'p.html')
+    path.write_text(path.read_text()+'<script>document.querySelector("g.node").dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
+    flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
+    res = subprocess.run([browser, *flags.split(), f'--user-data-dir={tmp_path}/u', '--dump-dom', f'file://{path}'], capture_output=True, text=True, timeout=120)
+    assert 'class="node open"' in res.stdout and '<b>emb:3</b> embedding writes' in res.stdout.split('</svg>')[1].split('<script')[0]
