@@ -8,7 +8,7 @@ __all__ = ['roles', 'short_name', 'node_words', 'layout', 'draw_circuit', 'circu
 # %% ../../nbs/94_circuits.draw.ipynb #e1af461c
 import json,matplotlib.pyplot as plt,torch
 from fastcore.basics import *
-from fastsparse.circuits.language import programs,show_tokens,vocab
+from fastsparse.circuits.language import programs,show_tokens
 from fastsparse.circuits.search import hooked
 from html import escape
 from pathlib import Path
