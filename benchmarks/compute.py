@@ -28,7 +28,7 @@ def sparsify(name, model, sparsity):
     def shares(ps, s):
         n,n_kept = sum(p.numel() for p in ps),sum(p.numel() for p in ps if is_kept(p))
         return [0. if is_kept(p) else s*n/(n-n_kept) for p in ps]
-    n,n_kept = [sum(o.numel() for o in os) for os in ([o.module._parameters[o.attr] for o in decide(model) if not o.why], kept)]
+    n,n_kept = [sum(o.numel() for o in os) for os in ([o.module._parameters[o.attr] for o in decide(model) if not o.dense_reason], kept)]
     sparsify_model(model, sparsity*(1-n_kept/n), shares, seed=0)
 
 def plain_stepper(model, xb, yb): return stepper(model, sgd(model), xb, yb)

@@ -5,7 +5,7 @@ parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', '
     Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/research',
         'tutorials/deployment', 'tutorials/many_processes', 'tutorials/*'],
     **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured', 'leaderboard'], API=['api/*'], 
-    **{o.capitalize(): [f'{o}.*'] for o in ('masks','model','kernels','train','report','prune','deploy','circuits')}, More=['*'])
+    **{o.capitalize(): [f'{o}.*'] for o in ('masks','model','kernels','train','report','prune','deploy','compat','circuits')}, More=['*'])
 
 # What the sidebar calls pages whose own title is that of a room
 titles = dict(coming_from='Move from another library', measured='What all this measured')
@@ -24,7 +24,7 @@ api = dict(
         GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets prune_to find_ticket'''),
     own_method=('Parts of a method of your own', 'Scores, redistribution, times, and how a part says what it needs', '''declares register_method weight_magnitude gradient_magnitude
         gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient SampledGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
-        LinearSchedule CosineSchedule CubicSchedule FreqSchedule'''),
+        CubicSchedule FreqSchedule'''),
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', 'prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp prune_synflow'),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),

@@ -187,7 +187,7 @@ class Text(Format):
     ways = [contents]
 
 rules = [dict(params='0.*', method='rigl', sparsity=.5, batches_per_update=10, keep_score_f=dict(type='MagnitudePlusGradient', lam=.1)),
-    dict(params=['2.*','9'], structure='2:4', sparsity=.5, updates=[3,5,9], drop_fraction=dict(type='cosine', init=.3, half_period=100)),
+    dict(params=['2.*','9'], structure='2:4', sparsity=.5, updates=[3,5,9], drop_fraction=dict(type='cubic', init=.3, end=0)),
     dict(params='2.weight', method='gmp', sparsity=.8, sparse_f='uniform', stop_pct=.5)]
 sparsities = {'0.weight':.5, '2.*':.25, '*':0}
 
@@ -195,7 +195,7 @@ class RulesYaml(Text):
     name,spec = 'some rules.yaml',rules
     said = staticmethod(lambda o: yaml.safe_dump(o))
     def make(self): self.path.write_text(self.said(self.spec))
-    def read(self): return configure(self.path).spec
+    def read(self): return configure(self.path)
     ways = [Text.contents, Text.laugh]
 
 class RulesJson(RulesYaml):

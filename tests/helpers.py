@@ -33,8 +33,9 @@ def mlp(sizes=(6,8,7,3), seed=0, dtype=torch.float, act=nn.Tanh):
 def data(model, n=16, seed=1):
     "A batch of inputs and targets for `model`"
     g = torch.Generator().manual_seed(seed)
-    w = [p for p in model.parameters() if p.ndim>1]
-    return torch.randn(n, w[0].shape[1], generator=g).to(w[0].dtype),torch.randn(n, w[-1].shape[0], generator=g).to(w[0].dtype)
+    w = [o for m in model.modules() for k,p in m._parameters.items() if p is not None and (o := m._buffers.get(f'{k}_mask', p)).ndim>1]
+    dtype = next(model.parameters()).dtype
+    return torch.randn(n, w[0].shape[1], generator=g).to(dtype),torch.randn(n, w[-1].shape[0], generator=g).to(dtype)
 
 def backward(model, xb, yb, scale=1.):
     "Mean squared error and its gradients"

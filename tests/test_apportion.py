@@ -16,8 +16,8 @@ def test_whole_by_hand(x, expect): assert floor_product(x)==expect
 class Steps:
     "A holder whose counts are multiples of `d`, up to `most`"
     def __init__(self, d, most=100): self.d,self.most,self.n = d,most,most
-    def fit(self, n): return n//self.d*self.d
-    def steps(self, c, way): return [n for n in (c+way*self.d,) if 0<=n<=self.most]
+    def round_up_to_legal(self, n): return n//self.d*self.d
+    def adjacent_counts(self, c, way): return [n for n in (c+way*self.d,) if 0<=n<=self.most]
 
 @pytest.mark.parametrize('ds,wanted,expect', [
     ((4,1), (5,5), [4,6]),  # the one whose step is the missing one takes it
@@ -42,12 +42,12 @@ def test_counts_are_legal_and_no_single_step_is_nearer(pairs):
     counts = legal_counts(holders, wanted)
     off = abs(sum(wanted)-sum(counts))
     assert all(c%h.d==0 and 0<=c<=h.most for c,h in zip(counts, holders))
-    steps = [n-c for c,h in zip(counts, holders) for way in (1,-1) for n in h.steps(c, way)]
+    steps = [n-c for c,h in zip(counts, holders) for way in (1,-1) for n in h.adjacent_counts(c, way)]
     assert all(abs(sum(wanted)-sum(counts)-d)>=off for d in steps)
 
 class Ceiling(Steps):
     "Begins with more than it is asked for"
-    def fit(self, n): return -(-n//self.d)*self.d
+    def round_up_to_legal(self, n): return -(-n//self.d)*self.d
 
 @pytest.mark.parametrize('ds,wanted,expect', [((1,4), (3,5), [4,4]), ((2,2), (3,3), [2,4]), ((1,1), (2,2), [2,2]), ((2,2,2), (4,3,3), [4,2,4])])
 def test_too_many_are_given_back(ds, wanted, expect):

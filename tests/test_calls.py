@@ -84,7 +84,7 @@ good |= dict(SparseEngine=lambda w: dict(model=w.model, opt=w.opt, n_steps=40, b
 good |= dict(DynamicSparseTraining=lambda w: dict(model=w.model, opt=w.opt, n_steps=40, batches_per_update=5))
 good |= dict(as_structure=lambda w: dict(x='2:4'), NM=lambda w: dict(n=2, m=4), Block=lambda w: dict(rows=2, cols=2))
 good |= dict(Interval=lambda w: dict(every=10))
-good |= dict(CosineSchedule=lambda w: dict(init=.3, half_period=10), CubicSchedule=lambda w: dict(init=0., end=.9))
+good |= dict(CubicSchedule=lambda w: dict(init=0., end=.9))
 good |= dict(supar_lrs=lambda w: dict(model=w.model, lr=.1))
 good |= dict(save_delta=lambda w: dict(model=w.model, base=w.dense.state_dict(), path=w.folder/'d.safetensors'), SparseCheckpoint=lambda w: dict(path=w.folder/'c.pt'))
 good |= dict(sparse_compute=lambda w: dict(model=w.model, xb=w.xb, plan={'0.weight':'rows','2.weight':'dense'}))

@@ -143,6 +143,6 @@ def test_an_answer_takes_half_a_second_of_processor_time(arg):
 
 def test_help_names_every_command_and_a_typing_error_is_guessed(capsys):
     text = says(capsys, '--help')
-    assert all(o in text for o in ('summary','prune','export','bench','demo','leaderboard','--debug','--version'))
+    assert all(o in text for o in ('summary','prune','export','bench','demo','--debug','--version'))
     assert says(capsys)==text and says(capsys, '--version').startswith('fastsparse ')
     assert "did you mean 'export'" in says(capsys, 'exprot')

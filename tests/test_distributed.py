@@ -3,6 +3,7 @@ import os, pytest, subprocess, sys, torch, warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
+from fastsparse.compat.cerebras import LinearSchedule
 from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.masks.selection import highest,keyed_generator,local_part,lowest
 from fastsparse.model.distributed import all_but,draw_rows,highest_of,OverRanks,Ranks

@@ -388,10 +388,10 @@ class _LiveOnly(nn.Module):
         lin.weight.data = lin.weight.data[mask]
         self.weight = lin.weight
         self.register_buffer('weight_mask', mask)
-    def guard_for(self, attr): return _LiveGuard(self, attr)
+    def handler_for(self, attr): return _LiveGuard(self, attr)
 
 class _LiveGuard(MaskHandler):
-    held = 'is stored sparse'
+    locked_reason = 'is stored sparse'
     def __init__(self, module, attr):
         self.module,self.attr,self.p = module,attr,module._parameters[attr]
         set_handler(self.p, self)
@@ -399,7 +399,7 @@ class _LiveGuard(MaskHandler):
     def remove(self): set_handler(self.p)
 
 def test_a_module_may_store_its_weight_in_its_own_way():
-    "`guard_for` of a module gives its handler; masks are listed with the dense shape, copies find theirs, and masks can't be taken off"
+    "`handler_for` of a module gives its handler; masks are listed with the dense shape, copies find theirs, and masks can't be taken off"
     lin = nn.Linear(8,4)
     sparsify_model(lin, .75, seed=0).remove()
     p = lin.weight
@@ -575,7 +575,7 @@ def test_a_copy_carries_enforcement_only_where_there_is_some():
     unsparsify(c)
     train_by(c, 'method')
     assert all(p[at].any() for p,at in dead)
-    assert not any('_mask_guards' in vars(o) for o in (*m.modules(), *c.modules(), *d.modules()))
+    assert not any('_mask_handlers' in vars(o) for o in (*m.modules(), *c.modules(), *d.modules()))
 
 def train_by(m, used):
     opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
@@ -705,7 +705,7 @@ def test_unsparsify_frees_a_computed_weight(kind):
     unsparsify(m)
     train_by(m, 'forward')
     train_by(m, 'method')
-    assert not any('_sparsity' in k for k in m.state_dict()) and not any('_mask_guards' in vars(o) for o in m.modules())
+    assert not any('_sparsity' in k for k in m.state_dict()) and not any('_mask_handlers' in vars(o) for o in m.modules())
 
 def test_lora_on_a_sparse_layer_leaves_it_sparse():
     "peft freezes the base and calls none of its hooks: masks and zeros stay bit for bit, also in the copies that `modules_to_save` trains; the engine says that nothing can move"

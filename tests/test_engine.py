@@ -1,5 +1,5 @@
 "Room 05: the engine. When it moves the topology, what it drops and grows, and that everything else is left alone"
-import copy, fastsparse.train.engine, gc, math, numpy as np, os, pytest, re, subprocess, sys, torch, warnings, weakref
+import copy, fastsparse.train.engine, gc, math, numpy as np, os, pickle, pytest, re, subprocess, sys, torch, warnings, weakref
 from fastsparse.all import *
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.structures import Kernels
@@ -9,7 +9,7 @@ from fastsparse.masks.scores import MovingGradient
 from fastsparse.model.enforcement import mask_hooks,ParamRef,masked_params
 from fastsparse.model.sparsify import candidates
 from fastsparse.train.method import Method
-from fastsparse.train.engine import SparseParam
+from fastsparse.train.param import Scorer,SparseParam
 from fastsparse.train.growth import initial_value
 from fastsparse.kernels.linear import backward
 from fastsparse.masks.registry import declares
@@ -714,7 +714,7 @@ def test_no_interval_helps():
     assert not _warned(100, 10)
 
 @pytest.mark.parametrize('kwargs,match', [
-    (dict(n_steps=0), 'n_steps'), (dict(n_steps=None), 'n_steps'), (dict(n_steps=10.), 'n_steps'), (dict(batches_per_update=0), 'batches_per_update'), (dict(batches_per_update=None), 'batches_per_update'),
+    (dict(n_steps=0), 'n_steps'), (dict(n_steps=None), 'n_steps'), (dict(n_steps=10.), 'n_steps'), (dict(batches_per_update=0), 'batches_per_update'),
     (dict(batches_per_update=2.5), 'batches_per_update'), (dict(initial_drop_grow_pct=1.1), 'initial_drop_grow_pct'), (dict(initial_drop_grow_pct=-.1), 'initial_drop_grow_pct'),
     (dict(stop_pct=0.), 'stop_pct'), (dict(stop_pct=1.5), 'stop_pct'), (dict(stop_pct=math.nan), 'stop_pct'), (dict(sparsity=1.), r'sparsity.*\[0,1\)'), (dict(sparsity=-1.), r'\[0,1\)'),
     (dict(sparse_modules=[nn.Linear(2,2)]), 'sparse_modules'), (dict(sparsity=.5, sparse_f=lambda p,s: [.5]), 'returned 1'), (dict(sparsity=.5, sparse_modules=[nn.Linear(2,2)]), 'sparse_modules')])
@@ -1125,7 +1125,7 @@ def test_a_path_below_zero_ends_dense():
     "Fractions are clamped after the schedule: a line through 0 is followed, and the model is dense from there on"
     m = mlp((8,12,4))
     opt = torch.optim.SGD(m.parameters(), lr=.1)
-    dst = engine(m, opt, 30, sparsity=dict(type='linear', init=.9, slope=-.1), updates=FreqSchedule(3), drop_fraction=.1, replace_step=False)
+    dst = engine(m, opt, 30, sparsity=lambda t: .9-.1*t, updates=FreqSchedule(3), drop_fraction=.1, replace_step=False)
     train(m, opt, 15, *data(m))
     assert all(o.mask.all() for o in masked_params(m)) and dst.methods[0].sparsity_at(20)==0
 
@@ -1222,14 +1222,14 @@ def test_the_length_of_a_run_costs_nothing():
 
 def test_parts_of_a_weight_are_scored_as_the_whole():
     "A handler that gives some rows at a time gets the score of all rows, and the one that is asked for a vector of places the score there"
-    from fastsparse.train.engine import _Scorer
     from types import SimpleNamespace
     w = nn.Parameter(torch.randn(5, 4))
     mask = torch.rand(5, 4)<.5
-    handler = SimpleNamespace(mask=mask, p=w, parts=lambda with_grad: ((slice(i, i+2), nn.Parameter(w.detach()[i:i+2])) for i in (0,2,4)),
+    handler = SimpleNamespace(mask=mask, p=w, trained=w, parts=lambda with_grad: ((slice(i, i+2), nn.Parameter(w.detach()[i:i+2])) for i in (0,2,4)),
         weights_at=lambda at, with_grad: w.detach().flatten()[at])
-    slot = SimpleNamespace(o=ParamRef('w', nn.Linear(4, 5), 'weight', w, mask), handler=handler, shape=w.shape)
-    scorer = _Scorer(weight_magnitude, slot, lambda mask, p, at=None: weight_magnitude(p), None)
+    slot = SimpleNamespace(o=ParamRef('w', nn.Linear(4, 5), 'weight', w, mask), handler=handler, shape=w.shape,
+        initial=None, structure=None, grad_accumulators={}, method=SimpleNamespace(n_updates=0, keep_score_f=weight_magnitude))
+    scorer = Scorer(weight_magnitude, slot)
     assert scorer().equal(w.detach().abs()) and scorer.at(torch.tensor([3,11])).equal(w.detach().abs().flatten()[[3,11]])
 
 def test_an_update_waits_where_a_scaler_found_infinities():
@@ -1305,3 +1305,166 @@ class Branches(nn.Module):
         torch.manual_seed(0)
         self.a,self.b,self.head,self.used = nn.Linear(16,32),nn.Linear(16,32),nn.Linear(32,4),True
     def forward(self, x): return self.head((self.a(x)+(self.b(x) if self.used else 0)).relu())
+
+# --- copies of a run, and engines whose steps never come (law 10)
+
+def _pickled(o): return pickle.loads(pickle.dumps(o))
+
+@pytest.mark.parametrize('copied', [copy.deepcopy,_pickled], ids=['deepcopy','pickle'])
+@pytest.mark.parametrize('run', runs, ids='-'.join)
+def test_copies_train_as_the_original(run, copied):
+    "Law 6: copies of model, optimizer and engine, made before the first step and in mid-run, make the same steps bit for bit, and stay apart"
+    whole = start(*run)
+    early = copied(whole)
+    go(*whole[:2], 0, 17)
+    late = copied(whole)
+    go(*whole[:2], 17, 30)
+    go(*late[:2], 17, 30)
+    go(*early[:2], 0, 30)
+    states = [[o.state_dict() for o in k] for k in (whole, late, early)]
+    assert whole[2].n_updates>2 and agree(*states[:2]) and agree(states[0], states[2])
+    assert late[2].model is late[0] and late[2].opt is late[1] and not {id(p) for p in whole[0].parameters()} & {id(p) for p in late[0].parameters()}
+
+def test_copy_of_an_engine_alone():
+    "A copied engine brings copies of its model and its optimizer, and its `remove()` leaves the original attached"
+    m,opt,dst = start('RigL', 'Adam')
+    go(m, opt, 0, 6)
+    new = copy.deepcopy(dst)
+    go(new.model, new.opt, 6, 12)
+    new.remove()
+    go(m, opt, 6, 12)
+    assert agree(new.model.state_dict(), m.state_dict()) and new.n_updates==dst.n_updates==2
+    go(new.model, new.opt, 12, 20)
+    go(m, opt, 12, 20)
+    assert new.n_updates==2 and dst.n_updates==4
+    assert_dead(new.model, new.opt)
+
+def test_copies_of_live_weights_train_as_the_original():
+    "The same where only live values are stored"
+    m,opt,dst = start('RigL', 'Adam')
+    sparse_compute(m, data(m)[0], opt, plan=dict.fromkeys([o.name for o in masked_params(m)], 'rows'))
+    go(m, opt, 0, 9)
+    m2,opt2,dst2 = copy.deepcopy((m, opt, dst))
+    go(m, opt, 9, 20)
+    go(m2, opt2, 9, 20)
+    assert agree(m.state_dict(), m2.state_dict()) and agree(dst.state_dict(), dst2.state_dict()) and dst2.n_updates>=4
+
+def test_a_function_without_a_name_in_a_module_is_not_pickled():
+    "Python says which function it is"
+    m,opt,dst = start('RigL', 'SGD')
+    dst.on_update.append(lambda engine, t: None)
+    with pytest.raises((pickle.PicklingError,AttributeError), match='lambda'): pickle.dumps((m, opt, dst))
+
+class _SAM(torch.optim.Optimizer):
+    "Sharpness-aware minimisation as people write it: two half steps, of which the second calls the `step()` of an optimizer inside"
+    def __init__(self, params, rho=.05, **kwargs):
+        super().__init__(params, dict(rho=rho, **kwargs))
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **kwargs)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self):
+        for p in self.param_groups[0]['params']:
+            self.state[p]['was'] = p.detach().clone()
+            p.add_(p.grad, alpha=.05)
+
+    @torch.no_grad()
+    def second_step(self):
+        for p in self.param_groups[0]['params']: p.copy_(self.state[p]['was'])
+        self.base_optimizer.step()
+
+def _by_sam(m, opt, n):
+    for t in range(n):
+        backward(m, *data(m, seed=t))
+        opt.first_step()
+        opt.zero_grad()
+        backward(m, *data(m, seed=t))
+        opt.second_step()
+        opt.zero_grad()
+
+def _by_hand(m, n):
+    for t in range(n):
+        m.zero_grad()
+        backward(m, *data(m, seed=t))
+        for p in m.parameters(): p.data.sub_(p.grad, alpha=.1)
+
+def _unseen(caught): return [str(w.message) for w in caught if 'has not seen' in str(w.message)]
+
+@pytest.mark.parametrize('way', ['new optimizer','fastai','SAM','by hand','live'])
+def test_steps_that_are_never_seen(way):
+    "Law 10: gradients arrive and weights change, but the optimizer of the engine never steps: one warning that names optimizer, weight and the way out"
+    from fastai.optimizer import SGD
+    m,_,_ = _two_layers(.5)
+    opt = _SAM(m.parameters(), lr=.1) if way=='SAM' else torch.optim.SGD(m.parameters(), lr=.1)
+    dst = engine(m, opt)
+    if way=='live': sparse_compute(m, data(m)[0], opt, plan=dict.fromkeys([o.name for o in masked_params(m)], 'rows'))
+    if way!='SAM': go(m, opt, 0, 4)
+    done = dst.n_updates
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        if way=='SAM': _by_sam(m, opt, 8)
+        elif way=='by hand': _by_hand(m, 8)
+        else: go(m, SGD(list(m.parameters()), lr=.1) if way=='fastai' else torch.optim.Adam(m.parameters(), lr=.1), 0, 8)
+    assert dst.n_updates==done
+    found = _unseen(caught)
+    assert len(found)==1 and type(opt).__name__ in found[0] and '.weight' in found[0] and 'remove()' in found[0]
+
+def test_steps_of_the_optimizer_inside_are_seen():
+    "An engine on the optimizer inside a wrapper sees each step, and updates"
+    m,_,_ = _two_layers(.5)
+    opt = _SAM(m.parameters(), lr=.1)
+    dst = engine(m, opt.base_optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        _by_sam(m, opt, 8)
+    assert dst.n_updates==3 and not _unseen(caught)
+
+def test_no_warning_where_steps_are_seen():
+    "Accumulation, a skipped scaler step, a second engine that has taken over, and gradients that nothing follows: no warning"
+    m,_,_ = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = engine(m, opt)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for t in range(40): backward(m, *data(m, seed=t))
+        opt.step()
+        for t in range(40): backward(m, *data(m, seed=t))
+        new = torch.optim.SGD(m.parameters(), lr=.1)
+        other = engine(m, new)
+        go(m, new, 0, 10)
+    assert not _unseen(caught) and other.n_updates>2 and dst.n_updates==0
+
+def _new_parameter(m, opt): m[0].weight = nn.Parameter(m[0].weight.detach().clone())
+def _other_groups(m, opt): opt.param_groups[0]['params'] = [p for p in m.parameters() if p is not m[0].weight]
+def _sparse_layer(m, opt):
+    m[0] = nn.Linear(10, 10)
+    sparsify_parameter(m, '0.weight', .5, seed=0)
+    opt.add_param_group(dict(params=list(m[0].parameters())))
+
+@pytest.mark.parametrize('change', [_new_parameter,_other_groups,_sparse_layer])
+def test_a_weight_that_left_is_named_once(change):
+    "A weight that the optimizer or the model no longer holds: one warning at the next update, which names it and the way out"
+    m,_,_ = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    engine(m, opt)
+    go(m, opt, 0, 3)
+    change(m, opt)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        go(m, opt, 3, 12)
+    found = [str(w.message) for w in caught if 'no longer' in str(w.message)]
+    assert len(found)==1 and found[0].startswith('0.weight') and 'remove()' in found[0]
+
+def test_a_dense_layer_in_place_of_a_sparse_one_is_named_once():
+    "A layer that is replaced after the engine was made trains dense, and one warning says so"
+    m,_,_ = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = engine(m, opt)
+    go(m, opt, 0, 3)
+    m[0] = nn.Linear(10, 10)
+    opt.add_param_group(dict(params=list(m[0].parameters())))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        go(m, opt, 3, 12)
+    found = [str(w.message) for w in caught if '0.weight' in str(w.message)]
+    assert len(found)==1 and 'is dense now' in found[0] and dst.n_updates>=4

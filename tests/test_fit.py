@@ -224,7 +224,7 @@ class Groups(Callback):
     def look(self): self.seen.add(tuple((tuple(map(id, ps)), h['lr']) for ps,h in zip(self.learn.opt.param_lists, self.learn.opt.hypers)))
     def before_batch(self): self.batches.append((self.learn.xb[0].clone(), self.learn.yb[0].clone()))
     def before_step(self):
-        self.rates = {s.o.name:s.notes['rate'] for s in self.learn.dynamic_sparse_training.engine.all}
+        self.rates = {s.o.name:s.growth_state['rate'] for s in self.learn.dynamic_sparse_training.engine.all}
         self.look()
     def after_step(self): self.look()
     def after_batch(self):
@@ -335,7 +335,7 @@ def test_rates_follow_the_highest_rate_of_the_cycle_and_not_the_learners(lr, exp
     learn,seen = learner(),[]
     class One(Callback):
         def before_batch(self):
-            seen.extend(s.notes['rate'] for s in self.learn.dynamic_sparse_training.engine.all)
+            seen.extend(s.growth_state['rate'] for s in self.learn.dynamic_sparse_training.engine.all)
             raise CancelFitException()
     learn.fit_sparse(1, .9, lr, sparse_f=uniform_sparsity, seed=0, cbs=One())
     assert len(seen)==3 and all(abs(o/expected-1)<.01 for o in seen)
@@ -345,7 +345,7 @@ def test_rates_of_groups_follow_their_own_highest_rate():
     learn.splitter = lambda m: [list(m[0].parameters()), list(m[2:].parameters())]
     class One(Callback):
         def before_batch(self):
-            seen.extend(s.notes['rate'] for s in self.learn.dynamic_sparse_training.engine.all)
+            seen.extend(s.growth_state['rate'] for s in self.learn.dynamic_sparse_training.engine.all)
             raise CancelFitException()
     learn.fit_sparse(1, .9, slice(1e-5,1.), sparse_f=uniform_sparsity, seed=0, cbs=One())
     assert abs(seen[0]/10-1)<.01 and all(abs(o/10**.5-1)<.01 for o in seen[1:])

@@ -287,14 +287,14 @@ def test_skipped_steps_do_not_age():
     until_growth(loop)
     loop.step()
     loop.step()
-    w,notes = [o.p.detach().clone() for o in masked_params(loop.m)],copy.deepcopy([s.notes for s in loop.engine.slots])
+    w,notes = [o.p.detach().clone() for o in masked_params(loop.m)],copy.deepcopy([s.growth_state for s in loop.engine.slots])
     loop.opt.grad_scale,loop.opt.found_inf = torch.tensor(1.),torch.tensor(1.)
     loop.opt.step()
     loop.opt.grad_scale = loop.opt.found_inf = None
     for o in masked_params(loop.m): o.p.grad = None
     loop.opt.step()
     assert all(torch.equal(a, o.p) for a,o in zip(w, masked_params(loop.m)))
-    assert all(torch.equal(a['idx'], s.notes['idx']) and a['born']==s.notes['born'] for a,s in zip(notes, loop.engine.slots))
+    assert all(torch.equal(a['idx'], s.growth_state['idx']) and a['born']==s.growth_state['born'] for a,s in zip(notes, loop.engine.slots))
 
 def test_young_weights_are_forgotten():
     "Notes hold live weights only, a place once, oldest first; they are dropped when both corrections are within 1e-6 of one, also where no update comes"
@@ -303,18 +303,18 @@ def test_young_weights_are_forgotten():
     for _ in range(60):
         loop.step()
         for s in loop.engine.slots:
-            if not s.notes: continue
-            idx = s.notes['idx']
-            assert s.mask.take(idx).all() and len(idx.unique())==len(idx)==sum(s.notes['sizes']) and s.notes['born']==sorted(s.notes['born'])
-            assert all(.6**(opt_state(loop.opt, s.p)['step'].item()-1-b)>1e-6 for b in s.notes['born'])
+            if not s.growth_state: continue
+            idx = s.growth_state['idx']
+            assert s.mask.take(idx).all() and len(idx.unique())==len(idx)==sum(s.growth_state['sizes']) and s.growth_state['born']==sorted(s.growth_state['born'])
+            assert all(.6**(opt_state(loop.opt, s.p)['step'].item()-1-b)>1e-6 for b in s.growth_state['born'])
             seen = max(seen, len(idx))
-    assert seen>5 and all(not len(s.notes['idx']) and not s.notes['born'] for s in loop.engine.slots)  # .6**28 < 1e-6
+    assert seen>5 and all(not len(s.growth_state['idx']) and not s.growth_state['born'] for s in loop.engine.slots)  # .6**28 < 1e-6
 
 def test_grown_before_the_first_step():
     "A weight that grows before the optimizer's first step is as old as the run: nothing is noted"
     m,opt = by_hand([4.,3.,0.,0.], [True,True,False,False], [1.,1.,1.,9.], torch.optim.Adam, lr=.1)
     engine = SparseEngine(m, opt, 100, batches_per_update=10, drop_fraction=.5, seed=0, grow_state_f=own_step_count)
-    assert engine.before_step(10) and m.weight_mask[0,3] and not engine.slots[0].notes
+    assert engine.before_step(10) and m.weight_mask[0,3] and not engine.slots[0].growth_state
 
 def test_state_cleared_within_a_run():
     "An optimizer that is reset makes all weights equally old: notes of a later time are dropped"
@@ -322,7 +322,7 @@ def test_state_cleared_within_a_run():
     until_growth(loop)
     loop.opt.clear_state()
     loop.step()
-    assert all(s.notes['born']==[] for s in loop.engine.slots)
+    assert all(s.growth_state['born']==[] for s in loop.engine.slots)
 
 def test_mask_changed_elsewhere():
     "A young weight that somebody else kills stays dead, with its state"
@@ -330,7 +330,7 @@ def test_mask_changed_elsewhere():
     until_growth(loop)
     loop.step()
     s = loop.engine.slots[0]
-    s.mask.view(-1)[s.notes['idx']] = False
+    s.mask.view(-1)[s.growth_state['idx']] = False
     loop.step()
     assert_dead(loop.m, loop.opt)
 
@@ -340,7 +340,7 @@ def test_dense_history():
     for _ in range(30):
         loop.step()
         assert_dead(loop.m, loop.opt, state=False)
-    assert any(t[~s.mask].any() for s in loop.engine.slots for t in grad_history(loop.opt, s.p)) and any(len(s.notes['idx']) for s in loop.engine.slots)
+    assert any(t[~s.mask].any() for s in loop.engine.slots for t in grad_history(loop.opt, s.p)) and any(len(s.growth_state['idx']) for s in loop.engine.slots)
 
 def test_engine_lets_go():
     "A removed engine leaves nothing around the step; another one, without ages, takes over"
@@ -398,9 +398,9 @@ def test_state_is_a_snapshot():
     loop = Loop(opts['Adam'], grow_state_f=own_step_count)
     until_growth(loop)
     state = loop.engine.state_dict()['slots']
-    before = copy.deepcopy([o['notes'] for o in state])
+    before = copy.deepcopy([o['growth_state'] for o in state])
     for _ in range(20): loop.step()
-    assert all(torch.equal(a['idx'], o['notes']['idx']) and a['born']==o['notes']['born'] for a,o in zip(before, state))
+    assert all(torch.equal(a['idx'], o['growth_state']['idx']) and a['born']==o['growth_state']['born'] for a,o in zip(before, state))
 
 @settings(max_examples=12)
 @given(sizes=st.lists(st.integers(1,8), min_size=2, max_size=4), s=st.floats(0,.95), end=st.none()|st.floats(0,.95), f=st.floats(0,1), seed=st.integers(0,50),
@@ -416,7 +416,7 @@ def test_invariants(sizes, s, end, f, seed, care, grow, replace, opt):
             loop.step()
             assert_dead(loop.m, loop.opt, state=not loop.engine.methods[0].dense_history)
             assert all(torch.isfinite(p).all() for p in loop.m.parameters())
-            for slot in loop.engine.slots: assert not slot.notes or slot.mask.take(slot.notes['idx']).all()
+            for slot in loop.engine.slots: assert not slot.growth_state or slot.mask.take(slot.growth_state['idx']).all()
 
 @pytest.mark.parametrize('care,opt,match', [(own_step_count, opts['SGD'], 'SGD is not an Adam'), (own_step_count, partial(torch.optim.NAdam, lr=.1), 'NAdam is not an Adam'),
     (own_step_count, partial(fo.RAdam, lr=.1), 'not an Adam'), (own_step_count, partial(fo.SGD, lr=.1), 'not an Adam'), (second_moment_from_live, opts['SGD'], 'SGD keeps no second moment'),
@@ -456,7 +456,7 @@ class Look(Callback):
     order = 100
     def __init__(self): self.young = []
     def after_batch(self):
-        if self.training: self.young.append(sum(len(s.notes.get('idx', ())) for s in self.learn.dynamic_sparse_training.engine.slots))
+        if self.training: self.young.append(sum(len(s.growth_state.get('idx', ())) for s in self.learn.dynamic_sparse_training.engine.slots))
 
 def test_fastai_fit(tmp_path):
     "A fit with ages of their own: young weights are noted, dead stay dead, validation changes nothing"

@@ -27,7 +27,7 @@ def _data(n=40, seed=3, cols=8, outs=6):
 
 # ---- targets
 
-@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','3:2'), ('block 2x2','no sparsity of its own'), ((.8,'2:4'),r'0\.8.*has a sparsity of 0\.5'), ((.5,'nonsense'),'nonsense'),
+@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','n is 3'), ('block 2x2','no sparsity of its own'), ((.8,'2:4'),r'0\.8.*has a sparsity of 0\.5'), ((.5,'nonsense'),'nonsense'),
     ({'1':.5},"nothing to prune"), ({'*':None},'nothing to prune'), ('3:5',r'0\.weight: .*5'), ({'2':'5:5 flat'},r'2\.weight')])
 def test_targets_refused(target, what):
     "Law 10: value, range and way out, before anything changed, by every method"
@@ -933,7 +933,7 @@ def test_learned_masks_go_on(preset):
     prune_magnitude(net, '2:4')
     masks = masks_of(net)
     unsparsify(net)
-    learn_masks(net, **dict(preset, sparseness='BTOPK{2:4,1}(U)'), seed=0)
+    learn_masks(net, **dict(preset, sparseness='2:4'), seed=0)
     if preset is not supermask_presets: assert same_masks(masks, masks_of(net))
     train(net, torch.optim.SGD(net.parameters(), lr=.1), 2, x, y)
     fold_masks(net)
@@ -959,7 +959,7 @@ def test_restores_every_mask_that_folding_leaves():
         net['c'].weight = net['b'].weight
         return net
     net,fresh = make(),make()
-    learn_masks(net, {'*':'TOPK{0.5}(U)'}, seed=0)
+    learn_masks(net, {'*':'top 0.5'}, seed=0)
     fold_masks(net)
     sparsify_parameter(net, 'b.bias', .5, seed=0)
     state = net.state_dict()

@@ -118,7 +118,7 @@ waves = [.5, .9, .3, .9]
 square = (4,5,6,7,12,13,14,15,20,21,22,23,28,29,30,31)
 paths = {}
 paths['up'] = dict(sparsity=.95, sparsity_path=cubic_path()), lambda t,u: .95*(1-(1-min(t/30, 1))**3)
-paths['down'] = dict(sparsity=dict(type='linear', init=.9, slope=-.02)), lambda t,u: .9-.02*t
+paths['down'] = dict(sparsity=lambda t: .9-.02*t), lambda t,u: .9-.02*t
 paths['waves'] = dict(sparsity=waves), lambda t,u: waves[u%4]
 paths['square'] = dict(sparsity=.8, sparsity_path=acdc_path(phase=.1, start=.1, stop=.9)), lambda t,u: .8 if t in square or t>=36 else 0.
 paths['soft'] = dict(sparsity=.9, sparsity_path=soft_bound_path(.5, .75)), lambda t,u: .85 if t<30 else .9
@@ -175,7 +175,7 @@ def test_preset_is_a_dict(name):
 def test_preset_says_its_parts():
     "Functions by name, what they hold in brackets, and nothing of memory places; where names suffice, the text makes an equal one"
     assert repr(RigL_presets(stop_pct=.5))=='RigL_presets(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.5, batches_per_update=Interval(100))'
-    assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0)' in repr(GraNet_presets)
+    assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0, power=3.0)' in repr(GraNet_presets)
     assert not any(' at 0x' in repr(o) for o in methods.method_names.values())
     known = {**vars(fastsparse.masks.schedules), **vars(fastsparse.masks.scores), **vars(methods)}
     for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o), known)==o
@@ -198,7 +198,7 @@ def test_mest_fractions_are_those_of_the_scripts(target, bounds):
         live = int((w!=0).sum())
         assert live-round(fractions(epoch)*live)==kept, epoch
     assert [fractions(t) for t in (0,89,90,119,120)]==[.2,.2,.1,.1,0.]
-    assert update_steps(MEST_presets['updates'].bind(n_steps=160), 160)==range(5, 160, 5)
+    assert update_steps(MEST_presets['updates'].bind(n_steps=160), 160)==[*range(5, 160, 5)]
 
 @pytest.mark.parametrize('presets', [ACDC_presets, GMP_presets(sparse_f=global_sparsity)], ids=['ACDC','GMP'])
 @pytest.mark.filterwarnings('ignore:scores alone')

@@ -1,12 +1,12 @@
-"Room 02: when the topology moves, and how much of it. Pure functions of integers"
-import copy, json, math, numpy as np, pickle, pytest, sys, yaml
+"Schedules: when the topology moves, how much of it and towards which sparsity; also those of `compat.cerebras`"
+import copy, json, math, numpy as np, pickle, pytest, yaml
 from dataclasses import FrozenInstanceError,dataclass
 from fastai.callback.schedule import SchedCos,SchedExp,SchedLin,SchedPoly,combine_scheds,combined_cos
-from fastsparse.masks.schedules import acdc_path,ConstantSchedule,cosine_drop,CosineDecaySchedule,CosineSchedule,cubic_path,CubicSchedule
-from fastsparse.masks.schedules import CyclingSchedule,dsd_path,epochs,ExpSchedule,fraction_at,FreqSchedule,FunctionSchedule
-from fastsparse.masks.schedules import FunctionUpdateSchedule,in_steps,Interval,LinearSchedule,ListSchedule,make_schedule,make_update_schedule
-from fastsparse.masks.schedules import min_max_end,PiecewiseSchedule,polynomial_path,PolynomialSchedule,PositionSchedule,PowerSchedule,samples
-from fastsparse.masks.schedules import SawtoothSchedule,Schedule,schedule_spec,soft_bound_path,SquareSchedule,steps,Time,update_due,update_steps
+from fastsparse.compat.cerebras import CosineDecaySchedule,CosineSchedule,ExpSchedule,LinearSchedule,PowerSchedule,SawtoothSchedule,schedule_spec
+from fastsparse.masks.schedules import acdc_path,ConstantSchedule,cosine_drop,cubic_path,CubicSchedule,CyclingSchedule,dsd_path,epochs
+from fastsparse.masks.schedules import fraction_at,FreqSchedule,FunctionSchedule,FunctionUpdateSchedule,in_steps,Interval,ListSchedule,make_schedule
+from fastsparse.masks.schedules import make_update_schedule,min_max_end,PiecewiseSchedule,PositionSchedule,samples,Schedule,soft_bound_path
+from fastsparse.masks.schedules import SquareSchedule,steps,Time,update_due,update_steps
 from functools import partial
 from hypothesis import example,given,settings,strategies as st
 
@@ -163,11 +163,10 @@ def test_min_max_end(s, r):
     assert s(r[1])==min_max_end(s, *r)[2]
 
 def test_min_max_end_by_hand():
-    "Extremes inside the range count; a cycling schedule gives its list's; an empty range is refused"
+    "Extremes inside the range count; a cycling schedule gives its list's"
     assert min_max_end(CosineSchedule(.3, 1000), 500, 2500)==near((0,.3,.15))
     assert min_max_end(CosineSchedule(0, 10, .5), 3, 12)==near((0.5*(1-math.cos(.3*math.pi))/2, .5, .5*(1-math.cos(1.2*math.pi))/2))
     assert min_max_end(CyclingSchedule([.4,.2,.3]), 0, 9)==(.2,.4,.3)
-    with pytest.raises(ValueError, match='at least begin'): min_max_end(ConstantSchedule(1), 5, 4)
 
 @given(v=st.floats(-5,5))
 def test_fraction(v):
@@ -235,8 +234,7 @@ def test_units_differ():
 specs = [.3, 0, [.3,.4], dict(type='linear', init=.1, slope=.01), dict(type='exp', init=0, gamma=-.01, final=.5), dict(type='constant', value=1),
     dict(type='cosine', init=.3, half_period=dict(samples=1000)), dict(type='cosine_decay', init=.3, stop=.5), dict(type='power', init=.3, beta=.5),
     dict(type='cubic', init=0, end=.9, stop=dict(epochs=3), start=10), dict(type='sawtooth', init=0, end=.9, period=.25),
-    dict(type='piecewise', values=[0,.5,0], times=[.01,dict(epochs=3)]), dict(type='square', init=0, end=.9, phase=5),
-    dict(type='function', f='math:sin'), dict(type='position', f='math:sqrt')]
+    dict(type='piecewise', values=[0,.5,0], times=[.01,dict(epochs=3)]), dict(type='square', init=0, end=.9, phase=5)]
 
 @pytest.mark.parametrize('spec', specs, ids=str)
 def test_round_trip(spec):
@@ -247,11 +245,11 @@ def test_round_trip(spec):
     assert pickle.loads(pickle.dumps(s))==s==copy.deepcopy(s) and hash(s)==hash(copy.deepcopy(s))
     b = s.bind(n_steps=1001, batch_size=32, steps_per_epoch=7)
     assert make_schedule(schedule_spec(b))==b and [b(t) for t in range(9)]==[pickle.loads(pickle.dumps(b))(t) for t in range(9)]
-    if not isinstance(spec, dict) or 'f' not in spec: assert eval(repr(s), vars(sys.modules[type(s).__module__]))==s
+    assert eval(repr(s), globals())==s
     with pytest.raises(FrozenInstanceError): s.init = 5
 
 @pytest.mark.parametrize('spec', [None, 5, .1, dict(samples=4096), dict(freq=5, start=3, stop=13),
-    dict(freq=dict(samples=4096), stop=.75), dict(start=5), dict(steps=[1,5,.5]), [3,1], range(0,9,3), dict(f='math:isqrt')], ids=str)
+    dict(freq=dict(samples=4096), stop=.75), dict(start=5), [3,1], range(0,9,3)], ids=str)
 def test_update_round_trip(spec):
     "The same for update schedules"
     s = make_update_schedule(spec)
@@ -261,28 +259,21 @@ def test_update_round_trip(spec):
     assert make_update_schedule(schedule_spec(b))==b
 
 def test_names():
-    "Any case, with or without underscore"
-    for kind in ('cosine_decay','CosineDecay','COSINEDECAY'): assert make_schedule(dict(type=kind, init=.3))==CosineDecaySchedule(.3)
+    "In either spelling"
+    for kind in ('cosine_decay','CosineDecay'): assert make_schedule(dict(type=kind, init=.3))==CosineDecaySchedule(.3)
     s = CosineSchedule(.3, 5)
     assert make_schedule(s) is s
 
 @pytest.mark.parametrize('bad,say', [
     (True,'no schedule'), ('0.3','no schedule'), (None,'no schedule'), (samples(3),'no schedule'), (FreqSchedule(3),'no schedule'),
-    (CosineSchedule,'no schedule'),
-    (math.nan,'finite'), (math.inf,'finite'), ([],'at least one'), ([.1,True],r'values\[1\]'), ([.1,'a'],'finite'),
-    ({},'one of constant'), (dict(init=3),'one of constant'),
-    (dict(type='cosin', init=1),'cosine_decay'), (dict(type='cosine', init=1),"needs 'half_period'"),
-    (dict(type='cosine', init=1, half_period=3, end=5),"'end' is no argument"),
+    (math.nan,'finite'), ([],'at least one'), ([.1,True],r'values\[1\]'), (dict(init=3),'type is None'), (dict(type='cosin', init=1),'cosine_decay'),
     (dict(type='cosine', init=True, half_period=3),"init is True"), (dict(type='cosine', init=.3, half_period=0),'above 0'),
-    (dict(type='square', init=0, end=1, phase=0.),'above 0'),
-    (dict(type='sawtooth', init=0, end=1, period=samples(0)),'above 0'), (dict(type='cubic', init=0, end=1, stop=5, start=9),'in order'),
-    (dict(type='cubic', init=0, end=1, stop=.2, start=.5),'in order'),
+    (dict(type='square', init=0, end=1, phase=0.),'above 0'), (dict(type='cubic', init=0, end=1, power=-1),'above 0'),
+    (dict(type='cubic', init=0, end=1, stop=5, start=9),'in order'), (dict(type='cubic', init=0, end=1, stop=.2, start=.5),'in order'),
     (dict(type='piecewise', values=[1,2], times=[]),'one value more'), (dict(type='piecewise', values=[1,2,3], times=[5,2]),'in order'),
-    (dict(type='piecewise', values=.5, times=[]),'a list'),
-    (dict(type='power', init=1, beta=-1),'0 or more'), (dict(type='function', f=3),'no function'), (lambda: 3,'must take'),
-    (lambda a,b,c: 3,'must take')])
+    (dict(type='power', init=1, beta=-1),'0 or more'), (lambda: 3,'must take'), (lambda a,b,c: 3,'must take')])
 def test_refused(bad, say):
-    "Each mistake has an error that names it and lists what is known (a bool as number, a type that isn't there, arguments missing or unknown)"
+    "Each mistake has an error that names it (a bool as number, a type that isn't there, times out of order)"
     with pytest.raises(ValueError, match=say): make_schedule(bad)
 
 def test_order_after_bind():
@@ -321,12 +312,10 @@ def test_fastai_cosine_is_ours():
     ours,theirs = CosineDecaySchedule(.3).bind(n_steps=1000),PositionSchedule(SchedCos(.3, 0), .75).bind(n_steps=1000)
     assert [ours(t) for t in range(1000)]==near([theirs(t) for t in range(1000)])
 
-def test_no_name():
-    "What can't be imported again is not written down"
-    def local(step): return step
-    for f in (lambda step: step, local, Callable().method, SchedCos(1, 0)):
-        with pytest.raises(ValueError, match='define it with def'): schedule_spec(make_schedule(f))
-    assert make_schedule(schedule_spec(make_schedule(counted)))==FunctionSchedule(counted)
+def test_functions_are_not_written():
+    "A file holds no function"
+    for f in (lambda step: step, counted, SchedCos(1, 0)):
+        with pytest.raises(ValueError, match='file'): schedule_spec(make_schedule(f))
 
 def test_own_class():
     "A user's own schedule is found by name, checks its fields and knows units"
@@ -383,19 +372,16 @@ def test_freq_is_update_due(every, n, eighths):
 
 @pytest.mark.parametrize('spec,expect', [(None, FreqSchedule(1)), (7, FreqSchedule(7)), (.1, FreqSchedule(.1)),
     (samples(64), FreqSchedule(samples(64))), (dict(samples=64), FreqSchedule(samples(64))),
-    (dict(freq=5, start=3), FreqSchedule(5, 3)), (dict(stop=9), FreqSchedule(stop=9)), (dict(steps=[1,2]), ListSchedule([1,2])),
+    (dict(freq=5, start=3), FreqSchedule(5, 3)), (dict(stop=9), FreqSchedule(stop=9)),
     (dict(steps=5), FreqSchedule(steps(5))), ((5,3), ListSchedule([5,3]))], ids=str)
 def test_make_update_schedule(spec, expect):
     "Numbers are intervals, lists are steps"
     assert make_update_schedule(spec)==expect
 
-@pytest.mark.parametrize('bad,say', [(True,'True'), (0,'above 0'), (-5,'must be a time'), (2.5,'must be a time'),
-    ('5','no update schedule'), ({},'freq, start and stop'), (dict(every=5),'freq, start and stop'),
-    (dict(freq=5, every=3),"'every' is no argument"), (dict(steps=[1], freq=3),"'freq' is no argument"), ([1,True],r'steps\[1\]'),
-    ([1,-2],'must be a time'),
-    (ConstantSchedule(1),'no update schedule'), (FreqSchedule,'no update schedule'), (lambda: True,'must take'), (lambda a,b: True,'must take')])
+@pytest.mark.parametrize('bad,say', [(True,'True'), (0,'above 0'), (-5,'must be a time'), (2.5,'must be a time'), ('5','no update schedule'),
+    ([1,True],r'steps\[1\]'), ([1,-2],'must be a time'), (ConstantSchedule(1),'no update schedule'), (FreqSchedule,'no update schedule')])
 def test_update_refused(bad, say):
-    "Each mistake has an error that names it, a function that is no function of the step too"
+    "Each mistake has an error that names it"
     with pytest.raises(ValueError, match=say): make_update_schedule(bad)
 
 # --- paths
@@ -409,11 +395,6 @@ def test_paths(path, values):
     s = pickle.loads(pickle.dumps(path))(.9)
     assert s==path(.9)
     assert [s.bind(n_steps=900)(t) for t in (0,300,600,900)]==near(values)
-
-@pytest.mark.parametrize('spec', [dict(freq=5, start=9, stop=3), dict(freq=5, start=3, stop=3), dict(start=.5, stop=.25), dict(stop=0)], ids=str)
-def test_no_time_for_updates(spec):
-    "A dict that stops at its start or before is a mistake, not a schedule without updates"
-    with pytest.raises(ValueError, match='must stop later'): make_update_schedule(spec)
 
 # --- intervals
 
@@ -453,23 +434,18 @@ def test_interval_is_an_integer():
 def test_interval_refuses(bad):
     "Law 10: what is no number of steps"
     with pytest.raises(ValueError, match='integer from 1'): Interval(bad)
-    if type(bad) is not int: return
-    with pytest.raises(ValueError, match='n_steps is'): Interval(5).resolve(bad)
-    with pytest.raises(ValueError, match='stop_pct is'): Interval(5).resolve(10, bad)
 
 # --- powers and soft bounds
 
 @pytest.mark.parametrize('power,half', [(1,.45), (2,.675), (3,.7875), (.5,.9*(1-.5**.5))])
-def test_polynomial(power, half):
-    "Half way it is at 1-(1/2)^power of the way; ends are exact; 3 is the cubic, bit for bit; the path binds, pickles and is written down"
-    s = PolynomialSchedule(0., .9, 100, power=power)
+def test_power(power, half):
+    "Half way it is at 1-(1/2)^power of the way; ends are exact; the path pickles and is written down"
+    s = CubicSchedule(0., .9, 100, power=power)
     assert abs(s(50)-half)<1e-12
     assert s(0)==0 and s(100)==s(500)==.9
-    if power==3: assert [s(t) for t in range(120)]==[CubicSchedule(0., .9, 100)(t) for t in range(120)]
     assert make_schedule(json.loads(json.dumps(schedule_spec(s))))==s
-    path = pickle.loads(pickle.dumps(polynomial_path(power, stop=100)))
-    assert path(.9)==s and polynomial_path(power)(.9, stop=100)==s
-    with pytest.raises(ValueError, match='above 0'): PolynomialSchedule(0., .9, power=-power)
+    path = pickle.loads(pickle.dumps(cubic_path(power=power, stop=100)))
+    assert path(.9)==s and cubic_path(power=power)(.9, stop=100)==s
 
 def test_soft_bound():
     "MEST's scripts: at .9 the bounds .85, .875, .9 turn at epochs 90 and 120 of 160; one bound alone; never below 0"
@@ -477,8 +453,7 @@ def test_soft_bound():
     assert [round(s(t), 12) for t in (0,89,90,119,120,159)]==[.85,.85,.875,.875,.9,.9]
     s = soft_bound_path(1., .5)(.75).bind(n_steps=10)
     assert [s(t) for t in (0,4,5,9)]==[.5,.5,.75,.75] and soft_bound_path(2., .5)(.5).bind(n_steps=10)(0)==0
-    with pytest.raises(ValueError, match='as many of one'): soft_bound_path(.5)
-    with pytest.raises(ValueError, match='fractions from 0'): soft_bound_path(-.5, .5)
+    with pytest.raises(ValueError, match='one value more'): soft_bound_path(.5)(.9)
 
 @given(st.integers(1, 6000), st.sampled_from([.25,.5,.75,1.]), st.sampled_from([7,100,4000]))
 def test_an_interval_leaves_room_for_thirty_updates(n, stop, every):
@@ -486,10 +461,6 @@ def test_an_interval_leaves_room_for_thirty_updates(n, stop, every):
     def count(k): return len([t for t in range(k, n-1, k) if t<stop*n])
     got = Interval(every).resolve(n, stop, replaces=False)
     assert got==max([k for k in range(1, every+1) if count(k)>=30], default=1)
-
-def test_a_polynomial_is_a_square_unless_told():
-    "Half of the way a square has made three quarters of it"
-    assert PolynomialSchedule(1., 0., 10).power==2 and PolynomialSchedule(1., 0., 10)(5)==pytest.approx(.25)
 
 def test_teeth_that_never_begin_leave_the_end():
     "Where start and stop meet there are no teeth: the value is `init` before, and `end` from there on"

@@ -175,7 +175,7 @@ def deferred():
     with torch.device('meta'): return nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,4))
 
 @pytest.mark.parametrize('f', [lambda m: sparsify_model(m, .5), lambda m: sparsify_parameter(m, '0.weight', .5), lambda m: prune_magnitude(m, .5),
-    lambda m: SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 100, sparsity=.5, batches_per_update=10), lambda m: learn_masks(m, 'TOPK{.5}(M)')])
+    lambda m: SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 100, sparsity=.5, batches_per_update=10), lambda m: learn_masks(m, 'top .5 (M)')])
 def test_a_model_without_values_is_refused(f):
     "On the meta device there is nothing to mask, and masks made there would hold whatever `to_empty` finds: one error that names the way, and nothing changed"
     m = deferred()
@@ -1042,7 +1042,7 @@ def test_adapters_stay_dense():
     "peft's small matrices never become sparse silently; `also` names them"
     peft = pytest.importorskip('peft')
     m = peft.get_peft_model(nn.Sequential(nn.Linear(16,16), nn.ReLU(), nn.Linear(16,4)), peft.LoraConfig(target_modules=['0'], r=2))
-    whys = {o.name:o.why for o in decide(m)}
+    whys = {o.name:o.dense_reason for o in decide(m)}
     assert {n.rpartition('lora_')[2][0] for n,w in whys.items() if w=='adapter'}=={'A','B'}
     sparsify_model(m, .5)
     assert not any('lora_' in o.name for o in masked_params(m))

@@ -139,8 +139,8 @@ class Learned(Contender):
         kept = {m.name:count_live(m.mask)/m.mask.numel() for m in masked_params(models_of(o.task, o.sparsity)[1])}
         settings = {k:v for k,v in self.preset.items() if k!='sparseness'}
         grads = self.grads(o.sparsity)
-        if grads<1: settings['backward_sparseness'] = f'TOPK{{{grads}}}(U)'
-        learn_masks(o.learn, {k:f'TOPK{{{d}}}(U)' for k,d in kept.items() if d<1} | {'*':None}, seed=o.seed, **settings)
+        if grads<1: settings['backward_sparseness'] = f'top {grads}'
+        learn_masks(o.learn, {k:f'top {d}' for k,d in kept.items() if d<1} | {'*':None}, seed=o.seed, **settings)
         o.fit(ledger=False, cbs=[LearnedMaskCallback()])
         fold_masks(o.learn)
         n = sum(m.mask.numel() for m in masked_params(models_of(o.task, o.sparsity)[1]))

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 # %% ../../nbs/38_kernels.live_layers.ipynb #86c23d65
 class LiveLayer:
     "What layers share that keep some of their weights as live values; `_live` holds a handler for each"
-    def guard_for(self, attr): return self._live.get(attr) or DenseMask(self, attr)
+    def handler_for(self, attr): return self._live.get(attr) or DenseMask(self, attr)
     def forward(self, input): return self._live['weight'].product(input, self.bias)
 
     def __setstate__(self, state):
@@ -131,8 +131,8 @@ def _sync_classes(model):
 def _reattach(model):
     "Re-attach mask enforcement after layers of `model` were swapped, also where it is enforced for a larger model"
     modules = set(model.modules())
-    for e in list(MaskHooks.armed):
-        if any(g.module in modules for g in e.handlers) and (root := e.root()) is not None: e.arm(root)
+    for e in list(MaskHooks.attached):
+        if any(g.module in modules for g in e.handlers) and (root := e.root()) is not None: e.attach(root)
 
 @torch.inference_mode(False)
 @torch.no_grad()

@@ -165,7 +165,7 @@ _at_once = 2**17  # entries of the dense gradient that are made at a time, or an
 class LiveWeight(MaskHandler):
     "The handler of a parameter that is stored as its live values, in the order of the mask"
     kernel,slow_optimizer,grad_stamp,dense_state,finish = 'rows',None,None,False,None
-    held = f'is stored sparse: {_way_out}, first'
+    locked_reason = f'is stored sparse: {_way_out}, first'
 
     def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr, summary_note=''))
     def __getstate__(self): return dict(module=self.module, attr=self.attr, summary_note=self.summary_note)
@@ -323,6 +323,7 @@ class LiveWeight(MaskHandler):
             v.grad = None
             raise RuntimeError(late_text)
         self.dense_grad.arrive(v.grad)
+        if self.on_grad is not None: self.on_grad(v)
 
     def whole_grad(self):
         "The dense gradient, or that of live values with zeros where none was recorded"

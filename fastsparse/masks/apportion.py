@@ -46,10 +46,10 @@ def legal_counts(
     wanted:list, # Counts that add up to what is meant
 ) -> list: # Counts that are allowed
     "Counts that structures allow, near `wanted` each and in all"
-    counts = [s.fit(n) for s,n in zip(holders, wanted)]
+    counts = [s.round_up_to_legal(n) for s,n in zip(holders, wanted)]
     while off := sum(wanted)-sum(counts):
         way = 1 if off>0 else -1
-        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(holders, counts, wanted)) for n in s.steps(c, way)]
+        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(holders, counts, wanted)) for n in s.adjacent_counts(c, way)]
         left,_,i,n = min(steps, default=(abs(off),0,0,0))
         if left>=abs(off): break
         counts[i] = n
@@ -59,7 +59,7 @@ def legal_counts(
 def _exchange(holders, counts, wanted, off):
     "`counts` whose total lacks `off`, with one step more and the difference back in finer ones where that comes nearer"
     each = enumerate(zip(holders, counts, wanted))
-    steps = [(abs(n-c), abs(n-w), i, n) for i,(s,c,w) in each for way in (1,-1) for n in s.steps(c, way)]
+    steps = [(abs(n-c), abs(n-w), i, n) for i,(s,c,w) in each for way in (1,-1) for n in s.adjacent_counts(c, way)]
     size = {i:d for d,_,i,_ in steps}
     best,tried = (abs(off),counts),set()
     for d,_,i,n in sorted(steps):
@@ -73,6 +73,6 @@ def _exchange(holders, counts, wanted, off):
 def _give_back(holders, counts, left, finer):
     "How far off the total is, and `counts` after those of `finer` took what is `left`"
     for j in finer:
-        k = holders[j].fit(min(max(counts[j]+left, 0), holders[j].n))
+        k = holders[j].round_up_to_legal(min(max(counts[j]+left, 0), holders[j].n))
         left,counts[j] = left-k+counts[j],k
     return abs(left),counts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from fastsparse.masks.checks import need_choice,need_fraction,need_number
 from fastsparse.masks.registry import call_with
-from fastsparse.masks.selection import count_live,floor_product,highest,live_places,lowest,n_live,put_
+from fastsparse.masks.selection import count_live,highest,live_places,lowest,put_
 from fastsparse.masks.transposable import best_tiles
 from torch import nn
 from typing import NamedTuple
@@ -271,7 +271,7 @@ class NM(Structure):
     axis:int=1 # Along which axis neighbours are counted: 0 outputs, 1 inputs, -1 the last; of a vector the only one
     flat:bool=False # Count along all weights of an output, input channels and kernel together?
     pad:bool=False # May the last group of a row be shorter?
-    syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: sparsity)?(?: axis (?P<axis>-?\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
+    syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: axis (?P<axis>-?\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
     experts_join = property(lambda self: 'outputs' if self.flat else 'kernel')
     def __post_init__(self):
@@ -576,23 +576,12 @@ def _read(v):
     if v in ('flat','pad'): return True
     return int(v) if re.fullmatch(r'-?\d+', v) else v if v.isalnum() and v[0].isalpha() else float(v)
 
-_number = r'-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?'
-_dmx = {r'dense': lambda: 'top 1.0', rf'topk\{{({_number})\}}(?:\([um]\))?': lambda density: f'top {density}',
-    r'btopk\{(\d+):(\d+),(-?\d+)\}(?:\([um]\))?': lambda n,m,axis: f'{n}:{m} axis {axis}'}
-
-def _house_text(text):
-    "What dmx's words mean in ours; other texts come back as they are"
-    for pattern,f in _dmx.items():
-        if m := re.fullmatch(pattern, text): return f(*m.groups())
-    if text.startswith('bern'): raise ValueError(f"{text!r} draws a new mask at each step, and a structure says which masks are legal: pass it to learn_masks")
-    return text
-
 def as_structure(
-    x, # A `Structure`, a text (ours, Cerebras' or dmx's), or None for `Unstructured()`
+    x, # A `Structure`, a text such as '2:4', or None for `Unstructured()`
 ) -> Structure: # `as_structure(str(s))==s` for every built-in structure
     "The structure that `x` means; a `ValueError` with all texts if it means none"
     if isinstance(x, Structure): return x
-    text = 'unstructured' if x is None else _house_text(' '.join(x.lower().split())) if isinstance(x, str) else ''
+    text = 'unstructured' if x is None else ' '.join(x.lower().split()) if isinstance(x, str) else ''
     for kind in _kinds:
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
     raise ValueError(f"structure is {x!r}, and must be a Structure, None, or one of {_grammar}")
@@ -673,47 +662,3 @@ class Permuted(Structure):
 
     def complete(self, mask, score, n):
         return self.unpermute(self.seen(mask.shape)[0].complete(self.permute(mask).contiguous(), self.permute(score), n), mask.shape)
-
-# %% ../../nbs/14_masks.structures.ipynb #f4625cf9
-def _check_builder(score, mask, structure):
-    s = as_structure(structure)
-    s.check(mask.shape)
-    if mask.dtype!=torch.bool or mask.shape!=score.shape:
-        raise ValueError(f"the mask is a tensor of {mask.dtype} and shape {tuple(mask.shape)}, and must be of bools and of the score's shape, {tuple(score.shape)}")
-    return s
-
-def mask_topk(
-    score:torch.Tensor, # Scores, any shape
-    sparsity:float, # Fraction dead, in [0,1]
-    structure=None, # A `Structure` or its text
-) -> torch.Tensor: # Bool tensor
-    "The legal mask of the highest scores"
-    s = as_structure(structure)
-    return s.top(score, s.count(score.shape, n_live(score.numel(), sparsity)))
-
-# %% ../../nbs/14_masks.structures.ipynb #0441c034
-def mask_drop_minimum(
-    score:torch.Tensor, # Scores, any shape
-    mask:torch.Tensor, # Bool tensor of `score`'s shape
-    drop_fraction:float, # Fraction of the live weights that goes, in [0,1]
-    structure=None, # A `Structure` or its text
-) -> torch.Tensor: # Bool tensor
-    "`mask` without the `floor(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
-    if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]: the fraction of live weights that goes, e.g. 0.3")
-    s = _check_builder(score, mask, structure)
-    dropped,_ = s.move(mask, lambda: score.detach(), None, floor_product(drop_fraction*count_live(mask)), mask.numel())
-    return put_(mask.clone(), dropped, False)
-
-def mask_grow_maximum(
-    score:torch.Tensor, # Scores, any shape
-    mask:torch.Tensor, # Bool tensor of `score`'s shape
-    sparsity:float, # Fraction dead afterwards, in [0,1]; a mask that is denser stays as it is
-    structure=None, # A `Structure` or its text
-) -> torch.Tensor: # Bool tensor
-    "`mask` and the highest scores beside it"
-    s = _check_builder(score, mask, structure)
-    wanted,live = n_live(mask.numel(), sparsity),count_live(mask)
-    if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
-    new = s.complete(mask, score, n)
-    if not s.legal(new): raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
-    return new

@@ -168,140 +168,119 @@ class OverRanks:
     def n(self, mask): return self.ranks.sum(count_live(mask))[0]
     def some(self, x): return bool(self.ranks.max(int(x.any()))[0])
 
-# %% ../../nbs/24_model.distributed.ipynb #abe6bae0
-@patch
-def top(self:OverRanks, score, n):
-    "The legal mask with `n` live weights, of all ranks, that has the highest scores"
-    k,everywhere = self.inner.units_per_group(self.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
-    if n in (0, math.prod(self.shape)): return everywhere if n else ~everywhere
-    units = self._units(everywhere)
-    if not self.alone:
-        return self._whole(put_(torch.zeros_like(units), highest_of(self._scores(score), k, units, self.ranks), True), score.shape)
-    return self._whole(self.here.choose_units(score, k, units), score.shape) if score.numel() else everywhere
+    def top(self, score, n):
+        "The legal mask with `n` live weights, of all ranks, that has the highest scores"
+        k,everywhere = self.inner.units_per_group(self.shape, n),torch.ones(score.shape, dtype=torch.bool, device=score.device)
+        if n in (0, math.prod(self.shape)): return everywhere if n else ~everywhere
+        units = self._units(everywhere)
+        if not self.alone:
+            return self._whole(put_(torch.zeros_like(units), highest_of(self._scores(score), k, units, self.ranks), True), score.shape)
+        return self._whole(self.here.choose_units(score, k, units), score.shape) if score.numel() else everywhere
 
-@patch
-def _scores(self:OverRanks, score): return self.here.unit_scores(score) if score.numel() else score
+    def legal(self, mask):
+        "Are units whole, and groups of all ranks equal?"
+        mask = local_part(mask)
+        live = self.here.split(mask).any(-1).sum(1) if mask.numel() else torch.zeros(0, dtype=torch.long)
+        live = live[live>0] if getattr(self.inner, 'ablate', None) is not None else live
+        most,least,broken = self.ranks.max(*((int(live.max()), -int(live.max())) if len(live) else (-1,-2**40)),
+            int(mask.numel()>0 and not self.here.legal(mask)))
+        return not broken and (not self.alone or most<0 or most==-least)
 
-@patch
-def _whole(self:OverRanks, units, shape): return self.here.join(units, shape) if units.numel() else units.view(shape)
+    def move(self, mask, keep_f, grow_f, n_drop, n):
+        "This rank's part of an update: what it drops, and what it grows"
+        mask = local_part(mask)
+        k,live = self.inner.units_per_group(self.shape, n) if getattr(self.inner, 'ablate', None) is None else n,self.n(mask)
+        if not 0<=n_drop<=live: raise ValueError(f"n_drop is {n_drop}, and must be in [0,{live}]: that many weights live")
+        if not n_drop and n==live: return (live_places(mask.reshape(-1))[:0],)*2
+        if not self.alone: kept,fill = self._compete(mask, keep_f, n_drop, k)
+        elif getattr(self.inner, 'ablate', None) is not None: kept,fill,grow_f = self._ablate(mask, keep_f, grow_f, n_drop, n)
+        else: kept,fill = self._in_rows(mask, keep_f, n_drop, k, grow_f is not None)
+        stay = self._whole(kept, mask.shape)
+        dropped = live_places((mask & ~stay).reshape(-1))
+        if grow_f is None: return dropped,dropped[:0]
+        new = self._whole(fill(grow_f, stay), mask.shape)
+        return dropped,live_places((new & ~(mask & stay)).reshape(-1))
 
-@patch
-def legal(self:OverRanks, mask):
-    "Are units whole, and groups of all ranks equal?"
-    mask = local_part(mask)
-    live = self.here.split(mask).any(-1).sum(1) if mask.numel() else torch.zeros(0, dtype=torch.long)
-    live = live[live>0] if getattr(self.inner, 'ablate', None) is not None else live
-    most,least,broken = self.ranks.max(*((int(live.max()), -int(live.max())) if len(live) else (-1,-2**40)),
-        int(mask.numel()>0 and not self.here.legal(mask)))
-    return not broken and (not self.alone or most<0 or most==-least)
+    def _units(self, mask): return self.here.split(mask).any(-1) if mask.numel() else mask.view(1, -1)
 
-# %% ../../nbs/24_model.distributed.ipynb #9f90ea1b
-@patch
-def move(self:OverRanks, mask, keep_f, grow_f, n_drop, n):
-    "This rank's part of an update: what it drops, and what it grows"
-    mask = local_part(mask)
-    k,live = self.inner.units_per_group(self.shape, n) if getattr(self.inner, 'ablate', None) is None else n,self.n(mask)
-    if not 0<=n_drop<=live: raise ValueError(f"n_drop is {n_drop}, and must be in [0,{live}]: that many weights live")
-    if not n_drop and n==live: return (live_places(mask.reshape(-1))[:0],)*2
-    if not self.alone: kept,fill = self._compete(mask, keep_f, n_drop, k)
-    elif getattr(self.inner, 'ablate', None) is not None: kept,fill,grow_f = self._ablate(mask, keep_f, grow_f, n_drop, n)
-    else: kept,fill = self._in_rows(mask, keep_f, n_drop, k, grow_f is not None)
-    stay = self._whole(kept, mask.shape)
-    dropped = live_places((mask & ~stay).reshape(-1))
-    if grow_f is None: return dropped,dropped[:0]
-    new = self._whole(fill(grow_f, stay), mask.shape)
-    return dropped,live_places((new & ~(mask & stay)).reshape(-1))
+    def _scores(self, score): return self.here.unit_scores(score) if score.numel() else score
 
-@patch
-def _units(self:OverRanks, mask): return self.here.split(mask).any(-1) if mask.numel() else mask.view(1, -1)
+    def _whole(self, units, shape): return self.here.join(units, shape) if units.numel() else units.view(shape)
 
-# %% ../../nbs/24_model.distributed.ipynb #ed1e549f
-@patch
-def _compete(self:OverRanks, mask, keep_f, n_drop, k):
-    "The units that stay where all compete, and what fills them up to `k`"
-    units,entries = self._units(mask),max(self.inner.layout(self.shape)[-1][-1], 1)
-    live = self.n(units)
-    left = min(live-n_drop//entries, k)
-    def pick(score, n, among): return put_(torch.zeros_like(among), highest_of(self._scores(score), n, among, self.ranks), True)
-    kept = units if left>=live else pick(keep_f(), left, units)
-    def fill(grow_f, stay):
-        short,free = k-min(left, live),self._units(~stay)
-        return kept|pick(grow_f(stay), min(short, self.n(free)), free) if short>0 else kept
-    return kept,fill
+    def _compete(self, mask, keep_f, n_drop, k):
+        "The units that stay where all compete, and what fills them up to `k`"
+        units,entries = self._units(mask),max(self.inner.layout(self.shape)[-1][-1], 1)
+        live = self.n(units)
+        left = min(live-n_drop//entries, k)
+        def pick(score, n, among): return put_(torch.zeros_like(among), highest_of(self._scores(score), n, among, self.ranks), True)
+        kept = units if left>=live else pick(keep_f(), left, units)
+        def fill(grow_f, stay):
+            short,free = k-min(left, live),self._units(~stay)
+            return kept|pick(grow_f(stay), min(short, self.n(free)), free) if short>0 else kept
+        return kept,fill
 
-# %% ../../nbs/24_model.distributed.ipynb #4a3ecac3
-@patch
-def _drop_across(self:OverRanks, mask, score, n): return put_(mask.clone(), all_but(score.detach(), n, mask, self.ranks), False)
+    def _in_rows(self, mask, keep_f, n_drop, k, refill):
+        "The units that stay in groups that a rank holds whole, and what fills each up to `k`"
+        if isinstance(self.inner, TransposableNM): return self._tiles(mask, keep_f, n_drop, k, refill)
+        live = self._units(mask)
+        each = live.sum(1, keepdim=True)
+        if self.inner.across and refill: kept = self._kept_across(mask, keep_f, n_drop, k, live, each)
+        else:
+            left = (each-n_drop//max(self.n(each), 1)).clamp(max=k)
+            kept = live if (left>=each).all() else best_units(self._scores(keep_f()), left, live)
+        def fill(grow_f, stay): return self._filled(kept, grow_f, stay, k)
+        return kept,fill
 
-@patch
-def _in_rows(self:OverRanks, mask, keep_f, n_drop, k, refill):
-    "The units that stay in groups that a rank holds whole, and what fills each up to `k`"
-    if isinstance(self.inner, TransposableNM): return self._tiles(mask, keep_f, n_drop, k, refill)
-    live = self._units(mask)
-    each = live.sum(1, keepdim=True)
-    if self.inner.across and refill: kept = self._kept_across(mask, keep_f, n_drop, k, live, each)
-    else:
-        left = (each-n_drop//max(self.n(each), 1)).clamp(max=k)
-        kept = live if (left>=each).all() else best_units(self._scores(keep_f()), left, live)
-    def fill(grow_f, stay): return self._filled(kept, grow_f, stay, k)
-    return kept,fill
+    def _kept_across(self, mask, keep_f, n_drop, k, live, each):
+        "The units that stay when the lowest of all groups go, and each keeps `k` at most"
+        if not n_drop and not self.some(each>k): return live
+        score = keep_f()
+        left = self._drop_across(mask, score, n_drop)
+        return best_units(self._scores(score), k, self._units(left)) if mask.numel() else live
 
-@patch
-def _kept_across(self:OverRanks, mask, keep_f, n_drop, k, live, each):
-    "The units that stay when the lowest of all groups go, and each keeps `k` at most"
-    if not n_drop and not self.some(each>k): return live
-    score = keep_f()
-    left = self._drop_across(mask, score, n_drop)
-    return best_units(self._scores(score), k, self._units(left)) if mask.numel() else live
+    def _filled(self, kept, grow_f, stay, k):
+        short,free = k-kept.sum(1, keepdim=True),self._units(~stay)
+        return kept|best_units(self._scores(grow_f(stay)), short, free) if ((short>0)&free).any() else kept
 
-@patch
-def _filled(self:OverRanks, kept, grow_f, stay, k):
-    short,free = k-kept.sum(1, keepdim=True),self._units(~stay)
-    return kept|best_units(self._scores(grow_f(stay)), short, free) if ((short>0)&free).any() else kept
+    def _drop_across(self, mask, score, n): return put_(mask.clone(), all_but(score.detach(), n, mask, self.ranks), False)
 
-# %% ../../nbs/24_model.distributed.ipynb #7dca1923
-@patch
-def _tiles(self:OverRanks, mask, keep_f, n_drop, k, refill):
-    "As `_in_rows`, for tiles whose rows and columns are equal"
-    inner,rows,m = self.inner,math.prod(self.shape)//self.inner.m,self.inner.m
-    if not mask.numel():
-        if refill and n_drop: self._drop_across(mask, keep_f(), n_drop)
-        return mask.view(1, -1),lambda grow_f, stay: mask.view(1, -1)
-    own = SimpleNamespace(**{k:getattr(inner, k) for k in ('split','legal','tiles','m')}, drop_across=self._drop_across)
-    n = n_drop if refill else n_drop//max(rows, 1)*(mask.numel()//m)
-    kept = type(inner).keep_units(own, mask, keep_f, n, k, refill)
-    return kept,lambda grow_f, stay: inner.fill_units(kept, lambda: grow_f(stay), k, None)
+    def _tiles(self, mask, keep_f, n_drop, k, refill):
+        "As `_in_rows`, for tiles whose rows and columns are equal"
+        inner,rows,m = self.inner,math.prod(self.shape)//self.inner.m,self.inner.m
+        if not mask.numel():
+            if refill and n_drop: self._drop_across(mask, keep_f(), n_drop)
+            return mask.view(1, -1),lambda grow_f, stay: mask.view(1, -1)
+        own = SimpleNamespace(**{k:getattr(inner, k) for k in ('split','legal','tiles','m')}, drop_across=self._drop_across)
+        n = n_drop if refill else n_drop//max(rows, 1)*(mask.numel()//m)
+        kept = type(inner).keep_units(own, mask, keep_f, n, k, refill)
+        return kept,lambda grow_f, stay: inner.fill_units(kept, lambda: grow_f(stay), k, None)
 
-@patch
-def _ablate(self:OverRanks, mask, keep_f, grow_f, n_drop, n):
-    "As `_in_rows`, without outputs that have too few salient weights"
-    on = mask.flatten(1).any(1, keepdim=True)
-    if not self.some(on): on = ~on
-    if n_drop and grow_f is not None:
-        keep = keep_f().detach()
-        grow = grow_f(self._drop_across(mask, keep, n_drop)).detach()
-        on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
-    return *self._in_rows(mask, keep_f, n_drop, self._share(n, on), grow_f is not None),grow_f
+    def _ablate(self, mask, keep_f, grow_f, n_drop, n):
+        "As `_in_rows`, without outputs that have too few salient weights"
+        on = mask.flatten(1).any(1, keepdim=True)
+        if not self.some(on): on = ~on
+        if n_drop and grow_f is not None:
+            keep = keep_f().detach()
+            grow = grow_f(self._drop_across(mask, keep, n_drop)).detach()
+            on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
+        return *self._in_rows(mask, keep_f, n_drop, self._share(n, on), grow_f is not None),grow_f
 
-@patch
-def _share(self:OverRanks, n, on):
-    "The fan-in of the outputs in `on` that comes nearest to `n` in all; none for the others"
-    n_on = self.n(on)
-    return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.inner.group_size(self.shape))
+    def _share(self, n, on):
+        "The fan-in of the outputs in `on` that comes nearest to `n` in all; none for the others"
+        n_on = self.n(on)
+        return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.inner.group_size(self.shape))
 
-# %% ../../nbs/24_model.distributed.ipynb #f2c58bdd
-@patch
-def _active(self:OverRanks, mask, keep, grow, n_drop, n, on):
-    "Which of the outputs in `on` have enough salient weights"
-    n_keep = min(self.n(mask)-n_drop, n)
-    salient = put_(torch.zeros_like(mask), highest_of(keep, n_keep, mask, self.ranks), True)
-    free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
-    put_(salient, highest_of(grow, min(n-n_keep, self.n(free)), free, self.ranks), True)
-    each,share = salient.flatten(1).sum(1, keepdim=True),self._share(n, on)
-    k = self.ranks.max(int(share.max()) if len(on) else 0)[0]
-    active = on & (each>=max(1, math.ceil(k*self.inner.ablate-1e-9)))
-    if self.some(active): return active
-    return put_(active, highest_of(each, 1, torch.ones_like(each, dtype=torch.bool), self.ranks), True)
+    def _active(self, mask, keep, grow, n_drop, n, on):
+        "Which of the outputs in `on` have enough salient weights"
+        n_keep = min(self.n(mask)-n_drop, n)
+        salient = put_(torch.zeros_like(mask), highest_of(keep, n_keep, mask, self.ranks), True)
+        free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
+        put_(salient, highest_of(grow, min(n-n_keep, self.n(free)), free, self.ranks), True)
+        each,share = salient.flatten(1).sum(1, keepdim=True),self._share(n, on)
+        k = self.ranks.max(int(share.max()) if len(on) else 0)[0]
+        active = on & (each>=max(1, math.ceil(k*self.inner.ablate-1e-9)))
+        if self.some(active): return active
+        return put_(active, highest_of(each, 1, torch.ones_like(each, dtype=torch.bool), self.ranks), True)
 
 # %% ../../nbs/24_model.distributed.ipynb #26894680
 # each weight by itself, with what is remembered of it, or each row
@@ -387,7 +366,7 @@ class ShardedMask(DenseMask):
         if p is not self.p: _shards.known[id(self.module),self.attr] = weakref.ref(p)
         return super().check()
 
-    def stored(self): return _shards.stored(self.module, self.attr, super().stored())
+    def stored(self): return _shards.parameter(self.module, self.attr, super().stored())
     def strayed(self, p): return not _is_sharded(p)
 
 # %% ../../nbs/24_model.distributed.ipynb #1ceb9b98
@@ -405,37 +384,7 @@ def _fsdp_params(model):
             for module,attr in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
                 yield module,attr,p.sharded_param
 
-# %% ../../nbs/24_model.distributed.ipynb #a4ce913c
-class Shards(Storage):
-    "Weights whose rows are shared out over ranks"
-    whole = False
-    def __init__(self): self.known = {}  # weak references to sharded parameters, by module's id and attribute
-
-    def has(self, p):
-        if getattr(p, '_fsdp_flattened', False): raise ValueError(_fsdp1_error)
-        return _is_sharded(p)
-
-    def handler(self, o): return ShardedMask(o.module, o.attr)
-    def mine(self, t, p): return own_rows(t, p)
-    def total(self, p, *ns): return ranks_of(p).sum(*ns)
-
-    def settle(self, model):
-        for m in model.modules():
-            if type(m).__name__=='FullyShardedDataParallel' or '_flat_param' in m._parameters: raise ValueError(_fsdp1_error)
-        self.known = {k:ref for k,ref in self.known.items() if ref() is not None}
-        for module,attr,p in _fsdp_params(model): self.known[id(module),attr] = weakref.ref(p)
-
-    def stored(self, module, attr, p):
-        if p is None or _is_sharded(p): return p
-        ref = self.known.get((id(module), attr))
-        return p if ref is None or (rows := ref()) is None else rows
-
-    def structure(self, structure, p): return OverRanks(structure, p.shape, ranks_of(p))
-
-_shards = Shards()
-storages.append(_shards)
-
-# %% ../../nbs/24_model.distributed.ipynb #427455a8
+# %% ../../nbs/24_model.distributed.ipynb #a7e548c7
 def _face(p):
     "This rank's rows of `p` as an ordinary parameter, with their gradient"
     face = nn.Parameter(local_part(p).detach(), requires_grad=False)
@@ -448,38 +397,6 @@ def _memory(opt, p, face):
     return SimpleNamespace(state={face: {k:local_part(v) if isinstance(v, torch.Tensor) else v for k,v in opt_state(opt, p).items()}},
         param_groups=[{**group, 'params':[face]}])
 
-@patch
-def call(self:Shards, f, p, opt=None, generator=None, **kwargs):
-    "What `f` says of this rank's rows; of a share, what it says of all"
-    ranks,base = ranks_of(p),_base(f)
-    if base is random_score: return draw_rows(tuple(p.shape), ranks, generator).to(ranks.device)
-    if isinstance(base, SampledGradient): return self._sampled(base._needs.sample, p, kwargs['mask'], kwargs['n'], generator)
-    face,kwargs = _face(p),{k:local_part(v) if isinstance(v, torch.Tensor) else v for k,v in kwargs.items()}
-    if opt is not None: kwargs['opt'] = _memory(opt, p, face)
-    res = call_with(f, face, **kwargs)
-    if isinstance(res, torch.Tensor) and res.shape==p.shape!=face.shape: return own_rows(res, p)
-    return self._share(f, res, kwargs['mask'], ranks) if isinstance(res, (int,float)) else res
-
-# %% ../../nbs/24_model.distributed.ipynb #857a73b9
-@patch
-def _sampled(self:Shards, sample, p, mask, grown, generator):
-    "Gradients of this rank's rows at places that all ranks draw"
-    ranks,dead = ranks_of(p),~local_part(mask).reshape(-1)
-    first = ranks.first*math.prod(p.shape[1:])
-    for drawn in sample.places(p.numel(), ranks.sum(count_live(~dead))[0]+grown, grown, generator):
-        found = among(dead, drawn[(drawn>=first) & (drawn<first+len(dead))]-first)
-        if ranks.sum(count_live(found))[0]>=grown: break
-    score = draw_rows(tuple(p.shape), ranks, generator).to(ranks.device)-1
-    return torch.where(found.view(score.shape), local_part(p.grad).abs().to(score), score)
-
-@patch
-def _share(self:Shards, f, res, mask, ranks):
-    "A share of all ranks: a mean over live weights, or their number"
-    live = count_live(mask)
-    total,n = ranks.added(torch.tensor([res*(live if _base(f) in _means else 1), live], dtype=torch.double, device=ranks.device)).tolist()
-    return total/max(n, 1) if _base(f) in _means else total
-
-# %% ../../nbs/24_model.distributed.ipynb #a0e76bbe
 class _Spread:
     "This rank's scores of a parameter, for a distribution that compares weights across layers"
     def __init__(self, rows, p): self.rows,self.n,self.ranks = rows,p.numel(),ranks_of(p)
@@ -508,36 +425,88 @@ def _global_over_ranks(params, model_sparsity, scores=None, min_live=1):
     scores = [local_part(p.detach()).abs() for p in params] if scores is None else scores
     return global_sparsity(params, model_sparsity, [_Spread(s, p) for s,p in zip(scores, params)], min_live)
 
-# %% ../../nbs/24_model.distributed.ipynb #db16ce26
-@patch
-def distribution(self:Shards, f):
-    "`f`, or what does the same over ranks"
-    if _base(f) is global_sparsity: return partial(_global_over_ranks, **getattr(f, 'keywords', {}))
-    if wants(f, 'scores'): raise ValueError(f"sparse_f is {_called(f)}, which compares scores across layers, and weights are sharded: take 'global', or one that goes by sizes, such as 'erk'")
-    return f
+# %% ../../nbs/24_model.distributed.ipynb #a4ce913c
+class Shards(Storage):
+    "Weights whose rows are shared out over ranks"
+    is_replicated = False
+    def __init__(self): self.known = {}  # weak references to sharded parameters, by module's id and attribute
 
-# %% ../../nbs/24_model.distributed.ipynb #48a1f994
-@patch
-def serves(self:Shards, p, m):
-    "A `ValueError` if the method `m` can't choose masks over ranks"
-    ranks_of(p)
-    check_single(m.keep_score_f, 'keep_score_f')
-    check_single(m.grow_score_f, 'grow_score_f')
-    shares = (*_means, nonzero_redistribution)
-    if m.redistribute_f is not None and _base(m.redistribute_f) not in shares: raise ValueError(f"redistribute_f is {_called(m.redistribute_f)}, and over ranks it must be one of {', '.join(f.__name__ for f in shares)}")
-    start = m.grow_init_f
-    if callable(start) and not needs_of(start).reads_initial and not needs_of(start).elementwise and _called(start)!='given_value':
-        raise ValueError(f"grow_init_f is {_called(start)}, which doesn't say that it looks at each weight by itself: take a number, initial_value, given_value, or write @declares('start', elementwise=True) above it")
-    self.distribution(m.sparse_f)
+    def has(self, p):
+        if getattr(p, '_fsdp_flattened', False): raise ValueError(_fsdp1_error)
+        return _is_sharded(p)
 
-@patch
-def checksum(self:Shards, mask):
-    "That of the whole mask: each rank goes on where the one before it stopped"
-    ranks,total = ranks_of(mask),0
-    for i in range(ranks.size):
-        own = zlib.crc32(local_part(mask).cpu().contiguous().numpy().tobytes(), total) if i==ranks.rank else 0
-        total, = ranks.sum(own)
-    return total
+    def handler(self, o): return ShardedMask(o.module, o.attr)
+    def local(self, t, p): return own_rows(t, p)
+    def all_reduce_sum(self, p, *ns): return ranks_of(p).sum(*ns)
+
+    def settle(self, model):
+        for m in model.modules():
+            if type(m).__name__=='FullyShardedDataParallel' or '_flat_param' in m._parameters: raise ValueError(_fsdp1_error)
+        self.known = {k:ref for k,ref in self.known.items() if ref() is not None}
+        for module,attr,p in _fsdp_params(model): self.known[id(module),attr] = weakref.ref(p)
+
+    def parameter(self, module, attr, p):
+        if p is None or _is_sharded(p): return p
+        ref = self.known.get((id(module), attr))
+        return p if ref is None or (rows := ref()) is None else rows
+
+    def structure(self, structure, p): return OverRanks(structure, p.shape, ranks_of(p))
+
+    def call(self, f, p, opt=None, generator=None, **kwargs):
+        "What `f` says of this rank's rows; of a share, what it says of all"
+        ranks,base = ranks_of(p),_base(f)
+        if base is random_score: return draw_rows(tuple(p.shape), ranks, generator).to(ranks.device)
+        if isinstance(base, SampledGradient): return self._sampled(base._needs.sample, p, kwargs['mask'], kwargs['n'], generator)
+        face,kwargs = _face(p),{k:local_part(v) if isinstance(v, torch.Tensor) else v for k,v in kwargs.items()}
+        if opt is not None: kwargs['opt'] = _memory(opt, p, face)
+        res = call_with(f, face, **kwargs)
+        if isinstance(res, torch.Tensor) and res.shape==p.shape!=face.shape: return own_rows(res, p)
+        return self._share(f, res, kwargs['mask'], ranks) if isinstance(res, (int,float)) else res
+
+    def _sampled(self, sample, p, mask, grown, generator):
+        "Gradients of this rank's rows at places that all ranks draw"
+        ranks,dead = ranks_of(p),~local_part(mask).reshape(-1)
+        first = ranks.first*math.prod(p.shape[1:])
+        for drawn in sample.places(p.numel(), ranks.sum(count_live(~dead))[0]+grown, grown, generator):
+            found = among(dead, drawn[(drawn>=first) & (drawn<first+len(dead))]-first)
+            if ranks.sum(count_live(found))[0]>=grown: break
+        score = draw_rows(tuple(p.shape), ranks, generator).to(ranks.device)-1
+        return torch.where(found.view(score.shape), local_part(p.grad).abs().to(score), score)
+
+    def _share(self, f, res, mask, ranks):
+        "A share of all ranks: a mean over live weights, or their number"
+        live = count_live(mask)
+        total,n = ranks.added(torch.tensor([res*(live if _base(f) in _means else 1), live], dtype=torch.double, device=ranks.device)).tolist()
+        return total/max(n, 1) if _base(f) in _means else total
+
+    def distribution(self, f):
+        "`f`, or what does the same over ranks"
+        if _base(f) is global_sparsity: return partial(_global_over_ranks, **getattr(f, 'keywords', {}))
+        if wants(f, 'scores'): raise ValueError(f"sparse_f is {_called(f)}, which compares scores across layers, and weights are sharded: take 'global', or one that goes by sizes, such as 'erk'")
+        return f
+
+    def check_method(self, p, m):
+        "A `ValueError` if the method `m` can't choose masks over ranks"
+        ranks_of(p)
+        check_single(m.keep_score_f, 'keep_score_f')
+        check_single(m.grow_score_f, 'grow_score_f')
+        shares = (*_means, nonzero_redistribution)
+        if m.redistribute_f is not None and _base(m.redistribute_f) not in shares: raise ValueError(f"redistribute_f is {_called(m.redistribute_f)}, and over ranks it must be one of {', '.join(f.__name__ for f in shares)}")
+        start = m.grow_init_f
+        if callable(start) and not needs_of(start).reads_initial and not needs_of(start).elementwise and _called(start)!='given_value':
+            raise ValueError(f"grow_init_f is {_called(start)}, which doesn't say that it looks at each weight by itself: take a number, initial_value, given_value, or write @declares('start', elementwise=True) above it")
+        self.distribution(m.sparse_f)
+
+    def checksum(self, mask):
+        "That of the whole mask: each rank goes on where the one before it stopped"
+        ranks,total = ranks_of(mask),0
+        for i in range(ranks.size):
+            own = zlib.crc32(local_part(mask).cpu().contiguous().numpy().tobytes(), total) if i==ranks.rank else 0
+            total, = ranks.sum(own)
+        return total
+
+_shards = Shards()
+storages.append(_shards)
 
 # %% ../../nbs/24_model.distributed.ipynb #f5d1a071
 def bytes_sent(

@@ -90,7 +90,7 @@ def _why_dense(owners, adapters=()):
 def decide(
     model:nn.Module, # Any module
     also=None, # Parameters to make sparse too, whatever their layer: types, names, globs or functions, or a list; None is none
-) -> list: # A `ParamRef` for each parameter; its `why` says why it is left dense, and is empty if it isn't
+) -> list: # A `ParamRef` for each parameter; its `dense_reason` says why it is left dense, and is empty if it isn't
     "Which parameters of `model` are made sparse? Tied ones stand once, at the layer that can be sparse"
     owners,adapters = {},_adapters(model)
     for s in storages: s.settle(model)
@@ -100,16 +100,16 @@ def decide(
             if p is None or isinstance(p, UninitializedParameter): continue
             owners.setdefault(id(p), []).append(ParamRef(f'{name}.{attr}'.lstrip('.'), m, attr, getattr(m, attr)))
     os = [first(o, lambda o: is_sparseable_module(o.module)) or o[0] for o in owners.values()]
-    os = [o._replace(why=_why_dense(own, adapters)) for o,own in zip(os, owners.values())]
+    os = [o._replace(dense_reason=_why_dense(own, adapters)) for o,own in zip(os, owners.values())]
     return os if also is None else _with(os, also, model)
 
 def _with(os, also, model):
     "`os` where what `also` names is sparse too"
     if isinstance(also, (list,tuple,set)) and not also: return os
-    can = [i for i,o in enumerate(os) if not o.why or o.p.ndim>1 and o.p.is_floating_point() and o.why not in ('bias','requires_dense')]
+    can = [i for i,o in enumerate(os) if not o.dense_reason or o.p.ndim>1 and o.p.is_floating_point() and o.dense_reason not in ('bias','requires_dense')]
     hits = {can[i] for i in need_named(also, [os[i].name for i in can], [os[i].p for i in can], model, what='also')}
     for i in hits: _refuse(os[i].name.rpartition('.')[0], os[i].module)
-    return [o._replace(why='') if i in hits else o for i,o in enumerate(os)]
+    return [o._replace(dense_reason='') if i in hits else o for i,o in enumerate(os)]
 
 # %% ../../nbs/23_model.sparsify.ipynb #74a889e8
 @declares('mask', name='zeros', brings_count=True)
@@ -136,7 +136,7 @@ def share_masks(
     group=None, # A process group, torch's default one if None
 ) -> list: # Names of the parameters whose masks differed
     "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
-    os = [o for o in masked_params(model) if storage_of(o.p).whole and o.p.shape==o.shape]
+    os = [o for o in masked_params(model) if storage_of(o.p).is_replicated and o.p.shape==o.shape]
     sums,found = {o.name:storage_of(o.p).checksum(o.mask) for o in os},[None]*dist.get_world_size(group)
     dist.all_gather_object(found, sums, group)
     differ = [o for o in os if len({f.get(o.name) for f in found})>1 and all(o.name in f for f in found)]
@@ -186,7 +186,7 @@ def candidates(
     also=None, # As for `decide`
 ) -> list: # A `ParamRef` for each, without masks, in parameter order
     "The parameters that `decide` would make sparse"
-    os = [o for o in decide(model, also) if not o.why]
+    os = [o for o in decide(model, also) if not o.dense_reason]
     need_values(**{o.name:o.p for o in os})
     for o in os:
         if hasattr(o.module, f'{o.attr}_mask') and o.module._buffers.get(f'{o.attr}_mask') is None: raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
@@ -235,7 +235,7 @@ def _given_masks(init, os, structure):
     names = [o.name for o in os]
     if not init: raise ValueError(f"mask_init is {init!r} and holds no mask: give one for some of {', '.join(names)}, or 'random'")
     if unknown := set(init)-set(names): raise ValueError(f"mask_init names {sorted(map(str, unknown))[0]}, and the parameters to choose from are {', '.join(names)}")
-    def mask_of(o): return as_mask(storage_of(o.p).mine(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), o.p), None, o, own(o))
+    def mask_of(o): return as_mask(storage_of(o.p).local(init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool(), o.p), None, o, own(o))
     def own(o): return storage_of(o.p).structure(structure_of(structure, o), o.p)
     return [mask_of(o) for o in os]
 
@@ -315,7 +315,7 @@ _aside = re.compile('emb|pos|bias|token|norm', re.I)
 def _is_missed(o):
     "Is this a matrix that one would want sparse, in a layer that the table doesn't know?"
     called = f'{o.attr} {type(o.module).__name__}'
-    return o.why.startswith(('in ','no weight of')) and o.p.ndim>1 and o.p.is_floating_point() and not _aside.search(called)
+    return o.dense_reason.startswith(('in ','no weight of')) and o.p.ndim>1 and o.p.is_floating_point() and not _aside.search(called)
 
 def warn_if_missed(
     model:nn.Module, # Any module
@@ -326,7 +326,7 @@ def warn_if_missed(
     n,n_missed = [sum(o.p.numel() for o in part) for part in (os,missed)]
     if n>=.9*(n+n_missed): return
     largest = sorted(missed, key=lambda o: -o.p.numel())[:3]
-    warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; the largest that stay dense are {', '.join(f'{o.name} ({o.why}, {o.p.numel():,} weights)' for o in largest)}: "
+    warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; the largest that stay dense are {', '.join(f'{o.name} ({o.dense_reason}, {o.p.numel():,} weights)' for o in largest)}: "
         f"bring them in with also=, e.g. also={largest[0].name!r} or a type, or pass also=() to leave them dense without this warning")
 
 # %% ../../nbs/23_model.sparsify.ipynb #43a5f11e
@@ -402,7 +402,7 @@ def _choose(model, chosen, also):
     "The parameters to make sparse, and their places among those to choose from"
     os = candidates(model, also)
     if not os:
-        kept = ''.join(f'; {o.name}: {o.why}' for o in decide(model))
+        kept = ''.join(f'; {o.name}: {o.dense_reason}' for o in decide(model))
         raise ValueError(f"{type(model).__name__} has no weights to make sparse: it needs linear, convolutional, attention or recurrent layers, or also= to name others{kept}")
     if also is None: warn_if_missed(model, os)
     names,ps = [o.name for o in os],[o.p for o in os]
@@ -442,20 +442,55 @@ def _is_untouched(learn, model, sparsity, init, mode):
     return is_random and mode=='auto' and not trained
 
 # %% ../../nbs/23_model.sparsify.ipynb #066d1ff6
-def sparsify_model(
-    model, # A module or a `Learner`
-    model_sparsity:float, # Fraction of the weights that is dead, in [0,1)
-    sparse_f=uniform_sparsity, # The distribution, or its name, such as 'erk': parameters and model's sparsity → a sparsity for each
-    enforce_mask=True, # Keep dead weights at zero from now on? If not, masks are applied once and the rest is left to the engine
-    sparse_init_mode='auto', # 'auto' repairs the signal of untouched weights, None leaves them, others are `init_kaiming_normal_sparse_`'s
-    mask_init='random', # 'random', 'magnitude', 'zeros' (zeros are dead, at any sparsity), a function to a score or mask, or masks by name
-    seed:int=None, # Seed of the random choices; None draws one from torch's generator
-    structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'; None is any
-    chosen=None, # Which of the parameters to choose from: a name, a glob, a type, a function of name and parameter, or a list; None is all
-    also=None, # Parameters of unknown layers to choose from too, said as for `chosen`; () silences the warning that most are left out
-    xb=None, # Inputs to look at the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own
-) -> HookHandle: # Its `remove()` ends enforcement, and `signal` says what a look at the signal found
-    "Give the weights of `model` masks, and keep what is dead at zero"
+def sparsify_model(model, model_sparsity:float, sparse_f=uniform_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random', seed:int=None,
+    structure=None, chosen=None, also=None, xb=None) -> HookHandle:
+    """Give the weights of a model masks, and keep dead weights at zero.
+
+    Parameters
+    ----------
+    model
+        A module or a `Learner`.
+    model_sparsity
+        Fraction of the weights that is dead, in [0,1).
+    sparse_f
+        The distribution over layers: a name such as 'uniform' or 'erk', or a function from parameters and model's sparsity to a sparsity for each.
+    enforce_mask
+        Keep dead weights at zero from now on? If not, they are set to zero once.
+    sparse_init_mode
+        'auto' rescales untrained weights whose signal the masks have killed, None leaves weights alone; 'fan_in', 'fan_out' and 'fan_in_out' draw them
+        anew with `init_kaiming_normal_sparse_`.
+    mask_init
+        'random', 'magnitude', 'zeros' (zeros are dead, at any sparsity), a function that returns a score or a mask, or a dict of masks by name.
+    seed
+        Seed of the random choices; None draws one from torch's generator.
+    structure
+        Which masks are legal: a `Structure`, or its text such as '2:4'; None is any.
+    chosen
+        Which parameters become sparse: a name, a glob, a type, a function of name and parameter, or a list of these; None is all that can be.
+    also
+        Parameters of unknown layers to make sparse too, in the form of `chosen`; () leaves them dense without a warning.
+    xb
+        Inputs to measure the signal with: a tensor, a tuple or a dict of arguments; a `Learner` brings its own.
+
+    Returns
+    -------
+    HookHandle
+        Its `remove()` ends enforcement; its `signal` is a `Signal`, or None without inputs.
+
+    Raises
+    ------
+    ValueError
+        If the model is sparse already, has no weights to make sparse, or does not fit the structure; the model is left as it was.
+
+    References
+    ----------
+    Erdős–Rényi: arXiv:1707.04780. Its form for kernels, 'erk': arXiv:1911.11134. The rescaling of weights: arXiv:2405.15743.
+
+    Examples
+    --------
+    model = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,10))
+    sparsify_model(model, .9, 'erk', seed=42)
+    """
     learn,model = model,module_of(model)
     _check_settings(model, model_sparsity, sparse_init_mode, sparse_f, enforce_mask, xb)
     sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
@@ -485,7 +520,7 @@ def _row(one, marks):
     "One line of the summary, of the parameter `one`; `marks` holds the `ParamRef` of each name"
     p,m,o = one.p,one.module,marks.get(one.name)
     row = dict(parameter=one.name, shape=tuple(ifnone(o, one).shape), weights=p.numel() if o is None else o.mask.numel())
-    if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=one.why or 'no mask')
+    if o is None: return dict(row, live=p.numel(), sparsity=0., target=None, note=one.dense_reason or 'no mask')
     s,g = sparsity_from_tensor(o.mask),handler_of(p)
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and p.ndim>1
     notes = ['depthwise' if depthwise else '', _idle_outputs(o)]
@@ -515,27 +550,57 @@ class SparseSummary:
     def _repr_html_(self): return self._shown().to_html(index=False)
 
 # %% ../../nbs/23_model.sparsify.ipynb #3066a359
-def sparse_summary(
-    model, # A module or a `Learner`
-) -> SparseSummary: # Shape, live weights, sparsity and target of each parameter, and why it was left dense
-    "Who is sparse in `model`, how much, and who isn't and why"
+def sparse_summary(model) -> SparseSummary:
+    """Table of all parameters: shape, live weights, sparsity, and why a parameter is dense.
+
+    Parameters
+    ----------
+    model
+        A module or a `Learner`.
+
+    Returns
+    -------
+    SparseSummary
+        It prints as a table; `df` is the table as a pandas data frame.
+
+    Examples
+    --------
+    model = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,10))
+    sparsify_model(model, .9)
+    sparse_summary(model).df['sparsity']
+    """
     settle_averages(model := module_of(model))
     marks = {o.name:o for o in masked_params(model)}
     return SparseSummary([_row(o, marks) for o in decide(model)])
 
 # %% ../../nbs/23_model.sparsify.ipynb #591da698
-def _refuse_held(o):
+def _refuse_locked(o):
     "Raise if the mask is learned, or how the weight is stored needs it"
     if f'{o.attr}_sparsifier' in o.module._modules: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
     g = handler_of(o.p)
-    if why := handler(o).held if g and g.module is o.module or hasattr(o.module, 'guard_for') else '': raise ValueError(f"{o.name} {why}")
+    if why := handler(o).locked_reason if g and g.module is o.module or hasattr(o.module, 'handler_for') else '': raise ValueError(f"{o.name} {why}")
 
-def unsparsify(
-    model, # A module or a `Learner`
-):
-    "Remove masks, their buffers and enforcement; the weights stay as they are, zeros included"
+def unsparsify(model):
+    """Remove masks, their buffers and enforcement; weights stay as they are, zeros included.
+
+    Parameters
+    ----------
+    model
+        A module or a `Learner`.
+
+    Raises
+    ------
+    ValueError
+        If a mask is learned, or only live weights are stored; the text names the call that ends that.
+
+    Examples
+    --------
+    model = nn.Linear(64, 10)
+    sparsify_model(model, .9)
+    unsparsify(model)
+    """
     model = module_of(model)
-    for o in masked_params(model): _refuse_held(o)
+    for o in masked_params(model): _refuse_locked(o)
     for m in model.modules():
         for e in mask_hooks(m): unhook(m, e)
     names = set(_buffer_names(model))
@@ -543,7 +608,7 @@ def unsparsify(
         if g := handler_of(o.p): g.remove()
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     for m in model.modules():  # what is left belongs to weights that are computed by now, or whose mask was taken away
-        for g in list(vars(m).get('_mask_guards', {}).values()):
+        for g in list(vars(m).get('_mask_handlers', {}).values()):
             g.remove()
             m._buffers.pop(f'{g.attr}_sparsity', None)
             if g.mask is not None and g.mask.dtype==torch.bool: del m._buffers[f'{g.attr}_mask']
@@ -590,7 +655,7 @@ def unsparsify_parameter(
     module = module_of(module)
     m,attr = _own(module, name)
     if f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} has no mask")
-    _refuse_held(ParamRef(name, m, attr, getattr(m, attr), m._buffers[f'{attr}_mask']))
+    _refuse_locked(ParamRef(name, m, attr, getattr(m, attr), m._buffers[f'{attr}_mask']))
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
     if (g := handler_of(getattr(m, attr))) and g.module is m:  # and not that of a weight that this one was tied to
         g.remove()

@@ -21,7 +21,6 @@ from fastsparse.kernels.timing import shown
 from fastsparse.masks.distributions import live_counts,share_out
 from fastsparse.model.running import evaluating,preserved,split_batch
 from fastsparse.model.layers import axes_of,layer_of
-from fastsparse.train.learned import BlockTopK
 from fastsparse.masks.selection import keyed_generator,n_live,top_k_mask,zero_dead_
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.scores import random_score,weight_magnitude
@@ -601,7 +600,10 @@ def _runs(o, n, block, shape):
     line = cols if s.flat else channels
     order = torch.arange(cols) if s.flat else torch.arange(cols).view(channels, -1).T.flatten()
     lengths = [min(s.m, line-i) for i in range(0, line, s.m)]*(cols//line)
-    return order,lengths,lambda score,k: BlockTopK(min(s.n, lengths[k]), lengths[k]).mask(score)
+    def best(score, k):
+        row = NM(min(s.n, lengths[k]), lengths[k], axis=-1)
+        return row.top(score, score.numel()*row.n//row.m)
+    return order,lengths,best
 
 def _sparsegpt(block, damp, o, n, statistic):
     H,rows = statistic(_gram)

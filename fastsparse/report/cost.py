@@ -27,7 +27,7 @@ def _part_read(engine, m):
     f,slots = m.fraction(engine.last_t+1),engine.slots_of(m)
     sample = needs_of(m.grow_score_f).sample
     if sample is None or dense_batches(m.keep_score_f, None, m.redistribute_f): return [1. for _ in slots]
-    pairs = [(s, n, max(n-m.n_keep(s.live, n, f, s.target_is_explicit), 0)) for s,n in zip(slots, engine._targets(m, engine.last_t+1))]
+    pairs = [(s, n, max(n-m.n_keep(s.live, n, f, s.target_is_explicit), 0)) for s,n in zip(slots, engine.targets(m, engine.last_t+1))]
     return [sample.size(s.n, n, grown)/max(s.n-s.live, 1) if grown else 0. for s,n,grown in pairs]
 
 def dead_read(
@@ -112,7 +112,7 @@ def _expected_flops(profile, slots, dense):
 def _foresee(engine, m, t):
     "Set the counts that an update of `m` at step `t` would leave"
     f,slots = m.fraction(t),engine.slots_of(m)
-    for s,n in zip(slots, engine._targets(m, t)):
+    for s,n in zip(slots, engine.targets(m, t)):
         if not s.p.requires_grad: continue
         s.live = n if m.grow_score_f is not None else m.n_keep(s.live, n, f, s.target_is_explicit)
         s.target = s.live
@@ -146,7 +146,7 @@ def predict_cost(
         engine.prepare(t)
         cost.add(*_expected_flops(profile, slots, dead_read(engine)))
         engine.last_t = t
-        for m in [m for m in engine.methods if engine._due(m, t)]: _foresee(engine, m, t)
+        for m in [m for m in engine.methods if engine.due_for(m, t)]: _foresee(engine, m, t)
     return cost
 
 # %% ../../nbs/52_report.cost.ipynb #41dfd5d0

@@ -58,7 +58,7 @@ def _wanted(engine, m, t):
     "The slots of `m`, and how many weights of each an update at step `t` would leave"
     slots = engine.slots_of(m)
     for s in slots: s.sync()
-    return zip(slots, [s.target for s in slots] if m.path is None or wants(m.sparse_f, 'scores') else engine._targets(m, t))
+    return zip(slots, [s.target for s in slots] if m.path is None or wants(m.sparse_f, 'scores') else engine.targets(m, t))
 
 @patch
 def status(self:SparseEngine,

@@ -23,7 +23,8 @@ from fastsparse.masks.scores import fisher_saliency,gradient_magnitude,weight_ma
 from fastsparse.model.running import batch_of
 from fastsparse.model.init import dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.model.sparsify import draw_seed,share_masks
-from fastsparse.train.engine import check_settings,method_text,SparseEngine,why_dense
+from fastsparse.train.checks import check_settings,check_storage,why_dense
+from fastsparse.train.engine import check_names,method_text,SparseEngine
 from torch.utils._pytree import tree_map
 from warnings import warn
 
@@ -80,158 +81,178 @@ class DynamicSparseTrainingCallback(Callback):
         self.settings = {**_usual(method, given), **settings_of(method, given, 1000), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         self._begin(sparse_compute)
 
-# %% ../../nbs/45_train.callback.ipynb #399f1f30
-@patch
-def __repr__(self:DynamicSparseTrainingCallback):
-    said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
-    sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
-    return f"{type(self).__name__}({method_text(said, self.method)}{sparsity})"
+    def __repr__(self):
+        said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
+        sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
+        return f"{type(self).__name__}({method_text(said, self.method)}{sparsity})"
 
-@patch
-def _begin(self:DynamicSparseTrainingCallback, plan):
-    check_settings(self.settings)
-    self.engine = self.report = self.state = self.saved = self.signal = None
-    self.by_rule,self.compute,self.measures,self.plan = plan is None,bool(plan),plan is True,plan if isinstance(plan, dict) else None
+    def _begin(self, plan):
+        check_names(self.settings)
+        check_settings(self.settings)
+        self.engine = self.report = self.state = self.saved = self.signal = None
+        self.by_rule,self.compute,self.measures,self.plan = plan is None,bool(plan),plan is True,plan if isinstance(plan, dict) else None
 
-# %% ../../nbs/45_train.callback.ipynb #01524664
-@patch
-def _init_state(self:DynamicSparseTrainingCallback): self.engine = self.report = None  # what a pickle leaves out
+    def _init_state(self): self.engine = self.report = None  # what a pickle leaves out
 
-@patch(as_prop=True)
-def seed(self:DynamicSparseTrainingCallback): return self.settings['seed']
+    @property
+    def seed(self): return self.settings['seed']
 
-# %% ../../nbs/45_train.callback.ipynb #4cc8af8a
-@patch(as_prop=True)
-def learn(self:DynamicSparseTrainingCallback): return vars(self).get('_learn')
+    @property
+    def learn(self): return vars(self).get('_learn')
 
-@patch(set_prop=True)
-def learn(self:DynamicSparseTrainingCallback, learn):
-    if learn is None: self._let_go()
-    vars(self)['_learn'] = learn
+    @learn.setter
+    def learn(self, learn):
+        if learn is None: self._let_go()
+        vars(self)['_learn'] = learn
 
-# %% ../../nbs/45_train.callback.ipynb #cbpart00
-@patch
-def before_fit(self:DynamicSparseTrainingCallback):
-    "Attach an engine for this fit"
-    if self.learn.lock.locked(): return
-    self._let_go()
-    if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-    if self.compute: self._check_compute()
-    self._make_engine(len(self.dls.train))
-    if self.repair and not self.resumed: self._repair()
-    if not self.resumed: self._take_rates()
-    # before the model is wrapped
-    if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))
-    if self.by_rule: self._follow_rule()
-    self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
+    def before_fit(self):
+        "Attach an engine for this fit"
+        if self.learn.lock.locked(): return
+        self._let_go()
+        if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
+        if self.compute: self._check_compute()
+        self._make_engine(len(self.dls.train))
+        if self.repair and not self.resumed: self._repair()
+        if not self.resumed: self._take_rates()
+        # before the model is wrapped
+        if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))
+        if self.by_rule: self._follow_rule()
+        self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
-# %% ../../nbs/45_train.callback.ipynb #c708673f
-@patch
-def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
-    "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
-    if _in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
-        share_masks(self.learn.model)
-        self.settings['seed'] = _decided_by_first(self.seed)
-    if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
-    every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
-    settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
-    engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
-    engine.method = self.method
-    if self.state: engine.n_updates = self.state['n_updates']
-    try:
-        if self.saved is not None: engine.load_state_dict(self.saved)
-    except ValueError:
-        engine.remove()
-        raise
-    self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+    def _make_engine(self, n_iter):
+        "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
+        if _in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
+            share_masks(self.learn.model)
+            self.settings['seed'] = _decided_by_first(self.seed)
+        if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
+        every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
+        settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
+        engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
+        engine.method = self.method
+        if self.state: engine.n_updates = self.state['n_updates']
+        try:
+            if self.saved is not None: engine.load_state_dict(self.saved)
+        except ValueError:
+            engine.remove()
+            raise
+        self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
 
-# %% ../../nbs/45_train.callback.ipynb #cbpart01
-@patch
-def before_train(self:DynamicSparseTrainingCallback):
-    "The epoch's first batch in steps of the fit"
-    if self.engine is None: return
-    self.t0 = self.epoch*len(self.dls.train)
-    if not self.started: self._start_at(self.t0)
+    def before_train(self):
+        "The epoch's first batch in steps of the fit"
+        if self.engine is None: return
+        self.t0 = self.epoch*len(self.dls.train)
+        if not self.started: self._start_at(self.t0)
 
-@patch
-def _start_at(self:DynamicSparseTrainingCallback, t):
-    "Begin at batch `t` of the fit"
-    if self.resumed: self._check_start(self.engine.last_t+1, t)
-    self.engine.last_t,self.started = t-1,True
+    def _start_at(self, t):
+        "Begin at batch `t` of the fit"
+        if self.resumed: self._check_start(self.engine.last_t+1, t)
+        self.engine.last_t,self.started = t-1,True
 
-# %% ../../nbs/45_train.callback.ipynb #cbpart02
-@patch
-def _check_start(self:DynamicSparseTrainingCallback, next_t, t):
-    "Notice a `start_epoch` that doesn't fit the state that was loaded"
-    epoch,batches = divmod(next_t, len(self.dls.train))
-    if epoch!=self.epoch: raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
-    if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: save at the end of an epoch")
+    def _check_start(self, next_t, t):
+        "Notice a `start_epoch` that doesn't fit the state that was loaded"
+        epoch,batches = divmod(next_t, len(self.dls.train))
+        if epoch!=self.epoch: raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
+        if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: save at the end of an epoch")
 
-@patch
-def before_batch(self:DynamicSparseTrainingCallback):
-    if self.engine is None: return
-    self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-    if self.compute: self._start_compute(self.learn.xb)
-    elif self.report is not None and self._n_live()!=self.n_measured: self._follow_rule()
-    self.engine.prepare(self.t0+self.iter, self.accumulates)
+    def before_batch(self):
+        if self.engine is None: return
+        self.engine.opt = self.learn.opt  # `learn.export` makes a new one
+        if self.compute: self._start_compute(self.learn.xb)
+        elif self.report is not None and self._n_live()!=self.n_measured: self._follow_rule()
+        self.engine.prepare(self.t0+self.iter, self.accumulates)
 
-@patch
-def after_step(self:DynamicSparseTrainingCallback):
-    if self.engine is None: return
-    self.engine.after_step()
+    def after_step(self):
+        if self.engine is None: return
+        self.engine.after_step()
 
-# %% ../../nbs/45_train.callback.ipynb #cbpart03
-@patch
-def before_step(self:DynamicSparseTrainingCallback):
-    if self.engine is None: return
-    if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
-    for s in self.engine.all:
-        if 'rate' in s.notes: s.handler.rate = s.notes['rate']
+    def before_step(self):
+        if self.engine is None: return
+        if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+        for s in self.engine.all:
+            if 'rate' in s.growth_state: s.handler.rate = s.growth_state['rate']
 
-@patch
-def after_fit(self:DynamicSparseTrainingCallback):
-    if not self.learn.lock.locked(): self._let_go()
+    def after_fit(self):
+        if not self.learn.lock.locked(): self._let_go()
+
+    def _check_compute(self):
+        "Raise what can be known before the model gets masks"
+        from fastsparse.kernels.live_layers import check_live
+        check_live(self.learn.opt, self.settings)
+        names = [n for n,_ in self.learn.model.named_parameters()]
+        for n in self.plan or ():
+            if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
+
+    def _n_live(self): return [s.live for s in self.engine.slots]
+
+    def _start_compute(self, xb=()):
+        "Compute with live weights only until the fit ends; measured again when half of the live weights have died"
+        from fastsparse.kernels.live_layers import sparse_compute
+        live = sum(self._n_live())
+        if self.report is not None:
+            if not self.measures or 2*live>self.n_measured: return
+            self.report.remove()
+            self.plan = None
+        self.report = sparse_compute(self.learn.model, xb, self.learn.opt, self.plan)
+        for s in self.engine.slots: check_storage(s.method, s.o.p, self.engine.opt)
+        self.plan,self.n_measured = self.report.plan,live
+
+    def _follow_rule(self):
+        "Keep weights live where the fixed rule says that it pays, if optimizer and method can work with them"
+        from fastsparse.kernels.live_layers import check_live,follow_rule
+        self.n_measured,self.why_masked = self._n_live(),''
+        if _in_many(): self.why_masked = 'several processes train this model'
+        elif any(hasattr(m, '_orig_mod') for m in self.learn.model.modules()): self.why_masked = 'the model is compiled'
+        elif why := first(filter(None, map(why_dense, self.engine.methods))): self.why_masked = why
+        else:
+            try:
+                check_live(self.learn.opt, self.settings)
+                self.report = follow_rule(self.learn.model, _batch_size(self.dls.train) or 1, self.learn.opt, self.report)
+            except ValueError as e: self.why_masked = str(e)
+
+    def _repair(self):
+        "Rescale the live weights of an untouched initialisation whose signal has died"
+        model = get_model(self.learn.model)
+        if not (_in_many() or is_fresh(model)): return
+        xb = _joined(batch_of(self.learn))
+        dense = _decided_by_first(_dense_if_died(model, xb))
+        if dense is None: return
+        self.signal = rescued(model, xb, dense)
+        warn(f"random masks had killed the signal of this untrained network: {self.signal}; pass repair=False to leave weights alone")
+
+    def _take_rates(self):
+        "How many times longer the steps of each parameter are"
+        if self.scale_rates is False or not is_adaptive(self.learn.opt): return
+        model,lrs = get_model(self.learn.model),{id(p):lr for ps,lr in zip(self.learn.opt.param_lists, _highest_rates(self.learn)) for p in ps}
+        def rate_of(p): return lrs.get(id(p), max(lrs.values()))
+        factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
+        for s in self.engine.all:
+            if factors.get(s.o.name, 1.)!=1.: s.growth_state['rate'] = factors[s.o.name]
+
+    def _let_go(self):
+        "Detach from the model, and remember what a later fit needs"
+        if self.engine is None: return
+        self.state = self.engine.state_dict()
+        for s in self.engine.all: s.handler.rate = 1.
+        join_groups(base_opt(self.engine.opt))  # of a step that was interrupted
+        self.engine.remove()
+        if self.report is not None: self.report.remove()
+        self.engine = None
+
+    def state_dict(self) -> dict:
+        "What a later process needs to go on, besides `learn.save`"
+        return self.engine.state_dict() if self.engine is not None else self.state
+
+    def load_state_dict(self,
+        state:dict, # From `state_dict`
+    ):
+        "Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once"
+        if self.engine is not None: self.engine.load_state_dict(state)
+        elif not isinstance(state, dict) or not {'schema','seed'}<=set(state): raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version")
+        else: self.saved = state
+        self.settings['seed'] = state['seed']
+        if self.compute and state.get('plan'): self.plan = state['plan']
 
 # %% ../../nbs/45_train.callback.ipynb #cffd03ca
-@patch
-def _check_compute(self:DynamicSparseTrainingCallback):
-    "Raise what can be known before the model gets masks"
-    from fastsparse.kernels.live_layers import check_live
-    check_live(self.learn.opt, self.settings)
-    names = [n for n,_ in self.learn.model.named_parameters()]
-    for n in self.plan or ():
-        if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
-
-@patch
-def _n_live(self:DynamicSparseTrainingCallback): return [s.live for s in self.engine.slots]
-
-@patch
-def _start_compute(self:DynamicSparseTrainingCallback, xb=()):
-    "Compute with live weights only until the fit ends; measured again when half of the live weights have died"
-    from fastsparse.kernels.live_layers import sparse_compute
-    live = sum(self._n_live())
-    if self.report is not None:
-        if not self.measures or 2*live>self.n_measured: return
-        self.report.remove()
-        self.plan = None
-    self.report = sparse_compute(self.learn.model, xb, self.learn.opt, self.plan)
-    for s in self.engine.slots: self.engine._check_state(s.method, s.o.p)
-    self.plan,self.n_measured = self.report.plan,live
-
-@patch
-def _follow_rule(self:DynamicSparseTrainingCallback):
-    "Keep weights live where the fixed rule says that it pays, if optimizer and method can work with them"
-    from fastsparse.kernels.live_layers import check_live,follow_rule
-    self.n_measured,self.why_masked = self._n_live(),''
-    if _in_many(): self.why_masked = 'several processes train this model'
-    elif any(hasattr(m, '_orig_mod') for m in self.learn.model.modules()): self.why_masked = 'the model is compiled'
-    elif why := first(filter(None, map(why_dense, self.engine.methods))): self.why_masked = why
-    else:
-        try:
-            check_live(self.learn.opt, self.settings)
-            self.report = follow_rule(self.learn.model, _batch_size(self.dls.train) or 1, self.learn.opt, self.report)
-        except ValueError as e: self.why_masked = str(e)
-
 def _batch_size(dl): return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's, any iterable's
 
 # %% ../../nbs/45_train.callback.ipynb #f9fcec3a
@@ -259,18 +280,6 @@ def _dense_if_died(model, xb):
     found = Signal(dense_spread(model, xb), output_spread(model, xb))
     return found.dense if found.died else None
 
-# %% ../../nbs/45_train.callback.ipynb #ebc60526
-@patch
-def _repair(self:DynamicSparseTrainingCallback):
-    "Rescale the live weights of an untouched initialisation whose signal has died"
-    model = get_model(self.learn.model)
-    if not (_in_many() or is_fresh(model)): return
-    xb = _joined(batch_of(self.learn))
-    dense = _decided_by_first(_dense_if_died(model, xb))
-    if dense is None: return
-    self.signal = rescued(model, xb, dense)
-    warn(f"random masks had killed the signal of this untrained network: {self.signal}; pass repair=False to leave weights alone")
-
 # %% ../../nbs/45_train.callback.ipynb #ab0c5179
 _steps_of_own_size = 'adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step'
 
@@ -287,42 +296,3 @@ def _highest_rates(learn):
     own = [h['lr'] for h in learn.opt.hypers]
     sched = first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
     return own if sched is None else np.max([np.broadcast_to(sched(i/100), len(own)) for i in range(101)], 0).tolist()
-
-@patch
-def _take_rates(self:DynamicSparseTrainingCallback):
-    "How many times longer the steps of each parameter are"
-    if self.scale_rates is False or not is_adaptive(self.learn.opt): return
-    model,lrs = get_model(self.learn.model),{id(p):lr for ps,lr in zip(self.learn.opt.param_lists, _highest_rates(self.learn)) for p in ps}
-    def rate_of(p): return lrs.get(id(p), max(lrs.values()))
-    factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
-    for s in self.engine.all:
-        if factors.get(s.o.name, 1.)!=1.: s.notes['rate'] = factors[s.o.name]
-
-# %% ../../nbs/45_train.callback.ipynb #66e6e2cf
-@patch
-def _let_go(self:DynamicSparseTrainingCallback):
-    "Detach from the model, and remember what a later fit needs"
-    if self.engine is None: return
-    self.state = self.engine.state_dict()
-    for s in self.engine.all: s.handler.rate = 1.
-    join_groups(base_opt(self.engine.opt))  # of a step that was interrupted
-    self.engine.remove()
-    if self.report is not None: self.report.remove()
-    self.engine = None
-
-@patch
-# Numbers, lists and strings; tensors too where a score collects gradients, or grown weights remember
-def state_dict(self:DynamicSparseTrainingCallback) -> dict:
-    "What a later process needs to go on, besides `learn.save`"
-    return self.engine.state_dict() if self.engine is not None else self.state
-
-@patch
-def load_state_dict(self:DynamicSparseTrainingCallback,
-    state:dict, # From `state_dict`
-):
-    "Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once"
-    if self.engine is not None: self.engine.load_state_dict(state)
-    elif not isinstance(state, dict) or not {'schema','seed'}<=set(state): raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version")
-    else: self.saved = state
-    self.settings['seed'] = state['seed']
-    if self.compute and state.get('plan'): self.plan = state['plan']

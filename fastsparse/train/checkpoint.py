@@ -18,6 +18,7 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.masks.files import as_path,check_seal,read_tensors,reading,seal,whole_file
 from fastsparse.masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
 from fastsparse.train.method import Method
+from fastsparse.train.state import check_same_run
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.model.enforcement import apply_masks,enforce_masks,handler_of,has_stamp,ParamRef,masked_params,settle_averages
 from fastsparse.model.sparsify import keep_from_broadcast,module_of,register_mask
@@ -318,7 +319,7 @@ def _differs(mine, theirs, where):
     if isinstance(theirs, (dict,list)) and mine is not None: return where
     if where.endswith((' name',' size')) and mine!=theirs: return f'{where}: {theirs!r}, and here {mine!r}'
 
-_free = ('grad_accumulators','notes','initial','plan')
+_free = ('grad_accumulators','growth_state','initial','plan')
 
 def check_engine(
     engine, # A `SparseEngine`
@@ -326,13 +327,13 @@ def check_engine(
     state:dict, # Its state there
 ):
     "A `ValueError` unless the engine has these settings, and can take the state"
-    if not hasattr(engine, 'check_run'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
+    if not hasattr(engine, 'slots'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
     if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
     for i,(mine,theirs) in enumerate(zip(_methods_about(engine), methods or [])):
         if odd := first(k for k in mine if k in theirs and mine[k]!=theirs[k]): raise ValueError(f"{odd} of the method is {theirs[odd]} in the file, and {mine[odd]} here: "
             "pass the settings of the run that was saved, or start a new run in another file")
     if d := _differs(plain(engine.state_dict()), state, 'state'): raise ValueError(f"the engine's state in the file doesn't fit ({d}): build and sparsify the model as in the run that was saved, with the same method")
-    engine.check_run(state)
+    check_same_run(engine, state)
 
 # %% ../../nbs/46_train.checkpoint.ipynb #4edad136
 def put_model(
@@ -490,161 +491,137 @@ class SparseCheckpoint(Callback):
     @property
     def engines(self): return [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
 
-# %% ../../nbs/46_train.checkpoint.ipynb #df91a87a
-@patch
-def before_fit(self:SparseCheckpoint):
-    "Is there a file to go on from?"
-    if self.learn.lock.locked(): return
-    self.wake()
-    self.saved,self.saves,self.cancelled = None,False,False
-    if hasattr(self.learn, 'lr_finder'): return
-    self.saved = self.find()
-    self.saves = self.saved is None
+    def before_fit(self):
+        "Is there a file to go on from?"
+        if self.learn.lock.locked(): return
+        self.wake()
+        self.saved,self.saves,self.cancelled = None,False,False
+        if hasattr(self.learn, 'lr_finder'): return
+        self.saved = self.find()
+        self.saves = self.saved is None
 
-@patch
-def before_epoch(self:SparseCheckpoint):
-    "Pass over epochs that are done"
-    if self.saved is None or self.learn.lock.locked(): return
-    self.wake()
-    if self.epoch>=self.saved['position']['epoch']: return
-    self.rest()
-    raise CancelEpochException
+    def before_epoch(self):
+        "Pass over epochs that are done"
+        if self.saved is None or self.learn.lock.locked(): return
+        self.wake()
+        if self.epoch>=self.saved['position']['epoch']: return
+        self.rest()
+        raise CancelEpochException
 
-@patch
-def before_train(self:SparseCheckpoint):
-    if self.saved is None: self.start = _loader_state(self.dls)
-    else:
-        self.start = self.saved['start']
-        self.learn.dl = _Replay(self.dls, self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
+    def before_train(self):
+        if self.saved is None: self.start = _loader_state(self.dls)
+        else:
+            self.start = self.saved['start']
+            self.learn.dl = _Replay(self.dls, self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
 
-# %% ../../nbs/46_train.checkpoint.ipynb #85988bbc
-@patch
-def before_batch(self:SparseCheckpoint):
-    "Pass over batches that are done, and take all from the file before the first one that isn't"
-    if self.saved is None: return
-    self.wake()
-    if self.iter>=self.saved['position']['batch']: return self.take()
-    self.rest()
-    raise CancelBatchException
+    def before_batch(self):
+        "Pass over batches that are done, and take all from the file before the first one that isn't"
+        if self.saved is None: return
+        self.wake()
+        if self.iter>=self.saved['position']['batch']: return self.take()
+        self.rest()
+        raise CancelBatchException
 
-# %% ../../nbs/46_train.checkpoint.ipynb #569e020a
-@patch
-def after_batch(self:SparseCheckpoint):
-    if self.saves and self.every and self.train_iter%self.every==0 and self.iter+1<self.n_iter: self.write(self.epoch, self.iter+1)
+    def after_batch(self):
+        if self.saves and self.every and self.train_iter%self.every==0 and self.iter+1<self.n_iter: self.write(self.epoch, self.iter+1)
 
-@patch
-def after_epoch(self:SparseCheckpoint):
-    if self.saves and not self.learn.lock.locked() and self.epoch+1<self.n_epoch: self.write(self.epoch+1, 0)
+    def after_epoch(self):
+        if self.saves and not self.learn.lock.locked() and self.epoch+1<self.n_epoch: self.write(self.epoch+1, 0)
 
-@patch
-def after_cancel_fit(self:SparseCheckpoint):
-    self.cancelled = not any(getattr(cb, 'wait', 0)>=getattr(cb, 'patience', float('inf')) for cb in self.learn.cbs
-        if isinstance(cb, TrackerCallback))
+    def after_cancel_fit(self):
+        self.cancelled = not any(getattr(cb, 'wait', 0)>=getattr(cb, 'patience', float('inf')) for cb in self.learn.cbs
+            if isinstance(cb, TrackerCallback))
 
-# %% ../../nbs/46_train.checkpoint.ipynb #aca0b827
-@patch
-def after_fit(self:SparseCheckpoint):
-    "A fit that reached its end, or was stopped early by what it monitors, has finished"
-    if self.learn.lock.locked() or not self.saves: return
-    if not (self.cancelled or hasattr(self.learn, 'lr_finder')): self.write(self.n_epoch, 0, finished=True)
-    self.saves = False
+    def after_fit(self):
+        "A fit that reached its end, or was stopped early by what it monitors, has finished"
+        if self.learn.lock.locked() or not self.saves: return
+        if not (self.cancelled or hasattr(self.learn, 'lr_finder')): self.write(self.n_epoch, 0, finished=True)
+        self.saves = False
+
+    def rest(self):
+        "Let the other callbacks rest"
+        self.resting = [cb for cb in self.learn.cbs if cb.run and not isinstance(cb, (SparseCheckpoint,TrainEvalCallback))]
+        for cb in self.resting: cb.run = False
+
+    def wake(self):
+        for cb in self.resting: cb.run = True
+        self.resting = []
+
+    def fit_about(self) -> dict:
+        "What must be equal of two fits for one to go on with the other"
+        return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
+
+    def find(self):
+        "The run to go on from, or None"
+        if self.resume is False: return
+        if not self.path.is_file():
+            if self.resume: raise FileNotFoundError(f"resume is True, and {str(self.path)!r} is not there: give the path that the run had, or resume=None to start where there is none")
+            return
+        run = read_run(self.path)
+        if run.get('finished'):
+            if self.resume: raise ValueError(f"resume is True, and the run of {str(self.path)!r} has finished: load_run reads it, and resume=None starts anew")
+            return
+        if 'fit' not in run: raise ValueError(f"{str(self.path)!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
+        with reading(self.path, _what): self.check(run)
+        return run
+
+    def check(self, run):
+        "A `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nobody else will make them"
+        for k,v in self.fit_about().items():
+            if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {str(self.path)!r}, and {v} here: {_other_run}")
+        if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs): raise ValueError(f"start_epoch was given, and {str(self.path)!r} says where to go on: leave start_epoch out, or {_other_run}")
+        if len(run['engines'])!=len(self.engines): raise ValueError(f"{str(self.path)!r} is of a fit with {len(run['engines'])} DynamicSparseTrainingCallback, and here are {len(self.engines)}: {_other_run}")
+        model = get_model(self.learn.model)
+        try:
+            check_model(model, run['model'])
+            _check_opt(self.learn.opt, run['about']['opt'])
+        except ValueError as e: raise ValueError(f"{str(self.path)!r} is of another run. {e}; or {_other_run}") from e
+        if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
+            put_model(model, run['model'])
+
+    def take(self):
+        "Take all from the file"
+        run,model = self.saved,get_model(self.learn.model)
+        check_model(model, run['model'])
+        for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
+        put_model(model, run['model'])
+        put_opt(self.learn.opt, run['opt'])
+        for cb,o in zip(self.engines, run['engines']): self.take_engine(cb, o['state'])
+        put_grads(model, run['grads'])
+        for cb in self.learn.cbs:
+            if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
+        if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
+        self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
+        self.saved,self.saves = None,True
+
+    def take_engine(self, cb, state):
+        "Give the engine of `cb` its state"
+        cb.engine.load_state_dict(state)
+        cb.settings['seed'] = state['seed']
+        if cb.compute and state.get('plan'): cb.plan = state['plan']
+        cb.before_batch()  # weights are stored as they were before gradients come
+
+    def write(self, epoch, batch, finished=False):
+        "Write the file, for a fit that goes on at this place; in many processes the first one writes"
+        if rank_distrib(): return
+        learn,model = self.learn,get_model(self.learn.model)
+        run = collect_run(model, learn.opt, grads=True)
+        now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
+        run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
+        run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)
+        run['scaler'] = scaler and plain(scaler.state_dict())
+        self.add_callbacks(run)
+        write_run(self.path, run, self.keep)
+
+    def add_callbacks(self, run):
+        "Add the states of the engines, and of other callbacks that have one"
+        run['engines'] = [dict(state=plain(cb.state_dict(), 'engine'), methods=cb.engine and _methods_about(cb.engine)) for cb in self.engines]
+        if run['engines']: run['engine'],run['about']['methods'] = run['engines'][0]['state'],run['engines'][0]['methods']
+        others = [cb for cb in self.learn.cbs if cb not in self.engines and cb is not self]
+        run['callbacks'] = {cb.name:s for cb in others if (s := _cb_state(cb))}
 
 # %% ../../nbs/46_train.checkpoint.ipynb #140fab56
-@patch
-def rest(self:SparseCheckpoint):
-    "Let the other callbacks rest"
-    self.resting = [cb for cb in self.learn.cbs if cb.run and not isinstance(cb, (SparseCheckpoint,TrainEvalCallback))]
-    for cb in self.resting: cb.run = False
-
-@patch
-def wake(self:SparseCheckpoint):
-    for cb in self.resting: cb.run = True
-    self.resting = []
-
-@patch
-def fit_about(self:SparseCheckpoint) -> dict:
-    "What must be equal of two fits for one to go on with the other"
-    return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
-
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
-
-# %% ../../nbs/46_train.checkpoint.ipynb #3570bb7d
-@patch
-def find(self:SparseCheckpoint):
-    "The run to go on from, or None"
-    if self.resume is False: return
-    if not self.path.is_file():
-        if self.resume: raise FileNotFoundError(f"resume is True, and {str(self.path)!r} is not there: give the path that the run had, or resume=None to start where there is none")
-        return
-    run = read_run(self.path)
-    if run.get('finished'):
-        if self.resume: raise ValueError(f"resume is True, and the run of {str(self.path)!r} has finished: load_run reads it, and resume=None starts anew")
-        return
-    if 'fit' not in run: raise ValueError(f"{str(self.path)!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
-    with reading(self.path, _what): self.check(run)
-    return run
-
-# %% ../../nbs/46_train.checkpoint.ipynb #a4fa5396
-@patch
-def check(self:SparseCheckpoint, run):
-    "A `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nobody else will make them"
-    for k,v in self.fit_about().items():
-        if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {str(self.path)!r}, and {v} here: {_other_run}")
-    if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs): raise ValueError(f"start_epoch was given, and {str(self.path)!r} says where to go on: leave start_epoch out, or {_other_run}")
-    if len(run['engines'])!=len(self.engines): raise ValueError(f"{str(self.path)!r} is of a fit with {len(run['engines'])} DynamicSparseTrainingCallback, and here are {len(self.engines)}: {_other_run}")
-    model = get_model(self.learn.model)
-    try:
-        check_model(model, run['model'])
-        _check_opt(self.learn.opt, run['about']['opt'])
-    except ValueError as e: raise ValueError(f"{str(self.path)!r} is of another run. {e}; or {_other_run}") from e
-    if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
-        put_model(model, run['model'])
-
-@patch
-def take(self:SparseCheckpoint):
-    "Take all from the file"
-    run,model = self.saved,get_model(self.learn.model)
-    check_model(model, run['model'])
-    for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
-    put_model(model, run['model'])
-    put_opt(self.learn.opt, run['opt'])
-    for cb,o in zip(self.engines, run['engines']): self.take_engine(cb, o['state'])
-    put_grads(model, run['grads'])
-    for cb in self.learn.cbs:
-        if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
-    if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
-    self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
-    self.saved,self.saves = None,True
-
-# %% ../../nbs/46_train.checkpoint.ipynb #747b5060
-@patch
-def take_engine(self:SparseCheckpoint, cb, state):
-    "Give the engine of `cb` its state"
-    cb.engine.load_state_dict(state)
-    cb.settings['seed'] = state['seed']
-    if cb.compute and state.get('plan'): cb.plan = state['plan']
-    cb.before_batch()  # weights are stored as they were before gradients come
-
-@patch
-def write(self:SparseCheckpoint, epoch, batch, finished=False):
-    "Write the file, for a fit that goes on at this place; in many processes the first one writes"
-    if rank_distrib(): return
-    learn,model = self.learn,get_model(self.learn.model)
-    run = collect_run(model, learn.opt, grads=True)
-    now,scaler = _loader_state(self.dls),vars(learn).get('scaler')
-    run['position'] = dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train)
-    run.update(fit=self.fit_about(), finished=finished, random=now, start=self.start if batch else now)
-    run['scaler'] = scaler and plain(scaler.state_dict())
-    self.add_callbacks(run)
-    write_run(self.path, run, self.keep)
-
-@patch
-def add_callbacks(self:SparseCheckpoint, run):
-    "Add the states of the engines, and of other callbacks that have one"
-    run['engines'] = [dict(state=plain(cb.state_dict(), 'engine'), methods=cb.engine and _methods_about(cb.engine)) for cb in self.engines]
-    if run['engines']: run['engine'],run['about']['methods'] = run['engines'][0]['state'],run['engines'][0]['methods']
-    others = [cb for cb in self.learn.cbs if cb not in self.engines and cb is not self]
-    run['callbacks'] = {cb.name:s for cb in others if (s := _cb_state(cb))}
 
 # %% ../../nbs/46_train.checkpoint.ipynb #ae055de9
 def _lacks(engine):

@@ -174,7 +174,7 @@ def supar_init_(
 def _fans(model):
     "Live inputs an output, by name, of all weights of sparseable layers"
     masks = {o.name:o.mask for o in masked_params(model)}
-    chosen = [(o.name, o.p) for o in decide(model) if o.name in masks or o.why in ('','requires_dense')]
+    chosen = [(o.name, o.p) for o in decide(model) if o.name in masks or o.dense_reason in ('','requires_dense')]
     return {name:(count_live(masks[name]) if name in masks else p.numel())/len(p) for name,p in chosen if p.ndim>1}
 
 def supar_scales(

@@ -7,245 +7,151 @@ __all__ = ['supermask_presets', 'STE_presets', 'SRSTE_presets', 'TopKAST_presets
            'mask_penalty', 'LearnedMaskCallback']
 
 # %% ../../nbs/48_train.learned.ipynb #229229c0
-import dataclasses,inspect,re,torch
+import re,torch
+from dataclasses import dataclass,field,fields,replace
 from fastai.callback.core import Callback
 from fastcore.basics import *
-from fastsparse.masks.checks import need_bools,need_modules
-from fastcore.imports import noop
 from fastcore.meta import delegates
-from fastsparse.masks.selection import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
+from fastsparse.masks.checks import need_bools
+from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.registry import call_with
+from fastsparse.masks.selection import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
+from fastsparse.masks.structures import as_structure,Unstructured
 from fastsparse.model.enforcement import enforce_masks,handler_of,masked_params
-from fastsparse.model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
 from fastsparse.model.layers import axes_of
-from fastsparse.masks.patterns import assign,read_rules
-from fastsparse.masks.structures import as_structure,NM,Structure,Unstructured
+from fastsparse.model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedBuffer,UninitializedParameter
 from warnings import warn
 
 # %% ../../nbs/48_train.learned.ipynb #41599475
-_kinds = {}
-
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Sparseness:
-    "Which places of a score live: a frozen value that prints as its shorthand"
-    mask_gradient,types,check = False,{},staticmethod(noop)
+    "Which places of a score live; a subclass defines `choose(score)`, or `choose(score, generator)` if it draws"
+    mask_gradient:bool=field(default=False, kw_only=True) # Does the score see a gradient at live places only?
+    def text(self): return type(self).__name__.lower()
+    def __str__(self): return self.text()+' (M)'*self.mask_gradient
     def __repr__(self): return str(self)
-    def __str__(self): return _shown(self) if hasattr(self, 'shorthand') else type(self).__name__
-    def choose(self, score): raise NotImplementedError(f"{type(self).__name__} doesn't say which places live: give it choose(score) → mask, or make it with sparseness_kind")
     def for_axes(self, axes): return self
-    def __post_init__(self):
-        for k,t in self.types.items():
-            v = getattr(self, k)
-            if isinstance(v, bool) or not isinstance(v, (int,float) if t is float else t): raise ValueError(f"{k} of {type(self).__name__} is {v!r}, and must be of type {t.__name__}")
-            object.__setattr__(self, k, t(v))
-        self.check(**self.args)
-
-    @property
-    def args(self): return {k: getattr(self, k) for k in self.types}
 
     def mask(self,
         score:torch.Tensor, # Scores, any shape
         generator:torch.Generator=None, # Source of randomness on the CPU, for kinds that draw
     ) -> torch.Tensor: # Bool tensor of `score`'s shape and device
         "The mask that `score` means"
-        mask = call_with(self.choose, score.detach(), generator=generator, **self.args)
-        if mask.shape!=score.shape or mask.dtype!=torch.bool: raise ValueError(f"{self} made a mask of shape {tuple(mask.shape)} and type {mask.dtype}, and must make a bool tensor of the score's shape, {tuple(score.shape)}")
+        mask = call_with(self.choose, score.detach(), generator=generator)
+        if mask.shape!=score.shape or mask.dtype!=torch.bool:
+            raise ValueError(f"{self} made a mask of {mask.dtype} and shape {tuple(mask.shape)}, and must make bools of the score's shape, {tuple(score.shape)}")
         return mask
 
-# %% ../../nbs/48_train.learned.ipynb #5c1d45f1
-_number = {int: r'-?\d+', float: r'-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?'}
-_flags = {'(U|M)': r'\((?P<flag>[UM])\)', '[(M)]': r'(?:\((?P<flag>M)\))?'}
-
-def _template(cls):
-    "The shorthand of `cls` as literals and names in turn, and its flag"
-    flag = first(_flags, cls.shorthand.endswith) or ''
-    return re.split(r'([a-z_]+)', cls.shorthand.removesuffix(flag)),flag
-
-def _shown(o):
-    parts,flag = _template(type(o))
-    way = 'M' if o.mask_gradient else 'U' if flag=='(U|M)' else ''
-    return ''.join(repr(o.args[p]) if i%2 else p for i,p in enumerate(parts)) + (f'({way})' if way else '')
-
-def _pattern(cls):
-    parts,flag = _template(cls)
-    return ''.join(f'(?P<{p}>{_number[cls.types[p]]})' if i%2 else re.escape(p) for i,p in enumerate(parts)) + _flags.get(flag, '')
-
-# %% ../../nbs/48_train.learned.ipynb #a7181f8e
-def sparseness_kind(
-    shorthand:str, # Name in capitals, arguments by name, then '(U|M)' or '[(M)]' if gradients can be masked
-    check=noop, # Called with the arguments; raises a `ValueError` for those out of range
-):
-    "Turn a function `f(score, ...)` → mask, with int and float arguments, into a kind of `Sparseness`"
-    def _kind(f):
-        ps = [p for p in list(inspect.signature(f).parameters.values())[1:] if p.name!='generator']
-        types = {p.name: p.annotation for p in ps}
-        own = [(p.name, p.annotation, dataclasses.field(default=p.default)) for p in ps]
-        flag = [('mask_gradient', bool, dataclasses.field(default=False))]*shorthand.endswith(tuple(_flags))
-        space = dict(shorthand=shorthand, types=types, choose=staticmethod(f), check=staticmethod(check),
-            __doc__=f.__doc__, __module__=f.__module__)
-        cls = dataclasses.make_dataclass(f.__name__, own+flag, bases=(Sparseness,), frozen=True, repr=False, namespace=space)
-        cls.__module__,cls.__qualname__ = f.__module__,f.__qualname__
-        _kinds[shorthand] = cls
-        return cls
-    return _kind
-
-# %% ../../nbs/48_train.learned.ipynb #2d57d40b
-def as_sparseness(
-    spec, # 'top 0.1', '2:4', 'top 0.1 fan-in', a shorthand such as 'TOPK{0.1}(U)', a `Structure` that has a sparsity, or a `Sparseness`
-) -> Sparseness:
-    "Parse a text or a shorthand; a `ValueError` that shows the grammar if it can't be, or is out of range"
-    if isinstance(spec, Sparseness): return spec
-    if found := _from_structure(spec): return found
-    for cls in _kinds.values():
-        if isinstance(spec, str) and (m := re.fullmatch(_pattern(cls), spec, re.ASCII)):
-            flag = {'mask_gradient': True} if m.groupdict().get('flag')=='M' else {}
-            try: return cls(**{k: t(m[k]) for k,t in cls.types.items()}, **flag)
-            except ValueError as e: raise ValueError(f"the sparseness {spec!r} is out of range: {e}; {_grammar()}") from e
-    raise ValueError(f"the sparseness {spec!r} can't be read: {_grammar()}")
-
-def _grammar(): return f"write 'top 0.1', '2:4', 'top 0.1 fan-in' or the like, or {' or '.join(_kinds)}, e.g. 'TOPK{{0.5}}(U)'"
-
-# %% ../../nbs/48_train.learned.ipynb #2c367cb2
-@sparseness_kind('DENSE')
-def Dense(score):
-    "Everything lives, and the tensor passes as it is"
-    return torch.ones_like(score, dtype=torch.bool)
-
-def _check_density(density):
-    if not 0<=density<=1: raise ValueError(f"density is {density}, and must lie in [0,1]: pass the fraction that lives, e.g. 0.1")
-
-@sparseness_kind('TOPK{density}(U|M)', _check_density)
-def TopK(
-    score, # Scores, any shape
-    density:float=0.5, # Fraction that lives, in [0,1]
-):
-    "The `round(density*n)` highest scores live"
-    return Unstructured().top(score, round(density*score.numel()))
-
-# %% ../../nbs/48_train.learned.ipynb #b7e920b7
-def _check_block(k, block, dim):
-    if not 0<=k<=block or block<1: raise ValueError(f"{k} of {block} can't live: k must lie in [0,block], and block must be 1 or more, e.g. 2 of 4")
-
-@sparseness_kind('BTOPK{k:block,dim}(U|M)', _check_block)
-def BlockTopK(
-    score, # Scores, any shape
-    k:int=4, # How many of a block live
-    block:int=8, # Places in a block
-    dim:int=-1, # Dimension along which blocks lie
-):
-    "The `k` highest scores of each block live"
-    if not -score.ndim<=dim<score.ndim: raise ValueError(f"dim is {dim}, and must lie in [{-score.ndim},{score.ndim-1}]: the score has shape {tuple(score.shape)}")
-    s = NM(k, block, axis=dim%score.ndim)
-    return s.top(score, s.count(score.shape, score.numel()*k//block))
-
-# %% ../../nbs/48_train.learned.ipynb #2f4c1532
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class TopOf(Sparseness):
     "The highest scores that a structure allows live"
-    structure:object # A `Structure` or its text
+    structure:object='unstructured' # A `Structure` or its text
     density:float=None # Fraction that lives, in [0,1]; None is the structure's own
-    mask_gradient:bool=False # Does the score see a gradient at live places only?
     def __post_init__(self):
-        s = as_structure(self.structure)
-        if self.density is None and s.sparsity is None: raise ValueError(f"the structure {str(s)!r} has no density of its own: write one before it, as in 'top 0.1 {s}'")
-        if self.density is not None: _check_density(self.density)
+        s,density = as_structure(self.structure),self.density
+        if isinstance(s, Unstructured): s,density = Unstructured(),s.density if density is None else density
+        if density is None and s.sparsity is None: raise ValueError(f"the structure {str(s)!r} has no density of its own: write one before it, as in 'top 0.1 {s}'")
+        if density is not None and not 0<=density<=1: raise ValueError(f"density is {density}, and must lie in [0,1]")
         object.__setattr__(self, 'structure', s)
+        object.__setattr__(self, 'density', density if density is None else float(density))
 
-    def __str__(self): return f'top {self.density} '*(self.density is not None) + str(self.structure) + ' (M)'*self.mask_gradient
-    def for_axes(self, axes): return dataclasses.replace(self, structure=self.structure.for_axes(axes))
+    def text(self):
+        structure = [] if self.structure==Unstructured() else [str(self.structure)]
+        return ' '.join(structure if self.density is None else [f'top {self.density}', *structure])
+
+    def for_axes(self, axes): return replace(self, structure=self.structure.for_axes(axes))
     def choose(self, score):
         s = self.structure
-        return s.top(score, s.count(score.shape, n_live(score.numel(), s.sparsity if self.density is None else 1-self.density)))
+        n = n_live(score.numel(), s.sparsity) if self.density is None else round(self.density*score.numel())
+        return s.top(score, s.count(score.shape, n))
 
-_text_of = re.compile(r'(?:top (?P<density>[\d.]+(?:e-?\d+)?)(?: (?P<rest>[^{}()]+?))?|'
-    r'(?P<own>[^{}()A-Z]*\d+:\d+[^{}()]*?|fan-in.*?|block .*?|kernels.*?))(?P<flag> ?\([MU]\))?', re.ASCII)
+class Dense(Sparseness):
+    "Everything lives, and the tensor passes as it is"
+    def choose(self, score): return torch.ones_like(score, dtype=torch.bool)
 
-def _from_structure(spec):
-    "The kind that a structure, or a text in words, means; None for shorthands"
-    if isinstance(spec, Unstructured) and spec.density is not None: return TopK(spec.density)
-    if isinstance(spec, Structure): return TopOf(spec)
-    m = _text_of.fullmatch(spec) if isinstance(spec, str) else None
-    if m is None: return None
-    density,masked = m['density'] and float(m['density']),'M' in (m['flag'] or '')
-    if density is not None and not m['rest']: return TopK(density, mask_gradient=masked)
-    return TopOf(as_structure(m['rest'] or m['own']), density, masked)
+class Bernoulli(Sparseness):
+    "A place lives with the probability that its score says: 0 and less never, 1 and more always"
+    def choose(self, score, generator): return torch.rand(score.shape, generator=generator, device='cpu').to(score.device)<score
 
-# %% ../../nbs/48_train.learned.ipynb #4e632126
-@sparseness_kind('BERN[(M)]')
-def Bernoulli(
-    score, # Probabilities: 0 and less never live, 1 and more always
-    generator=None, # Source of randomness on the CPU
-):
-    "A place lives with the probability that its score says"
-    return torch.rand(score.shape, generator=generator, device='cpu').to(score.device)<score
+# %% ../../nbs/48_train.learned.ipynb #5c1d45f1
+def as_sparseness(
+    spec, # 'top 0.1', '2:4', 'top 0.1 fan-in', 'bernoulli', 'dense', a `Structure`, or a `Sparseness`
+) -> Sparseness:
+    "The sparseness that `spec` means"
+    if isinstance(spec, Sparseness): return spec
+    if not isinstance(spec, str): return TopOf(spec)
+    density,text,flag = re.fullmatch(r'(?:top ([-+.e\d]+))? ?(.*?) ?(\(M\))?', spec, re.ASCII).groups()
+    kind = dict(dense=Dense, bernoulli=Bernoulli).get(text)
+    if kind and not density: return kind(mask_gradient=bool(flag))
+    return TopOf(text or ('unstructured' if density else text), density and float(density), mask_gradient=bool(flag))
 
-# %% ../../nbs/48_train.learned.ipynb #401b6ab5
+# %% ../../nbs/48_train.learned.ipynb #2c367cb2
 class _MaskedForward(torch.autograd.Function):
-    "`x` where `mask`, else zero; `x` sees the gradient where `seen`, and the score where `told`, everywhere if these are None"
+    "`x` where `mask`, else zero; gradients reach `x` and `score` where their masks are `True`, everywhere if these are None"
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, score, mask, seen, told): return torch.where(mask, x, 0)
+    def forward(x, score, mask, x_grad_mask, score_grad_mask): return torch.where(mask, x, 0)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,score,mask,seen,told = inputs
-        ctx.save_for_backward(x, seen, told)
+        x,score,mask,x_grad_mask,score_grad_mask = inputs
+        ctx.save_for_backward(x, x_grad_mask, score_grad_mask)
         ctx.shape,ctx.dtype = score.shape,score.dtype
 
     @staticmethod
     def backward(ctx, g):
-        x,seen,told = ctx.saved_tensors
-        among = lambda t,m: t if m is None else torch.where(m, t, 0)
-        gx = among(g, seen) if ctx.needs_input_grad[0] else None
-        gs = among(g*x, told).sum_to_size(ctx.shape).to(ctx.dtype) if ctx.needs_input_grad[1] else None
+        x,x_grad_mask,score_grad_mask = ctx.saved_tensors
+        def masked(t, m): return t if m is None else torch.where(m, t, 0)
+        gx = masked(g, x_grad_mask) if ctx.needs_input_grad[0] else None
+        gs = masked(g*x, score_grad_mask).sum_to_size(ctx.shape).to(ctx.dtype) if ctx.needs_input_grad[1] else None
         return gx,gs,None,None,None
 
-# %% ../../nbs/48_train.learned.ipynb #0a3eab54
+# %% ../../nbs/48_train.learned.ipynb #b7e920b7
 _modes = ('STE','supermask','joint')
+_setting_names = ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')
 
-def _settings(sparseness, backward_mode, score_func, backward_sparseness, every, penalty):
-    "The settings as a dict, parsed; a `ValueError` for one out of range"
+def _parsed(sparseness, backward_mode='STE', score_func=None, backward_sparseness=None, every=1, penalty=None):
+    "Settings as a dict"
     if backward_mode not in _modes: raise ValueError(f"backward_mode is {backward_mode!r}, and must be one of {', '.join(map(repr, _modes))}")
-    if isinstance(every, bool) or not isinstance(every, int) or every<1: raise ValueError(f"every is {every!r}, and must be an integer from 1: the training steps from one mask to the next")
-    for k,f in dict(score_func=score_func, penalty=penalty).items():
-        if f is not None and not callable(f): raise ValueError(f"{k} is {f!r}, and must be a function or None")
+    if isinstance(every, bool) or not isinstance(every, int) or every<1: raise ValueError(f"every is {every!r}, and must be an integer from 1")
     back = None if backward_sparseness is None else as_sparseness(backward_sparseness)
     return dict(sparseness=as_sparseness(sparseness), backward_mode=backward_mode, score_func=score_func, backward_sparseness=back,
         every=every, penalty=penalty)
 
-def _choose(settings, score, x, seed, step, axes=(0,1,None)):
+def _choose(settings, score, x, seed, step, axes):
     "Score, mask and backward mask of an update; `x` is None where nothing is there to score"
     score,f = score.detach(),settings['score_func']
     if f is not None and x is not None:
         new = f(score.clone(), x.detach())
-        if not isinstance(new, torch.Tensor) or new.shape!=score.shape: raise ValueError(f"score_func returned {tuple(new.shape) if isinstance(new, torch.Tensor) else new!r}, and must return a tensor of the score's shape, {tuple(score.shape)}")
+        if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, and must return the score's, {tuple(score.shape)}")
         score = new.detach().to(score)
-    mask = settings['sparseness'].for_axes(axes).mask(score, keyed_generator(seed, 0, step))
-    back = settings['backward_sparseness']
-    return score,mask,mask if back is None else mask | back.for_axes(axes).mask(score, keyed_generator(seed, 1, step))
+    def mask_of(sparseness, i): return sparseness.for_axes(axes).mask(score, keyed_generator(seed, i, step))
+    mask,back = mask_of(settings['sparseness'], 0),settings['backward_sparseness']
+    return score,mask,mask if back is None else mask | mask_of(back, 1)
 
-# %% ../../nbs/48_train.learned.ipynb #c7f0d49c
+# %% ../../nbs/48_train.learned.ipynb #4301d70b
 class Sparsify(nn.Module):
     "Masks a tensor by a score of its own"
+    own_masks,axes = ('mask','backward_mask'),(0,1,None)  # buffers, and where outputs, inputs and experts lie
+    used = None  # while the forward of a model runs: has this been used in it?
+    written = None,0  # the score's version at the last training forward, and for how many it has been this one
+
     def __init__(self,
         shape, # Shape of the tensor, without the leading dimensions that share one mask, such as the batch's
-        sparseness='DENSE', # A shorthand, or a `Sparseness`
+        sparseness='dense', # A text such as 'top 0.1' or '2:4', a `Structure`, or a `Sparseness`
         backward_mode='STE', # Who learns: 'STE' the tensor, 'supermask' the score, 'joint' both
         score_func=None, # `f(score, x)` → the score to store at each update; None leaves it to the optimizer
-        backward_sparseness=None, # What the tensor's gradient sees besides live places; 'DENSE' is everything
+        backward_sparseness=None, # What the tensor's gradient sees besides live places; 'dense' is everything
         every:int=1, # Training steps (forwards) from one update of the mask to the next
         penalty=None, # `f(w, mask, backward_mask)` → a number that `mask_penalty` adds to the loss; for weights
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
     ):
-        settings = _settings(sparseness, backward_mode, score_func, backward_sparseness, every, penalty)
         super().__init__()
         self.seed,self.step = draw_seed(seed),0
-        vars(self).update(settings)
+        vars(self).update(_parsed(sparseness, backward_mode, score_func, backward_sparseness, every, penalty))
         self.start(shape)
 
     def start(self, shape, device=None, dtype=None):
@@ -255,222 +161,113 @@ class Sparsify(nn.Module):
         for k in self.own_masks: self.register_buffer(k, None)
         self.update(self.scored())
 
-    own_masks,axes = ('mask','backward_mask'),(0,1,None)  # where outputs, inputs and experts lie
-    used = None  # While the forward of a model runs: has this been used in it?
-    written = None,0  # the score's version at the last training forward, and for how many it has been this one
-    def scored(self): return None
+    def scored(self): return None  # what is scored where no forward runs: a weight, if this has one
+
     @property
-    def shapeless(self): return isinstance(self.score, UninitializedParameter)
+    def settings(self):
+        "What this was made with, by name"
+        return {k: getattr(self, k) for k in _setting_names}
 
-# %% ../../nbs/48_train.learned.ipynb #068d89c4
-@patch
-def need_shape(self:Sparsify):
-    "A `ValueError` if there is no shape yet"
-    if self.shapeless: raise ValueError(f"{type(self).__name__} has no shape yet, and so no mask: pass a batch through the model first")
+    @property
+    def density(self) -> float: # From 0 to 1
+        "The fraction of places that live, as the mask says"
+        return count_live(self.mask)/max(self.mask.numel(), 1)
 
-# %% ../../nbs/48_train.learned.ipynb #854f1563
-@patch(as_prop=True)
-def settings(self:Sparsify):
-    "What this was made with, by name"
-    return {k: getattr(self, k) for k in ('sparseness','backward_mode','score_func','backward_sparseness','every','penalty')}
+    def forward(self, x):
+        "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
+        shape = self.score.shape
+        if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape):
+            raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
+        in_backward = torch._C._current_graph_task_id()!=-1
+        if self.training and not self.used and not in_backward:
+            self.warn_if_untrained()
+            if self.step%self.every==0: self.update(x)
+            self.step += 1
+            if self.used is not None: self.used = True
+        return self.masked(x)
 
-# %% ../../nbs/48_train.learned.ipynb #d042ea4f
-@patch
-def update(self:Sparsify,
-    x=None, # The tensor for the score function
-):
-    "Let the score function write the score, and choose the mask anew"
-    self.need_shape()
-    self.hold(*_choose(self.settings, self.score, x, self.seed, self.step, self.axes))
+    def warn_if_untrained(self, patience=32):
+        "Warn once if the score is to learn, and nothing writes it"
+        if self.backward_mode=='STE' or isinstance(self.sparseness, Dense) or not torch.is_grad_enabled() or not self.score.requires_grad: return
+        version,n = self.written
+        self.written = self.score._version,n+1 if version==self.score._version else 0
+        if self.written[1]==patience: warn(f"the score of a learned mask hasn't changed in {patience} training forwards: "
+            "make the optimizer after learn_masks, from model.parameters(), so that it holds the scores")
 
-@patch
-def hold(self:Sparsify, score, mask, seen):
-    "Store what an update chose"
-    if score.data_ptr()!=self.score.data_ptr():
-        with torch.no_grad(): self.score.copy_(score)
-    self.mask,self.backward_mask = mask,seen
+    def masked(self,
+        x:torch.Tensor, # A tensor whose shape ends in the score's
+    ) -> torch.Tensor: # `x` where the mask lives, else zero
+        "Apply the mask as it is, with gradients as the settings say"
+        if isinstance(self.sparseness, Dense): return x
+        if self.backward_mode=='supermask': x = x.detach()
+        score = self.score.detach() if self.backward_mode=='STE' else self.score
+        return _MaskedForward.apply(x, score, self.mask, self.backward_mask, self.mask if self.sparseness.mask_gradient else None)
 
-@patch
-def update_mask(self:Sparsify,
-    score:torch.Tensor, # New scores, of the old shape
-):
-    "Store `score`, and choose the mask that it means"
-    self.need_shape()
-    if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
-    self.hold(*_choose(self.settings, score.to(self.score), None, self.seed, self.step, self.axes))
-
-# %% ../../nbs/48_train.learned.ipynb #8dea7f42
-def _in_backward(): return torch._C._current_graph_task_id()!=-1
-
-# %% ../../nbs/48_train.learned.ipynb #240a99c9
-@patch
-def forward(self:Sparsify, x):
-    "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
-    shape = self.score.shape
-    if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape): raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
-    if self.training and not self.used and not _in_backward():
-        self.warn_if_left()
-        if self.step%self.every==0: self.update(x)
-        self.step += 1
-        if self.used is not None: self.used = True
-    return self.masked(x)
-
-@patch
-def warn_if_left(self:Sparsify, patience=32):
-    "Warn once if the score is to learn, and nothing writes it"
-    if self.backward_mode=='STE' or isinstance(self.sparseness, Dense) or not torch.is_grad_enabled() or not self.score.requires_grad: return
-    version,n = self.written
-    self.written = self.score._version,n+1 if version==self.score._version else 0
-    if self.written[1]==patience:
-        warn(f"the score of a learned mask hasn't changed in {patience} training forwards: make the optimizer after learn_masks, from model.parameters(), so that it holds the scores")
-
-# %% ../../nbs/48_train.learned.ipynb #240a99zz
-@patch
-def masked(self:Sparsify,
-    x:torch.Tensor, # A tensor whose shape ends in the score's
-) -> torch.Tensor: # `x` where the mask lives, else zero
-    "Apply the mask as it is, with gradients as the settings say"
-    self.need_shape()
-    if isinstance(self.sparseness, Dense): return x
-    if self.backward_mode=='supermask': x = x.detach()
-    score = self.score.detach() if self.backward_mode=='STE' else self.score
-    return _MaskedForward.apply(x, score, self.mask, self.backward_mask, self.mask if self.sparseness.mask_gradient else None)
-
-@patch(as_prop=True)
-def density(self:Sparsify) -> float: # From 0 to 1
-    "The fraction of places that live, as the mask says"
-    self.need_shape()
-    return count_live(self.mask)/max(self.mask.numel(), 1)
-
-# %% ../../nbs/48_train.learned.ipynb #5ad311c2
-@patch
-def plan(self:Sparsify,
-    **changes # Settings of `Sparsify`, or fields of its sparseness
-) -> tuple: # New settings, and what an update with them chooses (None without a shape); None if nothing changes
-    "What `configure` would do; a `ValueError` if it can't be done"
-    new = {k: changes.pop(k, v) for k,v in self.settings.items()}
-    new['sparseness'] = as_sparseness(new['sparseness'])
-    fields = [o.name for o in dataclasses.fields(new['sparseness'])]
-    if bad := [k for k in changes if k not in fields]: raise ValueError(f"{bad[0]!r} can't be set: choose from {', '.join([*new, *fields])}")
-    new = _settings(**new|dict(sparseness=dataclasses.replace(new['sparseness'], **changes)))
-    if new==self.settings: return None
-    return new,None if self.shapeless else _choose(new, self.score, self.scored(), self.seed, self.step, self.axes)
-
-@patch
-def configure(self:Sparsify,
-    sparseness=None, # A text, a shorthand or a `Sparseness`; None leaves it
-    **changes # Other settings of `Sparsify`, or fields of its sparseness
-):
-    "Change settings; nothing is changed if one is refused"
-    self.adopt(self.plan(**({} if sparseness is None else dict(sparseness=sparseness)) | changes))
-
-# %% ../../nbs/48_train.learned.ipynb #05f555ef
-@patch
-def adopt(self:Sparsify,
-    plan, # From `plan`
-):
-    "Do what was planned"
-    if plan is None: return
-    vars(self).update(plan[0])
-    if plan[1] is not None: self.hold(*plan[1])
-    for p in self.resting(): p.grad = None  # an optimizer would go on with momentum and decay where it finds zeros
-
-@patch
-def resting(self:Sparsify) -> list:
-    "The parameters that this mode leaves as they are"
-    return {'STE': [self.score], 'supermask': [p for p in [self.scored()] if p is not None]}.get(self.backward_mode, [])
-
-# %% ../../nbs/48_train.learned.ipynb #c7289960
-_saved = ('sparseness','backward_mode','backward_sparseness','every','seed','step')
-
-@patch
-def get_extra_state(self:Sparsify):
-    "What the state dict holds besides tensors: settings and counts"
-    return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in _saved)}
-
-@patch
-def set_extra_state(self:Sparsify, state):
-    "Go on with settings and counts from `get_extra_state`"
-    own = {k: v for k,v in state.items() if k in self.settings and v!=str(self.settings[k])}
-    vars(self).update(_settings(**self.settings|own), seed=state['seed'], step=state['step'])
-
-@patch
-def _load_from_state_dict(self:Sparsify, *args, **kwargs):
-    if self.backward_mask is self.mask: self.backward_mask = self.mask.clone()  # two buffers may be loaded
-    nn.Module._load_from_state_dict(self, *args, **kwargs)
-
-# %% ../../nbs/48_train.learned.ipynb #625cbcba
-def mask_picture(
-    mask:torch.Tensor, # Bool tensor
-    dims:tuple=(0,1), # The dimensions that are rows and columns; of others the first slice is shown
-    rows:int=64, # Rows shown at most
-    cols:int=160, # Columns shown at most
-) -> str: # Lines of braille, and an ellipsis if there is more; nothing for a mask without places
-    "A picture of `mask` for a terminal"
-    if not mask.numel(): return ''
-    m = mask.detach().cpu().int()
-    m = m.reshape(1,-1) if m.ndim<2 else m.movedim(dims, (0,1)).reshape(m.shape[dims[0]], m.shape[dims[1]], -1)[...,0]
-    more = m.shape[0]>rows or m.shape[1]>cols
-    m = m[:rows,:cols]
-    m = nn.functional.pad(m, (0,-m.shape[1]%2,0,-m.shape[0]%4))
-    dots = torch.tensor([[1,8],[2,16],[4,32],[64,128]])[:,None]
-    cells = (m.view(m.shape[0]//4, 4, m.shape[1]//2, 2)*dots).sum((1,3))
-    return '\n'.join([''.join(chr(0x2800+o) for o in row) for row in cells.tolist()] + ['…']*more)
-
-# %% ../../nbs/48_train.learned.ipynb #97629084
-@patch
-def mask_str(self:Sparsify,
-    **kwargs # As in `mask_picture`
-) -> str:
-    "A picture of the mask for a terminal"
-    self.need_shape()
-    return mask_picture(self.mask, **kwargs)
-
-@patch
-def extra_repr(self:Sparsify):
-    "Shape and sparseness, for `repr`"
-    mode = [] if self.backward_mode=='STE' else [self.backward_mode]
-    back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
-    shape = 'no shape yet' if self.shapeless else str(tuple(self.score.shape))
-    return ', '.join([shape, str(self.sparseness), *mode, *back])
-
-# %% ../../nbs/48_train.learned.ipynb #c539c5ff
-class _LazyMask(UninitializedBuffer):
-    "A mask without a shape that keeps its type when it is copied or pickled"
-    def __new__(cls): return super().__new__(cls, dtype=torch.bool)
-    def __deepcopy__(self, memo): return memo.setdefault(id(self), _LazyMask())
-    def __reduce_ex__(self, protocol): return _LazyMask,()
-
-# %% ../../nbs/48_train.learned.ipynb #4c0ad3d2
-class LazySparsify(LazyModuleMixin, Sparsify):
-    "A `Sparsify` that takes its shape from the first tensor it sees, and becomes a `Sparsify` then"
-    cls_to_become = Sparsify
-    def __init__(self,
-        *args, # Settings of `Sparsify` without the shape
-        batch_dims:int=1, # Leading dimensions that share one mask
-        **kwargs # More settings of `Sparsify`
+    def update(self,
+        x=None, # The tensor for the score function
     ):
-        super().__init__(None, *args, **kwargs)
-        self.batch_dims = batch_dims
+        "Let the score function write the score, and choose the mask anew"
+        self.set_mask(*self.choose(self.settings, self.score, x))
 
-    def start(self, shape):
-        self.score = UninitializedParameter()
-        for k in self.own_masks: self.register_buffer(k, _LazyMask())
+    def update_mask(self,
+        score:torch.Tensor, # New scores, of the old shape
+    ):
+        "Store `score`, and choose the mask that it means"
+        if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
+        self.set_mask(*self.choose(self.settings, score.to(self.score)))
 
-    def initialize_parameters(self, x):
-        "Take the shape of `x`"
-        if not self.has_uninitialized_params(): return
-        self.score.materialize(x.shape[self.batch_dims:], device=x.device)
-        self.reset_parameters()
+    def choose(self, settings, score, x=None): return _choose(settings, score, x, self.seed, self.step, self.axes)
 
-    def reset_parameters(self):
-        "Draw uniform scores, and choose the mask that they mean"
-        for k in self.own_masks: delattr(self, k)
-        Sparsify.start(self, self.score.shape, device=self.score.device, dtype=self.score.dtype)
+    def set_mask(self, score, mask, backward_mask):
+        if score.data_ptr()!=self.score.data_ptr():
+            with torch.no_grad(): self.score.copy_(score)
+        self.mask,self.backward_mask = mask,backward_mask
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f'{prefix}_extra_state'] = self.get_extra_state()
+    def update_settings(self,
+        sparseness=None, # A text, a `Structure` or a `Sparseness`; None leaves it
+        **changes # Other settings, or fields of the sparseness
+    ):
+        "Change settings; nothing is changed if one is refused"
+        self.apply_settings(self.validate_settings(**({} if sparseness is None else dict(sparseness=sparseness)), **changes))
+
+    def validate_settings(self,
+        **changes # Settings, or fields of the sparseness
+    ) -> tuple: # New settings, and what an update with them chooses; None if nothing changes
+        "What `update_settings` would do"
+        new = {k: changes.pop(k, v) for k,v in self.settings.items()}
+        sparseness = as_sparseness(new['sparseness'])
+        known = [o.name for o in fields(sparseness)]
+        if bad := first(k for k in changes if k not in known): raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
+        new = _parsed(**new | dict(sparseness=replace(sparseness, **changes)))
+        return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
+
+    def apply_settings(self, valid):
+        "Do what `validate_settings` returned"
+        if valid is None: return
+        vars(self).update(valid[0])
+        if valid[1] is not None: self.set_mask(*valid[1])
+        resting = dict(STE=self.score, supermask=self.scored()).get(self.backward_mode)
+        if resting is not None: resting.grad = None  # where it finds zeros, an optimizer applies momentum and decay
+
+    def get_extra_state(self):
+        "What the state dict holds besides tensors: settings and counts"
+        names = 'sparseness','backward_mode','backward_sparseness','every','seed','step'
+        return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in names)}
+
+    def set_extra_state(self, state):
+        own = {k: v for k,v in state.items() if k in _setting_names and v!=str(self.settings[k])}
+        vars(self).update(_parsed(**self.settings | own), seed=state['seed'], step=state['step'])
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        if self.backward_mask is self.mask: self.backward_mask = self.mask.clone()  # two buffers may be loaded
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def extra_repr(self):
+        mode = [] if self.backward_mode=='STE' else [self.backward_mode]
+        back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
+        return ', '.join([self.shape_text(), str(self.sparseness), *mode, *back])
+
+    def shape_text(self): return str(tuple(self.score.shape))
 
 # %% ../../nbs/48_train.learned.ipynb #72469025
 class WeightSparsify(Sparsify):
@@ -494,14 +291,14 @@ class WeightSparsify(Sparsify):
     @mask.setter
     def mask(self, mask): self.owner[0].register_buffer(f'{self.attr}_mask', mask)
 
-# %% ../../nbs/48_train.learned.ipynb #0db5bfb0
 class _MaskedWeights:
     "Forward hooks that put masked weights into a layer while it runs"
     def __init__(self): self.places = []  # layer, attribute, `WeightSparsify`
 
     def __call__(self, module, args):
         for m,attr,sp in self.places:
-            if sp.training and handler_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead weights are kept at zero too: call fold_masks before anything that enforces masks")
+            if sp.training and handler_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead weights are kept at zero too: "
+                "call fold_masks before anything that enforces masks")
             vars(m)[attr] = sp(m._parameters[attr])
         self.flatten(module)
 
@@ -513,9 +310,8 @@ class _MaskedWeights:
         "Recurrent layers read a list of their weights"
         if isinstance(module, nn.RNNBase): vars(module)['_flat_weights'] = [getattr(module, k) for k in module._flat_weights_names]
 
-# %% ../../nbs/48_train.learned.ipynb #8f783c5a
 class _OneForward:
-    "Forward hooks of the model that tell its `WeightSparsify` modules where a forward begins and ends"
+    "Forward hooks of the model that mark where a forward begins and ends: a weight that is used many times in it counts one step"
     def __init__(self, sps): self.sps = sps
     def mark(self, used):
         for sp in self.sps: sp.used = used
@@ -523,23 +319,20 @@ class _OneForward:
     def __call__(self, module, args): self.mark(False)
     def end(self, module, args, out): self.mark(None)
 
-# %% ../../nbs/48_train.learned.ipynb #5e657fe5
-def _may_learn(o):
-    if not o.why or isinstance(o.module, (nn.Embedding, nn.EmbeddingBag)): return True
-    return o.p.ndim>1 and o.p.is_floating_point() and o.why.startswith('in ')
-
-def _chosen(model, sparseness, also=None):
-    "A dict of owners `(module, attribute)` → name and sparseness"
-    entries = decide(model, also)
+# %% ../../nbs/48_train.learned.ipynb #0db5bfb0
+def _learnable(model, sparseness, include):
+    "Name, module, attribute and sparseness of each weight that is to learn"
+    entries = decide(model, include)
     if not isinstance(sparseness, (dict,list)):
-        if also is None: warn_if_missed(model, [o for o in entries if not o.why])
-        return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.why]
-    entries,rules = [o for o in entries if _may_learn(o)],read_rules(sparseness, 'sparseness')
+        if include is None: warn_if_missed(model, [o for o in entries if not o.dense_reason])
+        return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.dense_reason]
+    def may_learn(o):
+        if not o.dense_reason or isinstance(o.module, (nn.Embedding,nn.EmbeddingBag)): return True
+        return o.p.ndim>1 and o.p.is_floating_point() and o.dense_reason.startswith('in ')
+    entries,rules = [o for o in entries if may_learn(o)],read_rules(sparseness, 'sparseness')
     taken = assign(rules, [o.name for o in entries], [o.p for o in entries], model)
-    found = [(*o[:3], rules[k][1]) for o,k in zip(entries, taken) if k is not None]
-    return [(*o[:3], as_sparseness(o[3])) for o in found if o[3] is not None]
+    return [(*o[:3], as_sparseness(rules[k][1])) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
 
-# %% ../../nbs/48_train.learned.ipynb #c22a2a73
 def _hook(model, sps):
     "Put the weights of `sps` in place wherever a layer of `model` runs them"
     whole = _OneForward(sps)
@@ -554,24 +347,18 @@ def _hook(model, sps):
         m.register_forward_pre_hook(hook)
         m.register_forward_hook(hook.restore, always_call=True)
 
-def _try_out(name, p, settings, axes):
-    "Raise what `settings` would raise, with the parameter's name"
-    try: _choose(settings, torch.rand(p.shape).to(p), p, 0, 0, axes)
-    except ValueError as e: raise ValueError(f"{name}: {e}") from e
-
-def _rescale(sps):
+def _rescale(sp):
     "The root of the mean square over all places becomes that of the dense weight, with dead ones as zeros"
-    for sp in sps:
-        live = torch.where(sp.mask, sp.weight.detach(), 0).double().norm()
-        if not live>0: continue
-        with torch.no_grad(): sp.weight.mul_(float(sp.weight.double().norm()/live))
-        if sp.settings['score_func'] is not None: sp.update(sp.weight)
+    live = torch.where(sp.mask, sp.weight.detach(), 0).double().norm()
+    if not live>0: return
+    with torch.no_grad(): sp.weight.mul_(float(sp.weight.double().norm()/live))
+    if sp.score_func is not None: sp.update(sp.weight)
 
-# %% ../../nbs/48_train.learned.ipynb #ebef2df6
+# %% ../../nbs/48_train.learned.ipynb #c22a2a73
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
 def learn_masks(
     model, # A module or a `Learner`
-    sparseness='TOPK{0.5}(U)', # A text, a shorthand, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
+    sparseness='top 0.5', # A text, a `Structure`, a `Sparseness`, or rules: pairs of pattern and sparseness, None is dense
     backward_mode='STE', # Who learns: 'STE' the weight, 'supermask' the score, 'joint' both
     seed:int=None, # Seed of the random choices; None draws one from torch's generator
     rescale:bool=False, # Scale each weight so that what lives is as large as all of it was? For untrained models
@@ -581,44 +368,44 @@ def learn_masks(
     "Give weights of `model` masks that are chosen anew at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
-    settings = dict(backward_mode=backward_mode, score_func=None, backward_sparseness=None, every=1, penalty=None) | settings
-    _settings(sparseness='DENSE', **settings)
-    if masked_params(model): raise ValueError("the model has masks already: change learned ones with configure, or remove masks first, with fold_masks(model) and unsparsify(model)")
-    chosen = _chosen(model, sparseness, also)
-    if not chosen: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or also= or a rule that names others")
-    need_values(**{name:getattr(m, attr) for name,m,attr,_ in chosen})
-    for name,m,attr,kind in chosen: _try_out(name, getattr(m, attr), _settings(sparseness=kind, **settings), axes_of(m, attr))
+    if masked_params(model): raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, with fold_masks(model) and unsparsify(model)")
+    weights = _learnable(model, sparseness, also)
+    if not weights: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or also= or a rule that names others")
+    need_values(**{name:getattr(m, attr) for name,m,attr,_ in weights})
+    for name,m,attr,kind in weights:
+        p = getattr(m, attr)
+        try: _choose(_parsed(kind, backward_mode, **settings), torch.rand(p.shape).to(p), p, 0, 0, axes_of(m, attr))
+        except ValueError as e: raise ValueError(f"{name}: {e}") from e
     seed = draw_seed(seed)
-    seeds = [keyed_generator(seed, i).initial_seed() for i in range(len(chosen))]
-    sps = [WeightSparsify(m, attr, sparseness=kind, seed=s, **settings) for (_,m,attr,kind),s in zip(chosen, seeds)]
+    sps = [WeightSparsify(m, attr, sparseness=kind, backward_mode=backward_mode, seed=keyed_generator(seed, i).initial_seed(), **settings)
+        for i,(_,m,attr,kind) in enumerate(weights)]
     for sp in sps: sp.owner[0].add_module(f'{sp.attr}_sparsifier', sp.train(sp.owner[0].training))
-    if rescale: _rescale(sps)
+    if rescale: [_rescale(sp) for sp in sps]
     _hook(model, sps)
     if learn is not None: learn.opt = None  # the next fit makes one that holds the scores, for modes to come too
     return sps
 
-# %% ../../nbs/48_train.learned.ipynb #78317caa
+# %% ../../nbs/48_train.learned.ipynb #ebef2df6
 def sparsifiers(
     model:nn.Module, # Any module
-) -> list: # Each `Sparsify` in it, in module order
-    "All modules of `model` that learn masks, of weights and of tensors"
-    return [m for m in model.modules() if isinstance(m, Sparsify)]
+    kind=Sparsify, # Of which class; `WeightSparsify` are those of weights
+) -> list: # Each in module order
+    "The modules of `model` that learn masks"
+    return [m for m in model.modules() if isinstance(m, kind)]
 
-def weight_sparsifiers(
-    model:nn.Module, # Any module
-) -> list: # Each `WeightSparsify` in it
-    "The modules of `model` that learn masks of weights"
-    return [m for m in sparsifiers(model) if isinstance(m, WeightSparsify)]
-
-# %% ../../nbs/48_train.learned.ipynb #1f632bc6
+# %% ../../nbs/48_train.learned.ipynb #8f6956af
 def fold_masks(
     model, # A module or a `Learner`, after `learn_masks`
 ): # `Hooks`: its `remove()` ends enforcement
     "Write the learned masks into the weights as exact zeros, and keep them fixed from now on"
     model = module_of(model)
-    sps = weight_sparsifiers(model)
+    sps = sparsifiers(model, WeightSparsify)
     if not sps: raise ValueError("the model has no learned masks to fold: call learn_masks first")
-    for sp in sps: _fold(sp)
+    for sp in sps:
+        m = sp.owner[0]
+        zero_dead_(sp.weight, sp.mask)
+        m.register_buffer(f'{sp.attr}_sparsity', torch.tensor(sparsity_from_tensor(sp.mask), device=sp.weight.device))
+        del m._modules[f'{sp.attr}_sparsifier']
     for m in model.modules():
         for hooks in (m._forward_pre_hooks, m._forward_hooks):
             for k,h in list(hooks.items()):
@@ -626,69 +413,22 @@ def fold_masks(
         for k in set(m._forward_hooks_always_called)-set(m._forward_hooks): del m._forward_hooks_always_called[k]
     return enforce_masks(model)
 
-# %% ../../nbs/48_train.learned.ipynb #94dbc783
-def _fold(sp):
-    "Zeros, and a buffer that shows the sparsity, in the place of `sp`"
-    m = sp.owner[0]
-    zero_dead_(sp.weight, sp.mask)
-    m.register_buffer(f'{sp.attr}_sparsity', torch.tensor(sparsity_from_tensor(sp.mask), device=sp.weight.device))
-    del m._modules[f'{sp.attr}_sparsifier']
-
-# %% ../../nbs/48_train.learned.ipynb #964ad5dd
-def effective_weight(
-    module:nn.Module, # A layer
-    attr:str='weight', # Name of its parameter
-) -> torch.Tensor: # The parameter itself if it has no mask
-    "The weight as the layer's forward sees it, with the mask as it is"
-    p,sp,mask = module._parameters[attr],module._modules.get(f'{attr}_sparsifier'),module._buffers.get(f'{attr}_mask')
-    return sp.masked(p) if sp is not None else p if mask is None else torch.where(mask, p, 0)
-
-# %% ../../nbs/48_train.learned.ipynb #fb144664
 def mask_penalty(
     model:nn.Module, # A model, after `learn_masks`
 ): # A scalar to add to the loss; 0 if no `penalty` was set
     "What the presets' penalties add to the loss"
-    need_modules(model=model)
-    return sum(sp.penalty(sp.weight, sp.mask, sp.backward_mask) for sp in weight_sparsifiers(model) if sp.penalty is not None)
+    return sum(sp.penalty(sp.weight, sp.mask, sp.backward_mask) for sp in sparsifiers(model, WeightSparsify) if sp.penalty is not None)
 
-# %% ../../nbs/48_train.learned.ipynb #b9050143
-def input_axis(
-    module:nn.Module, # A layer
-    attr:str='weight', # Name of its parameter
-) -> int: # Dimension of its weight, from 0
-    "Along which dimension of its weight do a layer's inputs lie?"
-    return 0 if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else axes_of(module, attr).inputs
+# %% ../../nbs/48_train.learned.ipynb #78317caa
+def update_all(
+    sps:list, # `Sparsify` modules
+    **changes # As in `Sparsify.update_settings`
+):
+    "Change the settings of all; nothing is changed if one refuses"
+    valid = [sp.validate_settings(**changes) for sp in sps]
+    for sp,o in zip(sps, valid): sp.apply_settings(o)
 
-def blocks_along_inputs(
-    module:nn.Module, # A layer with a learned mask
-    attr:str='weight', # Name of its parameter
-) -> bool: # True too for kinds without blocks
-    "Do the blocks of its mask lie along the layer's inputs?"
-    sp = module._modules.get(f'{attr}_sparsifier')
-    if sp is None: raise ValueError(f"{type(module).__name__} has no learned mask of {attr}: call learn_masks first")
-    s = getattr(sp.sparseness, 'structure', None)
-    if s is not None: return getattr(getattr(s, 'inner', s), 'axis', 1)==1
-    dim = getattr(sp.sparseness, 'dim', None)
-    return dim is None or dim%sp.weight.ndim==input_axis(module, attr)
-
-# %% ../../nbs/48_train.learned.ipynb #5cbfbc02
-class SparsificationManager:
-    "Changes settings of many `Sparsify` modules at once"
-    def __init__(self,
-        modules, # A model, or a list of models or of `Sparsify` modules
-    ):
-        ms = [modules] if isinstance(modules, nn.Module) else list(modules) if isinstance(modules, (list,tuple)) else [modules]
-        if bad := [m for m in ms if not isinstance(m, nn.Module)]: raise ValueError(f"modules has a {type(bad[0]).__name__}, and must be a model, or a list of models or of Sparsify modules")
-        self.modules = list(dict.fromkeys(o for m in ms for o in sparsifiers(m)))
-
-    def step(self,
-        **changes # As in `Sparsify.configure`
-    ):
-        "Change the settings of all; nothing is changed if one refuses"
-        plans = [m.plan(**changes) for m in self.modules]
-        for m,plan in zip(self.modules, plans): m.adopt(plan)
-
-# %% ../../nbs/48_train.learned.ipynb #b6cae4f1
+# %% ../../nbs/48_train.learned.ipynb #1f632bc6
 class LearnedMaskCallback(Callback):
     "Changes learned masks by schedule, and adds their penalty to the loss"
     run_valid = False
@@ -696,38 +436,27 @@ class LearnedMaskCallback(Callback):
         refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
         **schedules # Setting → a `Schedule`, or `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
     ):
-        if bad := [k for k,f in schedules.items() if not callable(f)]: raise ValueError(f"{bad[0]} is {schedules[bad[0]]!r}, and must be a schedule or a function of the step; for a constant call configure")
-        if refreshes is not None and (isinstance(refreshes, bool) or not isinstance(refreshes, int) or refreshes<1): raise ValueError(f"refreshes is {refreshes!r}, and must be an integer from 1, or None")
+        if bad := first(k for k,f in schedules.items() if not callable(f)): raise ValueError(f"{bad} is {schedules[bad]!r}, and must be a schedule or a function of the step")
         self.refreshes,self.schedules = refreshes,schedules
 
     def before_fit(self):
-        "Times of schedules become steps of this fit"
-        self.manager,n = SparsificationManager(self.learn.model),len(self.dls.train)
-        if not self.manager.modules: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
-        bound = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
-        self.was = {}
-        if self.refreshes and 'every' not in self.schedules: self._refresh(max(self.n_epoch*n//self.refreshes, 1))
-        self.bound = {k: f.bind(**bound) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
+        "Bind the schedules, and shorten `every` where masks would rest too long"
+        self.sps,n = sparsifiers(self.learn.model),len(self.dls.train)
+        if not self.sps: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
+        run = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
+        most = max(self.n_epoch*n//self.refreshes, 1) if self.refreshes and 'every' not in self.schedules else None
+        self.was = {sp:sp.every for sp in self.sps if most and sp.every>most}
+        update_all(self.was, every=most)
+        self.bound = {k: f.bind(**run) if isinstance(f, Schedule) else f for k,f in self.schedules.items()}
 
-# %% ../../nbs/48_train.learned.ipynb #116e6a74
-@patch
-def _refresh(self:LearnedMaskCallback, most):
-    "No mask is to rest longer than `most` steps of this fit"
-    self.was = {m:m.every for m in self.manager.modules if m.every>most}
-    for m in self.was: m.configure(every=most)
+    def before_batch(self):
+        t = self.epoch*len(self.dls.train)+self.iter
+        update_all(self.sps, **{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
 
-@patch
-def after_fit(self:LearnedMaskCallback):
-    for m,every in getattr(self, 'was', {}).items(): m.configure(every=every)
+    def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
 
-@patch
-def before_batch(self:LearnedMaskCallback):
-    t = self.epoch*len(self.dls.train)+self.iter
-    self.manager.step(**{k: call_with(f, t, n_updates=t) for k,f in self.bound.items()})
-
-# %% ../../nbs/48_train.learned.ipynb #8bef6d4f
-@patch
-def after_loss(self:LearnedMaskCallback): self.learn.loss_grad = self.learn.loss_grad+mask_penalty(self.learn.model)
+    def after_fit(self):
+        for sp,every in getattr(self, 'was', {}).items(): sp.update_settings(every=every)
 
 # %% ../../nbs/48_train.learned.ipynb #506a42a7
 def own_magnitude(score, x):
@@ -742,10 +471,10 @@ def signed_constant_(
     with torch.no_grad(): return w.copy_(torch.where(w<0, -1., 1.)*(2/w[0].numel())**.5)
 
 # %% ../../nbs/48_train.learned.ipynb #671d4692
-supermask_presets = dict(sparseness='TOPK{0.5}(U)', backward_mode='supermask', rescale=True)
+supermask_presets = dict(sparseness='top 0.5', backward_mode='supermask', rescale=True)
 
 # %% ../../nbs/48_train.learned.ipynb #9337ee6c
-STE_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='DENSE')
+STE_presets = dict(sparseness='top 0.1', score_func=own_magnitude, backward_sparseness='dense')
 
 # %% ../../nbs/48_train.learned.ipynb #b1ac9ffe
 def dead_decay(w, mask, backward_mask,
@@ -755,7 +484,7 @@ def dead_decay(w, mask, backward_mask,
     return decay/2*torch.where(mask, 0, w).square().sum()
 
 # %% ../../nbs/48_train.learned.ipynb #0eac0eca
-SRSTE_presets = dict(sparseness='BTOPK{2:4,1}(U)', score_func=own_magnitude, backward_sparseness='DENSE', penalty=dead_decay)
+SRSTE_presets = dict(sparseness='2:4', score_func=own_magnitude, backward_sparseness='dense', penalty=dead_decay)
 
 # %% ../../nbs/48_train.learned.ipynb #b45121ef
 def explore_decay(w, mask, backward_mask,
@@ -767,5 +496,5 @@ def explore_decay(w, mask, backward_mask,
     return decay*(torch.where(mask, w2, 0).sum()+explored)
 
 # %% ../../nbs/48_train.learned.ipynb #6576d793
-TopKAST_presets = dict(sparseness='TOPK{0.1}(U)', score_func=own_magnitude, backward_sparseness='TOPK{0.5}(U)',
+TopKAST_presets = dict(sparseness='top 0.1', score_func=own_magnitude, backward_sparseness='top 0.5',
     every=100, penalty=explore_decay, rescale=True)

@@ -8,15 +8,13 @@ __all__ = ['configure', 'rules_table']
 # %% ../../nbs/44_train.rules.ipynb #955fda4e
 import pandas as pd,re
 from fastcore.basics import *
-from fastsparse.masks import schedules
-from fastsparse.train import growth as grown,presets as methods
 from fastsparse.masks.registry import get_part,parts_of
 from fastsparse.masks.files import read_data,reading
-from fastsparse.train.method import Method,_methods,_text,find_method,may_be_none,part_kinds
 from fastsparse.masks.patterns import named
-from fastsparse.masks.schedules import Schedule,schedule_spec
+from fastsparse.masks.schedules import Interval
 from fastsparse.model.sparsify import decide,module_of
-from fastsparse.masks.structures import Structure
+from fastsparse.train.method import Method,find_method,may_be_none,part_kinds
+from fastsparse.train.presets import Preset
 from functools import partial
 from inspect import signature
 from numbers import Real
@@ -34,192 +32,80 @@ def default_filter(
     return p.ndim>1 and not any(_left_out.fullmatch(o) for o in name.lower().split('.'))
 
 # %% ../../nbs/44_train.rules.ipynb #36418104
-def _known(key):
-    "Parts that the setting `key` may be, by name"
-    return parts_of(part_kinds[key]) if key in part_kinds else {}
+_passed = {'params','names','scores','p','name','generator','idx','live'}  # arguments of a part that a file can't set
 
-# %% ../../nbs/44_train.rules.ipynb #b7496b69
-def _find(key, name):
-    "The part called `name` that setting `key` may be"
-    return get_part(part_kinds[key], name, key)
-
-# %% ../../nbs/44_train.rules.ipynb #2bc0d2bb
-_rooms = grown,methods  # what these rooms hold is known by name once they are imported
-_passed = {'params','names','scores','p','name','generator','idx','live'}
-
-def _is_part(f): return first(signature(f).parameters) in _passed
-
-def _options(f):
-    "The parameters of `f` that a file may give, by name"
+def _build(key, name, kwargs):
+    "The part called `name`, made with `kwargs`"
+    f = get_part(part_kinds[key], name, key)
     known = signature(f).parameters
-    return {k:o for k,o in known.items() if o.default is not o.empty and k not in _passed} if _is_part(f) else known
-
-def _build(key, f, kwargs):
-    known = _options(f)
-    takes = f"and {_text(f)} takes {', '.join(known) or 'none'}"
-    if bad := set(kwargs)-set(known): raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, {takes}")
-    if missing := [k for k,o in known.items() if o.default is o.empty and k not in kwargs]: raise ValueError(f"{key} lacks the argument {missing[0]!r}, {takes}: write a dict with type and arguments")
-    kwargs = {k:part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()}
-    if _is_part(f): return partial(f, **kwargs) if kwargs else f
-    return f(**kwargs)
-
-# %% ../../nbs/44_train.rules.ipynb #20ba8f5b
-def _taken_as_is(key, spec):
-    if spec is None: return key in may_be_none
-    if key=='mask_init': return spec in parts_of('mask') if isinstance(spec, str) else isinstance(spec, dict)
-    return key=='grow_init_f' and isinstance(spec, Real)
-
-def _interval(spec):
-    "An interval that gets shorter in a short run"
-    if set(spec)!={'type','every'} or spec['type']!='Interval':
-        raise ValueError(f"batches_per_update is {spec!r}, and must be a number of steps, or {{'type': 'Interval', 'every': 100}}, which gets shorter in a short run")
-    return schedules.Interval(spec['every'])
+    is_part = first(known) in _passed
+    free = [k for k,o in known.items() if not is_part or o.default is not o.empty and k not in _passed]
+    if bad := set(kwargs)-set(free): raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, and {name} takes {', '.join(free) or 'none'}")
+    kwargs = {k: part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()}
+    if not is_part: return f(**kwargs)
+    return partial(f, **kwargs) if kwargs else f
 
 def part(
     key:str, # A setting of `Method`
     spec, # What a file says of it
 ): # What `Method` takes
     "Turn what a file says into a setting"
-    if key=='batches_per_update' and isinstance(spec, dict): return _interval(spec)
-    if key not in part_kinds or callable(spec) or _taken_as_is(key, spec): return spec
-    if isinstance(spec, str): spec = dict(type=spec)
-    if isinstance(spec, dict) and isinstance(spec.get('type'), str):
-        return _build(key, _find(key, spec['type']), {k:v for k,v in spec.items() if k!='type'})
-    raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {', '.join(_known(key))}")
+    if key=='batches_per_update' and isinstance(spec, dict): return Interval(spec['every'])
+    if key not in part_kinds or callable(spec) or spec is None and key in may_be_none: return spec
+    if key=='mask_init' and (isinstance(spec, dict) or spec in parts_of('mask')) or key=='grow_init_f' and isinstance(spec, Real): return spec
+    if isinstance(spec, str): return _build(key, spec, {})
+    if isinstance(spec, dict) and isinstance(spec.get('type'), str): return _build(key, spec['type'], {k:v for k,v in spec.items() if k!='type'})
+    names = ', '.join(parts_of(part_kinds[key]))
+    raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {names}")
 
 # %% ../../nbs/44_train.rules.ipynb #31164de8
-class Rules(list):
-    "Pairs of a pattern and settings, and the plain `spec` that they were made of"
-    def __init__(self, pairs, spec):
-        super().__init__(pairs)
-        self.spec = spec
-    def __reduce__(self): return Rules,(list(self),self.spec)
-
-def _read(path):
-    if not Path(path).exists(): raise ValueError(f"{path} doesn't exist: pass a sparsity, a dict, a list of dicts, or the path of a YAML or JSON file")
-    return read_data(path, 'file of rules')
-
-# %% ../../nbs/44_train.rules.ipynb #75c36d3f
 def _rule(spec):
     "A pair of pattern and settings"
     if not isinstance(spec, dict): raise ValueError(f"a rule is {spec!r}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl', 'sparsity': 0.9}}")
     spec = dict(spec)
     pattern,method = spec.pop('params', default_filter),spec.pop('method', 'static')
     if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
-        raise ValueError(f"params is {pattern!r}, and must be a glob, a list of globs or a function of name and parameter; leave it out for what is usual")
-    if method is None or method=='dense':
-        if spec: raise ValueError(f"a rule says {sorted(spec)[0]!r}, and one whose method is dense can say params alone")
-        return pattern,None
-    if not isinstance(method, str) or method.lower() not in _methods: raise ValueError(f"method is {method!r}, and must be one of dense, {', '.join(_methods)}")
+        raise ValueError(f"params is {pattern!r}, and must be a glob, a list of globs or a function of name and parameter")
+    if method in (None,'dense') and spec: raise ValueError(f"a rule says {first(spec)!r}, and one whose method is dense can say params alone")
+    if method in (None,'dense'): return pattern,None
     known = signature(Method).parameters
     if bad := set(spec)-set(known): raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(known)}")
-    settings = {**find_method(method), **{k:part(k, v) for k,v in spec.items()}}
-    Method(**{'batches_per_update':100, **settings})
+    settings = Preset(str(method).lower(), '', **{**find_method(method), **{k: part(k, v) for k,v in spec.items()}})
+    Method(**{'batches_per_update':100, **settings})  # refuses what no method can do
     return pattern,settings
 
-# %% ../../nbs/44_train.rules.ipynb #1647ef2f
 def _rules(data):
     if isinstance(data, (int,float)) and not isinstance(data, bool): data = dict(sparsity=float(data))
-    data = listify(data)
     if not data: raise ValueError("there are no rules: give a sparsity, a dict, or a list of dicts")
-    return Rules([_rule(o) for o in data], data)
+    return [_rule(o) for o in listify(data)]
 
+# %% ../../nbs/44_train.rules.ipynb #75c36d3f
 def configure(
     spec, # A sparsity, a rule as a dict, a list of rules, or the path of a YAML or JSON file
-) -> Rules: # For `rules=` of the callback or the engine
+) -> list: # Pairs of pattern and settings, for `rules=` of the callback or the engine
     "Rules from plain data"
-    if isinstance(spec, Rules): return spec
     if not isinstance(spec, (str,Path)): return _rules(spec)
-    data = _read(spec)
+    data = read_data(spec, 'file of rules')
     with reading(spec, 'file of rules'): return _rules(data)
 
-# %% ../../nbs/44_train.rules.ipynb #04846e9d
-def _same_call(a, b): return (a.func,a.args,a.keywords)==(b.func,b.args,b.keywords)
-
-def _bound_args(f, value):
-    "The arguments with which `f` is, or makes, the `partial` called `value`; None if it isn't and doesn't"
-    if isinstance(f, (str,type,partial)) or _is_part(f) and f is not value.func: return None
-    given = {**signature(value.func).bind_partial(*value.args).arguments, **value.keywords}
-    args = {k:o for k,o in given.items() if k in _options(f)}
-    if any(o.default is o.empty and k not in args for k,o in _options(f).items()): return None
-    try: made = partial(f, **args) if _is_part(f) else f(**args)
-    except ValueError: return None  # what another part was made with means nothing here
-    return args if isinstance(made, partial) and _same_call(made, value) else None
-
-def _bound_said(key, value):
-    "What a file says of a `partial`; None if no part is called with these arguments"
-    for name,f in _known(key).items():
-        args = _bound_args(f, value)
-        if args is not None: return dict(type=name, **{k:_said('keep_score_f' if k=='score_f' else k, o) for k,o in args.items()})
-
-# %% ../../nbs/44_train.rules.ipynb #923bc675
-def _arguments(o):
-    "What a file says of the arguments that the part `o` was made with"
-    return {k:_said('keep_score_f' if k=='score_f' else k, vars(o)[k]) for k in signature(type(o)).parameters}
-
-def _names_for(key): return f"; names for {key} are {', '.join(_known(key))}" if _known(key) else ''
-
-_objects = [(Schedule, lambda key, o: schedule_spec(o)), (Structure, lambda key, o: str(o)),
-    (BasicRepr, lambda key, o: dict(type=type(o).__name__, **_arguments(o))), (schedules.Time, lambda key, o: schedules._plain(o)),
-    (schedules.Interval, lambda key, o: dict(type='Interval', every=int(o)))]
-_data = [((list,tuple), lambda key, o: [_said(key, v) for v in o]), (dict, lambda key, o: {k:_said(key, v) for k,v in o.items()}),
-    ((bool,int,float,str,type(None)), lambda key, o: o)]
-
-def _said(key, value):
-    "What a file says of the setting `value`"
-    if name := first(k for k,f in _known(key).items() if f is value): return name
-    if isinstance(value, partial) and (said := _bound_said(key, value)): return said
-    say = first(f for kind,f in _objects+_data if isinstance(value, kind))
-    if say is not None: return say(key, value)
-    raise ValueError(f"{key} is {value!r}, which has no name in a file: give it one with @declares(...), or write the setting as numbers and schedules{_names_for(key)}")
-
-def rules_spec(
-    rules:list, # `Rules`, or pairs of pattern and settings
-) -> list: # Dicts of plain data that `configure` makes the same rules of
-    "What a file would say"
-    return rules.spec if isinstance(rules, Rules) else [_rule_spec(*o) for o in rules]
-
-# %% ../../nbs/44_train.rules.ipynb #b7bbb1fb
-def _same(settings, preset):
-    "Keys that both hold with equal values"
-    equal = lambda a,b: a is b or type(a) is type(b) and a==b
-    return [k for k,v in preset.items() if k in settings and equal(settings[k], v)]
-
-def _preset_of(settings):
-    "The name of the preset that `settings` began with, as far as one can see; None if they lack something of each"
-    fits = [k for k,v in _methods.items() if set(v)<=set(settings)]
-    return max(fits, key=lambda k: (2*len(_same(settings, _methods[k]))-len(_methods[k])), default=None)
-
-def _rule_spec(pattern, settings):
-    if callable(pattern) and pattern is not default_filter: raise ValueError(f"the pattern {pattern!r} is a function, and a file can only say globs")
-    said = {} if pattern is default_filter else dict(params=pattern)
-    if settings is None: return dict(said, method='dense')
-    method = _preset_of(settings)
-    if method is None: raise ValueError("the settings are of no preset: begin with one, as in dict(RigL_presets, sparsity=0.9)")
-    return dict(said, method=method, **{k:_said(k, v) for k,v in settings.items() if k not in _same(settings, _methods[method])})
-
 # %% ../../nbs/44_train.rules.ipynb #687b09f7
-def _row(o, rules, k):
-    "The line of `o`, which the rule at place `k` takes"
-    name,p,why = o.name,o.p,o.why
-    row = dict(parameter=name, shape=' x '.join(map(str, p.shape)), rule='', method='', sparsity='', structure='', note=why)
-    if why: return row
-    if k is None: return dict(row, note='no rule')
-    pattern,kw = rules[k]
-    row['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
-    if kw is None: return dict(row, note='dense by rule')
-    said = rules.spec[k].get('method', 'static').lower() if rules.spec[k] else _preset_of(kw)
-    return dict(row, method=ifnone(said, 'own'), sparsity=kw.get('sparsity', ''), structure=ifnone(kw.get('structure'), ''))
-
 def rules_table(
     model, # A module or a `Learner`
-    rules, # What `configure` takes, or pairs of pattern and settings
+    rules, # What `configure` takes or returns
 ) -> pd.DataFrame:
     "Which rule takes which parameter of `model`, and why none takes the others"
     model = module_of(model)
-    in_python = isinstance(rules, list) and not isinstance(rules, Rules) and rules and not isinstance(rules[0], dict)
-    rules = Rules(rules, [{}]*len(rules)) if in_python else configure(rules)
+    if not (isinstance(rules, list) and rules and isinstance(rules[0], tuple)): rules = configure(rules)
     os = decide(model)
-    free = [o for o in os if not o.why]
+    free = [o for o in os if not o.dense_reason]
     hits = [{free[i].name for i in named(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
-    return pd.DataFrame([_row(o, rules, first(k for k,hit in enumerate(hits) if o.name in hit)) for o in os])
+    def row(o):
+        res = dict(parameter=o.name, shape=' x '.join(map(str, o.p.shape)), rule='', method='', sparsity='', structure='', note=o.dense_reason)
+        if o.dense_reason: return res
+        k = first(k for k,hit in enumerate(hits) if o.name in hit)
+        if k is None: return dict(res, note='no rule')
+        pattern,kw = rules[k]
+        res['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
+        if kw is None: return dict(res, note='dense by rule')
+        return dict(res, method=getattr(kw, 'name', 'own').lower(), sparsity=kw.get('sparsity', ''), structure=ifnone(kw.get('structure'), ''))
+    return pd.DataFrame([row(o) for o in os])

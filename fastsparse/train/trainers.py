@@ -66,21 +66,18 @@ class _Driver:
         self.engine = DynamicSparseTraining(model, opt, n_steps, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
 
-# %% ../../nbs/49_train.trainers.ipynb #e35cb554
-@patch
-def stop(self:_Driver):
-    "Let go of the model, and remember the engine's state"
-    if self.engine is None: return
-    self.saved = self.engine.state_dict()
-    self.engine.remove()
-    self.engine = None
+    def stop(self):
+        "Let go of the model, and remember the engine's state"
+        if self.engine is None: return
+        self.saved = self.engine.state_dict()
+        self.engine.remove()
+        self.engine = None
 
-@patch
-def numbers(self:_Driver):
-    "What a log shows"
-    if self.engine is None: return {}
-    counts = [(s.n, s.live) for s in self.engine.all]
-    return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
+    def numbers(self):
+        "What a log shows"
+        if self.engine is None: return {}
+        counts = [(s.n, s.live) for s in self.engine.all]
+        return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
 
 # %% ../../nbs/49_train.trainers.ipynb #501043f2
 class SparseTrainerCallback(_Driver):
@@ -103,35 +100,27 @@ class SparseTrainerCallback(_Driver):
 
     def on_init_end(self, args, state, control, model=None, **kwargs): self.make_sparse(model)
 
-# %% ../../nbs/49_train.trainers.ipynb #0c1c5122
-@patch
-def on_train_begin(self:SparseTrainerCallback, args, state, control, model=None, optimizer=None, **kwargs):
-    self.stop()
-    found = self._saved(args, state) if state.global_step else None
-    if found is None: self.make_sparse(model)
-    self.start(model, optimizer, state.max_steps, found)
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self.stop()
+        found = self._saved(args, state) if state.global_step else None
+        if found is None: self.make_sparse(model)
+        self.start(model, optimizer, state.max_steps, found)
 
-@patch
-def on_save(self:SparseTrainerCallback, args, state, control, **kwargs):
-    folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
-    if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
+    def on_save(self, args, state, control, **kwargs):
+        folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
+        if state.is_world_process_zero and self.engine is not None and folder.is_dir(): _write(self.engine.state_dict(), folder/_file)
 
-# %% ../../nbs/49_train.trainers.ipynb #dbeca6d9
-@patch
-def on_log(self:SparseTrainerCallback, args, state, control, logs=None, **kwargs):
-    for o in (logs, state.log_history[-1] if state.log_history else None):
-        if o is not None: o.update(self.numbers())
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for o in (logs, state.log_history[-1] if state.log_history else None):
+            if o is not None: o.update(self.numbers())
 
-@patch
-def on_train_end(self:SparseTrainerCallback, args, state, control, **kwargs): self.stop()
+    def on_train_end(self, args, state, control, **kwargs): self.stop()
 
-# %% ../../nbs/49_train.trainers.ipynb #eb378633
-@patch
-def _saved(self:SparseTrainerCallback, args, state):
-    "The engine's state beside the checkpoint that training goes on from"
-    path = Path(self.resume_from or Path(args.output_dir)/f'checkpoint-{state.global_step}')/_file
-    if path.exists(): return read_tensors(path, 'state of an engine')
-    raise ValueError(f"training goes on at step {state.global_step}, and {path} is not there: pass resume_from= with the checkpoint's folder, or begin anew")
+    def _saved(self, args, state):
+        "The engine's state beside the checkpoint that training goes on from"
+        path = Path(self.resume_from or Path(args.output_dir)/f'checkpoint-{state.global_step}')/_file
+        if path.exists(): return read_tensors(path, 'state of an engine')
+        raise ValueError(f"training goes on at step {state.global_step}, and {path} is not there: pass resume_from= with the checkpoint's folder, or begin anew")
 
 # %% ../../nbs/49_train.trainers.ipynb #e2ee7a0c
 def _averages(trainer): return [m for cb in trainer.callbacks if isinstance(m := vars(cb).get('_average_model'), torch.nn.Module)]
@@ -166,35 +155,24 @@ class SparseLightningCallback(_Driver):
         saved = self.saved if trainer.global_step else None
         self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, saved)
 
-# %% ../../nbs/49_train.trainers.ipynb #39585184
-@patch
-def on_train_batch_end(self:SparseLightningCallback, trainer, pl_module, *args):
-    for k,v in self.numbers().items(): pl_module.log(k, float(v))
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        for k,v in self.numbers().items(): pl_module.log(k, float(v))
 
-# %% ../../nbs/49_train.trainers.ipynb #08e05abf
-@patch
-def on_validation_start(self:SparseLightningCallback, trainer, pl_module): _settle(trainer)
+    def on_validation_start(self, trainer, pl_module): _settle(trainer)
 
-@patch
-def on_train_epoch_end(self:SparseLightningCallback, trainer, pl_module): _settle(trainer)
+    def on_train_epoch_end(self, trainer, pl_module): _settle(trainer)
 
-# %% ../../nbs/49_train.trainers.ipynb #73b5ba65
-@patch
-def on_train_end(self:SparseLightningCallback, trainer, pl_module):
-    _settle(trainer)
-    self.stop()
+    def on_train_end(self, trainer, pl_module):
+        _settle(trainer)
+        self.stop()
 
-@patch
-def on_exception(self:SparseLightningCallback, trainer, pl_module, exception): self.stop()
+    def on_exception(self, trainer, pl_module, exception): self.stop()
 
-# %% ../../nbs/49_train.trainers.ipynb #1bb8776b
-@patch
-def state_dict(self:SparseLightningCallback):
-    state = self.saved if self.engine is None else self.engine.state_dict()
-    return {} if state is None else dict(engine=state)
+    def state_dict(self):
+        state = self.saved if self.engine is None else self.engine.state_dict()
+        return {} if state is None else dict(engine=state)
 
-@patch
-def load_state_dict(self:SparseLightningCallback, state): self.saved = state.get('engine')
+    def load_state_dict(self, state): self.saved = state.get('engine')
 
 # %% ../../nbs/49_train.trainers.ipynb #ce975d12
 def _writer(tracker):
