@@ -1,7 +1,7 @@
 "Narrower copies of a model, and the comparison with them"
 import pandas as pd,pytest,re,torch
 from copy import deepcopy
-from fastai.basics import nn,accuracy,CrossEntropyLossFlat,Learner
+from fastai.basics import nn,accuracy,Callback,CrossEntropyLossFlat,Learner
 from fastcore.test import test_eq as eq
 from fastsparse.demo import digits_dls
 from fastsparse.deploy import narrow
@@ -105,3 +105,13 @@ def test_every_network_trains_for_the_seconds_of_the_sparse_one(monkeypatch):
     eq(found.table.weights['sparse'], n-.75*(40*64+40*40+10*40))
     assert not masked_params(learn.model) and all((v==before[k]).all() for k,v in learn.model.state_dict().items())
     assert (torch.random.get_rng_state()==state).all()
+
+def test_callbacks_go_to_the_sparse_fit():
+    "Also beside the clock that counts seconds of training; the first metric is the score"
+    class Seen(Callback):
+        n = 0
+        def before_fit(self): self.n += 1
+    seen = Seen()
+    learn = Learner(digits_dls(bs=256), mlp(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
+    row = narrow._train(learn, 1, .01, 0, .5, method='set', cbs=seen)
+    assert seen.n==1 and row['seconds']>0 and 0<=row['score']<=1 and row['us']>0

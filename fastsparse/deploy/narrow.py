@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
 from fastsparse.deploy.shrink import Spaces,cut_columns,cut_rows,follow_model
-from fastsparse.kernels.timing import shown,times_in_turns
+from fastsparse.kernels.timing import shown
 from fastsparse.masks.selection import count_live,keyed_generator
 from fastsparse.model.enforcement import masked_params
-from fastsparse.model.running import batch_of,same_random_state
+from fastsparse.model.running import same_random_state
 from fastsparse.model.sparsify import module_copy,shows_training
-from fastsparse.train.fit import OwnHypers
+from fastsparse.train.fit import copy_of,inputs_of,OwnHypers,seconds_a_batch,train_quietly
 from torch import nn
 
 # %% ../../nbs/73_deploy.narrow.ipynb #0aff7be9
@@ -67,24 +67,16 @@ def _narrow_config(model, fraction):
 # %% ../../nbs/73_deploy.narrow.ipynb #7328d772
 class _Clock(Callback):
     "Seconds that training takes, without validation"
-    run_valid = False
-    def before_fit(self): self.seconds = 0.
+    run_valid,seconds = False,0.
     def before_train(self): self.start = time.perf_counter()
     def after_train(self):
         if torch.cuda.is_available(): torch.cuda.synchronize()
         self.seconds += time.perf_counter()-self.start
 
-def _copy_of(learn, model):
-    "A learner like `learn` of a copy of `model`"
-    same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter')}
-    return Learner(learn.dls, module_copy(model), metrics=list(learn.metrics), **same)
-
 def _us_a_sample(learn):
     "Microseconds a sample in evaluation, in batches of training: the best of five"
-    xb = tuple(to_device(batch_of(learn), first(learn.model.parameters()).device))
-    learn.model.eval()
-    with torch.no_grad(): times = times_in_turns([lambda: learn.model(*xb)], seconds=0)
-    return 1e6*min(times[0])/len(xb[0])
+    seconds,n = seconds_a_batch(learn, rounds=5)
+    return 1e6*seconds/n
 
 # %% ../../nbs/73_deploy.narrow.ipynb #fabfd6a0
 def _n_weights(model):
@@ -93,13 +85,9 @@ def _n_weights(model):
 
 def _train(learn, n_epoch, lr, seed, sparsity, **kwargs):
     "Train for one cycle; returns what a row of the runs holds"
-    torch.manual_seed(seed)
     clock = _Clock()
-    with learn.no_bar(), learn.no_logging(), warnings.catch_warnings(action='ignore', category=UserWarning):
-        if sparsity: learn.fit_sparse(n_epoch, sparsity, lr, seed=seed, cbs=clock, **kwargs)
-        else: learn.fit_one_cycle(n_epoch, lr, cbs=[clock, OwnHypers()])
-        found = learn.validate()
-    score = found[1] if len(found)>1 else -found[0]
+    learn.add_cb(clock)
+    with warnings.catch_warnings(action='ignore', category=UserWarning): score = train_quietly(learn, n_epoch, lr, seed, sparsity, **kwargs)
     return dict(score=score, seconds=clock.seconds, us=_us_a_sample(learn), weights=_n_weights(learn.model), epochs=n_epoch, lr=lr, seed=seed)
 
 # %% ../../nbs/73_deploy.narrow.ipynb #c1e76bc3
@@ -159,11 +147,11 @@ def _usual_widths(sparsity): return sorted({round((1-sparsity)**.5, 2), .5, 1.})
 def _rivals(learn, widths):
     "The dense networks by name"
     if isinstance(widths, dict): return widths
-    xb = batch_of(learn)
+    xb = inputs_of(learn)
     return {f'dense of width {w:g}':learn.model if w==1 else narrow_like(learn.model, w, xb) for w in L(widths)}
 
 def _epoch_seconds(learn, model):
-    own,clock = _copy_of(learn, model),_Clock()
+    own,clock = copy_of(learn, model),_Clock()
     with own.no_bar(), own.no_logging(): own.fit(1, cbs=[clock, OwnHypers()])
     return clock.seconds
 
@@ -193,7 +181,7 @@ def compare_with_narrow(
             n = n_epoch if seconds is None else max(round(seconds/_epoch_seconds(learn, model)), 1)
             def one(lr, seed):
                 next(bar)
-                return dict(network=name, **_train(_copy_of(learn, model), n, lr, seed, **own))
+                return dict(network=name, **_train(copy_of(learn, model), n, lr, seed, **own))
             rates = [one(lr, 0) for lr in lrs]
             best = max(rates, key=lambda o: sign*o['score'] if math.isfinite(o['score']) else -math.inf)
             runs += [one(best['lr'], seed) for seed in range(1, seeds+1)]

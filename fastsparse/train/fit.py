@@ -6,7 +6,7 @@
 __all__ = ['auto_presets', 'find_sparsity']
 
 # %% ../../nbs/47_train.fit.ipynb #4966f177
-import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,time,torch
+import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.masks.checks import need_number
-from fastsparse.kernels.timing import shown
+from fastsparse.kernels.timing import shown,times_in_turns
 from fastsparse.masks.distributions import erdos_renyi_sparsity
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.masks.selection import count_live
 from fastsparse.train.presets import Preset
 from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
-from fastsparse.model.running import batch_of,same_random_state
+from fastsparse.model.running import batch_of,call_model,same_random_state
 from fastsparse.model.sparsify import draw_seed,module_copy,shows_training,sparsify_model
 from numbers import Real
 
@@ -172,28 +172,37 @@ def _plot_rates(rates, losses, suggested):
     ax.legend()
 
 # %% ../../nbs/47_train.fit.ipynb #e3074a42
-def _copy_of(learn):
+def copy_of(learn, model=None):
+    "A learner like `learn` of a copy of `model`, its own by default"
     same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter')}
-    return Learner(learn.dls, module_copy(learn.model), metrics=list(learn.metrics), **same)
+    return Learner(learn.dls, module_copy(ifnone(model, learn.model)), metrics=list(learn.metrics), **same)
+
+def train_quietly(learn, n_epoch, lr, seed, sparsity, **kwargs):
+    "Train for one cycle, dense if `sparsity` is 0; returns the first metric, or the loss with its sign turned"
+    torch.manual_seed(seed)
+    with learn.no_bar(), learn.no_logging():
+        if sparsity: learn.fit_sparse(n_epoch, sparsity, lr, seed=seed, **kwargs)
+        else: learn.fit_one_cycle(n_epoch, lr, cbs=OwnHypers())
+        found = learn.validate()
+    return found[1] if len(found)>1 else -found[0]
+
+def inputs_of(learn): return to_device(batch_of(learn), first(learn.model.parameters()).device)
+
+def seconds_a_batch(learn, rounds=1):
+    "Seconds for a batch of training in evaluation mode, the best of `rounds`, and its samples"
+    xb = inputs_of(learn)
+    learn.model.eval()
+    with torch.no_grad(): times, = times_in_turns([lambda: call_model(learn.model, xb)], rounds, seconds=0)
+    return min(times),find_bs(xb)
 
 def _trial(learn, s, seed, n_epoch, lr, kwargs):
     "Train a copy at sparsity `s`; returns its metric, its time and its bytes"
-    own = _copy_of(learn)
-    torch.manual_seed(seed)
-    with own.no_bar(), own.no_logging():
-        if s: own.fit_sparse(n_epoch, s, lr, seed=seed, **kwargs)
-        else: own.fit_one_cycle(n_epoch, lr, cbs=OwnHypers())
-        found = own.validate()
-    xb = tuple(to_device(batch_of(own), first(own.model.parameters()).device))
-    own.model.eval()
-    with torch.no_grad():
-        own.model(*xb)
-        start = time.perf_counter()
-        own.model(*xb)
-        took = time.perf_counter()-start
+    own = copy_of(learn)
+    metric = train_quietly(own, n_epoch, lr, seed, s, **kwargs)
+    took,_ = seconds_a_batch(own)
     stored = sum(p.numel()*p.element_size() for p in own.model.parameters())
     for o in masked_params(own.model): stored -= (o.mask.numel()-count_live(o.mask))*o.p.element_size()-o.mask.numel()//8
-    return dict(sparsity=s, seed=seed, metric=found[1] if len(found)>1 else -found[0], seconds=took, bytes=stored)
+    return dict(sparsity=s, seed=seed, metric=metric, seconds=took, bytes=stored)
 
 # %% ../../nbs/47_train.fit.ipynb #6a148291
 @dataclass
@@ -237,7 +246,7 @@ def _rehearse(learn, n_epoch, sparsities, lr, kwargs):
     "All that comes before a training at each sparsity, on copies"
     if own := set(kwargs) & {'seed','sparsity','n_epoch'}: raise TypeError(f"{first(own)} is what the search sets itself: pass seeds=, sparsities= and budget=")
     with _as_was(learn):
-        for s in sparsities: _prepared(_copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
+        for s in sparsities: _prepared(copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
 
 # %% ../../nbs/47_train.fit.ipynb #40a198d8
 def find_sparsity(
