@@ -155,9 +155,10 @@ def circuit_page(
     circuits:list, # Some of its circuits
     path, # HTML file to write
     table=None, # From `faithfulness_table`
+    words:dict=None, # From `node_words`, by the name of a circuit's task; by default they are looked up
 ) -> Path: # The file
     "Write circuits into a page that opens a node on a click"
-    parts = [_section(model, c, node_words(model, c)) for c in circuits if c.found]
+    parts = [_section(model, c, node_words(model, c) if words is None else words[c.task]) for c in circuits if c.found]
     if table is not None: parts.append(f'<h2>Tests</h2><div class="wide">{table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)}</div>')
     intro = '<h1>Circuits</h1><p>Tokens enter on the left, answers stand on the right. Blue edges add, orange dashed ones subtract, dotted lines carry a channel on.</p>'
     Path(path).write_text('\n'.join([_head, intro, *parts, _script]), encoding='utf-8')

@@ -10,7 +10,7 @@ import math,matplotlib.pyplot as plt,time,torch
 from fastcore.basics import *
 from fastcore.script import *
 from fastprogress.fastprogress import progress_bar
-from fastsparse.circuits.draw import circuit_page,draw_circuit,plot_edges
+from fastsparse.circuits.draw import circuit_page,draw_circuit,node_words,plot_edges
 from fastsparse.circuits.language import make_task,nonsense,programs,tasks
 from fastsparse.circuits.search import check_circuit,faithfulness_table,find_circuit,shuffled
 from fastsparse.circuits.train import load_programs,train_decoder
@@ -72,12 +72,13 @@ class Study:
         name = first(self.ways)
         mine = {k[2]:c for k,c in self.circuits.items() if k[:2]==(name,0) and c.found and k[2] in tasks}
         model = self.trained[name,0].model
-        figs = {'edges':plot_edges(self.table), **{f'{k}{"_dark"*dark}':draw_circuit(model, c, dark=dark) for k,c in mine.items() if c.n_edges<=120
+        words = {k:node_words(model, c) for k,c in mine.items()}
+        figs = {'edges':plot_edges(self.table), **{f'{k}{"_dark"*dark}':draw_circuit(model, c, words[k], dark) for k,c in mine.items() if c.n_edges<=120
             for dark in (False,True)}}
         for k,fig in figs.items():
             fig.savefig(self.out/f'{k}.png', dpi=150, facecolor=fig.get_facecolor())
             plt.close(fig)
-        circuit_page(model, list(mine.values()), self.out/'index.html', self.table)
+        circuit_page(model, list(mine.values()), self.out/'index.html', self.table, words)
 
     def ratio(self, small, large='dense'):
         "Geometric mean over seeds and true tasks that both do of how many times more edges `large` takes"

@@ -139,7 +139,7 @@ def train_decoder(
     groups = [dict(params=matrices, weight_decay=kw['weight_decay']), dict(params=others, weight_decay=0.)]
     opt = torch.optim.AdamW(groups, lr=kw['lr'], betas=(.9,.95), eps=kw['eps'])
     if method=='recipe': parts.append(KeepLargest(matrices, opt, n_steps, density, floor=floor))
-    if parts and method!='recipe':
+    if method in presets:
         parts.append(DynamicSparseTraining(model, opt, n_steps, **presets[method](batches_per_update=every), seed=seed))
         parts.append(sparse_compute(model, None, opt, {o.name:'rows' for o in masked_params(model) if 'emb' not in o.name}))
     for t in shown(range(n_steps), progress):
