@@ -1,5 +1,5 @@
 "Do the tests notice a mistake? Change one thing in a room, run its tests, and see whether they fail: `python tests/mutants.py --help`"
-import argparse,ast,csv,os,random,re,shutil,subprocess,sys,tempfile
+import argparse,ast,csv,multiprocessing,os,random,re,shutil,sys,tempfile
 from concurrent.futures import ThreadPoolExecutor
 from fastprogress.fastprogress import progress_bar
 from pathlib import Path
@@ -8,6 +8,8 @@ root = Path(__file__).resolve().parent.parent
 rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'structures', 'masks.transposable': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
     'masks.schedules': 'schedules', 'masks.scores': 'scores', 'masks.optimizers': 'scores growth', 'model.enforcement': 'enforcement sparsify', 'model.sparsify': 'sparsify enforcement',
     'train.method': 'method presets', 'train.engine': 'engine method presets', 'train.callback': 'callback'}  # and the tests of each
+edges = {'kernels.linear': 'geometry linear live_layers', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops', 'kernels.live_layers': 'live_layers fast_way',
+    'kernels.live_weight': 'live_layers', 'train.checkpoint': 'checkpoint', 'masks.files': 'files'}  # where memory and files are written
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
 swaps = {a:b for x,y in pairs for a,b in ((x,y),(y,x))}|{ast.FloorDiv:ast.Div}
@@ -34,7 +36,7 @@ def in_messages(tree):
     "Lines of texts of errors and warnings, where a change is no mistake in what is computed"
     return {m.lineno for n in ast.walk(tree) if isinstance(n, ast.Raise) for m in ast.walk(n) if hasattr(m, 'lineno')}
 
-def sites():
+def sites(rooms):
     "All of them, by room"
     for room in rooms:
         tree = ast.parse(source(room))
@@ -61,18 +63,32 @@ def run_notebook(path):
     os.chdir(root/'nbs')
     CaptureShell(path).run_all(nb, exc_stop=True)
 
-def outcome(site, seconds):
+def alone(folder, f, *args):
+    "Run `f` in this process, on the package in `folder`; its result is the process's exit status"
+    os.environ |= dict(PYTHONPATH=f"{folder}{os.pathsep}{root/'tests'}", OMP_NUM_THREADS='1')
+    sys.path[:0] = [folder, str(root/'tests')]
+    os.chdir(folder)
+    with open(os.devnull, 'w') as out:
+        for o in (1,2): os.dup2(out.fileno(), o)
+    sys.exit(f(*args))
+
+def run_tests(paths):
+    import pytest
+    return int(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *paths]))
+
+def outcome(site, tests, seconds, processes):
     "'killed', 'slow' (killed by the clock) or 'survived'"
     room,i = site[:2]
     with tempfile.TemporaryDirectory() as d:
-        shutil.copytree(root/'fastsparse', Path(d)/'fastsparse', ignore=shutil.ignore_patterns('__pycache__'))
+        shutil.copytree(root/'fastsparse', Path(d)/'fastsparse')  # with compiled kernels, which hold for files that don't change
         (Path(d)/file_of(room)).write_text(mutant(room, i), encoding='utf-8')
-        tests = [str(root/'tests'/f'test_{o}.py') for o in rooms[room].split()]
-        commands = [[sys.executable, str(Path(__file__).resolve()), '--notebook', str(notebook(room))],
-            [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *tests]]
-        env = dict(os.environ, PYTHONPATH=f"{d}{os.pathsep}{root/'tests'}", OMP_NUM_THREADS='1', PYTHONDONTWRITEBYTECODE='1')
-        try: return 'survived' if all(subprocess.run(o, cwd=d, env=env, capture_output=True, timeout=seconds).returncode==0 for o in commands) else 'killed'
-        except subprocess.TimeoutExpired: return 'slow'
+        for f,o in ((run_notebook, str(notebook(room))), (run_tests, [str(root/'tests'/f'test_{o}.py') for o in tests.split()])):
+            p = processes.Process(target=alone, args=(d, f, o))
+            p.start()
+            p.join(seconds)
+            if p.exitcode is None: return p.kill() or 'slow'
+            if p.exitcode: return 'killed'
+    return 'survived'
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
@@ -81,20 +97,22 @@ def main():
     p.add_argument('--jobs', type=int, default=os.cpu_count(), help='how many at a time')
     p.add_argument('--seconds', type=int, default=600, help='after which tests that go on count as failed')
     p.add_argument('--to', default='mutants.csv', help='a row for each; a run that was stopped goes on')
-    p.add_argument('--notebook', help=argparse.SUPPRESS)
+    p.add_argument('--edges', action='store_true', help='in kernels, live layers, checkpoints and files, not in the core')
     args = p.parse_args()
-    if args.notebook: return run_notebook(args.notebook)
-    every = list(sites())
+    chosen = edges if args.edges else rooms
+    processes = multiprocessing.get_context('forkserver')
+    processes.set_forkserver_preload(['fastai.vision.all', 'numba', 'pytest', 'hypothesis', 'execnb.shell'])
+    every = list(sites(chosen))
     drawn = random.Random(args.seed).sample(every, min(args.n, len(every)))
     path = Path(args.to)
     done = {tuple(o[:2]):o for o in csv.reader(path.open())} if path.exists() else {}
     left = [o for o in drawn if (o[0],str(o[1])) not in done]
     with ThreadPoolExecutor(args.jobs) as pool, path.open('a', newline='') as f:
-        for site,res in zip(progress_bar(left), pool.map(lambda o: outcome(o, args.seconds), left)):
+        for site,res in zip(progress_bar(left), pool.map(lambda o: outcome(o, chosen[o[0]], args.seconds, processes), left)):
             csv.writer(f, lineterminator='\n').writerow([*site, res])
             f.flush()
     found = [o for o in csv.reader(path.open())]
-    for room in rooms:
+    for room in chosen:
         mine = [o for o in found if o[0]==room]
         if mine: print(f"{room}: {sum(o[4]!='survived' for o in mine)} of {len(mine)} noticed")
     print(f"of {len(found)}, drawn from {len(every)}, {sum(o[4]!='survived' for o in found)/max(len(found), 1):.1%} were noticed; survivors:")

@@ -408,10 +408,10 @@ def _as_given(model, new):
 def _answers(model, xb):
     "What `model` gives for `xb` in evaluation: with masks where a handler applies them, and with all weights where nobody does"
     model = module_of(model)
-    guarded,new = {o.name for o in masked_params(model) if handler_of(o.p) is not None},module_copy(model).eval()
+    handled,new = {o.name for o in masked_params(model) if handler_of(o.p) is not None},module_copy(model).eval()
     store_dense(new)
     for o in masked_params(new):
-        if o.name in guarded: zero_dead_(o.p, o.mask)
+        if o.name in handled: zero_dead_(o.p, o.mask)
     unsparsify(new)
     with torch.no_grad(): return _once(new, xb)
 

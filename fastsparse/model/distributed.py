@@ -265,10 +265,7 @@ class OverRanks:
             on,keep_f,grow_f = self._active(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
         return *self._in_rows(mask, keep_f, n_drop, self._share(n, on), grow_f is not None),grow_f
 
-    def _share(self, n, on):
-        "The fan-in of the outputs in `on` that comes nearest to `n` in all; none for the others"
-        n_on = self.n(on)
-        return on*min(max(-((n_on-2*n)//(2*n_on)), min(n, 1)), self.inner.group_size(self.shape))
+    def _share(self, n, on): return self.inner.share(self.shape, n, on, self.n(on))
 
     def _active(self, mask, keep, grow, n_drop, n, on):
         "Which of the outputs in `on` have enough salient weights"

@@ -354,7 +354,7 @@ def after_train(self:FlopsCounter):
 @patch
 def after_fit(self:FlopsCounter):
     "Don't wait for a forward that was cancelled"
-    if grad_hook := _tap(self.model): grad_hook.remove()
+    if tap := _tap(self.model): tap.remove()
 
 # %% ../../nbs/50_report.flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}

@@ -162,7 +162,7 @@ def written_behind(
     model:nn.Module, # A model with masks
 # Name of a parameter → how many of its dead weights aren't zero, though its handler knows of no write; those without one are left out
 ) -> dict:
-    "Dead weights that somebody wrote behind the guards' back"
+    "Dead weights that somebody wrote behind the handlers' back"
     bad = {}
     for o in masked_params(model):
         g = handler_of(o.p)
@@ -367,7 +367,7 @@ def put_opt(
 # %% ../../nbs/46_train.checkpoint.ipynb #0d328489
 def put_grads(
     model:nn.Module, # A module
-    grads:dict, # States of gradients by name, as a guard's `grad_state` gives them; None is a gradient of zeros
+    grads:dict, # States of gradients by name, as a handler's `grad_state` gives them; None is a gradient of zeros
 ):
     "Put gradients where they were"
     for n,p in model.named_parameters():

@@ -12,7 +12,7 @@ from dataclasses import dataclass,field,fields,replace
 from fastai.callback.core import Callback
 from fastcore.basics import *
 from fastcore.meta import delegates
-from fastsparse.masks.checks import need_bools
+from fastsparse.masks.checks import need_bools,need_choice
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.registry import call_with
@@ -115,7 +115,7 @@ _setting_names = ('sparseness','backward_mode','score_func','backward_sparseness
 
 def _parsed(sparseness, backward_mode='STE', score_func=None, backward_sparseness=None, every=1, penalty=None):
     "Settings as a dict"
-    if backward_mode not in _modes: raise ValueError(f"backward_mode is {backward_mode!r}, and must be one of {', '.join(map(repr, _modes))}")
+    need_choice('backward_mode', backward_mode, _modes)
     if isinstance(every, bool) or not isinstance(every, int) or every<1: raise ValueError(f"every is {every!r}, and must be an integer from 1")
     back = None if backward_sparseness is None else as_sparseness(backward_sparseness)
     return dict(sparseness=as_sparseness(sparseness), backward_mode=backward_mode, score_func=score_func, backward_sparseness=back,
