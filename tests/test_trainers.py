@@ -4,7 +4,8 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 import pytest,torch
 from fastcore import test as t
 from fastsparse.all import *
-from fastsparse.model.enforcement import masked_params
+from fastsparse.kernels.live_weight import LiveWeight
+from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.train.trainers import log_updates,SparseLightningCallback,SparseTrainerCallback
 from helpers import agree
 from torch import nn
@@ -86,6 +87,39 @@ def test_a_training_that_dies_at_any_batch_goes_on_bit_for_bit(kind, n_acc, stop
     for i in stops:
         with pytest.raises(MemoryError): run(str(i), die=i)
         assert agree(whole, run(str(i), 3, resume=True)), i
+
+class Wide(nn.Module):
+    "Its first layer is wide enough to live at batches of 64"
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(256,512), nn.ReLU(), nn.Linear(512,10))
+    def forward(self, x, labels): return dict(loss=nn.functional.cross_entropy(self.body(x), labels))
+
+g = torch.Generator().manual_seed(0)
+wide_rows = [dict(x=torch.randn(256, generator=g), labels=torch.randint(10, (), generator=g)) for _ in range(256)]
+
+def look(engine, t): kinds_seen.append(type(handler_of(masked_params(engine.model)[0].p)))
+kinds_seen = []
+
+@pytest.mark.parametrize('settings', [dict(RigL_presets, batches_per_update=2), dict(method='gmp', batches_per_update=2, sparsity=.95)], ids=['rigl','gmp'])
+def test_layers_go_live_by_the_rule_and_train_the_same_network(tmp_path, settings):
+    "Bit for bit after a resume, and up to rounding as with masks; dense again in the end. Adam's first steps are all as long as the rate, so grown weights would tie"
+    def run(folder, resume=None, **kwargs):
+        kinds_seen.clear()
+        cb,model = SparseTrainerCallback(**{**dict(sparsity=.9, seed=0, on_update=look), **settings, **kwargs}),Wide()
+        trainer_of(model, tmp_path/folder, cb, wide_rows, per_device_train_batch_size=64, learning_rate=.1, optim='sgd').train(resume_from_checkpoint=resume)
+        return model,cb,list(kinds_seen)
+    (a,cb,seen),(b,off,never) = run('a'),run('b', sparse_compute=False)
+    assert seen[-1] is LiveWeight and LiveWeight not in never and off.report is None and not cb.why_masked
+    assert cb.report.plan=={'body.0.weight':'rows','body.2.weight':'dense'}
+    c = run('a', str(tmp_path/'a'/'checkpoint-6'))[0]
+    for (k,u),v,w in zip(a.state_dict().items(), b.state_dict().values(), c.state_dict().values()):
+        assert u.shape==v.shape and torch.allclose(u.float(), v.float(), atol=1e-5) and u.equal(w), k
+    assert dead_are_zero(a)
+
+def test_plans_of_other_kinds_are_refused():
+    with pytest.raises(ValueError, match='call sparse_compute'): callback(sparse_compute=True)
 
 @pytest.mark.parametrize('name', ['GMP_presets','ACDC_presets'])
 def test_methods_that_start_dense_resume_too(tmp_path, name):

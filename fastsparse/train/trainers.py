@@ -15,6 +15,7 @@ from fastsparse.masks.files import read_tensors,whole_file
 from fastsparse.model.enforcement import masked_params,settle_averages
 from fastsparse.train.method import find_method
 from fastsparse.model.sparsify import share_masks,sparsify_model
+from fastsparse.train.callback import live_by_rule
 from fastsparse.train.engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
@@ -41,11 +42,14 @@ def _made(cls, base):
 
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, **settings):
+    report,why_masked = None,''
+
+    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, sparse_compute=None, **settings):
         check_names(settings)
+        if sparse_compute not in (None,False): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule) or False here: for a measured or written plan call sparse_compute(model, xb) before training")
         settings = {**(dict(method=method) if method=='auto' else find_method(method)), **settings}
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
-        self.engine = self.saved = None
+        self.engine,self.saved,self.by_rule = None,None,sparse_compute is None
 
     def make_sparse(self, model):
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
@@ -58,19 +62,28 @@ class _Driver:
     @property
     def rises(self): return self.settings.get('sparsity_path') is not None
 
-    def start(self, model, opt, n_steps, state=None):
+    def start(self, model, opt, n_steps, state=None, batch=None):
         "Attach an engine, and let it go on from `state`"
         own = {} if self.sparse_f is None else dict(sparse_f=self.sparse_f)
         if self.rises: own['sparsity'] = self.sparsity
         if state is None and dist.is_available() and dist.is_initialized(): share_masks(model)
         self.engine = DynamicSparseTraining(model, opt, n_steps, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
+        self.batch,self.report,self.n_live = batch,None,None
+        self.follow()
+
+    def follow(self):
+        "Ask the fixed rule again when the number of live weights has changed"
+        if self.engine is None or not self.by_rule or self.n_live==(n := [s.live for s in self.engine.slots]): return
+        self.n_live = n
+        self.report,self.why_masked = live_by_rule(self.engine, self.settings, self.batch, self.report)
 
     def stop(self):
         "Let go of the model, and remember the engine's state"
         if self.engine is None: return
         self.saved = self.engine.state_dict()
         self.engine.remove()
+        if self.report is not None: self.report.remove()
         self.engine = None
 
     def numbers(self):
@@ -93,9 +106,10 @@ class SparseTrainerCallback(_Driver):
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
         sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
         resume_from=None, # Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's output folder
+        sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
         **kwargs
     ):
-        super().__init__(sparsity, sparse_f, seed, sparsify, **kwargs)
+        super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, **kwargs)
         self.resume_from = resume_from
 
     def on_init_end(self, args, state, control, model=None, **kwargs): self.make_sparse(model)
@@ -104,7 +118,9 @@ class SparseTrainerCallback(_Driver):
         self.stop()
         found = self._saved(args, state) if state.global_step else None
         if found is None: self.make_sparse(model)
-        self.start(model, optimizer, state.max_steps, found)
+        self.start(model, optimizer, state.max_steps, found, args.per_device_train_batch_size)
+
+    def on_step_begin(self, args, state, control, **kwargs): self.follow()
 
     def on_save(self, args, state, control, **kwargs):
         folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
@@ -141,8 +157,9 @@ class SparseLightningCallback(_Driver):
         sparse_f=None, # The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
         sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
+        sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
         **kwargs
-    ): super().__init__(sparsity, sparse_f, seed, sparsify, **kwargs)
+    ): super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, **kwargs)
 
     def setup(self, trainer, pl_module, stage):
         if stage!='fit': return
@@ -153,7 +170,10 @@ class SparseLightningCallback(_Driver):
         if len(trainer.optimizers)!=1: raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
         saved = self.saved if trainer.global_step else None
-        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, saved)
+        if _averages(trainer): self.by_rule = False  # they average dense weights
+        self.start(pl_module, trainer.optimizers[0], n_steps if n_steps!=float('inf') else None, saved, getattr(trainer.train_dataloader, 'batch_size', None))
+
+    def on_train_batch_start(self, trainer, pl_module, *args): self.follow()
 
     def on_train_batch_end(self, trainer, pl_module, *args):
         for k,v in self.numbers().items(): pl_module.log(k, float(v))
