@@ -1010,7 +1010,7 @@ def test_batches_of_all_ranks_are_joined(monkeypatch):
     "As one batch in the order of ranks; None where any rank has none"
     from fastsparse.train import callback
     def ranks(*found):
-        monkeypatch.setattr(callback, '_in_many', lambda: True)
+        monkeypatch.setattr(callback, 'in_many', lambda: True)
         monkeypatch.setattr(dist, 'get_world_size', lambda: len(found))
         def gather(out, mine): out[:] = found
         monkeypatch.setattr(dist, 'all_gather_object', gather)

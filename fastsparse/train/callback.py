@@ -23,7 +23,7 @@ from fastsparse.masks.scores import fisher_saliency,gradient_magnitude,weight_ma
 from fastsparse.model.running import batch_of
 from fastsparse.model.init import dense_spread,is_fresh,output_spread,rate_scales,rescued,Signal,was_rescaled
 from fastsparse.model.sparsify import draw_seed,share_masks
-from fastsparse.train.checks import check_settings,check_storage,why_dense
+from fastsparse.train.checks import check_settings,check_storage,in_many,live_by_rule
 from fastsparse.train.engine import check_names,method_text,SparseEngine
 from torch.utils._pytree import tree_map
 from warnings import warn
@@ -121,7 +121,7 @@ class DynamicSparseTrainingCallback(Callback):
 
     def _make_engine(self, n_iter):
         "An engine for `n_epoch` epochs of `n_iter` batches, which goes on from what was saved"
-        if _in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
+        if in_many() and self.saved is None:  # what was drawn before ranks knew of each other may differ
             share_masks(self.learn.model)
             self.settings['seed'] = _decided_by_first(self.seed)
         if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
@@ -203,7 +203,7 @@ class DynamicSparseTrainingCallback(Callback):
     def _repair(self):
         "Rescale the live weights of an untouched initialisation whose signal has died"
         model = get_model(self.learn.model)
-        if not (_in_many() or is_fresh(model)): return
+        if not (in_many() or is_fresh(model)): return
         xb = _joined(batch_of(self.learn))
         dense = _decided_by_first(_dense_if_died(model, xb))
         if dense is None: return
@@ -247,11 +247,9 @@ class DynamicSparseTrainingCallback(Callback):
 def _batch_size(dl): return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's, any iterable's
 
 # %% ../../nbs/45_train.callback.ipynb #f9fcec3a
-def _in_many(): return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
-
 def _joined(xb):
     "The batches of all ranks as one"
-    if not _in_many(): return xb
+    if not in_many(): return xb
     found = [None]*dist.get_world_size()
     dist.all_gather_object(found, to_cpu(xb))
     return None if any(o is None for o in found) else tree_map(lambda *ts: torch.cat(ts) if isinstance(ts[0], torch.Tensor) and ts[0].ndim
@@ -259,28 +257,10 @@ def _joined(xb):
 
 def _decided_by_first(found):
     "What rank 0 found, on every rank"
-    if not _in_many(): return found
+    if not in_many(): return found
     found = [found]
     dist.broadcast_object_list(found)
     return found[0]
-
-# %% ../../nbs/45_train.callback.ipynb #11fe0b1f
-def live_by_rule(
-    engine:SparseEngine,
-    settings:dict, # Of the engine
-    batch:int=None, # Samples of a batch; None counts as one
-    report=None, # What was chosen before, a `SparseCompute`
-) -> tuple: # A `SparseCompute` or None, and why all stay masked, if they do
-    "Keep weights live where the fixed rule says that it pays, if optimizer and method can work with them"
-    from fastsparse.kernels.live_layers import check_live,follow_rule
-    why = first(filter(None, map(why_dense, engine.methods)))
-    if _in_many(): why = 'several processes train this model'
-    elif any(hasattr(m, '_orig_mod') for m in engine.model.modules()): why = 'the model is compiled'
-    if why: return report,why
-    try:
-        check_live(engine.opt, settings)
-        return follow_rule(engine.model, batch or 1, engine.opt, report),''
-    except ValueError as e: return report,str(e)
 
 # %% ../../nbs/45_train.callback.ipynb #60cc3abb
 def _dense_if_died(model, xb):

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/40b_train.checks.ipynb #5ed42d7c
-import inspect,math,numbers,torch
+import inspect,math,numbers,torch,torch.distributed as dist
 from bisect import bisect_left
 from fastcore.basics import *
 from fastsparse.masks.patterns import assign,read_rules
@@ -123,6 +123,26 @@ def check_storage(m, p, opt):
     if getattr(handler_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
         raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := needs_of(m.grow_state_f).check: check(p, opt)
+
+# %% ../../nbs/40b_train.checks.ipynb #11fe0b1f
+def in_many(): return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
+
+def live_by_rule(
+    engine, # A `SparseEngine`
+    settings:dict, # Of the engine
+    batch:int=None, # Samples of a batch; None counts as one
+    report=None, # What was chosen before, a `SparseCompute`
+) -> tuple: # A `SparseCompute` or None, and why all stay masked, if they do
+    "Keep weights live where the fixed rule says that it pays, if optimizer and method can work with them"
+    from fastsparse.kernels.live_layers import check_live,follow_rule
+    why = first(filter(None, map(why_dense, engine.methods)))
+    if in_many(): why = 'several processes train this model'
+    elif any(hasattr(m, '_orig_mod') for m in engine.model.modules()): why = 'the model is compiled'
+    if why: return report,why
+    try:
+        check_live(engine.opt, settings)
+        return follow_rule(engine.model, batch or 1, engine.opt, report),''
+    except ValueError as e: return report,str(e)
 
 # %% ../../nbs/40b_train.checks.ipynb #b24c043a
 def check_method(

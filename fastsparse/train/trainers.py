@@ -15,7 +15,7 @@ from fastsparse.masks.files import read_tensors,whole_file
 from fastsparse.model.enforcement import masked_params,settle_averages
 from fastsparse.train.method import find_method
 from fastsparse.model.sparsify import share_masks,sparsify_model
-from fastsparse.train.callback import live_by_rule
+from fastsparse.train.checks import live_by_rule
 from fastsparse.train.engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
