@@ -586,3 +586,17 @@ def test_a_sparsity_that_never_comes_is_told_of(tmp_path):
         def after_epoch(self): raise CancelFitException
     learn = small_learner(tmp_path)
     with pytest.warns(UserWarning, match='never reached'): learn.fit(4, cbs=[DST(**presets['GMP'], seed=0), SaveModelCallback(), WaitForSparsity(), Stop()])
+
+def test_an_optimizer_with_its_parameters_in_another_order_is_refused(tmp_path):
+    "Equal shapes would let each layer take another's moments"
+    def make(way):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(16,16,bias=False), nn.Tanh(), nn.Linear(16,16,bias=False))
+        sparsify_model(m, .8, seed=0)
+        return m,torch.optim.Adam(list(m.parameters())[::way], lr=.01)
+    m,opt = make(1)
+    m(torch.ones(2,16)).sum().backward()
+    opt.step()
+    save_run(tmp_path/'run', m, opt)
+    with pytest.raises(ValueError, match='the optimizer in the file has 0.weight where this one has 2.weight'): load_run(tmp_path/'run', *make(-1))
+    load_run(tmp_path/'run', *make(1))

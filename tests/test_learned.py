@@ -18,6 +18,7 @@ from fastsparse.model.enforcement import enforce_masks,masked_params
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.learned import as_sparseness,dead_decay,explore_decay,own_magnitude,signed_constant_,Sparseness,Sparsify
 from fastsparse.train.learned import sparsifiers,TopOf,update_all
+from fastsparse.train.presets import rewind
 from fastsparse.kernels.linear import backward
 from fastsparse.demo import TensorData
 from functools import partial
@@ -737,3 +738,37 @@ def test_scores_that_nobody_trains(mode, made):
             opt.step()
     said = [w for w in told if 'make the optimizer after learn_masks' in str(w.message)]
     assert len(said)==(2 if made=='before' and mode!='STE' else 0)
+
+def learned_net():
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(6,16), nn.Tanh(), nn.Linear(16,4))
+    learn_masks(m, 'top 0.3', 'supermask', seed=0)
+    return m,torch.optim.Adam(m.parameters(), lr=.03)
+
+def train_learned(m, opt, n):
+    x = torch.linspace(-1, 1, 120).view(20, 6)
+    for _ in range(n):
+        (m(x)-x[:,:4]).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+
+def test_a_run_in_a_file_goes_on_bit_for_bit_with_the_values_of_dead_weights(tmp_path):
+    "They may come back, so they are part of the run; `rewind` and `apply_masks` leave them alone too"
+    (m,opt),(a,other) = learned_net(),learned_net()
+    train_learned(m, opt, 10)
+    save_run(tmp_path/'run', m, opt)
+    load_run(tmp_path/'run', a, other)
+    assert a[0].weight.count_nonzero()==96
+    for o in ((m, opt), (a, other)): train_learned(*o, 20)
+    assert agree(dict(m.state_dict()), dict(a.state_dict()))
+    apply_masks(a)
+    rewind(a, m.state_dict())
+    assert a[0].weight.count_nonzero()==96
+
+def test_what_needs_zeros_refuses_learned_masks_before_anything_changed():
+    for f in (lambda m, opt: prune_to(m, .9), lambda m, opt: DynamicSparseTraining(m, opt, 20, method='set', batches_per_update=2)):
+        m,opt = learned_net()
+        train_learned(m, opt, 1)
+        before = copy.deepcopy(dict(m.state_dict()))
+        with pytest.raises(ValueError, match='0.weight has a learned mask: call fold_masks'): f(m, opt)
+        assert agree(dict(m.state_dict()), before)

@@ -365,3 +365,18 @@ def test_a_delta_says_when_the_base_had_no_masks(tmp_path):
     keep_zeros(new)
     load_delta(new, path)
     assert new.bias.equal(base.bias) and new.weight.equal(base.weight)
+
+def test_a_delta_reaches_live_weights_too(tmp_path):
+    from fastsparse.prune.finetune import load_delta,save_delta
+    def make():
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(6,16), nn.Tanh(), nn.Linear(16,3))
+        sparsify_model(m, .7, seed=0)
+        return m
+    tuned,live = make(),make()
+    with torch.no_grad():
+        for o in masked_params(tuned): o.p.mul_(2)
+    path = save_delta(tuned, make().state_dict(), tmp_path/'a')
+    sparse_compute(live, None, plan={'0.weight':'rows', '2.weight':'rows'})
+    load_delta(live, path)
+    for (k,u),v in zip(tuned.state_dict().items(), live.state_dict().values()): assert u.equal(v), k

@@ -204,7 +204,7 @@ def swappable(
     def why(o):
         if counts[id(o.p)]>1: return 'shared with another layer'
         if _has_own_hooks(o.p): return 'hooks on it see a dense gradient'
-        if f'{o.attr}_sparsifier' in o.module._modules: return 'its mask is learned'
+        if o.learned: return 'its mask is learned'
         return _why_no_layer(o.module) or (_why_no_layer(attention_of[o.module]) if o.module in attention_of else '')
     return {o.name:why(o) for o in masked_params(model)}
 

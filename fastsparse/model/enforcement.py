@@ -35,6 +35,9 @@ class ParamRef(NamedTuple):
     def shape(self): return (self.p if self.mask is None else self.mask).shape
 
     @property
+    def learned(self): return f'{self.attr}_sparsifier' in self.module._modules  # its dead weights keep their values
+
+    @property
     def weight(self):
         "The weight with its dead ones, however it is stored; a copy to look at where that isn't the parameter itself"
         return self.p if self.p.shape==self.shape else handler(self).p
@@ -130,12 +133,20 @@ def apply_masks(
     *args, # Ignored, so that this can serve as a hook
     inplace=True, # Write into the parameters' storage? Otherwise they get a new one
 ):
-    "Make every dead weight of `module` zero"
+    "Make every dead weight of `module` zero, but where a mask is learned: there dead weights have values"
     need_bools(inplace=inplace)
     for o in masked_params(module):
+        if o.learned: continue
         if o.p.shape!=o.shape: handler(o).check()  # only live weights are stored
         elif inplace: zero_dead_(o.p, o.mask)
         else: o.p.data = zero_dead_(o.p.data.clone(), o.mask)
+
+# %% ../../nbs/21_model.enforcement.ipynb #7c1ea24e
+def refuse_learned(
+    module:nn.Module, # Any module
+):
+    "A `ValueError` if a mask of it is learned"
+    if o := first(o for o in masked_params(module) if o.learned): raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
 
 # %% ../../nbs/21_model.enforcement.ipynb #74a889e8
 def is_fastai(
@@ -671,7 +682,7 @@ class MaskHooks:
         try:
             names = {}
             for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
-            os = [o for o in masked_params(module) if self.is_handled(o) and f'{o.attr}_sparsifier' not in o.module._modules]
+            os = [o for o in masked_params(module) if self.is_handled(o) and not o.learned]
             check_masks_of_load(os, names, state, prefix)
             if assign: return
             _refuse_load(module, trial_load(module, state, prefix), strict and not _alters_keys(module))
@@ -681,7 +692,7 @@ class MaskHooks:
         "Make the masks of a copy right, if they were averaged; after a load, whatever came is meant so"
         model = self.place()
         if model is None: return
-        os = [o for o in masked_params(model) if f'{o.attr}_sparsifier' not in o.module._modules and o.p.shape==o.shape]
+        os = [o for o in masked_params(model) if not o.learned and o.p.shape==o.shape]
         fresh = 1,1,1  # a deep copy has written to each tensor once
         averaged = os and not loaded and all(_is_written(o, self.written.get(o.name, fresh)) for o in os)
         if averaged and any(asked_sparsity(o) is not None for o in os): self.take_masks(os)

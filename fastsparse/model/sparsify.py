@@ -576,7 +576,7 @@ def sparse_summary(model) -> SparseSummary:
 # %% ../../nbs/23_model.sparsify.ipynb #591da698
 def _refuse_locked(o):
     "Raise if the mask is learned, or how the weight is stored needs it"
-    if f'{o.attr}_sparsifier' in o.module._modules: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
+    if o.learned: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
     g = handler_of(o.p)
     if why := handler(o).locked_reason if g and g.module is o.module or hasattr(o.module, 'handler_for') else '': raise ValueError(f"{o.name} {why}")
 

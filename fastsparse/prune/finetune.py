@@ -115,4 +115,5 @@ def load_delta(
         if _fingerprint(state)!=saved.get('base'): raise ValueError(f"{str(path)!r} goes with another base, or with this one before it was changed: load the base that save_delta was given first, with its masks: keep_zeros(model) makes those of a pruned one")
         found = {k:_found(k, state, *o) for k,o in saved['delta'].items()}
     for k,(at,values) in found.items(): state[k].view(-1).index_copy_(0, at.to(state[k].device), values.to(state[k].device))
+    module.load_state_dict(state)  # layers of live weights gave copies
     apply_masks(module)

@@ -166,7 +166,7 @@ def written_behind(
     bad = {}
     for o in masked_params(model):
         g = handler_of(o.p)
-        if g is None or g.stamp is None or f'{o.attr}_sparsifier' in o.module._modules or o.p.shape!=o.shape: continue
+        if g is None or g.stamp is None or o.learned or o.p.shape!=o.shape: continue
         if has_stamp(o.p, g.stamp[0]) and has_stamp(o.mask, g.stamp[1]) and (n := int((o.p.detach().ne(0)&~o.mask).sum())): bad[o.name] = n
     return bad
 
@@ -269,6 +269,7 @@ def read_run(
         if run['opt'] is not None:
             masks,names = _masks_in(run['model']),run['opt']['names']
             run['opt'] = _each_state(run['opt']['state'], lambda t,i: _unpack(t, masks.get(names[i])))
+            run['about']['opt']['names'] = names
     return run
 
 # %% ../../nbs/46_train.checkpoint.ipynb #3cc790e7
@@ -302,12 +303,17 @@ def check_model(
 def _is_opt(opt): return hasattr(base_opt(opt), 'param_groups')
 
 # %% ../../nbs/46_train.checkpoint.ipynb #c6de4474
-def _check_opt(opt, about):
+def _check_opt(opt, run, model=None):
     if not _is_opt(opt): raise ValueError(f"opt is {opt!r}, and must be the model's optimizer, fastai's or torch's, or None")
-    mine = _opt_about(opt)
+    mine,about = _opt_about(opt),run['about']['opt']
     if about is None: raise ValueError("the file holds no optimizer: leave opt out, or take a file that was saved with one")
     for k,what in dict(kind='optimizer', steps='steps of the optimizer', shapes='shapes of its parameters').items():
         if mine[k]!=about[k]: raise ValueError(f"the {what} in the file: {about[k]}; here: {mine[k]}; make the optimizer as in the run that was saved")
+    if model is None: return
+    names = {}
+    for n,p in model.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+    for p,n in zip(_opt_params(opt), about['names']):
+        if n and n not in (here := names.get(id(p), ['no parameter of the model'])): raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: make the optimizer as in the run that was saved")
 
 # %% ../../nbs/46_train.checkpoint.ipynb #b6e8e5be
 def _differs(mine, theirs, where):
@@ -380,7 +386,7 @@ def put_grads(
 def _check_run(run, model, opt, engine, others):
     "A `ValueError` if one of them doesn't fit the file"
     if model is not None: check_model(model, run['model'])
-    if opt is not None: _check_opt(opt, run['about']['opt'])
+    if opt is not None: _check_opt(opt, run, model)
     if engine is not None: check_engine(engine, run['about']['methods'], run['engine'])
     if others or opt is not None: _check_others(others, run.get('others', {}))
 
@@ -574,7 +580,7 @@ class SparseCheckpoint(Callback):
         model = get_model(self.learn.model)
         try:
             check_model(model, run['model'])
-            _check_opt(self.learn.opt, run['about']['opt'])
+            _check_opt(self.learn.opt, run, model)
         except ValueError as e: raise ValueError(f"{str(self.path)!r} is of another run. {e}; or {_other_run}") from e
         if _new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
             put_model(model, run['model'])

@@ -14,7 +14,7 @@ from fastsparse.masks.registry import get_part,needs_of
 from fastsparse.masks.schedules import Interval,min_max_end,update_due
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.selection import count_live,local_part
-from fastsparse.model.enforcement import handler_of,masked_params,refuse_computed,storage_of,storages
+from fastsparse.model.enforcement import handler_of,masked_params,refuse_computed,refuse_learned,storage_of,storages
 from fastsparse.model.sparsify import fitting,structure_of
 from fastsparse.train.method import check_counts,check_sparsity,Method
 from itertools import islice
@@ -91,6 +91,7 @@ def check_fit(model, opt):
     if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
     for s in storages: s.settle(model)
     refuse_computed(model)
+    refuse_learned(model)
     if not hasattr(opt, '__dict__') or not hasattr(base_opt(opt), 'param_groups'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
 
 def not_held(

@@ -23,7 +23,7 @@ from fastsparse.masks.schedules import acdc_path,cubic_path,dsd_path,epochs,Freq
 from fastsparse.masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
 from fastsparse.masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
 from fastsparse.model.layers import axes_of
-from fastsparse.model.enforcement import apply_masks,masked_params
+from fastsparse.model.enforcement import apply_masks,masked_params,refuse_learned
 from fastsparse.model.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
 from fastsparse.masks.structures import as_structure
 from fastsparse.train.engine import check_names
@@ -153,6 +153,7 @@ def prune_to(
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
+    refuse_learned(model)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure) for o in os]
     scores = [f() for f in scored]
@@ -185,7 +186,7 @@ def rewind(
     mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
     bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
     if bad: raise ValueError(f"state has no {bad} as this model has it: pass an earlier state_dict() of the same model")
-    dead = {o.name:~o.mask for o in masked_params(model)}
+    dead = {o.name:~o.mask for o in masked_params(model) if not o.learned}
     model.load_state_dict({k:state[k].masked_fill(dead[k].to(state[k].device), 0) if k in dead else state[k] for k in mine}, strict=False)
     apply_masks(model)
 
