@@ -580,12 +580,32 @@ def test_trackers_wait_for_the_sparsity(tmp_path):
         sparsity = 1-sum(int(o.mask.sum()) for o in masked_params(learn.model))/sum(o.p.numel() for o in masked_params(learn.model))
         assert (abs(sparsity-.8)<2e-3)==wait
 
+def test_waiting_where_there_is_nothing_to_wait_for(tmp_path):
+    "Models are saved from the first epoch on, and nothing is said"
+    learn = small_learner(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        learn.fit(1, cbs=[SaveModelCallback(), WaitForSparsity()])
+    assert (tmp_path/'models/model.pth').exists()
+
 def test_a_sparsity_that_never_comes_is_told_of(tmp_path):
     class Stop(Callback):
         order = 90
         def after_epoch(self): raise CancelFitException
     learn = small_learner(tmp_path)
     with pytest.warns(UserWarning, match='never reached'): learn.fit(4, cbs=[DST(**presets['GMP'], seed=0), SaveModelCallback(), WaitForSparsity(), Stop()])
+
+def test_other_callbacks_see_each_batch_once(tmp_path):
+    "Those that were done before the file was written too"
+    class Count(Callback):
+        order = 300
+        def __init__(self): self.seen = []
+        def before_batch(self): self.seen.append('before')
+        def after_batch(self): self.seen.append('after')
+    count,case = Count(),'RigL-sgd'
+    with pytest.raises(MemoryError): one_fit(tmp_path, case, cbs=[Die(6)], n=1, every=5)
+    one_fit(tmp_path, case, cbs=[count], n=1, every=5)
+    assert count.seen==['before','after']*(3+2)  # three of eight are left, and two to validate
 
 def test_an_optimizer_with_its_parameters_in_another_order_is_refused(tmp_path):
     "Equal shapes would let each layer take another's moments"

@@ -337,6 +337,16 @@ def test_averages_have_the_masks_of_their_source(kind, use):
     assert_dead(inside)
     assert [s for *_,s in sparse_params(inside)]==[s for *_,s in sparse_params(m)] and not torch.equal(mine[0].p, theirs[0].p)
 
+@pytest.mark.parametrize('way', [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=['itself','copied','pickled'])
+@pytest.mark.parametrize('kind', averages)
+def test_parts_of_an_average_are_sparse_before_its_first_forward(kind, way):
+    "A method of its own, or a part alone, may be all that is ever called"
+    m,average,inside = averaged_over_updates(averages[kind])
+    inside = way(inside)
+    for part in inside: part(torch.ones(2, part.in_features) if isinstance(part, nn.Linear) else torch.ones(2, 2))
+    assert_dead(inside)
+    assert same_masks(masks_of(inside), masks_of(m))
+
 def test_saved_averages_are_sparse(tmp_path):
     "Their state loads into a model of the same masks, and their file is the source's but for the values"
     m,average,inside = averaged_over_updates(averages['buffers'])

@@ -1468,3 +1468,20 @@ def test_a_dense_layer_in_place_of_a_sparse_one_is_named_once():
         go(m, opt, 3, 12)
     found = [str(w.message) for w in caught if '0.weight' in str(w.message)]
     assert len(found)==1 and 'is dense now' in found[0] and dst.n_updates>=4
+
+@pytest.mark.parametrize('method', ['rigl','set'])
+def test_an_update_reaches_the_state_of_each_optimizer(method):
+    "A second one that steps the same weights brings none back, and remembers nothing of those that died or grew"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 4))
+    sparsify_model(m, .8, seed=0, sparse_init_mode=None)
+    opts = torch.optim.Adam(m.parameters(), lr=.01),torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
+    engine = DynamicSparseTraining(m, opts[0], 60, method=method, batches_per_update=3, seed=0)
+    x,y = torch.randn(64, 20),torch.randn(64, 4)
+    for i in range(40):
+        (m(x)-y).square().mean().backward()
+        opts[i%2].step()
+        m.zero_grad()
+        for o in masked_params(m):
+            assert not o.p[~o.mask].any() and not opts[1].state[o.p].get('momentum_buffer', o.p)[~o.mask].any()
+    assert engine.n_updates

@@ -1,8 +1,8 @@
 "Whole files: the old one or the new one, whatever ends the write; and Ctrl-C that waits"
-import errno,os,pytest,random,signal,subprocess,sys,threading,torch
+import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
 from fastsparse.all import load_run,save_run
-from fastsparse.masks.files import check_seal,older_file,read_tensors,seal,uninterrupted,whole_file
+from fastsparse.masks.files import check_seal,checksum,older_file,read_tensors,seal,uninterrupted,whole_file
 from helpers import full_disk
 
 def test_old_or_new(tmp_path):
@@ -15,6 +15,14 @@ def test_old_or_new(tmp_path):
                 new.write_text('half')
                 raise KeyboardInterrupt
         assert path.read_text()==str(i) and os.listdir(tmp_path)==['a.txt']
+
+@pytest.mark.skipif(not os.path.isdir('/proc/self/fd'), reason='needs a list of open files')
+def test_nothing_stays_open_or_may_be_run(tmp_path):
+    n,mask = len(os.listdir('/proc/self/fd')),os.umask(0o022)
+    try:
+        with whole_file(tmp_path/'a.txt') as new: new.write_text('a')
+    finally: os.umask(mask)
+    assert len(os.listdir('/proc/self/fd'))==n and (tmp_path/'a.txt').stat().st_mode&0o777==0o644
 
 def test_what_a_kill_left_is_taken_over(tmp_path):
     "A killed writer leaves one new file; the next write of that file ends it"
@@ -93,6 +101,21 @@ def test_seals_find_changes(tmp_path):
     for bad in (b'', whole[:10], whole[:-1], whole+b'0', whole[1:], whole[:50]+b'y'+whole[51:]):
         path.write_bytes(bad)
         with pytest.raises(ValueError, match="a' is (damaged|no whole list)"): check_seal(path, b'word', 'list')
+
+def test_a_checksum_folds_each_whole_megabyte(tmp_path):
+    "Each column and each row of its 256 x 4096 words added up without carry; the rest as it is"
+    a,path,crc = random.Random(0).randbytes(2**21+77),tmp_path/'a',0
+    path.write_bytes(a)
+    for i in (0, 2**20):
+        words = [[int.from_bytes(a[k:k+8], 'little') for k in range(j, j+2**12, 8)] for j in range(i, i+2**20, 2**12)]
+        for lines in (list(zip(*words)), words):
+            sums = []
+            for line in lines:
+                sums.append(0)
+                for w in line: sums[-1] ^= w
+            crc = zlib.crc32(b''.join(o.to_bytes(8, 'little') for o in sums), crc)
+    with path.open('rb') as f: assert checksum(f, len(a))==zlib.crc32(a[2**21:], crc)
+    with path.open('rb') as f: assert checksum(f, len(a), fold=False)==zlib.crc32(a)
 
 def test_seals_of_large_files(tmp_path):
     "Every turned bit, exchanged words and rows, cleared, moved and doubled pieces of files that are folded"

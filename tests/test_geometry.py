@@ -147,6 +147,14 @@ def small(monkeypatch):
     monkeypatch.setattr(kernels, 'vector_bytes', lambda: 16)
     monkeypatch.setattr(convolutions, '_tile', lambda width, vector: (2,-(-width//2)*2))
 
+def cut_small(patch):
+    "Cut the product of a convolution into many pieces, as is done with large ones only"
+    whole = convolutions.plan
+    def _plan(*args):
+        cut = whole(*args)
+        return {**cut, 'block':min(2, cut['block']), 'group':2, 'strip':cut['tile_rows']}
+    patch.setattr(convolutions, 'plan', _plan)
+
 def draw_all(kind, times, dtype):
     strategy,n = drawn[kind]
     @settings(max_examples=round(n*times), suppress_health_check=list(HealthCheck))
@@ -157,7 +165,19 @@ def draw_all(kind, times, dtype):
     _one()
 
 @pytest.mark.parametrize('kind', list(drawn))
-def test_a_layer_is_exact_or_stays_dense(kind, small): draw_all(kind, 1, [torch.double])
+def test_a_layer_is_exact_or_stays_dense(kind, small, monkeypatch):
+    draw_all(kind, 1, [torch.double])
+    if kind!='conv': return
+    cut_small(monkeypatch)
+    draw_all(kind, .3, [torch.double])
+
+@pytest.mark.parametrize('stride', [(1,1),(2,1),(1,2)])
+@pytest.mark.parametrize('kernel,padding', [((3,1),(1,0)), ((2,3),(0,1)), ((1,3),(0,0))])
+def test_sixteen_pixels_at_a_time_in_many_pieces(stride, kernel, padding, small, monkeypatch):
+    "Two whole sixteens of images and one more, rows that hold sixteen pixels, and a product cut where large ones are"
+    torch.manual_seed(0)
+    cut_small(monkeypatch)
+    for width in (18,37): check(nn.Conv2d(5, 7, kernel, stride, padding), [torch.randn(33, 5, 5, width)], .5)
 
 @pytest.mark.full
 @pytest.mark.parametrize('kind', list(drawn))
@@ -237,4 +257,5 @@ def test_no_kernel_reads_or_writes_outside_of_its_arrays(kind, small, monkeypatc
     "Numba checks the bounds of arrays; these kernels get addresses, of which it knows none, so the same code runs as Python on arrays that do"
     monkeypatch.setattr(kernels, 'checking', False)
     Bounded(monkeypatch)
+    if kind=='conv': cut_small(monkeypatch)
     draw_all(kind, .2, [torch.double])

@@ -13,7 +13,7 @@ from fastsparse.all import *
 from fastsparse.masks.selection import zero_dead_
 from fastsparse.masks.optimizers import grad_history,opt_state
 from fastsparse.masks.scores import MovingGradient
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.model.enforcement import handler_of,mask_hooks,masked_params
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state
 from fastsparse.report.cost import model_bits
@@ -1334,3 +1334,34 @@ def test_attention_returns_what_can_be_viewed(first):
     _,(m,_,_) = pair(lambda: nn.MultiheadAttention(8, 2, batch_first=first), torch_opts['sgd'])
     x = torch.randn(5, 3, 8)
     assert m(x, x, x)[0].view(15, 8).shape==(15,8) and m(x[0], x[0], x[0])[0].is_contiguous()
+
+def test_a_part_saves_what_lives_now():
+    "Masks that were changed from outside hold in the state of a part, and in its dense weight, before anything was computed"
+    for read in (lambda m: m[0].state_dict()['weight'], lambda m: handler_of(m[0].weight).dense_weight()):
+        m = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2))
+        sparsify_model(m, .5, seed=0)
+        sparse_compute(m, None, plan={'0.weight':'rows'})
+        was,dead = read(m).clone(),m[0].weight_mask.nonzero()[0]
+        m[0].weight_mask[tuple(dead)] = False
+        was[tuple(dead)] = 0
+        assert read(m).equal(was) and len(m[0].weight)==23
+
+def test_a_part_of_a_model_computes_with_live_weights():
+    "Its masks and the others' are enforced as before, by one hook"
+    m = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4), nn.Linear(4, 2))
+    sparsify_model(m, .5, seed=0)
+    sparse_compute(m[:2], None, plan={'0.weight':'rows'})
+    (hook,) = mask_hooks(m)
+    assert [g is handler_of(p) for g,p in zip(hook.handlers, (m[0].weight, m[1].weight, m[2].weight), strict=True)]==[True]*3
+    with torch.no_grad(): m[1].weight.fill_(1)
+    m(torch.ones(1, 8))
+    assert m[1].weight.count_nonzero()==12
+
+def test_nothing_of_the_masked_weight_stays_on_its_parameter():
+    "One handler listens for its gradient, before and after"
+    m = nn.Sequential(nn.Linear(8, 6))
+    sparsify_model(m, .5, seed=0)
+    def listeners(p): return len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())
+    n = listeners(m[0].weight)
+    sparse_compute(m, None, plan={'0.weight':'rows'})
+    assert n==1==listeners(m[0].weight)

@@ -398,11 +398,11 @@ class DenseMask(MaskHandler):
 
     def move(self, gone, new, opt, start=None):
         "The mask has changed: weight and state are zero where a weight is `gone` or `new`, but new ones take their value from `start`"
-        changed = torch.cat([gone, new])
-        for t in [self.p, *slow_weights(opt, self.p)]:
+        changed,opts = torch.cat([gone, new]),{base_opt(o):o for o in (*self.clean, opt)}.values()  # all that were seen to step it
+        for t in [self.p, *(s for o in opts for s in slow_weights(o, self.p))]:
             put_(t, changed, 0)
             if start is not None: local_part(t).put_(new, local_part(start).take(new).to(local_part(t)))
-        for t in grad_history(opt, self.p): put_(t, new if self.dense_history else changed, 0)
+        for t in (h for o in opts for h in grad_history(o, self.p)): put_(t, new if self.dense_history else changed, 0)
 
     def release(self):
         if self.handle is not None: self.handle.remove()
@@ -625,10 +625,14 @@ class MaskHooks:
         self.by_name,self.paths = dict.fromkeys(names),[]  # handlers, none before it is attached; modules on the way to them, with their parents
         self.root,self.kind,self.handles,self.trying = None,None,[],False
         self.source,self.place,self.copies,self.written = None,None,weakref.WeakSet(),{}
+        self.versions = weakref.WeakKeyDictionary()  # of the parts of a copy, when its masks were right
 
-    def __reduce__(self): return MaskHooks,(tuple(self.by_name),)
+    def __reduce__(self):
+        if self.source is not None: self.settle()  # the parts are still to be pickled, or copied
+        return MaskHooks,(tuple(self.by_name),)
 
     def __deepcopy__(self, memo):
+        if self.source is not None: self.settle()
         new,model = MaskHooks(self.by_name),None if self.root is None else self.root()
         if model is not None and id(model) in memo:
             new.source,new.place = weakref.ref(self),weakref.ref(memo[id(model)])
@@ -689,14 +693,23 @@ class MaskHooks:
         finally: self.trying = False
 
     def settle(self, loaded=()):
-        "Make the masks of a copy right, if they were averaged; after a load, whatever came is meant so"
+        "Make the masks of a copy right, if they were averaged, and its dead weights zero; after a load, whatever came is meant so"
         model = self.place()
         if model is None: return
         os = [o for o in masked_params(model) if not o.learned and o.p.shape==o.shape]
         fresh = 1,1,1  # a deep copy has written to each tensor once
         averaged = os and not loaded and all(_is_written(o, self.written.get(o.name, fresh)) for o in os)
         if averaged and any(asked_sparsity(o) is not None for o in os): self.take_masks(os)
+        for o in os:
+            if o.name in self.by_name and _versions(o)!=self.written.get(o.name): zero_dead_(o.p, o.mask)
         self.written = {o.name:_versions(o) or fresh for o in os}
+        for m in {o.module for o in os}:
+            if m not in self.versions and m is not model and not any(_is_of(self, h) for h in m._forward_pre_hooks.values()): m.register_forward_pre_hook(self.settle_part)
+            self.versions[m] = _version(m)
+
+    def settle_part(self, module, args):
+        "A part of a copy computes, which need not be asked by its root"
+        if self.place is not None and not torch.compiler.is_compiling() and self.versions.get(module)!=_version(module): self.settle()
 
     @torch.no_grad()
     def take_masks(self, os):
@@ -721,6 +734,8 @@ class MaskHooks:
         self.by_name,self.handles = {},[]
 
 # %% ../../nbs/21_model.enforcement.ipynb #16c26677
+def _version(m): return sum(version_of(t) for t in (*m._parameters.values(), *m._buffers.values()) if t is not None and not t.is_inference())
+
 def _versions(o):
     "How often weight, mask and sparsity were written to, and how often each is in a fresh copy"
     ts = o.p,o.mask,o.module._buffers.get(f'{o.attr}_sparsity')
