@@ -605,7 +605,6 @@ class SparseCheckpoint(Callback):
         cb.engine.load_state_dict(state)
         cb.settings['seed'] = state['seed']
         if cb.compute and state.get('plan'): cb.plan = state['plan']
-        cb.before_batch()  # weights are stored as they were before gradients come
 
     def write(self, epoch, batch, finished=False):
         "Write the file, for a fit that goes on at this place; in many processes the first one writes"
