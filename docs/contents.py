@@ -55,6 +55,7 @@ searches = {
     'howto/own_layers': 'custom layers, own layers, custom modules, exclude layers, keep a layer dense, choose layers',
     'howto/own_method': 'own method, custom method, custom score, write a method',
     'howto/reproduce': 'reproduce a paper, paper settings, replicate, original hyperparameters, erk',
+    'howto/names': 'cheat sheet, list of names, all functions, reference, api, overview',
     'howto/resume': 'resume, checkpoint, continue training, restart after a crash, save and load',
     'howto/smaller_files': 'smaller files, file size, compress checkpoint, model size, safetensors',
     'howto/stay_sparse': 'LoRA, peft, adapter, stay sparse, fine-tune a pruned model, keep zeros, merge',

@@ -14,7 +14,7 @@ def __getattr__(name):
         if name in (names.split(',') if names!='*' else found.__all__): return getattr(found, name)
     everything = import_module(f'{__name__}.all')
     if name=='all': return everything
-    if name=='__all__': return [o for o in vars(everything) if not o.startswith('_')]
+    if name=='__all__': return everything.__all__
     if name in vars(everything): return vars(everything)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}: names that are not for users are imported from their module, such as `from {__name__}.masks.selection import put_`")
 
@@ -24,4 +24,4 @@ def _modules():
     from pathlib import Path
     return re.findall(r'^from \.(\S+) import (\S+)', Path(__file__).with_name('all.py').read_text(encoding='utf-8'), re.M)
 
-def __dir__(): return sorted({*globals(), *__getattr__('__all__')})
+def __dir__(): return sorted({*globals(), *(o for o in vars(__getattr__('all')) if not o.startswith('_'))})

@@ -7,7 +7,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
 from fastsparse.masks.schedules import acdc_path,cubic_path,steps
-from fastsparse.masks.scores import MovingGradient
+from fastsparse.masks.scores import MovingGradient,MeanGradient,SampledGradient
 from fastsparse.model.enforcement import masked_params
 from fastsparse.train.growth import second_moment_from_live
 from fastsparse.report.flops import train_flops

@@ -3,6 +3,8 @@ import os, pytest, subprocess, sys, torch, warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
+from fastsparse.masks.scores import MeanGradient,SampledGradient,fisher_saliency
+from fastsparse.train.presets import SoftMEST_presets
 from fastsparse.compat.cerebras import LinearSchedule
 from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.masks.selection import highest,keyed_generator,local_part,lowest

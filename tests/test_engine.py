@@ -5,7 +5,7 @@ from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.structures import Kernels
 from fastsparse.masks.schedules import cubic_path,PiecewiseSchedule,soft_bound_path
 from fastsparse.masks.optimizers import state_tensors
-from fastsparse.masks.scores import MovingGradient
+from fastsparse.masks.scores import MovingGradient,MeanGradient,fisher_saliency
 from fastsparse.model.enforcement import mask_hooks,ParamRef,masked_params
 from fastsparse.model.sparsify import candidates
 from fastsparse.train.method import Method

@@ -2,6 +2,7 @@
 import pytest,tempfile,torch,torch.nn.functional as F
 from fastai.basics import Adam,Callback,CrossEntropyLossFlat,DataLoader,DataLoaders,Learner
 from fastsparse.all import *
+from fastsparse.train.fit import auto_presets
 from helpers import assert_dead,data,mlp,train
 from fastsparse.model.enforcement import masked_params
 from torch import nn

@@ -5,6 +5,7 @@ from fastai.callback.schedule import *
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastsparse.all import *
+from fastsparse.train.growth import supar_init_,supar_splitter,supar_lrs
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.optimizers import grad_history,opt_state,slow_weights
 from fastsparse.model.enforcement import handler_of,masked_params

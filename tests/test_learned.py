@@ -7,6 +7,7 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner,load_learner
 from fastai.optimizer import SGD
 from fastsparse.all import *
+from fastsparse.train.learned import mask_penalty,LearnedMaskCallback
 from fastsparse.masks.selection import count_live
 from fastsparse.masks.structures import Unstructured
 from dataclasses import dataclass

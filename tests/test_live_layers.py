@@ -10,9 +10,10 @@ from fastai.optimizer import Adam as FastaiAdam,Lookahead,OptimWrapper,SGD as Fa
 from fastai_data import digits,loaders,mlp as digits_mlp
 from fastsparse.kernels import live_layers as compute
 from fastsparse.all import *
+from fastsparse.train.fit import auto_presets
 from fastsparse.masks.selection import zero_dead_
 from fastsparse.masks.optimizers import grad_history,opt_state
-from fastsparse.masks.scores import MovingGradient
+from fastsparse.masks.scores import MovingGradient,MagnitudePlusGradient
 from fastsparse.model.enforcement import handler_of,mask_hooks,masked_params
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state

@@ -3,7 +3,7 @@ import math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
-from fastsparse.masks.scores import Sampled
+from fastsparse.masks.scores import Sampled,MeanGradient,fisher_saliency
 from fastsparse.train.method import check_sparsity,drop_of_live,drop_of_target,find_method,Method
 from helpers import *
 from hypothesis import given, strategies as st

@@ -1,6 +1,7 @@
 "Room 00d: what a part says of itself"
 import pytest, torch
 from fastsparse.all import *
+from fastsparse.masks.scores import MeanGradient
 from fastsparse.masks.registry import get_part,needs_of
 from functools import partial
 from helpers import *

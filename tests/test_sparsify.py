@@ -3,6 +3,7 @@ import copy, gc, io, math, numpy as np, pickle, pytest, torch, torch.nn.utils.pr
 from fastai.layers import AdaptiveAvgPool,ConvLayer,Flatten
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
+from fastsparse.train.growth import supar_init_
 from fastsparse.model.enforcement import enforce_masks,mask_hooks,masked_params
 from fastsparse.model.sparsify import decide,module_of,shows_training
 from fastsparse.kernels.linear import backward

@@ -4,6 +4,7 @@ from contextlib import redirect_stdout
 from fastai.basics import *
 from fastai.callback.schedule import *
 from fastsparse.all import *
+from fastsparse.train.learned import LearnedMaskCallback
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.selection import count_live
 from fastsparse.model.enforcement import masked_params
