@@ -1,9 +1,10 @@
 "Exports give the dense model's outputs, in the bytes that they claim; what is missing is named"
-import io,numpy,pickle,pytest,random,subprocess,sys,torch,torchvision,zlib
+import io,numpy,os,pickle,pytest,random,subprocess,sys,torch,torchvision,zlib
 from copy import deepcopy
 from fastsparse.all import *
 from fastsparse.model.enforcement import masked_params
 from fastsparse.kernels.live_layers import LiveLayer
+import fastsparse.deploy.export as export_module
 from fastsparse.deploy.compact import LiveMatrix,PackedAttention,PackedConv,PackedLinear
 from fastai_data import digits,loaders
 from fastai.learner import Learner,load_learner
@@ -311,13 +312,13 @@ class Branching(nn.Module):
     def forward(self, x): return self.a(x) if x.sum()>0 else self.a(-x)
 
 def test_graphs_that_cannot_be_followed():
-    "Shrinking refuses by name, 'auto' goes on without it and says so"
+    "Shrinking refuses by name; 'auto' exports without it, and has no note of what nobody asked for"
     torch.manual_seed(0)
     model = Branching()
     sparsify_model(model, .98, seed=0)
     with pytest.raises(ValueError, match="graph of Branching can't be followed"): export_sparse(model, 'shrunk', torch.randn(64,600))
     new,report = export_sparse(model, 'auto', torch.randn(64,600))
-    assert 'not shrunk: the graph of Branching' in report.note and report.plan
+    assert report.plan and not report.note
 
 class Cosine(nn.Linear):
     "A linear layer with a forward of its own"
@@ -479,7 +480,7 @@ def test_language_models_of_fastai():
         assert report.error<1e-5
         new.reset()
 
-@pytest.mark.parametrize('sample,message', [(numpy.zeros((2,8)), 'sample is a ndarray'), (dict(x=1), 'sample is a dict'), ('x', 'sample is a str'), ((), 'sample is empty'),
+@pytest.mark.parametrize('sample,message', [(numpy.zeros((2,8)), 'sample is a ndarray'), (dict(x=1), 'sample is a int'), ('x', 'sample is a str'), ((), 'sample is empty'), ({}, 'sample is empty'),
     (torch.tensor(1.), r'sample is a tensor of shape \(\)'), (torch.zeros(0,8), r'sample is a tensor of shape \(0, 8\)'), ((torch.zeros(2,8),numpy.zeros(2)), 'sample holds a ndarray')])
 def test_samples_that_are_no_batch(sample, message):
     with pytest.raises(ValueError, match=message): export_sparse(sparse_layers(8, 8), 'dense', sample)
@@ -695,3 +696,155 @@ def test_a_killed_export_leaves_the_old_file(tmp_path):
     model = sparse_layers(9, 7, 3, sparsity=.6)
     save_sparse(model, path)
     assert [o.name for o in tmp_path.iterdir()]==['m.safetensors'] and load_sparse(path)
+
+
+# Axes that move, inputs by name, times of one runtime
+
+class Tokens(nn.Module):
+    "A sentence encoder: token numbers, a mask of padding, and an option between them"
+    def __init__(self):
+        super().__init__()
+        self.emb,self.body,self.head = nn.Embedding(30, 16),nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),nn.Linear(16, 5)
+
+    def forward(self, ids, scale=None, pad=None):
+        h = self.emb(ids)
+        return self.head(self.body(h if scale is None else h*scale, src_key_padding_mask=pad))
+
+def tokens(n=4, length=12):
+    torch.manual_seed(0)
+    model = Tokens().eval()
+    sparsify_model(model, .8, seed=0)
+    return model,named(n, length)
+
+def named(n, length): return dict(ids=torch.randint(30, (n,length)), pad=torch.arange(length).repeat(n, 1)>length//2)
+
+def onnx_run(path, **inputs):
+    ort = pytest.importorskip('onnxruntime')
+    session = ort.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+    return torch.from_numpy(session.run(None, {o.name:inputs[o.name].numpy() for o in session.get_inputs()})[0])
+
+def test_axes_of_onnx_files_move(tmp_path):
+    "Recorded with 4 sentences of 12 tokens: other numbers of either give what torch gives, in onnxruntime"
+    model,xb = tokens()
+    path,report = export_sparse(model, 'onnx', xb, tmp_path/'m.onnx')
+    assert report.error<1e-5
+    for n,length in ((1,12),(3,7),(5,30)):
+        x = named(n, length)
+        with torch.no_grad(): torch.testing.assert_close(onnx_run(path, **x), model(**x), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('format', ['live','dense'])
+def test_axes_of_pt2_files_move(format, tmp_path):
+    "So do those of files that torch loads; also of images, and of one row"
+    model,xb = tokens(1)
+    path,_ = export_sparse(model, format, xb, tmp_path/'m.pt2')
+    for x in (named(1, 7),named(5, 30)):
+        with torch.no_grad(): torch.testing.assert_close(torch.export.load(path).module()(**x), model(**x), rtol=1e-4, atol=1e-5)
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1)).eval()
+    sparsify_model(conv, .5, seed=0)
+    path,_ = export_sparse(conv, format, torch.randn(1, 1, 12, 12), tmp_path/'c.pt2')
+    x = torch.randn(3, 1, 20, 9)
+    with torch.no_grad(): torch.testing.assert_close(torch.export.load(path).module()(x), conv(x), rtol=1e-4, atol=1e-5)
+
+class Pooled(nn.Module):
+    "The linear layer fixes the size of images"
+    def __init__(self):
+        super().__init__()
+        self.a,self.pool,self.f = nn.Conv2d(3, 8, 3),nn.MaxPool2d(4),nn.Linear(32, 5)
+    def forward(self, x): return self.f(self.pool(self.a(x)).flatten(1))
+
+def test_axes_that_cannot_move_stay(tmp_path):
+    "Batches move alone then"
+    torch.manual_seed(0)
+    model,x = Pooled().eval(),torch.randn(5, 3, 10, 10)
+    sparsify_model(model, .5, seed=0)
+    path,_ = export_sparse(model, 'onnx', x[:2], tmp_path/'m.onnx')
+    with torch.no_grad(): torch.testing.assert_close(onnx_run(path, x=x), model(x), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('suffix', ['onnx','pt2'])
+def test_dynamic_shapes_as_given(suffix, tmp_path):
+    "They name what moves, from where to where, and all else is fixed, the batch of one row too"
+    Dim,(model,xb) = torch.export.Dim,tokens(1)
+    length = Dim('length', min=2, max=20)
+    path,_ = export_sparse(model, 'onnx' if suffix=='onnx' else 'live', xb, tmp_path/f'm.{suffix}', dynamic_shapes=dict(ids={1:length}, pad={1:length}))
+    run = (lambda **x: onnx_run(path, **x)) if suffix=='onnx' else torch.export.load(path).module()
+    with torch.no_grad(): torch.testing.assert_close(run(**(x := named(1, 7))), model(**x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception): run(**named(2, 7))
+
+def test_dynamic_shapes_of_what_takes_any_size():
+    model,xb = tokens()
+    for format in ('dense','live'):
+        with pytest.raises(ValueError, match="dynamic_shapes is for 'onnx' and .pt2 files"): export_sparse(model, format, xb, dynamic_shapes=dict(ids={0:torch.export.Dim.AUTO}))
+
+@pytest.mark.parametrize('format', [*modules,'safetensors','onnx'])
+@pytest.mark.parametrize('turned', [False,True])
+def test_inputs_by_name(format, turned, tmp_path):
+    "In any order, with other batch sizes"
+    model,xb = tokens()
+    if format=='shrunk':
+        torch.manual_seed(0)
+        model,xb = Scaled().eval(),dict(x=torch.randn(4, 8), y=torch.randn(4, 8))
+        sparsify_model(model, .5, seed=0)
+    if turned: xb = dict(reversed(xb.items()))
+    path = tmp_path/f'm.{format}' if format in ('safetensors','onnx') else None
+    _,report = export_sparse(model, format, xb, path, batch_sizes=[1,4,9])
+    assert report.error<1e-5 and list(report.ms)==[1,4,9]
+
+class Scaled(nn.Module):
+    "An option between the inputs"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8, 16),nn.Linear(16, 4)
+    def forward(self, x, scale=None, y=None):
+        x = x if scale is None else x*scale
+        return self.b(self.a(x if y is None else x+y).relu())
+
+def test_shrinking_with_inputs_by_name():
+    "Hidden units without inputs and without bias go, as with inputs by position"
+    torch.manual_seed(0)
+    model = Scaled().eval()
+    x,y = torch.randn(4, 8),torch.randn(4, 8)
+    with torch.no_grad(): model.a.weight[:6],model.a.bias[:6] = 0,0
+    small,removed = shrink(model, dict(y=y, x=x))
+    assert small.a.weight.shape==(10,8) and shrink(model, (x,None,y))[1]==removed
+    with torch.no_grad(): torch.testing.assert_close(small(x=x, y=y), model(x=x, y=y))
+    class ByName(Scaled):
+        def forward(self, x, *, y): return super().forward(x, None, y)
+    with pytest.raises(ValueError, match='it takes y by name alone'): shrink(ByName(), dict(x=x, y=y))
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"): shrink(model, dict(y=y))
+
+def test_onnx_is_compared_with_onnx(tmp_path, monkeypatch):
+    "The dense time is onnxruntime's, of a network without zeros; torch's stands beside, for this format alone"
+    model,ran = sparse_layers(64, 64, 8),[]
+    times = export_module.times_in_turns
+    def counted(fs): return ran.append([f() for f in fs]) or times(fs)
+    monkeypatch.setattr(export_module, 'times_in_turns', counted)
+    x = torch.randn(4, 64)
+    _,report = export_sparse(model, 'onnx', x, tmp_path/'m.onnx', batch_sizes=[2,4])
+    (ours,),(dense,),torch_out = ran[-1]
+    torch.testing.assert_close(ours, torch_out, rtol=1e-4, atol=1e-5)
+    assert dense.shape==ours.shape and not torch.allclose(dense, ours)
+    assert list(report.torch_ms)==[2,4] and 'torch_ms' in report.df
+    _,report = export_sparse(model, 'dense', x)
+    assert len(ran[-1])==2 and report.torch_ms is None and 'torch_ms' not in report.df
+
+silent = """
+import sys,torch
+from torch import nn
+from fastsparse import export_sparse,sparsify_model
+from transformers import BertConfig,BertModel
+torch.manual_seed(0)
+model = BertModel(BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)).eval()
+sparsify_model(model, .8, seed=0)
+ids = torch.randint(40, (2,12))
+xb = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+for format,file in (('onnx','m.onnx'),('live','m.pt2'),('auto',None)):
+    report = export_sparse(model, format, xb, file and f'{sys.argv[1]}/{file}')[1]
+    assert report.error<1e-4 and 'followed' not in report.note, report
+"""
+
+def test_nothing_is_printed(tmp_path):
+    "Nor warned of, by us or by exporters, for a model of transformers"
+    pytest.importorskip('transformers')
+    res = subprocess.run([sys.executable, '-c', silent, tmp_path], capture_output=True, text=True, env={**os.environ, 'PYTHONWARNINGS':'ignore::FutureWarning'})
+    assert not res.returncode and not res.stdout and not res.stderr, res

@@ -6,20 +6,22 @@
 __all__ = ['plain_copy', 'save_sparse', 'load_sparse', 'export_sparse']
 
 # %% ../../nbs/72_deploy.export.ipynb #4857a556
-import importlib,inspect,numpy as np,os,pandas as pd,re,statistics,torch,zlib
-from contextlib import ExitStack
+import importlib,inspect,logging,numpy as np,os,pandas as pd,re,statistics,torch,warnings,zlib
+from collections.abc import Mapping
+from contextlib import ExitStack,contextmanager
 from copy import deepcopy
 from fastcore.basics import *
 from fastsparse.kernels.timing import fresh,output_error,speedup,times_in_turns
 from fastsparse.kernels.live_layers import store_dense
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.files import as_path,checksum,whole_file
-from fastsparse.model.running import evaluating
+from fastsparse.model.running import call_model,evaluating
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
 from fastsparse.deploy.shrink import shrink
 from fastsparse.model.enforcement import apply_masks,handler_of,masked_params,settle_averages
 from fastsparse.model.sparsify import module_copy,module_of,unsparsify
+from functools import partial
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -83,7 +85,7 @@ def _inputs(layers, model, xb):
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): seen.setdefault(n, (args,kwargs))
             handles.append(m.register_forward_pre_hook(hook, with_kwargs=True))
-        try: model(*xb)
+        try: call_model(model, xb)
         finally:
             for h in handles: h.remove()
     return seen
@@ -113,31 +115,35 @@ def _fastest(m, call, hows):
     return best if best and ratios[best]>=1.1 else 'dense'
 
 # %% ../../nbs/72_deploy.export.ipynb #84f79ff4
-def _batched(x, xb): return isinstance(x, torch.Tensor) and x.ndim>0 and len(x)==len(xb[0])
+def _rows(xb): return len(first(xb.values() if isinstance(xb, dict) else xb))
+
+def _batched(x, n): return isinstance(x, torch.Tensor) and x.ndim>0 and len(x)==n
 
 def _resized(xb, n):
     "A batch of `n`: those of `xb` that are as long as the first, repeated or cut"
-    if n==len(xb[0]): return xb
-    return tuple(x[torch.arange(n, device=x.device)%len(x)] if _batched(x, xb) else x for x in xb)
+    if n==(rows := _rows(xb)): return xb
+    def one(x): return x[torch.arange(n, device=x.device)%len(x)] if _batched(x, rows) else x
+    return {k:one(x) for k,x in xb.items()} if isinstance(xb, dict) else tuple(map(one, xb))
 
+# %% ../../nbs/72_deploy.export.ipynb #144d56f8
 def _any_batch(xb):
     "Two rows at least"
-    return _resized(xb, max(2, len(xb[0])))
+    return _resized(xb, max(2, _rows(xb)))
 
 # %% ../../nbs/72_deploy.export.ipynb #f93d37a9
 def _smaller(plain, xb):
-    "The shrunk model, or the plain one and the reason"
-    try: return shrink(plain, xb)[0],''
-    except ValueError as e: return module_copy(plain),f'not shrunk: {e}'
+    "The shrunk model, or a copy of the plain one where shrinking can't follow the forward"
+    try: return shrink(plain, xb)[0]
+    except ValueError: return module_copy(plain)
 
 def _n_weights(model): return sum(p.numel() for p in model.parameters())
 
 def _is_faster(new, plain, xb):
-    with evaluating(new), evaluating(plain): return speedup(lambda: plain(*xb), lambda: new(*xb))>1
+    with evaluating(new), evaluating(plain): return speedup(lambda: call_model(plain, xb), lambda: call_model(new, xb))>1
 
 # %% ../../nbs/72_deploy.export.ipynb #e9d10815
 def _auto(model, xb, pt2):
-    new,note = _smaller(plain := plain_copy(model), xb)
+    new = _smaller(plain := plain_copy(model), xb)
     layers = {n:m for n,m in storable(new).items() if n in _masked_layers(module_of(model))}
     calls = _inputs(layers, new, xb)
     kinds = {n:_like(layers[n], *call) for n,call in calls.items()}
@@ -145,7 +151,7 @@ def _auto(model, xb, pt2):
     best = {k:_fastest(layers[n], calls[n], hows) for n,k in reversed(kinds.items())}
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
     new = pack(new, plan).requires_grad_(False)
-    if (plan or _n_weights(new)!=_n_weights(plain)) and _is_faster(new, plain, xb): return new,plan,note
+    if (plan or _n_weights(new)!=_n_weights(plain)) and _is_faster(new, plain, xb): return new,plan,''
     return plain,{},'dense is fastest for this batch size'
 
 # %% ../../nbs/72_deploy.export.ipynb #816c6585
@@ -260,38 +266,64 @@ def load_sparse(
         stored[n] = stored[n].new_zeros(shape).masked_scatter_(bits_to_mask(bits, shape), stored[n])
     return {**stored, **{n:stored[o[1:]] for n,o in notes.items() if o.startswith('=')}}
 
+# %% ../../nbs/72_deploy.export.ipynb #8027a682
+def _all_axes(x): return {i:torch.export.Dim.AUTO for i in range(x.ndim)} if isinstance(x, torch.Tensor) else None
+
+def _recipe(model, xb, dynamic_shapes):
+    "Arguments, keyword arguments and dynamic shapes for an exporter; every axis that can moves, if `dynamic_shapes` is None"
+    if dynamic_shapes is None: xb = _any_batch(xb)
+    args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
+    if dynamic_shapes is None: dynamic_shapes = tree_map(_all_axes, dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments))
+    return args,kwargs,dynamic_shapes
+
 # %% ../../nbs/72_deploy.export.ipynb #fa96a060
-def _sizes(model, xb):
-    "What says which inputs may have other batch sizes, in the order of the forward's parameters"
-    sizes = tuple({0:torch.export.Dim.AUTO} if _batched(x, xb) else None for x in xb)
-    rest = [i for i,o in enumerate(inspect.signature(model.forward).parameters.values()) if o.kind==o.VAR_POSITIONAL]
-    return (*sizes[:rest[0]],sizes[rest[0]:]) if rest else sizes
+@contextmanager
+def _quiet():
+    "Exporters warn and log of attempts that failed and were made up for"
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally: logging.disable(before)
 
-def _save_onnx(model, path, xb):
-    plain = plain_copy(model)
-    torch.onnx.export(plain, _any_batch(xb), path, dynamo=True, dynamic_shapes=_sizes(plain, xb), verbose=False, external_data=False)
+def _save_onnx(model, path, xb, dynamic_shapes):
+    args,kwargs,shapes = _recipe(plain := plain_copy(model), xb, dynamic_shapes)
+    with _quiet(): torch.onnx.export(plain, args, path, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False, external_data=False)
 
-def _open_onnx(path):
-    session = _extra('onnxruntime').InferenceSession(str(path), providers=['CPUExecutionProvider'])
+# %% ../../nbs/72_deploy.export.ipynb #3e602af9
+def _open_onnx(
+    file, # Path or bytes
+):
+    "A function of a model's inputs"
+    session = _extra('onnxruntime').InferenceSession(file if isinstance(file, bytes) else str(file), providers=['CPUExecutionProvider'])
     names = [o.name for o in session.get_inputs()]
-    def run(*xb):
-        tensors = [x.detach().cpu().numpy() for x in tree_leaves(xb) if isinstance(x, torch.Tensor)]
+    def run(*args, **kwargs):
+        tensors = [x.detach().cpu().numpy() for x in tree_leaves((args,kwargs)) if isinstance(x, torch.Tensor)]
         return [torch.from_numpy(o) for o in session.run(None, dict(zip(names, tensors)))]
     return run
 
+def _without_zeros(path):
+    "The bytes of an ONNX file, with a number in the place of each dead weight"
+    model,helper = _extra('onnx').load(path),_extra('onnx.numpy_helper')
+    for t in model.graph.initializer:
+        w = helper.to_array(t)
+        if w.ndim>1 and np.issubdtype(w.dtype, np.floating): t.CopyFrom(helper.from_array(np.where(w==0, w.dtype.type(.01), w), t.name))
+    return model.SerializeToString()
+
 # %% ../../nbs/72_deploy.export.ipynb #3ae01714
-def _save_module(module, path, xb):
+def _save_module(module, path, xb, dynamic_shapes):
     "Write a module, and give a function that reads and runs it"
     if Path(path).suffix!='.pt2':
         torch.save(module, path)
         return torch.load(path, weights_only=False)
-    torch.export.save(torch.export.export(module, _any_batch(xb), dynamic_shapes=_sizes(module, xb)), path)
-    return torch.export.load(path).module()
+    args,kwargs,shapes = _recipe(module, xb, dynamic_shapes)
+    with _quiet():
+        torch.export.save(torch.export.export(module, args, kwargs, dynamic_shapes=shapes), path)
+        return torch.export.load(path).module()
 
-def _save_file(model, format, path, xb):
-    if format=='onnx':
-        _save_onnx(model, path, xb)
-        return _open_onnx(path)
+def _save_safetensors(model, path):
     _write_sparse(model, path)
     new = plain_copy(model)
     new.load_state_dict(load_sparse(path))
@@ -304,15 +336,16 @@ def _n_bytes(o):
     return f.tell()
 
 class ExportReport:
-    "What an export costs, against the dense model: `bytes`, `dense_bytes`, `error`, `ms` and `dense_ms` by batch size, `plan` and `note`"
-    def __init__(self, format, bytes, dense_bytes, error, ms, dense_ms, speedup, plan, note): store_attr()
+    "What an export costs, against the dense model: `bytes`, `dense_bytes`, `error`, `ms` and `dense_ms` by batch size, `plan` and `note`; `torch_ms` if another runtime was timed"
+    def __init__(self, format, bytes, dense_bytes, error, ms, dense_ms, speedup, plan, note, torch_ms=None): store_attr()
 
     @property
     def df(self):
         "One row a batch size"
         row = dict(format=self.format, bytes=self.bytes, share=round(self.bytes/self.dense_bytes, 4), error=self.error)
         times = lambda n: dict(batch=n, ms=round(self.ms[n], 3), dense_ms=round(self.dense_ms[n], 3), speedup=round(self.speedup[n], 2))
-        return pd.DataFrame([dict(row, **times(n)) for n in self.ms])
+        others = lambda n: {} if self.torch_ms is None else dict(torch_ms=round(self.torch_ms[n], 3))
+        return pd.DataFrame([dict(row, **times(n), **others(n)) for n in self.ms])
 
     def __repr__(self): return self.df.to_string(index=False)+(f'\n{self.note}' if self.note else '')
     def _repr_html_(self): return self.df.to_html(index=False)+self.note
@@ -323,24 +356,24 @@ def _once(f, xb):
     from fastsparse.report.flops import unfused
     with torch.random.fork_rng(), unfused():
         torch.manual_seed(0)  # any seed, the same for all that are compared
-        return f(*fresh(xb))
+        return call_model(f, fresh(xb))
 
-def _times(run, plain, xb, n):
-    "Seconds of both for a batch of `n`"
+def _times(fs, xb, n):
+    "Seconds of each of `fs` for a batch of `n`"
     b = _resized(xb, n)
-    try: return times_in_turns([lambda: plain(*b), lambda: run(*b)])
-    except Exception as e: raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): inputs that are as long as the first, {len(xb[0])}, are repeated or cut; pass batch_sizes=None") from e
+    try: return times_in_turns([partial(call_model, f, b) for f in fs])
+    except Exception as e: raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): inputs that are as long as the first, {_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
 
-def _report(format, result, run, plain, xb, sizes, plan, note, answers):
-    "Measure `run`, a function of inputs, against the dense module `plain`, and its outputs against `answers`"
+def _report(format, result, run, plain, xb, sizes, plan, note, answers, dense):
+    "Measure `run`, a function of inputs, against `dense`, another one, or the dense module `plain`, and its outputs against `answers`"
     with torch.no_grad(), ExitStack() as stack:
         for m in (plain, run):
             if isinstance(m, nn.Module): stack.enter_context(evaluating(m))
         error = output_error(answers, _once(run, xb))
-        times = {n:_times(run, plain, xb, n) for n in sizes}
-    dense_ms,ms = [{n:1e3*statistics.median(t[i]) for n,t in times.items()} for i in range(2)]
-    ratios = {n:statistics.median(a/b for a,b in zip(*t)) for n,t in times.items()}
-    return ExportReport(format, _n_bytes(result), _n_bytes(plain), error, ms, dense_ms, ratios, plan, note)
+        times = {n:_times([run, dense, plain] if dense else [run, plain], xb, n) for n in sizes}
+    ms,dense_ms,*torch_ms = [{n:1e3*statistics.median(o) for n,o in zip(times, os)} for os in zip(*times.values())]
+    ratios = {n:statistics.median(b/a for a,b in zip(*t[:2])) for n,t in times.items()}
+    return ExportReport(format, _n_bytes(result), _n_bytes(plain), error, ms, dense_ms, ratios, plan, note, *torch_ms)
 
 # %% ../../nbs/72_deploy.export.ipynb #9c18e0eb
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''
@@ -357,9 +390,9 @@ def _described(o): return f'a tensor of shape {tuple(o.shape)}' if isinstance(o,
 
 def _inputs_of(sample):
     "The sample as a tuple, copied"
-    xb = tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
-    x = first(xb)
-    if not (isinstance(x, torch.Tensor) and x.ndim and len(x)): raise ValueError(f"sample is {'empty' if not xb else _described(x)}, and must be a batch: a tensor with a row or more, or a tuple that starts with one")
+    xb = dict(sample) if isinstance(sample, Mapping) else tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
+    x = first(xb.values() if isinstance(xb, dict) else xb)
+    if not (isinstance(x, torch.Tensor) and x.ndim and len(x)): raise ValueError(f"sample is {'empty' if not xb else _described(x)}, and must be a batch: a tensor with a row or more, or a tuple or dict that starts with one")
     def one(o):
         if isinstance(o, torch.Tensor): return o.detach().as_subclass(torch.Tensor).clone()
         if o is None or isinstance(o, (bool,int,float)): return o
@@ -384,7 +417,7 @@ def _are_counts(sizes):
     is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
     return isinstance(sizes, (list,tuple)) and len(sizes)>0 and all(map(is_count, sizes))
 
-def _check(model, format, sample, path, batch_sizes):
+def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
     names = *_modules,*_files
     if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
     if not masked_params(module_of(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
@@ -392,6 +425,7 @@ def _check(model, format, sample, path, batch_sizes):
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     if path is not None: _check_path(format, as_path(path))
     if not _are_counts(batch_sizes): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+    if dynamic_shapes is not None and format!='onnx' and (path is None or as_path(path).suffix!='.pt2'): raise ValueError("dynamic_shapes is for 'onnx' and .pt2 files, and this export takes inputs of any size")
     for name in _needs.get(format, ()): _extra(name)
     if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")
 
@@ -415,27 +449,31 @@ def _answers(model, xb):
     unsparsify(new)
     with torch.no_grad(): return _once(new, xb)
 
-def _exported(model, format, xb, path, sizes):
+def _exported(model, format, xb, path, sizes, dynamic_shapes):
     "The module or `Learner`, None for a format that is only a file, and the report"
-    plan,note,plain,new,answers = {},'',plain_copy(model),None,_answers(model, xb)
-    if format in _files: run = _save_file(model, format, path, xb)
+    plan,note,plain,new,dense,answers = {},'',plain_copy(model),None,None,_answers(model, xb)
+    if format=='onnx':
+        _save_onnx(model, path, xb, dynamic_shapes)
+        run,dense = _open_onnx(path),_open_onnx(_without_zeros(path))
+    elif format=='safetensors': run = _save_safetensors(model, path)
     else:
         run,plan,note = _modules[format](model, fresh(xb), path is not None and path.suffix=='.pt2')
         new = _as_given(model, run)
-        if path is not None: run = _save_module(run, path, xb)
-    return new,_report(format, run if path is None else path, run, plain, xb, sizes or [len(xb[0])], plan, note, answers)
+        if path is not None: run = _save_module(run, path, xb, dynamic_shapes)
+    return new,_report(format, run if path is None else path, run, plain, xb, sizes or [_rows(xb)], plan, note, answers, dense)
 
 # %% ../../nbs/72_deploy.export.ipynb #2a91930a
 def export_sparse(
     model, # A sparse module or a `Learner` of one; it is left as it is
     format='auto', # 'auto', 'dense', 'shrunk', 'live', 'csr', 'condensed', 'block', '2:4', 'safetensors' or 'onnx'
-    sample=None, # A batch of inputs, or a tuple of them if the model takes several
+    sample=None, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
     path=None, # File to write: a must for 'safetensors' and 'onnx'; None returns the module of another format
     batch_sizes:list=None, # Batch sizes to time, the sample's by default
+    dynamic_shapes=None, # Axes that may move in a '.onnx' or '.pt2' file, as `torch.export` takes them; None is all that can
 ) -> tuple: # The module, `Learner` or path, and an `ExportReport`
     "A sparse model for use, with what it costs"
-    _check(model, format, sample, path, batch_sizes)
+    _check(model, format, sample, path, batch_sizes, dynamic_shapes)
     xb = _inputs_of(sample)
-    if path is None: return _exported(model, format, xb, None, batch_sizes)
-    with whole_file(path) as new: _,report = _exported(model, format, xb, new, batch_sizes)
+    if path is None: return _exported(model, format, xb, None, batch_sizes, dynamic_shapes)
+    with whole_file(path) as new: _,report = _exported(model, format, xb, new, batch_sizes, dynamic_shapes)
     return Path(path),report

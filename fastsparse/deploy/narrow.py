@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
-from fastsparse.deploy.shrink import Spaces,cut_columns,cut_rows,follow_model
+from fastsparse.deploy.shrink import Spaces,cut_columns,cut_rows,follow_model,positional
 from fastsparse.kernels.timing import shown
 from fastsparse.masks.selection import count_live,keyed_generator
 from fastsparse.model.enforcement import masked_params
@@ -24,7 +24,7 @@ from torch import nn
 def narrow_like(
     model:nn.Module, # Dense and not trained; it is left as it is
     fraction:float, # Of the channels of each hidden layer that stay, in (0,1]
-    xb=None, # A batch of inputs, or a tuple of them; not needed for a model of `transformers`
+    xb=None, # A batch of inputs, a tuple of them, or a dict of them by name; not needed for a model of `transformers`
     seed:int=0, # Which channels stay
 ) -> nn.Module: # In training mode, initialised as `model` is
     "A narrower copy of `model`"
@@ -36,7 +36,7 @@ def _narrow_graph(model, fraction, xb, seed):
     "Keep some of the channels of each space between layers"
     if xb is None: raise ValueError("pass a batch of inputs, e.g. narrow_like(model, .5, xb): it is followed through the model")
     new = module_copy(model).eval()
-    spaces = Spaces(follow_model(new, tuple(xb) if isinstance(xb, (tuple,list)) else (xb,), norms=True))
+    spaces = Spaces(follow_model(new, positional(new, xb), norms=True))
     names = {m:n for n,m in new.named_modules()}
     stuck = [names[m] for s in spaces.spaces if s.pinned and s not in spaces.outputs for m in spaces.writers[s]]
     if stuck: raise ValueError(f"the channels that {stuck[0]!r} writes can't be followed to the layers that read them: make narrower models yourself, and pass them as widths, a dict of models by name")
