@@ -21,12 +21,13 @@ api = dict(
         balanced_flops_sparsity global_sparsity given_sparsity'''),
     structures=('Patterns in the masks', 'N of M, blocks, constant fan-in', 'NM Block FanIn as_structure'),
     methods=('Methods by name', 'RigL, SET and the others: settings that name their parts', '''methods_table RigL_presets SET_presets SNFS_presets Static_presets ITOP_presets GSE_presets
-        GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets prune_to find_ticket'''),
+        GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets'''),
     own_method=('Parts of a method of your own', 'Scores, redistribution, times, and how a part says what it needs', '''declares register_method weight_magnitude gradient_magnitude
         gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient SampledGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
         CubicSchedule FreqSchedule'''),
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
-    prune=('Prune a trained model', 'Choose weights once, with or without data', 'prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp prune_synflow'),
+    prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp
+        prune_synflow prune_to find_ticket'''),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
         STE_presets SRSTE_presets TopKAST_presets'''),
@@ -68,4 +69,5 @@ searches = {
     'measured': 'benchmark, benchmarks, measurements, timings',
     'leaderboard': 'leaderboard, compare methods, best method',
     'api/look': 'plot topology, tensorboard, wandb, mlflow, flops',
-    'api/methods': 'list of methods, SET, GSE, SNFS, GraNet, MEST, GMP, AC/DC, lottery ticket'}
+    'api/methods': 'list of methods, SET, GSE, SNFS, GraNet, MEST, GMP, AC/DC',
+    'api/prune': 'prune a trained model, magnitude pruning, lottery ticket'}

@@ -8,6 +8,7 @@ from .masks.schedules import *
 from .masks.scores import *
 from .model.enforcement import *
 from .model.sparsify import *
+from .model.restore import *
 from .train.method import *
 from .train.engine import *
 from .train.growth import *
@@ -31,7 +32,10 @@ from .train.checkpoint import *
 from .train.pickles import *
 from .train.fit import *
 from .train.learned import *
-from .prune.oneshot import *
+from .prune.magnitude import *
+from .prune.layerwise import *
+from .prune.saliency import *
+from .prune.tickets import *
 from .deploy.narrow import compare_with_narrow,narrow_like
 
 _by_name = '''FanIn Interval LearnedMaskCallback MagnitudePlusGradient MeanGradient SampledGradient SoftMEST_presets WaitForSparsity animate_masks auto_presets

@@ -136,7 +136,8 @@ def prune_weights(
 
 def _prune_model(model, sparsity, method, data):
     "Prune a whole model"
-    from fastsparse.prune.oneshot import prune_magnitude,prune_wanda
+    from fastsparse.prune.layerwise import prune_wanda
+    from fastsparse.prune.magnitude import prune_magnitude
     if method=='wanda': prune_wanda(model.eval(), sparsity, [read_batch(data)], progress=True)
     else: prune_magnitude(model.eval(), sparsity)
 

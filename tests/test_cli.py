@@ -2,7 +2,7 @@
 import pytest,re,shlex,subprocess,sys,torch
 from fastsparse import cli
 from fastsparse.cli import main
-from fastsparse.prune.oneshot import prune_magnitude
+from fastsparse.prune.magnitude import prune_magnitude
 from torch import nn
 
 @pytest.fixture

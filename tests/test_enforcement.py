@@ -3,7 +3,7 @@ import copy, io, pickle, pytest, subprocess, sys, torch, torch.nn.utils.prune as
 from fastai.basics import DataLoader,DataLoaders,Learner
 from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger,SGD
 from fastsparse.all import *
-from fastsparse.train.presets import rewind
+from fastsparse.prune.tickets import rewind
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.model.enforcement import enforce_masks,mask_hooks,MaskHandler,handler_of,masked_params,set_handler
 from fastsparse.masks.optimizers import base_opt,state_tensors

@@ -2,7 +2,7 @@
 import copy, fastsparse.all, io, pickle, pytest, torch, warnings
 from fastsparse.all import *
 from fastsparse.model.enforcement import masked_params
-from fastsparse.train.presets import rewind
+from fastsparse.prune.tickets import rewind
 from fastsparse.masks.schedules import cubic_path
 from helpers import assert_dead
 from hypothesis import settings, strategies as st

@@ -19,7 +19,7 @@ from fastsparse.model.enforcement import enforce_masks,masked_params
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.learned import as_sparseness,dead_decay,explore_decay,own_magnitude,signed_constant_,Sparseness,Sparsify
 from fastsparse.train.learned import sparsifiers,TopOf,update_all
-from fastsparse.train.presets import rewind
+from fastsparse.prune.tickets import rewind
 from fastsparse.kernels.linear import backward
 from fastsparse.demo import TensorData
 from functools import partial

@@ -8,8 +8,9 @@ from fastai.losses import MSELossFlat
 from fastai.optimizer import SGD
 from fastsparse.all import *
 from fastsparse.model.enforcement import masked_params
-from fastsparse.prune.oneshot import Calibration,global_masks,layer_masks,layer_patches,layer_statistic,plan_pruning,plot_sensitivity,prune_by
-from fastsparse.prune.oneshot import prune_random,sensitivity,sensitivity_rules
+from fastsparse.prune.inputs import Calibration,layer_patches,layer_statistic
+from fastsparse.prune.magnitude import global_masks,layer_masks,plan_pruning,prune_by,prune_random
+from fastsparse.prune.sensitivity import plot_sensitivity,sensitivity,sensitivity_rules
 from fastsparse.demo import TensorData
 from functools import partial
 from helpers import *

@@ -594,7 +594,7 @@ def _with_masks(module):
     return (m for m in module.modules() if any(k.endswith('_mask') and k.removesuffix('_mask') in m._parameters for k in m._buffers))
 
 # %% ../../nbs/21_model.enforcement.ipynb #ce1cb5ff
-dense_ways_text = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; fastsparse.train.presets.rewind(model, state) keeps the masks on purpose, and drops these values")
+dense_ways_text = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; fastsparse.prune.tickets.rewind(model, state) keeps the masks on purpose, and drops these values")
 
 def _check_file_mask(name, mask):
     if not isinstance(mask, torch.Tensor) or mask.dtype==torch.bool: return

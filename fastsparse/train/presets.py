@@ -5,27 +5,18 @@
 # %% auto #0
 __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GSE_presets', 'GMP_presets',
            'GraNet_presets', 'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets',
-           'CHT_presets', 'prune_to', 'find_ticket', 'methods_table']
+           'CHT_presets', 'methods_table']
 
 # %% ../../nbs/43_train.presets.ipynb #179ba8c9
-import math,torch
 from fastcore.basics import *
-from fastsparse.masks.checks import need_functions
 from functools import partial
 from inspect import signature
-from fastprogress.fastprogress import progress_bar
-from fastsparse.masks.registry import call_with,get_part,wants
-from fastsparse.masks.distributions import as_distribution,global_sparsity
+from fastsparse.masks.distributions import global_sparsity
 from fastsparse.train.growth import reset_state
-from fastsparse.masks.selection import count_live,put_,zero_dead_
-from fastsparse.train.method import check_sparsity,drop_of_target,register_method
+from fastsparse.train.method import drop_of_target,register_method
 from fastsparse.masks.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
 from fastsparse.masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
 from fastsparse.masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
-from fastsparse.model.layers import axes_of
-from fastsparse.model.enforcement import apply_masks,masked_params,refuse_learned
-from fastsparse.model.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
-from fastsparse.masks.structures import as_structure
 from fastsparse.train.engine import check_names
 
 # %% ../../nbs/43_train.presets.ipynb #8a33b59c
@@ -140,81 +131,6 @@ DSD_presets = _named('DSD', 'dense, sparse, dense: sparsity as a regularizer', '
 # %% ../../nbs/43_train.presets.ipynb #8bc1bd05
 CHT_presets = _named('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude,
     grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
-
-# %% ../../nbs/43_train.presets.ipynb #f93f24ba
-def prune_to(
-    model, # A module with masks
-    sparsity:float, # Of the whole model, in [0,1), and at least what it is
-    sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
-    score_f=output_magnitude, # Which live weights stay: the largest, and one of each output where the layer has so many
-    structure=None, # Which masks are legal: a `Structure` or its text
-) -> int: # Number of weights that were pruned
-    "Prune the lowest of the live weights at once, and return how many they were"
-    os,structure = masked_params(model),as_structure(structure)
-    if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
-    check_sparsity(sparsity)
-    refuse_learned(model)
-    sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
-    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure) for o in os]
-    scores = [f() for f in scored]
-    for score,o in zip(scores, os): check_score(score, o)
-    ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
-    counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
-    if wants(score_f, 'n'): scores = [f(n=n) for f,n in zip(scored, counts)]
-    masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, scores, counts)]
-    before = sum(count_live(o.mask) for o in os)
-    for o,mask in zip(os, masks):
-        zero_dead_(o.p, o.mask.copy_(mask))
-        show_sparsity(o)
-    return before-sum(count_live(o.mask) for o in os)
-
-def _prune(o, score, n, sparsity, structure):
-    "A legal mask of the best `n` live weights"
-    live = count_live(o.mask)
-    if n>live: raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {live}: pass a higher sparsity, or another sparse_f")
-    mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
-    if not structure.legal(mask): raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: pass structure={str(structure)!r} to sparsify_model too")
-    return mask
-
-# %% ../../nbs/43_train.presets.ipynb #270450a2
-def rewind(
-    model, # A module with masks
-    state:dict, # An earlier `state_dict` of it
-):
-    "Put parameters and buffers back to `state`, but not the masks"
-    masks = {f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity')}
-    mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
-    bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
-    if bad: raise ValueError(f"state has no {bad} as this model has it: pass an earlier state_dict() of the same model")
-    dead = {o.name:~o.mask for o in masked_params(model) if not o.learned}
-    model.load_state_dict({k:state[k].masked_fill(dead[k].to(state[k].device), 0) if k in dead else state[k] for k in mine}, strict=False)
-    apply_masks(model)
-
-# %% ../../nbs/43_train.presets.ipynb #52779cb6
-def find_ticket(
-    model, # A module, dense or with masks
-    train, # Function that trains `model` from where it is
-    sparsity:float, # Of the ticket, in [0,1)
-    rate:float=0.2, # Fraction of the live weights pruned after each training, in (0,1)
-    warm_up=None, # Function that trains `model` to where it is rewound to; None is the start
-    sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, above one live weight for each output
-):
-    "Turn `model` into a ticket of `sparsity`, ready to be trained"
-    check_sparsity(sparsity)
-    sparse_f = as_distribution(sparse_f)
-    need_functions(train=train, sparse_f=sparse_f, **({} if warm_up is None else dict(warm_up=warm_up)))
-    if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
-    masks = [o.mask for o in masked_params(model)]
-    density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
-    if sparsity<1-density-1e-9: raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: pass a higher one, or call unsparsify first")
-    if not masks: sparsify_model(model, 0.)
-    if warm_up is not None: warm_up(model)
-    state,levels = {k:v.clone() for k,v in model.state_dict().items()},[]
-    while not levels or levels[-1]<sparsity: levels.append(min(1-density*(1-rate)**(len(levels)+1), sparsity))
-    for level in progress_bar(levels):
-        train(model)
-        prune_to(model, level, sparse_f)
-        rewind(model, state)
 
 # %% ../../nbs/43_train.presets.ipynb #7e9021f7
 def methods_table(): # A `DataFrame`, a row for each method
