@@ -66,10 +66,12 @@ def restore_sparse(
     own = module.state_dict()
     kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
     if odd := sorted(own.keys()^kept.keys()):
-        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: build the architecture that the state was saved from")
+        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: "
+            "build the architecture that the state was saved from")
     for k,v in kept.items():
         if isinstance(v, torch.Tensor) and v.shape!=own[k].shape:
-            raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: build the architecture that the state was saved from")
+            raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: "
+                "build the architecture that the state was saved from")
     masks = {n: as_mask(mask.to(os[n].p.device).bool(), None, os[n]) for n,mask in masks.items()}
     for n,mask in masks.items(): register_mask(os[n], mask)
     keep_from_broadcast(module)

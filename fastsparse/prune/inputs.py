@@ -32,13 +32,16 @@ def check_count(
     usual:int, # What an error proposes
 ):
     "A `ValueError` unless `v` is an integer from 1"
-    if isinstance(v, bool) or not isinstance(v, int) or v<1: raise ValueError(f"{name} is {v!r}, and must be an integer from 1, e.g. {usual}")
+    if isinstance(v, bool) or not isinstance(v, int) or v<1:
+        raise ValueError(f"{name} is {v!r}, and must be an integer from 1, e.g. {usual}")
 
 def n_items(b):
     "Items of a batch: the length of the first tensor in it"
     if isinstance(b, torch.Tensor): return len(b) if b.ndim else 1
     found = first(map(n_items, b.values() if isinstance(b, Mapping) else b if isinstance(b, (list,tuple)) else ()))
-    if found is None: raise ValueError(f"a batch begins with a {type(b).__name__} instead of a tensor: pass batches of tensors, in tuples, lists or dicts")
+    if found is None:
+        raise ValueError(f"a batch begins with a {type(b).__name__} instead of a tensor: "
+            "pass batches of tensors, in tuples, lists or dicts")
     return found
 
 # %% ../../nbs/61_prune.inputs.ipynb #021acfa2
@@ -48,7 +51,8 @@ class Calibration:
     "Examples for a model to be run on; `prune_wanda` has the arguments"
     def __init__(self, model, data=None, n_samples=256, bs=32):
         if data is None and isinstance(model, nn.Module):
-            raise ValueError("data is None, and only a Learner brings its own: pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
+            raise ValueError("data is None, and only a Learner brings its own: "
+                "pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
         for k,v,usual in (('n_samples',n_samples,256), ('bs',bs,32)): check_count(k, v, usual)
         data,self.model = model.dls if data is None else data,module_of(model)
         self.loop,self.batches,self.i = None,[],0
@@ -58,7 +62,8 @@ class Calibration:
     def read(self, data, n_samples, bs):
         "Keep batches until there are `n_samples` examples"
         if isinstance(data, (str,Mapping)) or not (hasattr(data, '__iter__') or hasattr(data, '__getitem__')):
-            raise ValueError(f"data is a {type(data).__name__}, and must be DataLoaders, a loader, a dataset, an iterable of batches (one batch is a list of one), or a function f(model)")
+            raise ValueError(f"data is a {type(data).__name__}, and must be DataLoaders, a loader, a dataset, "
+                "an iterable of batches (one batch is a list of one), or a function f(model)")
         batches,n = data,0
         if isinstance(data, DataLoaders): batches = data.train
         elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
@@ -67,7 +72,9 @@ class Calibration:
             self.batches.append(split_batch(to_device(b, 'cpu'), getattr(data, 'n_inp', None)))
             n += n_items(b)
             if n>=n_samples: break
-        if not n: raise ValueError("data has no batches: pass DataLoaders, a dataset or an iterable with examples in it; an iterator can be read only once")
+        if not n:
+            raise ValueError("data has no batches: "
+                "pass DataLoaders, a dataset or an iterable with examples; an iterator can be read only once")
 
     @property
     def device(self): return first(self.model.parameters()).device
@@ -86,7 +93,8 @@ class Calibration:
         except torch.OutOfMemoryError: raise
         except (RuntimeError,TypeError) as e:
             shapes = [f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()]]
-            raise ValueError(f"data has a batch of {', '.join(shapes)}, and the model can't take it ({e}): pass batches such as it is trained on") from e
+            raise ValueError(f"data has a batch of {', '.join(shapes)}, and the model can't take it ({e}): "
+                "pass batches such as it is trained on") from e
 
 # %% ../../nbs/61_prune.inputs.ipynb #3c965dec
 def product_of(m): return getattr(layer_of(m), 'product', None)

@@ -70,8 +70,9 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
     if left := [o.name for o in plan if o.name not in masks]:
         wanted,got = sum(o.n for o in plan),sum(o.n if o.name in masks else o.p.numel() for o in plan)
         total = sum(o.p.numel() for o in plan)
-        warn(f"{', '.join(left)} can't be pruned by inputs (linear, convolutional and attention layers and recurrent input projections that the data reach can), "
-            f"and stay dense: the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
+        warn(f"{', '.join(left)} can't be pruned by inputs "
+            "(linear, convolutional and attention layers and recurrent input projections that the data reach can), and stay dense: "
+            f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
     return take_masks(model, [o for o in plan if o.name in masks], masks)
 
 # %% ../../nbs/62_prune.layerwise.ipynb #83397bc8
@@ -177,8 +178,12 @@ def _sparsegpt(block, damp, o, statistic):
 # %% ../../nbs/62_prune.layerwise.ipynb #5333e9f8
 def _check_sparsegpt(o):
     ok = o.free or not _prunable(o) or isinstance(s := getattr(o.structure, 'inner', o.structure), NM) and s.axis==1
-    if not ok: raise ValueError(f"{o.name} is to be pruned to {o.structure}, and SparseGPT can prune to a sparsity or to N:M along inputs, e.g. '2:4'")
-    if not o.p.isfinite().all(): raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: set them to numbers first, or leave {o.name} dense by a rule")
+    if not ok:
+        raise ValueError(f"{o.name} is to be pruned to {o.structure}, "
+            "and SparseGPT can prune to a sparsity or to N:M along inputs, e.g. '2:4'")
+    if not o.p.isfinite().all():
+        raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: "
+            f"set them to numbers first, or leave {o.name} dense by a rule")
 
 # %% ../../nbs/62_prune.layerwise.ipynb #a0119110
 def prune_sparsegpt(

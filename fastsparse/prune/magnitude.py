@@ -29,7 +29,8 @@ class Goal(GetAttr):
         if sparsity is None and s.sparsity is None:
             raise ValueError(f"the target {target!r} has no sparsity of its own: pass one with it, (0.8, {target!r})")
         if s.sparsity is not None and sparsity not in (None, s.sparsity):
-            raise ValueError(f"the target's sparsity is {sparsity}, and {str(s)!r} has a sparsity of {s.sparsity}: pass that, or {str(s)!r} alone")
+            raise ValueError(f"the target's sparsity is {sparsity}, and {str(s)!r} has a sparsity of {s.sparsity}: "
+                f"pass that, or {str(s)!r} alone")
         sparsity = ifnone(sparsity, s.sparsity)
         if not 0<=sparsity<1:
             raise ValueError(f"the target's sparsity is {sparsity}, and must lie in [0,1): the fraction of weights that is dead, e.g. 0.8")
@@ -48,7 +49,8 @@ def plan_pruning(
     "Which weights to prune, and how much"
     model = module_of(model)
     if masked_params(model):
-        raise ValueError("the model is sparse already: call unsparsify(model) first; its zeros stay, and are the first that magnitude pruning takes")
+        raise ValueError("the model is sparse already: call unsparsify(model) first; "
+            "its zeros stay, and are the first that magnitude pruning takes")
     entries = candidates(model, also)
     if also is None: warn_if_missed(model, entries)
     names = [o.name for o in entries]
@@ -82,7 +84,9 @@ def global_masks(
 
 def check_ranking(ranking):
     "A `ValueError` unless `ranking` is a function; for methods that read data before they rank"
-    if not callable(ranking): raise ValueError(f"ranking is {ranking!r}, and must be a function: layer_masks, global_masks, or f(scores, plan) that returns masks by name")
+    if not callable(ranking):
+        raise ValueError(f"ranking is {ranking!r}, and must be a function: "
+            "layer_masks, global_masks, or f(scores, plan) that returns masks by name")
 
 # %% ../../nbs/60_prune.magnitude.ipynb #447051de
 def take_masks(model, plan, masks):

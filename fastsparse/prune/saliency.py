@@ -27,7 +27,9 @@ def _loss(model, b, loss_func):
     if loss_func is not None and not ys: raise ValueError("a batch has no targets: pass tuples of inputs and targets")
     out = model(*xs, **kwargs)
     if loss_func is not None: return loss_func(out, *ys)
-    if not hasattr(out, 'loss'): raise ValueError(f"loss_func is None, and the model returns a {type(out).__name__} without a loss: pass loss_func=f(output, *targets), e.g. F.cross_entropy")
+    if not hasattr(out, 'loss'):
+        raise ValueError(f"loss_func is None, and the model returns a {type(out).__name__} without a loss: "
+            "pass loss_func=f(output, *targets), e.g. F.cross_entropy")
     return out.loss
 
 def _losses(calib, loss_func, progress):
@@ -37,10 +39,14 @@ def _losses(calib, loss_func, progress):
         for b in batches: yield _loss(calib.model, to_device(b, calib.device), loss_func),n_items(b[0] or b[1])
     else:
         losses = calib.loop(calib.model)
-        if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'): raise ValueError(f"data is a function that returned a {type(losses).__name__}, and for this method must return the losses of its batches: write it as a generator that yields them")
+        if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'):
+            raise ValueError(f"data is a function that returned a {type(losses).__name__}, and here must return the losses of its batches: "
+                "write it as a generator that yields them")
         for loss in losses: yield loss,1
 
-def _setup(model, target, data, loss_func, n_samples, bs, also):
+def _setup(model, target, data, loss_func, n_samples, bs, ranking, also):
+    "A plan, examples and a loss function"
+    check_ranking(ranking)
     if loss_func is not None: need_functions(loss_func=loss_func)
     plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
     return plan,calib,ifnone(loss_func, getattr(model, 'loss_func', None) if not isinstance(model, nn.Module) else None)
@@ -89,8 +95,7 @@ def prune_snip(
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what the loss would miss least"
-    check_ranking(ranking)
-    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, also)
+    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, ranking, also)
     return prune_by(model, snip_scores(plan, *data_and_loss, progress), plan, ranking)
 
 # %% ../../nbs/63_prune.saliency.ipynb #88c9c777
@@ -117,8 +122,7 @@ def prune_grasp(
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what the gradient flow would miss least"
-    check_ranking(ranking)
-    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, also)
+    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, ranking, also)
     return prune_by(model, grasp_scores(plan, *data_and_loss, progress), plan, ranking)
 
 # %% ../../nbs/63_prune.saliency.ipynb #bd507db7
@@ -130,7 +134,8 @@ def _synflow(net, plan, xs, rounds, progress):
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
     for r in shown(range(rounds), progress, leave=False):
         R = net(*xs).sum()
-        if not R.isfinite(): raise ValueError("the flow through the model is not finite in float64: it is too deep for SynFlow without normalisation")
+        if not R.isfinite():
+            raise ValueError("the flow through the model is not finite in float64: it is too deep for SynFlow without normalisation")
         grads = torch.autograd.grad(R, ps, allow_unused=True, materialize_grads=True)
         scores = [(p*g).abs().detach().masked_fill(~m, -1) for p,g,m in zip(ps, grads, masks)]
         if not free: break

@@ -22,7 +22,8 @@ def sensitivity(
     progress:bool=None, # Show a progress bar? None does where it takes long
 ) -> pd.DataFrame: # A row for each parameter, a column for each sparsity; sparsity 0 is the model as it is
     "How good is the model with one layer pruned?"
-    if bad := [s for s in sparsities if isinstance(s, bool) or not isinstance(s, (int,float)) or not 0<=s<1]: raise ValueError(f"sparsities has {bad[0]!r}, and must hold numbers in [0,1): the fractions of a layer that are dead, e.g. 0.8")
+    if bad := [s for s in sparsities if isinstance(s, bool) or not isinstance(s, (int,float)) or not 0<=s<1]:
+        raise ValueError(f"sparsities has {bad[0]!r}, and must hold numbers in [0,1): the fractions of a layer that are dead, e.g. 0.8")
     plan,base = plan_pruning(model, target),eval_f(model)
     rows = {}
     for o in shown(plan, progress, leave=False):

@@ -35,7 +35,8 @@ def prune_to(
     check_sparsity(sparsity)
     refuse_learned(model)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
-    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure) for o in os]
+    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
+        for o in os]
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o)
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
@@ -51,9 +52,13 @@ def prune_to(
 def _prune(o, score, n, sparsity, structure):
     "A legal mask of the best `n` live weights"
     live = count_live(o.mask)
-    if n>live: raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {live}: pass a higher sparsity, or another sparse_f")
+    if n>live:
+        raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {live}: "
+            "pass a higher sparsity, or another sparse_f")
     mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
-    if not structure.legal(mask): raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: pass structure={str(structure)!r} to sparsify_model too")
+    if not structure.legal(mask):
+        raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: "
+            f"pass structure={str(structure)!r} to sparsify_model too")
     return mask
 
 # %% ../../nbs/65_prune.tickets.ipynb #4905a5ec
@@ -86,7 +91,9 @@ def find_ticket(
     if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
     masks = [o.mask for o in masked_params(model)]
     density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
-    if sparsity<1-density-1e-9: raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: pass a higher one, or call unsparsify first")
+    if sparsity<1-density-1e-9:
+        raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: "
+            "pass a higher one, or call unsparsify first")
     if not masks: sparsify_model(model, 0.)
     if warm_up is not None: warm_up(model)
     state,levels = {k:v.clone() for k,v in model.state_dict().items()},[]

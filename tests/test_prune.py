@@ -1,5 +1,5 @@
-"Room 21: one-shot pruning, against references solved by hand, by plain NumPy and by autograd"
-import copy, io, math, numpy as np, pytest, threading, torch
+"Pruning at once, against references solved by hand, by plain NumPy and by autograd"
+import copy, io, math, numpy as np, pytest, sys, threading, torch, weakref
 from collections import UserDict
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -9,7 +9,7 @@ from fastai.optimizer import SGD
 from fastsparse.all import *
 from fastsparse.model.enforcement import masked_params
 from fastsparse.prune.inputs import Calibration,layer_patches,layer_statistic
-from fastsparse.prune.magnitude import global_masks,layer_masks,plan_pruning,prune_by,prune_random
+from fastsparse.prune.magnitude import global_masks,Goal,layer_masks,plan_pruning,prune_by,prune_random
 from fastsparse.prune.sensitivity import plot_sensitivity,sensitivity,sensitivity_rules
 from fastsparse.demo import TensorData
 from functools import partial
@@ -65,6 +65,21 @@ def test_counts_and_rankings():
         if ranking is layer_masks: assert [int(m.sum()) for m in masks] in ([29,21],[28,22])
         else: assert set(np.flatnonzero(torch.cat([m.flatten() for m in masks])))==set(oracle_order(flat, np.ones(168, bool))[:50])
         assert_dead(net)
+
+def test_a_sparsity_goes_through_few_functions():
+    "Those that are given the number, a rule or a goal that holds it, until it is masks: at most eight in four files"
+    def holds(v):
+        if isinstance(v, (list,tuple)): return any(map(holds, v))
+        return isinstance(v, Goal) or isinstance(v, float) and math.isclose(v, .83)
+    def see(frame, event, arg):
+        code = frame.f_code
+        if event!='call' or 'fastsparse' not in code.co_filename or '<' in code.co_name: return
+        if any(holds(frame.f_locals.get(n)) for n in code.co_varnames[:code.co_argcount]): found.add((code.co_filename, code.co_qualname))
+    net,found,was = mlp((10,10,7), act=nn.ReLU),set(),sys.getprofile()
+    sys.setprofile(see)
+    try: prune_magnitude(net, .83)
+    finally: sys.setprofile(was)
+    assert 'prune_magnitude' in {name for _,name in found} and len(found)<=8 and len({file for file,_ in found})<=4, sorted(found)
 
 # ---- N:M magnitude
 
@@ -437,10 +452,10 @@ def _pruned_slowly(net, prune, target, batches):
     layers = {m:m.weight for m in net.modules() if isinstance(getattr(m, 'weight', None), nn.Parameter) and m.weight.ndim>1 and not isinstance(m, nn.Embedding)}
     def seen(p):
         inputs,order = [],[]
-        def f(m, args):
+        def f(m, args, kwargs):
             order.append(m)
-            if m.weight is p: inputs.append(args[0])
-        hooks = [m.register_forward_pre_hook(f) for m in layers]
+            if m.weight is p: inputs.append([*args,*kwargs.values()][0])
+        hooks = [m.register_forward_pre_hook(f, with_kwargs=True) for m in layers]
         net.eval()
         with torch.no_grad():
             for b in batches: net(**b) if isinstance(b, dict) else net(b)
@@ -512,10 +527,12 @@ def _bert():
 
 def _images(): return [torch.randn(10,4,6,6, generator=torch.Generator().manual_seed(i)) for i in range(3)]
 
+def _dicts(): return [dict(x=x, scale=2.) for x in _vectors()]
+
 def _balanced(): return [x-x.mean()+k for x,k in zip(_vectors(), (.1,.01,-1.))]
 
 walked = dict(mlp=(lambda: mlp((8,)*7, act=nn.ReLU), _vectors), convnet=(ConvNet, _images), gpt2=(_gpt2, _tokens), bert=(_bert, _tokens),
-    branches=(Branching, _balanced))
+    branches=(Branching, _balanced), keywords=(Dicts, _dicts))
 
 @pytest.mark.parametrize('prune', [prune_wanda, prune_sparsegpt])
 @pytest.mark.parametrize('target', ['2:4',.5])
@@ -525,6 +542,18 @@ def test_one_walk_gives_what_a_pass_for_each_layer_gives(name, target, prune):
     make,batches = walked[name]
     if name in ('gpt2','bert'): pytest.importorskip('transformers')
     _walked(_seeded(make), prune, target, batches(), most=3 if name=='branches' else 2)  # branches are two walks
+
+@pytest.mark.parametrize('prune', [prune_wanda, prune_sparsegpt])
+def test_memory_holds_the_activations_of_one_layer(prune):
+    "However deep the model is: an output a batch that waits, and those of the batch at work"
+    net,outputs,most = mlp((8,)*13, act=nn.ReLU),[],[]
+    def f(m, args, out):
+        outputs.append(weakref.ref(out))
+        most.append(sum(o() is not None for o in outputs))
+    for m in net: m.register_forward_hook(f)
+    batches = _vectors(5)
+    prune(net, .5, batches, n_samples=10**6)
+    assert max(most)<=len(batches)+2
 
 class Recurring(nn.Module):
     "`a` runs twice, `c` has the weight of `b`, and the others run once"
