@@ -37,6 +37,7 @@ from .prune.layerwise import *
 from .prune.saliency import *
 from .prune.tickets import *
 from .deploy.narrow import compare_with_narrow,narrow_like
+from .deploy.search import find_sparsity
 
 _by_name = '''FanIn Interval LearnedMaskCallback MagnitudePlusGradient MeanGradient SampledGradient SoftMEST_presets WaitForSparsity animate_masks auto_presets
     fisher_saliency log_updates mask_penalty methods_table supar_init_ supar_lrs supar_splitter'''.split()

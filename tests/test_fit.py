@@ -6,7 +6,8 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback,is_adaptive
 from fastsparse.masks.distributions import uniform_sparsity
 from fastsparse.masks.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
-from fastsparse.train.fit import auto_presets,find_sparsity
+from fastsparse.train.fit import auto_presets
+from fastsparse.deploy.search import find_sparsity
 from fastsparse.model.enforcement import masked_params,sparse_params
 from fastsparse.model.init import was_rescaled
 from fastsparse.model.sparsify import sparsify_model

@@ -1,11 +1,13 @@
 "Narrower copies of a model, and the comparison with them"
 import pandas as pd,pytest,re,torch
 from copy import deepcopy
+from dataclasses import replace
 from fastai.basics import nn,accuracy,Callback,CrossEntropyLossFlat,Learner
 from fastcore.test import test_eq as eq
-from fastsparse.demo import digits_dls
+from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.deploy import narrow
 from fastsparse.deploy.narrow import NarrowComparison,compare_with_narrow,narrow_like
+from fastsparse.deploy.search import find_sparsity
 from fastsparse.model.enforcement import masked_params
 
 def mlp(): return nn.Sequential(nn.Linear(64,40), nn.ReLU(), nn.Linear(40,40), nn.LayerNorm(40), nn.ReLU(), nn.Linear(40,10))
@@ -87,12 +89,12 @@ def test_every_network_trains_for_the_seconds_of_the_sparse_one(monkeypatch):
     "Its epochs over the seconds of one of the rival's; each has the rate that did best for it, and the learner comes back as it was"
     seen,clock = [],iter(range(10**6))
     monkeypatch.setattr(narrow.time, 'perf_counter', lambda: next(clock))  # each training epoch takes one second
-    real = narrow._train
+    real = narrow.train_timed
     def train(learn, n_epoch, lr, seed, sparsity, **kwargs):
         seen.append((n_epoch, lr, seed, sparsity, tuple(kwargs)))
         return {**real(learn, 1, lr, seed, sparsity, **kwargs), 'seconds':6., 'score':float(lr==.02)}
-    monkeypatch.setattr(narrow, '_train', train)
-    monkeypatch.setattr(narrow, '_epoch_seconds', lambda learn, model: 2.)
+    monkeypatch.setattr(narrow, 'train_timed', train)
+    monkeypatch.setattr(narrow, 'epoch_seconds', lambda learn, model: 2.)
     monkeypatch.setattr(narrow, '_us_a_sample', lambda learn: 1.)
     torch.manual_seed(0)
     learn = Learner(digits_dls(bs=256), mlp(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
@@ -113,5 +115,28 @@ def test_callbacks_go_to_the_sparse_fit():
         def before_fit(self): self.n += 1
     seen = Seen()
     learn = Learner(digits_dls(bs=256), mlp(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
-    row = narrow._train(learn, 1, .01, 0, .5, method='set', cbs=seen)
+    row = narrow.train_timed(learn, 1, .01, 0, .5, method='set', cbs=seen)
     assert seen.n==1 and row['seconds']>0 and 0<=row['score']<=1 and row['us']>0
+
+# --- in a search for a sparsity
+
+def digits_learner(): return Learner(digits_dls(), digits_mlp(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
+
+def test_a_search_tries_the_narrow_network_too():
+    "As many seeds, as long as the suggested sparse network; the advice follows the comparison"
+    learn = digits_learner()
+    found = find_sparsity(learn, budget=8, sparsities=(.9,), seeds=2, tolerance=1., progress=False)
+    t = found.narrow.table
+    assert found.suggested==.9 and list(t.index)==['sparse','dense of width 0.32'] and list(found.narrow.runs.seed)==[0,1,0,1]
+    assert t.weights['sparse']-1000<t.weights['dense of width 0.32']<t.weights['sparse']+10_000
+    runs = found.narrow.runs.assign(score=[.5,.5,.9,.9])
+    assert replace(found, narrow=replace(found.narrow, runs=runs)).advice.startswith('train a network dense of width 0.32: dense of width 0.32 is better')
+    assert replace(found, narrow=replace(found.narrow, runs=runs.assign(score=[.9,.9,.5,.5]))).advice.startswith('train a sparse network at 0.9: no dense network')
+    assert replace(found, suggested=0.).advice.startswith('train the dense network')
+    assert not masked_params(learn.model) and learn.opt is None
+
+def test_a_search_says_why_no_narrow_network_was_tried():
+    learn = digits_learner()
+    learn.fit(1, 1e-3)
+    found = find_sparsity(learn, budget=2, sparsities=(.5,), seeds=1, tolerance=1., progress=False, mask_init='magnitude')
+    assert found.narrow is None and found.advice=='train a sparse network at 0.5; no narrow dense network was tried: the model is trained, and a narrow one would start anew'
