@@ -504,6 +504,21 @@ def test_models_without_tensors_in_their_output_are_measured():
     sparsify_model(model, .98, seed=0)
     assert list(sparse_compute(model, torch.randn(256, 256)).plan)==['net.weight']
 
+def test_inputs_by_name():
+    "They are measured as inputs by position are"
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(512, 512)
+        def forward(self, x, scale=None, y=None): return self.a(x+y)
+    torch.manual_seed(0)
+    model,x = Named(),torch.randn(32, 512)
+    sparsify_model(model, .98, seed=0)
+    want = model(x, y=x)
+    report = sparse_compute(model, dict(y=x, x=x))
+    assert report.plan=={'a.weight':'rows'} and 'a.weight' in report.df.parameter.tolist()
+    torch.testing.assert_close(model(x, y=x), want, rtol=1e-4, atol=1e-5)
+
 def test_inference_mode_leaves_nothing_behind():
     "Measured and stored dense again there, the model trains on"
     (a,oa,_),(b,ob,report) = pair(dmlp, opts['sgd'])

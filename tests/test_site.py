@@ -33,7 +33,8 @@ def test_nothing_is_searched_for_twice():
     assert not {o for o in phrases if phrases.count(o)>1}
 
 @pytest.mark.parametrize('query,page', [('prune a pretrained model', 'tutorials/fine_tuning'), ('faster training', 'howto/faster'), ('resume', 'howto/resume'),
-    ('which sparsity', 'howto/choose'), ('lora', 'howto/stay_sparse')])
+    ('which sparsity', 'howto/choose'), ('lora', 'howto/stay_sparse'), ('amp', 'howto/mixed_precision'), ('autocast', 'howto/mixed_precision'),
+    ('bf16', 'howto/mixed_precision'), ('huggingface', 'howto/share'), ('push_to_hub', 'howto/share'), ('quantize', 'howto/quantize'), ('accelerate', 'howto/accelerate')])
 def test_what_people_ask_first_has_an_answer(query, page):
     "These phrases are entries of the index; the build tells whether the search finds them"
     assert query in [' '.join(o.lower().split()) for o in contents.searches[page].split(',')]

@@ -8,6 +8,7 @@ __all__ = ['sparse_compute']
 # %% ../../nbs/38_kernels.live_layers.ipynb #8d51de07
 import pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F
 from collections import Counter
+from collections.abc import Mapping
 from fastcore.basics import *
 from fastsparse.kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
 from fastsparse.kernels.live_weight import change_state,check_elementwise,LiveWeight,remove_state_hooks,replaced_text,resize,traced_text
@@ -263,12 +264,12 @@ def _measured(model, handlers, xb):
 # %% ../../nbs/38_kernels.live_layers.ipynb #e04a7a37
 def sparse_compute(
     model, # A sparse module or a `Learner` of one
-    xb, # A batch of inputs, or a tuple of them if the model takes several; None will do where there is a plan
+    xb, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name; None will do where there is a plan
     opt=None, # The optimizer that trains it, fastai's or torch's; None if it is made later
     plan:dict=None, # Parameter → 'rows' or 'dense', as in a report's `plan`; None measures
 ) -> SparseCompute: # What was chosen, and its `remove()`
     "Compute with live weights only, where that is faster"
-    model,xb = module_of(model),xb if isinstance(xb, (tuple,list)) else (xb,)
+    model,xb = module_of(model),dict(xb) if isinstance(xb, Mapping) else xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
     _check_model(model, entries)
     if opt is not None: check_elementwise(opt)

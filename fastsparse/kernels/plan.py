@@ -12,9 +12,10 @@ from fastsparse.kernels.timing import speedup,with_bar
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.selection import count_live
 from fastsparse.model.enforcement import ParamRef
-from fastsparse.model.running import evaluating
+from fastsparse.model.running import call_model,evaluating
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/37_kernels.plan.ipynb #a97717db
 def why_masked(
@@ -55,17 +56,17 @@ def _layer_speedup(handler, call, inputs):
 def measure(
     model:nn.Module, # A model whose layers are live
     handlers:dict, # Parameter → its `LiveWeight`
-    xb:tuple, # Inputs of the model
+    xb, # Inputs of the model, a tuple or a dict
 ) -> tuple: # A plan, and the measured speed-ups by parameter, of those that the forward uses
     "Which live weights are faster than dense ones in `model`?"
     with evaluating(model):
         for g in handlers.values(): g.calls = []
-        if handlers: model(*xb)
+        if handlers: call_model(model, xb)
         calls = {n:(_kind(g), g.calls[0]) for n,g in handlers.items() if g.calls}
         for g in handlers.values(): g.calls = None
         kinds = {}
         for n,(kind,call) in calls.items(): kinds.setdefault(kind, (n,call))
-        inputs = {t.untyped_storage().data_ptr() for t in xb if isinstance(t, torch.Tensor)}
+        inputs = {t.untyped_storage().data_ptr() for t in tree_leaves(xb) if isinstance(t, torch.Tensor)}
         found = {kind:_layer_speedup(handlers[n], call, inputs) for kind,(n,call) in with_bar(list(kinds.items()))}
     speedups = {n:found[kind] for n,(kind,_) in calls.items()}
     return {n:'rows' if speedups.get(n, 0)>=_gain else 'dense' for n in handlers},speedups
