@@ -56,6 +56,7 @@ searches = {
     'howto/keyword_inputs': 'keyword inputs, inputs by name, input_ids, attention_mask, tokenizer, batch is a dict, kwargs',
     'howto/share': 'hub, huggingface, huggingface hub, push_to_hub, from_pretrained, model card, share a model, upload a model',
     'howto/quantize': 'quantize, quantization, int8, 8 bit, quantize_dynamic, sparse and quantized',
+    'tutorials/circuits': 'interpretability, mechanistic interpretability, circuits, weight-sparse transformer, explain a network, wiring',
     'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
     'howto/faster': 'faster training, speed up training, speedup, acceleration, slow training, sparse kernels, cpu',
     'howto/own_layers': 'custom layers, own layers, custom modules, exclude layers, keep a layer dense, choose layers',

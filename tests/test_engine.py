@@ -1482,6 +1482,5 @@ def test_an_update_reaches_the_state_of_each_optimizer(method):
         (m(x)-y).square().mean().backward()
         opts[i%2].step()
         m.zero_grad()
-        for o in masked_params(m):
-            assert not o.p[~o.mask].any() and not opts[1].state[o.p].get('momentum_buffer', o.p)[~o.mask].any()
+        for o in masked_params(m): assert not o.p[~o.mask].any() and not opts[1].state[o.p].get('momentum_buffer', o.p)[~o.mask].any()
     assert engine.n_updates

@@ -704,7 +704,8 @@ class MaskHooks:
             if o.name in self.by_name and _versions(o)!=self.written.get(o.name): zero_dead_(o.p, o.mask)
         self.written = {o.name:_versions(o) or fresh for o in os}
         for m in {o.module for o in os}:
-            if m not in self.versions and m is not model and not any(_is_of(self, h) for h in m._forward_pre_hooks.values()): m.register_forward_pre_hook(self.settle_part)
+            hooked = m is model or m in self.versions or any(_is_of(self, h) for h in m._forward_pre_hooks.values())
+            if not hooked: m.register_forward_pre_hook(self.settle_part)
             self.versions[m] = _version(m)
 
     def settle_part(self, module, args):
