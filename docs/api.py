@@ -50,15 +50,14 @@ def settings(name, o):
     return [about[:1].upper()+about[1:], '\n'.join(rows), f'Source: [arXiv:{paper}](https://arxiv.org/abs/{paper})' if paper else '']
 
 def described(name, o):
-    "What function or class `o` takes, gives and raises: signature, docments or a numpy docstring"
+    "What function or class `o` takes and gives: signature, docments or a numpy docstring"
     doc = NumpyDocString(inspect.getdoc(o) or '')
-    text = '\n'.join([*doc['Summary'], *doc['Extended']]).strip()
+    text = f"{doc['Summary']}\n{doc['Extended']}".strip()
     parts = [f'```python\n{signature(name, o)}\n```', plain(text), '\n'.join(arguments(o))]
     ret = docments(o, full=True).get('return') if inspect.isfunction(o) else None
     if ret and ret.docment: parts.append('**Returns** '+plain(ret.docment))
-    if doc['Raises']: parts.append('**Raises**\n\n'+'\n'.join(f"- `{e.type}`: {plain(' '.join(e.desc))}" for e in doc['Raises']))
-    if doc['Examples']: parts.append('**Example**\n\n```python\n'+'\n'.join(doc['Examples']).strip()+'\n```')
-    if doc['References']: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\d+\.\d+)', ' '.join(doc['References']))))
+    if doc['Examples']: parts.append(f"**Example**\n\n```python\n{doc['Examples']}\n```")
+    if doc['References']: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\d+\.\d+)', doc['References'])))
     return parts
 
 def entry_md(name, room):

@@ -1,5 +1,5 @@
 "The site: which names stand on the API's pages, what the search leads to, and what the pages show"
-import json,pytest,re,sys
+import inspect,json,pytest,re,sys
 from pathlib import Path
 
 root = Path(__file__).parent.parent
@@ -21,6 +21,13 @@ def test_an_entry_can_be_written(name):
     "A heading, something said, and no line that is left open"
     md = api.entry_md(name, 'there')
     assert md.startswith('## ') and len(md.splitlines())>4 and md.count('```')%2==0
+
+@pytest.mark.parametrize('name', [n for n in sorted(api.page_of()) if not isinstance(api.find(n), dict)])
+def test_an_entry_says_what_help_says(name):
+    "The first line of the docstring stands there as one line, and its example as it is written"
+    md,doc = api.entry_md(name, 'there'),inspect.getdoc(api.find(name))
+    assert api.plain(doc.splitlines()[0]) in md.splitlines()
+    if 'Examples\n' in doc: assert doc.split('Examples\n')[1].splitlines()[1] in md.splitlines()
 
 def test_a_page_that_a_search_leads_to_is_there():
     "By the name that it has on the site: without the number of its room"
