@@ -1,7 +1,7 @@
 "Convolutions of live weights give what dense convolutions of masked weights give"
 import pytest,torch
 from fastsparse.kernels import convolution as convolutions
-from fastsparse.kernels.live_layers import sparse_compute
+from fastsparse.kernels.live_layers import sparse_compute,swappable
 from fastsparse.kernels.convolution import ConvIndex,sparse_conv2d
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import why_not
@@ -92,6 +92,22 @@ def test_a_table_with_places_beyond_32_bits_is_left_to_the_dense_product(monkeyp
     with pytest.raises(AssertionError): model(x)
     monkeypatch.setattr(convolutions, '_most', 16*3*2*50)
     torch.testing.assert_close(model(x), want)
+
+@pytest.mark.parametrize('padding,stride,longest', [((0,40),1,100+78), ((0,0),(1,3),100)])
+def test_what_fits_into_32_bits(padding, stride, longest, monkeypatch):
+    "The larger of input and result counts: 5 channels, 3 parts or none, 2 rows and 2 more of the kernel, 4 columns and those of the kernel more, 16 images"
+    index = ConvIndex(torch.ones(2,5,3,3, dtype=torch.bool), stride, padding)
+    n = 5*index.n_parts*(2+index.high_h-index.low_h)*(longest+4+index.high_w-index.low_w)*16
+    for most,fits in ((n,False), (n+1,True)):
+        monkeypatch.setattr(convolutions, '_most', most)
+        assert index.takes(50, 100)==fits
+
+def test_a_kernel_of_some_pixels_is_no_product_for_each():
+    "A convolution of three dimensions has a kernel only where it is pointwise; one pixel in two of them is not enough"
+    for kernel,stays in (((1,1,1),False), ((1,2,1),True), ((3,1,1),True)):
+        layer = nn.Conv3d(2, 3, kernel)
+        sparsify_model(layer, .5, seed=0)
+        assert bool(swappable(layer)['weight'])==stays
 
 def test_an_index_keeps_lists_of_eight_cuts():
     "Images of many sizes do not fill the memory, and an old size is listed anew"

@@ -207,6 +207,14 @@ def test_a_number_written_too_far_is_noticed(y, room, i):
     with pytest.raises(RuntimeError, match='write wrote outside of the arrays'): call(f, t, i, scratch=(8*room,))
     if min(y, room): call(f, empty((y,), torch.float), 0, scratch=(8*room,))
 
+@pytest.mark.parametrize('sizes', [(1,), (64,65,4160,4161), (70_000,1,70_000), (0,8,0), (2**23,300_000)])
+def test_scratch_arrays_lie_apart(sizes):
+    "Each begins at a whole 64 bytes, and ends before the next begins and before the memory ends"
+    s = kernels._Scratch()
+    places = s(*sizes)
+    assert all(o%64==0 for o in places)
+    assert all(o+n<=then for o,n,then in zip(places, sizes, [*places[1:], s.piece.ctypes.data+s.piece.nbytes])) and s.piece.ctypes.data<=places[0]
+
 class Numbers:
     "An array whose ends are known to the words"
     def __init__(self, a): self.a,self.dtype = a,a.dtype

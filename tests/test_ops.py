@@ -62,6 +62,8 @@ def test_index_of_a_wide_matrix(n_in):
     t,(rows,cols) = SparseIndex(torch.from_numpy(mask)).t,mask.T.nonzero()
     assert t.rows.tolist()==rows.tolist() and t.col.tolist()==cols.tolist()
 
+def test_an_index_says_its_size(): assert str(SparseIndex(torch.eye(3,4).bool()))=='SparseIndex(3 x 4, 3 live)'
+
 def test_an_index_is_freed_at_once():
     "No memory waits for the garbage collector when an update replaces an index and its transpose"
     index = SparseIndex(torch.ones(3, 4, dtype=torch.bool))
