@@ -42,23 +42,23 @@ def regrow_counts(
 
 # %% ../../nbs/19_masks.apportion.ipynb #57e68037
 def legal_counts(
-    holders:list, # One for each parameter
+    slots:list, # One for each parameter
     wanted:list, # Counts that add up to what is meant
 ) -> list: # Counts that are allowed
     "Counts that structures allow, near `wanted` each and in all"
-    counts = [s.round_up_to_legal(n) for s,n in zip(holders, wanted)]
+    counts = [s.round_up_to_legal(n) for s,n in zip(slots, wanted)]
     while off := sum(wanted)-sum(counts):
         way = 1 if off>0 else -1
-        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(holders, counts, wanted)) for n in s.adjacent_counts(c, way)]
+        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(slots, counts, wanted)) for n in s.adjacent_counts(c, way)]
         left,_,i,n = min(steps, default=(abs(off),0,0,0))
         if left>=abs(off): break
         counts[i] = n
-    return _exchange(holders, counts, wanted, off)
+    return _exchange(slots, counts, wanted, off)
 
 # %% ../../nbs/19_masks.apportion.ipynb #9aef9d59
-def _exchange(holders, counts, wanted, off):
+def _exchange(slots, counts, wanted, off):
     "`counts` whose total lacks `off`, with one step more and the difference back in finer ones where that comes nearer"
-    each = enumerate(zip(holders, counts, wanted))
+    each = enumerate(zip(slots, counts, wanted))
     steps = [(abs(n-c), abs(n-w), i, n) for i,(s,c,w) in each for way in (1,-1) for n in s.adjacent_counts(c, way)]
     size = {i:d for d,_,i,_ in steps}
     best,tried = (abs(off),counts),set()
@@ -67,12 +67,12 @@ def _exchange(holders, counts, wanted, off):
         if (d, n>counts[i]) in tried: continue
         tried.add((d, n>counts[i]))
         finer = sorted((j for j in size if size[j]<d), key=size.get)
-        best = min(best, _give_back(holders, [*counts[:i], n, *counts[i+1:]], off-n+counts[i], finer), key=lambda o: o[0])
+        best = min(best, _give_back(slots, [*counts[:i], n, *counts[i+1:]], off-n+counts[i], finer), key=lambda o: o[0])
     return best[1]
 
-def _give_back(holders, counts, left, finer):
+def _give_back(slots, counts, left, finer):
     "How far off the total is, and `counts` after those of `finer` took what is `left`"
     for j in finer:
-        k = holders[j].round_up_to_legal(min(max(counts[j]+left, 0), holders[j].n))
+        k = slots[j].round_up_to_legal(min(max(counts[j]+left, 0), slots[j].n))
         left,counts[j] = left-k+counts[j],k
     return abs(left),counts

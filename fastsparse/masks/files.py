@@ -159,7 +159,7 @@ def reading(
     path, # A file
     what:str, # What an error says that it should be
 ):
-    "Whatever fails inside the `with` block is a `ValueError` that names the file; a file that can't be opened is told of as usual"
+    "Whatever fails inside the `with` block is a `ValueError` that names the file; a file that can't be opened is an `OSError` as usual"
     try: yield
     except Exception as e:
         named = isinstance(e, (OSError,ValueError)) and str(path) in str(e)

@@ -356,7 +356,7 @@ class ShardedMask(DenseMask):
         return f'{r.rows} of {self.p.shape[0]} rows here'
 
     def check(self):
-        "Mask the rows if anybody but an optimizer wrote to them or to their mask; share out a mask that is whole"
+        "Mask the rows if anything but an optimizer wrote to them or to their mask; share out a mask that is whole"
         p = self.stored()
         if self.mask is None or not _is_sharded(p): return
         if not _is_sharded(self.mask): self.module._buffers[f'{self.attr}_mask'] = _as_sharded(own_rows(self.mask, p).clone(), p)
