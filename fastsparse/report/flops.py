@@ -53,24 +53,21 @@ class WeightView:
 
     def __repr__(self): return f'{self.name}{list(self.size)}'
 
-# %% ../../nbs/50_report.flops.ipynb #edc62221
-@patch(as_prop=True)
-def numel(self:WeightView):
-    "Entries read, each counted once"
-    return prod(self.size)
+    @property
+    def numel(self):
+        "Entries read, each counted once"
+        return prod(self.size)
 
-@patch
-def mask(self:WeightView):
-    "What is live among the entries read, or None if the parameter has no mask"
-    if (m := self.src()) is None: return
-    if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
-    return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
+    def mask(self):
+        "What is live among the entries read, or None if the parameter has no mask"
+        if (m := self.src()) is None: return
+        if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
+        return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
 
-@patch
-def live(self:WeightView) -> int:
-    "Number of live entries now; all of them if the parameter has no mask"
-    m = self.mask()
-    return self.numel if m is None else count_live(m)
+    def live(self) -> int:
+        "Number of live entries now; all of them if the parameter has no mask"
+        m = self.mask()
+        return self.numel if m is None else count_live(m)
 
 # %% ../../nbs/50_report.flops.ipynb #7942b002
 class LayerProducts:
@@ -138,81 +135,72 @@ class FlopRecorder(TorchDispatchMode):
             root = partial(_find_mask, [o[1:] for o in os], os[0][0], p.shape)
             self.follow(p, os[0][0], root, root)
 
-# %% ../../nbs/50_report.flops.ipynb #f6027900
-@patch
-def follow(self:FlopRecorder, t, name, root, src):
-    "Know views of `t` from now on; arguments as in `WeightView`"
-    if (key := _storage(t)) is not None: self.followed[key].append((name, root, src, t))
+    def follow(self, t, name, root, src):
+        "Know views of `t` from now on; arguments as in `WeightView`"
+        if (key := _storage(t)) is not None: self.followed[key].append((name, root, src, t))
 
-@patch
-def view(self:FlopRecorder, t):
-    "The `WeightView` that `t` is, or None"
-    for name,root,src,weight in self.followed.get(_storage(t), ()):
-        (lo,hi),(start,end) = _extent(weight),_extent(t)
-        if not (lo<=start and end<=hi and t.itemsize==weight.itemsize): continue
-        v = WeightView(name, root, src, weight, t)
-        return self.views.setdefault((src, v.layout, v.size, v.stride, v.offset), v)
+    def view(self, t):
+        "The `WeightView` that `t` is, or None"
+        for name,root,src,weight in self.followed.get(_storage(t), ()):
+            (lo,hi),(start,end) = _extent(weight),_extent(t)
+            if not (lo<=start and end<=hi and t.itemsize==weight.itemsize): continue
+            v = WeightView(name, root, src, weight, t)
+            return self.views.setdefault((src, v.layout, v.size, v.stride, v.offset), v)
 
-@patch
-def add(self:FlopRecorder, n, t=None):
-    "Add `n` FLOPs that read the tensor `t`"
-    v = self.view(t)
-    if v is None and self.inside: v = self.layers.setdefault(self.inside, LayerProducts(self.inside))
-    if n: self.profile[v] = self.profile.get(v, 0)+n
+    def add(self, n, t=None):
+        "Add `n` FLOPs that read the tensor `t`"
+        v = self.view(t)
+        if v is None and self.inside: v = self.layers.setdefault(self.inside, LayerProducts(self.inside))
+        if n: self.profile[v] = self.profile.get(v, 0)+n
+
+    def follow_result(self, res, args):
+        "What is dead in a weight among `args` is dead in `res` too"
+        v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
+        if v: self.follow(res, v.name, v.root, v.mask)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        "Run the operation `func`, and count it if it is a product"
+        kwargs,op = kwargs or {},getattr(func, '_overloadpacket', func)
+        if op not in self.formulas and _decomposes(func, args):
+            with self: return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self.paused: return out
+        if op in self.formulas:
+            weight = first(args[i] for i in reversed(_operands.get(op, ())) if self.view(args[i]))
+            self.add(self.formulas[op](*args, **kwargs, out_val=out), weight)
+        elif op in _keeps_zeros: self.follow_result(out[0] if isinstance(out, tuple) else out, args)
+        return out
+
+    def within(self, name, forward):
+        "`forward` of the module called `name`, under which its products of activations are counted"
+        @wraps(forward)
+        def _f(*args, **kwargs):
+            was,self.inside = self.inside,name
+            try: return forward(*args, **kwargs)
+            finally: self.inside = was
+        return _f
+
+    def counted(self, m, forward, name=''):
+        "`forward` of the module `m`; of a recurrent layer, counted by formula"
+        if not isinstance(m, nn.RNNBase): return self.within(name, forward) if name else forward
+        def _f(*args, **kwargs):
+            self.paused = True
+            try: out = forward(*args, **kwargs)
+            finally: self.paused = False
+            x = first([*args, *kwargs.values()])
+            n = prod(x.data.shape[:-1])
+            self.profile.packed |= isinstance(x, PackedSequence)
+            for w in m._flat_weights:
+                if w is not None and w.ndim>1: self.add(2*n*w.numel(), w)
+            return out
+        return _f
 
 # %% ../../nbs/50_report.flops.ipynb #19ea1219
-@patch
-def follow_result(self:FlopRecorder, res, args):
-    "What is dead in a weight among `args` is dead in `res` too"
-    v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
-    if v: self.follow(res, v.name, v.root, v.mask)
-
 def _decomposes(func, args):
     "Is `func` made of other operations?"
     if not (isinstance(func, torch._ops.OpOverload) and func._can_decompose()): return False
     if any(isinstance(a, torch.Tensor) and a.is_nested for a in args): raise ValueError("nested tensors can't be counted: pass padded or packed ones")
     return True
-
-@patch
-def __torch_dispatch__(self:FlopRecorder, func, types, args=(), kwargs=None):
-    "Run the operation `func`, and count it if it is a product"
-    kwargs,op = kwargs or {},getattr(func, '_overloadpacket', func)
-    if op not in self.formulas and _decomposes(func, args):
-        with self: return func.decompose(*args, **kwargs)
-    out = func(*args, **kwargs)
-    if self.paused: return out
-    if op in self.formulas:
-        weight = first(args[i] for i in reversed(_operands.get(op, ())) if self.view(args[i]))
-        self.add(self.formulas[op](*args, **kwargs, out_val=out), weight)
-    elif op in _keeps_zeros: self.follow_result(out[0] if isinstance(out, tuple) else out, args)
-    return out
-
-# %% ../../nbs/50_report.flops.ipynb #c713fb21
-@patch
-def within(self:FlopRecorder, name, forward):
-    "`forward` of the module called `name`, under which its products of activations are counted"
-    @wraps(forward)
-    def _f(*args, **kwargs):
-        was,self.inside = self.inside,name
-        try: return forward(*args, **kwargs)
-        finally: self.inside = was
-    return _f
-
-@patch
-def counted(self:FlopRecorder, m, forward, name=''):
-    "`forward` of the module `m`; of a recurrent layer, counted by formula"
-    if not isinstance(m, nn.RNNBase): return self.within(name, forward) if name else forward
-    def _f(*args, **kwargs):
-        self.paused = True
-        try: out = forward(*args, **kwargs)
-        finally: self.paused = False
-        x = first([*args, *kwargs.values()])
-        n = prod(x.data.shape[:-1])
-        self.profile.packed |= isinstance(x, PackedSequence)
-        for w in m._flat_weights:
-            if w is not None and w.ndim>1: self.add(2*n*w.numel(), w)
-        return out
-    return _f
 
 # %% ../../nbs/50_report.flops.ipynb #4aef7eff
 def _own_forward(m, forward):
@@ -328,33 +316,26 @@ class FlopsCounter(Callback):
 
     def before_train(self): self.profiles = {}
 
-# %% ../../nbs/50_report.flops.ipynb #c6670724
-@patch
-def before_batch(self:FlopsCounter):
-    "Have the coming forward recorded if its shapes are new"
-    self.shapes = _shapes(self.xb)
-    if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
+    def before_batch(self):
+        "Have the coming forward recorded if its shapes are new"
+        self.shapes = _shapes(self.xb)
+        if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
 
-@patch
-def note(self:FlopsCounter, xb, profile): self.profiles[_shapes(xb)] = profile
+    def note(self, xb, profile): self.profiles[_shapes(xb)] = profile
 
-@patch
-def after_pred(self:FlopsCounter):
-    "Add this batch"
-    profile = self.profiles[self.shapes]
-    self.n_flops += profile.total(self.sparse)
-    if profile.packed: del self.profiles[self.shapes]
+    def after_pred(self):
+        "Add this batch"
+        profile = self.profiles[self.shapes]
+        self.n_flops += profile.total(self.sparse)
+        if profile.packed: del self.profiles[self.shapes]
 
-# %% ../../nbs/50_report.flops.ipynb #7f37ce39
-@patch
-def after_train(self:FlopsCounter):
-    "Write the column"
-    if self.verbose: self.recorder.log.append(self.n_flops)
+    def after_train(self):
+        "Write the column"
+        if self.verbose: self.recorder.log.append(self.n_flops)
 
-@patch
-def after_fit(self:FlopsCounter):
-    "Don't wait for a forward that was cancelled"
-    if tap := _tap(self.model): tap.remove()
+    def after_fit(self):
+        "Don't wait for a forward that was cancelled"
+        if tap := _tap(self.model): tap.remove()
 
 # %% ../../nbs/50_report.flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}

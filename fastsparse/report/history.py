@@ -35,19 +35,19 @@ class SparseStatus:
         head = f"step {self.step}, {self.n_updates} updates, {due}, drop fraction {self.drop_fraction:.3f}"
         return f"{head}\n{self.df.to_string(index=False)}"
 
+    @property
+    def sparsity(self) -> float:
+        "Fraction dead of all weights under masks"
+        return 1-self.n_live/self.n_weights
+
+    @property
+    def target_sparsity(self) -> float:
+        "Fraction of all weights under masks that should be dead"
+        return 1-self.n_target/self.n_weights
+
 _columns = ['parameter','weights','live','target','dropped','grown','sparsity','target_sparsity','drop_fraction']
 
 # %% ../../nbs/51_report.history.ipynb #f12a9636
-@patch(as_prop=True)
-def sparsity(self:SparseStatus) -> float:
-    "Fraction dead of all weights under masks"
-    return 1-self.n_live/self.n_weights
-
-@patch(as_prop=True)
-def target_sparsity(self:SparseStatus) -> float:
-    "Fraction of all weights under masks that should be dead"
-    return 1-self.n_target/self.n_weights
-
 def _status_row(name, n, live, target, moved=(0,0), drop_fraction=0.):
     gone,new = moved
     return dict(parameter=name, weights=n, live=live, target=target, dropped=gone, grown=new, sparsity=1-live/n if n else 0.,
@@ -128,70 +128,155 @@ class SparseHistory:
 
     def __repr__(self): return f'SparseHistory of {max(len(self.steps)-1, 0)} updates of {len(self.params)} parameters'
 
+    def __call__(self,
+        engine:SparseEngine, # Has just made an update
+        t:int, # At this step, from 0
+    ):
+        "Record an update"
+        if not self.params: raise ValueError("the history has not seen the masks before the first update: pass it as on_update= when the engine is made, or call begin(engine) before training")
+        if self.fresh and self.moved and max(m.n_updates for m in engine.methods)==1: self.offset,self.moved = self.offset+self.length,False
+        self.length,self.fresh,self.moved = ifnone(engine.n_steps, t+1),False,True
+        self._add(engine, self.offset+t, [_fraction(s, t) for s in engine.all])
+
+    def _add(self, engine, step, fractions):
+        record,now = [],[pack_mask(s.mask) for s in engine.all]
+        for i,(s,bits,last) in enumerate(zip(engine.all, now, self.last)):
+            self.ever[i] |= bits
+            live,stayed,survivors,ever = [o.bit_count() for o in (bits, bits&last, bits&self.start[i], self.ever[i])]
+            record.append([ifnone(s.target, live), live, last.bit_count()-stayed, live-stayed, survivors, ever, fractions[i]])
+        self.last = now
+        self.steps.append(step)
+        self.records.append(np.array(record, dtype=float))
+        if self.keep_masks: self.masks.append(now)
+
+    def to_frame(self) -> pd.DataFrame: # A row for each update and parameter
+        "All that was recorded"
+        if not self.params: raise ValueError("the history is empty: pass it as on_update= to a callback or an engine, and train")
+        df = pd.DataFrame(np.concatenate(self.records), columns=[*_counts,'drop_fraction']).astype({c:int for c in _counts})
+        names,sizes = zip(*[(name, int(np.prod(shape))) for name,shape in self.params])
+        n,k = len(self.steps),len(names)
+        index = dict(update=np.repeat(range(n), k), step=np.repeat(self.steps, k), parameter=names*n, weights=sizes*n)
+        return pd.concat([pd.DataFrame(index), df], axis=1).assign(density=lambda o: o.live/o.weights)
+
+    def totals(self) -> pd.DataFrame: # A row for each update
+        "The whole model, update by update"
+        g = self.to_frame().groupby(['update','step'])
+        df,n = g[_counts].sum(),g.weights.sum()
+        before = df.live.shift(fill_value=df.live.iloc[0])
+        df = df.assign(sparsity=1-df.live/n, target_sparsity=1-df.target/n, survival=df.survivors/before.iloc[0], ever_live=df.ever/n)
+        df = df.assign(drop_churn=df.dropped/before, grow_churn=df.grown/before)
+        return df.assign(drop_fraction=g.drop_fraction.max()).reset_index()
+
+    @property
+    def ever_live(self) -> float:
+        "Fraction of all weights under masks that lived at any record so far"
+        return sum(o.bit_count() for o in self.ever)/sum(int(np.prod(shape)) for _,shape in self.params)
+
+    def state_dict(self) -> dict: # Numbers, strings, lists and tensors
+        "All of the history"
+        sizes = [int(np.prod(shape)) for _,shape in self.params]
+        packed = lambda masks: [torch.tensor(_bytes(o, n)) for o,n in zip(masks, sizes)]
+        state = {k:getattr(self, k) for k in ('keep_masks','steps','offset','length','fresh','moved')}
+        return dict(state, params=[[name, list(shape)] for name,shape in self.params], records=[torch.tensor(o) for o in self.records],
+            start=packed(self.start), ever=packed(self.ever), last=packed(self.last), masks=[packed(o) for o in self.masks])
+
+    def load_state_dict(self,
+        state:dict, # From `state_dict`
+    ):
+        "Become the history that `state` is of"
+        _check_history(state)
+        ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
+        for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
+        self.steps,self.params = list(state['steps']),[(name, tuple(shape)) for name,shape in state['params']]
+        self.records = [o.numpy().copy() for o in state['records']]
+        self.start,self.ever,self.last,self.masks = *(ints(state[k]) for k in ('start','ever','last')),[ints(o) for o in state['masks']]
+        return self
+
+    def save(self,
+        path, # A file's path
+    ):
+        "Write the history to a file"
+        with whole_file(path) as new: torch.save(self.state_dict(), new)
+
+    @classmethod
+    def load(cls,
+        path, # A file that `save` wrote
+    ):
+        "Read a history from a file"
+        path = as_path(path)
+        with reading(path, 'file of a history'): return cls().load_state_dict(read_tensors(path, 'file of a history'))
+
+    def lifetimes(self) -> pd.DataFrame: # Parameter, updates of birth and death (NaN: lives on), and how many weights share them
+        "When connections came to life and died"
+        if not self.keep_masks: raise ValueError("the history kept no masks, so nobody knows how long a connection lived: record with SparseHistory(keep_masks=True)")
+        rows = [(name, *o) for i,(name,shape) in enumerate(self.params) for o in _lives([m[i] for m in self.masks], int(np.prod(shape)))]
+        return pd.DataFrame(rows, columns=['parameter','born','died','weights'])
+
+    def plot_schedules(self,
+        ax=None, # Axes to draw on; new ones by default
+    ):
+        "Drop fraction and target sparsity of each update"
+        ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
+        ax.plot(df.step[1:], df.drop_fraction[1:], 'k.--', ms=4, label='drop fraction')
+        ax.step(df.step, df.target_sparsity, 'k-', where='post', label='target sparsity')
+        return _legend(ax)
+
+    def plot_layers(self,
+        ax=None, # Axes to draw on; new ones by default
+    ):
+        "The density of each parameter"
+        ax,df = _axes(ax, 'density'),self.to_frame()
+        many = len(self.params)>8
+        for (name,_),style in zip(self.params, _styles*len(self.params)):
+            o = df[df.parameter==name]
+            ax.step(o.step, o.density, where='post', **(dict(color='.6', lw=.5) if many else dict(style, label=name)))
+        totals = self.totals()
+        ax.step(totals.step, 1-totals.sparsity, 'k:', lw=2, where='post', label='all')
+        ax.set_ylim(bottom=0)
+        return _legend(ax)
+
+    def plot_churn(self,
+        ax=None, # Axes to draw on; new ones by default
+    ):
+        "Weights grown and dropped by each update, as fractions of those live before it"
+        ax,df = _axes(ax, 'fraction of live'),self.totals()[1:]
+        ax.vlines(df.step, 0, df.grow_churn, color='.3', label='grown')
+        ax.vlines(df.step, -df.drop_churn, 0, color='.7', label='dropped')
+        ax.plot(df.step, -df.drop_fraction, 'k--', lw=1, label='drop fraction')
+        ax.axhline(0, color='k', lw=.5)
+        return _legend(ax)
+
+    def plot_survival(self,
+        ax=None, # Axes to draw on; new ones by default
+    ):
+        "How many of the starting connections are left, and how many were ever tried"
+        ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
+        ax.step(df.step, df.survival, 'k-', where='post', label='start, still live')
+        ax.step(df.step, df.ever_live, 'k--', where='post', label='all, ever live')
+        return _legend(ax)
+
+    def plot_lifetimes(self,
+        ax=None, # Axes to draw on; new ones by default
+    ):
+        "How likely connections are to live through so many updates, those of the start and those grown"
+        lives,end = self.lifetimes(),len(self.steps)-1
+        ax = _axes(ax, 'fraction that lives on', ylim=(0,1))
+        for label,ls,among in (('of the start','-',lives.born==0), ('grown','--',lives.born>0)):
+            curve = _survival(lives[among], end)
+            ax.step(range(len(curve)), curve, 'k', ls=ls, where='post', label=label)
+        ax.set_xlabel('age in updates')
+        return _legend(ax)
+
+    def plot(self):
+        "Schedules, layers, churn and survival"
+        fig,axs = plt.subplots(2, 2, figsize=(7,5.5), layout='constrained')
+        for f,ax in zip((self.plot_schedules, self.plot_layers, self.plot_churn, self.plot_survival), axs.flat): f(ax)
+        return fig
+
 # %% ../../nbs/51_report.history.ipynb #814aa04d
 def _fraction(s, t):
     "The drop fraction of the update that `s` had at step `t`; NaN if its method had none"
     return s.method.fraction(t) if s.method and s.method.is_time(t) else float('nan')
-
-@patch
-def __call__(self:SparseHistory,
-    engine:SparseEngine, # Has just made an update
-    t:int, # At this step, from 0
-):
-    "Record an update"
-    if not self.params: raise ValueError("the history has not seen the masks before the first update: pass it as on_update= when the engine is made, or call begin(engine) before training")
-    if self.fresh and self.moved and max(m.n_updates for m in engine.methods)==1: self.offset,self.moved = self.offset+self.length,False
-    self.length,self.fresh,self.moved = ifnone(engine.n_steps, t+1),False,True
-    self._add(engine, self.offset+t, [_fraction(s, t) for s in engine.all])
-
-@patch
-def _add(self:SparseHistory, engine, step, fractions):
-    record,now = [],[pack_mask(s.mask) for s in engine.all]
-    for i,(s,bits,last) in enumerate(zip(engine.all, now, self.last)):
-        self.ever[i] |= bits
-        live,stayed,survivors,ever = [o.bit_count() for o in (bits, bits&last, bits&self.start[i], self.ever[i])]
-        record.append([ifnone(s.target, live), live, last.bit_count()-stayed, live-stayed, survivors, ever, fractions[i]])
-    self.last = now
-    self.steps.append(step)
-    self.records.append(np.array(record, dtype=float))
-    if self.keep_masks: self.masks.append(now)
-
-# %% ../../nbs/51_report.history.ipynb #05e217b2
-@patch
-def to_frame(self:SparseHistory) -> pd.DataFrame: # A row for each update and parameter
-    "All that was recorded"
-    if not self.params: raise ValueError("the history is empty: pass it as on_update= to a callback or an engine, and train")
-    df = pd.DataFrame(np.concatenate(self.records), columns=[*_counts,'drop_fraction']).astype({c:int for c in _counts})
-    names,sizes = zip(*[(name, int(np.prod(shape))) for name,shape in self.params])
-    n,k = len(self.steps),len(names)
-    index = dict(update=np.repeat(range(n), k), step=np.repeat(self.steps, k), parameter=names*n, weights=sizes*n)
-    return pd.concat([pd.DataFrame(index), df], axis=1).assign(density=lambda o: o.live/o.weights)
-
-@patch
-def totals(self:SparseHistory) -> pd.DataFrame: # A row for each update
-    "The whole model, update by update"
-    g = self.to_frame().groupby(['update','step'])
-    df,n = g[_counts].sum(),g.weights.sum()
-    before = df.live.shift(fill_value=df.live.iloc[0])
-    df = df.assign(sparsity=1-df.live/n, target_sparsity=1-df.target/n, survival=df.survivors/before.iloc[0], ever_live=df.ever/n)
-    df = df.assign(drop_churn=df.dropped/before, grow_churn=df.grown/before)
-    return df.assign(drop_fraction=g.drop_fraction.max()).reset_index()
-
-# %% ../../nbs/51_report.history.ipynb #c78bfdfe
-@patch(as_prop=True)
-def ever_live(self:SparseHistory) -> float:
-    "Fraction of all weights under masks that lived at any record so far"
-    return sum(o.bit_count() for o in self.ever)/sum(int(np.prod(shape)) for _,shape in self.params)
-
-# %% ../../nbs/51_report.history.ipynb #424ba7d4
-@patch
-def state_dict(self:SparseHistory) -> dict: # Numbers, strings, lists and tensors
-    "All of the history"
-    sizes = [int(np.prod(shape)) for _,shape in self.params]
-    packed = lambda masks: [torch.tensor(_bytes(o, n)) for o,n in zip(masks, sizes)]
-    state = {k:getattr(self, k) for k in ('keep_masks','steps','offset','length','fresh','moved')}
-    return dict(state, params=[[name, list(shape)] for name,shape in self.params], records=[torch.tensor(o) for o in self.records],
-        start=packed(self.start), ever=packed(self.ever), last=packed(self.last), masks=[packed(o) for o in self.masks])
 
 # %% ../../nbs/51_report.history.ipynb #d3fa7ce1
 def _are_counts(os): return isinstance(os, list) and all(isinstance(o, int) and o>=0 for o in os)
@@ -215,53 +300,16 @@ def _check_history(state):
     fits |= dict(masks=len(state['masks'])==(n if state['keep_masks'] else 0) and all(_are_bits(o, sizes) for o in state['masks']))
     if odd := first(k for k,ok in fits.items() if not ok): raise ValueError(f"the history's {odd} don't fit its parameters and steps: take what state_dict() or save() gave")
 
-# %% ../../nbs/51_report.history.ipynb #d3a5f654
-@patch
-def load_state_dict(self:SparseHistory,
-    state:dict, # From `state_dict`
-):
-    "Become the history that `state` is of"
-    _check_history(state)
-    ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
-    for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
-    self.steps,self.params = list(state['steps']),[(name, tuple(shape)) for name,shape in state['params']]
-    self.records = [o.numpy().copy() for o in state['records']]
-    self.start,self.ever,self.last,self.masks = *(ints(state[k]) for k in ('start','ever','last')),[ints(o) for o in state['masks']]
-    return self
-
-# %% ../../nbs/51_report.history.ipynb #e31d419a
-@patch
-def save(self:SparseHistory,
-    path, # A file's path
-):
-    "Write the history to a file"
-    with whole_file(path) as new: torch.save(self.state_dict(), new)
-
-@patch(cls_method=True)
-def load(cls:SparseHistory,
-    path, # A file that `save` wrote
-) -> SparseHistory:
-    "Read a history from a file"
-    path = as_path(path)
-    with reading(path, 'file of a history'): return cls().load_state_dict(read_tensors(path, 'file of a history'))
-
 # %% ../../nbs/51_report.history.ipynb #450da9f2
 def _lives(masks, n):
     "Counts of (born, died) among the `n` weights of one parameter, given its packed masks; -1 is not yet"
     born,was,lives = np.zeros(n, np.int32),np.zeros(n, bool),[]
-    for k,now in enumerate([np.unpackbits(_bytes(o, n), count=n, bitorder='little').astype(bool) for o in masks]+[np.zeros(n, bool)]):
+    for k,now in enumerate([unpack_mask(o, (n,)).numpy() for o in masks]+[np.zeros(n, bool)]):
         b,count = np.unique(born[was & ~now], return_counts=True)
         lives += [(i, k if k<len(masks) else np.nan, c) for i,c in zip(b, count)]
         born[now & ~was] = k
         was = now
     return lives
-
-@patch
-def lifetimes(self:SparseHistory) -> pd.DataFrame: # Parameter, updates of birth and death (NaN: lives on), and how many weights share them
-    "When connections came to life and died"
-    if not self.keep_masks: raise ValueError("the history kept no masks, so nobody knows how long a connection lived: record with SparseHistory(keep_masks=True)")
-    rows = [(name, *o) for i,(name,shape) in enumerate(self.params) for o in _lives([m[i] for m in self.masks], int(np.prod(shape)))]
-    return pd.DataFrame(rows, columns=['parameter','born','died','weights'])
 
 # %% ../../nbs/51_report.history.ipynb #65a2021d
 def _survival(lives, end):
@@ -285,73 +333,3 @@ def _legend(ax):
     "A legend above `ax`"
     ax.legend(loc='lower left', bbox_to_anchor=(0,1), ncols=2, frameon=False, fontsize='small', borderaxespad=.2)
     return ax
-
-# %% ../../nbs/51_report.history.ipynb #7940974a
-@patch
-def plot_schedules(self:SparseHistory,
-    ax=None, # Axes to draw on; new ones by default
-):
-    "Drop fraction and target sparsity of each update"
-    ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
-    ax.plot(df.step[1:], df.drop_fraction[1:], 'k.--', ms=4, label='drop fraction')
-    ax.step(df.step, df.target_sparsity, 'k-', where='post', label='target sparsity')
-    return _legend(ax)
-
-@patch
-def plot_layers(self:SparseHistory,
-    ax=None, # Axes to draw on; new ones by default
-):
-    "The density of each parameter"
-    ax,df = _axes(ax, 'density'),self.to_frame()
-    many = len(self.params)>8
-    for (name,_),style in zip(self.params, _styles*len(self.params)):
-        o = df[df.parameter==name]
-        ax.step(o.step, o.density, where='post', **(dict(color='.6', lw=.5) if many else dict(style, label=name)))
-    totals = self.totals()
-    ax.step(totals.step, 1-totals.sparsity, 'k:', lw=2, where='post', label='all')
-    ax.set_ylim(bottom=0)
-    return _legend(ax)
-
-# %% ../../nbs/51_report.history.ipynb #fc4c5329
-@patch
-def plot_churn(self:SparseHistory,
-    ax=None, # Axes to draw on; new ones by default
-):
-    "Weights grown and dropped by each update, as fractions of those live before it"
-    ax,df = _axes(ax, 'fraction of live'),self.totals()[1:]
-    ax.vlines(df.step, 0, df.grow_churn, color='.3', label='grown')
-    ax.vlines(df.step, -df.drop_churn, 0, color='.7', label='dropped')
-    ax.plot(df.step, -df.drop_fraction, 'k--', lw=1, label='drop fraction')
-    ax.axhline(0, color='k', lw=.5)
-    return _legend(ax)
-
-@patch
-def plot_survival(self:SparseHistory,
-    ax=None, # Axes to draw on; new ones by default
-):
-    "How many of the starting connections are left, and how many were ever tried"
-    ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
-    ax.step(df.step, df.survival, 'k-', where='post', label='start, still live')
-    ax.step(df.step, df.ever_live, 'k--', where='post', label='all, ever live')
-    return _legend(ax)
-
-# %% ../../nbs/51_report.history.ipynb #3fbfc7cd
-@patch
-def plot_lifetimes(self:SparseHistory,
-    ax=None, # Axes to draw on; new ones by default
-):
-    "How likely connections are to live through so many updates, those of the start and those grown"
-    lives,end = self.lifetimes(),len(self.steps)-1
-    ax = _axes(ax, 'fraction that lives on', ylim=(0,1))
-    for label,ls,among in (('of the start','-',lives.born==0), ('grown','--',lives.born>0)):
-        curve = _survival(lives[among], end)
-        ax.step(range(len(curve)), curve, 'k', ls=ls, where='post', label=label)
-    ax.set_xlabel('age in updates')
-    return _legend(ax)
-
-@patch
-def plot(self:SparseHistory):
-    "Schedules, layers, churn and survival"
-    fig,axs = plt.subplots(2, 2, figsize=(7,5.5), layout='constrained')
-    for f,ax in zip((self.plot_schedules, self.plot_layers, self.plot_churn, self.plot_survival), axs.flat): f(ax)
-    return fig

@@ -9,7 +9,7 @@ __all__ = ['plot_topology', 'animate_masks']
 import math,matplotlib.pyplot as plt,numpy as np
 from fastcore.basics import *
 from fastsparse.model.layers import axes_of
-from fastsparse.report.history import SparseHistory
+from fastsparse.report.history import SparseHistory,unpack_mask
 from fastsparse.masks.selection import count_live
 from fastsparse.model.enforcement import masked_params
 from fastsparse.model.sparsify import module_of
@@ -156,8 +156,7 @@ def animate_masks(
 # %% ../../nbs/53_report.pictures.ipynb #4166f340
 def _frame(bits, shape, image_shape):
     "What one picture shows: a matrix"
-    n = math.prod(shape)
-    mask = np.unpackbits(np.frombuffer(bits.to_bytes((n+7)//8, 'little'), np.uint8), count=n, bitorder='little').reshape(shape[0], -1)
+    mask = unpack_mask(bits, shape).numpy().reshape(shape[0], -1)
     image = _image_shape(mask.shape[1], image_shape)
     return mask if image is None else mask.sum(0).reshape(image)
 
