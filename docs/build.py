@@ -64,9 +64,15 @@ def room_entry(name, f):
     with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
     return NbdevLookup().linkify(_re_noise.sub('', md))
 
+def png_width(o):
+    "Pixels that the picture of output `o` is wide on a page: as its notebook says, or as many as it has; 0 without one"
+    png = nested_idx(o, 'data', 'image/png')
+    said = nested_idx(o, 'metadata', 'image/png', 'width')
+    return said or (int.from_bytes(b64decode(join_out(png)[:32])[16:20]) if png else 0)
+
 def is_wide(c, phone=660):
     "Has cell `c` a picture wider than `phone` pixels, which a phone would make too small to read?"
-    return any((nested_idx(o, 'metadata', 'image/png', 'width') or 0)>phone for o in c.outputs)
+    return any(png_width(o)>phone for o in c.outputs)
 
 def is_bar(o):
     "Is output `o` what a progress bar leaves behind?"
