@@ -102,6 +102,17 @@ def test_what_fits_into_32_bits(padding, stride, longest, monkeypatch):
         monkeypatch.setattr(convolutions, '_most', most)
         assert index.takes(50, 100)==fits
 
+@pytest.mark.parametrize('width', [16,17,18,19,34])
+def test_weights_in_the_last_column_of_the_kernel_only(width):
+    "The table begins inside the image: 15, 16 and 17 columns of it are read"
+    torch.manual_seed(0)
+    x,w = torch.randn(16,2,3,width, dtype=torch.double, requires_grad=True),torch.zeros(3,2,1,3, dtype=torch.double)
+    w[...,2] = torch.randn(3,2,1)
+    mask = w!=0
+    y,g = sparse_conv2d(x, w[mask], ConvIndex(mask)),torch.randn(16,3,3,width-2, dtype=torch.double)
+    torch.testing.assert_close(y, nnf.conv2d(x, w))
+    torch.testing.assert_close(torch.autograd.grad(y, x, g), torch.autograd.grad(nnf.conv2d(x, w), x, g))
+
 def test_a_kernel_of_some_pixels_is_no_product_for_each():
     "A convolution of three dimensions has a kernel only where it is pointwise; one pixel in two of them is not enough"
     for kernel,stays in (((1,1,1),False), ((1,2,1),True), ((3,1,1),True)):
