@@ -1249,3 +1249,17 @@ def test_a_goal_answers_for_its_weight():
     "What a ranking or a solver of one's own sees: the weight as everywhere else, and what is wanted of it"
     goal = plan_pruning(bagged(), '2:4', also='*.up')[1]
     assert (goal.name,goal.attr,goal.p.shape,goal.sparsity,goal.free)==('2.up','up',(4,16,8),.5,False) and goal.masked.p is goal.p
+
+def test_synflow_takes_inputs_by_name():
+    "The masks are those of the same inputs in order"
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Linear(6,8),nn.Linear(8,3)
+        def forward(self, x, gain): return self.b(self.a(x).relu()*gain)
+    torch.manual_seed(0)
+    nets,x,gain = [Net()],torch.randn(4,6),torch.randn(4,8)
+    nets.append(copy.deepcopy(nets[0]))
+    for net,xb in zip(nets, (dict(gain=gain, x=x), (x,gain))): prune_synflow(net, .7, xb, rounds=5)
+    assert nets[0].a.weight_mask.equal(nets[1].a.weight_mask) and nets[0].b.weight_mask.equal(nets[1].b.weight_mask)
+    assert sum(int(o.mask.sum()) for o in masked_params(nets[0]))==round(.3*72)

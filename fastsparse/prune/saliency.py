@@ -13,13 +13,14 @@ from fastcore.basics import *
 from fastsparse.kernels.timing import shown
 from fastsparse.masks.checks import need_functions
 from fastsparse.masks.selection import top_k_mask,zero_dead_
-from fastsparse.model.running import preserved
+from fastsparse.model.running import call_model,preserved
 from fastsparse.model.sparsify import module_copy,module_of
 from fastsparse.prune.inputs import Calibration,check_count,n_items
 from fastsparse.prune.magnitude import check_ranking,global_masks,plan_pruning,prune_by
 from functools import partial
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel
+from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../../nbs/63_prune.saliency.ipynb #f769c0e3
 def _loss(model, b, loss_func):
@@ -133,7 +134,7 @@ def _synflow(net, plan, xs, rounds, progress):
     N,n = sum(ps[i].numel() for i in free),sum(o.n for o in plan if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
     for r in shown(range(rounds), progress, leave=False):
-        R = net(*xs).sum()
+        R = call_model(net, xs).sum()
         if not R.isfinite():
             raise ValueError("the flow through the model is not finite in float64: it is too deep for SynFlow without normalisation")
         grads = torch.autograd.grad(R, ps, allow_unused=True, materialize_grads=True)
@@ -147,7 +148,7 @@ def _synflow(net, plan, xs, rounds, progress):
 def prune_synflow(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
-    xb=None, # A batch, or a tuple of inputs; only the shape of an item counts; a `Learner` brings its own
+    xb=None, # A batch, a tuple of inputs, or a dict of them by name; only the shape of an item counts; a `Learner` brings its own
     rounds:int=100, # Rounds of pruning, 1 or more
     progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
@@ -157,11 +158,11 @@ def prune_synflow(
     plan = plan_pruning(model, target, also)
     if xb is None and isinstance(model, nn.Module):
         raise ValueError("xb is None, and only a Learner brings its own: pass a batch, of which only the shape of an item counts")
-    xs = Calibration(model, None, 1).batches[0][0] if xb is None else xb if isinstance(xb, tuple) else (xb,)
-    if bad := [x for x in xs if not x.is_floating_point()]:
+    xs = Calibration(model, None, 1).batches[0][0] if xb is None else xb
+    if bad := [x for x in tree_leaves(xs) if not x.is_floating_point()]:
         raise ValueError(f"xb is of type {bad[0].dtype}, and SynFlow needs inputs that are floats: it can't send ones through an embedding")
     net = module_copy(module_of(model)).double().eval().requires_grad_()
-    xs = to_device([torch.ones_like(x[:1], dtype=torch.double) for x in xs], first(net.parameters()).device)
+    xs = to_device(tree_map(lambda x: torch.ones_like(x[:1], dtype=torch.double), xs), first(net.parameters()).device)
     with torch.no_grad():
         for name,t in [*net.named_parameters(), *net.named_buffers()]:
             attr = name.rpartition('.')[2]
