@@ -8,7 +8,7 @@ parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', '
     **{o.capitalize(): [f'{o}.*'] for o in ('masks','model','kernels','train','report','prune','deploy','compat','circuits')}, More=['*'])
 
 # What the sidebar calls pages whose own title is that of a room
-titles = dict(coming_from='Move from another library', measured='What all this measured')
+titles = dict(measured='What was measured')
 
 # Pages of the API: title, line below it, names. `Learner.` is for methods that the library adds to fastai's learner
 api = dict(
