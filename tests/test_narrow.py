@@ -130,7 +130,7 @@ def test_a_search_tries_the_narrow_network_too():
     assert found.suggested==.9 and list(t.index)==['sparse','dense of width 0.32'] and list(found.narrow.runs.seed)==[0,1,0,1]
     assert t.weights['sparse']-1000<t.weights['dense of width 0.32']<t.weights['sparse']+10_000
     runs = found.narrow.runs.assign(score=[.5,.5,.9,.9])
-    assert replace(found, narrow=replace(found.narrow, runs=runs)).advice.startswith('train a network dense of width 0.32: dense of width 0.32 is better')
+    assert replace(found, narrow=replace(found.narrow, runs=runs)).advice.startswith('train a dense network of width 0.32: dense of width 0.32 is better')
     assert replace(found, narrow=replace(found.narrow, runs=runs.assign(score=[.9,.9,.5,.5]))).advice.startswith('train a sparse network at 0.9: no dense network')
     assert replace(found, suggested=0.).advice.startswith('train the dense network')
     assert not masked_params(learn.model) and learn.opt is None

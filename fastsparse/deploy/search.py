@@ -35,7 +35,7 @@ class SparsityFound:
         if self.narrow is None: return f'{sparse}; no narrow dense network was tried: {self.why_no_narrow}'
         rival = self.narrow.table.index[1]
         if self.narrow.better('sparse', rival): return f'{sparse}: {self.narrow.finding}'
-        return f'train a network {rival}: {self.narrow.finding}'
+        return f"train a {rival.replace('dense', 'dense network', 1)}: {self.narrow.finding}"
 
     def __repr__(self): return f"SparsityFound(suggested={self.suggested})\n{self.advice}\n{self.table.to_string()}"
 
