@@ -620,3 +620,22 @@ def test_an_optimizer_with_its_parameters_in_another_order_is_refused(tmp_path):
     save_run(tmp_path/'run', m, opt)
     with pytest.raises(ValueError, match='the optimizer in the file has 0.weight where this one has 2.weight'): load_run(tmp_path/'run', *make(-1))
     load_run(tmp_path/'run', *make(1))
+
+def test_other_optimizers_and_plain_parameters_are_checked_too(tmp_path):
+    "Biases of one shape in another order; a second optimizer, of another kind or in another order"
+    def make(biases=1, weights=1, kind=torch.optim.Adam):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(8,8), nn.Tanh(), nn.Linear(8,8))
+        sparsify_model(m, .5, seed=0)
+        return m,torch.optim.Adam([m[0].bias,m[2].bias][::biases]),kind([m[0].weight,m[2].weight][::weights])
+    m,biases,second = make()
+    m(torch.ones(2,8)).sum().backward()
+    for o in (biases,second): o.step()
+    save_run(tmp_path/'run', m, biases, second=second)
+    m,biases,same = make()
+    load_run(tmp_path/'run', m, biases, second=same)
+    assert agree(same.state_dict(), second.state_dict())
+    for kwargs,said in ((dict(biases=-1), 'has 0.bias where this one has 2.bias'), (dict(weights=-1), 'has 0.weight where this one has 2.weight'),
+        (dict(kind=torch.optim.SGD), 'the optimizer in the file: Adam; here: SGD')):
+        m,biases,second = make(**kwargs)
+        with pytest.raises(ValueError, match=said): load_run(tmp_path/'run', m, biases, second=second)

@@ -1469,8 +1469,9 @@ def test_a_dense_layer_in_place_of_a_sparse_one_is_named_once():
     found = [str(w.message) for w in caught if '0.weight' in str(w.message)]
     assert len(found)==1 and 'is dense now' in found[0] and dst.n_updates>=4
 
+@pytest.mark.parametrize('pick', [lambda i: i%2, lambda i: int(i%3>0), lambda i: i//5%2], ids=['in turn','two of three','in blocks'])
 @pytest.mark.parametrize('method', ['rigl','set'])
-def test_an_update_reaches_the_state_of_each_optimizer(method):
+def test_an_update_reaches_the_state_of_each_optimizer(method, pick):
     "A second one that steps the same weights brings none back, and remembers nothing of those that died or grew"
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 4))
@@ -1480,7 +1481,7 @@ def test_an_update_reaches_the_state_of_each_optimizer(method):
     x,y = torch.randn(64, 20),torch.randn(64, 4)
     for i in range(40):
         (m(x)-y).square().mean().backward()
-        opts[i%2].step()
+        opts[pick(i)].step()
         m.zero_grad()
         for o in masked_params(m): assert not o.p[~o.mask].any() and not opts[1].state[o.p].get('momentum_buffer', o.p)[~o.mask].any()
     assert engine.n_updates

@@ -1381,3 +1381,11 @@ def test_nothing_of_the_masked_weight_stays_on_its_parameter():
     n = listeners(m[0].weight)
     sparse_compute(m, None, plan={'0.weight':'rows'})
     assert n==1==listeners(m[0].weight)
+
+def test_live_weights_that_are_tied_later_need_one_mask():
+    m = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    sparsify_parameter(m, '0.weight', .5, seed=0)
+    sparsify_parameter(m, '1.weight', .5, seed=1)
+    sparse_compute(m, None, plan={'0.weight':'rows', '1.weight':'rows'})
+    m[1].weight = m[0].weight
+    with pytest.raises(ValueError, match='which has another mask: tie weights before sparsify_model'): m(torch.ones(1, 8))

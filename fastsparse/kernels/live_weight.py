@@ -224,6 +224,7 @@ class LiveWeight(MaskHandler):
 
     def _watch(self, v):
         "Hook the parameter `v`"
+        self.refuse_tied(v)
         if v.shape!=(len(self.index),): raise RuntimeError(replaced_text)
         if self.handle is not None: self.handle.remove()
         set_handler(v, self)

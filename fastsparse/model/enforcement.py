@@ -219,6 +219,14 @@ class MaskHandler:
         finish,self.finish = self.finish,None
         if finish is not None: finish()
 
+    def refuse_tied(self, p):
+        "A `ValueError` if `p` is the parameter of another layer, which has another mask"
+        other = handler_of(p)
+        tied = other is not None and other.module is not self.module and self.mask is not None and other.mask is not None
+        if tied and not self.mask.equal(other.mask):
+            raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has another mask: tie weights before sparsify_model, "
+                "or call unsparsify_parameter for one of the two first")
+
     def check(self): raise NotImplementedError
     def note(self): raise NotImplementedError
     def arrived(self): raise NotImplementedError
@@ -316,16 +324,12 @@ class DenseMask(MaskHandler):
         if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
         zero_dead_(p, mask)
         p._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks  # `swap_tensors` loses them
-        self.clean = weakref.WeakKeyDictionary()
+        for o in self.clean: self.clean[o] = None
         self.note()
 
     def watch(self, p):
         "Turn to the parameter `p`"
-        other = handler_of(p)
-        tied = other is not None and other.module is not self.module and self.mask is not None and other.mask is not None
-        if tied and not self.mask.equal(other.mask):
-            raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has another mask: tie weights before sparsify_model, "
-                "or call unsparsify_parameter for one of the two first")
+        self.refuse_tied(p)
         self.release()
         self.p,self.stamp,self.grad_stamp,self.clean = p,None,None,weakref.WeakKeyDictionary()
         set_handler(p, self)
@@ -343,11 +347,13 @@ class DenseMask(MaskHandler):
         if not (self.keep_dense_grad or self.dense_history): self.mask_grad()
         if self.on_grad is not None: self.on_grad(self.p)
 
+    @property
+    def grad_is_masked(self): return self.grad_stamp is not None and self.grad_stamp[0]() is self.p.grad and self.grad_stamp[1]==version_of(self.p.grad)
+
     def mask_grad(self):
         "Make the gradient of dead weights zero, unless it is so already"
         grad = self.p.grad
-        if self.mask is None or grad is None: return
-        if self.grad_stamp is not None and self.grad_stamp[0]() is grad and self.grad_stamp[1]==version_of(grad): return
+        if self.mask is None or grad is None or self.grad_is_masked: return
         zero_dead_(grad, self.mask)
         self.grad_stamp = weakref.ref(grad),version_of(grad)
 
@@ -362,7 +368,8 @@ class DenseMask(MaskHandler):
         known = keeps_zero(opt)
         if not known: self.slow_optimizer = type(base_opt(opt)).__name__
         state = base_opt(opt).state
-        if self.dense_history or not known or self.clean.get(opt) is not state:
+        dense = self.keep_dense_grad and self.p.grad is not None and not self.grad_is_masked  # it waits for an update, and another optimizer stepped
+        if self.dense_history or dense or not known or self.clean.get(opt) is not state:
             held = slow_weights(opt, self.p) if self.dense_history else state_tensors(opt, self.p)
             for t in [self.p, *held]: zero_dead_(t, self.mask)
             if not self.dense_history: self.clean[opt] = state

@@ -183,11 +183,16 @@ def _about(model, opt, engine):
     return dict(model=type(model).__name__, params=params, **parts)
 
 def _packed_opt(model, opt, pack):
-    "State of `opt`, and the name of the mask for each of its parameters"
-    marks,ps = {id(o.p):o for o in masked_params(model)},_opt_params(opt)
-    os = [marks.get(id(p)) for p in ps]
+    "State of `opt`, and the names of its parameters"
+    marks = {id(o.p):o for o in masked_params(model)}
+    os = [marks.get(id(p)) for p in _opt_params(opt)]
     state = _each_state(plain(opt.state_dict(), 'opt'), lambda t,i: pack(t, os[i] and os[i].mask))
-    return dict(state=state, names=[o and o.name for o in os])
+    return dict(state=state, names=_param_names(model, opt))
+
+def _param_names(model, opt):
+    "What `model` calls the parameters of `opt`; None where it has none of them"
+    names = {id(p):n for n,p in model.named_parameters()}|{id(o.p):o.name for o in masked_params(model)}
+    return [names.get(id(p)) for p in _opt_params(opt)]
 
 def write_run(
     path, # The file
@@ -218,6 +223,7 @@ def save_run(
     if engine is not None and not hasattr(engine, 'slots'): raise ValueError(f"engine is {engine!r}, and must be an engine such as DynamicSparseTraining, or None")
     run = collect_run(get_model(module_of(model)), opt, engine, grads)
     run.update(position=plain(position, 'position'), others={k:plain(_state_of(o), k) for k,o in others.items()})
+    run['about']['others'] = {k:dict(_opt_about(o), names=_param_names(get_model(module_of(model)), o)) for k,o in others.items() if _is_opt(o)}
     write_run(path, run, keep)
     return Path(path)
 
@@ -389,6 +395,8 @@ def _check_run(run, model, opt, engine, others):
     if opt is not None: _check_opt(opt, run, model)
     if engine is not None: check_engine(engine, run['about']['methods'], run['engine'])
     if others or opt is not None: _check_others(others, run.get('others', {}))
+    for k,about in run['about'].get('others', {}).items():
+        if k in others: _check_opt(others[k], dict(about=dict(opt=about)), model)
 
 def _go_on(run, model, opt):
     "Take what only matters to a run that goes on"
