@@ -2403,6 +2403,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastsparse/model/enforcement.py'),
                                               'fastsparse.model.enforcement.masked_params': ( 'model.enforcement.html#masked_params',
                                                                                               'fastsparse/model/enforcement.py'),
+                                              'fastsparse.model.enforcement.param_names': ( 'model.enforcement.html#param_names',
+                                                                                            'fastsparse/model/enforcement.py'),
                                               'fastsparse.model.enforcement.parameter_of': ( 'model.enforcement.html#parameter_of',
                                                                                              'fastsparse/model/enforcement.py'),
                                               'fastsparse.model.enforcement.refuse_computed': ( 'model.enforcement.html#refuse_computed',

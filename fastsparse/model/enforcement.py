@@ -143,10 +143,18 @@ def apply_masks(
 
 # %% ../../nbs/21_model.enforcement.ipynb #7c1ea24e
 def refuse_learned(
-    module:nn.Module, # Any module
+    os:list, # `ParamRef` parameters
 ):
-    "A `ValueError` if a mask of it is learned"
-    if o := first(o for o in masked_params(module) if o.learned): raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
+    "A `ValueError` if one of their masks is learned"
+    if o := first(o for o in os if o.learned): raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
+
+def param_names(
+    module:nn.Module, # Any module
+) -> dict: # A parameter's id → all its names, the first one first
+    "What a module calls its parameters, tied ones by each of their names"
+    names = {}
+    for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+    return names
 
 # %% ../../nbs/21_model.enforcement.ipynb #74a889e8
 def is_fastai(
@@ -691,8 +699,7 @@ class MaskHooks:
         if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
         self.trying,(strict,assign) = True,_how_loaded()
         try:
-            names = {}
-            for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+            names = param_names(module)
             os = [o for o in masked_params(module) if self.is_handled(o) and not o.learned]
             check_masks_of_load(os, names, state, prefix)
             if assign: return

@@ -15,7 +15,7 @@ from fastsparse.masks.checks import need_batch,need_bools,need_modules,need_numb
 from fastsparse.masks.registry import call_with,declares,get_part,needs_of,register_part
 from fastsparse.masks.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,HookHandle,mask_hooks,handler,handler_of,ParamRef
-from fastsparse.model.enforcement import masked_params,settle_averages,storage_of,storages,unhook
+from fastsparse.model.enforcement import masked_params,refuse_learned,settle_averages,storage_of,storages,unhook
 from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.masks.selection import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks.selection import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
@@ -576,7 +576,7 @@ def sparse_summary(model) -> SparseSummary:
 # %% ../../nbs/23_model.sparsify.ipynb #591da698
 def _refuse_locked(o):
     "Raise if the mask is learned, or how the weight is stored needs it"
-    if o.learned: raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
+    refuse_learned([o])
     g = handler_of(o.p)
     if why := handler(o).locked_reason if g and g.module is o.module or hasattr(o.module, 'handler_for') else '': raise ValueError(f"{o.name} {why}")
 

@@ -33,7 +33,7 @@ def prune_to(
     os,structure = masked_params(model),as_structure(structure)
     if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
     check_sparsity(sparsity)
-    refuse_learned(model)
+    refuse_learned(os)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
         for o in os]

@@ -20,7 +20,7 @@ from fastsparse.masks.selection import bits_to_mask,count_live,live_places,mask_
 from fastsparse.train.method import Method
 from fastsparse.train.state import check_same_run
 from fastsparse.masks.optimizers import base_opt
-from fastsparse.model.enforcement import apply_masks,enforce_masks,handler_of,has_stamp,ParamRef,masked_params,settle_averages
+from fastsparse.model.enforcement import apply_masks,enforce_masks,handler_of,has_stamp,ParamRef,masked_params,param_names,settle_averages
 from fastsparse.model.sparsify import keep_from_broadcast,module_of,register_mask
 from pathlib import Path
 from torch import nn
@@ -191,7 +191,7 @@ def _packed_opt(model, opt, pack):
 
 def _param_names(model, opt):
     "What `model` calls the parameters of `opt`; None where it has none of them"
-    names = {id(p):n for n,p in model.named_parameters()}|{id(o.p):o.name for o in masked_params(model)}
+    names = {k:ns[0] for k,ns in param_names(model).items()}|{id(o.p):o.name for o in masked_params(model)}
     return [names.get(id(p)) for p in _opt_params(opt)]
 
 def write_run(
@@ -316,8 +316,7 @@ def _check_opt(opt, run, model=None):
     for k,what in dict(kind='optimizer', steps='steps of the optimizer', shapes='shapes of its parameters').items():
         if mine[k]!=about[k]: raise ValueError(f"the {what} in the file: {about[k]}; here: {mine[k]}; make the optimizer as in the run that was saved")
     if model is None: return
-    names = {}
-    for n,p in model.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
+    names = param_names(model)
     for p,n in zip(_opt_params(opt), about['names']):
         if n and n not in (here := names.get(id(p), ['no parameter of the model'])): raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: make the optimizer as in the run that was saved")
 

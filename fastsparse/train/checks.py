@@ -91,7 +91,7 @@ def check_fit(model, opt):
     if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
     for s in storages: s.settle(model)
     refuse_computed(model)
-    refuse_learned(model)
+    refuse_learned(masked_params(model))
     if not hasattr(opt, '__dict__') or not hasattr(base_opt(opt), 'param_groups'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
 
 def not_held(
