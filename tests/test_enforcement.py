@@ -347,6 +347,32 @@ def test_parts_of_an_average_are_sparse_before_its_first_forward(kind, way):
     assert_dead(inside)
     assert same_masks(masks_of(inside), masks_of(m))
 
+@pytest.mark.parametrize('kind', ['weights','ema','timm3'])
+def test_averages_of_parts_and_of_averages_are_sparse(kind):
+    "An average of one layer, a copy of an average and an average of one, whichever way they are first used"
+    def updated(average, m): average.update_parameters(m) if hasattr(average, 'update_parameters') else average.update(m)
+    m,make = mlp((6,32,10)),averages[kind]
+    sparsify_model(m, .8, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    DynamicSparseTraining(m, opt, 40, **RigL_presets(batches_per_update=4, stop_pct=1.), seed=0)
+    whole,part,g = make(m),make(m[0]),torch.Generator().manual_seed(0)
+    copied,again = copy.deepcopy(whole),make(getattr(whole, 'module', whole))
+    for _ in range(25):
+        opt.zero_grad()
+        m(torch.randn(8, 6, generator=g)).square().mean().backward()
+        opt.step()
+        updated(part, m[0]), [updated(o, m) for o in (whole, copied)], updated(again, getattr(whole, 'module', whole))
+    for average in (part, copied, again):
+        inside = getattr(average, 'module', average)
+        for c in (copy.deepcopy(average), pickle.loads(pickle.dumps(inside))): assert_dead_in_state(c.state_dict(), 'a copy')
+        layer = inside if isinstance(inside, nn.Linear) else inside[0]
+        layer(torch.ones(2,6))
+        assert_dead(layer)
+        assert_dead_in_state(average.state_dict(), 'itself')
+
+def assert_dead_in_state(state, of):
+    for k in (k for k in state if k.endswith('_mask')): assert is_positive_zero(state[k.removesuffix('_mask')][~state[k]]), of
+
 def test_saved_averages_are_sparse(tmp_path):
     "Their state loads into a model of the same masks, and their file is the source's but for the values"
     m,average,inside = averaged_over_updates(averages['buffers'])

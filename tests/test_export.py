@@ -848,3 +848,21 @@ def test_nothing_is_printed(tmp_path):
     pytest.importorskip('transformers')
     res = subprocess.run([sys.executable, '-c', silent, tmp_path], capture_output=True, text=True, env={**os.environ, 'PYTHONWARNINGS':'ignore::FutureWarning'})
     assert not res.returncode and not res.stdout and not res.stderr, res
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        return self.b((2*h if x.shape[1]>6 else h).mean(1))
+
+def test_an_onnx_file_of_one_branch_says_so(tmp_path):
+    "A forward that branches on a length is recorded in the sample's branch, which is where the file is right"
+    m = Branches().eval()
+    sparsify_model(m, .5, seed=0)
+    _,report = export_sparse(m, 'onnx', torch.randn(4,10,8), tmp_path/'a.onnx')
+    assert 'x.size()[1] > 6' in report.note
+    _,report = export_sparse(nn.Sequential(m.a, nn.Tanh()), 'onnx', torch.randn(4,10,8), tmp_path/'b.onnx')
+    assert report.note==''

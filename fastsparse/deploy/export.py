@@ -290,7 +290,11 @@ def _quiet():
 
 def _save_onnx(model, path, xb, dynamic_shapes):
     args,kwargs,shapes = _recipe(plain := plain_copy(model), xb, dynamic_shapes)
-    with _quiet(): torch.onnx.export(plain, args, path, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False, external_data=False)
+    with _quiet():
+        program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)
+        torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
+    held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in getattr(program, '_guards_code', ()) if not re.search(r'!= 1|\] == \d+$', g)]
+    return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
 
 # %% ../../nbs/72_deploy.export.ipynb #3e602af9
 def _open_onnx(
@@ -453,7 +457,7 @@ def _exported(model, format, xb, path, sizes, dynamic_shapes):
     "The module or `Learner`, None for a format that is only a file, and the report"
     plan,note,plain,new,dense,answers = {},'',plain_copy(model),None,None,_answers(model, xb)
     if format=='onnx':
-        _save_onnx(model, path, xb, dynamic_shapes)
+        note = _save_onnx(model, path, xb, dynamic_shapes)
         run,dense = _open_onnx(path),_open_onnx(_without_zeros(path))
     elif format=='safetensors': run = _save_safetensors(model, path)
     else:

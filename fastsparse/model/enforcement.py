@@ -8,6 +8,7 @@ __all__ = ['sparse_params', 'apply_masks']
 # %% ../../nbs/21_model.enforcement.ipynb #7f5de569
 import sys,torch,weakref,zlib
 from collections import OrderedDict
+from copy import deepcopy
 from fastcore.basics import *
 from fastsparse.masks.checks import need_bools
 from fastsparse.masks.selection import local_part,put_,sparsity_from_tensor,zero_dead_
@@ -18,6 +19,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 from typing import NamedTuple
 from warnings import warn
 
@@ -312,6 +314,22 @@ class DenseMask(MaskHandler):
         self.p = self.handle = self.stamp = self.grad_stamp = self.finish = None
         if p is not None: self.watch(p)
 
+    def __deepcopy__(self, memo):
+        new = memo[id(self)] = DenseMask.__new__(DenseMask)
+        new.__setstate__(deepcopy(self.__getstate__(), memo))
+        if not any(h.by_name.get(self.name) is self and id(h.root()) in memo for h in MaskHooks.attached): self.hook_part(memo)
+        return new
+
+    def hook_part(self, memo):
+        "Without its root, a copy of a module looks by itself whether it was written to"
+        m,new = self.module,memo[id(self)]
+        for hooks,f in ((m._forward_pre_hooks, new),(m._state_dict_pre_hooks, before_state)):
+            copied = memo.get(id(hooks))
+            if copied is not None and self not in hooks.values() and f not in copied.values(): copied[RemovableHandle(copied).id] = f
+
+    def __call__(self, module, args):
+        if not (torch.compiler.is_compiling() or vars(module).get('_is_replica')): self.check()
+
     shape = property(lambda self: self.p.shape)
     def stored(self): return self.module._parameters.get(self.attr)
     def strayed(self, p): return storage_of(p) is not usual
@@ -429,8 +447,9 @@ class DenseMask(MaskHandler):
     def remove(self):
         "Let go of the parameter"
         self.release()
-        held = vars(self.module).get('_mask_handlers', {})
+        held,hooks = vars(self.module).get('_mask_handlers', {}),self.module._forward_pre_hooks
         if held.get(self.attr) is self: del held[self.attr]
+        for k in [k for k,h in hooks.items() if h is self]: del hooks[k]
         if not held: vars(self.module).pop('_mask_handlers', None)
         _remove_optimizer_hooks()
 
@@ -648,10 +667,11 @@ class MaskHooks:
 
     def __deepcopy__(self, memo):
         if self.source is not None: self.settle()
-        new,model = MaskHooks(self.by_name),None if self.root is None else self.root()
-        if model is not None and id(model) in memo:
-            new.source,new.place = weakref.ref(self),weakref.ref(memo[id(model)])
-            self.copies.add(new)
+        new,source = MaskHooks(self.by_name),self if self.root is not None else self.source and self.source()  # an average that was never called has the source's masks
+        place = self.root or self.place
+        if source is not None and place is not None and id(place()) in memo:
+            new.source,new.place = weakref.ref(source),weakref.ref(memo[id(place())])
+            source.copies.add(new)
         return new
 
     handlers = property(lambda self: [g for g in self.by_name.values() if g is not None])
@@ -768,6 +788,7 @@ def before_state(
 ):
     "What others wrote is masked, and masks of an average are made right"
     for h in list(module._forward_pre_hooks.values()):
+        if isinstance(h, DenseMask): h.check()
         if isinstance(h, MaskHooks) and (h.source is not None or h.root is not None and h.root() is module): h.look(module)
 
 def settle_averages(
