@@ -56,7 +56,8 @@ def grads_are_finite(opt, slots):
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = [p.grad for g in base.param_groups for p in g['params'] if p.grad is not None]
     values = [g.coalesce().values() if g.is_sparse else torch.view_as_real(g) if g.is_complex() else g for g in grads]
-    finite = all(torch.stack(local_part(g).aminmax()).isfinite().all() for g in values if local_part(g).numel())
+    ends = [o.to(values[0].device) for g in values if local_part(g).numel() for o in local_part(g).aminmax()]
+    finite = not ends or bool(torch.stack(ends).isfinite().all())
     return not any(storage_of(slots[0].o.p).all_reduce_sum(slots[0].o.p, int(not finite))) if slots else finite
 
 # %% ../../nbs/41_train.engine.ipynb #650977d2
