@@ -1190,6 +1190,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors.NoNumba': ( 'kernels.vectors.html#nonumba',
                                                                                     'fastsparse/kernels/vectors.py'),
+                                            'fastsparse.kernels.vectors.NoNumba.__init__': ( 'kernels.vectors.html#nonumba.__init__',
+                                                                                             'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors._': ('kernels.vectors.html#_', 'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors._Parts': ( 'kernels.vectors.html#_parts',
                                                                                    'fastsparse/kernels/vectors.py'),

@@ -83,19 +83,20 @@ def turn16(p, i, ld, q, j, ldq):
     for k in range(16): q[j+k:j+k+15*ldq+1:ldq] = p[i+k*ld:i+k*ld+16]
 
 # %% ../../nbs/31_kernels.vectors.ipynb #68800649
-class NoNumba(ImportError): "Numba is missing, too old or broken"
+class NoNumba(ImportError):
+    "Numba is missing, too old or broken"
+    def __init__(self, why): super().__init__(f"{why}: {pip_install('fast')} brings a Numba that fits; without it torch's products serve")
 
 _oldest = '0.61'
 
 @cache
 def _numba():
     "Numba, with llvmlite's language for the machine, or a `NoNumba` that says what to do"
-    fix = f"{pip_install('fast')} brings a Numba that fits; without it torch's products serve"
     try: import llvmlite.binding,llvmlite.ir,numba,numba.core.cgutils,numba.extending
-    except ModuleNotFoundError as e: raise NoNumba(f"{e.name or 'Numba'} is not installed: {fix}") from e
-    except Exception as e: raise NoNumba(f"Numba does not import ({type(e).__name__}: {e}): {fix}") from e
+    except ModuleNotFoundError as e: raise NoNumba(f"{e.name or 'Numba'} is not installed") from e
+    except Exception as e: raise NoNumba(f"Numba does not import ({type(e).__name__}: {e})") from e
     if tuple(map(int, numba.__version__.split('.')[:2]))<tuple(map(int, _oldest.split('.'))):
-        raise NoNumba(f"Numba is {numba.__version__}, and must be {_oldest} or newer: {fix}")
+        raise NoNumba(f"Numba is {numba.__version__}, and must be {_oldest} or newer")
     return numba,llvmlite
 
 @cache
