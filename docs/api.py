@@ -56,6 +56,7 @@ def described(name, o):
     parts = [f'```python\n{signature(name, o)}\n```', plain(text), '\n'.join(arguments(o))]
     ret = docments(o, full=True).get('return') if inspect.isfunction(o) else None
     if ret and ret.docment: parts.append('**Returns** '+plain(ret.docment))
+    if doc['Raises']: parts.append('**Errors**\n\n'+'\n'.join(f"- `{o.type}`: {plain(' '.join(o.desc))}" for o in doc['Raises']))
     if doc['Examples']: parts.append(f"**Example**\n\n```python\n{doc['Examples']}\n```")
     if doc['References']: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\d+\.\d+)', doc['References'])))
     return parts

@@ -997,7 +997,7 @@ def test_sparse_compute_is_checked_when_made(bad):
     (dict(stop_pct=2), 'stop_pct is 2, and must lie in'), (dict(batches_per_update='x'), "batches_per_update is 'x'"), (dict(batch_size=0), 'batch_size is 0'),
     (dict(sparse_modules='0'), "sparse_modules holds '0', and must be modules"), (dict(on_update=[3]), 'on_update holds 3'), (dict(mask_init='rand'), "did you mean 'random'"),
     (dict(rules=[('0.*', dict(sparsity=2))]), 'sparsity is 2'), (dict(rules=3), 'rules is 3'), (dict(drop_fraction=1.5), 'drop_fraction is 1.5'),
-    (dict(initial_drop_grow_pct=True), 'initial_drop_grow_pct is True'), (dict(sparse_compute={1:2}), 'sparse_compute is {1: 2}')], ids=str)
+    (dict(initial_drop_grow_pct=True), 'initial_drop_grow_pct is True')], ids=str)
 def test_what_no_fit_could_take_is_refused_when_the_callback_is_made(settings, told):
     "A slip of the pen is told of at once, and not when the fit begins"
     with pytest.raises(ValueError, match=re.escape(told)): DynamicSparseTrainingCallback(**settings)
@@ -1008,13 +1008,13 @@ def test_a_preset_refuses_a_setting_that_there_is_not():
 
 def test_batches_of_all_ranks_are_joined(monkeypatch):
     "As one batch in the order of ranks; None where any rank has none"
-    from fastsparse.train import callback
+    from fastsparse.model import running
     def ranks(*found):
-        monkeypatch.setattr(callback, 'in_many', lambda: True)
+        monkeypatch.setattr(running, 'in_many', lambda: True)
         monkeypatch.setattr(dist, 'get_world_size', lambda: len(found))
         def gather(out, mine): out[:] = found
         monkeypatch.setattr(dist, 'all_gather_object', gather)
-        return callback._joined(found[0])
+        return running.joined_batch(found[0])
     a,b = torch.zeros(2, 3),torch.ones(1, 3)
     assert ranks((a,7), (b,7))[0].equal(torch.cat([a, b])) and ranks((a,7), (b,7))[1]==7
     assert ranks((a,), None) is None and ranks(None, (a,)) is None and ranks(None, None) is None

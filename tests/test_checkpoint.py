@@ -12,7 +12,8 @@ from fastcore.all import partial
 from fastsparse.all import *
 from fastsparse.masks.files import seal
 from fastsparse.model.enforcement import masked_params
-from fastsparse.train.checkpoint import _word,load_run,plain,random_state,read_run,save_run,SparseCheckpoint,WaitForSparsity
+from fastsparse.train.callback import WaitForSparsity
+from fastsparse.train.run_file import _word,plain,random_state,read_run
 from helpers import agree,full_disk,is_positive_zero,mlp
 from pathlib import Path
 from torch import nn

@@ -2,7 +2,8 @@
 import math,pytest,torch,warnings
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
 from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
-from fastsparse.train.callback import DynamicSparseTrainingCallback,is_adaptive
+from fastsparse.masks.optimizers import is_adaptive
+from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.masks.distributions import uniform_sparsity
 from fastsparse.masks.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp

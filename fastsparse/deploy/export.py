@@ -20,6 +20,7 @@ from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
 from fastsparse.deploy.shrink import shrink
 from fastsparse.model.enforcement import apply_masks,handler_of,masked_params,settle_averages
+from fastsparse.model.restore import ways_out,written_behind
 from fastsparse.model.sparsify import module_copy,module_of,unsparsify
 from functools import partial
 from io import BytesIO
@@ -31,7 +32,6 @@ from torch.utils._pytree import tree_leaves,tree_map
 # %% ../../nbs/72_deploy.export.ipynb #cb907462
 def _check_written(model):
     settle_averages(module_of(model))
-    from fastsparse.train.checkpoint import ways_out,written_behind  # loads fastai
     for n,k in written_behind(module_of(model)).items():
         raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, and an export would lose them: {ways_out}")
 

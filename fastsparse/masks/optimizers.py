@@ -28,6 +28,17 @@ def opt_state(
     state = base.state.get(p) or getattr(vars(base).get('optim'), 'state', {}).get(p)
     return state or {}
 
+# %% ../../nbs/15a_masks.optimizers.ipynb #b9a902fc
+_steps_of_own_size = 'adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step'
+
+def is_adaptive(
+    opt, # A fastai or torch optimizer, or a wrapper of one
+) -> bool: # True for Adam and its kin
+    "Does `opt` divide its steps by the size of the gradients?"
+    opt = base_opt(opt)
+    names = [getattr(getattr(o, 'func', o), '__name__', '') for o in getattr(opt, 'cbs', [])]
+    return any(n in _steps_of_own_size for n in names) if names else not isinstance(opt, torch.optim.SGD)
+
 # %% ../../nbs/15a_masks.optimizers.ipynb #e346f2b1
 _lifted = WeakIdKeyDictionary()  # second moment → the mask by which it is off zero, and the steps since then
 _under_root = 'sqr_avg','exp_avg_sq','max_exp_avg_sq','square_avg','sum'

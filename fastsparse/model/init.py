@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
 from fastsparse.model.enforcement import masked_params,storage_of,usual
-from fastsparse.model.running import call_model,evaluating
+from fastsparse.model.running import call_model,evaluating,in_many,joined_batch,of_first_rank
 from fastsparse.masks.selection import count_live
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -154,15 +154,32 @@ def dense_spread(
     with _filled(model): return output_spread(model, xb)
 
 # %% ../../nbs/22_model.init.ipynb #2cc16c78
+def dead_signal(
+    model:nn.Module, # With masks
+    xb, # Inputs, as for `output_spread`; None is none
+): # A `Signal`; None where it lives or where weights have been written to
+    "The signal of an untouched initialisation, if random masks have killed it"
+    if xb is None or not is_fresh(model): return None
+    found = Signal(dense_spread(model, xb), output_spread(model, xb))
+    return found if found.died else None
+
+def repair_on_ranks(
+    model:nn.Module, # With masks, the same on every rank; its weights are rescaled in place
+    xb, # This rank's inputs, as for `output_spread`; None is none
+): # A `Signal`, or None where there was nothing to repair
+    "Rescale the live weights of an untouched initialisation whose signal has died; rank 0 decides, by the batches of all ranks"
+    xb = joined_batch(xb) if in_many() or is_fresh(model) else None
+    found = of_first_rank(dead_signal(model, xb))
+    return None if found is None else rescued(model, xb, found.dense)
+
 def warn_if_died(
     model:nn.Module, # With random masks
     xb, # Inputs, as for `output_spread`
 ):
     "Warn if random masks have killed the signal of an untouched initialisation"
-    if not is_fresh(model): return
-    found = Signal(dense_spread(model, xb), output_spread(model, xb))
-    if found.died: warn(f"random masks have killed the signal of this untrained network, and it will learn slowly or not at all: {found}; "
-        "pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")
+    if found := dead_signal(model, xb):
+        warn(f"random masks have killed the signal of this untrained network, and it will learn slowly or not at all: {found}; "
+            "pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")
 
 class FirstLook:
     "At the first training batch of `model`, warn if random masks have killed the signal of an untouched initialisation"

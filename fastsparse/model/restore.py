@@ -7,8 +7,9 @@ __all__ = ['restore_sparse']
 
 # %% ../../nbs/25_model.restore.ipynb #8ba219dc
 import json,torch
+from torch import nn
 from fastsparse.masks.checks import pip_install
-from fastsparse.model.enforcement import enforce_masks,masked_params
+from fastsparse.model.enforcement import enforce_masks,handler_of,has_stamp,masked_params
 from fastsparse.model.sparsify import as_mask,decide,keep_from_broadcast,module_of,register_mask
 from pathlib import Path
 
@@ -83,3 +84,18 @@ def _with_ties(module, state):
     own = {k:(v.data_ptr(), v.shape) for k,v in module.state_dict().items() if isinstance(v, torch.Tensor) and v.numel()}
     held = {place:k for k,place in own.items() if k in state}
     return {**state, **{k:state[held[place]] for k,place in own.items() if k not in state and place in held}}
+
+# %% ../../nbs/25_model.restore.ipynb #8d16f4de
+def written_behind(
+    model:nn.Module, # A model with masks
+) -> dict: # Name of a parameter → how many of its dead weights aren't zero, though its handler knows of no write
+    "Dead weights that were written where their handler can't see it"
+    bad = {}
+    for o in masked_params(model):
+        g = handler_of(o.p)
+        if g is None or g.stamp is None or o.learned or o.p.shape!=o.shape: continue
+        seen = has_stamp(o.p, g.stamp[0]) and has_stamp(o.mask, g.stamp[1])
+        if seen and (n := int((o.p.detach().ne(0)&~o.mask).sum())): bad[o.name] = n
+    return bad
+
+ways_out = "apply_masks(model) makes them zero; unsparsify(model) keeps them, in a dense model; after that prune_magnitude finds new masks"

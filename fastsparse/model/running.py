@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/21b_model.running.ipynb #71d3c4da
-import numpy as np,random,torch
+import numpy as np,random,torch,torch.distributed as dist
 from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -14,6 +14,7 @@ from fastcore.basics import *
 from fastsparse.model.enforcement import MaskHooks
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
 
 # %% ../../nbs/21b_model.running.ipynb #f93a520d
 @contextmanager
@@ -104,3 +105,27 @@ def batch_of(
         else: batch = next(iter(dl))
     xs,kwargs,_ = split_batch(batch, getattr(learn.dls, 'n_inp', None))
     return kwargs or xs
+
+# %% ../../nbs/21b_model.running.ipynb #dd25616f
+def in_many() -> bool:
+    "Do several processes train together?"
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
+
+def of_first_rank(
+    found, # Anything that can be pickled
+): # The same on every rank
+    "What rank 0 found"
+    if not in_many(): return found
+    found = [found]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+def joined_batch(
+    xb, # This rank's inputs, or None
+): # On the CPU where there are several ranks; None where any rank has none
+    "The inputs of all ranks as one batch"
+    if not in_many(): return xb
+    found = [None]*dist.get_world_size()
+    dist.all_gather_object(found, tree_map(lambda o: o.cpu() if isinstance(o, torch.Tensor) else o, xb))
+    if any(o is None for o in found): return None
+    return tree_map(lambda *ts: torch.cat(ts) if isinstance(ts[0], torch.Tensor) and ts[0].ndim else ts[0], *found)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/40b_train.checks.ipynb #5ed42d7c
-import inspect,math,numbers,torch,torch.distributed as dist
+import inspect,math,numbers,torch
 from bisect import bisect_left
 from fastcore.basics import *
 from fastsparse.masks.patterns import assign,read_rules
@@ -15,6 +15,7 @@ from fastsparse.masks.schedules import Interval,min_max_end,update_due
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.selection import count_live,local_part
 from fastsparse.model.enforcement import handler_of,masked_params,refuse_computed,refuse_learned,storage_of,storages
+from fastsparse.model.running import in_many
 from fastsparse.model.sparsify import fitting,structure_of
 from fastsparse.train.method import check_counts,check_sparsity,Method
 from itertools import islice
@@ -126,8 +127,6 @@ def check_storage(m, p, opt):
     if check := needs_of(m.grow_state_f).check: check(p, opt)
 
 # %% ../../nbs/40b_train.checks.ipynb #11fe0b1f
-def in_many(): return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
-
 def live_by_rule(
     engine, # A `SparseEngine`
     settings:dict, # Of the engine

@@ -441,14 +441,41 @@ class UnseenSteps:
 
 # %% ../../nbs/41_train.engine.ipynb #270a5d41
 class DynamicSparseTraining(SparseEngine):
-    "Dynamic sparse training of `model` in any loop that calls `opt.step()`"
+    """Dynamic sparse training of `model` in any loop that calls `opt.step()`.
 
+    Raises
+    ------
+    ValueError
+        A setting that no run could take, a model without masks (call `sparsify_model` first, or pass `sparsity=`), a structure that its masks break,
+        an optimizer that lacks its parameters, calls a closure many times in a step, or has a `DynamicSparseTraining` already.
+    TypeError
+        A setting that no method has.
+
+    References
+    ----------
+    Drop and grow: arXiv:1707.04780. Grow by gradients: arXiv:1911.11134.
+
+    Examples
+    --------
+    model = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,10))
+    sparsify_model(model, .9, 'erk')
+    opt = torch.optim.AdamW(model.parameters())
+    DynamicSparseTraining(model, opt, n_steps=10_000, method='rigl')
+    """
     @delegates(SparseEngine.__init__)
-    def __init__(self, model, opt, n_steps=None, **kwargs):
+    def __init__(self,
+        model, # A module with masks, or a dense one with `sparsity`
+        opt, # The torch optimizer that trains it
+        n_steps:int=None, # Steps of the whole run; needed where something is a fraction of it
+        **kwargs
+    ):
         base = base_opt(opt)
-        if not isinstance(base, torch.optim.Optimizer): raise ValueError(f"opt is a {type(base).__name__}, and must be a torch optimizer; with fastai use DynamicSparseTrainingCallback")
+        if not isinstance(base, torch.optim.Optimizer):
+            raise ValueError(f"opt is a {type(base).__name__}, and must be a torch optimizer; with fastai use DynamicSparseTrainingCallback")
         closure = inspect.signature(type(base).step).parameters.get('closure')
-        if closure is not None and closure.default is closure.empty: raise ValueError(f"{type(base).__name__} calls a closure many times in a step, which leaves no gradient to grow by: take SGD, Adam or another optimizer without one")
+        if closure is not None and closure.default is closure.empty:
+            raise ValueError(f"{type(base).__name__} calls a closure many times in a step, which leaves no gradient to grow by: "
+                "take SGD, Adam or another optimizer without one")
         if any(isinstance(getattr(h, '__self__', None), DynamicSparseTraining) for h in base._optimizer_step_pre_hooks.values()):
             raise ValueError("a DynamicSparseTraining is attached to this optimizer already: call its remove() first")
         super().__init__(model, opt, n_steps, **kwargs)

@@ -92,7 +92,25 @@ def fit_sparse(self:Learner,
     cbs=None, # More callbacks for the fit
     **kwargs # Settings of the method, which go before its own
 ) -> DynamicSparseTrainingCallback: # It knows the seed and the state of the run
-    "Train a sparse network for one cycle, e.g. `learn.fit_sparse(20, .95)`"
+    """Train a sparse network for one cycle.
+
+    A dense model is made sparse first, or on the way if the method starts dense. A model that is sparse already is trained to `sparsity`.
+
+    Raises
+    ------
+    ValueError
+        A sparsity, a learning rate or a setting that no fit could take; weights that look trained, of which random masks would throw most away.
+        The model is left as it was.
+
+    References
+    ----------
+    The default method drops and grows as arXiv:1707.04780 and arXiv:1911.11134, and lengthens steps in sparser layers as arXiv:2405.15743.
+
+    Examples
+    --------
+    learn = vision_learner(dls, resnet18, pretrained=False, metrics=accuracy)
+    learn.fit_sparse(20, .9)
+    """
     cb = prepared(self, n_epoch, sparsity, lr, method, sparse_f, mask_init, seed, scale_rates, cbs, **kwargs)
     if self.opt is None: self.create_opt()
     try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, OwnHypers(), *L(cbs)])
