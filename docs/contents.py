@@ -55,6 +55,7 @@ searches = {
     'howto/mixed_precision': 'mixed precision, amp, autocast, bf16, fp16, bfloat16, half precision, GradScaler, gradient clipping, clip_grad_norm_',
     'howto/keyword_inputs': 'keyword inputs, inputs by name, input_ids, attention_mask, tokenizer, batch is a dict, kwargs',
     'howto/share': 'hub, huggingface, huggingface hub, push_to_hub, from_pretrained, model card, share a model, upload a model',
+    'howto/sparse_or_narrow': 'narrow network, smaller network, width, small dense, sparse or dense, is sparse worth it, when to use sparsity, compare_with_narrow',
     'howto/quantize': 'quantize, quantization, int8, 8 bit, quantize_dynamic, sparse and quantized',
     'tutorials/circuits': 'interpretability, mechanistic interpretability, circuits, weight-sparse transformer, explain a network, wiring',
     'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
