@@ -1249,6 +1249,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors.sums16': ( 'kernels.vectors.html#sums16',
                                                                                    'fastsparse/kernels/vectors.py'),
+                                            'fastsparse.kernels.vectors.take': ( 'kernels.vectors.html#take',
+                                                                                 'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors.total': ( 'kernels.vectors.html#total',
                                                                                   'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors.turn16': ( 'kernels.vectors.html#turn16',

@@ -8,7 +8,7 @@ from fastsparse.kernels.live_weight import LiveWeight
 from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.kernels.linear import call,empty
 from fastsparse.model.sparsify import sparsify_model
-from fastsparse.kernels.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,turn16,why_not
+from fastsparse.kernels.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,take,turn16,why_not
 from hypothesis import given,HealthCheck,settings,strategies as st
 from torch import nn
 from types import FunctionType
@@ -233,7 +233,7 @@ def _turn16(p, i, ld, q, j, ldq):
 class Bounded:
     "Run kernels as plain Python, with a look at the place of every number that is read or written"
     words = {at:lambda p, i: p.part(i)[0].item(), put:_put, load:lambda n, p, i: p.part(i, n).copy(), store:_store, turn16:_turn16,
-        sums16:lambda p, i: sums16(p.part(i, 256), 0)}
+        take:lambda n, p, i, q, j: np.array([p.part(i+k)[0] for k in q.part(j, n).tolist()]), sums16:lambda p, i: sums16(p.part(i, 256), 0)}
 
     def __init__(self, patch):
         self.bytes,self.held,where = {},[],kernels.address

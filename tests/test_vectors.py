@@ -1,7 +1,7 @@
 "Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
 import numpy as np,os,pytest,subprocess,sys
 from fastcore.test import test_eq as eq
-from fastsparse.kernels.vectors import _lowered,add,at,axpy,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,total,turn16,why_not,zero
+from fastsparse.kernels.vectors import _lowered,add,at,axpy,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16,why_not,zero
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
@@ -40,12 +40,29 @@ def test_the_compiler_and_python_agree_on_each_word(kind, width):
     x = np.random.default_rng(0).normal(size=400).astype(kind)
     for f in (words,twice): np.testing.assert_allclose(*both(f, kind, width, x, 4*width+32+16*17), rtol=2e-5, atol=1e-5)
 
+C = np.int32
+
+@kernel
+def taken(x, places, y, n):
+    for k in range(0, n, N): store(numbers(F, y), k, take(N, numbers(F, x), 3, numbers(C, places), 1+k))
+
+@needs_numba
+@pytest.mark.parametrize('kind,places', [(np.float32,np.int16), (np.float32,np.int32), (np.float64,np.int16)])
+@pytest.mark.parametrize('width', [2,8,16])
+def test_numbers_are_taken_from_listed_places(kind, places, width):
+    "From place 3 on, in the order of the list, which begins at its second number; the last place has all 15 bits"
+    x,listed,y = np.arange(2**15+3, dtype=kind),np.random.default_rng(0).integers(2**15, size=33).astype(places),np.zeros(32, kind)
+    listed[-1] = 2**15-1
+    taken.compiled(F=kind, C=places, N=width)(x.ctypes.data, listed.ctypes.data, y.ctypes.data, 32)
+    eq(y, listed[1:]+3.)
+    eq(take(width, x, 3, listed, 1), y[:width])
+
 def test_a_gate_is_open_where_numbers_are_positive_or_nan():
     x,y = np.arange(1, 6, dtype=np.float32),np.array([-1, 0, -0., 2, np.nan], np.float32)
     eq(gate(x, y).tolist(), [0,0,0,4,5])
 
 def test_each_word_is_known_to_the_compiler():
-    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','lane_products','gate','total','sums16','turn16'})
+    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','lane_products','gate','total','sums16','take','turn16'})
 
 @needs_numba
 def test_not_a_number_and_infinity_pass_as_ieee_says():

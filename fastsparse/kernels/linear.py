@@ -9,7 +9,7 @@ __all__ = []
 import math,numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastsparse.masks.selection import count_live
-from fastsparse.kernels.vectors import add,at,axpy,caches,full,gate,kernel,lane_products,load,numbers,put,store,sums16,total,turn16,vector_bytes,why_not,zero
+from fastsparse.kernels.vectors import add,at,axpy,caches,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16,vector_bytes,why_not,zero
 from functools import cache,lru_cache
 from warnings import warn
 
@@ -166,8 +166,11 @@ def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
     x,starts,col,val,y = numbers(F, x),numbers(np.int32, starts),numbers(C, col),numbers(F, val),numbers(F, y)
     for r in range(rows):
         for o in range(o0, o1):
-            s = F(0)
-            for q in range(at(starts, o), at(starts, o+1)): s += at(val, q)*at(x, r*n_in+at(col, q))
+            a,j,e = zero(8, x),at(starts, o),at(starts, o+1)
+            m = j+(e-j)//8*8
+            for q in range(j, m, 8): a = fma(load(8, val, q), take(8, x, r*n_in, col, q), a)
+            s = total(a)
+            for q in range(m, e): s += at(val, q)*at(x, r*n_in+at(col, q))
             put(y, r*n_out+o, s+at(numbers(F, bias), o) if bias else s)
 
 # %% ../../nbs/32_kernels.linear.ipynb #fb338c1e
