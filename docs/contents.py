@@ -2,7 +2,7 @@
 
 # The parts of the site, as globs of pages; a page that none of them names is one of the internals
 parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
-    Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/research',
+    Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/pretrained', 'tutorials/research',
         'tutorials/deployment', 'tutorials/many_processes', 'tutorials/*'],
     **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured', 'leaderboard'], API=['api/*'], 
     **{o.capitalize(): [f'{o}.*'] for o in ('masks','model','kernels','train','report','prune','deploy','compat','circuits')}, More=['*'])
@@ -48,6 +48,7 @@ searches = {
     'tutorials/control': 'reinforcement learning, gymnasium, cartpole, policy',
     'tutorials/fine_tuning': '''prune a pretrained model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
         make a model smaller''',
+    'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model, gru',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',

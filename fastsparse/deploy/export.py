@@ -293,7 +293,7 @@ def _save_onnx(model, path, xb, dynamic_shapes):
     with _quiet():
         program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)
         torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
-    held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in getattr(program, '_guards_code', ()) if not re.search(r'!= 1|\] == \d+$', g)]
+    held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]
     return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
 
 # %% ../../nbs/72_deploy.export.ipynb #3e602af9

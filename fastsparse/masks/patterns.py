@@ -72,7 +72,7 @@ def read_rules(
     pairs = list(rules.items()) if isinstance(rules, dict) else rules
     if not isinstance(pairs, (list,tuple)): raise ValueError(f"{what} is {rules!r}, and must be a list of pairs of a pattern and what is wanted, or a dict")
     if bad := [o for o in pairs if not (isinstance(o, (list,tuple)) and len(o)==2)]:
-        raise ValueError(f"{what} holds {bad[0]!r}, and must hold pairs of a pattern and what is wanted, such as ('*.mlp.*', 0.9)")
+        raise ValueError(f"{what} holds {bad[0]!r:.80}, and must hold pairs of a pattern and what is wanted, such as ('*.mlp.*', 0.9)")
     return [tuple(o) for o in pairs]
 
 # %% ../../nbs/17_masks.patterns.ipynb #88d3755a
