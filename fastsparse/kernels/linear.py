@@ -332,12 +332,13 @@ def tiling(
     if fours and not back: widest = max(widest//(2 if vector_bytes()==64 else 4), 16)
     N = next((k for k in (16,32,64) if rows<=k<=widest), widest)
     if fours: return N,max(min(n, l2//(4*N*size)), 1),32
-    if density<.04:
-        while N>32 and n*N*size>l2//(2 if back else 8): N //= 2
-        return N,max(n, 1),32
-    block = max((4096 if back else 2048)/(N*density), l1/(N*size))
-    if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
-    return (N,max(n, 1),32) if block>.6*n else (N,int(block),min(512, l2//(8*N*size)))
+    if density<.13:
+        while N>(64 if back else 32) and n*N*size>(3*l2 if back else l2)//8: N //= 2
+        block,R = l2//((2 if rows>N else 4)*N*size) if back and n*density>256 else n,128
+    else:
+        block,R = max((4096 if back else 2048)/(N*density), l1/(N*size)),256
+        if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
+    return N,max(n, 1) if block>=.6*n else int(block),R
 
 # %% ../../nbs/32_kernels.linear.ipynb #1b430fd9
 checking = os.environ.get('FASTSPARSE_CHECK', '0')!='0'  # read here and nowhere else
