@@ -360,3 +360,41 @@ def test_an_interval_of_one_s_own_keeps_the_looks_of_a_run(every):
     sample,n_steps = needs_of(cb.settings['grow_score_f']).sample,len(learn.dls.train)
     n_updates = max(math.ceil(.75*n_steps/max(every, 8)), 1)
     assert sample.times==pytest.approx(1/n_updates, rel=.5) and cb.settings['batches_per_update']==every
+
+@pytest.mark.parametrize('second', [.9009,.8991])
+def test_a_second_fit_reaches_its_own_sparsity(second):
+    "However near it is to the first one's"
+    learn = learner()
+    learn.fit_sparse(1, .9, seed=1)
+    learn.fit_sparse(2, second, seed=1)
+    n = 64*256+256*256+256*10
+    assert sum(int(o.mask.sum()) for o in masked_params(learn.model))==round((1-second)*n)
+
+def test_a_fit_whose_masks_rest_refuses_another_sparsity():
+    "Static training can't reach it, so nothing is trained"
+    learn = learner()
+    learn.fit_sparse(1, .9, seed=1)
+    before = {k:v.clone() for k,v in learn.model.state_dict().items()}
+    with pytest.raises(ValueError, match='0.9 sparse.*its masks rest'): learn.fit_sparse(1, .95, method='static', seed=1)
+    assert all(v.equal(before[k]) for k,v in learn.model.state_dict().items())
+    learn.fit_sparse(1, .9, method='static', seed=1)
+
+def test_rates_of_masks_that_rest_are_saved():
+    "`scale_rates` also holds for layers outside of `sparse_modules`, and a resumed engine knows their rates"
+    class Stop(Callback):
+        def after_epoch(self):
+            if self.epoch==0:
+                self.saved = [cb.state_dict() for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
+                raise CancelFitException
+    learn,stop = learner(),Stop()
+    sparsify_model(learn.model, .9, seed=1)
+    def callback(): return DynamicSparseTrainingCallback(method='rigl', scale_rates=True, sparse_modules=[learn.model[0]], sparse_compute=False, seed=2)
+    learn.fit(2, 1e-3, cbs=[callback(), stop])
+    class Look(Callback):
+        def before_batch(self): self.rates = [o.handler.rate for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) for o in cb.engine.all]
+    first,again,look = callback(),callback(),Look()
+    again.load_state_dict(stop.saved[0])
+    learn.fit(2, 1e-3, start_epoch=1, cbs=[again, look])
+    resumed = look.rates
+    learn.fit(1, 1e-3, cbs=[first, look])
+    assert resumed==look.rates and all(r!=1 for r in resumed)

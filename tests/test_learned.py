@@ -773,3 +773,22 @@ def test_what_needs_zeros_refuses_learned_masks_before_anything_changed():
         before = copy.deepcopy(dict(m.state_dict()))
         with pytest.raises(ValueError, match='0.weight has a learned mask: call fold_masks'): f(m, opt)
         assert agree(dict(m.state_dict()), before)
+
+class ByHand(nn.Module):
+    "Multiplies by its layer's weight itself"
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+    def forward(self, x): return x@self.layer.weight.t()
+
+def test_a_learned_mask_that_cannot_act_is_told_once():
+    "The layer's own forward never runs, so its weight would train dense in silence"
+    m,x = ByHand(),torch.randn(4,8)
+    learn_masks(m, 'top 0.2', seed=1)
+    with pytest.warns(UserWarning, match='1 of 1 weights with learned masks were not used.*include='): m(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        m(x)
+        usual = nn.Sequential(nn.Linear(8,8), nn.ReLU(), nn.Linear(8,8))
+        learn_masks(usual, 'top 0.2', seed=1)
+        usual(x).sum().backward()

@@ -1389,3 +1389,74 @@ def test_live_weights_that_are_tied_later_need_one_mask():
     sparse_compute(m, None, plan={'0.weight':'rows', '1.weight':'rows'})
     m[1].weight = m[0].weight
     with pytest.raises(ValueError, match='which has another mask: tie weights before sparsify_model'): m(torch.ones(1, 8))
+
+# --- what others do to gradients
+
+class _Layers(nn.Sequential):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(20,32), nn.ReLU(), nn.Linear(32,5))
+        self.double()
+        sparsify_model(self, .7, seed=1)
+
+def _clip(m, opt): nn.utils.clip_grad_norm_(m.parameters(), 1e9)
+def _halve(m, opt): [p.grad.div_(2) for p in m.parameters()]
+
+@pytest.mark.parametrize('method', [dict(method='set', replace_step=False), dict(method='auto'), dict(method='mest')], ids=['set','auto','mest'])
+@pytest.mark.parametrize('change', ['scaler','halve','clip'])
+def test_live_weights_follow_what_is_done_to_gradients(method, change):
+    "Unscaling, scaling by hand and a clip that doesn't bite: updates choose and start grown weights as under masks"
+    g = torch.Generator().manual_seed(1)
+    x,y = torch.randn(64, 20, generator=g).double(),torch.randint(5, (64,), generator=g)
+    def trained(live):
+        m = _Layers()
+        opt = torch.optim.SGD(m.parameters(), .1)
+        if live: sparse_compute(m, None, opt, plan={'0.weight':'rows', '2.weight':'rows'})
+        DynamicSparseTraining(m, opt, 12, **method, batches_per_update=3, seed=3)
+        scaler = torch.amp.GradScaler('cpu', init_scale=2.**16, enabled=change=='scaler')
+        for _ in range(10):
+            scaler.scale(nn.functional.cross_entropy(m(x), y)).backward()
+            scaler.unscale_(opt)
+            if change!='scaler': dict(halve=_halve, clip=_clip)[change](m, opt)
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+        return m.state_dict()
+    masked,live = trained(False),trained(True)
+    for k,v in masked.items(): assert v.equal(live[k]) if v.dtype==torch.bool else torch.allclose(v, live[k], atol=1e-12), k
+
+def test_grown_live_weights_step_by_the_clipped_gradient():
+    "The step of a weight that an update grew is its gradient, computed by dense torch, times what clipping left of the norm"
+    g = torch.Generator().manual_seed(1)
+    x,y,m = torch.randn(64, 20, generator=g).double(),torch.randint(5, (64,), generator=g),_Layers()
+    opt = torch.optim.SGD(m.parameters(), .1)
+    sparse_compute(m, None, opt, plan={'0.weight':'rows', '2.weight':'rows'})
+    DynamicSparseTraining(m, opt, 8, method='set', batches_per_update=3, replace_step=False, seed=3)
+    n_new = 0
+    for _ in range(4):
+        was = {k:v.clone() for k,v in m.state_dict().items()}
+        (100*nn.functional.cross_entropy(m(x), y)).backward()
+        ps = [was[k].clone().requires_grad_() for k in ('0.weight','0.bias','2.weight','2.bias')]
+        out = nn.functional.linear(nn.functional.linear(x, *ps[:2]).relu(), *ps[2:])
+        w1,b1,w2,b2 = torch.autograd.grad(100*nn.functional.cross_entropy(out, y), ps)
+        norm = torch.cat([(w1*was['0.weight_mask']).flatten(), b1, (w2*was['2.weight_mask']).flatten(), b2]).norm()
+        nn.utils.clip_grad_norm_(m.parameters(), 1.)
+        opt.step()
+        opt.zero_grad()
+        now = m.state_dict()
+        new = now['0.weight_mask'] & ~was['0.weight_mask']
+        n_new += int(new.sum())
+        assert torch.allclose(now['0.weight'][new], -.1*w1[new]/norm, rtol=1e-4)
+    assert n_new
+
+def test_starts_of_live_weights_have_the_dense_shape():
+    "`grow_init_f` gives a tensor like the dense weight, however it is stored"
+    m = _Layers()
+    opt = torch.optim.SGD(m.parameters(), .1)
+    sparse_compute(m, None, opt, plan={'0.weight':'rows', '2.weight':'rows'})
+    DynamicSparseTraining(m, opt, 8, method='set', batches_per_update=2, grow_init_f='fresh_value', seed=3)
+    for _ in range(4):
+        m(torch.randn(8, 20).double()).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    assert sum(int(o.mask.sum()) for o in masked_params(m))==round(.3*(20*32+32*5))

@@ -299,7 +299,12 @@ class LiveWeight(MaskHandler):
     # the gradient
 
     has_grad = property(lambda self: self.values.grad is not None)
-    has_dense = property(lambda self: self.dense_grad.is_of(self.values.grad))
+    @property
+    def has_dense(self):
+        if not self.dense_grad.is_of(self.values.grad): return False
+        self.dense_grad.follow(self.values.grad)
+        return True
+
     read_grad = property(lambda self: self.dense_grad.live_grad if self.has_dense else self.values.grad)
 
     @property
@@ -340,7 +345,7 @@ class LiveWeight(MaskHandler):
 
     def grad_state(self):
         grad,dense = self.values.grad,self.dense_grad
-        return dict(grad=grad, terms=dense.terms, live_grad=dense.live_grad) if dense.is_of(grad) else dict(grad=grad)
+        return dict(grad=grad, terms=dense.terms, live_grad=dense.live_grad) if self.has_dense else dict(grad=grad)
 
     def load_grad_state(self, state):
         v,grad,dense = self.values,state['grad'],self.dense_grad

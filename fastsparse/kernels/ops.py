@@ -6,7 +6,7 @@
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_conv1x1']
 
 # %% ../../nbs/33_kernels.ops.ipynb #b8226e00
-import torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import math,torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from fastcore.basics import *
 from fastsparse.kernels.linear import gradients,kernels_take,list_rows,multiply,transpose_index
 from fastsparse.kernels.vectors import why_not
@@ -281,6 +281,17 @@ class DenseGradient:
         "Are there terms, and was `grad`, the gradient of live values, not set to zero since they came?"
         if not self.terms or grad is None: return False
         return self.stamp[0]() is grad and self.stamp[1]==grad._version or bool(grad.any())
+
+    @torch.no_grad()
+    def follow(self, grad):
+        "Do to the terms what was done to `grad`, the gradient of live values, since it arrived: it may have been unscaled, which counts as no write, or clipped"
+        if not len(grad) or not self.averaged and dist.is_available() and dist.is_initialized(): return
+        at = self.live_grad.abs().argmax()
+        was,now = float(self.live_grad[at]),float(grad[at])
+        if not was or not math.isfinite(now) or abs(now/was-1)<1e-5: return
+        self.terms = [t*(now/was) if isinstance(t, torch.Tensor) else (t[0]*(now/was),t[1]) for t in self.terms]
+        self.live_grad = grad.detach().clone()
+        self.note(grad)
 
     def add(self, before, gT, xT=None):
         "Add `gT@xT.t()`, or just `gT`, in a backward; live values had the gradient `before`"

@@ -357,7 +357,7 @@ class SparseEngine:
         if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
         g = keyed_generator(self.seed, s.index, -self.n_updates-1)
         start = storage_of(s.o.p).call(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
-        check_score(start, s.o, 'a start')
+        check_score(start, s.o._replace(p=s.p), 'a start')
         return start
 
     def _write(self, chosen, times, moved):

@@ -15,12 +15,12 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.kernels.timing import times_in_turns
 from fastsparse.masks.distributions import erdos_renyi_sparsity
 from fastsparse.model.enforcement import apply_masks,masked_params
-from fastsparse.masks.selection import count_live
+from fastsparse.masks.selection import count_live,n_live
 from fastsparse.train.presets import Preset
 from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
 from fastsparse.model.running import batch_of,call_model,same_random_state
-from fastsparse.model.sparsify import draw_seed,module_copy,shows_training,sparsify_model
+from fastsparse.model.sparsify import draw_seed,fitting,module_copy,shows_training,sparsify_model,structure_of
 from numbers import Real
 
 # %% ../../nbs/47_train.fit.ipynb #3b1997c0
@@ -53,8 +53,14 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     "Make the model sparse where the method starts sparse; returns settings that lead to `sparsity`"
     path = settings.get('sparsity_path') is not None
     if masked_params(learn.model):
-        there = abs(1-_density(learn.model)-sparsity)<1e-3
-        return {} if there and not path else dict(sparsity=sparsity, sparse_f=sparse_f)
+        os = masked_params(learn.model)
+        n,legal = sum(o.shape.numel() for o in os),fitting(settings.get('structure'), os, sparsity)
+        slack = sum(structure_of(legal, o).least_drop(o.shape) for o in os)  # each layer has a legal count
+        there = abs(sum(count_live(o.mask) for o in os)-n_live(n, sparsity))<=slack
+        if there and not path: return {}
+        if not path and settings.get('updates') in ([],()): raise ValueError(f"the model is {1-_density(learn.model):.4g} sparse, and its masks rest by this method: "
+            f"pass that sparsity instead of {sparsity}, take a method that moves them, or call unsparsify(model) first")
+        return dict(sparsity=sparsity, sparse_f=sparse_f)
     if path: return dict(sparsity=sparsity)
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: pass mask_init='magnitude', or a gradual method such as method='gmp'")

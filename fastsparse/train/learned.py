@@ -312,12 +312,17 @@ class _MaskedWeights:
 
 class _OneForward:
     "Forward hooks of the model that mark where a forward begins and ends: a weight that is used many times in it counts one step"
-    def __init__(self, sps): self.sps = sps
+    def __init__(self, sps): self.sps,self.warned = sps,False
     def mark(self, used):
         for sp in self.sps: sp.used = used
 
     def __call__(self, module, args): self.mark(False)
-    def end(self, module, args, out): self.mark(None)
+    def end(self, module, args, out):
+        idle = [sp for sp in self.sps if sp.training and not sp.used]
+        if idle and not self.warned: warn(f"{len(idle)} of {len(self.sps)} weights with learned masks were not used by their layers in this forward. "
+            "Where a model multiplies by layer.weight itself, as Swin's attention does, masks don't act, and the weight trains dense: leave such layers out with include=")
+        self.warned = self.warned or bool(idle)
+        self.mark(None)
 
 # %% ../../nbs/48_train.learned.ipynb #0db5bfb0
 def _learnable(model, sparseness, include):
