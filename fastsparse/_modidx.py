@@ -2401,6 +2401,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'fastsparse/model/enforcement.py'),
                                               'fastsparse.model.enforcement.enforce_masks': ( 'model.enforcement.html#enforce_masks',
                                                                                               'fastsparse/model/enforcement.py'),
+                                              'fastsparse.model.enforcement.forget_handlers': ( 'model.enforcement.html#forget_handlers',
+                                                                                                'fastsparse/model/enforcement.py'),
                                               'fastsparse.model.enforcement.handler': ( 'model.enforcement.html#handler',
                                                                                         'fastsparse/model/enforcement.py'),
                                               'fastsparse.model.enforcement.handler_of': ( 'model.enforcement.html#handler_of',

@@ -821,3 +821,19 @@ def test_a_tie_between_two_masks_is_refused():
     same[2].weight = same[0].weight
     sparsify_model(same, .8, seed=0)
     same(torch.randn(2,16))
+
+@pytest.mark.parametrize('way', [copy.deepcopy, pickled], ids=['deepcopy','pickle'])
+def test_the_copy_of_any_tied_layer_is_sparse(way):
+    "The mask is a buffer of the first of them, and goes along with the others"
+    m = nn.Sequential(nn.Linear(16,16), nn.ReLU(), nn.Linear(16,16))
+    m[2].weight = m[0].weight
+    sparsify_model(m, .8, seed=1)
+    for layer in (m[0], m[2]):
+        c = way(layer)
+        opt = torch.optim.SGD(c.parameters(), .1, momentum=.9)
+        for _ in range(3):
+            c(torch.randn(8,16)).square().mean().backward()
+            opt.step()
+        assert int(c.weight.count_nonzero())<=round(.2*256) and c.weight.ne(layer.weight).any()
+    unsparsify(m)
+    assert not any('_mask_handlers' in vars(o) for o in m.modules())

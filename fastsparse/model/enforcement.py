@@ -308,7 +308,7 @@ class DenseMask(MaskHandler):
         self.__setstate__((module, attr, '', None))
         self.check()
 
-    def __getstate__(self): return self.module,self.attr,self.name,self.p
+    def __getstate__(self): return self.module,self.attr,self.name,self.p if handler_of(self.p) is self else None  # one that was removed stays so
     def __setstate__(self, state):
         self.module,self.attr,self.name,p = state  # of a copy, the module is still empty, and the parameter is made
         self.p = self.handle = self.stamp = self.grad_stamp = self.finish = None
@@ -699,6 +699,9 @@ class MaskHooks:
         for n,g in self.by_name.items():
             g.name = n
             g.travel()
+        for m in model.modules():  # what is tied travels with each of its modules
+            tied = {k:g for k,p in m._parameters.items() if isinstance(g := handler_of(p), DenseMask) and g.module is not m}
+            if tied: vars(m).setdefault('_mask_handlers', {}).update(tied)
         self.attached.add(self)
         self.register_load_hooks(model)
         masked,now = {id(o.p) for o in os},dict(model.named_parameters(remove_duplicate=False))
@@ -765,7 +768,9 @@ class MaskHooks:
     def remove(self):
         "End enforcement; masks, buffers and zeros stay"
         for g in self.handlers: g.remove()
-        if self.root is not None and (model := self.root()) is not None: unhook(model, self)
+        if self.root is not None and (model := self.root()) is not None:
+            unhook(model, self)
+            forget_handlers(model)
         self.by_name,self.handles = {},[]
 
 # %% ../../nbs/21_model.enforcement.ipynb #16c26677
@@ -825,6 +830,14 @@ def mask_hooks(
     "Who enforces the masks of `model`"
     hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values())]
     return list({id(h):h for h in map(_owner, hooks) if isinstance(h, MaskHooks)}.values())
+
+def forget_handlers(
+    model:nn.Module, # A module
+):
+    "Leave no handler with modules of `model` that has been removed"
+    for m in model.modules():
+        held = {k:g for k,g in vars(m).pop('_mask_handlers', {}).items() if handler_of(g.p) is g}
+        if held: vars(m)['_mask_handlers'] = held
 
 def unhook(
     model:nn.Module, # A module

@@ -15,7 +15,7 @@ from fastsparse.masks.checks import need_batch,need_bools,need_modules,need_numb
 from fastsparse.masks.registry import call_with,declares,get_part,needs_of,register_part
 from fastsparse.masks.distributions import as_distribution,live_counts,uniform_sparsity
 from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,HookHandle,mask_hooks,handler,handler_of,ParamRef
-from fastsparse.model.enforcement import masked_params,refuse_learned,settle_averages,storage_of,storages,unhook
+from fastsparse.model.enforcement import masked_params,forget_handlers,refuse_learned,settle_averages,storage_of,storages,unhook
 from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.masks.selection import bits_to_mask,count_live,keyed_generator,local_part
 from fastsparse.masks.selection import mask_from_tensor,mask_to_bits,sparsity_from_tensor,zero_dead_
@@ -612,6 +612,7 @@ def unsparsify(model):
             g.remove()
             m._buffers.pop(f'{g.attr}_sparsity', None)
             if g.mask is not None and g.mask.dtype==torch.bool: del m._buffers[f'{g.attr}_mask']
+    forget_handlers(model)
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'):
         model._ddp_params_and_buffers_to_ignore = [o for o in model._ddp_params_and_buffers_to_ignore if o not in names]
 
