@@ -56,10 +56,9 @@ docs: $(READY) ## README.md, and the site in docs/_build/html
 notebooks: $(READY) ## open the notebooks in Jupyter
 	jupyter notebook --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: $(READY) ## time sparse training against dense training and its peers, where they can be installed, and compare methods in short
+bench: $(READY) ## time sparse training against dense training and its peers, where they can be installed
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
-	cd benchmarks && python -m leaderboard --quick
 
 gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead, updates, 2:4 training and export
 	-uv pip install -q -e '.[bench]'
@@ -69,9 +68,9 @@ gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead,
 mutants: $(READY) ## make 600 mistakes in the core, one at a time, and count those that its tests notice, hours: it can be stopped, and goes on
 	python tests/mutants.py
 
-leaderboard: $(READY) ## train with every method and its peers at equal FLOPs and at equal steps (hours, resumable)
+leaderboard: $(READY) ## train sparse networks and dense ones of many widths for equal seconds (hours, resumable)
 	uv pip install -q -e '.[bench]'
-	cd benchmarks && python -m leaderboard && python -m leaderboard --study sensitivity && python -m leaderboard --study time
+	cd benchmarks && python -m leaderboard
 
 prepare: $(READY) ## after editing a notebook: export the modules, clean the notebooks, write README.md
 	$(PREPARE)

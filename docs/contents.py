@@ -75,7 +75,7 @@ searches = {
     'concepts/products': 'sparse products, sparse matrix multiplication, why is sparse slow, gpu, graphics card',
     'coming_from': 'migrate, alternatives, fasterai, torch.nn.utils.prune, torchao, cerebras, sparselab, sparseml, neural compressor, move from another library',
     'measured': 'benchmark, benchmarks, measurements, timings',
-    'leaderboard': 'leaderboard, compare methods, best method',
+    'leaderboard': 'leaderboard, compare methods, best method, equal seconds',
     'api/look': 'plot topology, tensorboard, wandb, mlflow, flops',
     'api/methods': 'list of methods, SET, GSE, SNFS, GraNet, MEST, GMP, AC/DC',
     'api/prune': 'prune a trained model, magnitude pruning, lottery ticket'}

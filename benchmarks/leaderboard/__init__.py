@@ -1,1 +1,1 @@
-"Every method and its peers on real data, at equal FLOPs and at equal steps"
+"Sparse and dense networks of any width at equal processor seconds, on real data"

@@ -1,8 +1,15 @@
-"Paired tests, and the tables of a file of results"
-import math,numpy as np,pandas as pd
+"Tables and pictures of the file of results"
+import matplotlib.pyplot as plt,numpy as np,pandas as pd
 from fastai.basics import *
-from .contenders import contenders
-from .runs import chosen_rate,run_key
+from .arms import arms
+from .runs import at_edge,shares
+from .tasks import tasks
+
+titles = dict(mnist1d='MNIST-1D', mnist500='MNIST, 500 images', digits='digits', mnist='MNIST, 3,000 images', diamonds='diamonds', cartpole='CartPole',
+    conv='MNIST, convolutions', text='text, 100 kB', text_once='text, 6 MB')
+looks = dict(dense=('#d55e00','s'), auto=('#0072b2','o'), set=('#009e73','^'), rigl=('#cc79a7','D'), gmp=('.45','v'), static=('.45','X'))
+looks['one-shot'] = '.45','P'
+methods = 'auto','set','rigl','static','gmp','one-shot'
 
 def holm(
     ps, # p values, each in [0,1]
@@ -15,7 +22,7 @@ def holm(
     return res
 
 def paired_test(
-    a, # Scores of one contender
+    a, # Scores of one arm
     b, # Of the other, with the same seeds
 ) -> tuple: # Mean difference and p value; a p of 1 where there is no difference, or only one pair
     "A paired t-test"
@@ -25,95 +32,117 @@ def paired_test(
     if d.std()==0: return float(d.mean()),0.
     return float(d.mean()),float(stats.ttest_1samp(d, 0.).pvalue)
 
-def half_interval(
-    xs, # Scores
-) -> float: # nan for fewer than two
-    "Half of the 95 % interval of the mean"
-    from scipy import stats
-    n = len(xs)
-    return float(stats.t.ppf(.975, n-1)*np.std(xs, ddof=1)/n**.5) if n>1 else math.nan
+def kind_of(arm, task):
+    "'dense', 'conv' for a dense convolutional network beside others, or the name of the method"
+    a = first(o for o in arms[task] if o.name==arm)
+    return 'conv' if a.net=='conv' and task!='conv' else a.method
 
-def _best_rate(rs, contender, s):
-    "By validation data of the seeds that all rates have; None where a rate has not been tried"
-    seeds = set.intersection(*({r['seed'] for r in rs if r['lr']==lr} for lr in contenders[contender].rates_at(s)))
-    return chosen_rate(rs, 0, seeds) if seeds else None
-
-def reported(
+def counted(
     runs:list, # Of `read_results`
-    budget:str='flops', # One of `budgets`
-) -> pd.DataFrame: # Runs of each cell at the rate that is best on validation data
-    "The runs whose test scores count"
-    by,res = groupby(runs, lambda r: tuple(r[k] for k in run_key)),[]
-    sparsities = sorted({k[2] for k in by if k[2]})
-    for (task,contender,s,kind),rs in by.items():
-        kinds = ('flops','steps') if contenders[contender].all_steps else (kind,)
-        where = [s] if s or budget!='steps' else sparsities  # a dense network of as many steps is the same at each
-        lr = _best_rate(rs, contender, s) if budget in kinds else None
-        res += [dict(r, budget=budget, sparsity=o) for r in rs if r['lr']==lr for o in where]
-    return pd.DataFrame(res, columns=None if any('score' in r for r in res) else [*run_key,'lr','seed','steps','score'])
+    task:str, # One of `tasks`
+    share:float=1., # Of the task's seconds
+) -> pd.DataFrame:
+    "The trainings that count, with the kind of each arm"
+    rows = [r for r in runs if (r['task'],r['share'])==(task,share) and r['test'] is not None]
+    res = pd.DataFrame([dict(r, kind=kind_of(r['arm'], task)) for r in rows], columns=None if rows else ['arm','kind','valid','test','seed'])
+    return res.drop_duplicates(['arm','seed'], keep='last')
 
-def leaderboard_table(
-    runs:list, # Of the file of results: `json.loads(path.read_text())['runs']`
-    budget:str='flops', # 'flops' for equal training FLOPs, 'steps' for equal steps
-    base:str='auto', # The contender that others are compared with
-) -> pd.DataFrame: # A row for each task, sparsity and contender
-    "Mean, half of the 95 % interval, and what a paired test with `base` says of `base`"
+def chosen(t):
+    "The arm of each kind that is best on validation data"
+    means = t.groupby(['kind','arm'], sort=False).valid.mean().reset_index()
+    return means.loc[means.groupby('kind').valid.idxmax()].set_index('kind').arm
+
+def arm_table(
+    runs:list, # Of `read_results`
+    task:str, # One of `tasks`
+) -> pd.DataFrame: # A row for each arm
+    "Scores, costs and settings; a star marks a rate at the edge of its grid"
+    t = counted(runs, task)
+    by = t.groupby('arm', sort=False)
+    res = pd.DataFrame(dict(score=by.test.mean(), sd=by.test.std(), seeds=by.test.count()))
+    for k in ('seconds','us','us_one'): res[k] = by[k].median()
+    for k in ('weights','steps','lr','wd','drop'): res[k] = by[k].first()
+    res['edge'] = ['*' if at_edge(dict(lr=lr)) else '' for lr in res.lr]
+    return res
+
+def verdicts(
+    runs:list, # Of `read_results`
+) -> pd.DataFrame: # A row for each task and sparse method
+    "The best shape of each method against the best dense network of any width, both chosen on validation data"
     rows = []
-    for (task,s),cell in reported(runs, budget).groupby(['task','sparsity'], sort=False):
-        by = {contender:g for contender,g in cell.groupby('contender', sort=False)}
-        part = [dict(task=task, sparsity=s, contender=contender, **_compare(g, by.get(base))) for contender,g in by.items()]
-        rest = [r for r in part if r['contender']!=base and r['p']==r['p']]
-        for r,p in zip(rest, holm([r['p'] for r in rest])): r['p'] = p
-        rows += [dict(r, verdict=_verdict(r, base)) for r in part]
+    for task in tasks:
+        t = counted(runs, task)
+        best,by = chosen(t),{a:o.set_index('seed').test for a,o in t.groupby('arm')}
+        if 'dense' not in best: continue
+        part = []
+        for m in [o for o in methods if o in best]:
+            own,rival = by[best[m]],by[best['dense']]
+            seeds = own.index.intersection(rival.index)
+            diff,p = paired_test(own[seeds], rival[seeds])
+            part.append(dict(task=task, method=m, arm=best[m], dense=best['dense'], score=own.mean(), rival=rival.mean(), difference=diff, seeds=len(seeds), p=p))
+        for r,p in zip(part, holm([r['p'] for r in part])): r.update(p=p, verdict='tie' if p>=.05 else 'win' if r['difference']>0 else 'loss')
+        rows += part
     return pd.DataFrame(rows)
 
-def _compare(g, ref):
-    "Statistics of the runs `g` of a contender, and of those of the base with the same seeds"
-    own,ref = [pd.Series(dtype=float) if o is None else o[o.score.notna()].set_index('seed').score for o in (g,ref)]
-    both = own.index.intersection(ref.index)
-    diff,p = paired_test(ref[both], own[both]) if len(both) else (math.nan,math.nan)
-    res = dict(lr=g.lr.iloc[0], steps=g.steps.iloc[0], seeds=len(own), mean=own.mean(), interval=half_interval(own))
-    return dict(res, difference=diff, p=p)
+def verdict_table(
+    runs:list, # Of `read_results`
+) -> pd.DataFrame: # A row for each method, a column for each task
+    "Differences from the best dense network of any width, and the verdict"
+    v = verdicts(runs)
+    text = [f"{d:+.3f} {o}" for d,o in zip(v.difference, v.verdict)]
+    t = v.assign(text=text).pivot(index='method', columns='task', values='text')
+    return t.reindex(index=methods, columns=list(tasks)).fillna('not run').rename(columns=titles)
 
-def _verdict(r, base):
-    if not r['seeds']: return 'no training'
-    if r['contender']==base or r['p']!=r['p']: return ''
-    return 'tie' if r['p']>=.05 else 'win' if r['difference']>0 else 'loss'
-
-def standings(
-    table:pd.DataFrame, # From `leaderboard_table`
-) -> pd.DataFrame: # A row for each contender and sparsity
-    "How often the base won, tied and lost"
-    t = table[table.verdict!='']
-    counts = t.groupby(['sparsity','contender'], sort=False).verdict.value_counts().unstack(fill_value=0)
-    return counts.reindex(columns=['win','tie','loss','no training'], fill_value=0).reset_index()
-
-def mean_ranks(
-    table:pd.DataFrame, # From `leaderboard_table`
-) -> pd.DataFrame: # A row for each contender, a column for each sparsity
-    "The mean place of each contender over tasks, 1 is the best; a contender without a training comes last, and one that skips a task is left out"
-    means = table.pivot_table(index='contender', columns=['sparsity','task'], values='mean', aggfunc='first', dropna=False)
-    tried = table.assign(one=1).pivot_table(index='contender', columns=['sparsity','task'], values='one', aggfunc='first', dropna=False)
-    res = {}
-    for s in sorted(set(table.sparsity)):
-        there = tried[s].dropna(axis=1, how='all').dropna()
-        res[s] = means[s].loc[there.index,there.columns].fillna(-math.inf).rank(ascending=False).mean(axis=1)
-    return pd.DataFrame(res)
-
-def goal_table(
-    runs:list, # As for `leaderboard_table`
-    base:str='auto', # The contender whose goal it is
-) -> pd.DataFrame: # A row for each task and sparsity
-    "Is `base` as good as the best published method of equal FLOPs, which is found on test data, and so favoured?"
-    t,scores,rows = leaderboard_table(runs, base=base),reported(runs),[]
-    for (task,s),g in t.groupby(['task','sparsity'], sort=False):
-        rivals = g[g.contender.map(lambda a: contenders[a].published) & g['mean'].notna()]
-        own = g[g.contender==base]
-        if own.empty or rivals.empty: continue
-        best = rivals.loc[rivals['mean'].idxmax()]
-        by = scores[(scores.task==task) & (scores.sparsity==s)].pivot_table(index='seed', columns='contender', values='score')
-        d = (by[base]-by[best.contender]).dropna()
-        within = -d.mean()<=max(.01, 2*d.std()/len(d)**.5 if len(d)>1 else 0)
-        rows.append(dict(task=task, sparsity=s, auto=own['mean'].iloc[0], best=best['mean'], method=best.contender, difference=best.difference,
-            p=best.p, pairs=len(d), met=bool(within and best.verdict!='loss')))
+def rival_table(
+    runs:list, # Of `read_results`
+    method:str='auto', # A sparse method
+) -> pd.DataFrame: # A row for each task
+    "The best shape of a method beside the best dense network and a small convolutional one"
+    rows = []
+    for r in verdicts(runs).query('method==@method').itertuples():
+        t = arm_table(runs, r.task)
+        conv = first(o for o in t.index if kind_of(o, r.task)=='conv')
+        rows.append(dict(task=titles[r.task], dense=r.dense, score=f'{r.rival:.3f}', us=f'{t.us[r.dense]:.1f}', sparse=r.arm, sparse_score=f'{r.score:.3f}',
+            sparse_us=f'{t.us[r.arm]:.1f}', verdict=r.verdict, conv_score=f'{t.score[conv]:.3f}' if conv else '', conv_us=f'{t.us[conv]:.1f}' if conv else ''))
     return pd.DataFrame(rows)
+
+def not_run(
+    runs:list, # Of `read_results`
+) -> dict: # Task → its arms that have no training that counts
+    "What is missing"
+    have = {(r['task'],r['arm']) for r in runs if r['share']==1}
+    missing = {t:[a.name for a in arms[t] if (t,a.name) not in have] for t in tasks}
+    return {t:o for t,o in missing.items() if o}
+
+def plot_front(ax, rows, x):
+    "Score against column `x`: the dense networks as a line, and the best shape of each method; a convolutional network is named above"
+    best = chosen(rows)
+    by = rows.groupby('arm', sort=False).agg(x=(x,'median'), y=('test','mean'), sd=('test','std'), kind=('kind','first'))
+    for kind,(color,marker) in looks.items():
+        o = by[by.kind==kind].sort_values('x') if kind=='dense' else by.loc[[best[kind]]] if kind in best else by.iloc[:0]
+        if len(o): ax.errorbar(o.x, o.y, o.sd, color=color, marker=marker, capsize=2, ms=5, lw=1, ls='-' if kind=='dense' else '', label=kind)
+    ax.set(xscale='log', xticks=[o*10**k for k in range(-1,5) for o in (1,2,5)], xlim=(.8*by.x.min(), 1.25*by.x.max()))
+    ax.xaxis.set_major_formatter('{x:g}')
+    ax.xaxis.set_minor_locator(plt.NullLocator())
+    for o in by[by.kind=='conv'].itertuples(): ax.set_title(f'convolutions: {o.y:.3f} at {o.x:.1f} µs', fontsize=8, loc='right')
+
+def plot_seconds(ax, runs, task, names):
+    "Score against seconds of training, at a quarter, a half and all of them; `names` holds labels by arm, or by kind for its best shape"
+    parts = [counted(runs, task, s) for s in shares]
+    for k,label in names.items():
+        color,marker = looks.get(k, ('.45','v'))
+        found = [t[t.arm==chosen(t).get(k, k)] for t in parts]
+        means = [t.agg(dict(seconds='median', test='mean')) for t in found if len(t)]
+        if means: ax.plot([o.seconds for o in means], [o.test for o in means], color=color, marker=marker, lw=1, label=label)
+    ax.set_xlim(0, 1.2*tasks[task].seconds)
+
+def plot_task(runs, task):
+    "Score against seconds of training, and against microseconds a sample"
+    fig,axs = plt.subplots(1, 2, figsize=(9,3), sharey=True, layout='constrained')
+    plot_seconds(axs[0], runs, task, {k:k for k in ('dense','auto','set','rigl')})
+    plot_front(axs[1], counted(runs, task), 'us')
+    axs[0].set(xlabel='processor seconds of training', ylabel=tasks[task].unit)
+    axs[0].set_title(titles[task], loc='left')
+    axs[1].set(xlabel='µs a sample, in batches')
+    fig.legend(*axs[1].get_legend_handles_labels(), loc='outside right center', fontsize=8)
+    return fig
