@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/35_kernels.convolution.ipynb #fc62c168
-import numpy as np,torch
+import math,numpy as np,torch
 from fastsparse.kernels.linear import call,empty,kinds,split_work
 from fastsparse.kernels.ops import need_all_values,need_plain_backward,need_same_count
 from fastsparse.kernels.vectors import add,at,axpy,caches,full,kernel,lane_products,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
@@ -343,9 +343,11 @@ def plan(
     tile_rows = 2 if height>1 else 1
     halo_h,halo_w = index.high_h-index.low_h,index.high_w-index.low_w
     near,far = caches()
-    fits = 4*far//max(channels*(cols+halo_w)*16*itemsize, 1)-halo_h
-    strip = max(tile_rows, min(height+height%tile_rows, fits//tile_rows*tile_rows))
-    block = max(16, 3*near//2//((px+halo_w)*(tile_rows+halo_h)*16*itemsize))
+    row,whole = max(channels*(cols+halo_w)*16*itemsize, 1),height+height%tile_rows
+    fits = whole if (whole+halo_h)*row<=3*far else 3*far//2//row-halo_h
+    strip = max(tile_rows, fits//tile_rows*tile_rows)
+    near = near if 7*len(index)>math.prod(index.shape) else 3*near//2
+    block = max(16, near//((px+halo_w)*(tile_rows+halo_h)*16*itemsize))
     return dict(px=px, tile_rows=tile_rows, cols=cols, block=min(block, channels), group=64, strip=strip)
 
 # %% ../../nbs/35_kernels.convolution.ipynb #f09fde52

@@ -9,7 +9,8 @@ __all__ = []
 import math,numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastsparse.masks.selection import count_live
-from fastsparse.kernels.vectors import add,at,axpy,caches,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16,vector_bytes,why_not,zero
+from fastsparse.kernels.vectors import add,at,axpy,caches,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16
+from fastsparse.kernels.vectors import vector_bytes,why_not,zero
 from functools import cache,lru_cache
 from warnings import warn
 
