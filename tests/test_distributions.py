@@ -1,8 +1,8 @@
 "Room 01: how sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
-from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity,fill_budget,first_layer_dense_uniform
-from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,live_counts,proportional_sparsity,read_sparsities,share_out
-from fastsparse.masks.distributions import uniform_sparsity
+from fastsparse.masks.apportion import fill_budget,live_counts,share_out
+from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity,first_layer_dense_uniform
+from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,read_sparsities,uniform_sparsity
 from fastsparse.report.flops import flop_profile
 from fastsparse.masks.registry import call_with,wants
 from functools import partial

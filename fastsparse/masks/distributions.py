@@ -10,6 +10,7 @@ __all__ = ['uniform_sparsity', 'first_layer_dense_uniform', 'erdos_renyi_sparsit
 import csv,inspect,math,re,torch
 from collections import defaultdict
 from fastcore.basics import *
+from fastsparse.masks.apportion import fill_budget
 from fastsparse.masks.files import read_data,reading
 from fastsparse.masks.checks import need_bools,need_fraction,need_number,need_parameters
 from fastsparse.masks.registry import get_part,register_part
@@ -40,31 +41,13 @@ def first_layer_dense_uniform(
     need_fraction('model_sparsity', model_sparsity)
     return [0.]+[model_sparsity]*(len(params)-1)
 
-# %% ../../nbs/18_masks.distributions.ipynb #2d4cdba4
-def fill_budget(
-    raw:list, # Wanted densities, up to a common factor
-    sizes:list, # Number of weights of each
-    budget:float, # Live weights in all, a real number
-) -> list: # Densities in [0,1]
-    "Densities proportional to `raw` where that is at most 1, with `budget` live weights in all"
-    density,free = [1.]*len(raw),[i for i,n in enumerate(sizes) if n]
-    while free:
-        top = max(raw[i] for i in free)  # keeps very small numbers from overflowing below
-        eps = (budget-sum(n for i,n in enumerate(sizes) if i not in free))/sum(raw[i]/top*sizes[i] for i in free)
-        full = [i for i in free if eps*(raw[i]/top)>1]
-        if not full:
-            for i in free: density[i] = max(eps*(raw[i]/top), 0.)
-            break
-        free = [i for i in free if i not in full]
-    return density
-
+# %% ../../nbs/18_masks.distributions.ipynb #6a71185e
 def _sides(shape, axes):
     "Outputs, inputs and the kernel's sides of one weight; of one expert where there are several"
     outputs,inputs,experts = axes
     if len(shape)<2 or max(outputs, inputs)>=len(shape): return tuple(shape)
     return (shape[outputs], shape[inputs], *[n for d,n in enumerate(shape) if d not in (outputs,inputs,experts)])
 
-# %% ../../nbs/18_masks.distributions.ipynb #6a71185e
 def erdos_renyi_sparsity(
     params:list, # Parameters
     model_sparsity:float, # Fraction of all weights that is dead, in [0,1)
@@ -370,28 +353,3 @@ def read_sparsities(
     if kind not in ('.json','.yaml','.yml','.csv'): raise ValueError(f"{path.name} must end in .json, .yaml, .yml or .csv")
     if kind!='.csv': return read_data(path, 'file of sparsities')
     with reading(path, 'file of sparsities'): return _read_csv(path.read_text(encoding='utf-8-sig'), column)
-
-# %% ../../nbs/18_masks.distributions.ipynb #a602dd3f
-def share_out(
-    wanted:list, # Real numbers, none negative
-    total:int, # What the integers add up to; from the sum of whole parts to that plus one each
-) -> list: # An integer for each of `wanted`, within one of it
-    "Round `wanted` to integers that add up to `total`, by largest remainder"
-    whole = [math.floor(o) for o in wanted]
-    if not 0<=total-sum(whole)<=len(wanted): raise ValueError(f"total is {total}, and must lie in [{sum(whole)},{sum(whole)+len(wanted)}], within one each of what is wanted")
-    order = sorted(range_of(wanted), key=lambda i: (whole[i]-wanted[i], i))
-    for i in order[:total-sum(whole)]: whole[i] += 1
-    return whole
-
-def live_counts(
-    sizes:list, # Number of weights of each parameter
-    sparsities:list, # Sparsity of each parameter, real numbers in [0,1]
-    model_sparsity:float=None, # What the sparsities aim at, if they aim at a model's sparsity
-) -> list: # Number of live weights of each parameter
-    "Exact counts for real sparsities: the total is `round(sum((1-s)*n))`, shared out by largest remainder"
-    if len(sparsities)!=len(sizes): raise ValueError(f"the distribution returned {len(sparsities)} sparsities for {len(sizes)} parameters; it must return one for each")
-    if bad := [s for s in sparsities if not 0<=s<=1]: raise ValueError(f"the distribution returned {bad[0]}, and every sparsity must lie in [0,1]")
-    wanted = [(1-float(s))*n for s,n in zip(sparsities, sizes)]
-    total = math.fsum(wanted)
-    aim = total if model_sparsity is None else (1-model_sparsity)*sum(sizes)
-    return share_out(wanted, round(aim if abs(total-aim)<1e-3 else total))

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from fastcore.basics import *
 from fastsparse.masks.checks import need_batch,need_bools,need_modules,need_number,need_tensors
 from fastsparse.masks.registry import call_with,declares,get_part,needs_of,register_part
-from fastsparse.masks.distributions import as_distribution,live_counts,uniform_sparsity
+from fastsparse.masks.apportion import live_counts
+from fastsparse.masks.distributions import as_distribution,uniform_sparsity
 from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,HookHandle,mask_hooks,handler,handler_of,ParamRef
 from fastsparse.model.enforcement import masked_params,forget_handlers,refuse_learned,settle_averages,storage_of,storages,unhook
 from fastsparse.model.layers import axes_of,layer_of

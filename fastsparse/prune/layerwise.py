@@ -12,7 +12,7 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from fastsparse.kernels.timing import shown
 from fastsparse.masks.checks import need_number
-from fastsparse.masks.distributions import share_out
+from fastsparse.masks.apportion import share_out
 from fastsparse.masks.selection import top_k_mask,zero_dead_
 from fastsparse.masks.structures import NM
 from fastsparse.model.layers import axes_of

@@ -8,7 +8,7 @@ __all__ = ['prune_magnitude']
 # %% ../../nbs/60_prune.magnitude.ipynb #31bd60e0
 import torch
 from fastcore.basics import *
-from fastsparse.masks.distributions import live_counts
+from fastsparse.masks.apportion import live_counts
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.scores import random_score,weight_magnitude
 from fastsparse.masks.selection import keyed_generator,n_live,top_k_mask

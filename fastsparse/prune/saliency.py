@@ -45,12 +45,13 @@ def _losses(calib, loss_func, progress):
                 "write it as a generator that yields them")
         for loss in losses: yield loss,1
 
-def _setup(model, target, data, loss_func, n_samples, bs, ranking, also):
-    "A plan, examples and a loss function"
+def _prune_by_loss(score, model, target, data, loss_func, n_samples, bs, ranking, progress, also):
+    "Prune by a score of a plan, examples and a loss function"
     check_ranking(ranking)
     if loss_func is not None: need_functions(loss_func=loss_func)
     plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
-    return plan,calib,ifnone(loss_func, getattr(model, 'loss_func', None) if not isinstance(model, nn.Module) else None)
+    if loss_func is None and not isinstance(model, nn.Module): loss_func = getattr(model, 'loss_func', None)
+    return prune_by(model, score(plan, calib, loss_func, progress), plan, ranking)
 
 # %% ../../nbs/63_prune.saliency.ipynb #8de3478d
 def mean_grads(
@@ -96,8 +97,7 @@ def prune_snip(
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what the loss would miss least"
-    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, ranking, also)
-    return prune_by(model, snip_scores(plan, *data_and_loss, progress), plan, ranking)
+    return _prune_by_loss(snip_scores, model, target, data, loss_func, n_samples, bs, ranking, progress, also)
 
 # %% ../../nbs/63_prune.saliency.ipynb #88c9c777
 def grasp_scores(plan, calib, loss_func, progress=False):
@@ -123,8 +123,7 @@ def prune_grasp(
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what the gradient flow would miss least"
-    plan,*data_and_loss = _setup(model, target, data, loss_func, n_samples, bs, ranking, also)
-    return prune_by(model, grasp_scores(plan, *data_and_loss, progress), plan, ranking)
+    return _prune_by_loss(grasp_scores, model, target, data, loss_func, n_samples, bs, ranking, progress, also)
 
 # %% ../../nbs/63_prune.saliency.ipynb #bd507db7
 def _synflow(net, plan, xs, rounds, progress):

@@ -10,7 +10,7 @@ __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITO
 # %% ../../nbs/43_train.presets.ipynb #179ba8c9
 from fastcore.basics import *
 from functools import partial
-from inspect import signature
+from inspect import isfunction,signature
 from fastsparse.masks.distributions import global_sparsity
 from fastsparse.train.growth import reset_state
 from fastsparse.train.method import drop_of_target,register_method
@@ -40,26 +40,21 @@ class Preset(dict):
         return type(self)(self.name, self.about, self.paper, **{**self, **changes})
 
     def copy(self): return self()
-    def __eq__(self, o): return isinstance(o, dict) and _facts(dict(self))==_facts(dict(o))
+    def __eq__(self, o):
+        "Are the settings equal? Objects and functions with arguments are compared by what they hold"
+        def same(a, b): return a==b or not isfunction(a) and _short(a)==_short(b)
+        return isinstance(o, dict) and self.keys()==o.keys() and all(same(v, o[k]) for k,v in self.items())
+
     def __ne__(self, o): return not self==o
     def __repr__(self): return f"{self.name}_presets({', '.join(f'{k}={_short(v)}' for k,v in self.items())})"
 
 # %% ../../nbs/43_train.presets.ipynb #baf4efcf
-def _facts(o):
-    "`o` as something that compares by what it holds"
-    if isinstance(o, partial): return _facts(o.func),_facts(o.args),_facts(o.keywords)
-    if isinstance(o, dict): return {k:_facts(v) for k,v in o.items()}
-    if isinstance(o, (list,tuple)): return [_facts(v) for v in o]
-    if type(o).__eq__ is object.__eq__ and hasattr(o, '__dict__') and not hasattr(o, '__qualname__'): return type(o),_facts(vars(o))
-    return o
-
-def _as_call(name, args, kwargs): return f"{name}({', '.join([*map(_short, args), *(f'{k}={_short(v)}' for k,v in kwargs.items())])})"
-
 def _short(o):
-    "`o` as a reader would call it: a function by its name"
-    if isinstance(o, partial): return _as_call(_short(o.func).strip('_'), o.args, o.keywords)
-    if isinstance(o, BasicRepr): return _as_call(type(o).__name__, (), {k:vars(o)[k] for k in signature(type(o)).parameters})
-    return o.__name__ if hasattr(o, '__qualname__') else repr(o)
+    "`o` as a reader would call it: a function by its name, and what it holds in brackets"
+    if isinstance(o, partial): name,args,kwargs = _short(o.func).strip('_'),o.args,o.keywords
+    elif isinstance(o, BasicRepr): name,args,kwargs = type(o).__name__,(),{k:vars(o)[k] for k in signature(type(o)).parameters}
+    else: return o.__name__ if hasattr(o, '__qualname__') else repr(o)
+    return f"{name}({', '.join([*map(_short, args), *(f'{k}={_short(v)}' for k,v in kwargs.items())])})"
 
 # %% ../../nbs/43_train.presets.ipynb #26bf0223
 method_names = {}  # presets by the name of their method in lower case

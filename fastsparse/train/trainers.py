@@ -6,7 +6,7 @@
 __all__ = ['SparseTrainerCallback', 'SparseLightningCallback', 'log_updates']
 
 # %% ../../nbs/49_train.trainers.ipynb #4591db5d
-import importlib,torch,torch.distributed as dist
+import importlib,inspect,torch,torch.distributed as dist
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.masks.checks import pip_install
@@ -44,9 +44,16 @@ class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
     report,why_masked = None,''
 
+    def __init_subclass__(cls):
+        "Show the arguments of `__init__`, though `__new__` takes any"
+        _,*params = inspect.signature(cls.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(params)
+
     def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, sparse_compute=None, **settings):
         check_names(settings)
-        if sparse_compute not in (None,False): raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule) or False here: for a measured or written plan call sparse_compute(model, xb) before training")
+        if sparse_compute not in (None,False):
+            raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule) or False here: "
+                "for a measured or written plan call sparse_compute(model, xb) before training")
         settings = {**(dict(method=method) if method=='auto' else find_method(method)), **settings}
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
         self.engine,self.saved,self.by_rule = None,None,sparse_compute is None
@@ -163,11 +170,15 @@ class SparseLightningCallback(_Driver):
 
     def setup(self, trainer, pl_module, stage):
         if stage!='fit': return
-        if _averages(trainer) and not masked_params(pl_module): raise ValueError("a callback that averages weights has copied the model before it was sparse: put SparseLightningCallback before it in callbacks, or call sparsify_model first")
+        if _averages(trainer) and not masked_params(pl_module):
+            raise ValueError("a callback that averages weights has copied the model before it was sparse: "
+                "put SparseLightningCallback before it in callbacks, or call sparsify_model first")
         self.make_sparse(pl_module)
 
     def on_train_start(self, trainer, pl_module):
-        if len(trainer.optimizers)!=1: raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: make a DynamicSparseTraining for each in configure_optimizers instead")
+        if len(trainer.optimizers)!=1:
+            raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: "
+                "make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
         saved = self.saved if trainer.global_step else None
         if _averages(trainer): self.by_rule = False  # they average dense weights
