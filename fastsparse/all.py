@@ -7,6 +7,7 @@ from .masks.distributions import *
 from .masks.schedules import *
 from .masks.scores import *
 from .model.enforcement import *
+from .model.init import init_kaiming_normal_sparse_
 from .model.sparsify import *
 from .model.restore import *
 from .train.method import *

@@ -995,7 +995,7 @@ def test_sparse_compute_is_checked_when_made(bad):
 
 @pytest.mark.parametrize('settings,told', [
     (dict(stop_pct=2), 'stop_pct is 2, and must lie in'), (dict(batches_per_update='x'), "batches_per_update is 'x'"), (dict(batch_size=0), 'batch_size is 0'),
-    (dict(sparse_modules='0'), "sparse_modules holds '0', and must be modules"), (dict(on_update=[3]), 'on_update holds 3'), (dict(mask_init='rand'), "did you mean 'random'"),
+    (dict(on_update=[3]), 'on_update holds 3'), (dict(mask_init='rand'), "did you mean 'random'"),
     (dict(rules=[('0.*', dict(sparsity=2))]), 'sparsity is 2'), (dict(rules=3), 'rules is 3'), (dict(drop_fraction=1.5), 'drop_fraction is 1.5'),
     (dict(initial_drop_grow_pct=True), 'initial_drop_grow_pct is True')], ids=str)
 def test_what_no_fit_could_take_is_refused_when_the_callback_is_made(settings, told):

@@ -98,7 +98,7 @@ def test_the_plain_rule():
     (dict(updates=FreqSchedule(samples(640))), {}, 'batch_size'), (dict(updates=FreqSchedule(epochs(1))), {}, 'steps_per_epoch'),
     (dict(drop_fraction=CubicSchedule(.3, 0, stop=samples(640))), {}, 'batch_size'),
     (dict(sparsity=CubicSchedule(0, .5, stop=epochs(2))), {}, 'steps_per_epoch'), (dict(updates=[.5], drop_fraction=.3), dict(n_steps=None), 'n_steps'), ({}, dict(n_steps=None), 'n_steps is None.*drop_fraction= in steps'),
-    ({}, dict(n_steps=0), 'n_steps is 0.*integer from 1'), ({}, dict(n_steps=10.5), 'n_steps is 10.5'), (dict(updates=1), {}, 'every step.*replace_step=False'), (dict(updates=FreqSchedule(samples(70))), dict(batch_size=64), 'every step')])
+    ({}, dict(n_steps=0), 'n_steps is 0.*whole number from 1'), ({}, dict(n_steps=10.5), 'n_steps is 10.5'), (dict(updates=1), {}, 'every step.*replace_step=False'), (dict(updates=FreqSchedule(samples(70))), dict(batch_size=64), 'every step')])
 def test_bind_refuses(kwargs, bound, say):
     "Law 10: the number that a time needs is named; steps of the run are an integer; an update that replaces every step would train nothing, however it is said"
     with pytest.raises(ValueError, match=say): method(**kwargs).bind(**dict(n_steps=100)|bound)
@@ -110,7 +110,7 @@ def test_no_length_needed():
 
 # --- refusals
 
-bad_settings = [('batches_per_update', o, 'integer from 1') for o in (0, -1, 2.5, None, '4')]
+bad_settings = [('batches_per_update', o, 'whole number from 1') for o in (0, -1, 2.5, None, '4')]
 bad_settings += [(k, o, rf'\{l}0,1\]') for k,l in (('initial_drop_grow_pct','['), ('stop_pct','(')) for o in (-.1, 1.5, math.nan, None, 'a')]+[('stop_pct', 0, r'\(0,1\]')]
 bad_settings += [('sparsity', o, r'\[0,1\)') for o in (1, 1., -.1, 90, math.nan, True)]
 bad_settings += [(k, o, 'function; |function:|must be one of') for k in ('keep_score_f','sparse_f','drop_count_f') for o in (None, 'magnitude', 3)]

@@ -1075,7 +1075,7 @@ def test_counts_are_integers(v):
     x,y = _data()
     wanda,gpt,synflow = partial(prune_wanda, data=[x]),partial(prune_sparsegpt, data=[x]),partial(prune_synflow, xb=x)
     for k,f in (('n_samples',wanda), ('bs',wanda), ('block',gpt), ('rounds',synflow)):
-        _refused(partial(f, **{k:v}), f'{k} is {v!r}, and must be an integer from 1')
+        _refused(partial(f, **{k:v}), f'{k} is {v!r}, and must be a whole number from 1')
 
 @pytest.mark.parametrize('damp', ['0.01',None,True,-1.,math.nan,math.inf,[.1]])
 def test_damp_is_a_number(damp):

@@ -209,7 +209,7 @@ def test_refused(spec, say):
 
 # --- in the engine
 
-@pytest.mark.parametrize('rules,say', [(['a'], "rules holds 'a'.*pair"), ('x', "rules is 'x'"), ([(3., {})], 'a pattern is 3'), ([('*', 3)], 'a rule is'), ({'*':3}, 'a rule is'), ([], 'no rule gives'),
+@pytest.mark.parametrize('rules,say', [(['a'], "rules is 'a'.*pair"), ('x', "rules is 'x'"), ([(3., {})], 'a pattern is 3'), ([('*', 3)], 'a rule is'), ({'*':3}, 'a rule is'), ([], 'no rule gives'),
     ([('*', None)], 'no rule gives'), ([('zzz', {})], 'no rule gives a method to any.*blocks.0.mlp.weight'), ([('*.mlp.*', dict(sparsity=.5)), ('*', dict(sparsity=.5, structure='block 7x7'))], '7')])
 def test_engine_refuses(rules, say):
     "Law 10: rules that are none, serve nobody, or whose last one can't be followed, before model, optimizer or hooks changed"

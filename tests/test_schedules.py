@@ -433,7 +433,7 @@ def test_interval_is_an_integer():
 @pytest.mark.parametrize('bad', [0, -5, 2.5, True, None, '100'])
 def test_interval_refuses(bad):
     "Law 10: what is no number of steps"
-    with pytest.raises(ValueError, match='integer from 1'): Interval(bad)
+    with pytest.raises(ValueError, match='whole number from 1'): Interval(bad)
 
 # --- powers and soft bounds
 

@@ -280,6 +280,3 @@ def test_bits_of_another_mask_are_refused():
     for bits in (torch.zeros(2, dtype=torch.uint8), torch.zeros(1)):
         with pytest.raises(ValueError, match='must be one of uint8 of shape'): bits_to_mask(bits, (2,3))
 
-@pytest.mark.parametrize('t', [None, 3, [1.,0.], 'mask'])
-def test_sparsity_is_of_tensors(t):
-    with pytest.raises(TypeError, match='must be a tensor'): sparsity_from_tensor(t)

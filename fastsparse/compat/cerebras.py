@@ -114,7 +114,8 @@ def mask_topk(
 # %% ../../nbs/80_compat.cerebras.ipynb #fad4c3e5
 def _check_mask(score, mask):
     if mask.dtype!=torch.bool or mask.shape!=score.shape:
-        raise ValueError(f"the mask is of {mask.dtype} and shape {tuple(mask.shape)}, and must be of bools and of the score's shape, {tuple(score.shape)}")
+        raise ValueError(f"the mask is of {mask.dtype} and shape {tuple(mask.shape)}, and must be of bools and of the score's shape, "
+            f"{tuple(score.shape)}")
 
 def mask_drop_minimum(
     score:torch.Tensor, # Scores, any shape
@@ -141,5 +142,6 @@ def mask_grow_maximum(
     wanted = n_live(mask.numel(), sparsity)
     if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
     dropped,grown = s.move(mask, mask.float, lambda stay: score.detach(), 0, n)
-    if len(dropped) or live+len(grown)!=n: raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
+    if len(dropped) or live+len(grown)!=n:
+        raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")
     return put_(mask.clone(), grown, True)

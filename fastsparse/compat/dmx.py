@@ -48,7 +48,8 @@ def from_shorthand(
     "The kind of mask that a shorthand means"
     for pattern,f in _shorthands.items():
         if m := re.fullmatch(pattern, text, re.ASCII): return f(*m.groups())
-    raise ValueError(f"the shorthand is {text!r}, and must be DENSE, TOPK{{density}}(U|M), BTOPK{{k:block,dim}}(U|M) or BERN[(M)], such as 'TOPK{{0.5}}(U)'")
+    raise ValueError(f"the shorthand is {text!r}, and must be DENSE, TOPK{{density}}(U|M), BTOPK{{k:block,dim}}(U|M) or BERN[(M)], "
+        f"such as 'TOPK{{0.5}}(U)'")
 
 def to_shorthand(
     sparseness:Sparseness, # What `from_shorthand` returns

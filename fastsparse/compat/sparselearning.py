@@ -43,7 +43,8 @@ def MagnitudePruneDecay(
 _prune = dict(magnitude=weight_magnitude)
 _growth = {'absolute-gradient':gradient_magnitude, 'momentum':gradient_momentum, 'random':random_score, 'none':None}
 _redistribution = dict(momentum=momentum_redistribution, grad=gradient_redistribution, nonzero=nonzero_redistribution, none=None)
-_init = {'random':first_layer_dense_uniform, 'erdos-renyi-kernel':erdos_renyi_sparsity, 'erdos-renyi':partial(erdos_renyi_sparsity, include_kernel=False)}
+_init = {'random':first_layer_dense_uniform, 'erdos-renyi-kernel':erdos_renyi_sparsity,
+    'erdos-renyi':partial(erdos_renyi_sparsity, include_kernel=False)}
 
 def masking_settings(
     density:float=.1, # Fraction that lives

@@ -8,7 +8,6 @@ __all__ = ['pack']
 # %% ../../nbs/70_deploy.compact.ipynb #37c50ff5
 import torch,torch.nn.functional as F
 from fastcore.basics import *
-from fastsparse.masks.checks import need_modules
 from fastsparse.kernels.convolution import is_pointwise
 from fastsparse.model.enforcement import MaskHooks
 from fastsparse.kernels.ops import Attends,sparse_product,SparseIndex
@@ -16,7 +15,9 @@ from torch import nn
 
 # %% ../../nbs/70_deploy.compact.ipynb #e08c9232
 def _check_type(w):
-    if w.device.type=='cpu' and w.dtype not in (torch.float,torch.double): raise ValueError(f"the weight is of type {w.dtype}, and torch has this product for float32 and float64 on the CPU: call .float() on model and sample, or take 'live'")
+    if w.device.type=='cpu' and w.dtype not in (torch.float,torch.double):
+        raise ValueError(f"the weight is of type {w.dtype}, and torch has this product for float32 and float64 on the CPU: "
+            "call .float() on model and sample, or take 'live'")
 
 # %% ../../nbs/70_deploy.compact.ipynb #c2ccd1ad
 def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
@@ -77,7 +78,9 @@ class CondensedMatrix(nn.Module):
         w,live = w.detach().flatten(1),_live(w, live)
         self.shape,n = tuple(w.shape),live.sum(1)
         has = n>0
-        if (n[has]!=n.max()).any(): raise ValueError(f"rows have {int(n[has].min())} to {int(n.max())} live weights, and must have the same number, or none: sparsify with structure='fan-in'")
+        if (n[has]!=n.max()).any():
+            raise ValueError(f"rows have {int(n[has].min())} to {int(n.max())} live weights, and must have the same number, or none: "
+                "sparsify with structure='fan-in'")
         self.register_buffer('col', torch.zeros(len(w), int(n.max()), dtype=torch.int, device=w.device))
         self.col[has] = live[has].nonzero()[:,1].int().view(-1, self.col.shape[1]) if has.any() else 0
         self.values = _fixed(w.gather(1, self.col.long())*has[:,None])
@@ -129,10 +132,14 @@ class SemiStructured(nn.Module):
     ):
         super().__init__()
         w = w.detach().flatten(1)
-        if not w.is_cuda: raise ValueError(f"the format '2:4' runs on CUDA devices only, and the weight is on {w.device.type}: move the model and the sample there with .cuda(), or take another format")
-        if w.dtype not in (torch.half, torch.bfloat16): raise ValueError(f"the weight is of type {w.dtype}, and '2:4' needs float16 or bfloat16: call .half() on model and sample")
+        if not w.is_cuda:
+            raise ValueError(f"the format '2:4' runs on CUDA devices only, and the weight is on {w.device.type}: "
+                "move the model and the sample there with .cuda(), or take another format")
+        if w.dtype not in (torch.half, torch.bfloat16):
+            raise ValueError(f"the weight is of type {w.dtype}, and '2:4' needs float16 or bfloat16: call .half() on model and sample")
         if any(n%64 for n in w.shape): raise ValueError(f"the weight is {w.shape[0]} x {w.shape[1]}, and '2:4' needs multiples of 64")
-        if (w.unflatten(1, (-1,4)).count_nonzero(2)>2).any(): raise ValueError("more than two of four neighbours live: sparsify with structure='2:4'")
+        if (w.unflatten(1, (-1,4)).count_nonzero(2)>2).any():
+            raise ValueError("more than two of four neighbours live: sparsify with structure='2:4'")
         self.shape = tuple(w.shape)
         self.w = nn.Parameter(torch.sparse.to_sparse_semi_structured(w), requires_grad=False)
 
@@ -159,7 +166,9 @@ class PackedLayer(nn.Module):
 class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
-    def forward(self, input): return self.product(input.reshape(-1, input.shape[-1])).reshape(*input.shape[:-1], self.matrix.shape[0]).contiguous()
+    def forward(self, input):
+        out = self.product(input.reshape(-1, input.shape[-1]))
+        return out.reshape(*input.shape[:-1], self.matrix.shape[0]).contiguous()
 
 # %% ../../nbs/70_deploy.compact.ipynb #1f31822a
 class PackedConv(PackedLayer):
@@ -253,12 +262,11 @@ def pack(
     plan:dict, # Name of a layer → one of `storages`
 ) -> nn.Module: # `model`, or the new layer if that is all there is
     "Replace layers by ones that store live weights only"
-    need_modules(model=model)
-    if not isinstance(plan, dict): raise TypeError(f"plan is {plan!r}, and must be a dict: name of a layer to one of {', '.join(map(repr, storages))}")
     layers = storable(model)
     for n,how in plan.items():
         if n not in layers: raise ValueError(f"plan names {n!r}, and the layers to choose from are {', '.join(map(repr, layers))}")
-        if how not in storages: raise ValueError(f"plan gives {n!r} the storage {how!r}, and must give one of {', '.join(map(repr, storages))}")
+        if how not in storages:
+            raise ValueError(f"plan gives {n!r} the storage {how!r}, and must give one of {', '.join(map(repr, storages))}")
     new = {layers[n]:packed(layers[n], how) for n,how in plan.items()}
     replace_layers(model, new)
     for m in model.modules():

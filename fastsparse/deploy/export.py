@@ -33,7 +33,8 @@ from torch.utils._pytree import tree_leaves,tree_map
 def _check_written(model):
     settle_averages(module_of(model))
     for n,k in written_behind(module_of(model)).items():
-        raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, and an export would lose them: {ways_out}")
+        raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, "
+            f"and an export would lose them: {ways_out}")
 
 # %% ../../nbs/72_deploy.export.ipynb #8ddc06c7
 @torch.inference_mode(False)
@@ -69,7 +70,9 @@ def _stored(how):
     def f(model, xb, pt2):
         new = _masked_copy(model)
         why = {n:_fits(m, how) for n,m in _masked_layers(new).items()}
-        if not why: raise ValueError("no masked layer can be stored sparse, only linear layers, 1x1 convolutions and attention can: take 'dense', 'shrunk' or 'safetensors'")
+        if not why:
+            raise ValueError("no masked layer can be stored sparse, only linear layers, 1x1 convolutions and attention can: "
+                "take 'dense', 'shrunk' or 'safetensors'")
         if all(why.values()): raise ValueError('{}: {}'.format(*first(why.items())))
         plan = {n:how for n,o in why.items() if not o}
         unsparsify(new := pack(new, plan).requires_grad_(False))
@@ -205,7 +208,8 @@ def _write_sparse(model, path):
     save = _extra('safetensors.torch').save_file
     masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
     for n,t in state.items():
-        if not isinstance(t, torch.Tensor): raise ValueError(f"{n} in the state dict is a {type(t).__name__}, and safetensors holds tensors only: take 'dense' or 'live'")
+        if not isinstance(t, torch.Tensor):
+            raise ValueError(f"{n} in the state dict is a {type(t).__name__}, and safetensors holds tensors only: take 'dense' or 'live'")
     names = _first_names(state, masks)
     pick = lambda n,t: t.cpu()[masks[n]] if n in masks else t.cpu().contiguous().clone()
     packed = {f'{n}:mask':mask_to_bits(m) for n,m in masks.items()}
@@ -258,9 +262,11 @@ def load_sparse(
     _check_sum(path)
     try:
         with _extra('safetensors').safe_open(path, 'pt') as f: notes,stored = f.metadata() or {},{n:f.get_tensor(n) for n in f.keys()}
-    except (error,UnicodeDecodeError,RecursionError,TypeError) as e: raise ValueError(f"{str(path)!r} is no whole safetensors file: {e}") from e
+    except (error,UnicodeDecodeError,RecursionError,TypeError) as e:
+        raise ValueError(f"{str(path)!r} is no whole safetensors file: {e}") from e
     told = first([notes.pop(k) for k in _sums if k in notes])
-    if problem := _bad_sum(path, told) or _misfit(notes, stored): raise ValueError(f"{str(path)!r} is damaged, or save_sparse didn't write it: {problem}")
+    if problem := _bad_sum(path, told) or _misfit(notes, stored):
+        raise ValueError(f"{str(path)!r} is damaged, or save_sparse didn't write it: {problem}")
     for n in [n for n in stored if n in notes]:
         shape,bits = _shape(notes[n]),stored.pop(f'{n}:mask')
         stored[n] = stored[n].new_zeros(shape).masked_scatter_(bits_to_mask(bits, shape), stored[n])
@@ -340,7 +346,9 @@ def _n_bytes(o):
     return f.tell()
 
 class ExportReport:
-    "What an export costs, against the dense model: `bytes`, `dense_bytes`, `error`, `ms` and `dense_ms` by batch size, `plan` and `note`; `torch_ms` if another runtime was timed"
+    """What an export costs, against the dense model
+
+    `bytes`, `dense_bytes`, `error`, `ms` and `dense_ms` by batch size, `plan` and `note`; `torch_ms` if another runtime was timed."""
     def __init__(self, format, bytes, dense_bytes, error, ms, dense_ms, speedup, plan, note, torch_ms=None): store_attr()
 
     @property
@@ -366,7 +374,9 @@ def _times(fs, xb, n):
     "Seconds of each of `fs` for a batch of `n`"
     b = _resized(xb, n)
     try: return times_in_turns([partial(call_model, f, b) for f in fs])
-    except Exception as e: raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): inputs that are as long as the first, {_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
+    except Exception as e:
+        raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): "
+            f"inputs that are as long as the first, {_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
 
 def _report(format, result, run, plain, xb, sizes, plan, note, answers, dense):
     "Measure `run`, a function of inputs, against `dense`, another one, or the dense module `plain`, and its outputs against `answers`"
@@ -396,7 +406,9 @@ def _inputs_of(sample):
     "The sample as a tuple, copied"
     xb = dict(sample) if isinstance(sample, Mapping) else tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
     x = first(xb.values() if isinstance(xb, dict) else xb)
-    if not (isinstance(x, torch.Tensor) and x.ndim and len(x)): raise ValueError(f"sample is {'empty' if not xb else _described(x)}, and must be a batch: a tensor with a row or more, or a tuple or dict that starts with one")
+    if not (isinstance(x, torch.Tensor) and x.ndim and len(x)):
+        raise ValueError(f"sample is {'empty' if not xb else _described(x)}, and must be a batch: "
+            "a tensor with a row or more, or a tuple or dict that starts with one")
     def one(o):
         if isinstance(o, torch.Tensor): return o.detach().as_subclass(torch.Tensor).clone()
         if o is None or isinstance(o, (bool,int,float)): return o
@@ -410,9 +422,13 @@ def _check_path(format, path):
     "An error if nothing can be written there"
     if path.is_dir(): raise ValueError(f"path is {str(path)!r}, a folder, and must be a file in one")
     if not path.parent.is_dir(): raise ValueError(f"path is {str(path)!r}, and the folder {str(path.parent)!r} is not there: make it first")
-    if path.suffix=='.pt2' and format in _no_pt2: raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")
+    if path.suffix=='.pt2' and format in _no_pt2:
+        raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
+            "take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")
     kind = path.suffix[1:]
-    if kind in _files and kind!=format: raise ValueError(f"path ends with {path.suffix}, and the format {format!r} writes another kind of file: take another suffix, or format={kind!r}")
+    if kind in _files and kind!=format:
+        raise ValueError(f"path ends with {path.suffix}, and the format {format!r} writes another kind of file: "
+            f"take another suffix, or format={kind!r}")
 
 # %% ../../nbs/72_deploy.export.ipynb #4e8b7d77
 def _are_counts(sizes):
@@ -428,10 +444,14 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     if path is not None: _check_path(format, as_path(path))
-    if not _are_counts(batch_sizes): raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
-    if dynamic_shapes is not None and format!='onnx' and (path is None or as_path(path).suffix!='.pt2'): raise ValueError("dynamic_shapes is for 'onnx' and .pt2 files, and this export takes inputs of any size")
+    if not _are_counts(batch_sizes):
+        raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+    if dynamic_shapes is not None and format!='onnx' and (path is None or as_path(path).suffix!='.pt2'):
+        raise ValueError("dynamic_shapes is for 'onnx' and .pt2 files, and this export takes inputs of any size")
     for name in _needs.get(format, ()): _extra(name)
-    if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()): raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: call .float() on model and sample")
+    if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()):
+        raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: "
+            "call .float() on model and sample")
 
 # %% ../../nbs/72_deploy.export.ipynb #631d1d90
 def _as_given(model, new):

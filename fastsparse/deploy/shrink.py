@@ -9,7 +9,6 @@ __all__ = ['positional', 'Space', 'Value', 'Follower', 'follow_model', 'Spaces',
 import inspect,operator,torch,torch.nn.functional as F
 from collections import Counter
 from fastcore.basics import *
-from fastsparse.masks.checks import need_modules
 from fastsparse.kernels.timing import float_outputs,fresh,output_error
 from fastsparse.model.running import evaluating
 from fastsparse.model.layers import axes_of,layer_of
@@ -22,7 +21,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval,fuse_linear_bn_eval
 from torch.utils._pytree import tree_map_only
 
 # %% ../../nbs/71_deploy.shrink.ipynb #1e5b205f
-def _lost(model, why): return ValueError(f"the graph of {type(model).__name__} can't be followed ({why}): export it as 'dense' or 'auto', or call shrink on its parts that can")
+def _lost(model, why): return ValueError(f"the graph of {type(model).__name__} can't be followed ({why}): "
+    "export it as 'dense' or 'auto', or call shrink on its parts that can")
 
 def positional(
     model, # A module
@@ -39,7 +39,8 @@ def positional(
 def _graph(model, xb):
     "A `GraphModule` of `model` that shares its layers"
     params = inspect.signature(model.forward).parameters
-    rest = {n:o.default for n,o in [*params.items()][len(xb):] if o.default is not o.empty} | {n:None for n,x in zip(params, xb) if x is None}
+    rest = {n:o.default for n,o in [*params.items()][len(xb):] if o.default is not o.empty}
+    rest |= {n:None for n,x in zip(params, xb) if x is None}
     try:
         with evaluating(model): return fx.symbolic_trace(model, rest or None)
     except Exception as e: raise _lost(model, first(str(e).splitlines()) or type(e).__name__) from e
@@ -342,7 +343,9 @@ def _check_outputs(model, new, xb):
     outs = []
     for m in (model, new):
         with evaluating(m): outs.append(m(*fresh(xb)))
-    if off := _off(*outs): raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
+    if off := _off(*outs):
+        raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: "
+            "the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
 
 # %% ../../nbs/71_deploy.shrink.ipynb #57e095ca
 @torch.inference_mode(False)
@@ -351,7 +354,6 @@ def shrink(
     xb, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
 ) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer
     "Remove neurons and channels that are dead or unread, and fold BatchNorm"
-    need_modules(model=model)
     exact,xb = _exact(model, positional(model, xb))
     fold_norms(new := module_copy(exact), xb)
     while True:

@@ -36,7 +36,8 @@ def live_counts(
     "Exact counts for real sparsities: the total is `round(sum((1-s)*n))`, shared out by largest remainder"
     if len(sparsities)!=len(sizes):
         raise ValueError(f"the distribution returned {len(sparsities)} sparsities for {len(sizes)} parameters; it must return one for each")
-    if bad := [s for s in sparsities if not 0<=s<=1]: raise ValueError(f"the distribution returned {bad[0]}, and every sparsity must lie in [0,1]")
+    if bad := [s for s in sparsities if not 0<=s<=1]:
+        raise ValueError(f"the distribution returned {bad[0]}, and every sparsity must lie in [0,1]")
     wanted = [(1-float(s))*n for s,n in zip(sparsities, sizes)]
     total = math.fsum(wanted)
     aim = total if model_sparsity is None else (1-model_sparsity)*sum(sizes)

@@ -51,7 +51,8 @@ def lift_dead(
     "Keep second moments of `p` off zero where weights are dead, where square roots of zeros are slow"
     if not torch.backends.mkl.is_available(): return
     for k,v in opt_state(opt, p).items():
-        if k not in _under_root or type(v) is not torch.Tensor or v.device.type!='cpu' or v.dtype not in (torch.float,torch.double): continue
+        if k not in _under_root or type(v) is not torch.Tensor: continue
+        if v.device.type!='cpu' or v.dtype not in (torch.float,torch.double): continue
         n = _lifted.get(v, (mask,0))[1]
         if n%32==0: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*torch.finfo(v.dtype).tiny), out=v)
         _lifted[v] = mask,n+1

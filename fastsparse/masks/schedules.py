@@ -10,6 +10,7 @@ import inspect,math
 from dataclasses import dataclass,fields,replace
 from fastcore.basics import *
 from functools import partial
+from fastsparse.masks.checks import need_number
 from numbers import Integral,Real
 
 # %% ../../nbs/15_masks.schedules.ipynb #80b2a144
@@ -40,7 +41,7 @@ class Interval(int):
     def __new__(cls,
         every:int, # Steps from one update to the next in a long run, from 1
     ):
-        if isinstance(every, bool) or not isinstance(every, Integral) or every<1: raise ValueError(f"Interval is {every!r}, and must be an integer from 1")
+        need_number('Interval', every, 1, whole=True)
         return super().__new__(cls, every)
 
     def resolve(self,
@@ -60,7 +61,7 @@ def _tidy(x): return int(x) if float(x).is_integer() else float(x)
 class Time(float):
     "An amount of time, 0 or more, in the unit that its class names"
     def __new__(cls, x):
-        if isinstance(x, bool) or not isinstance(x, Real) or not 0<=x<math.inf: raise ValueError(f"{cls.__name__} is {x!r}, and must be a finite number from 0")
+        need_number(cls.__name__, x, 0)
         return super().__new__(cls, x)
 
     def __eq__(self, o): return type(self) is type(o) and float(self)==float(o)
@@ -101,7 +102,8 @@ def in_steps(
     unit = _needs[type(t)]
     n = run.get(unit)
     if n is None: raise _unbound(t, name)
-    if isinstance(n, bool) or not isinstance(n, Real) or not 0<n<math.inf: raise ValueError(f"{unit} is {n!r}, and must be a number above 0")
+    if isinstance(n, bool) or not isinstance(n, Real) or not 0<n<math.inf:
+        raise ValueError(f"{unit} is {n!r}, and must be a number above 0")
     res = float(t)/n if unit=='batch_size' else float(t)*n
     return int(res) if res.is_integer() else steps(res)
 
@@ -110,18 +112,18 @@ _times,_lengths = tuple[Time,...],('freq','period','half_period','phase')  # len
 
 def _field(x, kind, name):
     "`x` as the type of its field says"
-    if kind in (_times, tuple[float,...]):
-        if not isinstance(x, (list,tuple,range)): raise ValueError(f"{name} is {x!r}, and must be a list")
-        return tuple(_field(o, kind.__args__[0], f'{name}[{i}]') for i,o in enumerate(x))
+    if kind in (_times, tuple[float,...]): return tuple(_field(o, kind.__args__[0], f'{name}[{i}]') for i,o in enumerate(x))
     if kind is Time or kind==Time|None and x is not None: return as_time(x, name)
     if kind is not float: return x
-    if isinstance(x, (bool,Time)) or not isinstance(x, Real) or not math.isfinite(x): raise ValueError(f"{name} is {x!r}, and must be a finite number")
+    if isinstance(x, (bool,Time)) or not isinstance(x, Real) or not math.isfinite(x):
+        raise ValueError(f"{name} is {x!r}, and must be a finite number")
     return float(x)
 
 def check_order(ts, name):
     "Raise a `ValueError` if one of `ts` is later than the next, where their units show it"
     for a,b in zip(ts, ts[1:]):
-        if (type(a) is type(b) or _is_bound(a) and _is_bound(b)) and a>b: raise ValueError(f"{name} are {a!r} and {b!r}, and must be in order")
+        if (type(a) is type(b) or _is_bound(a) and _is_bound(b)) and a>b:
+            raise ValueError(f"{name} are {a!r} and {b!r}, and must be in order")
 
 @dataclass(frozen=True)
 class Timed:
@@ -233,7 +235,8 @@ class PiecewiseSchedule(Schedule):
         super().__post_init__()
         check_order(self.times, self._name_of('times'))
         if len(self.values)!=len(self.times)+1:
-            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} times, and needs one value more than times")
+            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} times, "
+                "and needs one value more than times")
 
     def at(self, step, n_updates): return self.values[sum(step>=first_step(t) for t in self.times)]
     def turns(self, begin, end): return [t for o in self.times for t in around(o)]
@@ -283,7 +286,8 @@ class FunctionSchedule(Schedule):
         super().__post_init__()
         sig = _signature(self.f)
         object.__setattr__(self, '_call', 'named' if 'n_updates' in sig.parameters else 'step' if _takes(sig, 0) else 'both')
-        if self._call=='both' and not _takes(sig, 0, 0): raise ValueError(f"{self.f!r} takes {sig}, and must take (step) or (step, n_updates)")
+        if self._call=='both' and not _takes(sig, 0, 0):
+            raise ValueError(f"{self.f!r} takes {sig}, and must take (step) or (step, n_updates)")
 
     def at(self, step, n_updates):
         if self._call=='named': return self.f(step, n_updates=n_updates)
@@ -318,7 +322,8 @@ def make_schedule(
         return kinds[kind](**args)
     if callable(spec) and not isinstance(spec, (type,Timed)):
         return PositionSchedule(spec) if first(_signature(spec).parameters)=='pos' else FunctionSchedule(spec)
-    raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, a schedule, or a dict with its type")
+    raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, a schedule, "
+        "or a dict with its type")
 
 # %% ../../nbs/15_masks.schedules.ipynb #dcb8ebe0
 def min_max_end(
@@ -391,7 +396,8 @@ def make_update_schedule(
     if isinstance(spec, Real) or isinstance(spec, dict) and set(spec) & set(_units): return FreqSchedule(spec)
     if isinstance(spec, dict): return FreqSchedule(**spec)
     if callable(spec) and not isinstance(spec, (type,Timed)): return FunctionUpdateSchedule(spec)
-    raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, a function of the step, "
+    raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, "
+        "a function of the step, "
         "or a dict with some of freq, start and stop")
 
 def update_steps(

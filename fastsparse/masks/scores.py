@@ -30,7 +30,6 @@ def random_score(
 
 def _grad(p):
     "The gradient of `p`"
-    if p.grad is None: raise ValueError(f"p, of shape {tuple(p.shape)}, has no gradient: call backward first")
     return p.grad.detach()
 
 # %% ../../nbs/16_masks.scores.ipynb #04dd9251

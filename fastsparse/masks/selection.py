@@ -7,7 +7,6 @@ __all__ = ['sparse_mask', 'sparse_mask_like', 'mask_from_tensor', 'sparsity_from
 
 # %% ../../nbs/11_masks.selection.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
-from fastsparse.masks.checks import need_generator,need_tensors
 from numbers import Integral
 
 # %% ../../nbs/11_masks.selection.ipynb #d88e78c5
@@ -16,7 +15,8 @@ def n_live(
     sparsity:float, # Fraction of them that is dead, from 0 to 1
 ) -> int: # `round((1-sparsity)*n)`
     "How many of `n` weights live at `sparsity`; a `ValueError` outside of [0,1]"
-    if isinstance(sparsity, (str,bool)) or not 0<=sparsity<=1: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
+    if isinstance(sparsity, (str,bool)) or not 0<=sparsity<=1:
+        raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
     return round((1-float(sparsity))*n)
 
 # %% ../../nbs/11_masks.selection.ipynb #ca0acb1a
@@ -27,11 +27,6 @@ def floor_product(
     near = round(x)
     return near if abs(x-near)<=1e-9*abs(x) else math.floor(x)
 
-# %% ../../nbs/11_masks.selection.ipynb #c5ec0517
-def check_sizes(sizes, name='sizes'):
-    whole = isinstance(sizes, (tuple,list)) and all(isinstance(n, int) and not isinstance(n, bool) and n>=0 for n in sizes)
-    if not whole: raise TypeError(f"{name} is {sizes!r}, and must be a tuple of whole numbers from 0")
-
 # %% ../../nbs/11_masks.selection.ipynb #afa05d04
 def sparse_mask(
     sizes:tuple, # Shape of the mask
@@ -39,8 +34,6 @@ def sparse_mask(
     generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
 ) -> torch.Tensor: # Bool tensor of shape `sizes` on the CPU
     "A random mask of shape `sizes` with exactly `round((1-sparsity)*n)` live weights"
-    check_sizes(sizes)
-    need_generator(generator)
     n = math.prod(sizes)
     mask = torch.zeros(n, dtype=torch.bool, device='cpu')
     mask[torch.randperm(n, generator=generator, device='cpu')[:n_live(n, sparsity)]] = True
@@ -52,7 +45,6 @@ def sparse_mask_like(
     generator:torch.Generator=None, # As in `sparse_mask`
 ) -> torch.Tensor: # Bool tensor with `param`'s shape and device
     "A random mask for `param`"
-    need_tensors(param=param)
     return sparse_mask(param.shape, sparsity, generator).to(param.device)
 
 # %% ../../nbs/11_masks.selection.ipynb #e1969c0c
@@ -76,14 +68,12 @@ def mask_from_tensor(
     t:torch.Tensor, # Tensor of any shape
 ) -> torch.Tensor: # Bool tensor of `t`'s shape, `True` where `t` is not zero
     "The mask that the zeros of `t` show"
-    need_tensors(t=t)
     return t.ne(0)
 
 def sparsity_from_tensor(
     t:torch.Tensor, # Tensor of any shape; a mask will do
 ) -> float: # Fraction of `t` that is zero; 0 if `t` is empty
     "The fraction of zeros in `t`"
-    need_tensors(t=t)
     n = count_live(t) if t.dtype==torch.bool else t.count_nonzero().item()
     return 1-n/t.numel() if t.numel() else 0.
 
@@ -195,8 +185,8 @@ def top_k_mask(
     n_keep:int, # How many to keep, from 0 to the number of scores
 ) -> torch.Tensor: # Bool tensor of `t`'s shape with exactly `n_keep` live places
     "A mask of the `n_keep` highest scores; ties go to the lowest index, and NaN comes last"
-    need_tensors(t=t)
-    if isinstance(n_keep, bool) or not isinstance(n_keep, Integral): raise ValueError(f"n_keep is {n_keep!r}, and must be an integer from 0 to the number of scores")
+    if isinstance(n_keep, bool) or not isinstance(n_keep, Integral):
+        raise ValueError(f"n_keep is {n_keep!r}, and must be an integer from 0 to the number of scores")
     everywhere = torch.ones(t.shape, dtype=torch.bool, device=t.device)
     return put_(torch.zeros_like(everywhere), highest(t, n_keep, everywhere), True)
 
@@ -255,5 +245,7 @@ def bits_to_mask(
 ) -> torch.Tensor: # Bool tensor
     "The mask of `shape` that `bits` hold"
     n = math.prod(shape)
-    if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),): raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape {tuple(bits.shape)}, and those of a mask of shape {tuple(shape)} must be one of uint8 of shape ({-(-n//8)},)")
+    if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),):
+        raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape {tuple(bits.shape)}, "
+            f"and those of a mask of shape {tuple(shape)} must be one of uint8 of shape ({-(-n//8)},)")
     return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=n)).bool().view(shape).to(bits.device)

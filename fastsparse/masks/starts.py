@@ -48,7 +48,6 @@ def checkerboard(
 ) -> torch.Tensor: # Bool tensor of `p`'s shape
     "A mask of evenly spaced live weights, for `mask_init=`"
     s,shape = as_structure(structure),tuple(p.shape)
-    if n is None: raise ValueError("checkerboard needs n, the number of weights that live")
     if n in (0, p.numel()): return s.top(torch.zeros(shape, device='cpu'), n).to(p.device)
     if isinstance(s, Permuted): return s.unpermute(checkerboard(s.permute(p), n, s.seen(shape)[0]), shape)
     if isinstance(s, Block) and s.ragged(shape):
@@ -75,7 +74,6 @@ def _masks_in(source):
     if isinstance(state.get('model'), dict): state = state['model']
     masks = {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
         and isinstance(v, torch.Tensor)}
-    if not masks: raise ValueError("source has no masks, which are tensors with names that end in '_mask'")
     return masks
 
 def masks_like(
@@ -85,9 +83,10 @@ def masks_like(
     "The masks of another model, or as many live weights in each parameter"
     masks = _masks_in(source)
     def _f(p, name, generator=None, structure=None, **kwargs):
-        if name not in masks: raise ValueError(f"source has no {name}_mask, only masks of {', '.join(masks)}")
+        if name not in masks: raise ValueError(f"source has no {name}_mask, only masks of {', '.join(masks) or 'nothing'}")
         mask = masks[name]
-        if mask.shape!=p.shape: raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}")
+        if mask.shape!=p.shape:
+            raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}")
         if shuffle:
             s = as_structure(structure)
             mask = s.top(torch.rand(mask.shape, generator=generator, device='cpu'), s.count(mask.shape, count_live(mask)))

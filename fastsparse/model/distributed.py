@@ -160,7 +160,8 @@ class OverRanks:
         rows = _rows_of_unit(inner, self.shape)
         if rows is None or ranks.each%rows and ranks.each<self.shape[0]:
             fix = '' if rows is None else f", or share out a multiple of {rows} rows to each"
-            raise ValueError(f"the structure {str(inner)!r} has groups that lie in more than one of {ranks.size} ranks with {ranks.each} of {self.shape[0]} rows each: take one whose groups lie in a row, such as '2:4' or 'fan-in'{fix}")
+            raise ValueError(f"the structure {str(inner)!r} has groups that lie in more than one of {ranks.size} ranks with {ranks.each} "
+                f"of {self.shape[0]} rows each: take one whose groups lie in a row, such as '2:4' or 'fan-in'{fix}")
 
     def __getattr__(self, k): return getattr(self.__dict__['inner'], k)
     def __str__(self): return str(self.inner)
@@ -300,7 +301,8 @@ def check_single(
 ):
     "A `ValueError` unless `f` looks at each weight by itself"
     if f is None or needs_of(f).elementwise or _one_of(f, _by_place): return
-    raise ValueError(f"{setting} is {_called(f)}, which doesn't say that it looks at each weight by itself, and a rank has some rows of a sharded weight only: "
+    raise ValueError(f"{setting} is {_called(f)}, which doesn't say that it looks at each weight by itself, "
+        "and a rank has some rows of a sharded weight only: "
         "take another score, write @declares(elementwise=True) above yours if it does, or train data parallel instead of fully_shard")
 
 # %% ../../nbs/24_model.distributed.ipynb #ce753b28
@@ -332,7 +334,9 @@ def ranks_of(
 ) -> Ranks:
     "Who owns the rows of `p`; a `ValueError` if it is sharded in another way"
     at = [i for i,o in enumerate(p.placements) if not o.is_replicate()]
-    if len(at)!=1 or not p.placements[at[0]].is_shard(0): raise ValueError(f"a parameter of shape {tuple(p.shape)} is placed as {p.placements}, and masks can be sharded by rows only: leave shard_placement_fn out, and tensor parallel layers dense")
+    if len(at)!=1 or not p.placements[at[0]].is_shard(0):
+        raise ValueError(f"a parameter of shape {tuple(p.shape)} is placed as {p.placements}, and masks can be sharded by rows only: "
+            "leave shard_placement_fn out, and tensor parallel layers dense")
     known,key = _ranks.setdefault(p.device_mesh, {}),(at[0],p.shape[0])
     if key not in known: known[key] = Ranks(p.shape[0], p.device_mesh.get_group(at[0]), p.to_local().device)
     return known[key]
@@ -367,7 +371,8 @@ class ShardedMask(DenseMask):
     def strayed(self, p): return not _is_sharded(p)
 
 # %% ../../nbs/24_model.distributed.ipynb #1ceb9b98
-_fsdp1_error = "the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens weights, so that masks can't follow: take torch.distributed.fsdp.fully_shard (FSDP2)"
+_fsdp1_error = ("the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens weights, so that masks can't follow: "
+    "take torch.distributed.fsdp.fully_shard (FSDP2)")
 
 def _fsdp_params(model):
     "Module, attribute and sharded parameter of each weight that `fully_shard` handles in `model`"
@@ -473,13 +478,16 @@ class Shards(Storage):
     def _share(self, f, res, mask, ranks):
         "A share of all ranks: a mean over live weights, or their number"
         live = count_live(mask)
-        total,n = ranks.added(torch.tensor([res*(live if _base(f) in _means else 1), live], dtype=torch.double, device=ranks.device)).tolist()
+        mine = res*(live if _base(f) in _means else 1),live
+        total,n = ranks.added(torch.tensor(mine, dtype=torch.double, device=ranks.device)).tolist()
         return total/max(n, 1) if _base(f) in _means else total
 
     def distribution(self, f):
         "`f`, or what does the same over ranks"
         if _base(f) is global_sparsity: return partial(_global_over_ranks, **getattr(f, 'keywords', {}))
-        if wants(f, 'scores'): raise ValueError(f"sparse_f is {_called(f)}, which compares scores across layers, and weights are sharded: take 'global', or one that goes by sizes, such as 'erk'")
+        if wants(f, 'scores'):
+            raise ValueError(f"sparse_f is {_called(f)}, which compares scores across layers, and weights are sharded: "
+                "take 'global', or one that goes by sizes, such as 'erk'")
         return f
 
     def check_method(self, p, m):
@@ -488,10 +496,13 @@ class Shards(Storage):
         check_single(m.keep_score_f, 'keep_score_f')
         check_single(m.grow_score_f, 'grow_score_f')
         shares = (*_means, nonzero_redistribution)
-        if m.redistribute_f is not None and _base(m.redistribute_f) not in shares: raise ValueError(f"redistribute_f is {_called(m.redistribute_f)}, and over ranks it must be one of {', '.join(f.__name__ for f in shares)}")
+        if m.redistribute_f is not None and _base(m.redistribute_f) not in shares:
+            raise ValueError(f"redistribute_f is {_called(m.redistribute_f)}, and over ranks it must be one of "
+                f"{', '.join(f.__name__ for f in shares)}")
         start = m.grow_init_f
         if callable(start) and not needs_of(start).reads_initial and not needs_of(start).elementwise and _called(start)!='given_value':
-            raise ValueError(f"grow_init_f is {_called(start)}, which doesn't say that it looks at each weight by itself: take a number, initial_value, given_value, or write @declares('start', elementwise=True) above it")
+            raise ValueError(f"grow_init_f is {_called(start)}, which doesn't say that it looks at each weight by itself: "
+                "take a number, initial_value, given_value, or write @declares('start', elementwise=True) above it")
         self.distribution(m.sparse_f)
 
     def checksum(self, mask):

@@ -58,7 +58,8 @@ def handler_of(
 def _check_mask(o):
     shape = handler(o).shape if o.mask.shape!=o.p.shape and (handler_of(o.p) or hasattr(o.module, 'handler_for')) else o.p.shape
     if o.mask.dtype in (torch.bool, torch.uint8) and o.mask.shape==shape: return
-    raise ValueError(f"{o.name}_mask is a tensor of {str(o.mask.dtype).removeprefix('torch.')} of shape {tuple(o.mask.shape)}, and must be one of bool of the parameter's shape, {tuple(o.p.shape)}: register mask_from_tensor(mask)")
+    raise ValueError(f"{o.name}_mask is a tensor of {str(o.mask.dtype).removeprefix('torch.')} of shape {tuple(o.mask.shape)}, "
+        f"and must be one of bool of the parameter's shape, {tuple(o.p.shape)}: register mask_from_tensor(mask)")
 
 # %% ../../nbs/21_model.enforcement.ipynb #a8110bfa
 class Storage:
@@ -234,7 +235,8 @@ class MaskHandler:
         other = handler_of(p)
         tied = other is not None and other.module is not self.module and self.mask is not None and other.mask is not None
         if tied and not self.mask.equal(other.mask):
-            raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has another mask: tie weights before sparsify_model, "
+            raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, "
+                "which has another mask: tie weights before sparsify_model, "
                 "or call unsparsify_parameter for one of the two first")
 
     def check(self): raise NotImplementedError
@@ -271,7 +273,8 @@ def computed_weights(
     m:nn.Module, # A module
 ) -> list: # Of each: its name in `m`, what it has, and the call that undoes it
     "Weights of `m` that are computed from its other parameters"
-    found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')") for a in getattr(m, 'parametrizations', ())]
+    found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')")
+        for a in getattr(m, 'parametrizations', ())]
     for a in (k[:-2] for k in m._parameters if k.endswith('_g') and f'{k[:-2]}_v' in m._parameters):
         found.append((a, 'has a weight norm', f"torch.nn.utils.remove_weight_norm(module, '{a}')"))
     for a in (k[:-5] for k in m._parameters if k.endswith('_orig')):
@@ -290,8 +293,11 @@ def refuse_lost(
     for a,what,undo in computed_weights(m):
         if a!=attr or attr in m._parameters: continue
         if what=='is pruned': undo = f"{undo} and then {mask_gone}, since its mask took the place of the one it had"
-        raise ValueError(f"{name} was made sparse, and {what} since then, so that it is computed and dead weights come back: call {undo}, or unsparsify(model) to train it dense")
-    if shown and attr in m._parameters and f'{attr}_mask' not in m._buffers: raise ValueError(f"{name} was made sparse, and its mask was taken away (torch.nn.utils.prune.remove does so): call {mask_gone} to keep its zeros, or unsparsify(model) to train it dense")
+        raise ValueError(f"{name} was made sparse, and {what} since then, so that it is computed and dead weights come back: "
+            f"call {undo}, or unsparsify(model) to train it dense")
+    if shown and attr in m._parameters and f'{attr}_mask' not in m._buffers:
+        raise ValueError(f"{name} was made sparse, and its mask was taken away (torch.nn.utils.prune.remove does so): "
+            f"call {mask_gone} to keep its zeros, or unsparsify(model) to train it dense")
 
 def refuse_computed(
     model:nn.Module, # Any module
@@ -374,7 +380,9 @@ class DenseMask(MaskHandler):
         if self.on_grad is not None: self.on_grad(self.p)
 
     @property
-    def grad_is_masked(self): return self.grad_stamp is not None and self.grad_stamp[0]() is self.p.grad and self.grad_stamp[1]==version_of(self.p.grad)
+    def grad_is_masked(self):
+        stamp,g = self.grad_stamp,self.p.grad
+        return stamp is not None and stamp[0]() is g and stamp[1]==version_of(g)
 
     def mask_grad(self):
         "Make the gradient of dead weights zero, unless it is so already"
@@ -394,7 +402,8 @@ class DenseMask(MaskHandler):
         known = keeps_zero(opt)
         if not known: self.slow_optimizer = type(base_opt(opt)).__name__
         state = base_opt(opt).state
-        dense = self.keep_dense_grad and self.p.grad is not None and not self.grad_is_masked  # it waits for an update, and another optimizer stepped
+        # it waits for an update, and another optimizer stepped
+        dense = self.keep_dense_grad and self.p.grad is not None and not self.grad_is_masked
         if self.dense_history or dense or not known or self.clean.get(opt) is not state:
             held = slow_weights(opt, self.p) if self.dense_history else state_tensors(opt, self.p)
             for t in [self.p, *held]: zero_dead_(t, self.mask)
@@ -628,12 +637,14 @@ def _with_masks(module):
     return (m for m in module.modules() if any(k.endswith('_mask') and k.removesuffix('_mask') in m._parameters for k in m._buffers))
 
 # %% ../../nbs/21_model.enforcement.ipynb #ce1cb5ff
-dense_ways_text = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; fastsparse.prune.tickets.rewind(model, state) keeps the masks on purpose, and drops these values")
+dense_ways_text = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; "
+    "fastsparse.prune.tickets.rewind(model, state) keeps the masks on purpose, and drops these values")
 
 def _check_file_mask(name, mask):
     if not isinstance(mask, torch.Tensor) or mask.dtype==torch.bool: return
     way = 'load unpack_masks(state)' if mask.dtype==torch.uint8 else 'load mask.bool()'
-    raise ValueError(f"{name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be one of bool, which is True where a weight lives: {way}")
+    raise ValueError(f"{name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be one of bool, "
+        f"which is True where a weight lives: {way}")
 
 def check_masks_of_load(
     os:list, # `ParamRef` parameters
@@ -649,14 +660,17 @@ def check_masks_of_load(
             t = state.get(f'{prefix}{n}')
             if own in state or not isinstance(t, torch.Tensor) or t.shape!=o.mask.shape or t.is_meta: continue
             n_lost = int((t.detach().ne(0)&~o.mask.to(t.device)).sum())
-            if n_lost: raise ValueError(f"{prefix}{n} comes without its mask, {o.name}_mask, and {n_lost} of its values that are not zero would be lost, where weights are dead in this model: {dense_ways_text}")
+            if n_lost:
+                raise ValueError(f"{prefix}{n} comes without its mask, {o.name}_mask, and {n_lost} of its values that are not zero would "
+                    f"be lost, where weights are dead in this model: {dense_ways_text}")
 
 # %% ../../nbs/21_model.enforcement.ipynb #6a3c49be
 class MaskHooks:
     "A forward pre-hook on the root of a model, and the handlers of its masked parameters"
     attached = weakref.WeakSet()
     def __init__(self, names=()):
-        self.by_name,self.paths = dict.fromkeys(names),[]  # handlers, none before it is attached; modules on the way to them, with their parents
+        self.by_name = dict.fromkeys(names)  # handlers, none before it is attached
+        self.paths = []  # modules on the way to them, with their parents
         self.root,self.kind,self.handles,self.trying = None,None,[],False
         self.source,self.place,self.copies,self.written = None,None,weakref.WeakSet(),{}
         self.versions = weakref.WeakKeyDictionary()  # of the parts of a copy, when its masks were right
@@ -706,7 +720,9 @@ class MaskHooks:
         self.register_load_hooks(model)
         masked,now = {id(o.p) for o in os},dict(model.named_parameters(remove_duplicate=False))
         for n in (n for n in had if n in now and id(now[n]) not in masked):
-            warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: sparsify_parameter(model, '{n}', ...) makes it sparse; call unsparsify_parameter(model, '{n}') before you replace a layer by a dense one")
+            warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: "
+                f"sparsify_parameter(model, '{n}', ...) makes it sparse; "
+                f"call unsparsify_parameter(model, '{n}') before you replace a layer by a dense one")
 
     def register_load_hooks(self, model):
         "Listen for loads into `model` and into parts of it that hold masks"
@@ -756,7 +772,9 @@ class MaskHooks:
         model = None if source is None or source.root is None else source.root()
         theirs = {} if model is None else {o.name:o for o in masked_params(model)}
         if odd := first(o.name for o in os if o.name not in theirs or theirs[o.name].shape!=o.shape):
-            raise ValueError(f"{odd}_mask was averaged with other masks, and the model that this is a copy of is gone or has other parameters: keep that model as long as the average, or average without buffers (AveragedModel(model, use_buffers=False), ModelEmaV3)")
+            raise ValueError(f"{odd}_mask was averaged with other masks, and the model that this is a copy of is gone or has other "
+                "parameters: keep that model as long as the average, or average without buffers (AveragedModel(model, use_buffers=False), "
+                "ModelEmaV3)")
         for o in os:
             for k in ('mask','sparsity'): o.module._buffers[f'{o.attr}_{k}'].copy_(theirs[o.name].module._buffers[f'{o.attr}_{k}'])
             zero_dead_(o.p, o.mask)
@@ -774,7 +792,9 @@ class MaskHooks:
         self.by_name,self.handles = {},[]
 
 # %% ../../nbs/21_model.enforcement.ipynb #16c26677
-def _version(m): return sum(version_of(t) for t in (*m._parameters.values(), *m._buffers.values()) if t is not None and not t.is_inference())
+def _version(m):
+    ts = (*m._parameters.values(), *m._buffers.values())
+    return sum(version_of(t) for t in ts if t is not None and not t.is_inference())
 
 def _versions(o):
     "How often weight, mask and sparsity were written to, and how often each is in a fresh copy"

@@ -83,8 +83,6 @@ def save_delta(
 ) -> Path: # The file
     "Write what fine-tuning has changed"
     state,delta = module_of(model).state_dict(),{}
-    if not (isinstance(base, dict) and all(isinstance(k, str) for k in base)):
-        raise TypeError(f"base is {type(base).__name__}, and must be the state_dict() of the base: copy it before fine-tuning")
     if odd := sorted(state.keys()^base.keys()):
         way = 'pass the state_dict() of the same model before fine-tuning'
         if odd[0].endswith('_mask'): way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then'
@@ -105,7 +103,6 @@ def _found(k, state, places, values):
     "Row-major places of the tensor `k`, and its values there"
     mask = state.get(f'{k}_mask')
     live = torch.arange(state[k].numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
-    if places is not None and places.dtype not in (torch.int16, torch.int32): raise ValueError(f"{k} has places that are no whole numbers")
     at = live if places is None else live[places.long()]
     if values.dtype!=state[k].dtype or values.shape!=at.shape:
         raise ValueError(f"{k} has {tuple(values.shape)} values of {values.dtype} for {len(at)} places, "

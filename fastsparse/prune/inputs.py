@@ -17,6 +17,7 @@ from fastcore.basics import *
 from fastsparse.model.layers import layer_of
 from fastsparse.model.running import evaluating,split_batch
 from fastsparse.model.sparsify import module_of
+from fastsparse.masks.checks import need_number
 from fastsparse.prune.magnitude import Goal
 from functools import partial
 from itertools import count
@@ -26,15 +27,6 @@ from torch import nn
 from torch.nn import functional as F
 
 # %% ../../nbs/61_prune.inputs.ipynb #b52f5a11
-def check_count(
-    name:str, # What an error calls it
-    v, # An integer from 1
-    usual:int, # What an error proposes
-):
-    "A `ValueError` unless `v` is an integer from 1"
-    if isinstance(v, bool) or not isinstance(v, int) or v<1:
-        raise ValueError(f"{name} is {v!r}, and must be an integer from 1, e.g. {usual}")
-
 def n_items(b):
     "Items of a batch: the length of the first tensor in it"
     if isinstance(b, torch.Tensor): return len(b) if b.ndim else 1
@@ -53,7 +45,8 @@ class Calibration:
         if data is None and isinstance(model, nn.Module):
             raise ValueError("data is None, and only a Learner brings its own: "
                 "pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
-        for k,v,usual in (('n_samples',n_samples,256), ('bs',bs,32)): check_count(k, v, usual)
+        need_number('n_samples', n_samples, 1, whole=True)
+        need_number('bs', bs, 1, whole=True)
         data,self.model = model.dls if data is None else data,module_of(model)
         self.loop,self.batches,self.i = None,[],0
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data

@@ -16,7 +16,7 @@ from fastsparse.masks.apportion import share_out
 from fastsparse.masks.selection import top_k_mask,zero_dead_
 from fastsparse.masks.structures import NM
 from fastsparse.model.layers import axes_of
-from fastsparse.prune.inputs import Calibration,check_count,layer_calls,layers_in_order,OutOfStep,product_of,stages_of,Unreached
+from fastsparse.prune.inputs import Calibration,layer_calls,layers_in_order,OutOfStep,product_of,stages_of,Unreached
 from fastsparse.prune.magnitude import plan_pruning,take_masks
 from functools import partial
 from warnings import warn
@@ -198,6 +198,6 @@ def prune_sparsegpt(
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune, and let the weights that live make up for what is lost"
-    check_count('block', block, 128)
+    need_number('block', block, 1, whole=True)
     need_number('damp', damp, 0)
     return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, also)

@@ -82,12 +82,6 @@ def global_masks(
     mask = top_k_mask(torch.cat([scores[o.name].reshape(-1) for o in free]), sum(o.n for o in free))
     return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
 
-def check_ranking(ranking):
-    "A `ValueError` unless `ranking` is a function; for methods that read data before they rank"
-    if not callable(ranking):
-        raise ValueError(f"ranking is {ranking!r}, and must be a function: "
-            "layer_masks, global_masks, or f(scores, plan) that returns masks by name")
-
 # %% ../../nbs/60_prune.magnitude.ipynb #447051de
 def take_masks(model, plan, masks):
     "Make `model` sparse with the masks of a plan"
@@ -103,12 +97,8 @@ def prune_by(
     "Prune by scores, the lowest first"
     planned = isinstance(target, list) and isinstance(first(target), Goal)
     plan = target if planned else plan_pruning(model, target, also)
-    check_ranking(ranking)
     if callable(scores): scores = {o.name: scores(o.p) for o in plan}
-    for o in plan:
-        if o.name not in scores:
-            raise ValueError(f"scores lack {o.name}: give one for each of {', '.join(o.name for o in plan)}, or leave it dense by a rule")
-        check_score(scores[o.name], o.masked)
+    for o in plan: check_score(scores[o.name], o.masked)
     return take_masks(model, plan, ranking({o.name: scores[o.name].detach() for o in plan}, plan))
 
 # %% ../../nbs/60_prune.magnitude.ipynb #e9481422

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from fastai.torch_core import to_device
 from fastcore.basics import *
 from fastsparse.kernels.timing import shown
-from fastsparse.masks.checks import need_functions
+from fastsparse.masks.checks import need_number
 from fastsparse.masks.selection import top_k_mask,zero_dead_
 from fastsparse.model.running import call_model,preserved
 from fastsparse.model.sparsify import module_copy,module_of
-from fastsparse.prune.inputs import Calibration,check_count,n_items
-from fastsparse.prune.magnitude import check_ranking,global_masks,plan_pruning,prune_by
+from fastsparse.prune.inputs import Calibration,n_items
+from fastsparse.prune.magnitude import global_masks,plan_pruning,prune_by
 from functools import partial
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel
@@ -47,8 +47,6 @@ def _losses(calib, loss_func, progress):
 
 def _prune_by_loss(score, model, target, data, loss_func, n_samples, bs, ranking, progress, also):
     "Prune by a score of a plan, examples and a loss function"
-    check_ranking(ranking)
-    if loss_func is not None: need_functions(loss_func=loss_func)
     plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
     if loss_func is None and not isinstance(model, nn.Module): loss_func = getattr(model, 'loss_func', None)
     return prune_by(model, score(plan, calib, loss_func, progress), plan, ranking)
@@ -153,7 +151,7 @@ def prune_synflow(
     also=None, # As in `sparsify_model`
 ): # `Hooks`
     "Prune what carries the least flow, in many rounds"
-    check_count('rounds', rounds, 100)
+    need_number('rounds', rounds, 1, whole=True)
     plan = plan_pruning(model, target, also)
     if xb is None and isinstance(model, nn.Module):
         raise ValueError("xb is None, and only a Learner brings its own: pass a batch, of which only the shape of an item counts")

@@ -8,9 +8,11 @@ __all__ = []
 # %% ../../nbs/64_prune.sensitivity.ipynb #b690b852
 import matplotlib.pyplot as plt,pandas as pd,torch
 from fastsparse.kernels.timing import shown
+from fastsparse.masks.checks import need_number
 from fastsparse.masks.scores import weight_magnitude
 from fastsparse.masks.selection import n_live,top_k_mask,zero_dead_
 from fastsparse.prune.magnitude import plan_pruning
+from fastsparse.train.method import check_sparsity
 
 # %% ../../nbs/64_prune.sensitivity.ipynb #07541335
 def sensitivity(
@@ -22,8 +24,7 @@ def sensitivity(
     progress:bool=None, # Show a progress bar? None does where it takes long
 ) -> pd.DataFrame: # A row for each parameter, a column for each sparsity; sparsity 0 is the model as it is
     "How good is the model with one layer pruned?"
-    if bad := [s for s in sparsities if isinstance(s, bool) or not isinstance(s, (int,float)) or not 0<=s<1]:
-        raise ValueError(f"sparsities has {bad[0]!r}, and must hold numbers in [0,1): the fractions of a layer that are dead, e.g. 0.8")
+    for s in sparsities: check_sparsity(s)
     plan,base = plan_pruning(model, target),eval_f(model)
     rows = {}
     for o in shown(plan, progress, leave=False):
@@ -45,7 +46,7 @@ def sensitivity_rules(
     allowed:float, # By how much a layer's pruning may lower the number, 0 or more
 ) -> dict: # Name → sparsity, or None where even the lowest costs too much
     "The highest sparsity that each layer can take"
-    if not allowed>=0: raise ValueError(f"allowed is {allowed}, and must be 0 or more: by how much a layer's pruning may lower the number")
+    need_number('allowed', allowed, 0)
     best = {name: max([s for s in table.columns if row[s]>=row[0.]-allowed]) for name,row in table.iterrows()}
     return {k: v or None for k,v in best.items()}
 

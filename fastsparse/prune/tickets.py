@@ -9,7 +9,6 @@ __all__ = ['prune_to', 'find_ticket']
 import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
-from fastsparse.masks.checks import need_functions
 from fastsparse.masks.distributions import as_distribution,global_sparsity
 from fastsparse.masks.registry import call_with,get_part,wants
 from fastsparse.masks.scores import output_magnitude
@@ -35,7 +34,8 @@ def prune_to(
     check_sparsity(sparsity)
     refuse_learned(os)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
-    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
+    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr),
+        structure=structure)
         for o in os]
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o)
@@ -87,7 +87,6 @@ def find_ticket(
     "Turn `model` into a ticket of `sparsity`, ready to be trained"
     check_sparsity(sparsity)
     sparse_f = as_distribution(sparse_f)
-    need_functions(train=train, sparse_f=sparse_f, **({} if warm_up is None else dict(warm_up=warm_up)))
     if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
     masks = [o.mask for o in masked_params(model)]
     density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.

@@ -33,8 +33,6 @@ from torch.utils.flop_counter import flop_registry
 def _find_mask(owners, name, shape):
     "The mask that one of `owners`, tuples `(module, attribute)` of one parameter, holds now"
     mask = first(mask for m,attr in owners if (mask := getattr(m, f'{attr}_mask', None)) is not None)
-    if mask is not None and mask.shape!=shape:
-        raise ValueError(f"{name}_mask has shape {tuple(mask.shape)}, and must have its parameter's, {tuple(shape)}")
     return mask
 
 class WeightView:
@@ -199,7 +197,8 @@ class FlopRecorder(TorchDispatchMode):
 def _decomposes(func, args):
     "Is `func` made of other operations?"
     if not (isinstance(func, torch._ops.OpOverload) and func._can_decompose()): return False
-    if any(isinstance(a, torch.Tensor) and a.is_nested for a in args): raise ValueError("nested tensors can't be counted: pass padded or packed ones")
+    if any(isinstance(a, torch.Tensor) and a.is_nested for a in args):
+        raise ValueError("nested tensors can't be counted: pass padded or packed ones")
     return True
 
 # %% ../../nbs/50_report.flops.ipynb #4aef7eff
@@ -295,6 +294,7 @@ def _shapes(x):
 class FlopsCounter(Callback):
     "Adds up the forward FLOPs of the training batches"
     order,run_valid,_stateattrs = Recorder.order+1,False,('profiles',)
+    columns = ['fwd_flops']
     def __init__(self,
         sparse=True, # Live weights only? Otherwise as if no weight were masked
         verbose=False, # Add the running total to the recorder's output, as column `fwd_flops`?
@@ -308,11 +308,12 @@ class FlopsCounter(Callback):
         return self.n_flops
 
     def before_fit(self):
-        "Rest in `lr_find` and `get_preds`; name the column"
+        "Rest in `lr_find` and `get_preds`; name the columns"
         self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
         if not (self.run and self.verbose): return
         names = self.recorder.metric_names
-        names.insert(names.index('valid_loss') if 'valid_loss' in names else 2, 'fwd_flops')
+        i = names.index('valid_loss') if 'valid_loss' in names else 2
+        for k,name in enumerate(self.columns): names.insert(i+k, name)
 
     def before_train(self): self.profiles = {}
 
@@ -349,13 +350,17 @@ def train_flops(
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
     if isinstance(preset, str): preset = find_method(preset)
-    if not isinstance(preset, (Mapping,type(None))): raise TypeError(f"preset is {preset!r}, and must be a dict of the callback's keywords such as RigL_presets, a name such as 'rigl', or None")
-    if not 0<=sparse_fwd<=dense_fwd: raise ValueError(f"sparse_fwd is {sparse_fwd}, and must lie in [0,{dense_fwd}], up to dense_fwd: pass the sparse count first")
+    if not 0<=sparse_fwd<=dense_fwd:
+        raise ValueError(f"sparse_fwd is {sparse_fwd}, and must lie in [0,{dense_fwd}], up to dense_fwd: pass the sparse count first")
     k = 0 if preset is None else dense_batches(**{o:preset.get(o, default) for o,default in _parts.items()})
     if k in (0,math.inf): return 2*sparse_fwd+(dense_fwd if k else sparse_fwd)
-    if preset.get('updates') is not None: raise ValueError(f"updates is {preset['updates']!r}, and the formula wants updates at equal intervals: pass batches_per_update= instead, or play the run through with predict_cost")
+    if preset.get('updates') is not None:
+        raise ValueError(f"updates is {preset['updates']!r}, and the formula wants updates at equal intervals: "
+            "pass batches_per_update= instead, or play the run through with predict_cost")
     every = preset.get('batches_per_update')
-    if every is None or every<1: raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for dense gradients are read at each update: pass dict(preset, batches_per_update=100)")
+    if every is None or every<1:
+        raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for dense gradients are read at each update: "
+            "pass dict(preset, batches_per_update=100)")
     if isinstance(every, Interval) and n_steps is not None:
         every = every.resolve(n_steps, preset.get('stop_pct', .75), preset.get('replace_step', True))
     return 3*sparse_fwd+min(k, every+1)*(dense_fwd-sparse_fwd)/(every+1)

@@ -43,7 +43,8 @@ markers = 'osD^vP'
 def _image_shape(n, shape):
     "Rows and columns of an image of `n` pixels; None if it isn't one"
     if shape is not None:
-        if math.prod(shape)!=n: raise ValueError(f"image_shape is {shape}, which are {math.prod(shape)} pixels, and the first layer has {n} inputs")
+        if math.prod(shape)!=n:
+            raise ValueError(f"image_shape is {shape}, which are {math.prod(shape)} pixels, and the first layer has {n} inputs")
         return tuple(shape)
     side = math.isqrt(n)
     return (side,side) if side*side==n and n>=16 else None
@@ -146,8 +147,10 @@ def animate_masks(
 ) -> Path: # The file
     "A moving picture of the masks of one parameter"
     names = [n for n,_ in history.params]
-    if not history.keep_masks or not history.masks: raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
-    if parameter not in names and parameter not in range(len(names)): raise ValueError(f"parameter is {parameter!r}, and must be one of {', '.join(names)}, or a place from 0 to {len(names)-1}")
+    if not history.keep_masks or not history.masks:
+        raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
+    if parameter not in names and parameter not in range(len(names)):
+        raise ValueError(f"parameter is {parameter!r}, and must be one of {', '.join(names)}, or a place from 0 to {len(names)-1}")
     if Path(path).suffix!='.gif': raise ValueError(f"path is {str(path)!r}, and must end in .gif")
     i = names.index(parameter) if parameter in names else parameter
     frames = [_frame(o[i], history.params[i][1], image_shape) for o in history.masks]

@@ -35,8 +35,8 @@ class DynamicSparseTrainingCallback(Callback):
     Raises
     ------
     ValueError
-        When it is made: a setting that no fit could take. When a fit begins: a model without masks (call `sparsify_model` first, or pass `sparsity=`),
-        an optimizer without its parameters, a structure that its masks break, or a saved state of another run.
+        When it is made: a setting that no fit could take. When a fit begins: a model without masks (call `sparsify_model` first, or
+        pass `sparsity=`), an optimizer without its parameters, a structure that its masks break, or a saved state of another run.
     TypeError
         A setting that no method has.
 
@@ -55,7 +55,8 @@ class DynamicSparseTrainingCallback(Callback):
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
         sparse_modules=None, # Modules whose connections may move, all with masks by default; masks elsewhere stay
-        batches_per_update:int=None, # Batches from one update to the next; None is the method's, or once an epoch, more often in a short fit
+        # Batches from one update to the next; None is the method's, or once an epoch, more often in a short fit
+        batches_per_update:int=None,
         initial_drop_grow_pct:float=..., # Fraction of live weights dropped and grown at first, in [0,1], .3; it falls along a cosine
         stop_pct:float=..., # Fraction of the fit after which the topology rests, in (0,1], .75
         keep_score_f=..., # Which live weights stay: a score or its name; `fisher_saliency`, or `weight_magnitude` if nothing grows
@@ -73,8 +74,8 @@ class DynamicSparseTrainingCallback(Callback):
         need_choice('scale_rates', scale_rates, (None,True,False))
         if not isinstance(sparse_compute, (dict,bool,type(None))):
             raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule), True (measured), False or a plan")
-        given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f, grow_score_f=grow_score_f,
-            redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
+        given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
+            grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
         given = {k:v for k,v in given.items() if v is not ...}
         grows = given.get('grow_score_f', gradient_magnitude) is not None
         usual = dict(batches_per_update=None, grow_score_f=gradient_magnitude,
@@ -116,8 +117,8 @@ class DynamicSparseTrainingCallback(Callback):
         self._make_engine(len(self.dls.train))
         if self.repair and not self.resumed: self._repair()
         if not self.resumed: self._take_rates()
-        # before the model is wrapped
-        if self.plan is not None or self.compute and dist.is_available() and dist.is_initialized(): self._start_compute(batch_of(self.learn))
+        wrapped_later = self.compute and dist.is_available() and dist.is_initialized()
+        if self.plan is not None or wrapped_later: self._start_compute(batch_of(self.learn))
         if self.by_rule: self._follow_rule()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 

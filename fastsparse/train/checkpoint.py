@@ -228,12 +228,14 @@ class SparseCheckpoint(Callback):
         path = str(self.path)
         if not self.path.is_file():
             if not self.resume: return
-            raise FileNotFoundError(f"resume is True, and {path!r} is not there: give the path that the run had, or resume=None to start where there is none")
+            raise FileNotFoundError(f"resume is True, and {path!r} is not there: "
+                "give the path that the run had, or resume=None to start where there is none")
         run = read_run(self.path)
         if run.get('finished'):
             if not self.resume: return
             raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None starts anew")
-        if 'fit' not in run: raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
+        if 'fit' not in run:
+            raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
         with reading(self.path, file_of_run): self.check(run)
         return run
 

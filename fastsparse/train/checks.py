@@ -23,18 +23,18 @@ from warnings import warn
 
 # %% ../../nbs/40b_train.checks.ipynb #517615e3
 def check_modules(modules):
-    "A `ValueError` unless `sparse_modules` is a module, modules or None"
-    if hasattr(modules, 'keys'): raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
-    if isinstance(modules, (torch.nn.Module,type(None))): return
-    bad = modules if isinstance(modules, (str,torch.Tensor)) or not hasattr(modules, '__iter__') else first(o for o in modules if not isinstance(o, torch.nn.Module))
-    if bad is not None: raise ValueError(f"sparse_modules holds {bad!r}, and must be modules of the model, or None for all; rules= goes by name")
+    "A `ValueError` if `sparse_modules` are settings that were to be unpacked"
+    if hasattr(modules, 'keys') and not isinstance(modules, torch.nn.Module):
+        raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: "
+            "unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")
 
 def method_rules(rules):
     "Pairs of a pattern and settings"
     if isinstance(rules, tuple) and len(rules)==2 and (rules[1] is None or hasattr(rules[1], 'keys')): rules = [rules]
     pairs = read_rules(rules)
     bad = first(o for o in pairs if not (o[1] is None or hasattr(o[1], 'keys')))
-    if bad: raise ValueError(f"a rule is {bad!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); `configure` makes pairs of plain data")
+    if bad: raise ValueError(f"a rule is {bad!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); "
+        "`configure` makes pairs of plain data")
     return pairs
 
 def make_method(settings):
@@ -43,7 +43,8 @@ def make_method(settings):
     return m
 
 def check_on_update(fs):
-    if bad := [f for f in listify(fs) if not callable(f)]: raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
+    if bad := [f for f in listify(fs) if not callable(f)]:
+        raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
 
 def check_settings(
     settings:dict, # Of a `SparseEngine`, as far as they are given
@@ -68,7 +69,8 @@ def params_inside(
     if modules is None: return os
     inside = {id(sub) for m in ([modules] if isinstance(modules, torch.nn.Module) else modules) for sub in m.modules()}
     found = [o for o in os if id(o.module) in inside]
-    if not found: raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
+    if not found:
+        raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
     return found
 
 def methods_for(
@@ -88,12 +90,12 @@ def methods_for(
 
 # %% ../../nbs/40b_train.checks.ipynb #8906a9f3
 def check_fit(model, opt):
-    "A `ValueError` unless `model` is a module and `opt` an optimizer"
-    if not isinstance(model, torch.nn.Module): raise ValueError(f"model is {model!r}, and must be a torch module, such as learn.model")
+    "A `ValueError` if masks of `model` are learned or its weights computed, or if `opt` is no optimizer"
     for s in storages: s.settle(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
-    if not hasattr(opt, '__dict__') or not hasattr(base_opt(opt), 'param_groups'): raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
+    if not hasattr(base_opt(opt), 'param_groups'):
+        raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
 
 def not_held(
     opt, # An optimizer
@@ -107,14 +109,19 @@ def check_held(model, opt, os):
     "A `ValueError` if `opt` lacks one of `os`; a parameter that is frozen need not be in it"
     missing,held = not_held(opt, os),{id(p) for g in base_opt(opt).param_groups for p in g['params']}
     if os and not missing and any(id(p) in held for p in model.parameters()): return
-    raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
+    raise ValueError(f"the optimizer doesn't hold {missing[0] if missing else 'any parameter of the model'}: "
+        "make it from the parameters of this model, after sparsifying, or leave modules out with sparse_modules=")
 
 def why_dense(
     m:Method, # A method
 ) -> str: # Empty if it can
     "Why a method can't move weights of which only live values are stored"
-    if m.grow_state_f: return "grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: pass grow_state_f=None"
-    if m.update_after_step: return "update_after_step=True keeps a dense gradient through the optimizer's step, and a weight that is stored sparse has none: pass update_after_step=False"
+    if m.grow_state_f:
+        return ("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: "
+            "pass grow_state_f=None")
+    if m.update_after_step:
+        return ("update_after_step=True keeps a dense gradient through the optimizer's step, and a weight that is stored sparse has none: "
+            "pass update_after_step=False")
     return ''
 
 def check_storage(m, p, opt):
@@ -123,7 +130,9 @@ def check_storage(m, p, opt):
     if (why := why_dense(m)) and not getattr(handler_of(p), 'dense_state', True):
         raise ValueError(f"{why}, or call remove() of the report of sparse_compute, or store_dense(model)")
     if getattr(handler_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
-        raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, or call remove() of the report of sparse_compute, or store_dense(model)")
+        raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, "
+            "and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, "
+            "or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := needs_of(m.grow_state_f).check: check(p, opt)
 
 # %% ../../nbs/40b_train.checks.ipynb #11fe0b1f
@@ -152,12 +161,14 @@ def check_method(
     is_dense:bool, # Has the model no masks yet?
 ):
     "A `ValueError` if structure, storage or sparsity of a method don't fit the model"
-    end = m.sparsity if m.path is None or isinstance(m.sparsity, numbers.Real) else 0 if engine.n_steps is None else min_max_end(m.path, 0, engine.n_steps)[-1]
+    end = m.sparsity
+    if m.path is not None and not isinstance(end, numbers.Real): end = min_max_end(m.path, 0, engine.n_steps)[-1] if engine.n_steps else 0
     fitting(m.structure, os, end if is_dense else 0)
     for o in os: check_storage(m, o.p, engine.opt)
     def is_legal(o): return storage_of(o.p).structure(structure_of(m.structure, o), o.p).legal(o.mask)
     bad = None if is_dense else first(o for o in os if not (is_legal(o) or count_live(o.mask)==o.p.numel()))
-    if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: pass structure={str(m.structure)!r} to sparsify_model too")
+    if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: "
+        f"pass structure={str(m.structure)!r} to sparsify_model too")
     if m.path is None: return
     lowest,highest,_ = min_max_end(m.path, 0, engine.n_steps or 1)
     check_sparsity(highest)
@@ -175,7 +186,8 @@ def _warn_if_short(m, n_steps):
     last = first(t for t in range(n_steps-1, -1, -1) if m.is_time(t))
     if last is None: warn(f"this run of {n_steps} steps contains no update of the topology: give earlier times, or train longer")
     elif m.path is not None and not math.isclose(reached := m.sparsity_at(last), wanted := m.sparsity_at(n_steps), abs_tol=1e-9):
-        warn(f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, and the schedule goes on to {wanted:.3f}: let it end earlier, or update more often")
+        warn(f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, and the schedule goes on to {wanted:.3f}: "
+            "let it end earlier, or update more often")
 
 def _warn_if_rare(m, engine):
     n_steps,every = engine.n_steps,m.batches_per_update
@@ -184,7 +196,8 @@ def _warn_if_rare(m, engine):
     if gives_one(every): return _warn_if_few(m, n_steps)
     intervals = range(1+m.replace_step, min(every, n_steps))
     n = bisect_left(intervals, True, key=lambda every: not gives_one(every))  # later updates drop less, so the first decides
-    hint = f"the largest batches_per_update that gives one is {intervals[n-1]}" if n else "no batches_per_update gives one: train longer, or start from sparser masks"
+    hint = "no batches_per_update gives one: train longer, or start from sparser masks"
+    if n: hint = f"the largest batches_per_update that gives one is {intervals[n-1]}"
     warn(f"this run of {n_steps} steps contains no update of the topology at batches_per_update={every}; {hint}")
 
 def _warn_if_few(m, n_steps):
@@ -193,12 +206,14 @@ def _warn_if_few(m, n_steps):
     n = sum(1 for _ in islice((t for t in range(every, n_steps, every) if update_due(t, every, n_steps, m.stop_pct)), 5))
     better = Interval(every).resolve(n_steps, m.stop_pct, m.replaces)
     if n<5 and better<every and not isinstance(asked, Interval):
-        warn(f"this run of {n_steps} steps contains {n} update{'s'*(n>1)} of the topology at batches_per_update={every}: it can hardly move; {better} fits such a run")
+        warn(f"this run of {n_steps} steps contains {n} update{'s'*(n>1)} of the topology at batches_per_update={every}: "
+            f"it can hardly move; {better} fits such a run")
 
 def warn_if_gone(slots):
     "Warn if grown weights are to return to values at the start that `sparsify_model` has made zero"
     gone = first(s for s in slots if needs_of(s.method.grow_init_f).reads_initial and s.live<s.n)
-    if gone: warn(f"the initial values of dead weights are gone: {gone.o.name} was made sparse before the engine was made, so grow_init_f starts them at zero; "
+    if gone: warn("the initial values of dead weights are gone: "
+        f"{gone.o.name} was made sparse before the engine was made, so grow_init_f starts them at zero; "
         "pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded brings its own)")
 
 def warn_if_lost(engine) -> bool: # Was there a warning?
@@ -208,7 +223,8 @@ def warn_if_lost(engine) -> bool: # Was there a warning?
     lost = first(gone or not_held(engine.opt, [s.o for s in engine.slots]))
     if lost is None: return False
     where = 'part of the model' if gone else f'held by the {type(base_opt(engine.opt)).__name__}'
-    warn(f"{lost} is no longer {where}, so updates don't reach it: call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
+    warn(f"{lost} is no longer {where}, so updates don't reach it: "
+        f"call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
     return True
 
 def warn_of_missed(
@@ -216,12 +232,16 @@ def warn_of_missed(
     methods:list, # Whose updates just waited, since gradients are not finite
 ):
     "Warn if updates wait for finite gradients that can't come any more, or that didn't come ten times in a row"
-    lost = first(n for n,p in engine.model.named_parameters() if not local_part(p).isfinite().all()) if any(not m.warned for m in methods) else None
+    lost = None
+    if any(not m.warned for m in methods): lost = first(n for n,p in engine.model.named_parameters() if not local_part(p).isfinite().all())
     for m in methods:
         m.missed += 1
         if lost and not m.warned:
             m.warned,zero = True,any(g.get('eps')==0 for g in base_opt(engine.opt).param_groups)
-            warn(f"the topology can't move any more: {lost} holds values that are not finite, and so do all gradients; " + ("with eps=0 the "
-                "optimizer divides zero by zero where a live weight gets no gradient, as behind a unit without live outputs: pass eps=1e-8" if zero
+            warn(f"the topology can't move any more: {lost} holds values that are not finite, and so do all gradients; "
+                "" + ("with eps=0 the optimizer divides zero by zero "
+                "where a live weight gets no gradient, as behind a unit without live outputs: pass eps=1e-8" if zero
                 else "lower the learning rate, or look for what makes them so"))
-        elif m.missed==10: warn("10 updates of the topology in a row could not be done, since gradients were not finite: lower the learning rate, or look for what makes them so")
+        elif m.missed==10:
+            warn("10 updates of the topology in a row could not be done, since gradients were not finite: "
+                "lower the learning rate, or look for what makes them so")

@@ -11,16 +11,18 @@ from contextlib import contextmanager
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.masks.apportion import legal_counts,regrow_counts
+from fastsparse.masks.checks import need_number
 from fastsparse.masks.files import uninterrupted
 from fastsparse.masks.registry import call_with,closest_name,needs_of,wants
 from fastsparse.masks.optimizers import base_opt,grad_history
 from fastsparse.masks.selection import count_live,keyed_generator,local_part
 from fastsparse.model.enforcement import enforce_masks,mask_hooks,masked_params,storage_of
 from fastsparse.model.init import FirstLook,is_fresh,mark_fresh
-from fastsparse.model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask,share_masks,shows_training,starting_masks
+from fastsparse.model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
+from fastsparse.model.sparsify import share_masks,shows_training,starting_masks
 from fastsparse.train.checks import check_fit,check_held,check_method,check_on_update,check_storage,methods_for,params_inside
 from fastsparse.train.checks import warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
-from fastsparse.train.method import check_integer,dense_batches,Method,method_or_auto,settings_of
+from fastsparse.train.method import dense_batches,Method,method_or_auto,settings_of
 from fastsparse.train.param import Move,Scorer,SparseParam
 from fastsparse.train.state import engine_state,load_engine_state
 from torch.nn.parallel import DistributedDataParallel
@@ -91,7 +93,8 @@ class SparseEngine:
         refs = candidates(model) if is_dense else masked_params(model)
         pairs = methods_for(params_inside(refs, sparse_modules), rules, settings_of(method, kwargs, n_steps), model)
         for m,os in pairs:
-            if is_dense and m.sparsity is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
+            if is_dense and m.sparsity is None:
+                raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
             check_held(model, opt, os)
         pairs = [(m.bind(n_steps, batch_size, steps_per_epoch), os) for m,os in pairs]
         for m,os in pairs: check_method(self, m, os, is_dense)
@@ -168,7 +171,9 @@ class SparseEngine:
             n,n_fixed = sum(o.shape.numel() for o in os),sum(o.shape.numel() for o in fixed)
             own = 1-((1-sparsity)*(n+n_fixed)-sum(count_live(o.mask) for o in fixed))/n
             if m.path is not None: own = min(max(own, 0.), 1.)
-        if m.path is None and not 0<=own<1: raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
+        if m.path is None and not 0<=own<1:
+            raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: "
+                f"they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
         return layer_counts(os, own, m.sparse_f, m.structure, **extras)
 
     def targets(self, m, t):
@@ -249,7 +254,8 @@ class SparseEngine:
         with unscaled_grads(self.opt):
             for m,c in collecting:
                 for s in self.slots_of(m):
-                    if s.handler.has_grad: s.grad_accumulators[c.name] = c.add(s.grad_accumulators.get(c.name), *s.handler.gradient(c.dense))
+                    if not s.handler.has_grad: continue
+                    s.grad_accumulators[c.name] = c.add(s.grad_accumulators.get(c.name), *s.handler.gradient(c.dense))
 
     def _update_pending(self):
         "Do the updates that wait, or keep dense gradients for those that come after the step"
@@ -285,7 +291,7 @@ class SparseEngine:
     ) -> list: # The methods that moved something
         "Drop and grow now, with the drop fraction of those steps"
         if not isinstance(times, dict):
-            check_integer(times, 't', ': the step whose drop fraction is meant', least=0)
+            need_number('t', times, 0, whole=True)
             for m in self.methods: self._refuse_masked(m)
             times = {m:times for m in self.methods}
         with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
@@ -304,7 +310,8 @@ class SparseEngine:
         for s in self.slots_of(m):
             stamp = getattr(s.handler, 'grad_stamp', None)
             if stamp is not None and stamp[0]() is s.p.grad and s.p.grad is not None:
-                raise ValueError(f"the gradient of {s.o.name} is masked, and this method grows by the gradients of dead weights: call expect_update() of the engine before the backward")
+                raise ValueError(f"the gradient of {s.o.name} is masked, and this method grows by the gradients of dead weights: "
+                    "call expect_update() of the engine before the backward")
 
     def _choose(self, m, t):
         "The moves of `m` in an update at step `t`"
@@ -335,7 +342,8 @@ class SparseEngine:
         room = [s.n-k for s,k in zip(slots, n_keep)]
         total = min(max(sum(targets)-sum(n_keep), 0), sum(room))
         if not total: return targets
-        shares = [float(self._scorer(m.redistribute_f, s, max(n-k, 0), t, seeded=False).value(s.mask, s.p)) for s,n,k in zip(slots, targets, n_keep)]
+        scorers = [self._scorer(m.redistribute_f, s, max(n-k, 0), t, seeded=False) for s,n,k in zip(slots, targets, n_keep)]
+        shares = [float(f.value(s.mask, s.p)) for f,s in zip(scorers, slots)]
         return [k+g for k,g in zip(n_keep, regrow_counts(shares, total, room))]
 
     def _chosen(self, s, n_keep, target, t):
@@ -356,7 +364,8 @@ class SparseEngine:
         if m.grow_init_f is None: return None
         if isinstance(m.grow_init_f, (int,float)): return torch.full_like(s.p, m.grow_init_f)
         g = keyed_generator(self.seed, s.index, -self.n_updates-1)
-        start = storage_of(s.o.p).call(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module, initial=s.initial, generator=g)
+        start = storage_of(s.o.p).call(m.grow_init_f, s.p, mask=move.mask(), name=s.o.name, module=s.o.module,
+            initial=s.initial, generator=g)
         check_score(start, s.o._replace(p=s.p), 'a start')
         return start
 
@@ -405,7 +414,9 @@ def check_names(
     "A `TypeError` for the first that is no setting of a method"
     known = (set(inspect.signature(SparseEngine).parameters)-{'model','opt','n_steps'})|set(also)
     unknown = sorted(set(settings)-known)
-    if unknown: raise TypeError(f"{unknown[0]!r} is no setting of a method: {closest_name(unknown[0], known, 'take some of '+', '.join(sorted(known)))}")
+    if unknown:
+        raise TypeError(f"{unknown[0]!r} is no setting of a method: "
+            f"{closest_name(unknown[0], known, 'take some of '+', '.join(sorted(known)))}")
 
 # %% ../../nbs/41_train.engine.ipynb #fd969e58
 class UnseenSteps:
@@ -436,7 +447,8 @@ class UnseenSteps:
         self.n_changes += changed
         if changed or self.was is None: self.was = now.clone()
         if self.n_changes<2: return
-        warn(f"the engine has not seen a step of its {type(base_opt(engine.opt)).__name__} while {engine.slots[self.i].o.name} got gradients and changed, so connections rest: call its remove(), "
+        warn(f"the engine has not seen a step of its {type(base_opt(engine.opt)).__name__} while {engine.slots[self.i].o.name} got "
+            "gradients and changed, so connections rest: call its remove(), "
             "and make a new one with the optimizer whose step() trains the model (of a wrapper such as SAM, the one inside)")
 
 # %% ../../nbs/41_train.engine.ipynb #270a5d41
@@ -446,8 +458,9 @@ class DynamicSparseTraining(SparseEngine):
     Raises
     ------
     ValueError
-        A setting that no run could take, a model without masks (call `sparsify_model` first, or pass `sparsity=`), a structure that its masks break,
-        an optimizer that lacks its parameters, calls a closure many times in a step, or has a `DynamicSparseTraining` already.
+        A setting that no run could take, a model without masks (call `sparsify_model` first, or pass `sparsity=`), a structure that
+        its masks break, an optimizer that lacks its parameters, calls a closure many times in a step, or has a `DynamicSparseTraining`
+        already.
     TypeError
         A setting that no method has.
 
@@ -471,7 +484,8 @@ class DynamicSparseTraining(SparseEngine):
     ):
         base = base_opt(opt)
         if not isinstance(base, torch.optim.Optimizer):
-            raise ValueError(f"opt is a {type(base).__name__}, and must be a torch optimizer; with fastai use DynamicSparseTrainingCallback")
+            raise ValueError(f"opt is a {type(base).__name__}, and must be a torch optimizer; "
+                "with fastai use DynamicSparseTrainingCallback")
         closure = inspect.signature(type(base).step).parameters.get('closure')
         if closure is not None and closure.default is closure.empty:
             raise ValueError(f"{type(base).__name__} calls a closure many times in a step, which leaves no gradient to grow by: "
@@ -516,7 +530,8 @@ class DynamicSparseTraining(SparseEngine):
     def state_dict(self): return dict(super().state_dict(), t=self.t)
 
     def load_state_dict(self, state):
-        if isinstance(state, dict) and 't' not in state: raise ValueError("the state has no step: pass one from state_dict() of a DynamicSparseTraining")
+        if isinstance(state, dict) and 't' not in state:
+            raise ValueError("the state has no step: pass one from state_dict() of a DynamicSparseTraining")
         super().load_state_dict(state)
         self.t = state['t']
 

@@ -21,6 +21,7 @@ from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
 from fastsparse.model.running import batch_of,call_model,same_random_state
 from fastsparse.model.sparsify import draw_seed,fitting,module_copy,shows_training,sparsify_model,structure_of
+from fastsparse.masks.checks import need_number
 from numbers import Real
 
 # %% ../../nbs/47_train.fit.ipynb #3b1997c0
@@ -40,11 +41,11 @@ def _density(model):
 def _is_rate(x): return isinstance(x, Real) and not isinstance(x, bool) and 0<x<math.inf
 
 def _check_fit(n_epoch, sparsity, lr, cbs):
-    if isinstance(n_epoch, bool) or not isinstance(n_epoch, int) or n_epoch<1: raise ValueError(f"n_epoch is {n_epoch!r}, and must be an integer from 1: the epochs to train")
-    if isinstance(sparsity, (str,bool)) or sparsity is None: raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
+    need_number('n_epoch', n_epoch, 1, whole=True)
     check_sparsity(sparsity)
     rates = [lr.stop, ifnone(lr.start, lr.stop)] if isinstance(lr, slice) else [] if lr is None else [lr]
-    if not all(map(_is_rate, rates)): raise ValueError(f"lr is {lr!r}, and must be a number above 0, a slice of such numbers, or None for the learner's")
+    if not all(map(_is_rate, rates)):
+        raise ValueError(f"lr is {lr!r}, and must be a number above 0, a slice of such numbers, or None for the learner's")
     bad = [o for o in L(cbs) if not (issubclass(o, Callback) if isinstance(o, type) else isinstance(o, Callback))]
     if bad: raise TypeError(f"cbs holds {bad[0]!r}, and must be a callback or a list of callbacks")
 
@@ -63,7 +64,8 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
         return dict(sparsity=sparsity, sparse_f=sparse_f)
     if path: return dict(sparsity=sparsity)
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
-        raise ValueError("the weights look trained, and a random mask would throw most of that away: pass mask_init='magnitude', or a gradual method such as method='gmp'")
+        raise ValueError("the weights look trained, and a random mask would throw most of that away: "
+            "pass mask_init='magnitude', or a gradual method such as method='gmp'")
     sparsify_model(learn, sparsity, sparse_f, mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
 
@@ -82,7 +84,8 @@ class OwnHypers(Callback):
     "Leave out of a schedule what the optimizer doesn't have"
     order,run_valid = ParamScheduler.order-1,False
     def before_fit(self):
-        for cb in self.learn.cbs.filter(risinstance(ParamScheduler)): cb.scheds = {k:f for k,f in cb.scheds.items() if all(k in h for h in self.opt.hypers)}
+        for cb in self.learn.cbs.filter(risinstance(ParamScheduler)):
+            cb.scheds = {k:f for k,f in cb.scheds.items() if all(k in h for h in self.opt.hypers)}
 
 # %% ../../nbs/47_train.fit.ipynb #5c15c715
 @patch
@@ -105,8 +108,8 @@ def fit_sparse(self:Learner,
     Raises
     ------
     ValueError
-        A sparsity, a learning rate or a setting that no fit could take; weights that look trained, of which random masks would throw most away.
-        The model is left as it was.
+        A sparsity, a learning rate or a setting that no fit could take; weights that look trained, of which random masks would
+        throw most away. The model is left as it was.
 
     References
     ----------
@@ -134,7 +137,8 @@ class _Sweep(Callback):
 
     def after_batch(self):
         self.losses.append(self.loss.item())
-        if len(self.losses)==len(self.mults) or not math.isfinite(self.losses[-1]) or self.losses[-1]>4*min(self.losses): raise CancelFitException()
+        if len(self.losses)==len(self.mults) or not math.isfinite(self.losses[-1]) or self.losses[-1]>4*min(self.losses):
+            raise CancelFitException()
 
 # %% ../../nbs/47_train.fit.ipynb #91110034
 def _smooth(losses, beta=.9):
@@ -168,10 +172,13 @@ def sparse_lr_find(self:Learner,
     show_plot:bool=True, # Plot loss against rate?
 ) -> float: # A tenth of the rate where the smoothed loss is lowest
     "Find a learning rate for a sparse network, e.g. `learn.sparse_lr_find()`"
-    if not (_is_rate(start_lr) and _is_rate(end_lr) and start_lr<end_lr): raise ValueError(f"start_lr is {start_lr!r} and end_lr {end_lr!r}, and must be 0 < start_lr < end_lr, e.g. 1e-5 and 10")
-    if isinstance(num_it, bool) or not isinstance(num_it, int) or num_it<10: raise ValueError(f"num_it is {num_it!r}, and must be an integer from 10: the batches to try")
+    if not (_is_rate(start_lr) and _is_rate(end_lr) and start_lr<end_lr):
+        raise ValueError(f"start_lr is {start_lr!r} and end_lr {end_lr!r}, and must be 0 < start_lr < end_lr, e.g. 1e-5 and 10")
+    need_number('num_it', num_it, 10, whole=True)
     spread = output_spread(self.model, batch_of(self))
-    if spread is not None and spread<1e-4: raise ValueError(f"{type(self.model).__name__} is dead: its outputs have a spread of {spread:.1g}, so losses would be noise: make it sparse by sparsify_model(learn, ...), which repairs the signal")
+    if spread is not None and spread<1e-4:
+        raise ValueError(f"{type(self.model).__name__} is dead: its outputs have a spread of {spread:.1g}, so losses would be noise: "
+            "make it sparse by sparsify_model(learn, ...), which repairs the signal")
     mults = np.geomspace(1, end_lr/start_lr, num_it)
     with as_was(self):
         self.create_opt()

@@ -34,7 +34,6 @@ def given_value(
     **kwargs
 ) -> torch.Tensor: # `values[name]`
     "Start at values of your own"
-    if name not in values: raise ValueError(f"values holds nothing for {name}: pass a tensor for each parameter that grows, such as model.state_dict() before the model is made sparse")
     return values[name].to(p.device)
 
 # %% ../../nbs/42_train.growth.ipynb #75d7becb
@@ -73,7 +72,8 @@ def second_moment_from_live(
 def _check_second(p, opt):
     known = [k for g in base_opt(opt).param_groups for k in ('betas','sqr_mom','alpha') if k in g]
     if known and (_second_moments(p, opt) or not grad_history(opt, p)): return
-    raise ValueError(f"{type(base_opt(opt)).__name__} keeps no second moment of gradients, which second_moment_from_live fills: take Adam, AdamW or RMSprop, or grow_state_f=None")
+    raise ValueError(f"{type(base_opt(opt)).__name__} keeps no second moment of gradients, which second_moment_from_live fills: "
+        "take Adam, AdamW or RMSprop, or grow_state_f=None")
 
 declares('state', check=_check_second)(second_moment_from_live)
 
@@ -94,7 +94,9 @@ def _check_adam(p, opt):
     base = base_opt(opt)
     if is_fastai(base): known = {'adam_step'} <= {getattr(f, 'func', f).__name__ for f in base.cbs} <= _adam_parts
     else: known = type(base) in (torch.optim.Adam, torch.optim.AdamW)
-    if not known: raise ValueError(f"{type(base).__name__} is not an Adam whose bias corrections are known: own_step_count wants torch's Adam or AdamW or fastai's Adam; take one of them, or grow_state_f=None")
+    if not known:
+        raise ValueError(f"{type(base).__name__} is not an Adam whose bias corrections are known: "
+            "own_step_count wants torch's Adam or AdamW or fastai's Adam; take one of them, or grow_state_f=None")
 
 def _steps_made(p, opt): return int(opt_state(opt, p).get('step', 0))
 
@@ -184,8 +186,11 @@ def supar_scales(
     "What SμPar multiplies each weight's learning rate by"
     fans = _fans(model)
     bases = {n:p.numel()/len(p) for n,p in model.named_parameters() if n in fans} if base is None else _fans(base)
-    if missing := [n for n in fans if n not in bases]: raise ValueError(f"base has no weight called {missing[0]}: pass the same architecture, of any width")
-    if empty := [n for n,f in fans.items() if not f]: raise ValueError(f"{empty[0]} has no live weights, so its learning rate would be infinite: leave it dense, or take another distribution")
+    if missing := [n for n in fans if n not in bases]:
+        raise ValueError(f"base has no weight called {missing[0]}: pass the same architecture, of any width")
+    if empty := [n for n,f in fans.items() if not f]:
+        raise ValueError(f"{empty[0]} has no live weights, so its learning rate would be infinite: "
+            "leave it dense, or take another distribution")
     return {n:bases[n]/f for n,f in fans.items()}
 
 # %% ../../nbs/42_train.growth.ipynb #70164646

@@ -12,11 +12,11 @@ from dataclasses import dataclass,field,fields,replace
 from fastai.callback.core import Callback
 from fastcore.basics import *
 from fastcore.meta import delegates
-from fastsparse.masks.checks import need_bools,need_choice
+from fastsparse.masks.checks import need_bools,need_choice,need_number
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.registry import call_with
-from fastsparse.masks.selection import check_sizes,count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
+from fastsparse.masks.selection import count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.structures import as_structure,Unstructured
 from fastsparse.model.enforcement import enforce_masks,handler_of,masked_params
 from fastsparse.model.layers import axes_of
@@ -41,7 +41,8 @@ class Sparseness:
         "The mask that `score` means"
         mask = call_with(self.choose, score.detach(), generator=generator)
         if mask.shape!=score.shape or mask.dtype!=torch.bool:
-            raise ValueError(f"{self} made a mask of {mask.dtype} and shape {tuple(mask.shape)}, and must make bools of the score's shape, {tuple(score.shape)}")
+            raise ValueError(f"{self} made a mask of {mask.dtype} and shape {tuple(mask.shape)}, and must make bools of the score's shape, "
+                f"{tuple(score.shape)}")
         return mask
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +53,8 @@ class TopOf(Sparseness):
     def __post_init__(self):
         s,density = as_structure(self.structure),self.density
         if isinstance(s, Unstructured): s,density = Unstructured(),s.density if density is None else density
-        if density is None and s.sparsity is None: raise ValueError(f"the structure {str(s)!r} has no density of its own: write one before it, as in 'top 0.1 {s}'")
+        if density is None and s.sparsity is None:
+            raise ValueError(f"the structure {str(s)!r} has no density of its own: write one before it, as in 'top 0.1 {s}'")
         if density is not None and not 0<=density<=1: raise ValueError(f"density is {density}, and must lie in [0,1]")
         object.__setattr__(self, 'structure', s)
         object.__setattr__(self, 'density', density if density is None else float(density))
@@ -116,7 +118,7 @@ _setting_names = ('sparseness','backward_mode','score_func','backward_sparseness
 def _parsed(sparseness, backward_mode='STE', score_func=None, backward_sparseness=None, every=1, penalty=None):
     "Settings as a dict"
     need_choice('backward_mode', backward_mode, _modes)
-    if isinstance(every, bool) or not isinstance(every, int) or every<1: raise ValueError(f"every is {every!r}, and must be an integer from 1")
+    need_number('every', every, 1, whole=True)
     back = None if backward_sparseness is None else as_sparseness(backward_sparseness)
     return dict(sparseness=as_sparseness(sparseness), backward_mode=backward_mode, score_func=score_func, backward_sparseness=back,
         every=every, penalty=penalty)
@@ -126,7 +128,8 @@ def _choose(settings, score, x, seed, step, axes):
     score,f = score.detach(),settings['score_func']
     if f is not None and x is not None:
         new = f(score.clone(), x.detach())
-        if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, and must return the score's, {tuple(score.shape)}")
+        if new.shape!=score.shape:
+            raise ValueError(f"score_func returned shape {tuple(new.shape)}, and must return the score's, {tuple(score.shape)}")
         score = new.detach().to(score)
     def mask_of(sparseness, i): return sparseness.for_axes(axes).mask(score, keyed_generator(seed, i, step))
     mask,back = mask_of(settings['sparseness'], 0),settings['backward_sparseness']
@@ -156,7 +159,6 @@ class Sparsify(nn.Module):
 
     def start(self, shape, device=None, dtype=None):
         "Draw scores of `shape`, and choose the first mask"
-        check_sizes((shape,) if isinstance(shape, int) else shape, 'shape')
         self.score = nn.Parameter(torch.rand(shape, generator=keyed_generator(self.seed, 2), device='cpu').to(device=device, dtype=dtype))
         for k in self.own_masks: self.register_buffer(k, None)
         self.update(self.scored())
@@ -188,7 +190,8 @@ class Sparsify(nn.Module):
 
     def warn_if_untrained(self, patience=32):
         "Warn once if the score is to learn, and nothing writes it"
-        if self.backward_mode=='STE' or isinstance(self.sparseness, Dense) or not torch.is_grad_enabled() or not self.score.requires_grad: return
+        if self.backward_mode=='STE' or isinstance(self.sparseness, Dense): return
+        if not (torch.is_grad_enabled() and self.score.requires_grad): return
         version,n = self.written
         self.written = self.score._version,n+1 if version==self.score._version else 0
         if self.written[1]==patience: warn(f"the score of a learned mask hasn't changed in {patience} training forwards: "
@@ -213,7 +216,8 @@ class Sparsify(nn.Module):
         score:torch.Tensor, # New scores, of the old shape
     ):
         "Store `score`, and choose the mask that it means"
-        if score.shape!=self.score.shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
+        if score.shape!=self.score.shape:
+            raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
         self.set_mask(*self.choose(self.settings, score.to(self.score)))
 
     def choose(self, settings, score, x=None): return _choose(settings, score, x, self.seed, self.step, self.axes)
@@ -237,7 +241,8 @@ class Sparsify(nn.Module):
         new = {k: changes.pop(k, v) for k,v in self.settings.items()}
         sparseness = as_sparseness(new['sparseness'])
         known = [o.name for o in fields(sparseness)]
-        if bad := first(k for k in changes if k not in known): raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
+        if bad := first(k for k in changes if k not in known):
+            raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
         new = _parsed(**new | dict(sparseness=replace(sparseness, **changes)))
         return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
 
@@ -297,7 +302,8 @@ class _MaskedWeights:
 
     def __call__(self, module, args):
         for m,attr,sp in self.places:
-            if sp.training and handler_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead weights are kept at zero too: "
+            if sp.training and handler_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead "
+                "weights are kept at zero too: "
                 "call fold_masks before anything that enforces masks")
             vars(m)[attr] = sp(m._parameters[attr])
         self.flatten(module)
@@ -373,9 +379,13 @@ def learn_masks(
     "Give weights of `model` masks that are chosen anew at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
-    if masked_params(model): raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, with fold_masks(model) and unsparsify(model)")
+    if masked_params(model):
+        raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, "
+            "with fold_masks(model) and unsparsify(model)")
     weights = _learnable(model, sparseness, also)
-    if not weights: raise ValueError(f"{type(model).__name__} has no weights to learn masks for: it needs linear, convolutional, attention or recurrent layers, or also= or a rule that names others")
+    if not weights:
+        raise ValueError(f"{type(model).__name__} has no weights to learn masks for: "
+            "it needs linear, convolutional, attention or recurrent layers, or also= or a rule that names others")
     need_values(**{name:getattr(m, attr) for name,m,attr,_ in weights})
     for name,m,attr,kind in weights:
         p = getattr(m, attr)
@@ -441,13 +451,13 @@ class LearnedMaskCallback(Callback):
         refreshes:int=30, # At least so many masks are chosen in a fit, where `every` is above 1; None leaves `every` alone
         **schedules # Setting → a `Schedule`, or `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
     ):
-        if bad := first(k for k,f in schedules.items() if not callable(f)): raise ValueError(f"{bad} is {schedules[bad]!r}, and must be a schedule or a function of the step")
         self.refreshes,self.schedules = refreshes,schedules
 
     def before_fit(self):
         "Bind the schedules, and shorten `every` where masks would rest too long"
         self.sps,n = sparsifiers(self.learn.model),len(self.dls.train)
-        if not self.sps: raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
+        if not self.sps:
+            raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
         run = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
         most = max(self.n_epoch*n//self.refreshes, 1) if self.refreshes and 'every' not in self.schedules else None
         self.was = {sp:sp.every for sp in self.sps if most and sp.every>most}

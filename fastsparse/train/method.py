@@ -17,6 +17,7 @@ from fastsparse.masks.selection import floor_product
 from fastsparse.masks.starts import checkerboard
 from fastsparse.masks.structures import as_structure
 from functools import partial
+from fastsparse.masks.checks import need_bools,need_number
 from numbers import Integral,Real
 
 # %% ../../nbs/40_train.method.ipynb #b5c41b07
@@ -67,7 +68,8 @@ def find_method(
     if hasattr(method, 'keys'): return dict(method)
     if method=='auto': raise ValueError("method 'auto' depends on the length of the run: pass auto_presets(n_steps) with its steps here")
     found = _methods.get(method.lower()) if isinstance(method, str) else None
-    if found is None: raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {closest_name(method, _methods)}")
+    if found is None:
+        raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {closest_name(method, _methods)}")
     return dict(found)
 
 # %% ../../nbs/40_train.method.ipynb #47b32662
@@ -78,8 +80,6 @@ def register_method(
     preset:dict, # Settings of `Method`, or any mapping of them
 ):
     "Let `method=` and files call a preset by `name`"
-    if not isinstance(name, str) or not name: raise ValueError(f"name is {name!r}, and must be a text such as 'rigl'")
-    if not hasattr(preset, 'keys') or not all(isinstance(k, str) for k in preset): raise ValueError(f"preset is {preset!r}, and must be a dict of settings, such as dict(grow_score_f='random_score')")
     _methods[name.lower()] = preset
 
 # %% ../../nbs/40_train.method.ipynb #8285f29a
@@ -92,8 +92,8 @@ def auto_settings(
     updates:int=32, # Updates that are aimed at
 ) -> dict: # Settings of `Method`
     "The recommended method for a run of `n_steps`"
-    for name,n in dict(n_steps=n_steps, updates=updates).items():
-        if isinstance(n, bool) or not isinstance(n, int) or n<1: raise ValueError(f"{name} is {n!r}, and must be an integer from 1, e.g. {dict(n_steps=1000, updates=32)[name]}")
+    need_number('n_steps', n_steps, 1, whole=True)
+    need_number('updates', updates, 1, whole=True)
     every = max(n_steps//updates, 8)  # one update in eight steps until .75 of the run is less than a tenth of all
     n_made = max(math.ceil(.75*n_steps/every), 1)
     return dict(keep_score_f=fisher_saliency, grow_score_f=SampledGradient(1/n_made, 'dead'), initial_drop_grow_pct=.3, stop_pct=.75,
@@ -112,7 +112,9 @@ def settings_of(
     "The settings of a method in a run"
     if method!='auto': return {**find_method(method), **given}
     every = given.get('batches_per_update')
-    if n_steps is None: raise ValueError("n_steps is None, and method 'auto', which is taken where no other is named, needs it: pass the steps of the whole run")
+    if n_steps is None:
+        raise ValueError("n_steps is None, and method 'auto', which is taken where no other is named, needs it: "
+            "pass the steps of the whole run")
     if every is None: return {**auto_settings(n_steps), **{k:v for k,v in given.items() if k!='batches_per_update'}}
     known = isinstance(every, Integral) and not isinstance(every, bool) and every>0
     return {**auto_settings(n_steps, max(n_steps//every, 1) if known else 32), **given}
@@ -120,37 +122,32 @@ def settings_of(
 # %% ../../nbs/40_train.method.ipynb #8611a987
 def _within(x, low, high): return isinstance(x, Real) and not isinstance(x, bool) and low<=x<=high
 
-def check_integer(
-    x, # Anything
-    name:str, # What an error calls it
-    why:str, # What an error says that it is
-    least:int=1, # The smallest that is allowed
-):
-    "A `ValueError` unless `x` is an integer from `least`"
-    if isinstance(x, bool) or not (isinstance(x, Integral) and x>=least): raise ValueError(f"{name} is {x!r}, and must be an integer from {least}{why}")
-
 def check_counts(batch_size, steps_per_epoch):
     "A `ValueError` unless each is an integer from 1, or None"
     for name,x in (('batch_size',batch_size),('steps_per_epoch',steps_per_epoch)):
-        if x is not None: check_integer(x, name, ', or None where nothing is given in samples or epochs')
+        if x is not None: need_number(name, x, 1, whole=True)
 
 _untrained = "an update replaces its batch's step, so nothing would be trained: take 2 or more, or replace_step=False"
 
 def _check_numbers(m):
-    for name in ('replace_step','update_after_step'):
-        if not isinstance(getattr(m, name), bool): raise ValueError(f"{name} is {getattr(m, name)!r}, and must be True or False")
-    if m.updates is None: check_integer(m.batches_per_update, 'batches_per_update', ', e.g. 100')
-    if m.updates is None and m.batches_per_update==1 and m.replaces: raise ValueError(f"batches_per_update is 1, and {_untrained}")
-    if not _within(m.initial_drop_grow_pct, 0, 1): raise ValueError(f"initial_drop_grow_pct is {m.initial_drop_grow_pct!r}, and must lie in [0,1]: the fraction of live weights dropped at first")
-    if not (_within(m.stop_pct, 0, 1) and m.stop_pct): raise ValueError(f"stop_pct is {m.stop_pct!r}, and must lie in (0,1]: the fraction of the run after which the topology rests")
-    if isinstance(m.grow_init_f, Real) and (isinstance(m.grow_init_f, bool) or not math.isfinite(m.grow_init_f)): raise ValueError(f"grow_init_f is {m.grow_init_f}, and must be a finite number, a function or None")
+    need_bools(replace_step=m.replace_step, update_after_step=m.update_after_step)
+    if m.updates is None:
+        need_number('batches_per_update', m.batches_per_update, 1, whole=True)
+        if m.batches_per_update==1 and m.replaces: raise ValueError(f"batches_per_update is 1, and {_untrained}")
+    if not _within(m.initial_drop_grow_pct, 0, 1):
+        raise ValueError(f"initial_drop_grow_pct is {m.initial_drop_grow_pct!r}, and must lie in [0,1]: "
+            "the fraction of live weights dropped at first")
+    if not (_within(m.stop_pct, 0, 1) and m.stop_pct):
+        raise ValueError(f"stop_pct is {m.stop_pct!r}, and must lie in (0,1]: the fraction of the run after which the topology rests")
+    if isinstance(m.grow_init_f, Real): need_number('grow_init_f', m.grow_init_f, -math.inf)
 
 # %% ../../nbs/40_train.method.ipynb #ed50e1ef
 def check_sparsity(
     sparsity, # A number, or anything else
 ):
     "A `ValueError` unless the number `sparsity` is a sparsity that a model can have"
-    if not 0<=sparsity<1: raise ValueError(f"sparsity is {sparsity}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
+    if isinstance(sparsity, bool) or not isinstance(sparsity, Real) or not 0<=sparsity<1:
+        raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
 
 # %% ../../nbs/40_train.method.ipynb #e8208e0a
 may_be_none = 'grow_score_f','redistribute_f','sparsity_path','grow_init_f','grow_state_f'
@@ -159,13 +156,14 @@ def _check_functions(m):
     for name in ('keep_score_f','sparse_f','drop_count_f',*may_be_none):
         f,none = getattr(m, name),name in may_be_none
         if callable(f) or f is None and none or name=='grow_init_f' and isinstance(f, Real): continue
-        raise ValueError(f"{name} is {f!r}, and must be a function{' or None' if none else ''}: pass the function itself, or the name of a part")
-    if not (isinstance(m.mask_init, (str,dict)) or callable(m.mask_init)): raise ValueError(f"mask_init is {m.mask_init!r}, and must be 'random', 'magnitude', a score or a dict of masks")
+        raise ValueError(f"{name} is {f!r}, and must be a function{' or None' if none else ''}: "
+            "pass the function itself, or the name of a part")
 
 def _check_sparsity_and_schedules(m):
     if isinstance(m.sparsity, Real): check_sparsity(m.sparsity)
-    if isinstance(m.drop_fraction, Real) and not _within(m.drop_fraction, 0, 1): raise ValueError(f"drop_fraction is {m.drop_fraction!r}, and must lie in [0,1], or be a schedule: the fraction of live weights that an update drops")
-    elif m.sparsity is None and m.sparsity_path is not None: raise ValueError("sparsity is None, and sparsity_path wants the number at which it ends: pass sparsity=0.9, or a schedule")
+    if isinstance(m.drop_fraction, Real): need_number('drop_fraction', m.drop_fraction, 0, 1)
+    if m.sparsity is None and m.sparsity_path is not None:
+        raise ValueError("sparsity is None, and sparsity_path wants the number at which it ends: pass sparsity=0.9, or a schedule")
     for make,spec in ((make_schedule, m.drop_fraction), (make_update_schedule, m.updates), (make_schedule, m.sparsity)):
         if spec is not None: make(spec)
 
@@ -212,10 +210,12 @@ class Method:
         _check_functions(self)
         _check_sparsity_and_schedules(self)
 
-    def __setattr__(self, k, v): raise AttributeError(f"{k} of a method can't be changed: make another Method with the settings that you want")
+    def __setattr__(self, k, v):
+        raise AttributeError(f"{k} of a method can't be changed: make another Method with the settings that you want")
 
     def __repr__(self):
-        usual = {k:part_text(o.default) for k,o in inspect.signature(Method).parameters.items()} | dict(structure=part_text(as_structure(None)))
+        usual = {k:part_text(o.default) for k,o in inspect.signature(Method).parameters.items()}
+        usual['structure'] = part_text(as_structure(None))
         return f"Method({', '.join(f'{k}={v}' for k,v in self.settings.items() if v!=usual[k])})"
 
     @property
@@ -233,8 +233,10 @@ class Method:
         steps_per_epoch:int=None, # Needed where something is given in epochs
     ):  # A `MethodState`
         "Start a run: all times become steps"
-        if n_steps is None and (self.updates is None or self.drop_fraction is None): raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: pass the steps of the whole run, or both updates= and drop_fraction= in steps")
-        if n_steps is not None: check_integer(n_steps, 'n_steps', ': the steps of the whole run, of which stop_pct is a fraction')
+        if n_steps is None and (self.updates is None or self.drop_fraction is None):
+            raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: "
+                "pass the steps of the whole run, or both updates= and drop_fraction= in steps")
+        if n_steps is not None: need_number('n_steps', n_steps, 1, whole=True)
         check_counts(batch_size, steps_per_epoch)
         def steps(make, spec):
             return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
@@ -259,7 +261,8 @@ class Method:
         "How many live weights an update keeps"
         if self.grow_score_f is None and (target_is_explicit or self.moves_sparsity): return min(live, target)
         n_drop = self.drop_count_f(live, target, fraction)
-        if not (isinstance(n_drop, Integral) and 0<=n_drop<=live): raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, and must return an integer in [0,{live}]")
+        if not (isinstance(n_drop, Integral) and 0<=n_drop<=live):
+            raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, and must return an integer in [0,{live}]")
         keep = live-n_drop
         return keep if self.grow_score_f is None else min(keep, target)
 

@@ -174,12 +174,15 @@ class SparseParam:
 def check_choice(o, mask, chosen, n):
     "A `ValueError` unless the bool score `mask` has exactly the `n` places that were chosen"
     if count_live(mask)!=n or not mask.take(chosen).all():
-        raise ValueError(f"a mask for {o.name} has {count_live(mask)} live weights, and must have {n}: return a score instead, or a mask with that many")
+        raise ValueError(f"a mask for {o.name} has {count_live(mask)} live weights, and must have {n}: "
+            "return a score instead, or a mask with that many")
 
 class _HiddenGrad(torch.nn.Parameter):
     "A parameter whose gradient must not be read"
     @property
-    def grad(self): raise ValueError("a grow score or a redistribution reads p.grad and hasn't said so, so that the gradient of dead weights may be masked: write @declares(reads_grad=True) above it, "
+    def grad(self):
+        raise ValueError("a grow score or a redistribution reads p.grad and hasn't said so, "
+            "so that the gradient of dead weights may be masked: write @declares(reads_grad=True) above it, "
         "or pass declares(reads_grad=True)(f)")
 
 @contextmanager

@@ -40,7 +40,8 @@ def _build(key, name, kwargs):
     known = signature(f).parameters
     is_part = first(known) in _passed
     free = [k for k,o in known.items() if not is_part or o.default is not o.empty and k not in _passed]
-    if bad := set(kwargs)-set(free): raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, and {name} takes {', '.join(free) or 'none'}")
+    if bad := set(kwargs)-set(free):
+        raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, and {name} takes {', '.join(free) or 'none'}")
     kwargs = {k: part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()}
     if not is_part: return f(**kwargs)
     return partial(f, **kwargs) if kwargs else f
@@ -52,21 +53,25 @@ def part(
     "Turn what a file says into a setting"
     if key=='batches_per_update' and isinstance(spec, dict): return Interval(spec['every'])
     if key not in part_kinds or callable(spec) or spec is None and key in may_be_none: return spec
-    if key=='mask_init' and (isinstance(spec, dict) or spec in parts_of('mask')) or key=='grow_init_f' and isinstance(spec, Real): return spec
+    if key=='mask_init' and (isinstance(spec, dict) or spec in parts_of('mask')) or key=='grow_init_f' and isinstance(spec, Real):
+        return spec
     if isinstance(spec, str): return _build(key, spec, {})
-    if isinstance(spec, dict) and isinstance(spec.get('type'), str): return _build(key, spec['type'], {k:v for k,v in spec.items() if k!='type'})
+    if isinstance(spec, dict) and isinstance(spec.get('type'), str):
+        return _build(key, spec['type'], {k:v for k,v in spec.items() if k!='type'})
     names = ', '.join(parts_of(part_kinds[key]))
     raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {names}")
 
 # %% ../../nbs/44_train.rules.ipynb #31164de8
 def _rule(spec):
     "A pair of pattern and settings"
-    if not isinstance(spec, dict): raise ValueError(f"a rule is {spec!r}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl', 'sparsity': 0.9}}")
+    if not isinstance(spec, dict):
+        raise ValueError(f"a rule is {spec!r}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl'}}")
     spec = dict(spec)
     pattern,method = spec.pop('params', default_filter),spec.pop('method', 'static')
     if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
         raise ValueError(f"params is {pattern!r}, and must be a glob, a list of globs or a function of name and parameter")
-    if method in (None,'dense') and spec: raise ValueError(f"a rule says {first(spec)!r}, and one whose method is dense can say params alone")
+    if method in (None,'dense') and spec:
+        raise ValueError(f"a rule says {first(spec)!r}, and one whose method is dense can say params alone")
     if method in (None,'dense'): return pattern,None
     known = signature(Method).parameters
     if bad := set(spec)-set(known): raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(known)}")
@@ -100,12 +105,14 @@ def rules_table(
     free = [o for o in os if not o.dense_reason]
     hits = [{free[i].name for i in named(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
     def row(o):
-        res = dict(parameter=o.name, shape=' x '.join(map(str, o.p.shape)), rule='', method='', sparsity='', structure='', note=o.dense_reason)
+        shape = ' x '.join(map(str, o.p.shape))
+        res = dict(parameter=o.name, shape=shape, rule='', method='', sparsity='', structure='', note=o.dense_reason)
         if o.dense_reason: return res
         k = first(k for k,hit in enumerate(hits) if o.name in hit)
         if k is None: return dict(res, note='no rule')
         pattern,kw = rules[k]
         res['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
         if kw is None: return dict(res, note='dense by rule')
-        return dict(res, method=getattr(kw, 'name', 'own').lower(), sparsity=kw.get('sparsity', ''), structure=ifnone(kw.get('structure'), ''))
+        return dict(res, method=getattr(kw, 'name', 'own').lower(), sparsity=kw.get('sparsity', ''),
+            structure=ifnone(kw.get('structure'), ''))
     return pd.DataFrame([row(o) for o in os])

@@ -81,13 +81,15 @@ def read_run(
     "All that a file of a run holds"
     path = as_path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_run or SparseCheckpoint wrote, or default= for a run that starts")
+        raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_run or SparseCheckpoint wrote, "
+            "or default= for a run that starts")
     check_seal(path, _word, f'{file_of_run}, which save_run and SparseCheckpoint write')
     run = read_tensors(path, file_of_run, sealed=True)
     with reading(path, file_of_run):
         schema = run.get('schema')
         if type(schema) is not int or schema!=_schema:
-            raise ValueError(f"{str(path)!r} has schema {schema!r}, and this version reads {_schema}: load it with the version that wrote it")
+            raise ValueError(f"{str(path)!r} has schema {schema!r}, and this version reads {_schema}: "
+                "load it with the version that wrote it")
         run['model'] = _unpack_model(run['model'])
         if run['opt'] is not None:
             masks,names = masks_in(run['model']),run['opt']['names']
@@ -108,7 +110,8 @@ def plain(
     if isinstance(o, dict): return {plain(k, where):plain(v, f'{where}[{k!r}]') for k,v in o.items()}
     if isinstance(o, tuple): return tuple(plain(v, where) for v in o)
     if isinstance(o, (list,L,set)): return [plain(v, where) for v in o]
-    raise TypeError(f"{where} holds a {type(o).__name__}, and a file of a run holds numbers, text, lists, dicts and tensors: give its state_dict()")
+    raise TypeError(f"{where} holds a {type(o).__name__}, and a file of a run holds numbers, text, lists, dicts and tensors: "
+        "give its state_dict()")
 
 # %% ../../nbs/45a_train.run_file.ipynb #786d79cf
 _ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
@@ -259,7 +262,8 @@ def _check_masks(own, state):
         "load into a dense model (unsparsify(model) makes room), then prune_magnitude finds masks; "
         "or load with model.load_state_dict and rewind to keep these masks on purpose")
     odd = min(mine^theirs)
-    raise ValueError(f"{odd} has a mask in the {'model' if odd in mine else 'file'} only: unsparsify(model) first, or build the model {_as_saved}")
+    raise ValueError(f"{odd} has a mask in the {'model' if odd in mine else 'file'} only: "
+        f"unsparsify(model) first, or build the model {_as_saved}")
 
 def check_model(
     model:nn.Module, # A dense or a sparse module
@@ -290,7 +294,8 @@ def check_opt(
     names = param_names(model)
     for p,n in zip(_opt_params(opt), about['names']):
         here = names.get(id(p), ['no parameter of the model'])
-        if n and n not in here: raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: make the optimizer {_as_saved}")
+        if n and n not in here:
+            raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: make the optimizer {_as_saved}")
 
 def check_engine(
     engine, # A `SparseEngine`

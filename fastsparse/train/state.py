@@ -46,16 +46,27 @@ def check_same_run(
 ):
     "A `ValueError` unless `state` is of a run like this one"
     if not isinstance(state, dict) or not {'schema','checksum','methods','slots','n_steps','last_t','seed','n_updates'}<=set(state):
-        raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, and must come from state_dict() of an engine or callback of this version: save the run again, or begin a new one")
-    if state['schema']!=_schema: raise ValueError(f"the state has schema {state['schema']!r}, and this version reads {_schema}: take the version of fastsparse that wrote it")
+        raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, "
+            "and must come from state_dict() of an engine or callback of this version: save the run again, or begin a new one")
+    if state['schema']!=_schema:
+        raise ValueError(f"the state has schema {state['schema']!r}, and this version reads {_schema}: "
+            "take the version of fastsparse that wrote it")
     mine,theirs = [(s.o.name, s.n) for s in engine.slots],[(o['name'], o['size']) for o in state['slots']]
-    if [n for _,n in mine]!=[n for _,n in theirs]: raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: build and sparsify the model as in the run that was saved")
-    if len(state['methods'])!=len(engine.methods): raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(engine.methods)}: pass the rules of the run that was saved")
+    if [n for _,n in mine]!=[n for _,n in theirs]:
+        raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: "
+            "build and sparsify the model as in the run that was saved")
+    if len(state['methods'])!=len(engine.methods):
+        raise ValueError(f"the state is of {len(state['methods'])} methods, and here are {len(engine.methods)}: "
+            "pass the rules of the run that was saved")
     for m,o in zip(engine.methods, state['methods']):
         own,saved = m.settings,o['settings']
         bad = first(k for k in {**own, **saved} if own.get(k)!=saved.get(k) and k!='mask_init')
-        if bad: raise ValueError(f"the state is of a run with {bad}={saved.get(bad)}, and this one has {bad}={own.get(bad)}: pass the settings of the run that was saved, or begin a new run")
-    if state['n_steps']!=engine.n_steps: raise ValueError(f"the state is of a run of {state['n_steps']} steps, and this one has {engine.n_steps}: train as long as the run that was saved, in all")
+        if bad:
+            raise ValueError(f"the state is of a run with {bad}={saved.get(bad)}, and this one has {bad}={own.get(bad)}: "
+                "pass the settings of the run that was saved, or begin a new run")
+    if state['n_steps']!=engine.n_steps:
+        raise ValueError(f"the state is of a run of {state['n_steps']} steps, and this one has {engine.n_steps}: "
+            "train as long as the run that was saved, in all")
     if state['checksum']!=_checksum(state): raise ValueError("the state was changed after it was saved: its checksum doesn't fit")
 
 def load_engine_state(
@@ -65,7 +76,8 @@ def load_engine_state(
     "Continue from `state`; a `ValueError`, and nothing changed, if it is of another run or of other masks"
     check_same_run(engine, state)
     for s,o in zip(engine.slots, state['slots']):
-        if o['masked']!=storage_of(s.o.p).checksum(s.mask): raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
+        if o['masked']!=storage_of(s.o.p).checksum(s.mask):
+            raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
     engine.seed,engine.n_updates,engine.last_t = [state[k] for k in ('seed','n_updates','last_t')]
     for m,o in zip(engine.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.keep_dense_grad = [o[k] for k in _of_method[:4]]
     for s,o in zip(_others(engine), state.get('others', ())): s.growth_state = dict(o)
