@@ -5,7 +5,8 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger,SGD
 from fastsparse.all import *
 from fastsparse.prune.tickets import rewind
 from fastsparse.model.sparsify import unsparsify_parameter
-from fastsparse.model.enforcement import enforce_masks,mask_hooks,MaskHandler,handler_of,masked_params,set_handler
+from fastsparse.model.enforcement import MaskHandler,handler_of,masked_params,set_handler
+from fastsparse.model.hooks import enforce_masks,mask_hooks
 from fastsparse.masks.optimizers import base_opt,state_tensors
 from functools import partial
 from helpers import *

@@ -6,7 +6,8 @@ from fastsparse.masks.structures import Kernels
 from fastsparse.masks.schedules import cubic_path,PiecewiseSchedule,soft_bound_path
 from fastsparse.masks.optimizers import state_tensors
 from fastsparse.masks.scores import MovingGradient,MeanGradient,fisher_saliency
-from fastsparse.model.enforcement import mask_hooks,ParamRef,masked_params
+from fastsparse.model.enforcement import ParamRef,masked_params
+from fastsparse.model.hooks import mask_hooks
 from fastsparse.model.sparsify import candidates
 from fastsparse.train.method import Method
 from fastsparse.train.param import Scorer,SparseParam

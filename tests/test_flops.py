@@ -732,7 +732,6 @@ def test_training_flops_refuse():
     with pytest.raises(ValueError, match=r'sparse_fwd is 100.*\[0,20\]'): train_flops(100, 20)
     with pytest.raises(ValueError, match='sparse_fwd is -1'): train_flops(-1, 20)
     with pytest.raises(ValueError, match="did you mean 'rigl'"): train_flops(20, 100, 'RigLe')
-    with pytest.raises(TypeError, match='preset is 3'): train_flops(20, 100, 3)
 
 # ---- On a GPU ----
 

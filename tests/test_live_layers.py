@@ -14,7 +14,8 @@ from fastsparse.train.fit import auto_presets
 from fastsparse.masks.selection import zero_dead_
 from fastsparse.masks.optimizers import grad_history,opt_state
 from fastsparse.masks.scores import MovingGradient,MagnitudePlusGradient
-from fastsparse.model.enforcement import handler_of,mask_hooks,masked_params
+from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.model.hooks import mask_hooks
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state
 from fastsparse.report.cost import model_bits

@@ -9,7 +9,7 @@ __all__ = ['pack']
 import torch,torch.nn.functional as F
 from fastcore.basics import *
 from fastsparse.kernels.convolution import is_pointwise
-from fastsparse.model.enforcement import MaskHooks
+from fastsparse.model.hooks import MaskHooks
 from fastsparse.kernels.ops import Attends,sparse_product,SparseIndex
 from torch import nn
 

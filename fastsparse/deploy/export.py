@@ -19,7 +19,8 @@ from fastsparse.model.running import call_model,evaluating
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
 from fastsparse.deploy.shrink import shrink
-from fastsparse.model.enforcement import apply_masks,handler_of,masked_params,settle_averages
+from fastsparse.model.enforcement import apply_masks,handler_of,masked_params
+from fastsparse.model.hooks import settle_averages
 from fastsparse.model.restore import ways_out,written_behind
 from fastsparse.model.sparsify import module_copy,module_of,unsparsify
 from functools import partial

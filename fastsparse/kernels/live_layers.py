@@ -17,7 +17,8 @@ from fastsparse.kernels.plan import measure,why_masked
 from fastsparse.kernels.timing import fresh
 from fastsparse.masks.checks import need_batch
 from fastsparse.masks.registry import needs_of
-from fastsparse.model.enforcement import DenseMask,handler_of,masked_params,MaskHooks,set_handler
+from fastsparse.model.enforcement import DenseMask,handler_of,masked_params,set_handler
+from fastsparse.model.hooks import MaskHooks
 from fastsparse.model.sparsify import module_of
 from torch import nn
 from torch.nn.modules import module

@@ -10,7 +10,8 @@ import copy,json,torch
 from torch import nn
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits
-from fastsparse.model.enforcement import enforce_masks,handler_of,has_stamp,masked_params
+from fastsparse.model.enforcement import handler_of,has_stamp,masked_params
+from fastsparse.model.hooks import enforce_masks
 from fastsparse.model.sparsify import as_mask,decide,keep_from_broadcast,module_of,register_mask
 from pathlib import Path
 

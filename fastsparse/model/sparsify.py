@@ -251,9 +251,9 @@ def _given_masks(init, os, structure):
 def _tell_rounding(counts, wanted, structure):
     "Warn where the structure's own unit makes far more weights live, or fewer, than were asked for"
     live,asked = sum(counts),sum(wanted)
-    if abs(live-asked)>max(.1*asked, len(counts)): warn(f"the structure {str(structure)!r} rounds to its own unit: "
-        f"{live} weights live, and {asked} were asked for; "
-        "wider layers or a lower sparsity come nearer")
+    if abs(live-asked)>max(.1*asked, len(counts)):
+        warn(f"the structure {str(structure)!r} rounds to its own unit: {live} weights live, and {asked} were asked for; "
+            "wider layers or a lower sparsity come nearer")
 
 def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
     "A mask for each of `os`; `idxs` name the random choices"

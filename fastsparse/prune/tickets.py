@@ -34,9 +34,8 @@ def prune_to(
     check_sparsity(sparsity)
     refuse_learned(os)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
-    scored = [partial(call_with, score_f, o.p, mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr),
-        structure=structure)
-        for o in os]
+    def known(o): return dict(mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
+    scored = [partial(call_with, score_f, o.p, **known(o)) for o in os]
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o)
     ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]

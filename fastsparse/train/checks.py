@@ -237,11 +237,11 @@ def warn_of_missed(
     for m in methods:
         m.missed += 1
         if lost and not m.warned:
-            m.warned,zero = True,any(g.get('eps')==0 for g in base_opt(engine.opt).param_groups)
-            warn(f"the topology can't move any more: {lost} holds values that are not finite, and so do all gradients; "
-                "" + ("with eps=0 the optimizer divides zero by zero "
-                "where a live weight gets no gradient, as behind a unit without live outputs: pass eps=1e-8" if zero
-                else "lower the learning rate, or look for what makes them so"))
+            m.warned,way = True,"lower the learning rate, or look for what makes them so"
+            if any(g.get('eps')==0 for g in base_opt(engine.opt).param_groups):
+                way = ("with eps=0 the optimizer divides zero by zero where a live weight gets no gradient, "
+                    "as behind a unit without live outputs: pass eps=1e-8")
+            warn(f"the topology can't move any more: {lost} holds values that are not finite, and so do all gradients; {way}")
         elif m.missed==10:
             warn("10 updates of the topology in a row could not be done, since gradients were not finite: "
                 "lower the learning rate, or look for what makes them so")

@@ -16,7 +16,8 @@ from fastsparse.masks.files import uninterrupted
 from fastsparse.masks.registry import call_with,closest_name,needs_of,wants
 from fastsparse.masks.optimizers import base_opt,grad_history
 from fastsparse.masks.selection import count_live,keyed_generator,local_part
-from fastsparse.model.enforcement import enforce_masks,mask_hooks,masked_params,storage_of
+from fastsparse.model.enforcement import masked_params,storage_of
+from fastsparse.model.hooks import enforce_masks,mask_hooks
 from fastsparse.model.init import FirstLook,is_fresh,mark_fresh
 from fastsparse.model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
 from fastsparse.model.sparsify import share_masks,shows_training,starting_masks

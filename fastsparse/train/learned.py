@@ -18,7 +18,8 @@ from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.registry import call_with
 from fastsparse.masks.selection import count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.structures import as_structure,Unstructured
-from fastsparse.model.enforcement import enforce_masks,handler_of,masked_params
+from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.model.hooks import enforce_masks
 from fastsparse.model.layers import axes_of
 from fastsparse.model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
 from torch import nn

@@ -183,7 +183,7 @@ class _HiddenGrad(torch.nn.Parameter):
     def grad(self):
         raise ValueError("a grow score or a redistribution reads p.grad and hasn't said so, "
             "so that the gradient of dead weights may be masked: write @declares(reads_grad=True) above it, "
-        "or pass declares(reads_grad=True)(f)")
+            "or pass declares(reads_grad=True)(f)")
 
 @contextmanager
 def hidden_grad(f, s, p):

@@ -12,7 +12,8 @@ from fastcore.foundation import L
 from fastsparse.masks.files import as_path,check_seal,read_tensors,reading,seal,whole_file
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
-from fastsparse.model.enforcement import apply_masks,enforce_masks,handler_of,masked_params,ParamRef,param_names,settle_averages
+from fastsparse.model.enforcement import apply_masks,handler_of,masked_params,ParamRef,param_names
+from fastsparse.model.hooks import enforce_masks,settle_averages
 from fastsparse.model.restore import ways_out,written_behind
 from fastsparse.model.sparsify import keep_from_broadcast,register_mask
 from fastsparse.train.method import Method

@@ -12,7 +12,8 @@ from fastcore.meta import delegates
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.distributions import erdos_renyi_sparsity
 from fastsparse.masks.files import read_tensors,whole_file
-from fastsparse.model.enforcement import masked_params,settle_averages
+from fastsparse.model.enforcement import masked_params
+from fastsparse.model.hooks import settle_averages
 from fastsparse.train.method import find_method
 from fastsparse.model.sparsify import share_masks,sparsify_model
 from fastsparse.train.checks import live_by_rule
