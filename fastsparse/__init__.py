@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING: from .all import *  # what type checkers and editors read
 
 def __getattr__(name):
-    "What `fastsparse.all` has under `name`, or the module of that name, looked up when it is asked for: a plain PyTorch loop loads no fastai"
+    "What `fastsparse.all` has under `name`, or the module of that name, looked up late: a plain PyTorch loop loads no fastai"
     from importlib import import_module
     from importlib.util import find_spec
     if name.startswith('__') and name!='__all__': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -16,7 +16,8 @@ def __getattr__(name):
     if name=='all': return everything
     if name=='__all__': return everything.__all__
     if name in vars(everything): return vars(everything)[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: names that are not for users are imported from their module, such as `from {__name__}.masks.selection import put_`")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: names that are not for users are imported from their module, "
+        f"such as `from {__name__}.masks.selection import put_`")
 
 def _modules():
     "Modules of `fastsparse.all` in their order, and the names that it takes from each"

@@ -1,4 +1,4 @@
-"Everything that a user writes: `from fastsparse.all import *` gives the names that a guide page shows, and the others are here under their names"
+"Everything that a user writes: a star import gives the names that a guide page shows, and the others are here under their names"
 from .masks.selection import *
 from .masks.structures import *
 from .model.layers import *
@@ -40,6 +40,6 @@ from .prune.tickets import *
 from .deploy.narrow import compare_with_narrow,narrow_like
 from .deploy.search import find_sparsity
 
-_by_name = '''FanIn Interval LearnedMaskCallback MagnitudePlusGradient MeanGradient SampledGradient SoftMEST_presets WaitForSparsity animate_masks auto_presets
-    fisher_saliency log_updates mask_penalty methods_table supar_init_ supar_lrs supar_splitter'''.split()
+_by_name = '''FanIn Interval LearnedMaskCallback MagnitudePlusGradient MeanGradient SampledGradient SoftMEST_presets WaitForSparsity
+    animate_masks auto_presets fisher_saliency log_updates mask_penalty methods_table supar_init_ supar_lrs supar_splitter'''.split()
 __all__ = [o for o in dir() if not o.startswith('_') and o not in _by_name]

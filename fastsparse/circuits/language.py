@@ -13,8 +13,8 @@ from fastcore.basics import *
 
 # %% ../../nbs/90_circuits.language.ipynb #68535a2c
 names,words,digits = list('abcdefgh'),'cat dog fox owl sun sea oak ivy tea ice'.split(),list('0123456789')
-vocab = ['<s>','\n','\n\t','=',"'",'"','[',']',']]','set()',"''",'.add(',')','+=','for','while','in','<',':','with','import','as','yield','return',
-    *names,*words,*digits]
+vocab = ['<s>','\n','\n\t','=',"'",'"','[',']',']]','set()',"''",'.add(',')','+=','for','while','in','<',':','with',
+    'import','as','yield','return',*names,*words,*digits]
 token_ids = {o:i for i,o in enumerate(vocab)}
 context = 48
 

@@ -29,7 +29,9 @@ class AbsTopK(nn.Module):
 # %% ../../nbs/91_circuits.model.ipynb #6ee260b6
 sites = 'read1 q k v write1 read2 hidden write2'.split()
 
-def _places(names, d, top): return nn.ModuleDict({o:AbsTopK(max(1, int(top*d*(4 if o=='hidden' else 1)))) if top else nn.Identity() for o in names})
+def _places(names, d, top):
+    def place(o): return AbsTopK(max(1, int(top*d*(4 if o=='hidden' else 1)))) if top else nn.Identity()
+    return nn.ModuleDict({o:place(o) for o in names})
 def _rms(x): return F.rms_norm(x, x.shape[-1:], eps=1e-5)
 
 class Block(nn.Module):
@@ -132,7 +134,8 @@ def gpt2_links(
     gate = in_qkv((none,none,none), (none,none,none), (of_head,of_head,none))
     out,writes = [],['transformer.drop']
     for i,b in enumerate(model.transformer.h):
-        read1,qkv,write1,read2,hidden,write2 = (f'transformer.h.{i}.{o}' for o in ('ln_1','attn.c_attn','attn.c_proj','ln_2','mlp.act','mlp.c_proj'))
+        parts = 'ln_1','attn.c_attn','attn.c_proj','ln_2','mlp.act','mlp.c_proj'
+        read1,qkv,write1,read2,hidden,write2 = (f'transformer.h.{i}.{o}' for o in parts)
         out += [Link(o, read1, same, 'same') for o in writes]
         out += [joined(read1, qkv, b.attn.c_attn.weight.T), Link(qkv, qkv, pair, 'pair'), Link(qkv, qkv, gate, 'gate')]
         out.append(Link(qkv, write1, torch.cat([none,none,b.attn.c_proj.weight.detach().T], 1)))

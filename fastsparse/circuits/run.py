@@ -50,7 +50,8 @@ class Study:
         way = self.ways[name]
         equal = [t.valid_loss for (n,s),t in self.trained.items() if s==seed and t.method not in ('dense','recipe')]
         stop = max(equal) if way=='dense' and equal else None
-        t = self.trained[name,seed] = train_decoder(way, self.data, self.steps[way], stop_at=stop, seed=seed, progress=False, **self.decoder)
+        t = train_decoder(way, self.data, self.steps[way], stop_at=stop, seed=seed, progress=False, **self.decoder)
+        self.trained[name,seed] = t
         t.save(self.out/f'{name}_{seed}.pt')
 
     def find(self, name, seed, task, source=None):
@@ -73,8 +74,9 @@ class Study:
         mine = {k[2]:c for k,c in self.circuits.items() if k[:2]==(name,0) and c.found and k[2] in tasks}
         model = self.trained[name,0].model
         words = {k:node_words(model, c) for k,c in mine.items()}
-        figs = {'edges':plot_edges(self.table), **{f'{k}{"_dark"*dark}':draw_circuit(model, c, words[k], dark) for k,c in mine.items() if c.n_edges<=120
-            for dark in (False,True)}}
+        figs = {f'{k}{"_dark"*dark}':draw_circuit(model, c, words[k], dark) for k,c in mine.items() if c.n_edges<=120
+            for dark in (False,True)}
+        figs['edges'] = plot_edges(self.table)
         for k,fig in figs.items():
             fig.savefig(self.out/f'{k}.png', dpi=150, facecolor=fig.get_facecolor())
             plt.close(fig)
@@ -97,8 +99,8 @@ class Study:
 
 # %% ../../nbs/94a_circuits.run.ipynb #135bc596
 short_run = dict(ways=dict(sparse='rigl', dense='dense'), steps=dict(rigl=1500, dense=400), search=dict(starts=2))
-long_run = dict(ways=dict(rigl='rigl', set='set', recipe='recipe', dense='dense'), steps=dict(rigl=6000, set=6000, recipe=6000, dense=1500), seeds=3,
-    search=dict(starts=4, n_steps=500), n_programs=60_000, d=256, n_layers=4, slopes=(0.,))
+long_run = dict(ways=dict(rigl='rigl', set='set', recipe='recipe', dense='dense'), seeds=3, n_programs=60_000, d=256, n_layers=4, slopes=(0.,),
+    steps=dict(rigl=6000, set=6000, recipe=6000, dense=1500), search=dict(starts=4, n_steps=500))
 
 @call_parse
 def main(

@@ -201,10 +201,13 @@ class Search:
         return task_loss(margin, task.side, fit or calibrate(margin, task.side)).item()
 
     def sweep(self, bar, n_steps, prices, lr, n_pairs, every, g):
-        "One pass with a rising price: the smallest circuit on the way, the numbers of its nodes, and its loss; the lowest loss if none does the task"
+        """One pass with a rising price: the smallest circuit on the way, the numbers of its nodes, and its loss
+
+        If none does the task, the one of the lowest loss."""
         numbers,fit = {k:.1+.01*torch.randn(v.shape, generator=g) for k,v in self.means.items()},torch.tensor([1.,0.])
         for p in (*numbers.values(), fit): p.requires_grad_()
-        opt = torch.optim.AdamW([dict(params=list(numbers.values()), weight_decay=1e-3), dict(params=[fit], weight_decay=0.)], lr=lr, betas=(.9,.95))
+        groups = [dict(params=list(numbers.values()), weight_decay=1e-3), dict(params=[fit], weight_decay=0.)]
+        opt = torch.optim.AdamW(groups, lr=lr, betas=(.9,.95))
         best,least = None,math.inf
         for t,_ in zip(range(n_steps), bar):
             i = 2*torch.randperm(len(self.train)//2, generator=g)[:n_pairs]

@@ -135,7 +135,8 @@ def train_decoder(
     matrices,start,parts = list(model.matrices().values()),time.process_time(),[]
     others = [p for p in model.parameters() if not any(p is o for o in matrices)]
     if method in presets:
-        parts.append(sparsify_model(model, 1-density, also=['emb.weight'], chosen=lambda n,p: not n.startswith('table'), seed=seed, xb=batch()[:,:-1]))
+        def in_blocks(n, p): return not n.startswith('table')
+        parts.append(sparsify_model(model, 1-density, also=['emb.weight'], chosen=in_blocks, seed=seed, xb=batch()[:,:-1]))
     groups = [dict(params=matrices, weight_decay=kw['weight_decay']), dict(params=others, weight_decay=0.)]
     opt = torch.optim.AdamW(groups, lr=kw['lr'], betas=(.9,.95), eps=kw['eps'])
     if method=='recipe': parts.append(KeepLargest(matrices, opt, n_steps, density, floor=floor))

@@ -63,8 +63,8 @@ class Space:
 # %% ../../nbs/71_deploy.shrink.ipynb #177b9320
 _acts = (nn.ReLU,nn.ReLU6,nn.GELU,nn.SiLU,nn.Tanh,nn.Sigmoid,nn.LeakyReLU,nn.ELU,nn.SELU,nn.CELU,nn.Mish,nn.Hardswish,nn.Hardsigmoid,
     nn.Hardtanh,nn.Softplus,nn.Identity,nn.Dropout,nn.Dropout1d,nn.Dropout2d,nn.Dropout3d)
-_pools = (nn.MaxPool1d,nn.MaxPool2d,nn.MaxPool3d,nn.AvgPool1d,nn.AvgPool2d,nn.AvgPool3d,nn.AdaptiveAvgPool1d,nn.AdaptiveAvgPool2d,nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d,nn.AdaptiveMaxPool2d)
+_pools = (nn.MaxPool1d,nn.MaxPool2d,nn.MaxPool3d,nn.AvgPool1d,nn.AvgPool2d,nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,nn.AdaptiveAvgPool2d,nn.AdaptiveAvgPool3d,nn.AdaptiveMaxPool1d,nn.AdaptiveMaxPool2d)
 _act_fs = {torch.relu,torch.relu_,torch.tanh,torch.sigmoid,F.relu,F.relu_,F.gelu,F.silu,F.tanh,F.sigmoid,F.leaky_relu,F.elu,F.mish,
     F.hardswish,F.relu6,F.dropout}
 _act_names = {'relu','relu_','tanh','sigmoid','contiguous','clone','detach'}

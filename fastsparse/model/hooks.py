@@ -9,7 +9,7 @@ __all__ = []
 import torch,weakref
 from fastcore.basics import *
 from fastsparse.masks.selection import zero_dead_
-from fastsparse.model.enforcement import add_optimizer_hooks,asked_sparsity,before_state,handler,handler_of,has_stamp,masked_params
+from fastsparse.model.enforcement import add_optimizer_hooks,asked_sparsity,before_state,DenseMask,handler,handler_of,has_stamp,masked_params
 from fastsparse.model.enforcement import param_names,refuse_computed,root_hooks,storages,version_of
 from fastsparse.model.loads import check_masks_of_load,how_loaded,refuse_load,trial_load
 from torch import nn
@@ -70,6 +70,9 @@ class MaskHooks:
             g.name = n
             g.travel()
         root_hooks.add(self)
+        for m in model.modules():  # what is tied travels with each of its modules
+            tied = {k:g for k,p in m._parameters.items() if isinstance(g := handler_of(p), DenseMask) and g.module is not m}
+            if tied: vars(m).setdefault('_mask_handlers', {}).update(tied)
         self.register_load_hooks(model)
         masked,now = {id(o.p) for o in os},dict(model.named_parameters(remove_duplicate=False))
         for n in (n for n in had if n in now and id(now[n]) not in masked):
@@ -139,7 +142,9 @@ class MaskHooks:
     def remove(self):
         "End enforcement; masks, buffers and zeros stay"
         for g in self.handlers: g.remove()
-        if self.root is not None and (model := self.root()) is not None: unhook(model, self)
+        if self.root is not None and (model := self.root()) is not None:
+            unhook(model, self)
+            forget_handlers(model)
         self.by_name,self.handles = {},[]
 
 # %% ../../nbs/21b_model.hooks.ipynb #38dadbca
@@ -218,6 +223,14 @@ def unhook(
         for k in [k for k,h in hooks.items() if _is_of(hook, h)]: del hooks[k]
     for m in (m for m in model.modules() if not any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())):
         for k in [k for k,h in m._state_dict_pre_hooks.items() if h is before_state]: del m._state_dict_pre_hooks[k]
+
+def forget_handlers(
+    model:nn.Module, # A module
+):
+    "Leave no handler with modules of `model` that has been removed"
+    for m in model.modules():
+        held = {k:g for k,g in vars(m).pop('_mask_handlers', {}).items() if handler_of(g.p) is g}
+        if held: vars(m)['_mask_handlers'] = held
 
 # %% ../../nbs/21b_model.hooks.ipynb #f7fa77f4
 def enforce_masks(

@@ -13,8 +13,9 @@ from fastsparse.masks.checks import need_batch,need_bools,need_choice
 from fastsparse.masks.registry import call_with,declares,get_part,needs_of,register_part
 from fastsparse.masks.apportion import live_counts
 from fastsparse.masks.distributions import as_distribution,uniform_sparsity
-from fastsparse.model.enforcement import asked_sparsity,computed_weights,enforce_masks,HookHandle,mask_hooks,handler,handler_of,ParamRef
-from fastsparse.model.enforcement import masked_params,forget_handlers,refuse_learned,settle_averages,storage_of,storages,unhook
+from fastsparse.model.enforcement import asked_sparsity,computed_weights,handler,handler_of,masked_params,ParamRef
+from fastsparse.model.enforcement import refuse_learned,storage_of,storages
+from fastsparse.model.hooks import enforce_masks,forget_handlers,HookHandle,mask_hooks,settle_averages,unhook
 from fastsparse.model.layers import axes_of,layer_of
 from fastsparse.masks.selection import count_live,keyed_generator,local_part,mask_from_tensor,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.patterns import need_named
