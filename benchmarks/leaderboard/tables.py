@@ -1,5 +1,6 @@
 "Tables and pictures of the file of results"
 import matplotlib.pyplot as plt,numpy as np,pandas as pd
+from collections import Counter
 from fastai.basics import *
 from .arms import arms
 from .runs import at_edge,shares
@@ -102,16 +103,16 @@ def rival_table(
     for r in verdicts(runs).query('method==@method').itertuples():
         t = arm_table(runs, r.task)
         conv = first(o for o in t.index if kind_of(o, r.task)=='conv')
-        rows.append(dict(task=titles[r.task], dense=r.dense, score=f'{r.rival:.3f}', us=f'{t.us[r.dense]:.1f}', sparse=r.arm, sparse_score=f'{r.score:.3f}',
-            sparse_us=f'{t.us[r.arm]:.1f}', verdict=r.verdict, conv_score=f'{t.score[conv]:.3f}' if conv else '', conv_us=f'{t.us[conv]:.1f}' if conv else ''))
+        def said(o): return f'{o}: {t.score[o]:.3f}, {t.us[o]:.1f} µs' if o else ''
+        rows.append(dict(task=titles[r.task], dense=said(r.dense), sparse=said(r.arm), verdict=r.verdict, convolutions=said(conv)))
     return pd.DataFrame(rows)
 
 def not_run(
     runs:list, # Of `read_results`
-) -> dict: # Task → its arms that have no training that counts
+) -> dict: # Task → its arms that have fewer trainings that count than planned
     "What is missing"
-    have = {(r['task'],r['arm']) for r in runs if r['share']==1}
-    missing = {t:[a.name for a in arms[t] if (t,a.name) not in have] for t in tasks}
+    have = Counter((r['task'],r['arm']) for r in runs if r['share']==1)
+    missing = {t:[a.name for a in arms[t] if have[t,a.name]<tasks[t].seeds] for t in tasks}
     return {t:o for t,o in missing.items() if o}
 
 def plot_front(ax, rows, x):
