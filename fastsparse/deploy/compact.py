@@ -26,8 +26,9 @@ def _live(w, live=None): return (w!=0 if live is None else live).flatten(1)
 
 def _index(m, crow):
     "The index of the matrix `m`, whose rows start at `crow`; made again when its columns are others"
-    now = m.col.data_ptr(),None if m.col.is_inference() else m.col._version
-    if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, m.col.view(-1), m.fours)
+    col = m.col
+    now = col.data_ptr(),None if col.is_inference() else col._version
+    if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, col.view(-1), m.fours)
     return m.made[1]
 
 # %% ../../nbs/70_deploy.compact.ipynb #cb32f1bf
@@ -167,6 +168,7 @@ class PackedLinear(PackedLayer):
     "A linear layer with its matrix in storage"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
     def forward(self, input):
+        if input.ndim==2: return self.product(input).contiguous()
         out = self.product(input.reshape(-1, input.shape[-1]))
         return out.reshape(*input.shape[:-1], self.matrix.shape[0]).contiguous()
 

@@ -332,7 +332,7 @@ def tiling(
     (l1,l2),widest = caches(),8*vector_bytes()//size
     if fours and not back: widest = max(widest//(2 if vector_bytes()==64 else 4), 16)
     N = next((k for k in (16,32,64) if rows<=k<=widest), widest)
-    if fours: return N,max(min(n, l2//(4*N*size)), 1),32
+    if fours: return N,max(min(n, l2//((4 if back else 1)*N*size)), 1),128
     if density<.13:
         while N>(64 if back else 32) and n*N*size>(3*l2 if back else l2)//8: N //= 2
         block,R = l2//((2 if rows>N else 4)*N*size) if back and n*density>256 else n,128
