@@ -8,6 +8,7 @@ from fastsparse.model.enforcement import masked_params
 from fastsparse.model.sparsify import decide
 from measure import *
 from models import GPT
+from shutil import which
 from torch import nn
 from torch.autograd import Function
 
@@ -21,7 +22,7 @@ make = dict(mlp=lambda: (wide_mlp(), torch.randn(128,784), classes(10, 128)), ff
 titles = dict(mlp='MLP 784-1024-1024-10, batch 128', ffn='feed-forward stack, width 768, 19M weights, 256 rows', gpt='GPT 6 layers, width 384, 10.7M weights, 8x128 tokens')
 dense_layers = dict(mlp=['4'], ffn=[], gpt=['head'])
 
-def sparsify(name, model, sparsity):
+def sparsify(name, model, sparsity, structure=None):
     "Masks for all but the heads"
     kept = [model.get_submodule(n).weight for n in dense_layers[name]]
     is_kept = lambda p: any(p is k for k in kept)
@@ -29,7 +30,7 @@ def sparsify(name, model, sparsity):
         n,n_kept = sum(p.numel() for p in ps),sum(p.numel() for p in ps if is_kept(p))
         return [0. if is_kept(p) else s*n/(n-n_kept) for p in ps]
     n,n_kept = [sum(o.numel() for o in os) for os in ([o.module._parameters[o.attr] for o in decide(model) if not o.dense_reason], kept)]
-    sparsify_model(model, sparsity*(1-n_kept/n), shares, seed=0)
+    sparsify_model(model, sparsity*(1-n_kept/n), shares, structure=structure, seed=0)
 
 def plain_stepper(model, xb, yb): return stepper(model, sgd(model), xb, yb)
 
@@ -39,6 +40,13 @@ def bf16_stepper(model, xb, yb):
     def _f():
         with torch.autocast('cpu', torch.bfloat16): step()
     return _f
+
+def compiled_stepper(model, xb, yb):
+    "A dense step of `torch.compile`; None without a compiler"
+    if not any(map(which, ('g++','clang++','cl'))): return
+    step = plain_stepper(torch.compile(model), xb, yb)
+    step()
+    return step
 
 _linear = torch.ops.mkldnn._linear_pointwise
 
@@ -79,7 +87,8 @@ def training(name, sparsity, rounds, plan=None):
     torch.manual_seed(0)
     model,xb,yb = make[name]()
     arms = dict(dense=plain_stepper(deepcopy(model), xb, yb), sparselab=peer_stepper(name, deepcopy(model), xb, yb, sparsity))
-    if plan is None: arms.update(bf16=bf16_stepper(deepcopy(model), xb, yb), onednn=onednn_stepper(deepcopy(model), xb, yb))  # the same for all processes; bfloat16 is slow on machines without it
+    if plan is None:  # the same for all processes; bfloat16 is slow on machines without it
+        arms |= {k:f(deepcopy(model), xb, yb) for k,f in dict(bf16=bf16_stepper, onednn=onednn_stepper, compiled=compiled_stepper).items()}
     sparsify(name, model, sparsity)
     products = bare(model)
     opt = sgd(model)

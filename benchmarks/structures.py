@@ -1,8 +1,10 @@
 "What a structure and a second thread bring: masks whose outputs share inputs in fours beside masks of no structure, and two threads beside one"
-import quality,statistics,time,torch
+import compute,quality,statistics,time,torch
+from costs import sgd,stepper
 from fastsparse.all import *
 from fastsparse.kernels.linear import gradients,multiply
 from fastsparse.kernels.ops import SparseIndex
+from fastsparse.model.enforcement import masked_params
 from measure import *
 from torch.nn import functional as F
 
@@ -28,6 +30,18 @@ def fours(shape, sparsity, rounds):
     return dict(shape=shape, sparsity=sparsity, forward=spread(ratios(times['free forward'], times['four forward'])),
         backward=spread(ratios(times['free backward'], times['four backward'])), step=spread(ratios(whole['free'], whole['four'])),
         against_dense=spread([(a+b)/c for a,b,c in zip(times['dense'], times['back'], whole['four'])]))
+
+def step(name, sparsity, rounds):
+    "How many times faster is a whole training step in fours than one without structure?"
+    def live(structure):
+        torch.manual_seed(0)
+        model,xb,yb = compute.make[name]()
+        compute.sparsify(name, model, sparsity, structure)
+        opt = sgd(model)
+        sparse_compute(model, None, opt, {o.name:'rows' for o in masked_params(model) if not o.mask.all()})
+        return stepper(model, opt, xb, yb)
+    times = interleaved_blocks(dict(free=live(None), four=live('block 4x1 pad')), rounds, compute.block_seconds)
+    return dict(model=name, sparsity=sparsity, free_ms=1e3*statistics.median(times['free']), step=spread(ratios(times['free'], times['four'])))
 
 def accuracy(sparsities, seeds, pool):
     "What the structure costs on digits: mean accuracy over `seeds` with RigL, with and without; ten outputs are no fours, so the last layer is dense"
