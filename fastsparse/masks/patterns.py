@@ -27,21 +27,6 @@ def _by_place(place, names):
     if not -len(names)<=place<len(names): return []
     return [place%len(names)]
 
-# %% ../../nbs/17_masks.patterns.ipynb #9f460408
-def named(
-    pattern, # A name of a parameter or module, a glob, a type, a function of name and parameter, a place, or a list of these
-    names:list, # Full names of the parameters to choose from
-    params:list=None, # The parameters, which a function is shown; None where only names are known
-    model=None, # The module that they belong to, which a type needs; None where only names are known
-) -> list: # Places in `names`, ascending; empty if the pattern names none
-    "Which of the parameters called `names` does `pattern` mean?"
-    if isinstance(pattern, (list,tuple,set)): return sorted({i for o in pattern for i in named(o, names, params, model)})
-    if isinstance(pattern, str): return _by_text(pattern, list(names))
-    if isinstance(pattern, type): return _by_type(pattern, names, model)
-    if callable(pattern): return [i for i,n in enumerate(names) if pattern(n, None if params is None else params[i])]
-    check_pattern(pattern, 'a pattern')
-    return _by_place(pattern, names)
-
 # %% ../../nbs/17_masks.patterns.ipynb #0f4ec84a
 def check_pattern(
     pattern, # As in `named`
@@ -66,6 +51,21 @@ def need_named(
         if not named(o, names, params, model):
             raise ValueError(f"{what} is {o!r} and names none of the parameters to choose from: {', '.join(names)}")
     return named(pattern, names, params, model)
+
+# %% ../../nbs/17_masks.patterns.ipynb #9f460408
+def named(
+    pattern, # A name of a parameter or module, a glob, a type, a function of name and parameter, a place, or a list of these
+    names:list, # Full names of the parameters to choose from
+    params:list=None, # The parameters, which a function is shown; None where only names are known
+    model=None, # The module that they belong to, which a type needs; None where only names are known
+) -> list: # Places in `names`, ascending; empty if the pattern names none
+    "Which of the parameters called `names` does `pattern` mean?"
+    if isinstance(pattern, (list,tuple,set)): return sorted({i for o in pattern for i in named(o, names, params, model)})
+    if isinstance(pattern, str): return _by_text(pattern, list(names))
+    if isinstance(pattern, type): return _by_type(pattern, names, model)
+    if callable(pattern): return [i for i,n in enumerate(names) if pattern(n, None if params is None else params[i])]
+    check_pattern(pattern, 'a pattern')
+    return _by_place(pattern, names)
 
 # %% ../../nbs/17_masks.patterns.ipynb #4a9f04f2
 def read_rules(
