@@ -48,7 +48,7 @@ searches = {
     'tutorials/control': 'reinforcement learning, gymnasium, cartpole, policy',
     'tutorials/fine_tuning': '''prune a pretrained model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
         make a model smaller''',
-    'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model, gru',
+    'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',

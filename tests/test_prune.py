@@ -839,7 +839,7 @@ def test_random_is_named_by_its_seed():
 def test_scores_of_ones_own():
     "A function or a dict; wrong shapes and missing names are refused"
     net = _net()
-    with pytest.raises(ValueError, match='lack 2.weight'): prune_by(net, {'0.weight':net[0].weight}, .5)
+    with pytest.raises(KeyError, match='2.weight'): prune_by(net, {'0.weight':net[0].weight}, .5)
     with pytest.raises(ValueError, match='shape'): prune_by(net, lambda p: p[:1], .5)
     prune_by(net, lambda p: torch.arange(p.numel()).view(p.shape), '2:4')
     big = nn.Linear(300, 300)
@@ -867,7 +867,7 @@ def test_sensitivity_puts_weights_back():
     assert sensitivity(net, live, (.5,), {'2':.5}).index.tolist()==['2.weight']
     with pytest.raises(ValueError, match='allowed is -1'): sensitivity_rules(table, -1)
     for bad in (1., -.5, '2:4', True):
-        with pytest.raises(ValueError, match=r'numbers in \[0,1\)'): sensitivity(net, live, (.5,bad))
+        with pytest.raises(ValueError, match='sparsity is '): sensitivity(net, live, (.5,bad))
     by_name = {'0.weight': torch.arange(96.).view(12,8), '2.weight': -torch.arange(72.).view(6,12)}
     halves = lambda m: float(m[0].weight[:6].count_nonzero()-m[2].weight[:3].count_nonzero())
     assert sensitivity(net, halves, (.5,), score_f=by_name)[.5].tolist()==[0-36., 48-36.]
@@ -1081,12 +1081,6 @@ def test_counts_are_integers(v):
 def test_damp_is_a_number(damp):
     "Law 10: other types and values are refused with the range"
     _refused(partial(prune_sparsegpt, data=[_data()[0]], damp=damp), 'damp is .*must be a number from 0')
-
-@pytest.mark.parametrize('ranking', ['global',None,.5])
-def test_ranking_is_a_function(ranking):
-    "Refused before any score is taken"
-    def data(m): raise AssertionError
-    for f in (prune_magnitude, partial(prune_snip, data=data), partial(prune_grasp, data=data)): _refused(partial(f, ranking=ranking), 'ranking is .*layer_masks')
 
 def test_synflow_copies_a_model_that_keeps_what_it_computed():
     "An activation in an attribute remembers where it came from, which `deepcopy` refuses"
