@@ -46,8 +46,7 @@ class DynamicSparseTrainingCallback(Callback):
 
     Examples
     --------
-    cb = DynamicSparseTrainingCallback(method='rigl')
-    # sparsify_model(learn, .9, 'erk'), then learn.fit(10, cbs=cb)
+    cb = DynamicSparseTrainingCallback(method='rigl')  # after sparsify_model(learn, .9, 'erk'), for learn.fit(10, cbs=cb)
     """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
     engine,report,why_masked = None,None,''  # also of an exported learner, which leaves the first two out
