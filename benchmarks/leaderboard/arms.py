@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import combined_cos
 from fastsparse.all import *
-from fastsparse.masks.selection import count_live
-from fastsparse.model.enforcement import masked_params
+from fastsparse.deploy.narrow import n_weights
 from functools import lru_cache
 from .tasks import tasks
 
@@ -89,12 +88,6 @@ def us_a_sample(model, xb):
         calls(2)
         n = max(round(.01/max(calls(1), 1e-6)), 1)
         return 1e6*min(calls(n) for _ in range(7))/n/len(xb)
-
-def n_weights(model):
-    "Parameters without dead weights"
-    os = masked_params(model)
-    sparse = {id(o.p) for o in os}
-    return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.mask) for o in os)
 
 def dense(net, *widths): return [Arm(net, w) for w in widths]
 def sparse(net, width, sparsity, *methods): return [Arm(net, width, m, sparsity) for m in methods]

@@ -17,8 +17,7 @@ from fastsparse.kernels.plan import measure,why_masked
 from fastsparse.kernels.timing import fresh
 from fastsparse.masks.checks import need_batch
 from fastsparse.masks.registry import needs_of
-from fastsparse.model.enforcement import DenseMask,handler_of,masked_params,set_handler
-from fastsparse.model.hooks import MaskHooks
+from fastsparse.model.enforcement import DenseMask,handler_of,masked_params,root_hooks,set_handler
 from fastsparse.model.sparsify import module_of
 from torch import nn
 from torch.nn.modules import module
@@ -133,7 +132,7 @@ def _sync_classes(model):
 def _reattach(model):
     "Re-attach mask enforcement after layers of `model` were swapped, also where it is enforced for a larger model"
     modules = set(model.modules())
-    for e in list(MaskHooks.attached):
+    for e in list(root_hooks):
         if any(g.module in modules for g in e.handlers) and (root := e.root()) is not None: e.attach(root)
 
 @torch.inference_mode(False)

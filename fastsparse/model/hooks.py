@@ -18,7 +18,6 @@ from warnings import warn
 # %% ../../nbs/21b_model.hooks.ipynb #6a3c49be
 class MaskHooks:
     "A forward pre-hook on the root of a model, and the handlers of its masked parameters"
-    attached = root_hooks
     def __init__(self, names=()):
         self.by_name = dict.fromkeys(names)  # handlers, none before it is attached
         self.paths = []  # modules on the way to them, with their parents

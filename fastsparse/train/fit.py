@@ -34,9 +34,7 @@ def auto_presets(
         **auto_settings(n_steps, updates))
 
 # %% ../../nbs/47_train.fit.ipynb #21b3fccf
-def _density(model):
-    os = masked_params(model)
-    return sum(count_live(o.mask) for o in os)/sum(o.mask.numel() for o in os)
+def _counts(os): return sum(count_live(o.mask) for o in os),sum(o.mask.numel() for o in os)  # live weights, and all
 
 def _is_rate(x): return isinstance(x, Real) and not isinstance(x, bool) and 0<x<math.inf
 
@@ -53,15 +51,16 @@ def _check_fit(n_epoch, sparsity, lr, cbs):
 def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     "Make the model sparse where the method starts sparse; returns settings that lead to `sparsity`"
     path = settings.get('sparsity_path') is not None
-    if masked_params(learn.model):
-        os = masked_params(learn.model)
-        n,legal = sum(o.shape.numel() for o in os),fitting(settings.get('structure'), os, sparsity)
+    if os := masked_params(learn.model):
+        asked = dict(sparsity=sparsity, sparse_f=sparse_f)
+        if path: return asked
+        (live,n),legal = _counts(os),fitting(settings.get('structure'), os, sparsity)
         slack = sum(structure_of(legal, o).least_drop(o.shape) for o in os)  # each layer has a legal count
-        there = abs(sum(count_live(o.mask) for o in os)-n_live(n, sparsity))<=slack
-        if there and not path: return {}
-        if not path and settings.get('updates') in ([],()): raise ValueError(f"the model is {1-_density(learn.model):.4g} sparse, and its masks rest by this method: "
-            f"pass that sparsity instead of {sparsity}, take a method that moves them, or call unsparsify(model) first")
-        return dict(sparsity=sparsity, sparse_f=sparse_f)
+        if abs(live-n_live(n, sparsity))<=slack: return {}
+        if settings.get('updates') in ([],()):
+            raise ValueError(f"the model is {1-live/n:.4g} sparse, and its masks rest by this method: "
+                f"pass that sparsity instead of {sparsity}, take a method that moves them, or call unsparsify(model) first")
+        return asked
     if path: return dict(sparsity=sparsity)
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
