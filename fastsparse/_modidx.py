@@ -3435,6 +3435,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastsparse/train/learned.py'),
                                           'fastsparse.train.learned._OneForward.mark': ( 'train.learned.html#_oneforward.mark',
                                                                                          'fastsparse/train/learned.py'),
+                                          'fastsparse.train.learned._OneForward.warn_of_idle': ( 'train.learned.html#_oneforward.warn_of_idle',
+                                                                                                 'fastsparse/train/learned.py'),
                                           'fastsparse.train.learned._choose': ('train.learned.html#_choose', 'fastsparse/train/learned.py'),
                                           'fastsparse.train.learned._hook': ('train.learned.html#_hook', 'fastsparse/train/learned.py'),
                                           'fastsparse.train.learned._learnable': ( 'train.learned.html#_learnable',

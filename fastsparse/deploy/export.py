@@ -300,7 +300,8 @@ def _save_onnx(model, path, xb, dynamic_shapes):
     with _quiet():
         program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)
         torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
-    held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]
+    own = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # not what inputs always meet
+    held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in own]
     return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
 
 # %% ../../nbs/72_deploy.export.ipynb #3e602af9

@@ -325,11 +325,16 @@ class _OneForward:
 
     def __call__(self, module, args): self.mark(False)
     def end(self, module, args, out):
-        idle = [sp for sp in self.sps if sp.training and not sp.used]
-        if idle and not self.warned: warn(f"{len(idle)} of {len(self.sps)} weights with learned masks were not used by their layers in this forward. "
-            "Where a model multiplies by layer.weight itself, as Swin's attention does, masks don't act, and the weight trains dense: leave such layers out with include=")
-        self.warned = self.warned or bool(idle)
+        if not self.warned: self.warn_of_idle()
         self.mark(None)
+
+    def warn_of_idle(self):
+        "Warn once of weights that the forward took around their layers, and so around their masks"
+        n = sum(sp.training and not sp.used for sp in self.sps)
+        self.warned = n>0
+        if n: warn(f"{n} of {len(self.sps)} weights with learned masks were not used by their layers in this forward. "
+            "Where a model multiplies by layer.weight itself, as Swin's attention does, masks don't act, and the weight trains dense: "
+            "leave such layers out with include=")
 
 # %% ../../nbs/48_train.learned.ipynb #0db5bfb0
 def _learnable(model, sparseness, include):
