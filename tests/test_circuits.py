@@ -335,12 +335,27 @@ def drawn():
     for k,i in nodes.items(): masks[k][i] = True
     return m,Circuit('quotes', nodes, edges_of(masks, m.links()), means, (1.,0.), .1, 1., 2.)
 
+def test_query_key_and_value_share_a_column_and_no_line_covers_another():
+    "The middle of each curve is its own; what skips a column passes beside the nodes between"
+    from fastsparse.circuits.draw import bend,layout
+    m,c = drawn()
+    q,k,v = (f'blocks.0.at.{o}' for o in 'qkv')
+    for o in (q,k): c.nodes[o] = [5]
+    c.edges += [('blocks.0.at.read1',3,o,5,1.) for o in (q,k)]
+    at,lines,headings = layout(c, m.links(), {})
+    assert headings==['embedding','block 0: attention reads','block 0: query, key, value','block 0: attention writes','head reads','answer']
+    assert at[q,5][0]==at[k,5][0]==at[v,5][0]==2 and len({at[o,5][1] for o in (q,k,v)})==3
+    assert {(q,k),(q,v),(k,v)}<={(a[0],b[0]) for a,b,w in lines if w==0}
+    middles = [tuple((p+2*o+r)/4 for p,o,r in zip(at[a], bend(at[a], at[b]), at[b])) for a,b,_ in lines]
+    assert len({*middles})==len(middles) and not {*middles}&{*at.values()}
+    assert bend((0,0), (1,2))==(.5,1) and bend((0,0), (3,0))[1]!=0 and bend((1,-1), (1,1))[0]!=1
+
 @pytest.mark.parametrize('dark', [False,True])
 def test_a_picture_shows_every_edge(dark):
-    "Four weights and two channels that are carried on"
+    "Two tokens that move the embedding, four weights, and two channels that are carried on"
     import matplotlib.pyplot as plt
-    fig = draw_circuit(*drawn(), dark=dark)
-    assert len(fig.axes[0].lines)==6 and fig.axes[0].get_title().startswith('quotes: 5 nodes, 4 edges')
+    fig = draw_circuit(*drawn(), {('at.emb',3):[(-4.,'"',''), (2.,'a',''), (1.,'b','')]}, dark=dark)
+    assert len(fig.axes[0].lines)==8 and fig.axes[0].get_title().startswith('quotes: 5 nodes, 4 edges')
     plt.close(fig)
 
 def test_a_page_stands_alone_and_escapes_tokens(tmp_path):
@@ -348,16 +363,16 @@ def test_a_page_stands_alone_and_escapes_tokens(tmp_path):
     import json,re
     m,c = drawn()
     text = circuit_page(m, [c], tmp_path/'p.html').read_text()
-    assert 'http' not in text and 'src=' not in text and text.count('<g class="node"')==7
+    assert 'http' not in text and 'src=' not in text and text.count('<g class="node"')==7+text.count('data-node="token')>7
     told = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
-    assert len(told)==7 and 'feeds' in told['at.read:7'] and '<code></' not in text
+    assert len(told)==text.count('<g class="node"') and 'feeds' in told['at.read:7'] and '<code></' not in text
 
 def test_a_click_opens_a_node_in_chromium(tmp_path):
     "The page's own script is run by the browser, which then prints the page"
     import shutil,subprocess
     browser = shutil.which('chromium') or pytest.skip('no Chromium')
     path = circuit_page(*[o if i==0 else [o] for i,o in enumerate(drawn())], tmp_path/'p.html')
-    path.write_text(path.read_text()+'<script>document.querySelector("g.node").dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
+    path.write_text(path.read_text()+'<script>document.querySelector("circle").dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
     flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
     res = subprocess.run([browser, *flags.split(), f'--user-data-dir={tmp_path}/u', '--dump-dom', f'file://{path}'], capture_output=True, text=True, timeout=120)
-    assert 'class="node open"' in res.stdout and '<b>emb:3</b> embedding writes' in res.stdout.split('</svg>')[1].split('<script')[0]
+    assert 'class="node open"' in res.stdout and '<b>emb:3</b> embedding' in res.stdout.split('</svg>')[1].split('<script')[0]
