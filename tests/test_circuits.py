@@ -316,13 +316,33 @@ def test_a_study_writes_table_pictures_and_page(study):
         if c.found: assert Circuit.load(study.out/f'{m}_{s}_{t}.circuit.pt').edges==c.edges
     assert Trained.load(study.out/'rigl_1.pt').valid_loss==study.trained['rigl',1].valid_loss
 
-def test_the_ratio_is_a_geometric_mean(study):
-    "4 and 16 times as many edges are 8 times as many; nonsense doesn't count"
+def test_a_study_that_was_stopped_goes_on(study):
+    "With the same settings nothing is trained or searched again, and a seed is added; with others all is"
     from fastsparse.circuits.run import Study
-    s = object.__new__(Study)
-    s.rows = [dict(model=m, seed=0, task=t, edges=n) for m,t,n in (('sparse','quotes',2), ('dense','quotes',8), ('sparse','brackets',1), ('dense','brackets',16),
-        ('sparse','nonsense_words',1), ('dense','nonsense_words',9), ('dense','loop_words',5))]
-    assert s.ratio('sparse')==pytest.approx(8)
+    def again(ways=study.ways, **kw):
+        done = []
+        class Spy(Study):
+            def find(self, *args):
+                n = len(self.rows)
+                super().find(*args)
+                done.append(len(self.rows)-n)
+        args = dict(steps=study.steps, n_programs=300, seeds=2, todo=study.todo, search=study.search, controls=study.controls, **study.decoder)
+        s = Spy(study.out, ways, **{**args, **kw})
+        for _,f,a in s.jobs(): f(*a)
+        return s,done
+    s,done = again(seeds=3)
+    assert done==[0]*14+[1]*7
+    assert {k:c.edges for k,c in s.circuits.items() if k[1]<2 and c.found}=={k:c.edges for k,c in study.circuits.items() if c.found}
+    assert list(s.table.seed)==[0]*7+[1]*7+[2]*7 and s.table.iloc[:14].edges.equals(study.table.edges)
+    assert again(seeds=1, todo=['loop_words'], ways={'rigl':'rigl'}, search=dict(starts=1, n_steps=20))[1]==[1,1]
+
+def test_the_ratio_of_edges_is_a_geometric_mean_a_seed():
+    "4 and 16 times as many edges are 8 times as many; nonsense and tasks that one can't do don't count"
+    from fastsparse.circuits.run import edge_ratios
+    rows = [dict(model=m, seed=s, task=t, edges=n) for m,s,t,n in (('sparse',0,'quotes',2), ('dense',0,'quotes',8), ('sparse',0,'brackets',1),
+        ('dense',0,'brackets',16), ('sparse',0,'nonsense_words',1), ('dense',0,'nonsense_words',9), ('dense',0,'loop_words',5),
+        ('sparse',1,'quotes',3), ('dense',1,'quotes',6))]
+    assert edge_ratios(faithfulness_table(rows), 'sparse').to_dict()==pytest.approx({0:8, 1:2})
 
 def drawn():
     "A network and a circuit in it of five nodes, made by hand"

@@ -5,3 +5,4 @@ from fastsparse.circuits.train import keep_largest_,KeepLargest,load_programs,tr
 from fastsparse.circuits.search import calibrate,check_circuit,Circuit,core,edges_of,faithfulness_table,find_circuit
 from fastsparse.circuits.search import margins,node_means,shuffled,task_loss
 from fastsparse.circuits.draw import circuit_page,draw_circuit,node_words,plot_edges
+from fastsparse.circuits.run import edge_ratios

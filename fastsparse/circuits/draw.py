@@ -113,7 +113,7 @@ def draw_circuit(
         is_node = o[0] in circuit.nodes
         ax.scatter(x, y, s=60, color=paper, edgecolor=ink, marker='o' if is_node else 's', zorder=3)
         texts = [(7, label(*o, circuit).split('.')[-1], 'x-small' if is_node else 'large')]*(few or not is_node)
-        if few: texts.append((-15, '  '.join(f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2]), 'xx-small'))
+        if few: texts.append((-15, '  '.join(f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2] if abs(v)>=abs(words[o][0][0])/4), 'xx-small'))
         for dy,text,size in texts:
             ax.annotate(text, (x,y), (0,dy), textcoords='offset points', ha='center', fontsize=size, color=ink, zorder=4,
                 path_effects=[Stroke(linewidth=2, foreground=paper), Normal()])
