@@ -1486,3 +1486,69 @@ def test_an_update_reaches_the_state_of_each_optimizer(method, pick):
         m.zero_grad()
         for o in masked_params(m): assert not o.p[~o.mask].any() and not opts[1].state[o.p].get('momentum_buffer', o.p)[~o.mask].any()
     assert engine.n_updates
+
+# --- gradients of dead weights, where the step of their batch is made
+
+_steps_made = dict(after=dict(update_after_step=True), kept=dict(replace_step=False),
+    collected=dict(grow_score_f=MeanGradient(2), batches_per_update=4))
+
+@pytest.mark.parametrize('kind', _steps_made)
+@pytest.mark.parametrize('parts', [1, 2])
+def test_clipping_sees_live_gradients_only(kind, parts):
+    "Law 3: in each batch whose step is made, the gradient is that of live weights, and updates read all of it as it was before"
+    def run(clip):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(12,16), nn.ReLU(), nn.Linear(16,4)).double()
+        sparsify_model(m, .6, seed=0)
+        opt = torch.optim.SGD(m.parameters(), lr=.05)
+        DynamicSparseTraining(m, opt, n_steps=24, **{**dict(batches_per_update=3, stop_pct=1., seed=0), **_steps_made[kind]})
+        xb,yb = data(m)
+        norms,made,masks = [],[],[]
+        for t in range(14):
+            opt.zero_grad(set_to_none=t%2==0)
+            for x,y in zip(xb.chunk(parts), yb.chunk(parts)): backward(m, x, y, 1/parts)
+            live = [p.grad*m[int(n[0])].weight_mask if 'weight' in n else p.grad for n,p in m.named_parameters()]
+            norm = torch.stack([g.norm() for g in live]).norm()
+            norms.append(nn.utils.clip_grad_norm_(m.parameters(), .01) if clip else norm)
+            if not clip:
+                for p in m.parameters(): p.grad *= .01/norm
+            before = m[0].bias.clone()
+            opt.step()
+            made.append(not m[0].bias.equal(before))
+            assert_dead(m, opt)
+            masks.append(masks_of(m))
+        return torch.stack(norms),made,masks
+    (seen,made,a),(live,_,b) = run(True),run(False)
+    assert sum(made)>=11 and not same_masks(a[0], a[-1])
+    torch.testing.assert_close(seen[made], live[made], rtol=1e-4, atol=0.)
+    assert all(same_masks(o, p) for o,p in zip(a, b))
+
+@pytest.mark.parametrize('kwargs', [{}, dict(replace_step=False), dict(grow_score_f=gradient_momentum, replace_step=False)],
+    ids=['replaced','kept','history'])
+def test_a_dropped_engine_leaves_gradients_masked(kwargs):
+    "Law 3: who drops engine and optimizer just before an update, without remove(), goes on with masks alone"
+    m,_,_ = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    dst = engine(m, opt, n_steps=20, every=2, **kwargs)
+    xb,yb = data(m)
+    train(m, opt, 2, xb, yb)
+    del dst,opt
+    gc.collect()
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    m.zero_grad()
+    backward(m, xb, yb)
+    assert all(is_positive_zero(o.p.grad[~o.mask]) for o in masked_params(m))
+    opt.step()
+    assert_dead(m, opt)
+
+def test_a_dropped_engine_leaves_the_next_one_alone():
+    "An engine that is gone, removed or not, takes nothing from one that was made after it"
+    m,_,_ = _two_layers(.5)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    old = SparseEngine(m, opt, n_steps=20, batches_per_update=2, seed=0)
+    new = SparseEngine(m, opt, n_steps=20, batches_per_update=2, seed=0)
+    new.expect_update()
+    del old
+    gc.collect()
+    backward(m, *data(m))
+    assert all(o.p.grad[~o.mask].any() for o in masked_params(m)[:1])

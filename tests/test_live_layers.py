@@ -380,7 +380,8 @@ def test_a_dense_gradient_is_kept_as_small_as_it_can_be(rows, n, kept):
     batches = [(torch.randn(rows, 12).double(),torch.randn(rows, 3).double()) for _ in range(n)]
     grads = []
     for model,opt in ((a,oa),(b,ob)):
-        SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
+        held = SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0)
+        held.prepare(4)
         buffer = torch.zeros(rows, 12).double()
         for xb,yb in batches: backward(model, buffer.copy_(xb), yb)
         buffer.zero_()
@@ -396,7 +397,8 @@ def test_a_dense_gradient_follows_a_mask_that_changes_before_it_is_read(rows, gr
     grads = []
     xb,yb = torch.randn(rows, 12).double(),torch.randn(rows, 3).double()
     for model,opt,_ in pair(lambda: mlp((12,16,3), dtype=torch.double), opts['sgd']):
-        SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
+        held = SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0)
+        held.prepare(4)
         backward(model, xb, yb)
         for o in masked_params(model):
             mask = o.mask.view(-1)
@@ -435,7 +437,8 @@ def test_a_gradient_that_is_zero_by_itself_is_no_new_step():
             o.mask.copy_(torch.tensor([[1,1,0,0],[1,1,0,0]]).bool())
             opt = torch.optim.SGD(model.parameters(), lr=.1)
             if compute: sparse_compute(model, None, opt, {'0.weight':'rows'})
-            SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0).prepare(4)
+            held = SparseEngine(model, opt, 100, **{**RigL_presets, 'batches_per_update':4}, seed=0)
+            held.prepare(4)
             model(torch.tensor([[0.,0,2,2]]).double()).sum().backward()
             if zeroed: opt.zero_grad(set_to_none=False)
             model(torch.tensor([[.5,1,0,3]]).double()).sum().backward()

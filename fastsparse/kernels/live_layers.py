@@ -139,17 +139,20 @@ def _reattach(model):
 @torch.no_grad()
 def _store_live(o, opts):
     "Swap the dense parameter of `o` for its live values"
-    if was := handler_of(o.p): was.remove()
-    handler,p,grad = LiveWeight(o.module, o.attr),o.p,o.p.grad
+    was,grad = handler_of(o.p),dict(grad=o.p.grad)
+    if was:
+        grad = was.grad_state()
+        was.remove()
+    handler,p = LiveWeight(o.module, o.attr),o.p
     def pick(t): return handler.to_live(t.detach())
     change_state(opts, p, pick)
     resize(p, pick(p), None)
     _set_class(o.module, True)
     o.module._live[o.attr] = handler
     handler.check()
-    if grad is not None: handler.load_grad_state(dict(grad=grad))
+    if grad['grad'] is not None: handler.load_grad_state(grad)
     for opt in opts: handler.register_optimizer(opt)
-    handler.keep_dense_grad = bool(was) and was.keep_dense_grad
+    handler.keep_dense_grad = was.keep_dense_grad if was else False
     return handler
 
 @torch.inference_mode(False)
@@ -167,6 +170,7 @@ def _store_dense(handler):
     for opt in opts: remove_state_hooks(opt)
     new = DenseMask(module, attr)
     new.keep_dense_grad = handler.keep_dense_grad
+    if v.grad is not None: new.load_grad_state(dict(grad=v.grad))
     return new
 
 def store_dense(
@@ -182,8 +186,9 @@ def store_dense(
 # %% ../../nbs/38_kernels.live_layers.ipynb #b242b82e
 def _has_own_hooks(p):
     "Does the parameter `p` have hooks besides its handler's?"
-    own = getattr(getattr(handler_of(p), 'handle', None), 'id', None)
-    return any(k!=own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for k in hooks or ())
+    g = handler_of(p)
+    own = {o.id for o in (getattr(g, 'handle', None), getattr(getattr(g, 'aside', None), 'handle', None)) if o is not None}
+    return any(k not in own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for k in hooks or ())
 
 def _why_no_layer(m):
     "Why a layer of this type can't be swapped; empty if it can"

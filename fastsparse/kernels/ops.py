@@ -6,11 +6,12 @@
 __all__ = ['SparseIndex', 'sparse_product', 'sampled_product', 'sparse_conv1x1']
 
 # %% ../../nbs/33_kernels.ops.ipynb #b8226e00
-import math,torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import torch,torch.distributed as dist,torch.nn.functional as F,weakref
 from fastcore.basics import *
 from fastsparse.kernels.linear import gradients,kernels_take,list_rows,multiply,transpose_index
 from fastsparse.kernels.vectors import why_not
 from fastsparse.masks.selection import live_places
+from fastsparse.model.enforcement import scale_since
 from torch.autograd import Function
 from warnings import catch_warnings,simplefilter
 
@@ -284,12 +285,11 @@ class DenseGradient:
 
     @torch.no_grad()
     def follow(self, grad):
-        "Do to the terms what was done to `grad`, the gradient of live values, since it arrived: it may have been unscaled, which counts as no write, or clipped"
-        if not len(grad) or not self.averaged and dist.is_available() and dist.is_initialized(): return
-        at = self.live_grad.abs().argmax()
-        was,now = float(self.live_grad[at]),float(grad[at])
-        if not was or not math.isfinite(now) or abs(now/was-1)<1e-5: return
-        self.terms = [t*(now/was) if isinstance(t, torch.Tensor) else (t[0]*(now/was),t[1]) for t in self.terms]
+        "Do to the terms what was done to `grad`, the gradient of live values, since it arrived"
+        if not self.averaged and dist.is_available() and dist.is_initialized(): return
+        scale = scale_since(self.live_grad, grad)
+        if scale==1: return
+        self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
         self.live_grad = grad.detach().clone()
         self.note(grad)
 

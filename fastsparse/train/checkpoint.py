@@ -82,9 +82,9 @@ def _put_run(run, model, opt, engine, others):
     if model is not None: put_model(model, run['model'])
     if opt is not None:
         put_opt(opt, run['opt'])
-        if model is not None: put_grads(model, run['grads'] or {})
         set_random_state(run['random'])
     if engine is not None: engine.load_state_dict(run['engine'])
+    if model is not None and opt is not None: put_grads(model, run['grads'] or {})
     for k,o in others.items():
         o.set_state(run['others'][k]['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(run['others'][k])
 

@@ -53,6 +53,16 @@ def unscaled_grads(
     finally:
         for g in grads: g.mul_(scale)
 
+def _detach(pairs):
+    for h,s in pairs:
+        if (h := h()) is not None and getattr(h.rests, '__self__', None) is s() is not None: s().detach(h)
+
+def detach_at_end(
+    engine, # A `SparseEngine`
+):
+    "Once nothing holds `engine`, its parameters train with masks alone, but those that another engine has by then"
+    weakref.finalize(engine, _detach, [(weakref.ref(s.handler),weakref.ref(s)) for s in engine.slots]).atexit = False
+
 def grads_are_finite(opt, slots):
     "Are all gradients finite, in all processes?"
     base = base_opt(opt)
@@ -137,6 +147,7 @@ class SparseEngine:
             s.initial = initial.get(id(s.o.p))
             s.attach()
             if m.sparsity is not None and m.path is None: s.set_target(targets.get(id(s.o.p), s.live))
+        detach_at_end(self)
 
     def __setstate__(self, state):
         "A copy takes hold of its own model"
@@ -148,7 +159,8 @@ class SparseEngine:
         if not self.attached: return
         for s in self.slots:
             s.attach()
-            s.handler.keep_dense_grad = bool(s.method.keep_dense_grad)
+            s.handler.keep_dense_grad = s.method.keep_dense_grad or False
+        detach_at_end(self)
 
     def __repr__(self):
         n,live = sum(s.n for s in self.slots),sum(s.live for s in self.slots)
@@ -221,6 +233,7 @@ class SparseEngine:
         for m in self.methods:
             soon = accumulating or m.pending is not None or any(self.due_for(m, u) for u in range(self.last_t+1, t+1))
             was,m.keep_dense_grad = m.keep_dense_grad,m.grow_score_f is not None and soon or m.reads_dense(t)
+            if m.keep_dense_grad and not (soon and m.replaces): m.keep_dense_grad = 'aside'
             if was is False and not m.keep_dense_grad: continue
             for s in self.slots_of(m): s.handler.keep_dense_grad = m.keep_dense_grad
 
@@ -234,6 +247,8 @@ class SparseEngine:
         self.last_t = t
         if fell and not self.warned_of_lost: self.warned_of_lost = warn_if_lost(self)
         if collecting or self.pending is not None:
+            for s in self.slots:
+                if s.method.keep_dense_grad: s.handler.expect_dense()
             if grads_are_finite(self.opt, self.slots):
                 self._collect(collecting)
                 moved = self._update_pending()
@@ -309,6 +324,7 @@ class SparseEngine:
         "A `ValueError` if `m` reads gradients of dead weights that are masked already"
         if m.dense_history or not dense_batches(*m.score_parts): return
         for s in self.slots_of(m):
+            if m.keep_dense_grad: s.handler.expect_dense()
             stamp = getattr(s.handler, 'grad_stamp', None)
             if stamp is not None and stamp[0]() is s.p.grad and s.p.grad is not None:
                 raise ValueError(f"the gradient of {s.o.name} is masked, and this method grows by the gradients of dead weights: "
@@ -329,9 +345,7 @@ class SparseEngine:
 
     def _movable(self, m, t):
         "Parameters of `m` that an update at step `t` moves, each with its target; none if it would change nothing"
-        for s in self.slots_of(m):
-            s.sync()
-            if m.keep_dense_grad: s.handler.expect_dense()
+        for s in self.slots_of(m): s.sync()
         pairs = [(s, n) for s,n in zip(self.slots_of(m), self.targets(m, t)) if s.handler.has_grad and s.o.p.requires_grad]
         # a first gradient has no history yet
         if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])
@@ -402,7 +416,7 @@ class SparseEngine:
     def remove(self):
         "Let go of the model: gradients and state are masked again, and connections rest"
         self.attached = False
-        for s in self.slots: s.detach(self.opt)
+        for s in self.slots: s.detach(s.handler, self.opt)
         if self.own is None: return
         self.own.remove()
         for e in mask_hooks(self.model): e.attach(e.root() if e.root else self.model)

@@ -129,14 +129,14 @@ class SparseParam:
         "What `grow_state_f` does before a step; it may return what is to be done after it"
         return needs_of(self.method.grow_state_f).around_step(self.p, opt=opt, notes=self.growth_state)
 
-    def detach(self, opt):
-        "Mask gradient and state again, and rest"
-        h,dense = self.handler,self.handler.dense_history
+    def detach(self, h, opt=None):
+        "Mask gradient and state again, and rest; state without `opt` is masked at its next step"
+        dense = h.dense_history
         h.keep_dense_grad,h.dense_history,h.around,h.finish,h.rests = False,False,None,None,None
         if not dense: return
         h.clean.clear()
         h.mask_grad()
-        h.after_step(opt)
+        if opt is not None: h.after_step(opt)
 
     # --- moving
 

@@ -83,7 +83,7 @@ def load_engine_state(
     for s,o in zip(_others(engine), state.get('others', ())): s.growth_state = dict(o)
     for s,o in zip(engine.slots, state['slots']):
         s.sync()
-        s.handler.keep_dense_grad = bool(s.method.keep_dense_grad)
+        s.handler.keep_dense_grad = s.method.keep_dense_grad or False
         s.target,s.budget,_,s.target_is_explicit,s.initial = [o[k] for k in _of_param]
         s.last_update,s.growth_state = tuple(o['last_update']),dict(o['growth_state'])
         s.grad_accumulators = {k:dict(memo, total=memo['total'].clone(), live=None) for k,memo in o['grad_accumulators'].items()}
