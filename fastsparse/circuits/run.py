@@ -114,7 +114,7 @@ class Study:
 # %% ../../nbs/94a_circuits.run.ipynb #135bc596
 methods = dict(sparse='rigl', set='set', recipe='recipe', dense='dense')
 short_run = dict(ways='sparse,dense', seeds=1, steps=dict(rigl=1500, set=1500, recipe=2000, dense=400), search=dict(starts=2))
-equal_run = dict(ways='sparse,recipe', seeds=3, steps=dict(rigl=1000, recipe=1500), search=dict(starts=1), controls=(),
+equal_run = dict(ways='sparse,recipe', seeds=3, steps=dict(rigl=1500, recipe=1500), search=dict(starts=1), controls=(),
     todo='quotes,brackets,loop_words,opens_block,indentation')
 long_run = dict(ways='sparse,set,recipe,dense', seeds=3, steps=dict(rigl=600, set=600, recipe=600, dense=300), search=dict(starts=1),
     d=256, n_layers=4, slopes=(0.,), every=25)
@@ -122,8 +122,8 @@ long_run = dict(ways='sparse,set,recipe,dense', seeds=3, steps=dict(rigl=600, se
 @call_parse
 def main(
     out:str='circuit_results', # Folder for table, pictures and page
-    equal:store_true=False, # Three seeds of sparse and recipe at about equal loss: half an hour
-    long:store_true=False, # Three seeds of four ways to train, at width 256: an hour and more
+    equal:store_true=False, # Three seeds of sparse and recipe at about equal loss: an hour
+    long:store_true=False, # Three seeds of four ways to train, at width 256: more than an hour
     ways:str=None, # Networks to train, of sparse, set, recipe and dense, with commas between them
     seeds:int=None, # Networks of each way
     todo:str=None, # Tasks, with commas between them; all by default
