@@ -2,8 +2,11 @@
 import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
 from fastsparse.all import load_run,save_run
+from fastsparse.masks import files
 from fastsparse.masks.files import check_seal,checksum,older_file,read_tensors,seal,uninterrupted,whole_file
+from contextlib import nullcontext
 from helpers import full_disk
+from pathlib import Path
 
 def test_old_or_new(tmp_path):
     "An exception leaves the old file and nothing else; a success the new one and nothing else"
@@ -56,7 +59,7 @@ def test_other_errors_are_left(tmp_path):
         with pytest.raises(type(error)) as e, whole_file(tmp_path/'a.txt') as new: raise error
         assert e.value is error and not os.listdir(tmp_path)
 
-@pytest.mark.skipif(os.geteuid()==0, reason='root may write everywhere')
+@pytest.mark.skipif(os.name=='nt' or os.geteuid()==0, reason='root may write everywhere, and Windows knows no such folder')
 def test_read_only_folder(tmp_path):
     path = tmp_path/'a.txt'
     path.write_text('old')
@@ -90,6 +93,24 @@ def test_two_writers_wait_for_each_other(tmp_path):
     for t in threads: t.join()
     text = path.read_text()
     assert len(text)==size and len(set(text))==1 and os.listdir(tmp_path)==['a.txt']
+
+@pytest.mark.skipif(not os.path.isdir('/proc/self/fd'), reason='open files are listed by Linux')
+@pytest.mark.parametrize('fails', [False,True])
+def test_without_locks_no_open_file_is_moved_or_removed(fails, tmp_path, monkeypatch):
+    "Windows, which has no `flock`, refuses to rename and to remove files that are open"
+    path,was_open = tmp_path/'a.txt',[]
+    def closed(f):
+        def inner(part, *args, **kwargs):
+            was_open.append(str(part) in [os.path.realpath(f'/proc/self/fd/{o}') for o in os.listdir('/proc/self/fd')])
+            return f(part, *args, **kwargs)
+        return inner
+    monkeypatch.setattr(files, 'flock', None)
+    monkeypatch.setattr(os, 'replace', closed(os.replace))
+    monkeypatch.setattr(Path, 'unlink', closed(Path.unlink))
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), whole_file(path) as new:
+        new.write_text('a')
+        if fails: 1/0
+    assert was_open==[False] and os.listdir(tmp_path)==([] if fails else ['a.txt'])
 
 def test_seals_find_changes(tmp_path):
     "Cut files, added bytes and empty ones are refused by name"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 # %% ../../nbs/12_masks.files.ipynb #f1045de4
 try: from fcntl import LOCK_EX,flock
-except ImportError: flock,LOCK_EX = (lambda *args: None),None  # Windows has no such lock
+except ImportError: flock = None  # Windows has no such lock
 
 def as_path(
     path, # Text or a `Path`
@@ -31,11 +31,21 @@ def _open_part(part):
     "An open and locked file called `part`"
     while True:
         fd = os.open(part, os.O_RDWR|os.O_CREAT, 0o666)
-        flock(fd, LOCK_EX)
+        if flock: flock(fd, LOCK_EX)
         try:
             if os.path.samestat(os.fstat(fd), os.stat(part)): return fd
         except FileNotFoundError: pass
         os.close(fd)
+
+@contextmanager
+def _held(part):
+    "Nobody else writes to `part`, which is empty at first"
+    fd = _open_part(part)
+    os.ftruncate(fd, 0)
+    if not flock: os.close(fd)
+    try: yield
+    finally:
+        if flock: os.close(fd)
 
 # %% ../../nbs/12_masks.files.ipynb #06c47d69
 def _to_disk(path):
@@ -45,12 +55,12 @@ def _to_disk(path):
     finally: os.close(fd)
 
 # %% ../../nbs/12_masks.files.ipynb #659f6ace
-def _disk_error(fd, e):
-    "The error of the disk that made a write to the open file `fd` end with `e`, or None"
+def _disk_error(part, e):
+    "The error of the disk that made a write to the file `part` end with `e`, or None"
     if isinstance(e, OSError): return e if e.errno and e.filename is None else None
     if not isinstance(e, Exception): return None
     try:
-        with open(fd, 'ab', closefd=False) as f: f.write(bytes(2**16))
+        with open(part, 'ab') as f: f.write(bytes(2**16))
     except OSError as refused: return refused
 
 @contextmanager
@@ -62,19 +72,17 @@ def whole_file(
     path = as_path(path)
     if not path.parent.is_dir(): raise ValueError(f"path is {str(path)!r}, and the folder {str(path.parent)!r} is not there: make it first")
     if path.is_dir(): raise ValueError(f"path is {str(path)!r}, a folder, and must be a file in one")
-    fd = _open_part(part := part_of(path))
-    try:
-        os.ftruncate(fd, 0)
-        yield part
-        _to_disk(part)
-        if keep>1: _shift(path, keep)
-        os.replace(part, path)
-    except BaseException as e:
-        failed = _disk_error(fd, e)
-        part.unlink(missing_ok=True)
-        if failed is None: raise
-        raise OSError(failed.errno, f"{failed.strerror}; nothing was written, and a file that was there is as it was", str(path)) from e
-    finally: os.close(fd)
+    with _held(part := part_of(path)):
+        try:
+            yield part
+            _to_disk(part)
+            if keep>1: _shift(path, keep)
+            os.replace(part, path)
+        except BaseException as e:
+            failed = _disk_error(part, e)
+            part.unlink(missing_ok=True)
+            if failed is None: raise
+            raise OSError(failed.errno, f"{failed.strerror}; nothing was written, and a file that was there is as it was", str(path)) from e
     if os.name=='posix': _to_disk(path.parent)
 
 # %% ../../nbs/12_masks.files.ipynb #34c6a5f7
