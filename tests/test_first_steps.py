@@ -56,6 +56,16 @@ def test_what_names_its_times_is_taken_as_it_is():
     dst = DynamicSparseTraining(m, torch.optim.Adam(m.parameters()), 320, batches_per_update=40)
     assert settings_text(dst)[:3]==['weight_magnitude','gradient_magnitude','40']
 
+@pytest.mark.parametrize('kwargs,every', [({}, 100), (dict(steps_per_epoch=30), 30)])
+@pytest.mark.parametrize('method', ['set','snfs',SNFS_presets])
+def test_a_method_that_says_no_time_gets_one(method, kwargs, every):
+    "Once an epoch, as under fastai, or every 100 steps; one's own interval goes before, and 0 is refused as ever"
+    def made(**own):
+        m = sparse()
+        return DynamicSparseTraining(m, torch.optim.Adam(m.parameters()), 3200, method=method, **kwargs, **own)
+    assert made().methods[0].batches_per_update==every and made(batches_per_update=7).methods[0].batches_per_update==7
+    with pytest.raises(ValueError, match='batches_per_update is 0'): made(batches_per_update=0)
+
 def test_without_steps_the_error_says_what_needs_them():
     m = sparse()
     with pytest.raises(ValueError, match="n_steps is None, and method 'auto'"): DynamicSparseTraining(m, torch.optim.Adam(m.parameters()))

@@ -4,7 +4,8 @@ from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,C
 from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
 from fastsparse.masks.optimizers import is_adaptive
 from fastsparse.train.callback import DynamicSparseTrainingCallback
-from fastsparse.masks.distributions import uniform_sparsity
+from fastsparse.train.engine import DynamicSparseTraining
+from fastsparse.masks.distributions import uniform_sparsity,usual_sparsity
 from fastsparse.masks.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.train.fit import auto_presets
@@ -398,3 +399,27 @@ def test_rates_of_masks_that_rest_are_saved():
     resumed = look.rates
     learn.fit(1, 1e-3, cbs=[first, look])
     assert resumed==look.rates and all(r!=1 for r in resumed)
+
+def layers(model): return [m.sum().item() for _,m,_ in sparse_params(model)]
+
+@pytest.mark.parametrize('method', [None, 'static', 'rigl', 'gmp'])
+def test_one_line_a_loop_and_a_callback_share_sparsity_out_alike(method):
+    "Whoever names no distribution gets the same one everywhere: the method's own, Erdős–Rényi-Kernel where it has none"
+    learn,other = learner(),learner()
+    learn.fit_sparse(1, .9, method=method, seed=0)
+    settings = {} if method is None else dict(method=method)
+    other.fit_one_cycle(1, cbs=DynamicSparseTrainingCallback(sparsity=.9, seed=0, **settings))
+    model = digits_mlp()
+    if method!='gmp': DynamicSparseTraining(model, torch.optim.Adam(model.parameters()), 100, sparsity=.9, **settings)
+    expected = digits_mlp()
+    sparsify_model(expected, .9, 'uniform' if method=='gmp' else usual_sparsity)
+    assert layers(learn.model)==layers(other.model)==layers(expected if method=='gmp' else model)==layers(expected)
+
+@pytest.mark.parametrize('method', ['gmp', 'granet', 'acdc'])
+def test_a_distribution_reaches_methods_that_start_dense(method):
+    "`sparse_f` was not heard where the method leads to the sparsity"
+    learn = learner()
+    learn.fit_sparse(1, .9, method=method, sparse_f='uniform', seed=0)
+    model = digits_mlp()
+    sparsify_model(model, .9, 'uniform')
+    assert layers(learn.model)==layers(model)

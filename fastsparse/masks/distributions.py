@@ -69,6 +69,8 @@ register_part('distribution', first_layer_dense_uniform, 'first-dense')
 register_part('distribution', erdos_renyi_sparsity, 'erk')
 register_part('distribution', partial(erdos_renyi_sparsity, include_kernel=False), 'er')
 
+usual_sparsity = erdos_renyi_sparsity
+
 def as_distribution(
     spec, # A name: 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk', 'global' or that of a declared one; or a distribution
     what='the distribution', # What an error calls it, such as the setting

@@ -435,8 +435,8 @@ def sparsify_model(model, model_sparsity:float, sparse_f=uniform_sparsity, enfor
     model_sparsity
         Fraction of the weights that is dead, in [0,1).
     sparse_f
-        The distribution over layers: a name such as 'uniform' or 'erk', or a function from parameters and model's sparsity
-        to a sparsity for each.
+        The distribution over layers: a name such as 'uniform', or 'erk', which `fit_sparse`, engines and callbacks take by themselves,
+        or a function from parameters and model's sparsity to a sparsity for each.
     enforce_mask
         Keep dead weights at zero from now on? If not, they are set to zero once.
     sparse_init_mode

@@ -13,7 +13,9 @@ from fastcore.meta import delegates
 from fastsparse.masks.apportion import legal_counts,regrow_counts
 from fastsparse.masks.checks import need_number
 from fastsparse.masks.files import uninterrupted
+from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.masks.registry import call_with,closest_name,needs_of,wants
+from fastsparse.masks.schedules import Interval
 from fastsparse.masks.optimizers import base_opt,grad_history
 from fastsparse.masks.selection import count_live,keyed_generator,local_part
 from fastsparse.model.enforcement import masked_params,storage_of
@@ -88,7 +90,9 @@ class SparseEngine:
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
         steps_per_epoch:int=None, # Needed where something is given in epochs
         on_update=(), # Functions of engine and step, called after each update; what has a `begin` gets the engine when it is made
-        method=None, # A preset, or the name of one such as 'rigl'; settings beside it go before its own
+        # A preset, or the name of one such as 'rigl'; settings beside it go before its own. Where none says when to update, it is once an
+        # epoch, or every 100 steps if `steps_per_epoch` isn't given
+        method=None,
         **kwargs
     ):
         check_names(kwargs)
@@ -102,7 +106,11 @@ class SparseEngine:
         check_on_update(self.on_update)
         is_dense,self.whole = not masked_params(model),rules is None  # one method answers for the sparsity of the whole model
         refs = candidates(model) if is_dense else masked_params(model)
-        pairs = methods_for(params_inside(refs, sparse_modules), rules, settings_of(method, kwargs, n_steps), model)
+        settings = settings_of(method, kwargs, n_steps)
+        if is_dense and settings.get('sparsity_path') is None: settings.setdefault('sparse_f', usual_sparsity)
+        timed = settings.get('batches_per_update') is not None or settings.get('updates') is not None
+        if method is not None and not timed: settings['batches_per_update'] = Interval(ifnone(steps_per_epoch, 100))
+        pairs = methods_for(params_inside(refs, sparse_modules), rules, settings, model)
         for m,os in pairs:
             if is_dense and m.sparsity is None:
                 raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")

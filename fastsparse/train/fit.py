@@ -13,7 +13,7 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.kernels.timing import times_in_turns
-from fastsparse.masks.distributions import erdos_renyi_sparsity
+from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.masks.selection import count_live,n_live
 from fastsparse.train.presets import Preset
@@ -50,9 +50,9 @@ def _check_fit(n_epoch, sparsity, lr, cbs):
 # %% ../../nbs/47_train.fit.ipynb #8a03e22b
 def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     "Make the model sparse where the method starts sparse; returns settings that lead to `sparsity`"
-    path = settings.get('sparsity_path') is not None
+    path,own = settings.get('sparsity_path') is not None,settings.get('sparse_f', usual_sparsity)
     if os := masked_params(learn.model):
-        asked = dict(sparsity=sparsity, sparse_f=sparse_f)
+        asked = dict(sparsity=sparsity, sparse_f=ifnone(sparse_f, own))
         if path: return asked
         (live,n),legal = _counts(os),fitting(settings.get('structure'), os, sparsity)
         slack = sum(structure_of(legal, o).least_drop(o.shape) for o in os)  # each layer has a legal count
@@ -61,14 +61,14 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
             raise ValueError(f"the model is {1-live/n:.4g} sparse, and its masks rest by this method: "
                 f"pass that sparsity instead of {sparsity}, take a method that moves them, or call unsparsify(model) first")
         return asked
-    if path: return dict(sparsity=sparsity)
+    if path: return dict(sparsity=sparsity, **({} if sparse_f is None else dict(sparse_f=sparse_f)))
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
             "pass mask_init='magnitude', or a gradual method such as method='gmp'")
-    sparsify_model(learn, sparsity, sparse_f, mask_init=mask_init, seed=seed, structure=settings.get('structure'))
+    sparsify_model(learn, sparsity, ifnone(sparse_f, own), mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
 
-def prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=erdos_renyi_sparsity, mask_init='random', seed=None,
+def prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=None, mask_init='random', seed=None,
     scale_rates=True, cbs=None, **kwargs):
     "The callback of a fit, for which the model has been made sparse"
     _check_fit(n_epoch, sparsity, lr, cbs)
@@ -93,7 +93,7 @@ def fit_sparse(self:Learner,
     sparsity:float, # Fraction of the weights that is dead in the end, in [0,1)
     lr=None, # The highest learning rate of the cycle, above 0; None is the learner's
     method=None, # A preset, or the name of one such as 'rigl'; None is `auto_presets`
-    sparse_f=erdos_renyi_sparsity, # The distribution
+    sparse_f=None, # The distribution, or its name; None is the method's own, 'erk' where it has none
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
     seed:int=None, # Seed of the random choices; None draws one from torch's generator
     scale_rates:bool=True, # Make the steps of Adam and its kin longer in sparser layers?

@@ -10,7 +10,7 @@ import importlib,inspect,torch,torch.distributed as dist
 from fastcore.basics import *
 from fastcore.meta import delegates
 from fastsparse.masks.checks import pip_install
-from fastsparse.masks.distributions import erdos_renyi_sparsity
+from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.masks.files import read_tensors,whole_file
 from fastsparse.model.enforcement import masked_params
 from fastsparse.model.hooks import settle_averages
@@ -64,7 +64,7 @@ class _Driver:
         if masked_params(model) or self.sparsity is None: return
         sparsity = 0. if self.rises else self.sparsity
         asked = filter_keys(self.settings, ('mask_init','structure').__contains__)
-        sparse_f = ifnone(self.sparse_f, self.settings.get('sparse_f', erdos_renyi_sparsity))
+        sparse_f = ifnone(self.sparse_f, self.settings.get('sparse_f', usual_sparsity))
         sparsify_model(model, sparsity, sparse_f, seed=self.seed, **{**asked, **self.sparsify})
 
     @property
