@@ -1377,6 +1377,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastsparse/masks/files.py'),
                                         'fastsparse.masks.files._disk_error': ('masks.files.html#_disk_error', 'fastsparse/masks/files.py'),
                                         'fastsparse.masks.files._fold': ('masks.files.html#_fold', 'fastsparse/masks/files.py'),
+                                        'fastsparse.masks.files._held': ('masks.files.html#_held', 'fastsparse/masks/files.py'),
                                         'fastsparse.masks.files._loader': ('masks.files.html#_loader', 'fastsparse/masks/files.py'),
                                         'fastsparse.masks.files._open_part': ('masks.files.html#_open_part', 'fastsparse/masks/files.py'),
                                         'fastsparse.masks.files._pieces': ('masks.files.html#_pieces', 'fastsparse/masks/files.py'),

@@ -384,6 +384,9 @@ def test_learn_masks_refuses(spec, what):
     with pytest.raises(ValueError, match=what): learn_masks(net, spec)
     assert set(net.state_dict())==keys and not any(m._forward_pre_hooks for m in net.modules())
 
+def test_a_mistyped_setting_of_learned_masks_is_guessed():
+    with pytest.raises(TypeError, match="'scor_func' is no setting of learned masks: did you mean 'score_func'"): learn_masks(mlp(), scor_func=abs)
+
 def test_keys_do_not_depend_on_sparsity():
     "Trap 9: dense, half and fully dead masks are all saved, and each loads into each"
     nets = []

@@ -15,6 +15,7 @@ from fastsparse.kernels.timing import fresh,output_error,speedup,times_in_turns
 from fastsparse.kernels.live_layers import store_dense
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.files import as_path,checksum,whole_file
+from fastsparse.masks.registry import closest_name
 from fastsparse.model.running import call_model,evaluating
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
@@ -441,7 +442,7 @@ def _are_counts(sizes):
 
 def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
     names = *_modules,*_files
-    if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}")
+    if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
     if not masked_params(module_of(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
     if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")

@@ -15,7 +15,7 @@ from fastcore.meta import delegates
 from fastsparse.masks.checks import need_bools,need_choice,need_number
 from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.schedules import Schedule
-from fastsparse.masks.registry import call_with
+from fastsparse.masks.registry import call_with,closest_name
 from fastsparse.masks.selection import count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from fastsparse.masks.structures import as_structure,Unstructured
 from fastsparse.model.enforcement import handler_of,masked_params
@@ -385,6 +385,8 @@ def learn_masks(
     "Give weights of `model` masks that are chosen anew at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
+    if bad := first(k for k in settings if k not in _setting_names):
+        raise TypeError(f"{bad!r} is no setting of learned masks: {closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))}")
     if masked_params(model):
         raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, "
             "with fold_masks(model) and unsparsify(model)")
