@@ -13,7 +13,7 @@ from nbdev.serve import proc_nbs
 from nbdev.showdoc import show_doc
 from operator import attrgetter
 from os.path import relpath
-from shutil import copy2,copytree,ignore_patterns
+from shutil import copytree,ignore_patterns
 from urllib.parse import unquote,urlsplit
 from warnings import catch_warnings
 
@@ -31,6 +31,7 @@ _re_source = re.compile(r'\[source\]\([^)]*\)\{[^}]*\}\n*')
 _re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib|pathlib)\.(?:\w+\.)*(?=[A-Z])|:(?:NoneType|function)(?==)')
 _re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
 _re_bar = re.compile(r'[█|\- ]*(\d+\.\d+% \[[^]]*\]\s*)?')
+_re_marks = re.compile(r'\[([^]]*)\]\([^)]*\)|[`*]')
 _re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
 _tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
 
@@ -121,7 +122,7 @@ class Page:
 
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"
-        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(found_by(self.name), *extra).filter().map(self.md)]
+        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(found_by(self.name, nb_frontmatter(self.nb).get('description', '')), *extra).map(self.md)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
@@ -138,13 +139,19 @@ def in_parts(names):
         left = [n for n in left if n not in found]
         if found: yield caption,found
 
-def found_by(name):
-    "What Sphinx's search shall find page `name` by: whole phrases before all else, and their words"
+def found_by(name, about):
+    "What engines show of page `name`, a line in markdown, and what Sphinx's search shall find it by: whole phrases before all else, and their words"
     phrases = [' '.join(o.split()) for o in contents.searches.get(name, '').split(',') if o.strip()]
-    if not phrases: return ''
     words = sorted({w for o in phrases for w in re.findall(r'\w+', o)})
-    entries = '\n'.join(f'.. index:: ! {o}' for o in phrases)
-    return f'```{{eval-rst}}\n.. meta::\n   :keywords: {", ".join(words)}\n\n{entries}\n```'
+    plain = _re_marks.sub(lambda m: m[1] or '', about).strip()
+    lines = ['.. meta::', f'   :description: {plain}'] + [f'   :keywords: {", ".join(words)}']*bool(words)
+    return '\n'.join(['```{eval-rst}', *lines, '', *(f'.. index:: ! {o}' for o in phrases), '```'])
+
+def undescribed():
+    "Pages without a line that says what they are"
+    for p in site.rglob('*.html'):
+        if p.stem not in ('search','genindex') and not re.search(r'<meta content="[^"]+" name="description"', p.read_text(encoding='utf-8')):
+            yield f'{p.relative_to(site)} has no description'
 
 def lost_searches():
     "What people search for and the search does not lead to the page of `contents.searches`"
@@ -166,7 +173,7 @@ def write_api(entries):
         path,anchor = pages[rooms[n]].relative_to(src).with_suffix(''),f'#{n.lower()}'
         return f"[{path}](../{path}.ipynb{anchor.replace('.', '') if (rooms[n],anchor) in entries else ''})"
     (src/'api').mkdir()
-    for name,text in api.pages(_link): (src/f'{name}.md').write_text(text+found_by(name)+'\n', encoding='utf-8')
+    for name,text in api.pages(_link): (src/f'{name}.md').write_text(f'{text}{found_by(name, api.groups[name][1])}\n', encoding='utf-8')
 
 def dead_links():
     "Links within the site that lead to no page, or to no place on it, or stayed markdown"
@@ -183,7 +190,10 @@ def write_site(proc):
     "Build the site from the processed notebooks in `proc`"
     rmtree(src.parent, ignore_errors=True)
     copytree(proc, src, ignore=ignore_patterns('*.ipynb', '*.txt', '*.yml'))
-    for f,p in texts.items(): copy2(f, p)
+    for f,p in texts.items():
+        text = f.read_text(encoding='utf-8')
+        about = first(o for o in text.split('\n\n') if o[0]!='#')
+        p.write_text('\n'.join([text, found_by(p.stem, ' '.join(about.split())), '']), encoding='utf-8')
     read = {f: read_nb(proc/f.relative_to(nbs)) for f in pages}
     entries = {(f,f'#{entry(c)}'.lower()) for f,nb in read.items() for c in nb.cells}
     index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
@@ -191,7 +201,7 @@ def write_site(proc):
     write_api(entries)
     index.save(*(toctree(v, k) for k,v in in_parts([*L(rest).attrgot('name'), *api.groups])), toctree([p.name for p in texts.values()], 'Project'))
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', docs, src, site]).returncode
-    wrong = [*dead_links(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
+    wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
     if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
 
 # The README

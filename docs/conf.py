@@ -17,4 +17,4 @@ html_theme = 'furo'
 html_title = project
 html_copy_source = html_use_index = False
 pygments_style,pygments_dark_style = 'a11y-high-contrast-light','a11y-high-contrast-dark'
-html_static_path,html_css_files = ['static'],['site.css']
+html_static_path,html_css_files,html_favicon = ['static'],['site.css'],'static/icon.svg'
