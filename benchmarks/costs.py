@@ -20,7 +20,7 @@ def stepper(model, opt, xb, yb):
         opt.zero_grad()
     return step
 
-def rigl(model, opt): return DynamicSparseTraining(model, opt, 10**6, **{**RigL_presets, 'batches_per_update':every}, seed=0)
+def rigl(model, opt): return DynamicSparseTraining(model, opt, 10**6, False, **{**RigL_presets, 'batches_per_update':every}, seed=0)
 
 def stepper_at(dst, step):
     "A function that makes the training step `t` of the engine `dst`"

@@ -1,5 +1,6 @@
 "The usual lines take the fast way: live weights where the fixed rule says that they pay, masks elsewhere, and the same training either way"
 import pytest,torch
+from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -90,3 +91,46 @@ def test_the_rule_is_a_function_of_size_density_and_batch(density, batch, live):
     report = follow_rule(model, batch)
     report.remove()
     assert report.plan['0.weight']==('rows' if live else 'dense')
+
+class Reads(nn.Module):
+    "Its wide layer is never called: its weight is read, as in Swin's attention"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Linear(64,256),nn.Linear(256,512),nn.Linear(512,10)
+    def forward(self, x): return self.c(nn.functional.linear(self.a(x).relu(), self.b.weight, self.b.bias).relu())
+
+def test_a_layer_whose_weight_is_only_read_stays_masked():
+    "By default, in the callback and fit_sparse: no error, and the report says why; a fit that asks for live weights fails loudly"
+    def run(way):
+        learn = learner()
+        learn.model = Reads()
+        with learn.no_bar(),learn.no_logging(): cb = learn.fit_sparse(2, .9, 1e-3, seed=0, sparse_compute=way)
+        return learn,cb
+    (a,cb),(b,_) = run(None),run(False)
+    same(a, b)
+    assert set(cb.report.plan.values())=={'dense'} and 'not called' in cb.report.df.note[1]
+    with pytest.raises(RuntimeError): run({'b.weight':'rows'})
+
+def test_a_resumed_fit_is_equal_bit_for_bit(tmp_path):
+    "Law 6: stopped after any batch, the first step and live ones"
+    class Stop(Callback):
+        order = 90
+        def __init__(self, at): self.at,self.i = at,0
+        def after_batch(self):
+            self.i += self.training
+            if self.training and self.i==self.at: raise KeyboardInterrupt
+    def run(folder, cbs=()):
+        learn = learner()
+        sparsify_model(learn.model, .9, seed=0)
+        cb = DynamicSparseTrainingCallback(seed=0, **RigL_presets(batches_per_update=3))
+        try:
+            with learn.no_bar(),learn.no_logging(): learn.fit(2, 1e-3, cbs=[cb, SparseCheckpoint(tmp_path/folder, every=1), *cbs])
+        except KeyboardInterrupt: pass
+        return learn,cb
+    whole,cb = run('whole')
+    assert cb.report.plan['2.weight']=='rows'
+    for at in (1,2,3,4,9):
+        run(str(at), [Stop(at)])
+        part,cb = run(str(at))
+        assert cb.report.plan['2.weight']=='rows'
+        for p,q in zip(whole.model.parameters(), part.model.parameters()): assert p.equal(q), at

@@ -131,3 +131,22 @@ def test_other_processors_compile_and_agree(tmp_path):
     for name,features,width in (('haswell','+avx,+avx2,+fma',32), ('x86-64','+sse2',16)):
         code = 'from tests.test_vectors import *; from fastsparse.kernels.vectors import vector_bytes; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
         eq(run(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)), str(width))
+
+@needs_numba
+def test_a_bar_shows_that_kernels_compile_the_first_time(tmp_path):
+    "In a terminal; a second process takes them from the disk and shows nothing"
+    pty = pytest.importorskip('pty')
+    code = 'from fastsparse.kernels.linear import list_live,call\nimport torch\nzeros = lambda n: torch.zeros(n, dtype=torch.int)\n'\
+        'call(list_live.compiled(), torch.ones(4, dtype=torch.bool), 2, 2, zeros(3), zeros(5))'
+    def shown():
+        here,there = pty.openpty()
+        out,env = [],{**os.environ, 'NUMBA_CACHE_DIR':str(tmp_path)}
+        with subprocess.Popen([sys.executable, '-c', code], env=env, stdout=there, stdin=there, stderr=subprocess.DEVNULL) as p:
+            os.close(there)
+            try:
+                while b := os.read(here, 4096): out.append(b)
+            except OSError: pass  # closed
+        assert p.returncode==0
+        return b''.join(out).decode()
+    assert 'compiling' in shown()
+    assert shown()==''

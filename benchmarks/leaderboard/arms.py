@@ -49,7 +49,7 @@ class Trainer:
         kw = dict(sparsity=self.arm.sparsity, sparse_f=erdos_renyi_sparsity) if method=='gmp' else {}
         if method in ('set','rigl','gmp'): kw['batches_per_update'] = max(self.n//32, 8)  # as often as auto
         if self.arm.structure: kw['structure'] = self.arm.structure
-        DynamicSparseTraining(self.model, self.opt, self.n, method=method, seed=self.seed, **kw)
+        DynamicSparseTraining(self.model, self.opt, self.n, False, method=method, seed=self.seed, **kw)  # live by a measurement
 
     def keep_live(self):
         "Keep live weights only, in the layers in which that was faster when it was measured first"

@@ -295,10 +295,14 @@ def follow_rule(
     batch:int, # Samples of a batch
     opt=None, # The optimizer that trains it
     report=None, # What was chosen before, a `SparseCompute` that came from here
+    called=None, # Names of the parameters whose layer computes; None is all
 ) -> SparseCompute: # `report` itself if nothing has changed
     "Keep weights live where the fixed rule says that it pays"
     no_product = swappable(model) if report is None else report.notes
-    why = {o.name:no_product.get(o.name) or why_masked(o, batch) for o in masked_params(model)}
+    def why_not(o):
+        if called is not None and o.name not in called: return 'its layer was not called in the first step'
+        return why_masked(o, batch)
+    why = {o.name:no_product.get(o.name) or why_not(o) for o in masked_params(model)}
     plan = {n:'dense' if w else 'rows' for n,w in why.items() if not no_product.get(n)}
     if report is not None:
         if plan==report.plan: return report

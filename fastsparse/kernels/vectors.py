@@ -7,7 +7,9 @@ __all__ = ['numbers', 'at', 'put', 'load', 'store', 'take', 'zero', 'full', 'add
            'total', 'sums16', 'turn16', 'NoNumba', 'why_not', 'Kernel', 'kernel', 'caches', 'vector_bytes']
 
 # %% ../../nbs/31_kernels.vectors.ipynb #648c84c9
-import hashlib,numpy as np
+import hashlib,numpy as np,sys,time
+from fastcore.basics import IN_NOTEBOOK
+from fastprogress.fastprogress import progress_bar
 from fastsparse.masks.checks import pip_install
 from functools import cache
 from pathlib import Path
@@ -87,6 +89,29 @@ def turn16(p, i, ld, q, j, ldq):
     "Transpose 16 rows of 16 numbers from `p`, `ld` apart from place `i` on, to `q`, `ldq` apart from place `j` on"
     for k in range(16): q[j+k:j+k+15*ldq+1:ldq] = p[i+k*ld:i+k*ld+16]
 
+# %% ../../nbs/31_kernels.vectors.ipynb #65f629de
+def _show_compiling(event):
+    "Show a bar while Numba compiles kernels, which it does once on a machine"
+    class Bar(event.Listener):
+        bar,depth,n,ended = None,0,0,0.
+
+        def on_start(self, e):
+            if not e.data['dispatcher'].py_func.__module__.startswith('fastsparse.'): return
+            self.depth += 1
+            if self.depth>1: return
+            if self.bar is None or time.time()-self.bar.last_t>5:  # not in a cell that ran long ago
+                self.bar,self.n = progress_bar(range(0), total='noinfer', leave=False),0
+                self.bar.comment = 'compiling sparse products, once on this machine'
+            self.bar.update(0) if not self.n else self.bar.update_bar(self.n)
+
+        def on_end(self, e):
+            if not self.depth: return
+            self.depth -= 1
+            if self.depth: return
+            self.n,self.bar.last_t = self.n+1,time.time()
+            self.bar.on_iter_end()
+    event.register('numba:compile', Bar())
+
 # %% ../../nbs/31_kernels.vectors.ipynb #68800649
 class NoNumba(ImportError):
     "Numba is missing, too old or broken"
@@ -102,6 +127,7 @@ def _numba():
     except Exception as e: raise NoNumba(f"Numba does not import ({type(e).__name__}: {e})") from e
     if tuple(map(int, numba.__version__.split('.')[:2]))<tuple(map(int, _oldest.split('.'))):
         raise NoNumba(f"Numba is {numba.__version__}, and must be {_oldest} or newer")
+    if IN_NOTEBOOK or sys.stdout.isatty(): _show_compiling(numba.core.event)
     return numba,llvmlite
 
 @cache

@@ -23,8 +23,9 @@ from fastsparse.model.enforcement import join_groups
 from fastsparse.model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from fastsparse.model.running import batch_of,in_many,of_first_rank
 from fastsparse.model.sparsify import draw_seed,share_masks
-from fastsparse.train.checks import check_settings,check_storage,live_by_rule
+from fastsparse.train.checks import check_settings,check_storage
 from fastsparse.train.engine import check_names,method_text,SparseEngine
+from fastsparse.train.live import check_way,LiveRun
 from fastsparse.train.method import settings_of
 from warnings import warn
 
@@ -48,8 +49,8 @@ class DynamicSparseTrainingCallback(Callback):
     --------
     cb = DynamicSparseTrainingCallback(method='rigl')  # after sparsify_model(learn, .9, 'erk'), for learn.fit(10, cbs=cb)
     """
-    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
-    engine,report,why_masked = None,None,''  # also of an exported learner, which leaves the first two out
+    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','live','report')
+    engine,live,report,why_masked = None,None,None,''  # also of an exported learner, which leaves the first three out
 
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
@@ -71,8 +72,7 @@ class DynamicSparseTrainingCallback(Callback):
     ):
         need_bools(repair=repair)
         need_choice('scale_rates', scale_rates, (None,True,False))
-        if not isinstance(sparse_compute, (dict,bool,type(None))):
-            raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule), True (measured), False or a plan")
+        check_way(sparse_compute)
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
             grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
         given = {k:v for k,v in given.items() if v is not ...}
@@ -83,11 +83,11 @@ class DynamicSparseTrainingCallback(Callback):
         self.settings = {**usual, **settings_of(method, given, 1000), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
         check_names(self.settings)
         check_settings(self.settings)
-        self.engine = self.report = self.state = self.saved = self.signal = None
+        self.engine = self.live = self.report = self.state = self.saved = self.signal = None
         self.by_rule,self.compute,self.measures = sparse_compute is None,bool(sparse_compute),sparse_compute is True
         self.plan = sparse_compute if isinstance(sparse_compute, dict) else None
 
-    def _init_state(self): self.engine = self.report = None  # what a pickle leaves out
+    def _init_state(self): self.engine = self.live = self.report = None  # what a pickle leaves out
 
     def __repr__(self):
         said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
@@ -118,7 +118,8 @@ class DynamicSparseTrainingCallback(Callback):
         if not self.resumed: self._take_rates()
         wrapped_later = self.compute and dist.is_available() and dist.is_initialized()
         if self.plan is not None or wrapped_later: self._start_compute(batch_of(self.learn))
-        if self.by_rule: self._follow_rule()
+        if self.by_rule: self.live = LiveRun(self.engine)
+        self._say()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
     def before_train(self):
@@ -133,7 +134,6 @@ class DynamicSparseTrainingCallback(Callback):
         if self.engine is None: return
         self.engine.opt = self.learn.opt  # `learn.export` makes a new one
         if self.compute: self._start_compute(self.learn.xb)
-        elif self.report is not None and self._n_live()!=self.n_measured: self._follow_rule()
         self.engine.prepare(self.t0+self.iter, self.accumulates)
 
     def before_step(self):
@@ -143,7 +143,12 @@ class DynamicSparseTrainingCallback(Callback):
             if 'rate' in s.growth_state: s.handler.rate = s.growth_state['rate']
 
     def after_step(self):
-        if self.engine is not None: self.engine.after_step()
+        if self.engine is None: return
+        self.engine.after_step()
+        self._follow()
+
+    def after_cancel_step(self):
+        if self.engine is not None: self._follow()
 
     def after_fit(self):
         if not self.learn.lock.locked(): self._let_go()
@@ -214,9 +219,13 @@ class DynamicSparseTrainingCallback(Callback):
         for s in self.engine.slots: check_storage(s.method, s.o.p, self.engine.opt)
         self.plan,self.n_measured = self.report.plan,live
 
-    def _follow_rule(self):
-        self.n_measured = self._n_live()
-        self.report,self.why_masked = live_by_rule(self.engine, self.settings, _batch_size(self.dls.train), self.report)
+    def _follow(self):
+        "A step was made, or replaced by an update"
+        if self.live is not None: self.live.after_step()
+        self._say()
+
+    def _say(self):
+        if self.live is not None: self.report,self.why_masked = self.live.report,self.live.why_masked
 
     def _let_go(self):
         "Detach from the model, and remember what a later fit needs"
@@ -225,8 +234,9 @@ class DynamicSparseTrainingCallback(Callback):
         for s in self.engine.all: s.handler.rate = 1.
         join_groups(base_opt(self.engine.opt))  # of a step that was interrupted
         self.engine.remove()
-        if self.report is not None: self.report.remove()
-        self.engine = None
+        if self.live is not None: self.live.end()
+        elif self.report is not None: self.report.remove()
+        self.engine = self.live = None
 
     # --- its state
 
@@ -240,8 +250,10 @@ class DynamicSparseTrainingCallback(Callback):
         "Go on from `state` at the next fit, in the epoch that its `start_epoch` names; inside a fit, at once"
         if not isinstance(state, dict) or not {'schema','seed'}<=set(state):
             raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback of this version")
-        if self.engine is not None: self.engine.load_state_dict(state)
-        else: self.saved = state
+        if self.engine is None: self.saved = state
+        else:
+            self.engine.load_state_dict(state)
+            if self.live is not None: self.live.restart()
         self.settings['seed'] = state['seed']
         if self.compute and state.get('plan'): self.plan = state['plan']
 

@@ -15,7 +15,6 @@ from fastsparse.masks.schedules import Interval,min_max_end,update_due
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.selection import count_live,local_part
 from fastsparse.model.enforcement import handler_of,masked_params,refuse_computed,refuse_learned,storage_of,storages
-from fastsparse.model.running import in_many
 from fastsparse.model.sparsify import fitting,structure_of
 from fastsparse.train.method import check_counts,check_sparsity,Method
 from itertools import islice
@@ -134,24 +133,6 @@ def check_storage(m, p, opt):
             "and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, "
             "or call remove() of the report of sparse_compute, or store_dense(model)")
     if check := needs_of(m.grow_state_f).check: check(p, opt)
-
-# %% ../../nbs/40b_train.checks.ipynb #11fe0b1f
-def live_by_rule(
-    engine, # A `SparseEngine`
-    settings:dict, # Of the engine
-    batch:int=None, # Samples of a batch; None counts as one
-    report=None, # What was chosen before, a `SparseCompute`
-) -> tuple: # A `SparseCompute` or None, and why all stay masked, if they do
-    "Keep weights live where the fixed rule says that it pays, if optimizer and method can work with them"
-    from fastsparse.kernels.live_layers import check_live,follow_rule
-    why = first(filter(None, map(why_dense, engine.methods)))
-    if in_many(): why = 'several processes train this model'
-    elif any(hasattr(m, '_orig_mod') for m in engine.model.modules()): why = 'the model is compiled'
-    if why: return report,why
-    try:
-        check_live(engine.opt, settings)
-        return follow_rule(engine.model, batch or 1, engine.opt, report),''
-    except ValueError as e: return report,str(e)
 
 # %% ../../nbs/40b_train.checks.ipynb #b24c043a
 def check_method(

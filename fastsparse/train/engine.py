@@ -25,6 +25,7 @@ from fastsparse.model.sparsify import candidates,check_score,draw_seed,keep_from
 from fastsparse.model.sparsify import share_masks,shows_training,starting_masks
 from fastsparse.train.checks import check_fit,check_held,check_method,check_on_update,check_storage,methods_for,params_inside
 from fastsparse.train.checks import warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
+from fastsparse.train.live import check_way,LiveRun
 from fastsparse.train.method import dense_batches,Method,method_or_auto,settings_of
 from fastsparse.train.param import Move,Scorer,SparseParam
 from fastsparse.train.state import engine_state,load_engine_state
@@ -78,6 +79,7 @@ def grads_are_finite(opt, slots):
 # %% ../../nbs/41_train.engine.ipynb #650977d2
 class SparseEngine:
     "Decides when and how the topology of `model` moves, and writes it"
+    seen = None  # what the first step has shown: the samples of a batch, and which parameters may be live
 
     @delegates(Method)
     def __init__(self,
@@ -502,9 +504,13 @@ class DynamicSparseTraining(SparseEngine):
     def __init__(self,
         model, # A module with masks, or a dense one with `sparsity`
         opt, # The torch optimizer that trains it
-        n_steps:int=None, # Steps of the whole run; needed where something is a fraction of it
+        n_steps:int=None, # Steps of the whole run; needed where something is a fraction of it, and for live weights
+        # Compute with live weights only, up to step `n_steps`? None where a fixed rule says that it pays, True measures, a dict is a plan,
+        # False never
+        sparse_compute=None,
         **kwargs
     ):
+        check_way(sparse_compute)
         base = base_opt(opt)
         if not isinstance(base, torch.optim.Optimizer):
             raise ValueError(f"opt is a {type(base).__name__}, and must be a torch optimizer; "
@@ -518,6 +524,12 @@ class DynamicSparseTraining(SparseEngine):
         super().__init__(model, opt, n_steps, **kwargs)
         self.t = 0
         if not base.state and is_fresh(model): FirstLook(model)
+        endless = sparse_compute is None and n_steps is None
+        try: self.live = LiveRun(self, False if endless else sparse_compute)
+        except ValueError:
+            super().remove()
+            raise
+        if endless: self.live.why_masked = 'n_steps is not given, so weights would stay live after the last step'
         self._listen()
         self.prepare(self.t)
 
@@ -536,8 +548,9 @@ class DynamicSparseTraining(SparseEngine):
 
     def _after(self, opt, args, kwargs):
         self.after_step()
-        self.unseen.reset(self.slots)
         self.t += 1
+        self.live.end() if self.t==self.n_steps else self.live.after_step()
+        self.unseen.reset(self.slots)
         self.prepare(self.t)
 
     def step(self, *args, **kwargs):
@@ -548,7 +561,9 @@ class DynamicSparseTraining(SparseEngine):
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        if self.attached: self._listen()
+        if not self.attached: return
+        self.live.wake()
+        self._listen()
 
     def state_dict(self): return dict(super().state_dict(), t=self.t)
 
@@ -557,9 +572,12 @@ class DynamicSparseTraining(SparseEngine):
             raise ValueError("the state has no step: pass one from state_dict() of a DynamicSparseTraining")
         super().load_state_dict(state)
         self.t = state['t']
+        self.live.restart()
+        if self.n_steps is not None and self.t>=self.n_steps: self.live.end()
 
     def remove(self):
         "Detach from the optimizer; masks stay enforced where they were"
         for h in self.handles: h.remove()
+        self.live.end()
         self.unseen.remove(self.slots)
         super().remove()

@@ -311,7 +311,7 @@ def check_engine(
                 "pass the settings of the run that was saved, or start a new run in another file")
     mine = engine.state_dict()
     names = [[o['name'] for o in s['slots']] for s in (mine,state)]
-    if mine.keys()!=state.keys() or names[0]!=names[1]:
+    if (mine.keys()^state.keys())-{'seen'} or names[0]!=names[1]:
         raise ValueError(f"the engine's state in the file is of {type(engine).__name__}s with {names[1]}, and this one has {names[0]}: "
             f"build and sparsify the model {_as_saved}, and make the same engine")
     check_same_run(engine, state)

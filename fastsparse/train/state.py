@@ -36,7 +36,8 @@ def engine_state(
     "What `engine` needs to go on, besides the model's and the optimizer's state"
     state = dict(schema=_schema, **{k:getattr(engine, k) for k in ('seed','n_updates','last_t','n_steps')},
         methods=[{k:getattr(m, k) for k in _of_method} for m in engine.methods], slots=[_param_state(s) for s in engine.slots],
-        plan={s.o.name:s.handler.kernel for s in engine.all if s.handler.kernel}, others=[dict(s.growth_state) for s in _others(engine)])
+        plan={s.o.name:s.handler.kernel for s in engine.all if s.handler.kernel}, others=[dict(s.growth_state) for s in _others(engine)],
+        seen=engine.seen and dict(engine.seen))
     return dict(state, checksum=_checksum(state))
 
 # %% ../../nbs/40c_train.state.ipynb #c4627c15
@@ -79,6 +80,7 @@ def load_engine_state(
         if o['masked']!=storage_of(s.o.p).checksum(s.mask):
             raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
     engine.seed,engine.n_updates,engine.last_t = [state[k] for k in ('seed','n_updates','last_t')]
+    engine.seen = state.get('seen')
     for m,o in zip(engine.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.keep_dense_grad = [o[k] for k in _of_method[:4]]
     for s,o in zip(_others(engine), state.get('others', ())): s.growth_state = dict(o)
     for s,o in zip(engine.slots, state['slots']):

@@ -16,7 +16,6 @@ from fastsparse.model.enforcement import masked_params
 from fastsparse.model.hooks import settle_averages
 from fastsparse.train.method import find_method
 from fastsparse.model.sparsify import share_masks,sparsify_model
-from fastsparse.train.checks import live_by_rule
 from fastsparse.train.engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
@@ -43,7 +42,9 @@ def _made(cls, base):
 
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-    report,why_masked = None,''
+    live = None
+    report = property(lambda self: self.live and self.live.report)  # which layers computed with live weights only
+    why_masked = property(lambda self: self.live.why_masked if self.live else '')  # why none did
 
     def __init_subclass__(cls):
         "Show the arguments of `__init__`, though `__new__` takes any"
@@ -57,7 +58,7 @@ class _Driver:
                 "for a measured or written plan call sparse_compute(model, xb) before training")
         settings = {**(dict(method=method) if method=='auto' else find_method(method)), **settings}
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
-        self.engine,self.saved,self.by_rule = None,None,sparse_compute is None
+        self.engine,self.saved,self.sparse_compute = None,None,sparse_compute
 
     def make_sparse(self, model):
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
@@ -70,28 +71,20 @@ class _Driver:
     @property
     def rises(self): return self.settings.get('sparsity_path') is not None
 
-    def start(self, model, opt, n_steps, state=None, batch=None):
+    def start(self, model, opt, n_steps, state=None):
         "Attach an engine, and let it go on from `state`"
         own = {} if self.sparse_f is None else dict(sparse_f=self.sparse_f)
         if self.rises: own['sparsity'] = self.sparsity
         if state is None and dist.is_available() and dist.is_initialized(): share_masks(model)
-        self.engine = DynamicSparseTraining(model, opt, n_steps, seed=self.seed, **{**self.settings, **own})
+        self.engine = DynamicSparseTraining(model, opt, n_steps, self.sparse_compute, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
-        self.batch,self.report,self.n_live = batch,None,None
-        self.follow()
-
-    def follow(self):
-        "Ask the fixed rule again when the number of live weights has changed"
-        if self.engine is None or not self.by_rule or self.n_live==(n := [s.live for s in self.engine.slots]): return
-        self.n_live = n
-        self.report,self.why_masked = live_by_rule(self.engine, self.settings, self.batch, self.report)
+        self.live = self.engine.live
 
     def stop(self):
         "Let go of the model, and remember the engine's state"
         if self.engine is None: return
         self.saved = self.engine.state_dict()
         self.engine.remove()
-        if self.report is not None: self.report.remove()
         self.engine = None
 
     def numbers(self):
@@ -126,9 +119,7 @@ class SparseTrainerCallback(_Driver):
         self.stop()
         found = self._saved(args, state) if state.global_step else None
         if found is None: self.make_sparse(model)
-        self.start(model, optimizer, state.max_steps, found, args.per_device_train_batch_size)
-
-    def on_step_begin(self, args, state, control, **kwargs): self.follow()
+        self.start(model, optimizer, state.max_steps, found)
 
     def on_save(self, args, state, control, **kwargs):
         folder = Path(args.output_dir)/f'checkpoint-{state.global_step}'
@@ -183,11 +174,8 @@ class SparseLightningCallback(_Driver):
                 "make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
         saved = self.saved if trainer.global_step else None
-        if _averages(trainer): self.by_rule = False  # they average dense weights
         if n_steps==float('inf'): n_steps = None
-        self.start(pl_module, trainer.optimizers[0], n_steps, saved, getattr(trainer.train_dataloader, 'batch_size', None))
-
-    def on_train_batch_start(self, trainer, pl_module, *args): self.follow()
+        self.start(pl_module, trainer.optimizers[0], n_steps, saved)
 
     def on_train_batch_end(self, trainer, pl_module, *args):
         for k,v in self.numbers().items(): pl_module.log(k, float(v))
