@@ -122,7 +122,8 @@ class Page:
 
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"
-        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(found_by(self.name, nb_frontmatter(self.nb).get('description', '')), *extra).map(self.md)]
+        about = found_by(self.name, nb_frontmatter(self.nb).get('description', ''))
+        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(about, *extra).map(self.md)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 

@@ -1018,3 +1018,13 @@ def test_batches_of_all_ranks_are_joined(monkeypatch):
     a,b = torch.zeros(2, 3),torch.ones(1, 3)
     assert ranks((a,7), (b,7))[0].equal(torch.cat([a, b])) and ranks((a,7), (b,7))[1]==7
     assert ranks((a,), None) is None and ranks(None, (a,)) is None and ranks(None, None) is None
+
+def test_two_callbacks_of_the_same_connections_are_refused(tmp_path):
+    "One by name, and two of different layers train beside each other"
+    learn = sparse_learner(tmp_path)
+    with pytest.raises(ValueError, match='two callbacks would move the connections of .*sparse_modules'):
+        learn.fit(1, cbs=[DynamicSparseTrainingCallback(**SET_presets), DynamicSparseTrainingCallback(**RigL_presets)])
+    learn = sparse_learner(tmp_path)
+    layers = [m for m in learn.model.modules() if hasattr(m, 'weight_mask')]
+    if len(layers)>1: learn.fit(1, cbs=[DynamicSparseTrainingCallback(**SET_presets, sparse_modules=layers[:1]),
+        DynamicSparseTrainingCallback(**RigL_presets, sparse_modules=layers[1:])])

@@ -209,6 +209,33 @@ def test_the_one_node_that_decides_is_found():
     assert c.found and c.nodes==dict(a=[0], b=[0]) and c.edges==[('b',0,'head',0,4.)] and c.accuracy==1
     assert all(a.equal(b) and a.requires_grad for a,b in zip(before, m.parameters())) and not m.a._forward_hooks
 
+def test_the_mode_of_a_model_and_its_statistics_play_no_part():
+    "A network in training mode, with dropout and batch norm, gives the circuit and the tests that it gives in evaluation, and stays as it is"
+    found = []
+    for training,seed in ((True,1),(True,2),(False,3)):
+        m = Two()
+        m.b = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(2), nn.Dropout(.5))
+        m.train(training)
+        torch.manual_seed(seed)
+        c = find_circuit(m, two_task(), ['a','b'], starts=1, progress=False)
+        found.append((c.nodes, c.loss, check_circuit(m, c, two_task())))
+        assert m.training==m.b[2].training==training and m.b[1].num_batches_tracked==0 and not m.b[1].running_mean.any()
+    assert found[0]==found[1]==found[2]
+
+def test_found_is_said_of_prompts_that_were_held_back():
+    "Answers that are learned by heart are no circuit"
+    n = 64
+    x,right = torch.eye(n),torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0))
+    class Heart(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.head = nn.Linear(n, n, bias=False),nn.Linear(n, 2, bias=False)
+            self.a.weight.data = torch.eye(n)
+            self.head.weight.data = torch.stack([1.-right,right.float()])*8-4
+        def forward(self, x): return self.head(self.a(x))
+    c = find_circuit(Heart(), Task('by heart', x, right, 1-right), ['a'], starts=1, goal=.3, progress=False)
+    assert c.found==(c.loss<=.3)
+
 def test_a_model_needs_only_names_of_nodes():
     c = find_circuit(Two(), two_task(), ['a','b'], starts=1, progress=False)
     assert c.edges is c.n_edges is None and c.n_nodes>=1 and set(sum(c.nodes.values(), []))=={0}
@@ -291,7 +318,7 @@ def test_gpt2_of_transformers_has_circuits():
         loss.backward()
         opt.step()
     assert loss<.05
-    c = find_circuit(m, t, nodes, links, starts=1, n_steps=60, progress=False)
+    c = find_circuit(m, t, nodes, links, goal=.3, starts=1, n_steps=60, progress=False)
     assert c.found and 0<c.n_nodes<sum(len(v) for v in c.means.values()) and c.n_edges>0
     assert {e[2] for e in c.edges}<={*nodes,'lm_head'} and {e[3] for e in c.edges if e[2]=='lm_head'}<={*t.answers.tolist()}
     row = check_circuit(m, c, t)

@@ -1552,3 +1552,38 @@ def test_a_dropped_engine_leaves_the_next_one_alone():
     gc.collect()
     backward(m, *data(m))
     assert all(o.p.grad[~o.mask].any() for o in masked_params(m)[:1])
+
+def _clone(m, x): m.weight.grad = m.weight.grad.clone()
+def _other(m, x): torch.autograd.grad(m(x*3).cos().sum(), [m.weight])
+_between = dict(clone=_clone, other=_other, frozen=lambda m, x: None)
+
+def _aside(change=None, freeze=()):
+    "Masks after each step, weights that don't move, and what clipping would see"
+    torch.manual_seed(0)
+    m = nn.Linear(8, 4, bias=False).double()
+    sparsify_model(m, .5, seed=0)
+    opt,masks,dead = torch.optim.SGD(m.parameters(), lr=0.),[],[]
+    DynamicSparseTraining(m, opt, n_steps=10, batches_per_update=2, stop_pct=1., seed=0, replace_step=False, initial_drop_grow_pct=.5)
+    for t in range(8):
+        m.requires_grad_(t not in freeze)
+        x,y = torch.randn(6, 8).double().requires_grad_(),torch.randn(6, 4).double()
+        opt.zero_grad()
+        backward(m, x, y)
+        if t not in freeze:
+            if change: change(m, x)
+            dead.append(bool(m.weight.grad[~m.weight_mask].any()))
+        opt.step()
+        masks.append(m.weight_mask.clone())
+    return masks,dead
+
+@pytest.mark.parametrize('name', _between)
+def test_what_is_done_between_backward_and_step_leaves_growth_alone(name):
+    "Growth goes by the gradient of the backward, whatever reads or copies it before the step, and no step sees it at dead places"
+    freeze = (2,3) if name=='frozen' else ()
+    (masks,dead),(want,_) = _aside(_between[name], freeze),_aside(None, freeze)
+    assert same_masks(masks, want) and not same_masks(masks[:1], masks[-1:]) and not any(dead)
+
+def test_a_gradient_that_was_made_by_hand_is_told_of():
+    "Another tensor with other values between backward and step: growth goes by the backward's, and says so"
+    with pytest.warns(UserWarning, match='replaced after its backward.*expect_update'):
+        masks,_ = _aside(lambda m, x: setattr(m.weight, 'grad', torch.randn(4, 8).double()*m.weight_mask))

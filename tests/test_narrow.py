@@ -108,6 +108,16 @@ def test_every_network_trains_for_the_seconds_of_the_sparse_one(monkeypatch):
     assert not masked_params(learn.model) and all((v==before[k]).all() for k,v in learn.model.state_dict().items())
     assert (torch.random.get_rng_state()==state).all()
 
+def test_networks_are_trained_as_the_learner_trains():
+    "With its momentum, its batch norms and its clipping; what trains otherwise is named"
+    from fastai.callback.training import GradientClip
+    from fastsparse.train.fit import copy_of
+    class Own(Callback): pass
+    learn = Learner(digits_dls(bs=256), mlp(), loss_func=CrossEntropyLossFlat(), cbs=[GradientClip(.1), Own()], moms=(.8,.7,.8), train_bn=False)
+    with pytest.warns(UserWarning, match="compared without the learner's Own"): new = copy_of(learn)
+    assert new.moms==(.8,.7,.8) and not new.train_bn and new.gradient_clip.max_norm==.1 and new.gradient_clip is not learn.gradient_clip
+    assert new.gradient_clip.learn is new and learn.gradient_clip.learn is learn
+
 def test_callbacks_go_to_the_sparse_fit():
     "Also beside the clock that counts seconds of training; the first metric is the score"
     class Seen(Callback):

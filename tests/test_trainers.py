@@ -366,6 +366,20 @@ def test_a_delta_says_when_the_base_had_no_masks(tmp_path):
     load_delta(new, path)
     assert new.bias.equal(base.bias) and new.weight.equal(base.weight)
 
+def test_a_delta_reaches_weights_in_another_order_of_memory(tmp_path):
+    from fastsparse.prune.finetune import load_delta,save_delta
+    def make():
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Conv2d(3,8,1), nn.Conv2d(8,4,3)).to(memory_format=torch.channels_last)
+        sparsify_model(m, .5, seed=0)
+        return m
+    base,tuned = make(),make()
+    with torch.no_grad():
+        for o in masked_params(tuned): o.p.add_(o.mask*.1)
+    path = save_delta(tuned, {k:v.clone() for k,v in base.state_dict().items()}, tmp_path/'a')
+    load_delta(base, path)
+    assert all(a.equal(b) for a,b in zip(base.state_dict().values(), tuned.state_dict().values()))
+
 def test_a_delta_reaches_live_weights_too(tmp_path):
     from fastsparse.prune.finetune import load_delta,save_delta
     def make():

@@ -13,6 +13,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from fastsparse.circuits.language import Task
 from fastsparse.kernels.timing import shown
+from fastsparse.model.running import evaluating,preserved
 from torch import nn
 from torch.nn import functional as F
 
@@ -250,10 +251,11 @@ class Search:
 # %% ../../nbs/93_circuits.search.ipynb #a221e665
 @contextmanager
 def frozen(model):
-    "No parameter of `model` takes a gradient"
+    "`model` is in evaluation mode, and no parameter of it takes a gradient"
     ps = [p for p in model.parameters() if p.requires_grad]
     for p in ps: p.requires_grad_(False)
-    try: yield
+    try:
+        with preserved(model): yield model.eval()
     finally:
         for p in ps: p.requires_grad_(True)
 
@@ -283,10 +285,11 @@ def find_circuit(
             if best: found.append(search.circuit(search.trim(*best[1:])))
             least = min(least, loss)
     if not found: return Circuit(task.name, {}, None, search.means, (1.,0.), least, math.nan, math.nan, False)
-    return min(found, key=lambda c: (c.loss>goal, c.n_nodes if c.edges is None else c.n_edges))
+    best = min(found, key=lambda c: (c.loss>goal, c.n_nodes if c.edges is None else c.n_edges))
+    best.found = best.loss<=goal
+    return best
 
 # %% ../../nbs/93_circuits.search.ipynb #49e56db3
-@torch.no_grad()
 def check_circuit(
     model:nn.Module, # The network that it was found in
     circuit:Circuit, # From `find_circuit`
@@ -296,6 +299,9 @@ def check_circuit(
     seed:int=0, # Of the choices
 ) -> dict: # Numbers, and what fails
     "Test whether a circuit does its task alone, and whether the network needs it"
+    with evaluating(model): return _checked(model, circuit, task, goal, n_random, seed)
+
+def _checked(model, circuit, task, goal, n_random, seed):
     full = task_loss(margins(model, task)).item()
     if not circuit.found: return dict(nodes=None, edges=None, task_loss=circuit.loss, full_loss=full, fails='no circuit')
     g,own,inverse = torch.Generator().manual_seed(seed),circuit.masks(),circuit.masks(inverse=True)

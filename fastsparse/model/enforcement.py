@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 from typing import NamedTuple
+from warnings import warn
 
 # %% ../../nbs/21_model.enforcement.ipynb #c46665a8
 class ParamRef(NamedTuple):
@@ -315,26 +316,34 @@ def scale_since(
     scale = now[at]/was[at]
     return scale.item() if now[at]!=0 and scale.isfinite() and (scale-1).abs()>=1e-5 else 1.
 
+# %% ../../nbs/21_model.enforcement.ipynb #a51de003
 class GradientAside:
     "The gradient of all weights of a parameter, while its `grad` shows that of live ones"
     def __init__(self, p):
         ref,own = weakref.ref(self),weakref.ref(p)
         self.clear()
-        self.handle = p.register_hook(lambda g: (o := ref()) and o.add(g, own().grad))
+        self.handle = p.register_hook(lambda g: (o := ref()) and o.begin(g, own().grad))
 
-    def clear(self): self.total = self.stamp = None
+    def clear(self): self.total = self.stamp = self.coming = None
     def remove(self): self.handle.remove()
     def note(self, grad): self.stamp = weakref.ref(grad),version_of(grad)
 
     def is_of(self, grad):
         "Is there a gradient aside, and was `grad`, which shows what lives of it, not set to zero since?"
-        if self.total is None or grad is None or self.stamp is None or self.stamp[0]() is not grad: return False
-        return self.stamp[1]==version_of(grad) or bool(grad.any())
+        if self.total is None or grad is None or grad.shape!=self.total.shape: return False
+        return self.stamp[0]() is grad and self.stamp[1]==version_of(grad) or bool(grad.any())
 
     @torch.no_grad()
-    def add(self, new, before=None):
-        "A backward brings `new` to the gradient `before`"
-        self.total = new.detach().clone() if not self.is_of(before) else self.whole(before).add_(new.detach())
+    def begin(self, new, before):
+        "A backward brings `new` to the gradient `before`, if it is one that accumulates"
+        self.coming = new.detach(),self.whole(before) if self.is_of(before) else None
+
+    @torch.no_grad()
+    def arrive(self, grad):
+        "It has, and `grad` isn't masked yet"
+        new,before = self.coming or (None,None)
+        self.coming = None
+        self.total = grad.detach().clone() if before is None else before.add_(new)
 
     @torch.no_grad()
     def whole(self, grad, mask=None):
@@ -394,6 +403,7 @@ class DenseMask(MaskHandler):
             if self.strayed(p): return True  # it has moved to another storage, which has handlers of its own
             self.watch(p)
         elif self.handle is None and p.requires_grad: self.hook()
+        elif self._keep_dense_grad=='aside' and self.aside is None: self.keep_dense_grad = 'aside'  # it was frozen
         if self.stamp is not None and has_stamp(p, self.stamp[0]) and has_stamp(mask, self.stamp[1]): return
         zero_dead_(p, mask)
         p._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks  # `swap_tensors` loses them
@@ -430,6 +440,7 @@ class DenseMask(MaskHandler):
         self.grad_stamp = None
         if self.displaced(): self.check()
         if self.aside is not None:
+            self.aside.arrive(self.p.grad)
             self.mask_grad()
             self.aside.note(self.p.grad)
         elif not (self.keep_dense_grad or self.dense_history): self.mask_grad()
@@ -449,7 +460,12 @@ class DenseMask(MaskHandler):
 
     def expect_dense(self):
         if self.aside is None or not self.aside.is_of(self.p.grad): return
-        self.p.grad.copy_(self.aside.whole(self.p.grad, self.mask))
+        whole = self.aside.whole(self.p.grad, self.mask)
+        live = [zero_dead_(t.clone(), self.mask) for t in (self.p.grad, self.aside.whole(self.p.grad))]
+        if self.aside.stamp[0]() is not self.p.grad and not torch.allclose(*live, rtol=1e-3, equal_nan=True):
+            warn(f"the gradient of {self.name} was replaced after its backward, and an update reads gradients of dead weights: "
+                "it takes those of the last backward; call expect_update() of the engine before the backward to replace those too")
+        self.p.grad.copy_(whole)
         self.grad_stamp = None
         self.aside.clear()
 
@@ -460,6 +476,7 @@ class DenseMask(MaskHandler):
 
     def after_step(self, opt):
         if self.mask is None: return
+        if self.aside is not None: self.aside.clear()
         self.close_step()
         known = keeps_zero(opt)
         if not known: self.slow_optimizer = type(base_opt(opt)).__name__
@@ -501,7 +518,6 @@ class DenseMask(MaskHandler):
         self.p.grad = grad
         if self.aside is None: return
         self.aside.clear()
-        self.aside.add(grad)
         self.arrived()
 
     def parts(self, with_grad):

@@ -123,6 +123,6 @@ def load_delta(
             raise ValueError(f"{str(path)!r} fits another base, or this one before it was changed: "
                 "load the base that save_delta was given, with its masks; keep_zeros(model) makes those of a pruned model")
         found = {k:_found(k, state, *o) for k,o in saved['delta'].items()}
-    for k,(at,values) in found.items(): state[k].view(-1).index_copy_(0, at.to(state[k].device), values.to(state[k].device))
+    for k,(at,values) in found.items(): state[k].put_(at.to(state[k].device), values.to(state[k].device))
     module.load_state_dict(state)  # layers of live weights gave copies
     apply_masks(module)

@@ -27,6 +27,7 @@ from fastsparse.train.checks import check_settings,check_storage
 from fastsparse.train.engine import check_names,method_text,SparseEngine
 from fastsparse.train.live import check_way,LiveRun
 from fastsparse.train.method import settings_of
+from itertools import takewhile
 from warnings import warn
 
 # %% ../../nbs/45_train.callback.ipynb #ea6577b9
@@ -171,7 +172,17 @@ class DynamicSparseTrainingCallback(Callback):
         except ValueError:
             engine.remove()
             raise
+        self._refuse_shared(engine)
         self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+
+    def _refuse_shared(self, engine):
+        "A `ValueError` if a callback before this one moves the same connections"
+        earlier = takewhile(lambda cb: cb is not self, self.learn.cbs)
+        taken = {id(s.o.p):s for cb in earlier if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine for s in cb.engine.slots}
+        if s := first(s for s in engine.slots if id(s.o.p) in taken):
+            engine.remove()
+            raise ValueError(f"two callbacks would move the connections of {s.o.name}: take one of them, or give each its own "
+                "sparse_modules; remove_cb takes one off the learner")
 
     def _check_start(self, epoch, batches):
         "Notice a `start_epoch` that doesn't fit the state that was loaded"

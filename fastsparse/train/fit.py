@@ -23,6 +23,7 @@ from fastsparse.model.running import batch_of,call_model,same_random_state
 from fastsparse.model.sparsify import draw_seed,fitting,module_copy,shows_training,sparsify_model,structure_of
 from fastsparse.masks.checks import need_number
 from numbers import Real
+from warnings import warn
 
 # %% ../../nbs/47_train.fit.ipynb #3b1997c0
 def auto_presets(
@@ -200,10 +201,16 @@ def _plot_rates(rates, losses, suggested):
     ax.legend()
 
 # %% ../../nbs/47_train.fit.ipynb #e3074a42
+_of_training = [f'fastai.callback.{o}' for o in ('fp16','mixup','rnn','training')]
+
 def copy_of(learn, model=None):
     "A learner like `learn` of a copy of `model`, its own by default"
-    same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter')}
-    return Learner(learn.dls, module_copy(ifnone(model, learn.model)), metrics=list(learn.metrics), **same)
+    same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter','wd_bn_bias','train_bn','moms')}
+    cbs = [cb for cb in learn.cbs if type(cb) not in defaults.callbacks]
+    trains = [cb for cb in cbs if type(cb).__module__ in _of_training]
+    if left := [cb for cb in cbs if cb not in trains and not isinstance(cb, DynamicSparseTrainingCallback)]:
+        warn(f"networks are compared without the learner's {', '.join(type(cb).__name__ for cb in left)}")
+    return Learner(learn.dls, module_copy(ifnone(model, learn.model)), metrics=list(learn.metrics), cbs=[copy(cb) for cb in trains], **same)
 
 def train_quietly(learn, n_epoch, lr, seed, sparsity, **kwargs):
     "Train for one cycle, dense if `sparsity` is 0; returns the first metric, or the loss with its sign turned"
