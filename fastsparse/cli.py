@@ -12,17 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 # %% ../nbs/95_cli.ipynb #133e2d61
-def _exists(path):
-    if not Path(path).is_file(): raise CliError(f"{path} is no file")
-    return Path(path)
-
-def _safetensors(path):
-    from fastsparse.masks.checks import pip_install
-    try: from safetensors.torch import load_file
-    except ImportError: raise CliError(f"reading .safetensors needs safetensors: {pip_install('export')}") from None
-    try: return load_file(path)
-    except Exception as e: raise CliError(f"{path} can't be read as safetensors: {e}") from None
-
 def _weights_in(state):
     "Tensors by name, if that is what was read"
     import torch
@@ -36,16 +25,18 @@ def read_file(
 ): # Tensors by name, or a module
     "What is in a file; weights by name are read without running anything"
     import torch
-    path = _exists(path)
-    if path.suffix=='.safetensors': return _safetensors(path)
+    from fastsparse.masks.checks import need_package
+    from fastsparse.masks.files import reading
+    Path(path).stat()
+    if Path(path).suffix=='.safetensors':
+        with reading(path, 'file of safetensors'): return need_package('safetensors.torch').load_file(path)
     try: found = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as e: found = None if trust else e
     if (state := _weights_in(found)) is not None: return state
     if not trust:
         raise CliError(f"{path} holds no weights by name: pass a state_dict or safetensors; "
             "if it holds a whole model, which is a program that may do anything, and you know where it comes from, say --trust")
-    try: model = torch.load(path, map_location='cpu', weights_only=False)
-    except Exception as e: raise CliError(f"{path} can't be read as weights or as a model: {type(e).__name__}: {e}") from None
+    with reading(path, 'file of weights or of a model'): model = torch.load(path, map_location='cpu', weights_only=False)
     model = model if isinstance(model, torch.nn.Module) else getattr(model, 'model', model)
     if not isinstance(model, torch.nn.Module):
         raise CliError(f"{path} holds a {type(model).__name__}, and must hold weights by name or a whole model: "
@@ -68,11 +59,10 @@ def read_batch(
 ):
     "The inputs of a batch"
     import torch
-    path = _exists(path)
-    try: x = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as e:
-        raise CliError(f"{path} can't be read as a batch ({type(e).__name__}): write it with torch.save(xb, file)") from None
-    if not isinstance(x, torch.Tensor): raise CliError(f"{path} holds a {type(x).__name__}, and must hold a tensor: the inputs of a batch")
+    from fastsparse.masks.checks import need_batch
+    from fastsparse.masks.files import reading
+    with reading(path, 'batch of inputs, such as torch.save(xb, file) writes'): x = torch.load(path, map_location='cpu', weights_only=True)
+    need_batch(x, f'the content of {path}')
     return x
 
 # %% ../nbs/95_cli.ipynb #515aef4d
@@ -82,15 +72,12 @@ def write_weights(
 ):
     "Weights by name to a file of the kind that its suffix says"
     import torch
-    from fastsparse.masks.checks import pip_install
+    from fastsparse.masks.checks import need_package
     from fastsparse.masks.files import whole_file
-    path = Path(path)
-    if not path.parent.is_dir(): raise CliError(f"--out is {path}, and the folder {path.parent} is not there: make it first")
-    if path.suffix!='.safetensors':
+    if Path(path).suffix!='.safetensors':
         with whole_file(path) as new: return torch.save(state, new)
-    try: from safetensors.torch import save_file
-    except ImportError: raise CliError(f"writing .safetensors needs safetensors: {pip_install('export')}") from None
-    with whole_file(path) as new: save_file({k:v.contiguous() for k,v in state.items()}, new)
+    save = need_package('safetensors.torch').save_file
+    with whole_file(path) as new: save({k:v.contiguous() for k,v in state.items()}, new)
 
 # %% ../nbs/95_cli.ipynb #91342014
 def summary_rows(
@@ -158,10 +145,12 @@ def prune(
     trust:bool=False, # FILE holds a whole model, which is a program: run it
 ):
     "Prune the weights in FILE"
-    if not 0<=sparsity<1: raise CliError(f"--sparsity is {sparsity}, and must lie in [0,1): the fraction of weights that dies, e.g. 0.9")
+    from fastsparse.masks.checks import need_fraction
+    from fastsparse.masks.files import check_place
+    need_fraction('--sparsity', sparsity, '[0,1)')
     if method=='wanda' and data is None:
         raise CliError("--method wanda looks at inputs: pass --data with a file of a batch, a tensor of torch.save")
-    out = Path(out or Path(file).with_stem(f'{Path(file).stem}-pruned'))
+    out = check_place(out or Path(file).with_stem(f'{Path(file).stem}-pruned'))
     read = read_model(file, trust) if method=='wanda' else read_file(file, trust)
     if isinstance(read, dict): read = prune_weights(read, sparsity)
     else: _prune_model(read, sparsity, method, data)
@@ -175,24 +164,17 @@ def export(
     file:str, # File of a whole sparse model
     format:str='auto', # auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx
     out:str=None, # File to write; without it the model is measured only
-    sample:str=None, # File of a batch, a tensor of torch.save
+    sample:Annotated[str, dict(required=True)]=None, # File of a batch, a tensor of torch.save
     trust:bool=False, # FILE holds a whole model, which is a program: run it
 ):
     "Write a sparse model in FILE in another format, and say what it costs"
-    from fastsparse.deploy.export import export_sparse,plain_copy
+    from fastsparse.deploy.export import export_sparse
     from fastsparse.model.enforcement import masked_params
     model = read_model(file, trust)
     if not masked_params(model):
         raise CliError(f"{file} holds a model without masks: "
             f"train it sparse, or write fastsparse prune {file} --sparsity 0.9 --trust first")
-    if sample is None: raise CliError("--sample is missing: pass a file of a batch, a tensor of torch.save")
-    if format in ('safetensors','onnx') and out is None: raise CliError(f"--format {format} is a file: pass --out with its name")
-    x = read_batch(sample)
-    try: plain_copy(model)(x)
-    except (RuntimeError, IndexError) as e:
-        raise CliError(f"--sample {sample} has shape {tuple(x.shape)}, and the model can't take it ({e}): "
-            "pass a batch such as it is trained on") from None
-    _,report = export_sparse(model, format, x, out)
+    _,report = export_sparse(model, format, read_batch(sample), out)
     print(report)
     print(f'written: {out}' if out else 'measured, and nothing was written: --out names a file')
 
@@ -235,10 +217,12 @@ def bench(
     rounds:int=20, # Steps that are timed, of both in turns
 ):
     "How much faster does sparse training make this machine?"
-    if bad := [s for s in sparsity if not 0<s<1]: raise CliError(f"--sparsity has {bad[0]}, and must lie in (0,1)")
-    if len(widths)<2 or min(widths)<1: raise CliError(f"--widths is {widths}, and must be two or more whole numbers from 1")
-    if rows<1 or rounds<1: raise CliError(f"--rows is {rows} and --rounds {rounds}, and both must be 1 or more")
     import torch
+    from fastsparse.masks.checks import need_fraction,need_number
+    for s in sparsity: need_fraction('--sparsity', s, '(0,1)')
+    for n in widths: need_number('--widths', n, 1, whole=True)
+    need_number('--rows', rows, 1)
+    need_number('--rounds', rounds, 1)
     x = torch.randn(rows, widths[0], generator=torch.Generator().manual_seed(0))
     y = torch.arange(rows)%widths[-1]
     print(f'{torch.get_num_threads()} thread(s), {rows} rows, layers {" x ".join(map(str, widths))}')

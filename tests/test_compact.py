@@ -142,7 +142,7 @@ def test_what_can_be_stored():
 def test_what_is_refused():
     "By name, before anything is replaced"
     m = nn.Sequential(nn.Linear(4,4), nn.Linear(4,4))
-    for plan,message in (({'0':'rows','9':'rows'}, "plan names '9'"), ({'0':'zip'}, "the storage 'zip'"), ({'0':'rows','1':'2:4'}, 'CUDA devices only')):
+    for plan,message in (({'0':'rows','9':'rows'}, "a layer of plan is '9'"), ({'0':'zip'}, "the storage of 0 is 'zip'"), ({'0':'rows','1':'2:4'}, 'more than two of four')):
         with pytest.raises(ValueError, match=message): pack(m, plan)
         assert all(type(o) is nn.Linear for o in m)
     with pytest.raises(ValueError, match="1 to 2 live weights, and must have the same number, or none: sparsify with structure='fan-in'"): CondensedMatrix(torch.tensor([[0.,1],[1,1]]))

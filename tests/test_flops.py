@@ -725,11 +725,11 @@ def test_training_flops_of_the_paper():
 
 def test_training_flops_refuse():
     rigl = dict(grow_score_f=gradient)
-    with pytest.raises(ValueError, match='batches_per_update is None.*dict'): train_flops(20, 100, rigl)
+    with pytest.raises(ValueError, match='batches_per_update is None'): train_flops(20, 100, rigl)
     with pytest.raises(ValueError, match='batches_per_update is None'): train_flops(20, 100, {})  # the callback's defaults grow by gradient
     with pytest.raises(ValueError, match=r'updates is \[5, 9\].*predict_cost'): train_flops(20, 100, dict(rigl, batches_per_update=4, updates=[5,9]))
     with pytest.raises(ValueError, match='batches_per_update is 0'): train_flops(20, 100, dict(rigl, batches_per_update=0))
-    with pytest.raises(ValueError, match=r'sparse_fwd is 100.*\[0,20\]'): train_flops(100, 20)
+    with pytest.raises(ValueError, match='sparse_fwd is 100.* 0 to 20'): train_flops(100, 20)
     with pytest.raises(ValueError, match='sparse_fwd is -1'): train_flops(-1, 20)
     with pytest.raises(ValueError, match="did you mean 'rigl'"): train_flops(20, 100, 'RigLe')
 

@@ -65,7 +65,7 @@ def test_models_of_transformers_get_fewer_heads():
 def test_what_cannot_be_followed_is_refused_by_name():
     m = nn.Sequential(nn.Linear(8,32), nn.Unflatten(1, (4,8)), nn.Flatten(), nn.Linear(32,3))
     with pytest.raises(ValueError, match="'0' writes can't be followed.*pass them as widths"): narrow_like(m, .5, torch.randn(2,8))
-    with pytest.raises(ValueError, match='pass a batch'): narrow_like(m, .5)
+    with pytest.raises(TypeError, match='xb is None'): narrow_like(m, .5)
     for bad in (0, 1.5, -1):
         with pytest.raises(ValueError, match='fraction is'): narrow_like(m, bad, torch.randn(2,8))
 
@@ -95,7 +95,7 @@ def test_every_network_trains_for_the_seconds_of_the_sparse_one(monkeypatch):
         return {**real(learn, 1, lr, seed, sparsity, **kwargs), 'seconds':6., 'score':float(lr==.02)}
     monkeypatch.setattr(narrow, 'train_timed', train)
     monkeypatch.setattr(narrow, 'epoch_seconds', lambda learn, model: 2.)
-    monkeypatch.setattr(narrow, '_us_a_sample', lambda learn: 1.)
+    monkeypatch.setattr(narrow, 'seconds_a_batch', lambda learn, rounds: (1.,1))
     torch.manual_seed(0)
     learn = Learner(digits_dls(bs=256), mlp(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
     before,state = deepcopy(learn.model.state_dict()),torch.random.get_rng_state()

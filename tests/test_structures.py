@@ -752,10 +752,11 @@ def test_shuffled_structures(text):
 def test_masks_like_refuses(tmp_path):
     "Law 10: unknown names, other shapes, sources without masks, files that would run code"
     f = masks_like({'a_mask': torch.ones(2,2).bool()})
-    with pytest.raises(ValueError, match='no b_mask, only masks of a'): f(torch.empty(2,2), name='b')
-    with pytest.raises(ValueError, match=r'\(2, 2\).*\(2, 3\)'): f(torch.empty(2,3), name='a')
-    for source in (net(), {}, {'a': torch.ones(2)}, {'a_mask': 3}):
-        with pytest.raises(ValueError, match='only masks of nothing'): masks_like(source)(torch.empty(2,2), name='b')
+    for other in (f, *map(masks_like, (net(), {}, {'a': torch.ones(2)}, {'a_mask': 3}))):
+        with pytest.raises(KeyError, match='b'): other(torch.empty(2,2), name='b')
+    m = nn.Sequential(nn.Linear(3,2))
+    with pytest.raises(ValueError, match=r'\(2, 2\).*\(2, 3\)'): sparsify_model(m, .5, mask_init=masks_like({'0.weight_mask': torch.ones(2,2).bool()}))
+    assert not masked_params(m)
     with pytest.raises(FileNotFoundError): masks_like(tmp_path/'none.pt')
     torch.save({'a_mask': torch.ones(2), 'code': Evil()}, tmp_path/'evil.pt')
     with pytest.raises(pickle.UnpicklingError): masks_like(tmp_path/'evil.pt')

@@ -10,6 +10,7 @@ __all__ = ['LinearSchedule', 'ExpSchedule', 'PowerSchedule', 'CosineDecaySchedul
 import math,torch
 from dataclasses import dataclass,fields
 from fastcore.basics import *
+from ..masks.checks import need_fraction,need_number
 from ..masks.schedules import around,around_each,between,ConstantSchedule,CyclingSchedule,first_step,ListSchedule,n_periods,Schedule
 from ..masks.schedules import Time,Timed
 from ..masks.selection import count_live,floor_product,n_live,put_
@@ -44,7 +45,7 @@ class PowerSchedule(_Monotone):
     beta:float # The factor, 0 or more
     def __post_init__(self):
         super().__post_init__()
-        if self.beta<0: raise ValueError(f"PowerSchedule's beta is {self.beta}, and must be 0 or more")
+        need_number(self._name_of('beta'), self.beta, 0)
 
     def at(self, step, n_updates): return self.init*self.beta**step
 
@@ -125,7 +126,7 @@ def mask_drop_minimum(
 ) -> torch.Tensor: # Bool tensor
     "`mask` without the `floor(drop_fraction*live)` lowest of its live places, or the whole units and equal parts of groups that this makes"
     _check_mask(score, mask)
-    if not 0<=drop_fraction<=1: raise ValueError(f"drop_fraction is {drop_fraction}, and must lie in [0,1]")
+    need_fraction('drop_fraction', drop_fraction)
     n_drop = floor_product(drop_fraction*count_live(mask))
     dropped,_ = as_structure(structure).move(mask, lambda: score.detach(), None, n_drop, mask.numel())
     return put_(mask.clone(), dropped, False)

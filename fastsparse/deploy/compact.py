@@ -9,6 +9,7 @@ __all__ = ['pack']
 import torch,torch.nn.functional as F
 from fastcore.basics import *
 from fastsparse.kernels.convolution import is_pointwise
+from fastsparse.masks.checks import need_choice
 from fastsparse.model.hooks import MaskHooks
 from fastsparse.kernels.ops import Attends,sparse_product,SparseIndex
 from torch import nn
@@ -133,12 +134,6 @@ class SemiStructured(nn.Module):
     ):
         super().__init__()
         w = w.detach().flatten(1)
-        if not w.is_cuda:
-            raise ValueError(f"the format '2:4' runs on CUDA devices only, and the weight is on {w.device.type}: "
-                "move the model and the sample there with .cuda(), or take another format")
-        if w.dtype not in (torch.half, torch.bfloat16):
-            raise ValueError(f"the weight is of type {w.dtype}, and '2:4' needs float16 or bfloat16: call .half() on model and sample")
-        if any(n%64 for n in w.shape): raise ValueError(f"the weight is {w.shape[0]} x {w.shape[1]}, and '2:4' needs multiples of 64")
         if (w.unflatten(1, (-1,4)).count_nonzero(2)>2).any():
             raise ValueError("more than two of four neighbours live: sparsify with structure='2:4'")
         self.shape = tuple(w.shape)
@@ -266,9 +261,8 @@ def pack(
     "Replace layers by ones that store live weights only"
     layers = storable(model)
     for n,how in plan.items():
-        if n not in layers: raise ValueError(f"plan names {n!r}, and the layers to choose from are {', '.join(map(repr, layers))}")
-        if how not in storages:
-            raise ValueError(f"plan gives {n!r} the storage {how!r}, and must give one of {', '.join(map(repr, storages))}")
+        need_choice('a layer of plan', n, layers)
+        need_choice(f'the storage of {n}', how, storages)
     new = {layers[n]:packed(layers[n], how) for n,how in plan.items()}
     replace_layers(model, new)
     for m in model.modules():

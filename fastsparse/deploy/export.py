@@ -6,15 +6,15 @@
 __all__ = ['plain_copy', 'save_sparse', 'load_sparse', 'export_sparse']
 
 # %% ../../nbs/72_deploy.export.ipynb #4857a556
-import importlib,inspect,logging,numpy as np,os,pandas as pd,re,statistics,torch,warnings,zlib
+import inspect,logging,numpy as np,os,pandas as pd,re,statistics,torch,warnings,zlib
 from collections.abc import Mapping
 from contextlib import ExitStack,contextmanager
 from copy import deepcopy
 from fastcore.basics import *
 from fastsparse.kernels.timing import fresh,output_error,speedup,times_in_turns
 from fastsparse.kernels.live_layers import store_dense
-from fastsparse.masks.checks import pip_install
-from fastsparse.masks.files import as_path,checksum,whole_file
+from fastsparse.masks.checks import need_batch,need_number,need_package
+from fastsparse.masks.files import as_path,check_place,checksum,reading,whole_file
 from fastsparse.masks.registry import closest_name
 from fastsparse.model.running import call_model,evaluating
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
@@ -23,10 +23,9 @@ from fastsparse.deploy.shrink import shrink
 from fastsparse.model.enforcement import apply_masks,handler_of,masked_params
 from fastsparse.model.hooks import settle_averages
 from fastsparse.model.restore import ways_out,written_behind
-from fastsparse.model.sparsify import module_copy,module_of,unsparsify
+from fastsparse.model.sparsify import module_copy,module_of,need_masks,unsparsify
 from functools import partial
 from io import BytesIO
-from math import prod
 from pathlib import Path
 from torch import nn
 from torch.utils._pytree import tree_leaves,tree_map
@@ -65,17 +64,16 @@ def _masked_layers(model):
 def _fits(m, how):
     "Why a layer can't be stored so; empty if it can"
     try: packed(m, how)
-    except ValueError as e: return str(e)
+    except (ValueError,RuntimeError) as e: return str(e)  # torch refuses some types, shapes and devices
     return ''
 
 def _stored(how):
     def f(model, xb, pt2):
         new = _masked_copy(model)
         why = {n:_fits(m, how) for n,m in _masked_layers(new).items()}
-        if not why:
-            raise ValueError("no masked layer can be stored sparse, only linear layers, 1x1 convolutions and attention can: "
-                "take 'dense', 'shrunk' or 'safetensors'")
-        if all(why.values()): raise ValueError('{}: {}'.format(*first(why.items())))
+        if all(why.values()):
+            raise ValueError(f"no masked layer can be stored as {how!r}; only linear layers, 1x1 convolutions and attention can"
+                +''.join(f'; {n}: {o}' for n,o in list(why.items())[:1]))
         plan = {n:how for n,o in why.items() if not o}
         unsparsify(new := pack(new, plan).requires_grad_(False))
         return new,plan,'; '.join(f'{n} is dense: {o}' for n,o in why.items() if o)
@@ -122,29 +120,17 @@ def _fastest(m, call, hows):
 # %% ../../nbs/72_deploy.export.ipynb #84f79ff4
 def _rows(xb): return len(first(xb.values() if isinstance(xb, dict) else xb))
 
-def _batched(x, n): return isinstance(x, torch.Tensor) and x.ndim>0 and len(x)==n
-
 def _resized(xb, n):
     "A batch of `n`: those of `xb` that are as long as the first, repeated or cut"
     if n==(rows := _rows(xb)): return xb
-    def one(x): return x[torch.arange(n, device=x.device)%len(x)] if _batched(x, rows) else x
+    def one(x): return x[torch.arange(n, device=x.device)%rows] if isinstance(x, torch.Tensor) and x.ndim and len(x)==rows else x
     return {k:one(x) for k,x in xb.items()} if isinstance(xb, dict) else tuple(map(one, xb))
-
-# %% ../../nbs/72_deploy.export.ipynb #144d56f8
-def _any_batch(xb):
-    "Two rows at least"
-    return _resized(xb, max(2, _rows(xb)))
 
 # %% ../../nbs/72_deploy.export.ipynb #f93d37a9
 def _smaller(plain, xb):
     "The shrunk model, or a copy of the plain one where shrinking can't follow the forward"
     try: return shrink(plain, xb)[0]
     except ValueError: return module_copy(plain)
-
-def _n_weights(model): return sum(p.numel() for p in model.parameters())
-
-def _is_faster(new, plain, xb):
-    with evaluating(new), evaluating(plain): return speedup(lambda: call_model(plain, xb), lambda: call_model(new, xb))>1
 
 # %% ../../nbs/72_deploy.export.ipynb #e9d10815
 def _auto(model, xb, pt2):
@@ -156,50 +142,34 @@ def _auto(model, xb, pt2):
     best = {k:_fastest(layers[n], calls[n], hows) for n,k in reversed(kinds.items())}
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
     new = pack(new, plan).requires_grad_(False)
-    if (plan or _n_weights(new)!=_n_weights(plain)) and _is_faster(new, plain, xb): return new,plan,''
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (new,plain)]
+    if plan or sizes[0]!=sizes[1]:
+        with evaluating(new), evaluating(plain): gain = speedup(lambda: call_model(plain, xb), lambda: call_model(new, xb))
+        if gain>1: return new,plan,''
     return plain,{},'dense is fastest for this batch size'
 
 # %% ../../nbs/72_deploy.export.ipynb #816c6585
 _sum = 'fastsparse_sum'
-_sums = {_sum:True, 'fastsparse_crc32':False}  # is it folded? Older files have CRC-32 of all bytes
 
-def _sum_at(path):
-    "Where the checksum's eight digits stand, and if it is folded; None in a file without one"
-    with open(path, 'rb') as f:
-        n = int.from_bytes(f.read(8), 'little')
-        if n>os.path.getsize(path)-8: raise ValueError(f"{str(path)!r} is damaged: it claims a header of {n} bytes and is shorter")
-        header = f.read(n)
-    found = [(8+o.start(1), fold) for k,fold in _sums.items() if (o := re.search(rb'"%s":"([0-9a-f]{8})"' % k.encode(), header))]
-    return first(found)
-
-def _sum_of(path, at, fold):
-    "The checksum of the file, in digits"
-    with open(path, 'rb') as f:
-        crc = zlib.crc32(b'0'*8, zlib.crc32(f.read(at)))
-        f.seek(at+8)
-        return b'%08x' % checksum(f, os.path.getsize(path)-at-8, crc, fold)
+def _sum_of(f):
+    "Where the checksum's eight digits stand in the open file `f`, what stands there, and what should"
+    size = f.seek(0, os.SEEK_END)
+    f.seek(0)
+    header = f.read(int.from_bytes(f.read(8), 'little'))
+    at = 8+re.search(rb'"%s":"([0-9a-f]{8})"' % _sum.encode(), header).start(1)
+    f.seek(0)
+    crc = zlib.crc32(b'0'*8, zlib.crc32(f.read(at)))
+    there = f.read(8)
+    return at,there,b'%08x' % checksum(f, max(size-at-8, 0), crc)
 
 # %% ../../nbs/72_deploy.export.ipynb #6110349e
 def _write_sum(path):
-    at,fold = _sum_at(path)
-    crc = _sum_of(path, at, fold)
     with open(path, 'r+b') as f:
+        at,_,crc = _sum_of(f)
         f.seek(at)
         f.write(crc)
 
-def _check_sum(path):
-    "A `ValueError` unless the file is as it was written; files of older versions have no checksum"
-    if (found := _sum_at(path)) is None: return
-    with open(path, 'rb') as f:
-        f.seek(found[0])
-        if f.read(8)!=_sum_of(path, *found): raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
-
 # %% ../../nbs/72_deploy.export.ipynb #4d3e63f5
-def _extra(name):
-    "An optional package, or an error that says how to get it"
-    try: return importlib.import_module(name)
-    except ImportError as e: raise ImportError(f"this format needs {name.split('.')[0]}: {pip_install('export')}") from e
-
 def _first_names(state, preferred):
     "For each name in `state`, the one under which its tensor is stored: of `preferred` if there is one, or the first"
     seen,place = {},lambda t: (t.data_ptr(), t.dtype, t.shape, t.stride())
@@ -207,7 +177,7 @@ def _first_names(state, preferred):
     return {n:seen[place(t)] for n,t in state.items()}
 
 def _write_sparse(model, path):
-    save = _extra('safetensors.torch').save_file
+    save = need_package('safetensors.torch').save_file
     masks,state = {o.name:o.mask.cpu() for o in masked_params(module_of(model))},plain_copy(model).state_dict()
     for n,t in state.items():
         if not isinstance(t, torch.Tensor):
@@ -228,58 +198,27 @@ def save_sparse(
     with whole_file(path) as new: _write_sparse(model, new)
     return Path(path)
 
-# %% ../../nbs/72_deploy.export.ipynb #aac04b30
-_ones = np.array([i.bit_count() for i in range(256)], dtype=np.uint8)
-
-def _shape(note): return tuple(map(int, note.split('x')))
-
-def _bad_sum(path, told): return 'its checksum is no number' if told is not None and _sum_at(path) is None else ''
-
-# %% ../../nbs/72_deploy.export.ipynb #f098a427
-_shape_note = re.compile(r'[0-9]{1,18}(x[0-9]{1,18})*')
-
-def _misfit(notes, stored):
-    "What is wrong with a file's notes and tensors; None if they fit"
-    for n,o in notes.items():
-        if o.startswith('='):
-            if o[1:] not in stored or n in stored: return f'{n} is said to be another name of {o[1:]}'
-        elif not {n,f'{n}:mask'}<=stored.keys() or not _shape_note.fullmatch(o): return f'there is no {n} of shape {o}'
-        elif why := _bad_bits(stored[n], stored[f'{n}:mask'], prod(_shape(o))): return f'{n} {why}'
-    return first(f'{k} belongs to no weight' for k in stored if k.endswith(':mask') and k.removesuffix(':mask') not in notes)
-
-def _bad_bits(values, bits, n):
-    "Why `values` and `bits` aren't those of a weight of `n` entries"
-    if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),): return f'has {bits.numel()} bytes of mask, and {n} weights take {-(-n//8)}'
-    live = int(_ones[bits.numpy()].sum(dtype=np.int64))
-    if values.ndim!=1 or live!=len(values): return f'has {live} live weights and a tensor of shape {tuple(values.shape)}'
-    if n%8 and int(bits[-1])&(255>>n%8): return 'has mask bits beyond its end'
-
 # %% ../../nbs/72_deploy.export.ipynb #0e0e577a
 def load_sparse(
     path, # A file that `save_sparse` wrote
 ) -> dict: # State dict of the dense model
     "Read what `save_sparse` wrote; a `ValueError` if the file is damaged or another one"
-    error,path = _extra('safetensors').SafetensorError,as_path(path)
-    if not path.is_file(): raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_sparse wrote")
-    _check_sum(path)
-    try:
-        with _extra('safetensors').safe_open(path, 'pt') as f: notes,stored = f.metadata() or {},{n:f.get_tensor(n) for n in f.keys()}
-    except (error,UnicodeDecodeError,RecursionError,TypeError) as e:
-        raise ValueError(f"{str(path)!r} is no whole safetensors file: {e}") from e
-    told = first([notes.pop(k) for k in _sums if k in notes])
-    if problem := _bad_sum(path, told) or _misfit(notes, stored):
-        raise ValueError(f"{str(path)!r} is damaged, or save_sparse didn't write it: {problem}")
-    for n in [n for n in stored if n in notes]:
-        shape,bits = _shape(notes[n]),stored.pop(f'{n}:mask')
-        stored[n] = stored[n].new_zeros(shape).masked_scatter_(bits_to_mask(bits, shape), stored[n])
-    return {**stored, **{n:stored[o[1:]] for n,o in notes.items() if o.startswith('=')}}
+    path = as_path(path)
+    with reading(path, 'file of save_sparse'):
+        with open(path, 'rb') as f: _,there,crc = _sum_of(f)
+        if there!=crc: raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
+        with need_package('safetensors').safe_open(path, 'pt') as f: notes,stored = f.metadata(),{n:f.get_tensor(n) for n in f.keys()}
+        shapes = {n:tuple(map(int, o.split('x'))) for n,o in notes.items() if n!=_sum and o[0]!='='}
+        for n,shape in shapes.items():
+            stored[n] = stored[n].new_zeros(shape).masked_scatter_(bits_to_mask(stored.pop(f'{n}:mask'), shape), stored[n])
+        return {**stored, **{n:stored[o[1:]] for n,o in notes.items() if o[0]=='='}}
 
 # %% ../../nbs/72_deploy.export.ipynb #8027a682
 def _all_axes(x): return {i:torch.export.Dim.AUTO for i in range(x.ndim)} if isinstance(x, torch.Tensor) else None
 
 def _recipe(model, xb, dynamic_shapes):
     "Arguments, keyword arguments and dynamic shapes for an exporter; every axis that can moves, if `dynamic_shapes` is None"
-    if dynamic_shapes is None: xb = _any_batch(xb)
+    if dynamic_shapes is None: xb = _resized(xb, max(2, _rows(xb)))
     args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
     if dynamic_shapes is None: dynamic_shapes = tree_map(_all_axes, dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments))
     return args,kwargs,dynamic_shapes
@@ -310,7 +249,8 @@ def _open_onnx(
     file, # Path or bytes
 ):
     "A function of a model's inputs"
-    session = _extra('onnxruntime').InferenceSession(file if isinstance(file, bytes) else str(file), providers=['CPUExecutionProvider'])
+    source = file if isinstance(file, bytes) else str(file)
+    session = need_package('onnxruntime').InferenceSession(source, providers=['CPUExecutionProvider'])
     names = [o.name for o in session.get_inputs()]
     def run(*args, **kwargs):
         tensors = [x.detach().cpu().numpy() for x in tree_leaves((args,kwargs)) if isinstance(x, torch.Tensor)]
@@ -319,7 +259,7 @@ def _open_onnx(
 
 def _without_zeros(path):
     "The bytes of an ONNX file, with a number in the place of each dead weight"
-    model,helper = _extra('onnx').load(path),_extra('onnx.numpy_helper')
+    model,helper = need_package('onnx').load(path),need_package('onnx.numpy_helper')
     for t in model.graph.initializer:
         w = helper.to_array(t)
         if w.ndim>1 and np.issubdtype(w.dtype, np.floating): t.CopyFrom(helper.from_array(np.where(w==0, w.dtype.type(.01), w), t.name))
@@ -395,36 +335,23 @@ def _report(format, result, run, plain, xb, sizes, plan, note, answers, dense):
 # %% ../../nbs/72_deploy.export.ipynb #9c18e0eb
 def _shrunk(model, xb, pt2): return shrink(plain_copy(model), xb)[0],{},''
 
-def _dense(model, xb, pt2): return plain_copy(model),{},''
-
-_modules = dict(auto=_auto, dense=_dense, shrunk=_shrunk, live=_stored('rows'), csr=_stored('csr'),
-    condensed=_stored('condensed'), block=_stored('block'))
+_modules = dict(auto=_auto, dense=lambda model, xb, pt2: (plain_copy(model),{},''), shrunk=_shrunk,
+    live=_stored('rows'), csr=_stored('csr'), condensed=_stored('condensed'), block=_stored('block'))
 _modules['2:4'] = _stored('2:4')
 _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
 
 # %% ../../nbs/72_deploy.export.ipynb #37145837
-def _described(o): return f'a tensor of shape {tuple(o.shape)}' if isinstance(o, torch.Tensor) else f'a {type(o).__name__}'
-
 def _inputs_of(sample):
     "The sample as a tuple, copied"
     xb = dict(sample) if isinstance(sample, Mapping) else tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
-    x = first(xb.values() if isinstance(xb, dict) else xb)
-    if not (isinstance(x, torch.Tensor) and x.ndim and len(x)):
-        raise ValueError(f"sample is {'empty' if not xb else _described(x)}, and must be a batch: "
-            "a tensor with a row or more, or a tuple or dict that starts with one")
-    def one(o):
-        if isinstance(o, torch.Tensor): return o.detach().as_subclass(torch.Tensor).clone()
-        if o is None or isinstance(o, (bool,int,float)): return o
-        raise ValueError(f"sample holds {_described(o)}, and must hold tensors, numbers or None: pass torch.as_tensor(...)")
-    return tree_map(one, xb)
+    return tree_map(lambda o: o.detach().as_subclass(torch.Tensor).clone() if isinstance(o, torch.Tensor) else o, xb)
 
 # %% ../../nbs/72_deploy.export.ipynb #5f647e26
 _needs = dict(onnx=('onnx','onnxscript','onnxruntime'), safetensors=('safetensors',))
 
 def _check_path(format, path):
-    "An error if nothing can be written there"
-    if path.is_dir(): raise ValueError(f"path is {str(path)!r}, a folder, and must be a file in one")
-    if not path.parent.is_dir(): raise ValueError(f"path is {str(path)!r}, and the folder {str(path.parent)!r} is not there: make it first")
+    "An error if the format can't be written there"
+    path = check_place(path)
     if path.suffix=='.pt2' and format in _no_pt2:
         raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
             "take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")
@@ -434,27 +361,18 @@ def _check_path(format, path):
             f"take another suffix, or format={kind!r}")
 
 # %% ../../nbs/72_deploy.export.ipynb #4e8b7d77
-def _are_counts(sizes):
-    "Is this None, or a list of whole numbers above 0?"
-    if sizes is None: return True
-    is_count = lambda n: isinstance(n, int) and not isinstance(n, bool) and n>0
-    return isinstance(sizes, (list,tuple)) and len(sizes)>0 and all(map(is_count, sizes))
-
 def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
     names = *_modules,*_files
-    if format not in names: raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
-    if not masked_params(module_of(model)): raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
-    if sample is None: raise ValueError("sample is missing: pass a batch of inputs to measure with")
+    if format not in names:
+        raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
+    need_masks(model)
+    need_batch(sample, 'sample')
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
-    if path is not None: _check_path(format, as_path(path))
-    if not _are_counts(batch_sizes):
-        raise ValueError(f"batch_sizes is {batch_sizes!r}, and must be a list of whole numbers above 0, or None for the sample's")
+    if path is not None: _check_path(format, path)
+    for n in batch_sizes or (): need_number('a size in batch_sizes', n, 1, whole=True)
     if dynamic_shapes is not None and format!='onnx' and (path is None or as_path(path).suffix!='.pt2'):
         raise ValueError("dynamic_shapes is for 'onnx' and .pt2 files, and this export takes inputs of any size")
-    for name in _needs.get(format, ()): _extra(name)
-    if format=='onnx' and any(p.dtype==torch.bfloat16 for p in module_of(model).parameters()):
-        raise ValueError("the model is in torch.bfloat16, for which onnxruntime has no products on the CPU: "
-            "call .float() on model and sample")
+    for name in _needs.get(format, ()): need_package(name)
 
 # %% ../../nbs/72_deploy.export.ipynb #631d1d90
 def _as_given(model, new):

@@ -13,10 +13,11 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from fastsparse.deploy.shrink import Spaces,cut_columns,cut_rows,follow_model,positional
 from fastsparse.kernels.timing import shown
+from fastsparse.masks.checks import need_batch,need_fraction
 from fastsparse.masks.selection import count_live,keyed_generator
 from fastsparse.model.enforcement import masked_params
 from fastsparse.model.running import same_random_state
-from fastsparse.model.sparsify import module_copy,shows_training
+from fastsparse.model.sparsify import module_copy,need_dense,shows_training
 from fastsparse.train.fit import copy_of,inputs_of,OwnHypers,seconds_a_batch,train_quietly
 from torch import nn
 
@@ -28,18 +29,21 @@ def narrow_like(
     seed:int=0, # Which channels stay
 ) -> nn.Module: # In training mode, initialised as `model` is
     "A narrower copy of `model`"
-    if not 0<fraction<=1: raise ValueError(f"fraction is {fraction!r}, and must lie in (0,1]: the share of each layer's channels that stays")
-    return _narrow_config(model, fraction) if hasattr(getattr(model, 'config', None), 'attribute_map') else _narrow_graph(model, fraction, xb, seed)
+    need_fraction('fraction', fraction, '(0,1]')
+    if hasattr(getattr(model, 'config', None), 'attribute_map'): return _narrow_config(model, fraction)
+    need_batch(xb)
+    return _narrow_graph(model, fraction, xb, seed)
 
 # %% ../../nbs/73_deploy.narrow.ipynb #359a8aad
 def _narrow_graph(model, fraction, xb, seed):
     "Keep some of the channels of each space between layers"
-    if xb is None: raise ValueError("pass a batch of inputs, e.g. narrow_like(model, .5, xb): it is followed through the model")
     new = module_copy(model).eval()
     spaces = Spaces(follow_model(new, positional(new, xb), norms=True))
     names = {m:n for n,m in new.named_modules()}
     stuck = [names[m] for s in spaces.spaces if s.pinned and s not in spaces.outputs for m in spaces.writers[s]]
-    if stuck: raise ValueError(f"the channels that {stuck[0]!r} writes can't be followed to the layers that read them: make narrower models yourself, and pass them as widths, a dict of models by name")
+    if stuck:
+        raise ValueError(f"the channels that {stuck[0]!r} writes can't be followed to the layers that read them: "
+            "make narrower models yourself, and pass them as widths, a dict of models by name")
     free = [s for s in spaces.spaces if not s.pinned]
     for i,s in enumerate(free): _cut_space(spaces, s, max(round(fraction*s.n), 1), keyed_generator(seed, i))
     return new.train()
@@ -73,11 +77,6 @@ class _Clock(Callback):
         if torch.cuda.is_available(): torch.cuda.synchronize()
         self.seconds += time.perf_counter()-self.start
 
-def _us_a_sample(learn):
-    "Microseconds a sample in evaluation, in batches of training: the best of five"
-    seconds,n = seconds_a_batch(learn, rounds=5)
-    return 1e6*seconds/n
-
 # %% ../../nbs/73_deploy.narrow.ipynb #fabfd6a0
 def n_weights(
     model:nn.Module, # Any module, whichever way its weights are stored
@@ -92,7 +91,8 @@ def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
     clock = _Clock()
     learn.add_cb(clock)
     with warnings.catch_warnings(action='ignore', category=UserWarning): score = train_quietly(learn, n_epoch, lr, seed, sparsity, **kwargs)
-    return dict(score=score, seconds=clock.seconds, us=_us_a_sample(learn), weights=n_weights(learn.model), epochs=n_epoch, lr=lr, seed=seed)
+    seconds,n = seconds_a_batch(learn, rounds=5)  # in evaluation, the best of five
+    return dict(score=score, seconds=clock.seconds, us=1e6*seconds/n, weights=n_weights(learn.model), epochs=n_epoch, lr=lr, seed=seed)
 
 # %% ../../nbs/73_deploy.narrow.ipynb #c1e76bc3
 @dataclass
@@ -122,11 +122,13 @@ class NarrowComparison:
         t = self.table
         dense = t.index[1:]
         best = (self.sign*t.score[dense]).idxmax()
-        def said(o): return f"{t.score[o]:.4g} ± {t.spread[o]:.2g} against {t.score['sparse']:.4g} ± {t.spread['sparse']:.2g}, in {t.seconds['sparse']:.2g} s of training"
-        if self.better(best, 'sparse'): return f"{best} is better than sparse at {self.sparsity:g}: {said(best)}"
-        if self.better('sparse', best): return f"no dense network that was tried is as good as sparse at {self.sparsity:g}; the best is {best}: {said(best)}"
+        sparse,time = f'sparse at {self.sparsity:g}',f"in {t.seconds['sparse']:.2g} s of training"
+        def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
+        def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
+        if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
+        if self.better('sparse', best): return f"no dense network that was tried is as good as {sparse}; the best is {best}: {said(best)}"
         least = min((o for o in dense if not self.better('sparse', o)), key=lambda o: t.us[o])
-        return f"{least} is as good as sparse at {self.sparsity:g} in the same time: {said(least)}"
+        return f"{least} is as good as {sparse} in the same time: {said(least)}"
 
     def __repr__(self): return f"{self.finding}\n{self.table.to_string(float_format='{:.4g}'.format)}"
 
@@ -136,9 +138,10 @@ class NarrowComparison:
         fig,axs = plt.subplots(1, 2, figsize=(8,3.2), sharey=True)
         for ax,col,x in zip(axs, ('seconds','us'), ('seconds of training','µs a sample')):
             for name,row in t.iterrows():
-                sparse = name=='sparse'
-                ax.errorbar(row[col], row.score, row.spread, marker='o' if sparse else 's', color='#0072b2' if sparse else '#d55e00', capsize=3)
-                ax.annotate(name.replace('dense of width ', ''), (row[col], row.score), xytext=(5,5), textcoords='offset points', fontsize=8)
+                marker,color = ('o','#0072b2') if name=='sparse' else ('s','#d55e00')
+                ax.errorbar(row[col], row.score, row.spread, marker=marker, color=color, capsize=3)
+                at,label = (row[col], row.score),name.replace('dense of width ', '')
+                ax.annotate(label, at, xytext=(5,5), textcoords='offset points', fontsize=8)
             ax.set(xlabel=x)
             ax.margins(.2)
         axs[0].set(ylabel='score on validation data')
@@ -172,8 +175,9 @@ def compare_with_narrow(
     **kwargs # More arguments of `fit_sparse`, such as `method`
 ) -> NarrowComparison: # `finding`, `table` and `plot()`
     "Train a sparse network and narrower dense ones for equal seconds, and compare their scores on validation data"
-    if masked_params(learn.model) or shows_training(learn, learn.model): raise ValueError("the model is trained or sparse already: pass a learner with a new dense model")
-    if not 0<sparsity<1: raise ValueError(f"sparsity is {sparsity!r}, and must lie in (0,1): the fraction of weights that is dead, e.g. 0.9")
+    need_dense(learn)
+    if shows_training(learn, learn.model): raise ValueError("the model is trained already: pass a learner with a new dense model")
+    need_fraction('sparsity', sparsity, '(0,1)')
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
     models = {'sparse':learn.model, **_rivals(learn, widths if widths is not None else _usual_widths(sparsity))}

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from fastai.basics import *
 from fastsparse.deploy.narrow import epoch_seconds,narrow_like,NarrowComparison,train_timed
 from fastsparse.kernels.timing import shown
-from fastsparse.masks.checks import need_number
+from fastsparse.masks.checks import need_fraction,need_number
 from fastsparse.masks.selection import count_live
 from fastsparse.model.enforcement import masked_params
-from fastsparse.model.sparsify import shows_training
+from fastsparse.model.sparsify import need_dense,shows_training
 from fastsparse.train.fit import as_was,copy_of,inputs_of,prepared,seconds_a_batch
-from numbers import Real
 
 # %% ../../nbs/74_deploy.search.ipynb #6a148291
 @dataclass
@@ -55,25 +54,6 @@ class SparsityFound:
         fig_ax[0].tight_layout()
         return fig_ax[0]
 
-# %% ../../nbs/74_deploy.search.ipynb #d8623aff
-def _check_search(learn, budget, sparsities, seeds, tolerance):
-    "Refuse a search by name; returns the sparsities in order"
-    if not isinstance(learn, Learner): raise TypeError(f"learn is {type(learn).__name__}, and must be a Learner with a dense model")
-    if masked_params(learn.model): raise ValueError("the model is sparse already: pass a learner with a dense model, or call unsparsify(learn) first")
-    found = [sparsities] if isinstance(sparsities, Real) else list(sparsities)
-    bad = [s for s in found if isinstance(s, bool) or not isinstance(s, Real) or not 0<s<1]
-    if bad or not found: raise ValueError(f"sparsity {bad[0] if bad else found!r} must lie in (0,1): the fraction of weights that is dead, e.g. 0.9")
-    need_number('budget', budget, 1, whole=True)
-    need_number('seeds', seeds, 1, whole=True)
-    need_number('tolerance', tolerance, 0)
-    return sorted(set(found))
-
-def _rehearse(learn, n_epoch, sparsities, lr, kwargs):
-    "All that comes before a training at each sparsity, on copies"
-    if own := set(kwargs) & {'seed','sparsity','n_epoch'}: raise TypeError(f"{first(own)} is what the search sets itself: pass seeds=, sparsities= and budget=")
-    with as_was(learn):
-        for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
-
 # %% ../../nbs/74_deploy.search.ipynb #5ea4c009
 def _trial(learn, s, seed, n_epoch, lr, kwargs):
     "Train a copy at sparsity `s`; returns its metric, its time and its bytes, and its row for a comparison"
@@ -96,7 +76,8 @@ def _add_narrow(found, learn, lr, seeds, sign, progress):
     rows = [dict(network='sparse', **o) for o in found.runs[found.runs.sparsity==found.suggested].row]
     with as_was(learn):
         n_epoch = max(round(np.mean([o['seconds'] for o in rows])/epoch_seconds(learn, model)), 1)
-        rows += [dict(network=f'dense of width {width:g}', **train_timed(copy_of(learn, model), n_epoch, lr, seed, 0)) for seed in shown(range(seeds), progress)]
+        for seed in shown(range(seeds), progress):
+            rows.append(dict(network=f'dense of width {width:g}', **train_timed(copy_of(learn, model), n_epoch, lr, seed, 0)))
     found.narrow = NarrowComparison(pd.DataFrame(rows), pd.DataFrame(), found.suggested, sign)
 
 # %% ../../nbs/74_deploy.search.ipynb #40a198d8
@@ -112,11 +93,16 @@ def find_sparsity(
     **kwargs # More arguments of `fit_sparse`
 ) -> SparsityFound: # `suggested`, `table` and `plot()`
     "Find the sparsity that your data bears, e.g. `find_sparsity(learn, budget=60)`"
-    sparsities = _check_search(learn, budget, sparsities, seeds, tolerance)
+    need_dense(learn)
+    sparsities = sorted(set(listify(sparsities)))
+    for s in sparsities: need_fraction('a sparsity to try', s, '(0,1)')
+    need_number('seeds', seeds, 1, whole=True)
+    need_number('tolerance', tolerance, 0)
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
+    need_number(f'budget, the epochs of {len(runs)} trainings,', budget, len(runs), whole=True)
     n_epoch = budget//len(runs)
-    if n_epoch<1: raise ValueError(f"budget is {budget} epochs for {len(runs)} trainings: pass at least {len(runs)}, or fewer sparsities or seeds")
-    _rehearse(learn, n_epoch, sparsities, lr, kwargs)
+    with as_was(learn):  # a setting that no training can have shows now
+        for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

@@ -96,10 +96,6 @@ def _is_layer(m):
     if product=='conv': return m.groups==1 and m.padding_mode=='zeros'
     return product=='linear' and isinstance(m, nn.Linear) and axes_of(m).is_usual
 
-def _acts_alone(n, m):
-    if isinstance(m, _acts): return True
-    return n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names
-
 # %% ../../nbs/71_deploy.shrink.ipynb #98f17652
 class Follower(fx.Interpreter):
     "Runs a graph on a sample, and finds spaces, and who writes and reads them"
@@ -149,7 +145,7 @@ class Follower(fx.Interpreter):
     def passed(self, n, m, v, x, res):
         "What becomes of the value `v`, the tensor `x`, in a node that is no layer with weights"
         args,kw = n.args,n.kwargs
-        if _acts_alone(n, m): return v
+        if isinstance(m, _acts) or n.op=='call_function' and n.target in _act_fs or n.op=='call_method' and n.target in _act_names: return v
         if isinstance(m, _pools): return v if v.dim==1 and v.width==1 and x.ndim==2+int(type(m).__name__[-2]) else None
         if isinstance(m, _BatchNorm): return self.norm(m, v, 1)
         if self.norms and isinstance(m, nn.LayerNorm) and len(m.normalized_shape)==1: return self.norm(m, v, x.ndim-1)
@@ -238,11 +234,7 @@ def _columns(m, v):
     "The weight of a reader: outputs x channels x all the rest"
     return m.weight.reshape(len(m.weight), v.space.root().n, -1)
 
-def _unread(m, v): return (_columns(m, v)==0).flatten(2).all(2).all(0)
-
 # %% ../../nbs/71_deploy.shrink.ipynb #fbf06eb2
-def _silent(m): return (m.weight==0).flatten(1).all(1)
-
 def _padded(m): return isinstance(m, _ConvNd) and (m.padding=='same' or m.padding!='valid' and any(m.padding))
 
 def _absorb(m, v, c, silent):
@@ -281,14 +273,15 @@ class Spaces:
     def absorb_constants(self, s):
         "Let readers stop reading what is the same number everywhere"
         if any(isinstance(m, _BatchNorm) for m in self.writers[s]) or any(len(self.calls(m))>1 for m,_ in self.readers[s]): return False
-        silent,fixed = torch.stack([_silent(m) for m in self.writers[s]]).all(0),[(m,v,*self.follower.read[m]) for m,v in self.readers[s]]
+        silent = torch.stack([(m.weight==0).flatten(1).all(1) for m in self.writers[s]]).all(0)
+        fixed = [(m,v,*self.follower.read[m]) for m,v in self.readers[s]]
         for m,_,c,same in fixed: silent &= same&(c==0) if _padded(m) else same
         return any([_absorb(m, v, c, silent) for m,v,c,_ in fixed])
 
     def unread(self, s):
         "Channels of the space `s` that no reader reads; one is left if all would go"
         readers = self.readers[s]
-        gone = torch.stack([_unread(m, v) for m,v in readers]).all(0)
+        gone = torch.stack([(_columns(m, v)==0).flatten(2).all(2).all(0) for m,v in readers]).all(0)
         if gone.all(): gone[0] = False
         return gone
 

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/17a_masks.apportion.ipynb #3a12737c
 import math
 from fastcore.basics import *
+from fastsparse.masks.checks import need_number
 from fastsparse.masks.selection import floor_product
 
 # %% ../../nbs/17a_masks.apportion.ipynb #c934713d
@@ -62,17 +63,13 @@ def fill_budget(
     return density
 
 # %% ../../nbs/17a_masks.apportion.ipynb #b4be6897
-def _check_shares(shares):
-    bad = first(s for s in shares if not (s>=0 and math.isfinite(s)))
-    if bad is not None: raise ValueError(f"a redistribution returned {bad}, and a share must be a finite number, 0 or more")
-
 def regrow_counts(
     shares:list, # A number for each parameter, none negative; any common factor
     total:int, # How many weights are to grow in all
     room:list, # How many each parameter can take
 ) -> list: # How many each grows; they add up to `total`, and none exceeds its room
     "Exact counts in proportion to `shares`, none more than there is room for"
-    _check_shares(shares)
+    for s in shares: need_number('a share that a redistribution returned', float(s), 0)
     wanted,left = [0.]*len(room),total
     raw = [s/r if r else 0. for s,r in zip(shares,room)]
     for group in ([i for i,o in enumerate(raw) if o>0], [i for i,o in enumerate(raw) if o==0 and room[i]]):

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/10_masks.checks.ipynb #a6ecbae6
 import numpy as np
 from functools import cache
+from importlib import import_module
 from importlib.metadata import packages_distributions
 from numbers import Integral,Real
 from torch import nn
@@ -36,17 +37,23 @@ def need_number(
     low, # The least that it may be
     high=float('inf'), # And the most; infinity itself is never allowed
     whole=False, # Must it be a whole number?
+    above=False, # Must it be above `low`?
 ):
     "A `ValueError` unless `x` is a number in this range"
     kind = 'a whole number' if whole else 'a number' if low>-float('inf') else 'a finite number'
     ok = isinstance(x, Integral if whole else Real) and not isinstance(x, bool) and low<=x<=high and abs(x)<float('inf')
-    span = (f' from {low}' if low>-float('inf') else '')+(f' to {high}' if high<float('inf') else '')
-    if not ok: raise ValueError(f"{name} is {x!r}, and must be {kind}{span}")
+    span = (f" {'above' if above else 'from'} {low}" if low>-float('inf') else '')+(f' to {high}' if high<float('inf') else '')
+    if not ok or above and x==low: raise ValueError(f"{name} is {x!r}, and must be {kind}{span}")
 
-def need_fraction(name, x):
-    "A `ValueError` unless `x` is a number in [0,1], but for rounding"
-    if not isinstance(x, Real) or isinstance(x, bool) or not -1e-9<=x<=1+1e-9:
-        raise ValueError(f"{name} is {x!r}, and must be a number in [0,1]")
+def need_fraction(
+    name:str, # The argument's
+    x, # Its value
+    span:str='[0,1]', # Which of the ends are allowed: '[0,1]', '[0,1)', '(0,1]' or '(0,1)'
+):
+    "A `ValueError` unless `x` is a number in `span`; 0 and 1 may miss by rounding where they are allowed"
+    low,high = -1e-9 if span[0]=='[' else 0,1+1e-9 if span[-1]==']' else 1
+    ok = isinstance(x, Real) and not isinstance(x, bool) and (low<x<high)
+    if not ok: raise ValueError(f"{name} is {x!r}, and must lie in {span}: a fraction such as 0.9")
 
 def need_choice(
     name:str, # The argument's
@@ -57,6 +64,14 @@ def need_choice(
     if x not in choices: raise ValueError(f"{name} is {x!r}, and must be one of {', '.join(map(repr, choices))}")
 
 # %% ../../nbs/10_masks.checks.ipynb #eba4e6d6
+def need_package(
+    name:str, # Of a module
+    extra:str='export', # The extra that brings it
+):
+    "An optional module, or an `ImportError` with the line that installs it"
+    try: return import_module(name)
+    except ImportError as e: raise ImportError(f"{name.split('.')[0]} is not installed, and this needs it: {pip_install(extra)}") from e
+
 @cache
 def pip_install(
     extra:str, # Name of an extra

@@ -12,8 +12,8 @@ from collections import defaultdict
 from fastcore.basics import *
 from fastsparse.masks.apportion import fill_budget
 from fastsparse.masks.files import read_data,reading
-from fastsparse.masks.checks import need_bools,need_fraction,need_number
-from fastsparse.masks.registry import get_part,register_part
+from fastsparse.masks.checks import need_fraction,need_number
+from fastsparse.masks.registry import call_with,get_part,register_part,wants
 from fastsparse.masks.selection import count_live,lowest,top_k_mask
 from fastsparse.masks.patterns import assign,check_pattern,need_named,read_rules
 from functools import partial
@@ -55,7 +55,6 @@ def erdos_renyi_sparsity(
     "Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser"
     need_fraction('model_sparsity', model_sparsity)
     need_number('erk_power_scale', erk_power_scale, 0, 1e3)
-    need_bools(include_kernel=include_kernel)
     axes = [(0,1,None)]*len(params) if axes is None else axes
     shapes = [_sides(p.shape, o) for p,o in zip(params, axes)]
     if not include_kernel: shapes = [o[:2] for o in shapes]
@@ -84,28 +83,19 @@ def as_distribution(
     return found
 
 # %% ../../nbs/18_masks.distributions.ipynb #ed3b2f44
-def _need_names(names, n):
-    "`names`, or a `ValueError` if there are none"
-    if names is None or len(names)!=n:
-        raise ValueError(f"this distribution goes by name, and got {names!r} for {n} parameters: "
-            "call it with names=, one for each parameter")
-    return list(names)
-
-def _by_place(o): return isinstance(o, int) and not isinstance(o, bool)
+def _one_each(values, params, what):
+    "`values`, or a `ValueError` unless there is one for each of `params`"
+    n = 0 if values is None else len(values)
+    if n!=len(params): raise ValueError(f"{n} {what} are given for {len(params)} parameters: give one for each")
+    return list(values)
 
 def _places(patterns, params, names, what):
     "Which parameters `patterns` mean; places do without names"
     if isinstance(patterns, (list,tuple,set)) and not patterns: return []
-    if names is None and all(map(_by_place, listify(patterns))): names = [f'parameter {i}' for i in range_of(params)]
-    return need_named(patterns, _need_names(names, len(params)), params, what=what)
+    if names is None and all(isinstance(o, int) for o in listify(patterns)): names = [f'parameter {i}' for i in range_of(params)]
+    return need_named(patterns, _one_each(names, params, 'names'), params, what=what)
 
 # %% ../../nbs/18_masks.distributions.ipynb #a809d7c7
-def _call(sparse_f, params, model_sparsity, kwargs):
-    "`sparse_f(params, model_sparsity)` with those of `kwargs` that it names"
-    asked = inspect.signature(sparse_f).parameters
-    takes_all = any(o.kind==o.VAR_KEYWORD for o in asked.values())
-    return sparse_f(params, model_sparsity, **{k: o for k,o in kwargs.items() if takes_all or k in asked})
-
 def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     "The sparsities `given` by place, and those of `sparse_f` for the others, so that the model's is kept"
     rest = [i for i in range_of(params) if i not in given]
@@ -115,24 +105,19 @@ def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     _check_left(model_sparsity, n_all, n_rest, taken, left)
     kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items()
         if o is not None}
-    own = _call(as_distribution(sparse_f), [params[i] for i in rest], min(max(1-left/n_rest, 0.), 1.) if n_rest else 0., kwargs)
-    if len(own)!=len(rest):
-        raise ValueError(f"the distribution of the other layers returned {len(own)} sparsities for {len(rest)} parameters; "
-            "it must return one for each")
-    res = given | dict(zip(rest, own))
+    sparsity = min(max(1-left/n_rest, 0.), 1.) if n_rest else 0.
+    own = call_with(as_distribution(sparse_f), [params[i] for i in rest], sparsity, **kwargs)
+    res = given | dict(zip(rest, _one_each(own, rest, 'sparsities of the other layers')))
     return [res[i] for i in range_of(params)]
 
 def _check_left(model_sparsity, n_all, n_rest, taken, left):
     "A `ValueError` if `n_rest` weights can't have `left` live ones"
     if left<1e-6 and model_sparsity>0 or left>n_rest+1e-6:
-        least,most = (n_all-taken-n_rest)/n_all,1-taken/n_all
-        if left>n_rest:
-            raise ValueError(f"model_sparsity is {model_sparsity}, and must be at least {least:.4g}: "
-                "the layers whose sparsity is given have too few live weights; give lower sparsities")
-        raise ValueError(f"model_sparsity is {model_sparsity}, and must be below {most:.4g}: "
-            "the layers that are dense, or whose sparsity is given, "
-            f"alone hold {taken/n_all:.4g} of the weights, and nothing is left for the others; "
-            "keep fewer layers dense, or give higher sparsities")
+        low,high = f'at least {(n_all-taken-n_rest)/n_all:.4g}',f'below {1-taken/n_all:.4g}'
+        why = f'{low}: the layers whose sparsity is given have too few live weights; give lower sparsities' if left>n_rest else (
+            f'{high}: the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights; '
+            'keep fewer layers dense, or give higher sparsities')
+        raise ValueError(f'model_sparsity is {model_sparsity}, and must be {why}')
 
 # %% ../../nbs/18_masks.distributions.ipynb #08ff3129
 def _layers_dense(params, model_sparsity, names=None, patterns=(), sparse_f=uniform_sparsity, **kwargs):
@@ -143,8 +128,6 @@ def _layers_dense_by_score(params, model_sparsity, scores=None, **kwargs):
     return _layers_dense(params, model_sparsity, scores=scores, **kwargs)
 
 # %% ../../nbs/18_masks.distributions.ipynb #2f6d067c
-def _wants_scores(f): return 'scores' in inspect.signature(f).parameters
-
 def layers_dense(
     patterns, # The dense ones: a name, a module's name, a glob, a function of name and parameter, a place in the list, or a list of those
     sparse_f=uniform_sparsity, # The distribution of the others, or its name
@@ -152,7 +135,7 @@ def layers_dense(
     "Some layers dense, and the model's sparsity kept by the others"
     sparse_f = as_distribution(sparse_f)
     check_pattern(patterns, 'patterns')
-    f = _layers_dense_by_score if _wants_scores(sparse_f) else _layers_dense
+    f = _layers_dense_by_score if wants(sparse_f, 'scores') else _layers_dense
     return partial(f, patterns=patterns, sparse_f=sparse_f)
 
 register_part('distribution', layers_dense)
@@ -234,14 +217,8 @@ def _with_floors(scores, sizes, budget, floors):
 
 # %% ../../nbs/18_masks.distributions.ipynb #bdfbe89e
 def _balanced_flops(params, model_sparsity, names=None, flops=()):
-    if isinstance(flops, dict):
-        missing = [o for o in _need_names(names, len(params)) if o not in flops]
-        if missing: raise ValueError(f"flops say nothing of {missing[0]}: give the dense FLOPs of every parameter")
-        flops = [flops[o] for o in names]
-    if len(flops)!=len(params): raise ValueError(f"flops are {len(flops)} numbers for {len(params)} parameters: give one for each")
-    if bad := [o for o in flops if not 0<o<math.inf]:
-        raise ValueError(f"flops hold {bad[0]}, and must be above 0: "
-            "give them by name, and leave out a layer that no forward reads with layers_dense")
+    if isinstance(flops, dict): flops = [flops[o] for o in _one_each(names, params, 'names')]
+    for o in _one_each(flops, params, 'flops'): need_number('flops', o, 0, above=True)
     sizes = [p.numel() for p in params]
     return [1-d for d in fill_budget([1/o for o in flops], sizes, (1-model_sparsity)*sum(sizes))]
 
@@ -267,11 +244,10 @@ def _checked(spec):
 
 def _found(params, names, spec):
     "The sparsity that `spec` gives each parameter, by place; those that it doesn't name are left out"
-    if isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec):
-        if len(spec)!=len(params): raise ValueError(f"{len(spec)} sparsities are given for {len(params)} parameters: give one for each")
-        return dict(enumerate(spec))
+    in_order = isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec)
+    if in_order: return dict(enumerate(_one_each(spec, params, 'sparsities')))
     rules = read_rules(spec)
-    taken = assign(rules, _need_names(names, len(params)), params, what='given sparsity')
+    taken = assign(rules, _one_each(names, params, 'names'), params, what='given sparsity')
     return {i: rules[k][1] for i,k in enumerate(taken) if k is not None}
 
 def _given(params, model_sparsity, names=None, spec=(), rest=None, **kwargs):
@@ -300,7 +276,7 @@ def given_sparsity(
     spec = _spec_of(spec, column)
     if rest is None: return partial(_given, spec=spec)
     rest = as_distribution(rest)
-    return partial(_given_by_score if _wants_scores(rest) else _given, spec=spec, rest=rest)
+    return partial(_given_by_score if wants(rest, 'scores') else _given, spec=spec, rest=rest)
 
 register_part('distribution', given_sparsity)
 
@@ -327,8 +303,7 @@ register_part('distribution', proportional_sparsity)
 # %% ../../nbs/18_masks.distributions.ipynb #1ce14032
 def _fraction(cell, head):
     "The number in `cell`, in a column under `head`"
-    try: return float(cell.strip().rstrip('%'))/(100 if '%' in cell+head else 1)
-    except ValueError: raise ValueError(f"{cell!r} is no number: column= must name the column of sparsities") from None
+    return float(cell.strip().rstrip('%'))/(100 if '%' in cell+head else 1)
 
 def _read_csv(text, column):
     head,*rows = [o for o in csv.reader(text.splitlines()) if o]
@@ -345,8 +320,6 @@ def _column(head, rows, column):
         raise ValueError(f"the file has the columns {', '.join(filter(None, head))}: "
             "say which one holds the sparsities with column=, by heading or place")
     at = 1 if column is None else head.index(column) if isinstance(column, str) else column
-    if not 0<=at<min(map(len, [head,*rows])):
-        raise ValueError(f"column {at} is not in every row: count from 0, without empty cells at the ends of rows")
     if re.fullmatch(r'[\d.]+%?', head[at].strip()): raise ValueError(f"the first row is {', '.join(head)}, and must be a heading")
     return at
 
@@ -357,6 +330,5 @@ def read_sparsities(
 ): # A dict by name, or a list if the file has no names but numbers from 1
     "Sparsities from a file"
     path = Path(path)
-    kind = path.suffix.lower()
-    if kind!='.csv': return read_data(path, 'file of sparsities')
+    if path.suffix.lower()!='.csv': return read_data(path, 'file of sparsities')
     with reading(path, 'file of sparsities'): return _read_csv(path.read_text(encoding='utf-8-sig'), column)

@@ -23,10 +23,6 @@ def _by_type(kind, names, model):
     of_kind = [n for n,m in model.named_modules() if isinstance(m, kind)]
     return [i for i,name in enumerate(names) if any(not n or name.startswith(f'{n}.') for n in of_kind)]
 
-def _by_place(place, names):
-    if not -len(names)<=place<len(names): return []
-    return [place%len(names)]
-
 # %% ../../nbs/17_masks.patterns.ipynb #0f4ec84a
 def check_pattern(
     pattern, # As in `named`
@@ -65,7 +61,7 @@ def named(
     if isinstance(pattern, type): return _by_type(pattern, names, model)
     if callable(pattern): return [i for i,n in enumerate(names) if pattern(n, None if params is None else params[i])]
     check_pattern(pattern, 'a pattern')
-    return _by_place(pattern, names)
+    return [pattern%len(names)] if -len(names)<=pattern<len(names) else []
 
 # %% ../../nbs/17_masks.patterns.ipynb #4a9f04f2
 def read_rules(
@@ -76,7 +72,8 @@ def read_rules(
     pairs = list(rules.items()) if isinstance(rules, dict) else rules
     bad = [] if isinstance(pairs, (list,tuple)) else [rules]
     if bad := bad or [o for o in pairs if not (isinstance(o, (list,tuple)) and len(o)==2)]:
-        raise ValueError(f"{what} is {bad[0]!r:.80}, and must be pairs of a pattern and what is wanted, such as ('*.mlp.*', 0.9), or a dict")
+        raise ValueError(f"{what} is {bad[0]!r:.80}, and must be pairs of a pattern and what is wanted, "
+            "such as ('*.mlp.*', 0.9), or a dict")
     return [tuple(o) for o in pairs]
 
 # %% ../../nbs/17_masks.patterns.ipynb #88d3755a

@@ -10,7 +10,7 @@ import inspect,math
 from dataclasses import dataclass,fields,replace
 from fastcore.basics import *
 from functools import partial
-from fastsparse.masks.checks import need_number
+from fastsparse.masks.checks import need_choice,need_number
 from numbers import Integral,Real
 
 # %% ../../nbs/15_masks.schedules.ipynb #80b2a144
@@ -102,8 +102,7 @@ def in_steps(
     unit = _needs[type(t)]
     n = run.get(unit)
     if n is None: raise _unbound(t, name)
-    if isinstance(n, bool) or not isinstance(n, Real) or not 0<n<math.inf:
-        raise ValueError(f"{unit} is {n!r}, and must be a number above 0")
+    need_number(unit, n, 0, above=True)
     res = float(t)/n if unit=='batch_size' else float(t)*n
     return int(res) if res.is_integer() else steps(res)
 
@@ -115,8 +114,7 @@ def _field(x, kind, name):
     if kind in (_times, tuple[float,...]): return tuple(_field(o, kind.__args__[0], f'{name}[{i}]') for i,o in enumerate(x))
     if kind is Time or kind==Time|None and x is not None: return as_time(x, name)
     if kind is not float: return x
-    if isinstance(x, (bool,Time)) or not isinstance(x, Real) or not math.isfinite(x):
-        raise ValueError(f"{name} is {x!r}, and must be a finite number")
+    need_number(name, x, -math.inf)
     return float(x)
 
 def check_order(ts, name):
@@ -132,7 +130,7 @@ class Timed:
         for f in fields(self):
             name = self._name_of(f.name)
             x = _field(getattr(self, f.name), f.type, name)
-            if f.name in _lengths and not x: raise ValueError(f"{name} is {x!r}, and must be above 0")
+            if f.name in _lengths: need_number(name, x, 0, above=True)
             object.__setattr__(self, f.name, x)
         loose = [(t, self._name_of(k)) for k,ts in self.time_fields().items() for t in tuplify(ts) if not _is_bound(t)]
         object.__setattr__(self, '_loose', first(loose))
@@ -209,7 +207,7 @@ class CubicSchedule(Schedule):
     power:float=3. # Above 0: 1 is a straight line, and the larger it is, the faster the beginning
     def __post_init__(self):
         super().__post_init__()
-        if not self.power>0: raise ValueError(f"{self._name_of('power')} is {self.power!r}, and must be above 0")
+        need_number(self._name_of('power'), self.power, 0, above=True)
 
     def at(self, step, n_updates):
         if step<self.start: return self.init
@@ -245,10 +243,6 @@ class PiecewiseSchedule(Schedule):
 class CyclingSchedule(Schedule):
     "The next value with every update, and the first again after the last"
     values:tuple[float,...] # At least one; value number `n_updates` is the present one
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.values: raise ValueError(f"{self._name_of('values')} are empty, and must be at least one number")
-
     def at(self, step, n_updates): return self.values[n_updates%len(self.values)]
     def over(self, begin, end): return list(self.values)
 
@@ -286,8 +280,6 @@ class FunctionSchedule(Schedule):
         super().__post_init__()
         sig = _signature(self.f)
         object.__setattr__(self, '_call', 'named' if 'n_updates' in sig.parameters else 'step' if _takes(sig, 0) else 'both')
-        if self._call=='both' and not _takes(sig, 0, 0):
-            raise ValueError(f"{self.f!r} takes {sig}, and must take (step) or (step, n_updates)")
 
     def at(self, step, n_updates):
         if self._call=='named': return self.f(step, n_updates=n_updates)
@@ -318,7 +310,7 @@ def make_schedule(
     if isinstance(spec, dict):
         kinds,args = schedule_kinds(),dict(spec)
         kind = camel2snake(str(args.pop('type', None)))
-        if kind not in kinds: raise ValueError(f"type is {spec.get('type')!r}, and must be one of {', '.join(kinds)}")
+        need_choice('type', kind, kinds)
         return kinds[kind](**args)
     if callable(spec) and not isinstance(spec, (type,Timed)):
         return PositionSchedule(spec) if first(_signature(spec).parameters)=='pos' else FunctionSchedule(spec)

@@ -11,7 +11,7 @@ __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'gradient_m
 import math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from fastsparse.masks.checks import need_choice,need_number
+from fastsparse.masks.checks import need_choice,need_fraction,need_number
 from fastsparse.masks.optimizers import opt_state
 from fastsparse.masks.registry import call_with,declares,get_part,same_needs
 from fastsparse.masks.selection import count_live,live_places
@@ -27,10 +27,6 @@ def random_score(
 ) -> torch.Tensor: # Uniform in [0,1), `p`'s shape and device, float32 whatever `p` is
     "A score without preference"
     return torch.rand(p.shape, generator=generator, dtype=torch.float, device='cpu').to(p.device)
-
-def _grad(p):
-    "The gradient of `p`"
-    return p.grad.detach()
 
 # %% ../../nbs/16_masks.scores.ipynb #04dd9251
 @declares(elementwise=True)
@@ -48,7 +44,7 @@ def gradient_magnitude(
     **kwargs
 ) -> torch.Tensor: # `abs(p.grad)`
     "Where the loss would change fastest"
-    return _grad(p).abs()
+    return p.grad.detach().abs()
 
 # %% ../../nbs/16_masks.scores.ipynb #36903880
 @declares()
@@ -99,7 +95,7 @@ def gradient_saliency(
     **kwargs
 ) -> torch.Tensor: # `abs(p*p.grad)`
     "What the loss would change by if the weight were zero"
-    return (_grad(p)*p.detach()).abs()
+    return (p.grad.detach()*p.detach()).abs()
 
 @declares(reads_grad=True, elementwise=True)
 class MagnitudePlusGradient(BasicRepr):
@@ -164,7 +160,7 @@ class MovingGradient(BasicRepr):
     def __init__(self,
         decay:float=0.9, # Of the average, in (0,1)
     ):
-        if not 0<decay<1: raise ValueError(f"decay is {decay!r}, and must lie in (0,1)")
+        need_fraction('decay', decay, '(0,1)')
         self.decay = decay
         same_needs(self, MovingGradient, collector=GradAverage(f'moving {decay}', decay=decay, dense=True))
 
@@ -247,16 +243,16 @@ class SampledGradient(BasicRepr):
         candidates:float=1., # How many are drawn, in multiples of `of`, above 0
         of:str='live', # 'live' weights, as in the paper, 'dead' ones, or those 'grown' in an update
     ):
-        need_number('candidates', candidates, 1e-6)
+        need_number('candidates', candidates, 0, above=True)
         need_choice('of', of, ['live','dead','grown'])
         self.candidates,self.of = candidates,of
         same_needs(self, SampledGradient, sample=DeadWeightSampler(candidates, of))
 
     def __call__(self, p, mask, n=1, generator=None, **kwargs):
-        if p.shape!=mask.shape: return _grad(p).abs()  # those that were drawn, by themselves
+        if p.shape!=mask.shape: return p.grad.detach().abs()  # those that were drawn, by themselves
         drawn = self._needs.sample.draw(mask, n, generator)
         score = random_score(p, generator).to(torch.promote_types(p.dtype, torch.float))-1
-        return score.put_(drawn, _grad(p).abs().take(drawn).to(score))
+        return score.put_(drawn, p.grad.detach().abs().take(drawn).to(score))
 
 # %% ../../nbs/16_masks.scores.ipynb #156a0eed
 @declares()
@@ -267,7 +263,7 @@ class Sampled(BasicRepr):
         temperature:float=1., # Above 0; near 0 is the top itself
     ):
         if isinstance(score_f, str): score_f = get_part('score', score_f, 'score_f')
-        if not temperature>0: raise ValueError(f"temperature is {temperature!r}, and must be above 0")
+        need_number('temperature', temperature, 0, above=True)
         self.score_f,self.temperature = score_f,temperature
         self.__name__ = f'Sampled({getattr(score_f, "__name__", score_f)})'
         same_needs(self, score_f, elementwise=False)
@@ -325,4 +321,4 @@ def gradient_redistribution(
     **kwargs
 ) -> float: # Mean of `abs(p.grad)` over live weights; 0 where none lives
     "A layer's share by the size of its live gradients"
-    return _grad(p).abs()[mask].mean().item() if mask.any() else 0.
+    return p.grad.detach().abs()[mask].mean().item() if mask.any() else 0.

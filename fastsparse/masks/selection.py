@@ -7,7 +7,7 @@ __all__ = ['sparse_mask', 'sparse_mask_like', 'mask_from_tensor', 'sparsity_from
 
 # %% ../../nbs/11_masks.selection.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
-from numbers import Integral
+from fastsparse.masks.checks import need_fraction,need_number
 
 # %% ../../nbs/11_masks.selection.ipynb #d88e78c5
 def n_live(
@@ -15,8 +15,7 @@ def n_live(
     sparsity:float, # Fraction of them that is dead, from 0 to 1
 ) -> int: # `round((1-sparsity)*n)`
     "How many of `n` weights live at `sparsity`; a `ValueError` outside of [0,1]"
-    if isinstance(sparsity, (str,bool)) or not 0<=sparsity<=1:
-        raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1]: pass the fraction of weights that is dead, e.g. 0.9")
+    need_fraction('sparsity', sparsity)
     return round((1-float(sparsity))*n)
 
 # %% ../../nbs/11_masks.selection.ipynb #ca0acb1a
@@ -154,7 +153,7 @@ def highest(
     "The `k` highest of `score` in `among`"
     s,among = score.reshape(-1),among.reshape(-1)
     n = count_live(among)
-    if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
+    need_number('the number to choose', k, 0, n)
     cut = _cut(s, among, n, k)
     if cut is not None:
         idx = live_places(_above(s, cut) & among)
@@ -173,7 +172,7 @@ def lowest(
     "The places of `among` that are left when all but `k` of them are taken by the `highest` of `score`"
     s,among = score.reshape(-1),among.reshape(-1)
     n = count_live(among)
-    if not 0<=k<=n: raise ValueError(f"{k} were to be chosen, and must be in [0,{n}]: that many places are there to choose from")
+    need_number('the number to choose', k, 0, n)
     cut = _cut(s, among, n, k, sign=-1)
     idx = live_places(among if cut is None else _above(s, -cut).logical_not_().logical_and_(among))
     if len(idx)<k: idx = live_places(among)
@@ -185,8 +184,7 @@ def top_k_mask(
     n_keep:int, # How many to keep, from 0 to the number of scores
 ) -> torch.Tensor: # Bool tensor of `t`'s shape with exactly `n_keep` live places
     "A mask of the `n_keep` highest scores; ties go to the lowest index, and NaN comes last"
-    if isinstance(n_keep, bool) or not isinstance(n_keep, Integral):
-        raise ValueError(f"n_keep is {n_keep!r}, and must be an integer from 0 to the number of scores")
+    need_number('n_keep', n_keep, 0, t.numel(), whole=True)
     everywhere = torch.ones(t.shape, dtype=torch.bool, device=t.device)
     return put_(torch.zeros_like(everywhere), highest(t, n_keep, everywhere), True)
 

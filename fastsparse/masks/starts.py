@@ -72,9 +72,8 @@ def _masks_in(source):
     if not isinstance(state, (dict,nn.Module)): state = getattr(state, 'model', state)
     if isinstance(state, nn.Module): state = state.state_dict()
     if isinstance(state.get('model'), dict): state = state['model']
-    masks = {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
+    return {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
         and isinstance(v, torch.Tensor)}
-    return masks
 
 def masks_like(
     source, # A model, learner, state dict, file of one (`torch.save` or `learn.save`), or a dict of masks by `{name}_mask`
@@ -83,10 +82,7 @@ def masks_like(
     "The masks of another model, or as many live weights in each parameter"
     masks = _masks_in(source)
     def _f(p, name, generator=None, structure=None, **kwargs):
-        if name not in masks: raise ValueError(f"source has no {name}_mask, only masks of {', '.join(masks) or 'nothing'}")
         mask = masks[name]
-        if mask.shape!=p.shape:
-            raise ValueError(f"{name}_mask of source has shape {tuple(mask.shape)}, and the parameter has {tuple(p.shape)}")
         if shuffle:
             s = as_structure(structure)
             mask = s.top(torch.rand(mask.shape, generator=generator, device='cpu'), s.count(mask.shape, count_live(mask)))

@@ -56,7 +56,8 @@ class Structure:
         if not fits:
             raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: leave it dense, or take another structure")
 
-    def layout(self, shape) -> tuple: # Finer sizes, the order of axes that puts groups first and entries last, and the numbers of groups, units and entries
+    # Returns finer sizes, the order of axes that puts groups first and entries last, and the numbers of groups, units and entries
+    def layout(self, shape) -> tuple:
         "How a tensor of this shape is brought into groups, units and entries"
         sizes,groups,units = self.axes(tuple(shape))
         entries = [i for i in range(len(sizes)) if i not in groups+units]
@@ -263,8 +264,7 @@ class NM(Structure):
     def __post_init__(self):
         need_number('m', self.m, 1, whole=True)
         need_number('n', self.n, 0, self.m, whole=True)
-        if self.flat and self.axis!=1:
-            raise ValueError(f"flat counts along all weights of an output, and axis is {self.axis}: leave one of them out")
+        if self.flat: need_choice('axis, where flat counts along all weights of an output,', self.axis, [1])
 
     def __str__(self): return f'{self.n}:{self.m}' + f' axis {self.axis}'*(self.axis!=1) + ' flat'*self.flat + ' pad'*self.pad
 

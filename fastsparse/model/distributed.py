@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/24_model.distributed.ipynb #5cd726e5
 import math,sys,torch,torch.distributed as dist,weakref,zlib
 from fastcore.basics import *
+from fastsparse.masks.checks import need_number
 from fastsparse.masks.registry import call_with,needs_of,wants
 from fastsparse.masks.distributions import global_sparsity
 from fastsparse.model.enforcement import DenseMask,masked_params,Storage,storages
@@ -191,7 +192,7 @@ class OverRanks:
         "This rank's part of an update: what it drops, and what it grows"
         mask = local_part(mask)
         k,live = self.inner.units_per_group(self.shape, n) if getattr(self.inner, 'ablate', None) is None else n,self.n(mask)
-        if not 0<=n_drop<=live: raise ValueError(f"n_drop is {n_drop}, and must be in [0,{live}]: that many weights live")
+        need_number('n_drop', n_drop, 0, live)
         if not n_drop and n==live: return (live_places(mask.reshape(-1))[:0],)*2
         if not self.alone: kept,fill = self._compete(mask, keep_f, n_drop, k)
         elif getattr(self.inner, 'ablate', None) is not None: kept,fill,grow_f = self._ablate(mask, keep_f, grow_f, n_drop, n)

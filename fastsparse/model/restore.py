@@ -8,11 +8,12 @@ __all__ = ['restore_sparse', 'pack_masks', 'unpack_masks']
 # %% ../../nbs/25_model.restore.ipynb #8ba219dc
 import copy,json,torch
 from torch import nn
-from fastsparse.masks.checks import pip_install
+from fastsparse.masks.checks import need_package
+from fastsparse.masks.files import reading
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits
 from fastsparse.model.enforcement import handler_of,has_stamp,masked_params
 from fastsparse.model.hooks import enforce_masks
-from fastsparse.model.sparsify import as_mask,decide,keep_from_broadcast,module_of,register_mask
+from fastsparse.model.sparsify import as_mask,decide,keep_from_broadcast,module_of,need_dense,register_mask
 from pathlib import Path
 
 # %% ../../nbs/25_model.restore.ipynb #3f9031e4
@@ -20,8 +21,7 @@ _index = 'model.safetensors.index.json'
 
 def _read_state(path):
     "A state dict from files of safetensors at `path` or in it"
-    try: from safetensors.torch import load_file
-    except ImportError as e: raise ImportError(f"reading a folder needs safetensors: {pip_install('export')}") from e
+    load_file = need_package('safetensors.torch').load_file
     if path.is_file(): files = [path]
     elif (path/_index).is_file(): files = [path/o for o in sorted(set(json.loads((path/_index).read_text())['weight_map'].values()))]
     elif (path/'model.safetensors').is_file(): files = [path/'model.safetensors']
@@ -29,8 +29,7 @@ def _read_state(path):
         "pass the folder that save_pretrained wrote, a file of safetensors, or a state dict")
     state = {}
     for f in files:
-        try: state.update(load_file(f))
-        except Exception as e: raise ValueError(f"{str(f)!r} can't be read as safetensors: {e}") from e
+        with reading(f, 'file of safetensors'): state.update(load_file(f))
     return state
 
 # %% ../../nbs/25_model.restore.ipynb #3faa71ac
@@ -43,6 +42,16 @@ def _with_places(cls, names):
             self.get_submodule(m).register_buffer(f'{leaf}_mask', torch.ones(self.get_parameter(n).shape, dtype=torch.bool))
             self.get_submodule(m).register_buffer(f'{leaf}_sparsity', torch.tensor(0.))
     return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__))
+
+def need_same_tensors(
+    own:dict, # A model's state dict
+    other:dict, # The one that it is compared with
+    fix:str, # What an error advises
+):
+    "A `ValueError` if names or shapes differ"
+    for k in sorted(own.keys()|other.keys()):
+        a,b = [tuple(getattr(o[k], 'shape', ())) if k in o else 'not there' for o in (own,other)]
+        if a!=b: raise ValueError(f"{k} is {a} in the model and {b} in the state: {fix}")
 
 def _read_folder(module, path, names):
     "The state that is stored at `path`, by the names that `module` uses; masks of the parameters `names` are found too"
@@ -61,19 +70,13 @@ def restore_sparse(
     module = module_of(model)
     os = {o.name: o for o in decide(module)}  # also embeddings and the like, which may have masks
     if isinstance(state, (str,Path)): state = _read_folder(module, Path(state), list(os))
-    if masked_params(module): raise ValueError("the model is sparse already: build it anew, or call unsparsify(model) first")
+    need_dense(module)
     state = _with_ties(module, state)
     masks = {n: state[f'{n}_mask'] for n in os if f'{n}_mask' in state}
     if not masks: raise ValueError(f"the state has no masks for this model: it needs some of {', '.join(f'{n}_mask' for n in os)}")
     own = module.state_dict()
     kept = {k: v for k,v in state.items() if k.removesuffix('_mask').removesuffix('_sparsity') not in masks or k in own}
-    if odd := sorted(own.keys()^kept.keys()):
-        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'state'} only: "
-            "build the architecture that the state was saved from")
-    for k,v in kept.items():
-        if isinstance(v, torch.Tensor) and v.shape!=own[k].shape:
-            raise ValueError(f"{k} has shape {tuple(v.shape)} in the state and {tuple(own[k].shape)} in the model: "
-                "build the architecture that the state was saved from")
+    need_same_tensors(own, kept, 'build the architecture that the state was saved from')
     masks = {n: as_mask(mask.to(os[n].p.device).bool(), None, os[n]) for n,mask in masks.items()}
     for n,mask in masks.items(): register_mask(os[n], mask)
     keep_from_broadcast(module)

@@ -9,7 +9,7 @@ __all__ = ['is_sparseable_module', 'sparseable_modules', 'sparsify_model', 'spar
 import copy,operator,re,torch
 import torch.distributed as dist
 from fastcore.basics import *
-from fastsparse.masks.checks import need_batch,need_bools,need_choice
+from fastsparse.masks.checks import need_batch,need_choice,need_fraction
 from fastsparse.masks.registry import call_with,declares,get_part,needs_of,register_part
 from fastsparse.masks.apportion import live_counts
 from fastsparse.masks.distributions import as_distribution,uniform_sparsity
@@ -120,9 +120,7 @@ def draw_seed(
     seed:int=None, # A seed, or None to draw one
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "One seed for all ranks"
-    if seed is not None:
-        try: return operator.index(None if isinstance(seed, bool) else seed)
-        except TypeError: raise ValueError(f"seed is {seed!r}, and must be an integer, or None to draw one") from None
+    if seed is not None: return operator.index(seed)
     box = [int(torch.randint(2**62, (), device='cpu'))]
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)
     return box[0]
@@ -239,9 +237,9 @@ def layer_counts(
 # %% ../../nbs/23_model.sparsify.ipynb #277a9c81
 def _given_masks(init, os, structure):
     names = [o.name for o in os]
-    if not init: raise ValueError(f"mask_init is {init!r} and holds no mask: give one for some of {', '.join(names)}, or 'random'")
-    if unknown := set(init)-set(names):
-        raise ValueError(f"mask_init names {sorted(map(str, unknown))[0]}, and the parameters to choose from are {', '.join(names)}")
+    if not init or (unknown := set(init)-set(names)):
+        named = first(sorted(map(str, unknown))) if init else 'no parameter'
+        raise ValueError(f"mask_init names {named}, and the parameters to choose from are {', '.join(names)}")
     def mask_of(o):
         mask = init.get(o.name, torch.ones_like(o.p)).to(o.p.device).bool()
         return as_mask(storage_of(o.p).local(mask, o.p), None, o, own(o))
@@ -279,9 +277,8 @@ def _moved(m):
 def _looks_trained(model, zeros):
     "Do norms, gradients (those of zero too, if `zeros`) or the weights' counters tell of training?"
     norms = [m for m in model.modules() if isinstance(m, _never) and not isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    return any(_moved(m) for m in norms) or any(_has_grad(p, zeros) or not p.is_inference() and p._version>20 for p in model.parameters())
-
-def _has_grad(p, zeros): return p.grad is not None and (zeros or bool(p.grad.any()))
+    def used(p): return p.grad is not None and (zeros or bool(p.grad.any())) or not p.is_inference() and p._version>20
+    return any(map(_moved, norms)) or any(map(used, model.parameters()))
 
 # %% ../../nbs/23_model.sparsify.ipynb #a72ef3f3
 _aside = re.compile('emb|pos|bias|token|norm', re.I)
@@ -313,6 +310,21 @@ def module_of(
     if not isinstance(getattr(model, 'model', None), nn.Module):
         raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
     return model.model
+
+def need_masks(
+    model, # A module or a `Learner`
+) -> list: # As from `masked_params`
+    "Its parameters with masks; a `ValueError` if there are none"
+    if os := masked_params(module_of(model)): return os
+    raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
+
+def need_dense(
+    model, # A module or a `Learner`
+):
+    "A `ValueError` if there are masks"
+    if masked_params(module_of(model)):
+        raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move "
+            "it to another sparsity")
 
 # %% ../../nbs/23_model.sparsify.ipynb #18a4eec8
 def module_copy(
@@ -360,25 +372,6 @@ def keep_from_broadcast(
     model._ddp_params_and_buffers_to_ignore = [*others, *_buffer_names(model)]
 
 # %% ../../nbs/23_model.sparsify.ipynb #ac7e4720
-def _check_fraction(s, what, end):
-    "A `ValueError` unless `s` is a number in [0,1), or [0,1]"
-    try: fits = not isinstance(s, (bool,str)) and 0<=s<=1 and (s<1 or end==']')
-    except (TypeError,ValueError,RuntimeError): fits = False
-    if not fits: raise ValueError(f"{what} is {s!r}, and must lie in [0,1{end}: pass the fraction of weights that is dead, e.g. 0.9")
-
-def _check_settings(model, sparsity, sparse_init_mode, sparse_f, enforce_mask, xb):
-    _check_fraction(sparsity, 'model_sparsity', ')')
-    need_bools(enforce_mask=enforce_mask)
-    if xb is not None: need_batch(xb)
-    if masked_params(model):
-        raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move "
-            "it to another sparsity")
-    need_choice('sparse_init_mode', sparse_init_mode, ('auto',None,'fan_in','fan_out','fan_in_out'))
-    if isinstance(sparse_f, dict):
-        raise ValueError("sparse_f is a dict, and must be a distribution or its name: "
-            "settings of a method, such as a preset's, go to the callback or engine as **settings, "
-            "and sparsities by name are given_sparsity({...})")
-
 def _choose(model, chosen, also):
     "The parameters to make sparse, and their places among those to choose from"
     os = candidates(model, also)
@@ -477,8 +470,11 @@ def sparsify_model(model, model_sparsity:float, sparse_f=uniform_sparsity, enfor
     sparsify_model(model, .9, 'erk', seed=42)
     """
     learn,model = model,module_of(model)
-    _check_settings(model, model_sparsity, sparse_init_mode, sparse_f, enforce_mask, xb)
-    sparse_f,seed = as_distribution(sparse_f),draw_seed(seed)
+    need_fraction('model_sparsity', model_sparsity, '[0,1)')
+    if xb is not None: need_batch(xb)
+    need_dense(model)
+    need_choice('sparse_init_mode', sparse_init_mode, ('auto',None,'fan_in','fan_out','fan_in_out'))
+    sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
     os,idxs = _choose(model, chosen, also)
     masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
     untouched = _is_untouched(learn, model, model_sparsity, mask_init, sparse_init_mode)
@@ -606,11 +602,8 @@ def unsparsify(model):
 def _own(module, name):
     "The submodule of `module` that holds the parameter `name`, and its name there"
     path,_,attr = name.rpartition('.')
-    m = dict(module.named_modules()).get(path)
-    if m is None or not isinstance(m._parameters.get(attr), nn.Parameter):
-        raise ValueError(f"{name} is no parameter of {type(module).__name__}: "
-            f"its parameters are {', '.join(n for n,_ in module.named_parameters())}")
-    return m,attr
+    module.get_parameter(name)  # says what is missing
+    return module.get_submodule(path),attr
 
 # %% ../../nbs/23_model.sparsify.ipynb #be9074cd
 def sparsify_parameter(
@@ -626,7 +619,7 @@ def sparsify_parameter(
     m,attr = _own(module, name)
     o = ParamRef(name, m, attr, getattr(m, attr))
     if hasattr(m, f'{attr}_mask'): raise ValueError(f"{name} has a mask already: call unsparsify_parameter first")
-    _check_fraction(sparsity, 'sparsity', ']')
+    need_fraction('sparsity', sparsity)
     need_values(**{name:o.p})
     if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
     mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))

@@ -11,9 +11,10 @@ from fastcore.basics import *
 from fastsparse.masks.checks import need_fraction
 from fastsparse.masks.files import as_path,read_tensors,reading,whole_file
 from fastsparse.masks.patterns import need_named
-from fastsparse.model.enforcement import apply_masks,masked_params
+from fastsparse.model.enforcement import apply_masks
+from fastsparse.model.restore import need_same_tensors
 from fastsparse.model.running import call_model,evaluating
-from fastsparse.model.sparsify import candidates,module_of,sparsify_model
+from fastsparse.model.sparsify import candidates,module_of,need_masks,sparsify_model
 from pathlib import Path
 
 # %% ../../nbs/66_prune.finetune.ipynb #3fdf2651
@@ -48,12 +49,7 @@ def merge_sparse(
     xb=None, # A batch, for the error: a tensor, a tuple or a dict of arguments; None measures none
 ): # The merged base, and the largest difference of its outputs relative to their size (None without a batch)
     "Merge LoRA's adapters into a sparse base: dead weights stay exactly zero"
-    if not hasattr(model, 'merge_and_unload'):
-        raise ValueError(f"model is a {type(model).__name__}, and must be a model of peft with adapters: "
-            "get_peft_model(model, LoraConfig(...))")
-    if not masked_params(model):
-        raise ValueError("the base has no masks that say which zeros to keep: "
-            "call keep_zeros(model) before get_peft_model")
+    need_masks(model)
     before = None if xb is None else _outputs(model, xb)
     merged = model.merge_and_unload()
     apply_masks(merged)
@@ -83,19 +79,13 @@ def save_delta(
 ) -> Path: # The file
     "Write what fine-tuning has changed"
     state,delta = module_of(model).state_dict(),{}
-    if odd := sorted(state.keys()^base.keys()):
-        way = 'pass the state_dict() of the same model before fine-tuning'
-        if odd[0].endswith('_mask'): way = 'make masks first, with keep_zeros(base), and copy base.state_dict() then'
-        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in state else 'base'} only: {way}")
+    need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():
-        if v.shape!=base[k].shape:
-            raise ValueError(f"{k} has shape {tuple(v.shape)} in the model and {tuple(base[k].shape)} in the base: "
-                "pass the state_dict() of the same model")
         mask = state.get(f'{k}_mask')
         if mask is not None and not torch.equal(mask, base[f'{k}_mask'].to(mask.device)):
             raise ValueError(f"the mask of {k} has moved, and a delta goes with the masks of its base: fine-tune with static masks")
         if not torch.equal(v, base[k].to(v.device)): delta[k] = _difference(v.cpu(), base[k].cpu(), None if mask is None else mask.cpu())
-    with whole_file(path) as new: torch.save(dict(schema=1, base=_fingerprint(base), delta=delta), new)
+    with whole_file(path) as new: torch.save(dict(base=_fingerprint(base), delta=delta), new)
     return Path(path)
 
 # %% ../../nbs/66_prune.finetune.ipynb #bcb337e6
@@ -118,8 +108,7 @@ def load_delta(
     path,module = as_path(path),module_of(model)
     saved,state = read_tensors(path, 'file of save_delta'),module.state_dict()
     with reading(path, 'file of save_delta'):
-        if not isinstance(saved, dict) or saved.get('schema')!=1: raise ValueError(f"{str(path)!r} is no file of save_delta")
-        if _fingerprint(state)!=saved.get('base'):
+        if _fingerprint(state)!=saved['base']:
             raise ValueError(f"{str(path)!r} fits another base, or this one before it was changed: "
                 "load the base that save_delta was given, with its masks; keep_zeros(model) makes those of a pruned model")
         found = {k:_found(k, state, *o) for k,o in saved['delta'].items()}

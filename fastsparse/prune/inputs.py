@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/61_prune.inputs.ipynb #dc060810
 import math,re,threading,torch
 from collections.abc import Mapping
-from contextlib import contextmanager,ExitStack
+from contextlib import contextmanager,ExitStack,suppress
 from contextvars import copy_context
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -54,9 +54,6 @@ class Calibration:
 
     def read(self, data, n_samples, bs):
         "Keep batches until there are `n_samples` examples"
-        if isinstance(data, (str,Mapping)) or not (hasattr(data, '__iter__') or hasattr(data, '__getitem__')):
-            raise ValueError(f"data is a {type(data).__name__}, and must be DataLoaders, a loader, a dataset, "
-                "an iterable of batches (one batch is a list of one), or a function f(model)")
         batches,n = data,0
         if isinstance(data, DataLoaders): batches = data.train
         elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
@@ -65,9 +62,6 @@ class Calibration:
             self.batches.append(split_batch(to_device(b, 'cpu'), getattr(data, 'n_inp', None)))
             n += n_items(b)
             if n>=n_samples: break
-        if not n:
-            raise ValueError("data has no batches: "
-                "pass DataLoaders, a dataset or an iterable with examples; an iterator can be read only once")
 
     @property
     def device(self): return first(self.model.parameters()).device
@@ -81,13 +75,7 @@ class Calibration:
     def run_batch(self, i):
         "Run the model on the `i`-th batch, or as far as an `EndForward`"
         xs,kwargs,_ = to_device(self.batches[i], self.device)
-        try: self.model(*xs, **kwargs)
-        except EndForward: pass
-        except torch.OutOfMemoryError: raise
-        except (RuntimeError,TypeError) as e:
-            shapes = [f'shape {tuple(x.shape)}' if isinstance(x, torch.Tensor) else type(x).__name__ for x in [*xs, *kwargs.values()]]
-            raise ValueError(f"data has a batch of {', '.join(shapes)}, and the model can't take it ({e}): "
-                "pass batches such as it is trained on") from e
+        with suppress(EndForward): self.model(*xs, **kwargs)
 
 # %% ../../nbs/61_prune.inputs.ipynb #3c965dec
 def product_of(m): return getattr(layer_of(m), 'product', None)

@@ -17,7 +17,8 @@ from fastsparse.masks.selection import top_k_mask,zero_dead_
 from fastsparse.masks.structures import NM
 from fastsparse.model.layers import axes_of
 from fastsparse.prune.inputs import Calibration,layer_calls,layers_in_order,OutOfStep,product_of,stages_of,Unreached
-from fastsparse.prune.magnitude import plan_pruning,take_masks
+from fastsparse.prune.magnitude import plan_pruning
+from fastsparse.model.sparsify import sparsify_model
 from functools import partial
 from warnings import warn
 
@@ -73,7 +74,7 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
         warn(f"{', '.join(left)} can't be pruned by inputs "
             "(linear, convolutional and attention layers and recurrent input projections that the data reach can), and stay dense: "
             f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
-    return take_masks(model, [o for o in plan if o.name in masks], masks)
+    return sparsify_model(calib.model, 0., mask_init=masks, seed=0, also=list(masks))
 
 # %% ../../nbs/62_prune.layerwise.ipynb #83397bc8
 def row_masks(
@@ -117,9 +118,7 @@ def inverse_factor(
     dead = diag==0
     diag[dead] = 1
     diag += damp*diag.mean(-1, keepdim=True)
-    L,info = torch.linalg.cholesky_ex(H)
-    if info.any(): raise ValueError(f"the inputs don't determine the weights with damp={damp}: take a larger damp, e.g. 0.01, or more data")
-    return torch.linalg.cholesky(torch.cholesky_inverse(L), upper=True),dead
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(H)), upper=True),dead
 
 # %% ../../nbs/62_prune.layerwise.ipynb #221f4c6b
 def obs_prune(

@@ -13,8 +13,9 @@ from fastsparse.masks.patterns import assign,read_rules
 from fastsparse.masks.scores import random_score,weight_magnitude
 from fastsparse.masks.selection import keyed_generator,n_live,top_k_mask
 from fastsparse.masks.structures import as_structure,Unstructured
-from fastsparse.model.enforcement import masked_params,ParamRef
-from fastsparse.model.sparsify import candidates,check_score,draw_seed,module_of,sparsify_model,structure_of,warn_if_missed
+from fastsparse.model.enforcement import ParamRef
+from fastsparse.model.sparsify import candidates,check_score,draw_seed,fitting,module_of,need_dense,sparsify_model,structure_of
+from fastsparse.model.sparsify import warn_if_missed
 
 # %% ../../nbs/60_prune.magnitude.ipynb #11c41bed
 class Goal(GetAttr):
@@ -25,19 +26,11 @@ class Goal(GetAttr):
         target, # Sparsity, structure, or a tuple of both
     ):
         sparsity,s = target if isinstance(target, tuple) else (target, None) if isinstance(target, (int,float)) else (None, target)
-        s = as_structure(s)
-        if sparsity is None and s.sparsity is None:
-            raise ValueError(f"the target {target!r} has no sparsity of its own: pass one with it, (0.8, {target!r})")
-        if s.sparsity is not None and sparsity not in (None, s.sparsity):
-            raise ValueError(f"the target's sparsity is {sparsity}, and {str(s)!r} has a sparsity of {s.sparsity}: "
-                f"pass that, or {str(s)!r} alone")
-        sparsity = ifnone(sparsity, s.sparsity)
-        if not 0<=sparsity<1:
-            raise ValueError(f"the target's sparsity is {sparsity}, and must lie in [0,1): the fraction of weights that is dead, e.g. 0.8")
-        self.masked,self.sparsity,self.structure = masked,sparsity,structure_of(s, masked)
+        sparsity = ifnone(sparsity, as_structure(s).sparsity)
+        if sparsity is None or not 0<=sparsity<1:
+            raise ValueError(f"the target is {target!r}, and must have a sparsity in [0,1): 0.8, '2:4', or both as in (0.8, 'block 4x4')")
+        self.masked,self.sparsity,self.structure = masked,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
-        try: self.structure.check(masked.p.shape)
-        except ValueError as e: raise ValueError(f"{masked.name}: {e}") from e
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
 
 # %% ../../nbs/60_prune.magnitude.ipynb #27f6c846
@@ -48,9 +41,7 @@ def plan_pruning(
 ) -> list: # A `Goal` for each weight to prune, in parameter order
     "Which weights to prune, and how much"
     model = module_of(model)
-    if masked_params(model):
-        raise ValueError("the model is sparse already: call unsparsify(model) first; "
-            "its zeros stay, and are the first that magnitude pruning takes")
+    need_dense(model)
     entries = candidates(model, also)
     if also is None: warn_if_missed(model, entries)
     names = [o.name for o in entries]
@@ -83,10 +74,6 @@ def global_masks(
     return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
 
 # %% ../../nbs/60_prune.magnitude.ipynb #447051de
-def take_masks(model, plan, masks):
-    "Make `model` sparse with the masks of a plan"
-    return sparsify_model(module_of(model), 0., mask_init=masks, seed=0, also=[o.name for o in plan])
-
 def prune_by(
     model, # A dense module or a `Learner`
     scores, # Name → score of the parameter's shape, or `f(p)` → score
@@ -99,7 +86,8 @@ def prune_by(
     plan = target if planned else plan_pruning(model, target, also)
     if callable(scores): scores = {o.name: scores(o.p) for o in plan}
     for o in plan: check_score(scores[o.name], o.masked)
-    return take_masks(model, plan, ranking({o.name: scores[o.name].detach() for o in plan}, plan))
+    masks = ranking({o.name: scores[o.name].detach() for o in plan}, plan)
+    return sparsify_model(module_of(model), 0., mask_init=masks, seed=0, also=list(masks))
 
 # %% ../../nbs/60_prune.magnitude.ipynb #e9481422
 def prune_magnitude(

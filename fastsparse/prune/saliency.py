@@ -20,18 +20,13 @@ from fastsparse.prune.magnitude import global_masks,plan_pruning,prune_by
 from functools import partial
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from torch.utils._pytree import tree_leaves,tree_map
+from torch.utils._pytree import tree_map
 
 # %% ../../nbs/63_prune.saliency.ipynb #f769c0e3
 def _loss(model, b, loss_func):
     xs,kwargs,ys = b
-    if loss_func is not None and not ys: raise ValueError("a batch has no targets: pass tuples of inputs and targets")
     out = model(*xs, **kwargs)
-    if loss_func is not None: return loss_func(out, *ys)
-    if not hasattr(out, 'loss'):
-        raise ValueError(f"loss_func is None, and the model returns a {type(out).__name__} without a loss: "
-            "pass loss_func=f(output, *targets), e.g. F.cross_entropy")
-    return out.loss
+    return out.loss if loss_func is None else loss_func(out, *ys)
 
 def _losses(calib, loss_func, progress):
     "Loss and number of items of each batch"
@@ -39,11 +34,7 @@ def _losses(calib, loss_func, progress):
         batches = shown(calib.batches, progress, leave=False)
         for b in batches: yield _loss(calib.model, to_device(b, calib.device), loss_func),n_items(b[0] or b[1])
     else:
-        losses = calib.loop(calib.model)
-        if isinstance(losses, torch.Tensor) or not hasattr(losses, '__iter__'):
-            raise ValueError(f"data is a function that returned a {type(losses).__name__}, and here must return the losses of its batches: "
-                "write it as a generator that yields them")
-        for loss in losses: yield loss,1
+        for loss in calib.loop(calib.model): yield loss,1
 
 def _prune_by_loss(score, model, target, data, loss_func, n_samples, bs, ranking, progress, also):
     "Prune by a score of a plan, examples and a loss function"
@@ -153,11 +144,7 @@ def prune_synflow(
     "Prune what carries the least flow, in many rounds"
     need_number('rounds', rounds, 1, whole=True)
     plan = plan_pruning(model, target, also)
-    if xb is None and isinstance(model, nn.Module):
-        raise ValueError("xb is None, and only a Learner brings its own: pass a batch, of which only the shape of an item counts")
     xs = Calibration(model, None, 1).batches[0][0] if xb is None else xb
-    if bad := [x for x in tree_leaves(xs) if not x.is_floating_point()]:
-        raise ValueError(f"xb is of type {bad[0].dtype}, and SynFlow needs inputs that are floats: it can't send ones through an embedding")
     net = module_copy(module_of(model)).double().eval().requires_grad_()
     xs = to_device(tree_map(lambda x: torch.ones_like(x[:1], dtype=torch.double), xs), first(net.parameters()).device)
     with torch.no_grad():

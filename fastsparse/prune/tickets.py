@@ -9,6 +9,7 @@ __all__ = ['prune_to', 'find_ticket']
 import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
+from fastsparse.masks.checks import need_fraction
 from fastsparse.masks.distributions import as_distribution,global_sparsity
 from fastsparse.masks.registry import call_with,get_part,wants
 from fastsparse.masks.scores import output_magnitude
@@ -16,7 +17,7 @@ from fastsparse.masks.selection import count_live,put_,zero_dead_
 from fastsparse.masks.structures import as_structure
 from fastsparse.model.enforcement import apply_masks,masked_params,refuse_learned
 from fastsparse.model.layers import axes_of
-from fastsparse.model.sparsify import check_score,fitting,layer_counts,show_sparsity,sparsify_model
+from fastsparse.model.sparsify import check_score,fitting,layer_counts,need_masks,show_sparsity,sparsify_model
 from fastsparse.train.method import check_sparsity
 from functools import partial
 
@@ -29,8 +30,7 @@ def prune_to(
     structure=None, # Which masks are legal: a `Structure` or its text
 ) -> int: # Number of weights that were pruned
     "Prune the lowest of the live weights at once, and return how many they were"
-    os,structure = masked_params(model),as_structure(structure)
-    if not os: raise ValueError("the model has no masks: call sparsify_model(model, 0.) first")
+    os,structure = need_masks(model),as_structure(structure)
     check_sparsity(sparsity)
     refuse_learned(os)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
@@ -86,7 +86,7 @@ def find_ticket(
     "Turn `model` into a ticket of `sparsity`, ready to be trained"
     check_sparsity(sparsity)
     sparse_f = as_distribution(sparse_f)
-    if not 0<rate<1: raise ValueError(f"rate is {rate}, and must lie in (0,1): the fraction of live weights pruned in a round")
+    need_fraction('rate', rate, '(0,1)')
     masks = [o.mask for o in masked_params(model)]
     density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
     if sparsity<1-density-1e-9:

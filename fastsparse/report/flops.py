@@ -14,7 +14,7 @@ from fastai.callback.core import *
 from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
-from fastsparse.masks.checks import need_bools
+from fastsparse.masks.checks import need_number
 from fastsparse.model.enforcement import masked_params
 from fastsparse.masks.selection import count_live
 from fastsparse.train.method import dense_batches,find_method,Method
@@ -30,10 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 # %% ../../nbs/50_report.flops.ipynb #e5fa8149
-def _find_mask(owners, name, shape):
+def _find_mask(owners):
     "The mask that one of `owners`, tuples `(module, attribute)` of one parameter, holds now"
-    mask = first(mask for m,attr in owners if (mask := getattr(m, f'{attr}_mask', None)) is not None)
-    return mask
+    return first(mask for m,attr in owners if (mask := getattr(m, f'{attr}_mask', None)) is not None)
 
 class WeightView:
     "The part of the parameter `name` that an operation reads, as view `t` of the tensor `weight`"
@@ -130,7 +129,7 @@ class FlopRecorder(TorchDispatchMode):
             for attr,p in m._parameters.items():
                 if p is not None and p.ndim>1: owners[p].append((f'{prefix}.{attr}'.lstrip('.'), m, attr))
         for p,os in owners.items():
-            root = partial(_find_mask, [o[1:] for o in os], os[0][0], p.shape)
+            root = partial(_find_mask, [o[1:] for o in os])
             self.follow(p, os[0][0], root, root)
 
     def follow(self, t, name, root, src):
@@ -264,7 +263,6 @@ def count_flops(
     sparse:bool=False, # Live weights only? Otherwise as if no weight were masked
 ) -> int: # FLOPs, 2 a multiply-add, of the whole batch
     "Forward FLOPs of `model` in evaluation, counted without side effects"
-    need_bools(sparse=sparse)
     return flop_profile(model, xb).total(sparse)
 
 # %% ../../nbs/50_report.flops.ipynb #f1b7d419
@@ -299,7 +297,6 @@ class FlopsCounter(Callback):
         sparse=True, # Live weights only? Otherwise as if no weight were masked
         verbose=False, # Add the running total to the recorder's output, as column `fwd_flops`?
     ):
-        need_bools(sparse=sparse, verbose=verbose)
         store_attr()
         self.n_flops = 0
 
@@ -350,17 +347,14 @@ def train_flops(
 ) -> float: # Training FLOPs of the same
     "What training costs, gradients included, by the appendix of arXiv:1911.11134"
     if isinstance(preset, str): preset = find_method(preset)
-    if not 0<=sparse_fwd<=dense_fwd:
-        raise ValueError(f"sparse_fwd is {sparse_fwd}, and must lie in [0,{dense_fwd}], up to dense_fwd: pass the sparse count first")
+    need_number('sparse_fwd', sparse_fwd, 0, dense_fwd)
     k = 0 if preset is None else dense_batches(**{o:preset.get(o, default) for o,default in _parts.items()})
     if k in (0,math.inf): return 2*sparse_fwd+(dense_fwd if k else sparse_fwd)
     if preset.get('updates') is not None:
         raise ValueError(f"updates is {preset['updates']!r}, and the formula wants updates at equal intervals: "
             "pass batches_per_update= instead, or play the run through with predict_cost")
     every = preset.get('batches_per_update')
-    if every is None or every<1:
-        raise ValueError(f"batches_per_update is {every}, and must be 1 or more, for dense gradients are read at each update: "
-            "pass dict(preset, batches_per_update=100)")
+    need_number('batches_per_update', every, 1)
     if isinstance(every, Interval) and n_steps is not None:
         every = every.resolve(n_steps, preset.get('stop_pct', .75), preset.get('replace_step', True))
     return 3*sparse_fwd+min(k, every+1)*(dense_fwd-sparse_fwd)/(every+1)

@@ -10,9 +10,8 @@ import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from fastsparse.train.callback import DynamicSparseTrainingCallback
-from fastsparse.masks.checks import need_bools
 from fastsparse.masks.files import as_path,read_tensors,reading,whole_file
-from fastsparse.masks.selection import count_live
+from fastsparse.masks.selection import bits_to_mask,count_live,mask_to_bits
 from fastsparse.masks.registry import wants
 from fastsparse.train.engine import SparseEngine
 
@@ -92,15 +91,14 @@ def pack_mask(
     mask:torch.Tensor, # Bool tensor
 ) -> int: # Its entries as bits
     "A mask as an integer"
-    return int.from_bytes(np.packbits(mask.detach().cpu().numpy(), axis=None, bitorder='little').tobytes(), 'little')
+    return int.from_bytes(mask_to_bits(mask).cpu().numpy().tobytes(), 'little')
 
 def unpack_mask(
     bits:int, # From `pack_mask`
     shape, # The mask's shape
 ) -> torch.Tensor: # Bool tensor on the CPU
     "The mask that `bits` stands for"
-    n = int(np.prod(shape))
-    return torch.from_numpy(np.unpackbits(_bytes(bits, n), count=n, bitorder='little').astype(bool)).reshape(tuple(shape))
+    return bits_to_mask(torch.tensor(_bytes(bits, math.prod(shape))), tuple(shape))
 
 def _bytes(bits, n): return np.frombuffer(bits.to_bytes((n+7)//8, 'little'), np.uint8)
 
@@ -112,7 +110,6 @@ class SparseHistory:
     def __init__(self,
         keep_masks:bool=False, # Keep the mask of every update too? One bit a weight and update
     ):
-        need_bools(keep_masks=keep_masks)
         self.keep_masks,self.params,self.steps,self.records,self.masks = keep_masks,[],[],[],[]
         self.start,self.ever,self.last = [],[],[]
         self.offset,self.length,self.fresh,self.moved = 0,0,False,False
@@ -157,7 +154,6 @@ class SparseHistory:
 
     def to_frame(self) -> pd.DataFrame: # A row for each update and parameter
         "All that was recorded"
-        if not self.params: raise ValueError("the history is empty: pass it as on_update= to a callback or an engine, and train")
         df = pd.DataFrame(np.concatenate(self.records), columns=[*_counts,'drop_fraction']).astype({c:int for c in _counts})
         names,sizes = zip(*[(name, int(np.prod(shape))) for name,shape in self.params])
         n,k = len(self.steps),len(names)
@@ -190,12 +186,11 @@ class SparseHistory:
         state:dict, # From `state_dict`
     ):
         "Become the history that `state` is of"
-        _check_history(state)
         ints = lambda masks: [int.from_bytes(o.numpy().tobytes(), 'little') for o in masks]
-        for k in ('keep_masks','offset','length','fresh','moved'): setattr(self, k, state[k])
-        self.steps,self.params = list(state['steps']),[(name, tuple(shape)) for name,shape in state['params']]
-        self.records = [o.numpy().copy() for o in state['records']]
-        self.start,self.ever,self.last,self.masks = *(ints(state[k]) for k in ('start','ever','last')),[ints(o) for o in state['masks']]
+        new = {k:state[k] for k in ('keep_masks','offset','length','fresh','moved')} | {k:ints(state[k]) for k in ('start','ever','last')}
+        new |= dict(steps=list(state['steps']), params=[(name, tuple(shape)) for name,shape in state['params']])
+        new |= dict(records=[o.numpy().copy() for o in state['records']], masks=[ints(o) for o in state['masks']])
+        vars(self).update(new)
         return self
 
     def save(self,
@@ -212,12 +207,15 @@ class SparseHistory:
         path = as_path(path)
         with reading(path, 'file of a history'): return cls().load_state_dict(read_tensors(path, 'file of a history'))
 
+    def kept_masks(self) -> list: # For each update the packed masks of all parameters
+        "The masks of all updates; a `ValueError` if they were not kept"
+        if self.masks: return self.masks
+        raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
+
     def lifetimes(self) -> pd.DataFrame: # Parameter, updates of birth and death (NaN: lives on), and how many weights share them
         "When connections came to life and died"
-        if not self.keep_masks:
-            raise ValueError("the history kept no masks, so nobody knows how long a connection lived: "
-                "record with SparseHistory(keep_masks=True)")
-        rows = [(name, *o) for i,(name,shape) in enumerate(self.params) for o in _lives([m[i] for m in self.masks], int(np.prod(shape)))]
+        masks = self.kept_masks()
+        rows = [(name, *o) for i,(name,shape) in enumerate(self.params) for o in _lives([m[i] for m in masks], int(np.prod(shape)))]
         return pd.DataFrame(rows, columns=['parameter','born','died','weights'])
 
     def plot_schedules(self,
@@ -285,30 +283,6 @@ class SparseHistory:
 def _fraction(s, t):
     "The drop fraction of the update that `s` had at step `t`; NaN if its method had none"
     return s.method.fraction(t) if s.method and s.method.is_time(t) else float('nan')
-
-# %% ../../nbs/51_report.history.ipynb #d3fa7ce1
-def _are_counts(os): return isinstance(os, list) and all(isinstance(o, int) and o>=0 for o in os)
-
-def _are_bits(os, sizes):
-    "Are these packed masks of parameters of these sizes?"
-    fits = lambda o, n: isinstance(o, torch.Tensor) and o.dtype==torch.uint8 and o.shape==((n+7)//8,)
-    return isinstance(os, list) and len(os)==len(sizes) and all(map(fits, os, sizes))
-
-def _are_records(os, n): return all(isinstance(o, torch.Tensor) and o.dtype==torch.double and o.shape==(n,len(_counts)+1) for o in os)
-
-# %% ../../nbs/51_report.history.ipynb #c8346918
-def _check_history(state):
-    "A `ValueError` unless the parts of `state` fit each other"
-    if not all(isinstance(name, str) and _are_counts(shape) for name,shape in state['params']):
-        raise ValueError("the history's params are no names and shapes: take what state_dict() or save() gave")
-    sizes,n = [math.prod(shape) for _,shape in state['params']],len(state['steps'])
-    fits = {k:isinstance(state[k], bool) for k in ('keep_masks','fresh','moved')}
-    fits |= dict(steps=_are_counts([*state['steps'], state['offset'], state['length']]))
-    fits |= dict(records=len(state['records'])==n and _are_records(state['records'], len(sizes)))
-    fits |= {k:_are_bits(state[k], sizes) for k in ('start','ever','last')}
-    fits |= dict(masks=len(state['masks'])==(n if state['keep_masks'] else 0) and all(_are_bits(o, sizes) for o in state['masks']))
-    if odd := first(k for k,ok in fits.items() if not ok):
-        raise ValueError(f"the history's {odd} don't fit its parameters and steps: take what state_dict() or save() gave")
 
 # %% ../../nbs/51_report.history.ipynb #450da9f2
 def _lives(masks, n):

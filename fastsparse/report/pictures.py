@@ -11,8 +11,7 @@ from fastcore.basics import *
 from fastsparse.model.layers import axes_of
 from fastsparse.report.history import SparseHistory,unpack_mask
 from fastsparse.masks.selection import count_live
-from fastsparse.model.enforcement import masked_params
-from fastsparse.model.sparsify import module_of
+from fastsparse.model.sparsify import need_masks
 from matplotlib.animation import FuncAnimation,PillowWriter
 from pathlib import Path
 
@@ -29,12 +28,7 @@ def degrees(
     model, # A module with masks, or a `Learner`
 ) -> dict: # Name of a parameter → a pair of vectors: live connections of each output, and of each input
     "How many live connections does each unit have?"
-    return {o.name:(m.sum((1,2)), m.sum((0,2))) for o in _checked(model) for m in [_as_matrix(o)]}
-
-def _checked(model):
-    os = masked_params(module_of(model))
-    if not os: raise ValueError("the model has no masks, so there is no topology to look at: call sparsify_model(model, 0.9) first")
-    return os
+    return {o.name:(m.sum((1,2)), m.sum((0,2))) for o in need_masks(model) for m in [_as_matrix(o)]}
 
 # %% ../../nbs/53_report.pictures.ipynb #ddaf9b83
 colors = ['#0072b2','#d55e00','#009e73','#cc79a7','#e69f00','#56b4e9']  # Okabe and Ito's, which the colour-blind can tell apart
@@ -42,10 +36,7 @@ markers = 'osD^vP'
 
 def _image_shape(n, shape):
     "Rows and columns of an image of `n` pixels; None if it isn't one"
-    if shape is not None:
-        if math.prod(shape)!=n:
-            raise ValueError(f"image_shape is {shape}, which are {math.prod(shape)} pixels, and the first layer has {n} inputs")
-        return tuple(shape)
+    if shape is not None: return tuple(shape)
     side = math.isqrt(n)
     return (side,side) if side*side==n and n>=16 else None
 
@@ -125,16 +116,12 @@ def plot_topology(
     image_shape:tuple=None, # (rows, columns) of the inputs where they are an image; None takes a square where they can be one
 ): # A matplotlib figure
     "Which inputs live, how units are connected, how dense layers are, and what moved"
-    os,found = _checked(model),degrees(model)
+    os = need_masks(model)
     fig,axs = _panels(os, history is not None)
-    try:
-        _plot_inputs(axs['inputs'], os[0], image_shape)
-        _plot_degrees(axs['degrees'], found)
-        _plot_densities(axs['layers'], os)
-        if history is not None: _plot_moves(axs['updates'], history)
-    except BaseException:
-        plt.close(fig)
-        raise
+    _plot_inputs(axs['inputs'], os[0], image_shape)
+    _plot_degrees(axs['degrees'], degrees(model))
+    _plot_densities(axs['layers'], os)
+    if history is not None: _plot_moves(axs['updates'], history)
     return fig
 
 # %% ../../nbs/53_report.pictures.ipynb #554fa5ed
@@ -147,13 +134,8 @@ def animate_masks(
 ) -> Path: # The file
     "A moving picture of the masks of one parameter"
     names = [n for n,_ in history.params]
-    if not history.keep_masks or not history.masks:
-        raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
-    if parameter not in names and parameter not in range(len(names)):
-        raise ValueError(f"parameter is {parameter!r}, and must be one of {', '.join(names)}, or a place from 0 to {len(names)-1}")
-    if Path(path).suffix!='.gif': raise ValueError(f"path is {str(path)!r}, and must end in .gif")
-    i = names.index(parameter) if parameter in names else parameter
-    frames = [_frame(o[i], history.params[i][1], image_shape) for o in history.masks]
+    i = names.index(parameter) if isinstance(parameter, str) else parameter
+    frames = [_frame(o[i], history.params[i][1], image_shape) for o in history.kept_masks()]
     return _write_gif(frames, history.steps, names[i], Path(path), fps)
 
 # %% ../../nbs/53_report.pictures.ipynb #4166f340
