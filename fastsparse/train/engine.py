@@ -109,7 +109,8 @@ class SparseEngine:
         is_dense,self.whole = not masked_params(model),rules is None  # one method answers for the sparsity of the whole model
         refs = candidates(model) if is_dense else masked_params(model)
         settings = settings_of(method, kwargs, n_steps)
-        if is_dense and settings.get('sparsity_path') is None: settings.setdefault('sparse_f', usual_sparsity)
+        steady = isinstance(settings.get('sparsity'), (int,float)) and settings.get('sparsity_path') is None
+        if is_dense and rules is None and steady: settings.setdefault('sparse_f', usual_sparsity)
         timed = settings.get('batches_per_update') is not None or settings.get('updates') is not None
         if method is not None and not timed: settings['batches_per_update'] = Interval(ifnone(steps_per_epoch, 100))
         pairs = methods_for(params_inside(refs, sparse_modules), rules, settings, model)
