@@ -9,6 +9,7 @@ __all__ = []
 import torch,weakref
 from fastcore.basics import *
 from fastsparse.masks.optimizers import base_opt
+from fastsparse.masks.selection import count_live
 from fastsparse.model.enforcement import DenseMask,handler_of,masked_params
 from fastsparse.model.hooks import mask_hooks
 from fastsparse.model.running import in_many
@@ -144,7 +145,7 @@ class LiveRun:
 
     def places(self): return [] if self.report is None else [g.index for g in self.report.handlers.values()]
 
-    def counts(self): return [s.live for s in self.engine.all]
+    def counts(self): return [count_live(s.mask) if s.live is None else s.live for s in self.engine.all]  # some are in no method
 
     def settle(self, watch):
         "The layers that were seen may live"
