@@ -3470,6 +3470,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastsparse/train/live.py'),
                                        'fastsparse.train.live.LiveRun.forget': ( 'train.live.html#liverun.forget',
                                                                                  'fastsparse/train/live.py'),
+                                       'fastsparse.train.live.LiveRun.look': ('train.live.html#liverun.look', 'fastsparse/train/live.py'),
                                        'fastsparse.train.live.LiveRun.measured': ( 'train.live.html#liverun.measured',
                                                                                    'fastsparse/train/live.py'),
                                        'fastsparse.train.live.LiveRun.note': ('train.live.html#liverun.note', 'fastsparse/train/live.py'),

@@ -218,6 +218,15 @@ def test_what_needs_dense_weights_stays_masked_and_says_why(odd, why):
     go(net, o, 0, 2)
     assert lives(m)==[False]*3 and why in dst.live.why_masked and why in sparse_summary(m).df.note[0]
 
+def test_a_model_compiled_after_the_engine_was_made_stays_masked():
+    "The engine has the model, the loop calls what was compiled of it"
+    m,o,dst = start()
+    run = torch.compile(m, backend='eager')
+    for t in range(2): go(run, o, t, t+1)
+    assert lives(m)==[False]*3 and 'compiled' in dst.live.why_masked
+    dst.remove()
+    assert not any(sparse_summary(m).df.note[[0,2,4]])
+
 def test_a_given_batch_size_goes_before_the_one_seen():
     "A batch that is cut into pieces counts as what it is said to be"
     m,o,dst = start(batch_size=8)

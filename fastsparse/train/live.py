@@ -37,8 +37,9 @@ class ForwardWatch:
     def __reduce__(self): return object.__new__,(ForwardWatch,)
 
     def __call__(self, module, args, kwargs):
+        if torch.compiler.is_compiling(): return
         if self.handles is None: return self._leave(module)
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling(): return
+        if not torch.is_grad_enabled(): return
         self.called.add(module)
         sizes = [len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.ndim]
         if self.batch is None and sizes: self.batch = sizes[0]
@@ -130,12 +131,19 @@ class LiveRun:
         "The first step shows what can live; later ones may change how much of it does, or move a topology that a copy was made of"
         if self.ended: return
         e = self.engine
-        if self.watch is not None: return self.settle(self.stop_watching())
+        if self.watch is not None: return self.look()
         if self.report is None or isinstance(self.way, dict): return
         moved = any(a is not b for a,b in zip(self.places(), self.were))
         if moved and copies_of(e.model): self.stay_masked('a copy of the model, such as an average, was made of it')
         elif self.way and 2*sum(self.counts())<=e.seen['live']: self.watch = ForwardWatch(e.model, keep=True)
         else: self.follow()
+
+    def look(self):
+        "See whether layers were called; a compiler calls none, and hooks that leave would make it compile again"
+        if self.watch.called: return self.settle(self.stop_watching())
+        if self.why_masked: return
+        self.why_masked = 'no layer was called in the first step, as where a model is compiled'
+        self.note()
 
     def stay_masked(self, why):
         "Compute with masks from now on"
