@@ -260,12 +260,14 @@ def test_modes_around_the_count(ctx):
     m = mask_all(nn.Sequential(nn.Linear(5,6), nn.Conv1d(1,3,3), nn.Flatten(), nn.Linear(12,2)))
     x = ones(4,1,5)
     want = 2*4*live(m[0])+2*4*4*live(m[1])+2*4*live(m[3])
-    lstm,attn = mask_all(nn.LSTM(5,3)),mask_all(nn.MultiheadAttention(4,2))
+    plain,lstm,attn = nn.LSTM(5,3),mask_all(nn.LSTM(5,3)),mask_all(nn.MultiheadAttention(4,2))
     with ctx():
         m(x)
         assert count_flops(m, x, sparse=True)==want
-        assert count_flops(lstm, ones(7,2,5), sparse=True)==2*14*sum(int(b.sum()) for b in lstm.buffers())
         assert count_flops(attn, (ones(3,4),)*3, sparse=True)==2*3*(live(attn,'in_proj_weight')+live(attn.out_proj))+2*2*9*4
+        try: plain(ones(7,2,5))
+        except RuntimeError: pytest.skip("torch has no LSTM in bfloat16 on this processor")
+        assert count_flops(lstm, ones(7,2,5), sparse=True)==2*14*sum(int(b.sum()) for b in lstm.buffers())
 
 @pytest.mark.filterwarnings('ignore::UserWarning')
 def test_compiled_and_scripted_models():

@@ -316,7 +316,7 @@ def test_what_is_no_folder_of_a_saved_model_is_named(tmp_path):
     model = llama()
     with pytest.raises(ValueError, match='no model.safetensors'): restore_sparse(model, tmp_path)
     (tmp_path/'model.safetensors').write_bytes(b'no tensors')
-    with pytest.raises(ValueError, match="can't be read as safetensors"): restore_sparse(model, str(tmp_path))
+    with pytest.raises(ValueError, match='is damaged, or no file of safetensors'): restore_sparse(model, str(tmp_path))
     assert not masked_params(model)
 
 def test_models_in_several_files_come_back(tmp_path):
@@ -358,7 +358,7 @@ def test_a_delta_says_when_the_base_had_no_masks(tmp_path):
     keep_zeros(base)
     before = {k:v.clone() for k,v in base.state_dict().items()}
     with torch.no_grad(): base.bias += 1
-    with pytest.raises(ValueError, match='weight_mask is in the model only: make masks first, with keep_zeros'): save_delta(base, bare, tmp_path/'a')
+    with pytest.raises(ValueError, match='weight_mask.*with the masks of keep_zeros'): save_delta(base, bare, tmp_path/'a')
     assert not (tmp_path/'a').exists()
     path,new = save_delta(base, before, tmp_path/'a'),pruned()
     with pytest.raises(ValueError, match='with its masks'): load_delta(new, path)
