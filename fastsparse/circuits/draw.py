@@ -16,8 +16,8 @@ from matplotlib.patheffects import Normal,Stroke
 from pathlib import Path
 
 # %% ../../nbs/94_circuits.draw.ipynb #558fee0f
-roles = dict(emb='embedding', read1='attention reads', q='query', k='key', v='value', write1='attention writes', read2='MLP reads', hidden='neuron',
-    write2='MLP writes', read='head reads')
+roles = dict(emb='embedding', read1='attention reads', q='query', k='key', v='value', write1='attention writes',
+    read2='MLP reads', hidden='neuron', write2='MLP writes', read='head reads')
 
 def short_name(
     site:str, # Name of a module
@@ -101,7 +101,8 @@ def draw_circuit(
     "A picture of a circuit: blue edges add, orange ones dashed subtract, dotted lines carry a channel on or belong to attention"
     words = node_words(model, circuit) if words is None else words
     at,lines,headings = layout(circuit, model.links(), words)
-    paper,ink,grey,plus,minus = ('#131416','#e6e6e6','#8b9099','#56b4e9','#e69f00') if dark else ('white','#222222','#8a8a8a','#0072b2','#d55e00')
+    colors = '#131416 #e6e6e6 #8b9099 #56b4e9 #e69f00' if dark else 'white #222222 #8a8a8a #0072b2 #d55e00'
+    paper,ink,grey,plus,minus = colors.split()
     ys,few = [y for _,y in at.values()],len(at)<=40
     fig,ax = plt.subplots(figsize=(8,min(9, 2+.7*(max(ys)-min(ys)))), facecolor=paper, layout='constrained')
     s = torch.linspace(0, 1, 30)[:,None]
@@ -113,7 +114,9 @@ def draw_circuit(
         is_node = o[0] in circuit.nodes
         ax.scatter(x, y, s=60, color=paper, edgecolor=ink, marker='o' if is_node else 's', zorder=3)
         texts = [(7, label(*o, circuit).split('.')[-1], 'x-small' if is_node else 'large')]*(few or not is_node)
-        if few: texts.append((-15, '  '.join(f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2] if abs(v)>=abs(words[o][0][0])/4), 'xx-small'))
+        if few:
+            strong = [f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2] if abs(v)>=abs(words[o][0][0])/4]
+            texts.append((-15, '  '.join(strong), 'xx-small'))
         for dy,text,size in texts:
             ax.annotate(text, (x,y), (0,dy), textcoords='offset points', ha='center', fontsize=size, color=ink, zorder=4,
                 path_effects=[Stroke(linewidth=2, foreground=paper), Normal()])
@@ -128,14 +131,18 @@ def draw_circuit(
 def label(name, c, circuit): return short_name(name, c) if name in circuit.nodes else c if name=='token' else show_tokens([c])
 
 # %% ../../nbs/94_circuits.draw.ipynb #796db6ec
-_head = '''<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Circuits</title><style>
+_head = '''<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>Circuits</title><style>
 :root{color-scheme:light dark;--paper:#fff;--ink:#222;--grey:#8a8a8a;--plus:#0072b2;--minus:#d55e00}
 @media(prefers-color-scheme:dark){:root{--paper:#131416;--ink:#e6e6e6;--grey:#8b9099;--plus:#56b4e9;--minus:#e69f00}}
 body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem}
-svg{width:100%;min-width:56rem;height:auto}svg text{fill:var(--ink);font-size:11px;text-anchor:middle;paint-order:stroke;stroke:var(--paper);stroke-width:3}svg rect+text{font-size:18px}path{fill:none}circle,rect{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}
+svg{width:100%;min-width:56rem;height:auto}svg text{fill:var(--ink);font-size:11px;text-anchor:middle}
+svg text{paint-order:stroke;stroke:var(--paper);stroke-width:3}svg rect+text{font-size:18px}path{fill:none}
+circle,rect{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}
 g.node{cursor:pointer}g.node.open circle,g.node:focus circle{stroke:var(--plus);stroke-width:4}g.node:focus{outline:none}
 .same{stroke:var(--grey);stroke-dasharray:2 3}.plus{stroke:var(--plus)}.minus{stroke:var(--minus);stroke-dasharray:6 3}
-.told{border-left:4px solid var(--plus);padding:.2rem 1rem;min-height:3rem}table{border-collapse:collapse}td,th{padding:.1rem .6rem;text-align:left}
+.told{border-left:4px solid var(--plus);padding:.2rem 1rem;min-height:3rem}
+table{border-collapse:collapse}td,th{padding:.1rem .6rem;text-align:left}
 code{background:color-mix(in srgb,var(--grey) 25%,transparent)}.wide{overflow-x:auto}</style>'''
 
 _script = '''<script>for(const g of document.querySelectorAll('g.node')){const open=()=>{const s=g.closest('section')
@@ -155,7 +162,8 @@ def _told(o, circuit, lines, words):
 def _section(model, circuit, words):
     "Picture and texts of a circuit"
     at,lines,headings = layout(circuit, model.links(), words)
-    x_step,ys = 840/max(len(headings)-1, 1),[y for a,b,_ in lines for y in (at[a][1], at[b][1], (at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)]
+    x_step = 840/max(len(headings)-1, 1)
+    ys = [y for a,b,_ in lines for y in (at[a][1], at[b][1], (at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)]
     height = 64*(max(ys)-min(ys))+120
     def place(o): return f'{40+x_step*o[0]:.0f} {40+64*(max(ys)-o[1]):.0f}'
     def line(a, b, w):
@@ -169,8 +177,8 @@ def _section(model, circuit, words):
     below = ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-(14 if i%2 else 34):.0f}">{escape(o)}</text>' for i,o in enumerate(headings))
     told = json.dumps({f'{o[0]}:{o[1]}':_told(o, circuit, lines, words) for o in at}).replace('</', '<\\/')
     svg = f'<svg viewBox="0 0 920 {height:.0f}">{"".join(line(*o) for o in lines)}{"".join(map(node, at))}{below}</svg>'
-    title = f'<h2>{escape(circuit.task)}</h2><p>{circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}, accuracy {circuit.accuracy:.2f}</p>'
-    return f"""<section>{title}<div class="wide">{svg}</div>
+    size = f'{circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}, accuracy {circuit.accuracy:.2f}'
+    return f"""<section><h2>{escape(circuit.task)}</h2><p>{size}</p><div class="wide">{svg}</div>
 <div class="told" aria-live="polite">Click a node.</div><script type="application/json">{told}</script></section>"""
 
 # %% ../../nbs/94_circuits.draw.ipynb #394bc1ff
@@ -183,8 +191,11 @@ def circuit_page(
 ) -> Path: # The file
     "Write circuits into a page that opens a node on a click"
     parts = [_section(model, c, node_words(model, c) if words is None else words[c.task]) for c in circuits if c.found]
-    if table is not None: parts.append(f'<h2>Tests</h2><div class="wide">{table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)}</div>')
-    intro = '<h1>Circuits</h1><p>Tokens enter on the left, answers stand on the right. Blue edges add, orange dashed ones subtract; dotted lines carry a channel on, or join the query, key and value of a head.</p>'
+    if table is not None:
+        html = table.to_html(index=False, float_format='{:.3f}'.format, na_rep='', border=0)
+        parts.append(f'<h2>Tests</h2><div class="wide">{html}</div>')
+    intro = '''<h1>Circuits</h1><p>Tokens enter on the left, answers stand on the right. Blue edges add, orange dashed ones subtract;
+dotted lines carry a channel on, or join the query, key and value of a head.</p>'''
     Path(path).write_text('\n'.join([_head, intro, *parts, _script]), encoding='utf-8')
     return Path(path)
 

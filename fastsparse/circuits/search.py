@@ -331,8 +331,8 @@ def shuffled(
         p.data.view(-1)[i] = p.data.view(-1)[i[torch.randperm(len(i), generator=g)]]
     return model
 
-table_columns = '''task model seed valid_loss train_seconds live_weights nodes edges task_loss necessity_loss random_loss half_loss full_loss
-    accuracy margin search_seconds fails'''.split()
+table_columns = '''task model seed valid_loss train_seconds live_weights nodes edges task_loss necessity_loss random_loss
+    half_loss full_loss accuracy margin search_seconds fails'''.split()
 
 def faithfulness_table(
     rows:list, # Dicts as from `check_circuit`, with `task`, `model` and what else is known

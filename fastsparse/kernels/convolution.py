@@ -9,7 +9,8 @@ __all__ = []
 import math,numpy as np,torch
 from fastsparse.kernels.linear import call,empty,kinds,split_work
 from fastsparse.kernels.ops import need_all_values,need_plain_backward,need_same_count
-from fastsparse.kernels.vectors import add,at,axpy,caches,full,kernel,lane_products,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
+from fastsparse.kernels.vectors import add,at,axpy,caches,full,kernel,lane_products,load,numbers,put,store
+from fastsparse.kernels.vectors import sums16,turn16,vector_bytes,why_not,zero
 from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
@@ -145,7 +146,8 @@ def tile_images(x, t, tmp, slots, shape, n0, c0, c1, r0, rows):
     channels,height,width,parts,first_col,cols = at(s, CHANNELS),at(s, HEIGHT),at(s, WIDTH),at(s, PARTS),at(s, FIRST_COL),at(s, COLS)
     sh,sw,images = at(s, STRIDE_H),at(s, STRIDE_W),min(16, at(s, IMAGES)-n0)
     first,last = max(r0, 0)*sh,min((r0+rows)*sh, height)
-    left,right = max(first_col, 0),min(first_col+cols, width)  # the columns of the image that have one in the table, where there is no stride
+    # Without a stride: the columns of the image that have one in the table
+    left,right = max(first_col, 0),min(first_col+cols, width)
     clear_rows(t, slots, shape, c0, c1, r0, rows)
     for c in range(c0, c1):
         start,ld = (n0*channels+c)*height*width,channels*height*width
@@ -367,7 +369,8 @@ def _forward(index, values, x, bias):
     xs,ys = _shape(n, c, h, w, index.stride, index.n_parts, index.low_w, wide),_shape(n, n_out, ho, wo, cols=cols)
     f = conv_forward.compiled(F=kinds[x.dtype], L=16*cut['px'], TILE_ROWS=cut['tile_rows'])
     scratch = [16*size*k for k in (c*index.n_parts*tall*wide, group*strip*cols, max(h*w, ho*wo))]
-    def part(g0, g1): call(f, ptr, off, vals, b, x, y, slots, _one_part, xs, ys, g0, g1, n_blocks, group, strip, index.low_h, tall, scratch=scratch)
+    def part(g0, g1):
+        call(f, ptr, off, vals, b, x, y, slots, _one_part, xs, ys, g0, g1, n_blocks, group, strip, index.low_h, tall, scratch=scratch)
     if n: split_work(part, -(-n//16), 1, len(index)*y[:,0].numel())
     return y
 
@@ -386,7 +389,8 @@ def _backward(index, values, x, g, of_x):
     block = many*parts*strip*cols
     scratch = [16*size*k for k in (n_out*tall*wide, block, block, (len(order)+31)//16, 16, max(h*w, ho*wo))]
     def part(a, b):
-        call(f, ptr, off, order, vals, g, x, dx, dw, slots, _one_part, gs, xs, a, b, n_blocks, many, strip, -index.high_h, tall, scratch=scratch)
+        call(f, ptr, off, order, vals, g, x, dx, dw, slots, _one_part, gs, xs, a, b, n_blocks, many, strip, -index.high_h, tall,
+            scratch=scratch)
     if n: split_work(part, c, 1, len(index)*g[:,0].numel())
     else: dw.zero_()
     return dx,dw
@@ -432,7 +436,8 @@ def sparse_conv2d(
     if x.dtype!=values.dtype or x.dtype not in (torch.float,torch.double):
         raise ValueError(f"the input is of type {x.dtype} and the weight of {values.dtype}, and both must be float32 or both float64")
     if min(index.out_size(*x.shape[2:]))<1:
-        raise ValueError(f"the input has {x.shape[2]} rows and {x.shape[3]} columns, which is less than the kernel {index.shape[2:]} needs: pad more")
+        raise ValueError(f"the input has {x.shape[2]} rows and {x.shape[3]} columns, less than the kernel {index.shape[2:]} needs: "
+            "pad more")
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     y = _Conv.apply(x.contiguous(), values, bias, index, grad_hook)
     return y.contiguous(memory_format=torch.channels_last) if last else y

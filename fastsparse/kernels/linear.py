@@ -9,7 +9,8 @@ __all__ = []
 import math,numpy as np,os,threading,torch
 from concurrent.futures import ThreadPoolExecutor
 from fastsparse.masks.selection import count_live
-from fastsparse.kernels.vectors import add,at,axpy,caches,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16
+from fastsparse.kernels.vectors import add,at,axpy,caches,fma,full,gate,kernel,lane_products,load,numbers,put
+from fastsparse.kernels.vectors import store,sums16,take,total,turn16
 from fastsparse.kernels.vectors import vector_bytes,why_not,zero
 from functools import cache,lru_cache
 from warnings import warn
@@ -75,7 +76,8 @@ def tile_where(x, y, i, ld, rows, width, t, block):
 def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt, yt):
     """Rows `r0` to `r1` of the batch and outputs `o0` to `o1`
 
-    `x`: inputs; `starts`, `col`, `val`: where weights start by output and block, their columns, their values; `bias`: or 0; `y`: is written.
+    `x`: inputs; `starts`, `col`, `val`: where weights start by output and block, their columns, their values; `bias`: or 0;
+    `y`: is written.
     `nb`: blocks of inputs; `R`: outputs at a time; `xt`, `yt`: scratch memory for tables of the inputs and of `R` outputs."""
     starts,col = numbers(np.int32, starts),numbers(C, col)
     x,val,y,xt,yt = numbers(F, x),numbers(F, val),numbers(F, y),numbers(F, xt),numbers(F, yt)
@@ -216,7 +218,8 @@ def backward4(g, y, x, starts, col, val, dx, dw, db, rows, k0, k1, width, n_in, 
     """Blocks `k0` to `k1` of `width` inputs, for all `rows` of the batch
 
     `starts`, `col`, `val`: the index, in `nb` blocks of inputs, and the values; `g`, `y`, `x`, `dx`, `dw`, `db` as in `backward`.
-    Scratch memory: tables `gt` of the outputs' gradients, `xt` of a block of inputs, `dt` of their gradients, `sums` 65 times 16 numbers."""
+    Scratch memory: tables `gt` of the outputs' gradients, `xt` of a block of inputs, `dt` of their gradients, and `sums`,
+    65 times 16 numbers."""
     g,x,dx,dw,starts,col = numbers(F, g),numbers(F, x),numbers(F, dx),numbers(F, dw),numbers(np.int32, starts),numbers(C, col)
     gt,xt,dt,sums,val = numbers(F, gt),numbers(F, xt),numbers(F, dt),numbers(F, sums),numbers(F, val)
     for r in range(0, rows, N):
@@ -383,7 +386,8 @@ def empty(
     if not checking: return torch.empty(shape, dtype=dtype)
     n = math.prod(shape)*dtype.itemsize//4
     fence = _Fence(np.empty(n+2*_gap, np.int32), [slice(_gap, _gap+n)])
-    t = torch.from_numpy(fence.words[_gap:_gap+n].view(torch.empty(0, dtype=dtype).numpy().dtype).reshape(shape))  # no view, which could not be written in place
+    words = fence.words[_gap:_gap+n].view(torch.empty(0, dtype=dtype).numpy().dtype)
+    t = torch.from_numpy(words.reshape(shape))  # a view in torch could not be written in place
     t.fence = fence
     return t
 
@@ -400,7 +404,8 @@ def call(
     f(*[a if type(a) is int else address(a) for a in args], *(_scratch(*scratch) if scratch else ()))
     if checking:
         fences = [_scratch.fence if scratch else None, *[getattr(a, 'fence', None) for a in args]]
-        if any(o is not None and not o.is_whole() for o in fences): raise RuntimeError(f"{f.__name__} wrote outside of the arrays that it was given")
+        if any(o is not None and not o.is_whole() for o in fences):
+            raise RuntimeError(f"{f.__name__} wrote outside of the arrays that it was given")
 
 # %% ../../nbs/32_kernels.linear.ipynb #643c980e
 @cache
@@ -476,7 +481,8 @@ def multiply(
     "`F.linear` with live weights only, and a ReLU where `relu`; it has no gradient"
     (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)
     if x.shape!=(rows,n_in) or values.numel()!=n:
-        raise ValueError(f"inputs have the shape {tuple(x.shape)} and {values.numel()} weights are given, and the index needs (rows, {n_in}) and {n}")
+        raise ValueError(f"inputs have the shape {tuple(x.shape)} and {values.numel()} weights are given; "
+            f"the index needs (rows, {n_in}) and {n}")
     xs,work = _as_kernel_type(x),n*rows
     dtype,columns,size = xs.dtype,_column_type(index.col),xs.element_size()
     if bias is not None: bias = _as_kernel_type(bias if bias.shape==(n_out,) else bias.expand(n_out), dtype)
@@ -506,7 +512,8 @@ def gradients(
     "The gradients of `multiply`"
     (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)
     if x.shape!=(rows,n_in) or g.shape!=(rows,n_out) or inputs and values.numel()!=n:
-        raise ValueError(f"inputs have the shape {tuple(x.shape)}, gradients {tuple(g.shape)}, and {values.numel() if inputs else n} weights are given; "
+        given = values.numel() if inputs else n
+        raise ValueError(f"inputs have the shape {tuple(x.shape)}, gradients {tuple(g.shape)}, and {given} weights are given; "
             f"the index needs (rows, {n_in}), (rows, {n_out}) and {n}")
     xs = _as_kernel_type(x)
     dtype,size = xs.dtype,xs.element_size()

@@ -246,7 +246,9 @@ def _refuse_history(**settings):
     for name,wanted in settings.items(): getattr(LiveWeight, name).fset(None, wanted)
 
 def _check_plan(plan, names, notes):
-    if not isinstance(plan, dict): raise ValueError(f"plan is a {type(plan).__name__}, and must be a dict of routes by parameter, as report.plan, or None, which measures")
+    if not isinstance(plan, dict):
+        raise ValueError(f"plan is a {type(plan).__name__}, and must be a dict of routes by parameter, as report.plan, "
+            "or None, which measures")
     for n,route in plan.items():
         if n in notes: raise ValueError(f"plan names {n}, which stays dense ({notes[n]}): leave it out")
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")

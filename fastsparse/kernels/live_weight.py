@@ -172,7 +172,8 @@ class LiveWeight(MaskHandler):
     def __setstate__(self, state):
         vars(self).update(state)
         self.opts,self.dense_grad,self._keep_dense_grad = weakref.WeakSet(),DenseGradient(),False
-        self.handle = self.stamp = self.watched = None  # the hook of the gradient, what the mask looked like, the parameter that has the hook
+        # The hook of the gradient, what the mask looked like, the parameter that has the hook
+        self.handle = self.stamp = self.watched = None
         self._index = self._conv = self._live = self.source = None
         self.calls = None  # a list: record inputs, for a measurement
 
@@ -237,8 +238,8 @@ class LiveWeight(MaskHandler):
         source,copied = self.source[0](),self.source[1]
         now = [SparseIndex(g.mask) for g in (self,source) if g is not None and g.mask is not None]
         if all(o.crow.equal(copied.crow) and o.col.equal(copied.col) for o in now): return
-        raise ValueError(f"{self.attr} of a copy was written after its source's topology had moved: an average of live values mixes different "
-            f"weights then. Average a model that is stored dense: {_way_out}, before you copy it")
+        raise ValueError(f"{self.attr} of a copy was written after its source's topology had moved: an average of live values mixes "
+            f"different weights then. Average a model that is stored dense: {_way_out}, before you copy it")
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -340,8 +341,8 @@ class LiveWeight(MaskHandler):
     def expect_dense(self):
         "Warn if a gradient came without its dense part"
         if self.has_dense or not self.has_grad or not self.values.grad.any(): return
-        warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead weights: "
-            "use loss.backward(), or call remove() of the report of sparse_compute")
+        warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead "
+            "weights: use loss.backward(), or call remove() of the report of sparse_compute")
 
     def grad_state(self):
         grad,dense = self.values.grad,self.dense_grad
@@ -411,7 +412,8 @@ class LiveWeight(MaskHandler):
         self.check()
         if self.calls is not None: self.calls.append((x,bias))
         v = self.values
-        if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, self.record_dense_grad if self.keep_dense_grad else None, relu)
+        hook = self.record_dense_grad if self.keep_dense_grad else None
+        if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, hook, relu)
         y = self.dense_times(self.dense_weight(), x, bias)
         return y.relu() if relu else y
 
@@ -439,7 +441,8 @@ class LiveWeight(MaskHandler):
         m = self.module
         if self._conv is None:
             shape = self.shape if self.mask.ndim==4 else (*self.shape[:2], 1, self.shape[2:].numel())
-            self._conv = not why_no_kernel(m) and ConvIndex(self.mask.view(shape), _two(m.stride, 1), _two(padding_of(m), 0), _two(m.dilation, 1))
+            geometry = _two(m.stride, 1),_two(padding_of(m), 0),_two(m.dilation, 1)
+            self._conv = not why_no_kernel(m) and ConvIndex(self.mask.view(shape), *geometry)
         return self._conv
 
     def _convolve(self, v, x, bias, grad_hook):

@@ -152,7 +152,8 @@ def need_plain_backward(g):
         raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True) or for many gradients at once "
             "(is_grads_batched=True): call remove() of the report of sparse_compute, or store_dense(model), first")
 
-late_text = "a gradient came from a forward that was made before the number of live weights changed: call backward() before the next step of the optimizer"
+late_text = ("a gradient came from a forward that was made before the number of live weights changed: "
+    "call backward() before the next step of the optimizer")
 
 def need_same_count(values, index):
     "Raise RuntimeError in a backward whose live values have changed in number since the forward"
@@ -252,7 +253,8 @@ class Attends:
     dropout = 0.
     def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
         is_causal=False):
-        if is_causal and attn_mask is None: raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
+        if is_causal and attn_mask is None:
+            raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
         batched,rows = query.ndim==3,self.batch_first or query.ndim==2
         def batch_first(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
         q = batch_first(query)

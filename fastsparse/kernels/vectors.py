@@ -369,11 +369,13 @@ class Kernel:
     def _source(self, settings):
         "The function with its words and kernels as Numba compiles them, under a name of its own"
         words,f = _vocabulary(),self.f
-        known = {n:words[w] for n in f.__code__.co_names if callable(w := f.__globals__.get(n)) and not isinstance(w, Kernel) and w in words}
+        used = {n:f.__globals__.get(n) for n in f.__code__.co_names}
+        known = {n:words[w] for n,w in used.items() if callable(w) and not isinstance(w, Kernel) and w in words}
         known |= {n:k.compiled(**{o:v for o,v in settings.items() if o in k.names}) for n,k in self.kernels.items()}
         new = FunctionType(f.__code__, {**f.__globals__, **known, **settings}, f.__name__, f.__defaults__, f.__closure__)
-        parts = [f.__qualname__, *[f'{k}{getattr(v, "__name__", v)}' for k,v in sorted(settings.items())], _mark_of(tuple(sorted(self.files)))]
-        new.__qualname__,new.__module__ = '_'.join(parts),f.__module__
+        said = [f'{k}{getattr(v, "__name__", v)}' for k,v in sorted(settings.items())]
+        new.__qualname__ = '_'.join([f.__qualname__, *said, _mark_of(tuple(sorted(self.files)))])
+        new.__module__ = f.__module__
         return new
 
 def kernel(f): # Its arguments are addresses (`data_ptr()`) and integers

@@ -89,7 +89,9 @@ def as_time(
     raise ValueError(f"{name} is {x!r}, and must be a time: an int of steps, a float in [0,1] of the run, samples(n) or epochs(n)")
 
 def _is_bound(t): return t is None or isinstance(t, (int,steps))
-def _unbound(t, name): return ValueError(f"{name} is {t!r}, which is not in steps yet: pass {_needs[type(t)]}, or call bind({_needs[type(t)]}=...) first")
+def _unbound(t, name):
+    need = _needs[type(t)]
+    return ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, or call bind({need}=...) first")
 
 def in_steps(
     t, # A time: an int, a float in [0,1], or a `Time`

@@ -9,7 +9,8 @@ __all__ = []
 import torch,weakref
 from fastcore.basics import *
 from fastsparse.masks.selection import zero_dead_
-from fastsparse.model.enforcement import add_optimizer_hooks,asked_sparsity,before_state,DenseMask,handler,handler_of,has_stamp,masked_params
+from fastsparse.model.enforcement import add_optimizer_hooks,asked_sparsity,before_state,DenseMask,handler,handler_of
+from fastsparse.model.enforcement import has_stamp,masked_params
 from fastsparse.model.enforcement import param_names,refuse_computed,root_hooks,storages,version_of
 from fastsparse.model.loads import check_masks_of_load,how_loaded,refuse_load,trial_load
 from torch import nn

@@ -386,7 +386,8 @@ def learn_masks(
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
     if bad := first(k for k in settings if k not in _setting_names):
-        raise TypeError(f"{bad!r} is no setting of learned masks: {closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))}")
+        advice = closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))
+        raise TypeError(f"{bad!r} is no setting of learned masks: {advice}")
     if masked_params(model):
         raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, "
             "with fold_masks(model) and unsparsify(model)")
