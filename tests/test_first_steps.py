@@ -119,3 +119,67 @@ def test_a_mistyped_setting_is_guessed_in_every_entry(entry, wrong, right):
 def test_a_name_like_none_lists_what_there_is():
     with pytest.raises(TypeError, match="'zzz' is no setting of a method: take some of batch_size, batches_per_update, "): RigL_presets(zzz=1)
     with pytest.raises(ValueError, match="did you mean 'rigl'"): DynamicSparseTraining(m := sparse(), torch.optim.SGD(m.parameters(), lr=.1), 100, method='rigel')
+
+def live_of(m): return [int(o.mask.sum()) for o in masked_params(m)]
+
+def by_loop(m, sparsity, **kwargs):
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = DynamicSparseTraining(m, opt, 64, sparsity=sparsity, seed=0, **kwargs)
+    train(m, opt, 64, *data(m))
+    return dst
+
+def by_callback(m, sparsity, **kwargs): return by_learner(m, lambda learn: learn.fit(8, cbs=DynamicSparseTrainingCallback(sparsity=sparsity, seed=0, **kwargs)))
+
+def by_one_line(m, sparsity, **kwargs): return by_learner(m, lambda learn: learn.fit_sparse(8, sparsity, seed=0, **kwargs))
+
+def by_learner(m, fit):
+    learn = learner()
+    learn.model = m
+    with learn.no_bar(), learn.no_logging(): fit(learn)
+
+def by_trainer(m, sparsity, **kwargs):
+    hf = pytest.importorskip('transformers')
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = m
+        def forward(self, x, labels): return dict(loss=F.cross_entropy(self.net(x), labels))
+    rows = [dict(x=torch.randn(16), labels=i%8) for i in range(64)]
+    with tempfile.TemporaryDirectory() as d:
+        args = hf.TrainingArguments(d, num_train_epochs=8, per_device_train_batch_size=8, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy='no')
+        cb = SparseTrainerCallback(sparsity=sparsity, seed=0, **kwargs)
+        hf.Trainer(Net(), args, train_dataset=rows, callbacks=[cb]).train()
+
+@pytest.mark.parametrize('by', [by_loop,by_callback,by_one_line,by_trainer])
+def test_a_sparse_model_keeps_its_layers_shares_at_another_sparsity(by):
+    "Half of 400, 600 and 120 live weights of 5632, and half as many again; what only drops reaches the sparsity too"
+    def uneven():
+        m = mlp((16,64,64,8))
+        sparsify_model(m, 1-1120/5632, given_sparsity([1-400/1024, 1-600/4096, 1-120/512]), seed=0)
+        assert live_of(m)==[400,600,120]
+        return m
+    for live,kwargs in ((560,{}), (1680,{}), (560,dict(grow_score_f=None, batches_per_update=10))):
+        m = uneven()
+        by(m, 1-live/5632, **kwargs)
+        assert live_of(m)==[400*live//1120, 600*live//1120, 120*live//1120]
+    m = uneven()
+    by(m, 1-560/5632, sparse_f='uniform')
+    assert live_of(m)==[102,407,51]  # 101.8, 407.3 and 50.9
+
+@pytest.mark.parametrize('by', [by_loop,by_callback,by_one_line])
+def test_masks_that_rest_refuse_another_sparsity(by):
+    "Static training can't reach it, in whatever entry"
+    m = sparse()
+    with pytest.raises(ValueError, match='0.8.* sparse, and rest by this method'): by(m, .9, method='static')
+    by(m, .8, method='static')
+
+def test_a_loop_that_made_its_model_sparse_goes_on_where_the_model_is_sparse():
+    "In the new process masks come first, from the file, and the engine finds them"
+    m = mlp((16,64,64,8))
+    saved = by_loop(m, .8).state_dict()
+    again = mlp((16,64,64,8))
+    sparsify_model(again, .5, seed=3)
+    again.load_state_dict(m.state_dict())
+    dst = DynamicSparseTraining(again, torch.optim.SGD(again.parameters(), lr=.1), 64, sparsity=.8, seed=0)
+    dst.load_state_dict(saved)
+    assert dst.n_updates==saved['n_updates']

@@ -375,7 +375,7 @@ def test_a_fit_whose_masks_rest_refuses_another_sparsity():
     learn = learner()
     learn.fit_sparse(1, .9, seed=1)
     before = {k:v.clone() for k,v in learn.model.state_dict().items()}
-    with pytest.raises(ValueError, match='0.9 sparse.*its masks rest'): learn.fit_sparse(1, .95, method='static', seed=1)
+    with pytest.raises(ValueError, match='0.9 sparse, and rest by this method'): learn.fit_sparse(1, .95, method='static', seed=1)
     assert all(v.equal(before[k]) for k,v in learn.model.state_dict().items())
     learn.fit_sparse(1, .9, method='static', seed=1)
 

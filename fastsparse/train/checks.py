@@ -155,6 +155,19 @@ def check_method(
     check_sparsity(highest)
     for s in (max(lowest, 0), highest): engine.counts(m, os, s)
 
+def check_reached(
+    m, # A `MethodState`
+    os:list, # The parameters that it serves
+    targets:dict, # How many weights of each should live, by the id of the parameter
+):
+    "A `ValueError` if the masks of `os` rest by `m`, and another sparsity is asked for"
+    if m.updates not in ([],()) or not all(id(o.p) in targets for o in os): return
+    live,n = [count_live(o.mask) for o in os],sum(o.shape.numel() for o in os)
+    slack = sum(structure_of(m.structure, o).least_drop(o.shape) for o in os)  # each layer has a legal count
+    if abs(sum(live)-sum(targets[id(o.p)] for o in os))<=slack: return
+    raise ValueError(f"the masks are {1-sum(live)/n:.4g} sparse, and rest by this method: "
+        f"pass that sparsity instead of {m.sparsity}, take a method that moves them, or call unsparsify(model) first")
+
 # %% ../../nbs/40b_train.checks.ipynb #9a985508
 def warn_if_idle(engine):
     "Warn if the whole run has no update or hardly any, or doesn't reach the sparsity that a schedule leads to"

@@ -13,7 +13,7 @@ from fastcore.meta import delegates
 from fastsparse.masks.apportion import legal_counts,regrow_counts
 from fastsparse.masks.checks import need_number
 from fastsparse.masks.files import uninterrupted
-from fastsparse.masks.distributions import usual_sparsity
+from fastsparse.masks.distributions import proportional_sparsity,usual_sparsity
 from fastsparse.masks.registry import call_with,closest_name,needs_of,wants
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.optimizers import base_opt,grad_history
@@ -23,7 +23,7 @@ from fastsparse.model.hooks import enforce_masks,mask_hooks
 from fastsparse.model.init import FirstLook,is_fresh,mark_fresh
 from fastsparse.model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
 from fastsparse.model.sparsify import share_masks,shows_training,starting_masks
-from fastsparse.train.checks import check_fit,check_held,check_method,check_on_update,check_storage,methods_for,params_inside
+from fastsparse.train.checks import check_fit,check_held,check_method,check_on_update,check_reached,check_storage,methods_for,params_inside
 from fastsparse.train.checks import warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
 from fastsparse.train.live import check_way,LiveRun
 from fastsparse.train.method import dense_batches,Method,method_or_auto,settings_of
@@ -42,6 +42,13 @@ def method_text(
         if k in settings]
     if settings.get('updates') not in (None, 'None'): return ', '.join([*parts, f"updates={settings['updates']}"])
     return ', '.join([*parts, f"batches_per_update={settings.get('batches_per_update')}"])
+
+def shares_of(
+    os:list, # `ParamRef` parameters with masks
+): # A distribution; None if nothing is dead
+    "Each of `os` keeps its share of the live weights"
+    sparsities = [1-count_live(o.mask)/max(o.shape.numel(), 1) for o in os]
+    return proportional_sparsity(sparsities) if any(sparsities) else None
 
 @contextmanager
 def unscaled_grads(
@@ -109,8 +116,9 @@ class SparseEngine:
         is_dense,self.whole = not masked_params(model),rules is None  # one method answers for the sparsity of the whole model
         refs = candidates(model) if is_dense else masked_params(model)
         settings = settings_of(method, kwargs, n_steps)
-        steady = isinstance(settings.get('sparsity'), (int,float)) and settings.get('sparsity_path') is None
-        if is_dense and rules is None and steady: settings.setdefault('sparse_f', usual_sparsity)
+        steady = self.whole and isinstance(settings.get('sparsity'), (int,float)) and settings.get('sparsity_path') is None
+        keeps_shares = steady and 'sparse_f' not in settings
+        if keeps_shares: settings['sparse_f'] = usual_sparsity
         timed = settings.get('batches_per_update') is not None or settings.get('updates') is not None
         if method is not None and not timed: settings['batches_per_update'] = Interval(ifnone(steps_per_epoch, 100))
         pairs = methods_for(params_inside(refs, sparse_modules), rules, settings, model)
@@ -123,7 +131,8 @@ class SparseEngine:
         def reads_initial(f): return needs_of(f).reads_initial or callable(f) and wants(f, 'initial')
         initial = {id(o.p):o.weight.detach().clone() for m,os in pairs if reads_initial(m.grow_init_f) for o in os}  # before masks
         targets = {} if is_dense else {id(o.p):n for m,os in pairs if m.path is None and m.sparsity is not None
-            for o,n in zip(os, self.counts(m, os, m.sparsity))}
+            for o,n in zip(os, self.counts(m, os, m.sparsity, shares_of(os) if keeps_shares else None))}
+        for m,os in pairs: check_reached(m, os, targets)
         if is_dense: self._make_sparse(refs, pairs)
         self._attach(pairs, targets, initial)
         if not is_dense: warn_if_gone(self.slots)
@@ -187,8 +196,8 @@ class SparseEngine:
 
     # --- how many weights should live
 
-    def counts(self, m, os, sparsity, **extras):
-        "How many weights of each of `os` live when the sparsity is `sparsity`"
+    def counts(self, m, os, sparsity, sparse_f=None, **extras):
+        "How many weights of each of `os` live when the sparsity is `sparsity`, by `sparse_f` or the distribution of `m`"
         own,ours = sparsity,{id(o.p) for o in os}
         fixed = [o for o in masked_params(self.model) if id(o.p) not in ours] if self.whole else []
         if fixed:
@@ -198,7 +207,7 @@ class SparseEngine:
         if m.path is None and not 0<=own<1:
             raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: "
                 f"they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
-        return layer_counts(os, own, m.sparse_f, m.structure, **extras)
+        return layer_counts(os, own, ifnone(sparse_f, m.sparse_f), m.structure, **extras)
 
     def targets(self, m, t):
         "How many weights of each parameter of `m` should live after an update at step `t`"

@@ -51,22 +51,16 @@ def _check_fit(n_epoch, sparsity, lr, cbs):
 # %% ../../nbs/47_train.fit.ipynb #8a03e22b
 def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     "Make the model sparse where the method starts sparse; returns settings that lead to `sparsity`"
-    path,own = settings.get('sparsity_path') is not None,settings.get('sparse_f', usual_sparsity)
+    path,asked = settings.get('sparsity_path') is not None,dict(sparsity=sparsity, **({} if sparse_f is None else dict(sparse_f=sparse_f)))
+    if path: return asked
     if os := masked_params(learn.model):
-        asked = dict(sparsity=sparsity, sparse_f=ifnone(sparse_f, own))
-        if path: return asked
         (live,n),legal = _counts(os),fitting(settings.get('structure'), os, sparsity)
         slack = sum(structure_of(legal, o).least_drop(o.shape) for o in os)  # each layer has a legal count
-        if abs(live-n_live(n, sparsity))<=slack: return {}
-        if settings.get('updates') in ([],()):
-            raise ValueError(f"the model is {1-live/n:.4g} sparse, and its masks rest by this method: "
-                f"pass that sparsity instead of {sparsity}, take a method that moves them, or call unsparsify(model) first")
-        return asked
-    if path: return dict(sparsity=sparsity, **({} if sparse_f is None else dict(sparse_f=sparse_f)))
+        return {} if abs(live-n_live(n, sparsity))<=slack else asked
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
             "pass mask_init='magnitude', or a gradual method such as method='gmp'")
-    sparsify_model(learn, sparsity, ifnone(sparse_f, own), mask_init=mask_init, seed=seed, structure=settings.get('structure'))
+    sparsify_model(learn, sparsity, ifnone(sparse_f, settings.get('sparse_f', usual_sparsity)), mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
 
 def prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=None, mask_init='random', seed=None,
@@ -103,7 +97,8 @@ def fit_sparse(self:Learner,
 ) -> DynamicSparseTrainingCallback: # It knows the seed and the state of the run
     """Train a sparse network for one cycle.
 
-    A dense model is made sparse first, or on the way if the method starts dense. A model that is sparse already is trained to `sparsity`.
+    A dense model is made sparse first, or on the way if the method starts dense. A model that is sparse already is trained to `sparsity`,
+    and its layers keep their shares of the live weights unless `sparse_f` is given.
 
     Raises
     ------

@@ -42,7 +42,7 @@ def _made(cls, base):
 
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-    live = None
+    live,was_sparse = None,None
     report = property(lambda self: self.live and self.live.report)  # which layers computed with live weights only
     why_masked = property(lambda self: self.live.why_masked if self.live else '')  # why none did
 
@@ -62,7 +62,11 @@ class _Driver:
 
     def make_sparse(self, model):
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
-        if masked_params(model) or self.sparsity is None: return
+        if self.sparsity is None: return
+        if masked_params(model):
+            self.was_sparse = ifnone(self.was_sparse, True)
+            return
+        self.was_sparse = False
         sparsity = 0. if self.rises else self.sparsity
         asked = filter_keys(self.settings, ('mask_init','structure').__contains__)
         sparse_f = ifnone(self.sparse_f, self.settings.get('sparse_f', usual_sparsity))
@@ -74,7 +78,7 @@ class _Driver:
     def start(self, model, opt, n_steps, state=None):
         "Attach an engine, and let it go on from `state`"
         own = {} if self.sparse_f is None else dict(sparse_f=self.sparse_f)
-        if self.rises: own['sparsity'] = self.sparsity
+        if self.rises or self.was_sparse: own['sparsity'] = self.sparsity
         if state is None and dist.is_available() and dist.is_initialized(): share_masks(model)
         self.engine = DynamicSparseTraining(model, opt, n_steps, self.sparse_compute, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
