@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/95_cli.ipynb #55d34a14
-import runpy,sys
+import runpy,sys,warnings
 from fastcore.script import *
 from pathlib import Path
 from typing import Annotated
@@ -170,6 +170,7 @@ def export(
     "Write a sparse model in FILE in another format, and say what it costs"
     from fastsparse.deploy.export import export_sparse
     from fastsparse.model.enforcement import masked_params
+    if out is None and format in ('safetensors','onnx'): raise CliError(f"--format {format} writes a file: name it with --out")
     model = read_model(file, trust)
     if not masked_params(model):
         raise CliError(f"{file} holds a model without masks: "
@@ -262,6 +263,8 @@ def _run(name, args):
     args,kwargs,_ = parse_cli(f)
     f(*args, **kwargs)
 
+def _warn(message, *args, **kwargs): print(f'fastsparse: {message}', file=sys.stderr)
+
 def main(
     argv:list=None, # Arguments, those of the process by default
 ):
@@ -275,6 +278,10 @@ def main(
         return print(f'fastsparse {__version__}')
     if name not in _commands and name not in _modules: raise SystemExit(f'fastsparse: {_unknown(name)}')
     if debug: return _run(name, args)
-    try: _run(name, args)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', FutureWarning)  # torch's, of what fastai imports
+            warnings.showwarning = _warn
+            _run(name, args)
     except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
     except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: {e} (--debug shows where)') from None

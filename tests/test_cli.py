@@ -1,5 +1,5 @@
 "The command: what it prints, what it writes and what it refuses, in words of its own"
-import pytest,re,shlex,subprocess,sys,torch
+import pytest,re,shlex,subprocess,sys,torch,warnings
 from fastsparse import cli
 from fastsparse.cli import main
 from fastsparse.prune.magnitude import prune_magnitude
@@ -84,7 +84,7 @@ def test_the_advice_of_export_leads_to_a_file(files, capsys):
     assert '--trust' in says(capsys, 'export', 'whole.pt', '--sample', 'x.pt')
     text = says(capsys, 'export', 'whole.pt', '--sample', 'x.pt', '--trust')
     wrote = re.search('written: (.*)', follow(capsys, text))[1]
-    assert 'path is missing' in says(capsys, 'export', wrote, '--trust', '--sample', 'x.pt', '--format', 'safetensors')
+    assert 'name it with --out' in says(capsys, 'export', wrote, '--trust', '--sample', 'x.pt', '--format', 'safetensors')
     assert 'written: small.safetensors' in says(capsys, 'export', wrote, '--trust', '--sample', 'x.pt', '--format', 'safetensors', '--out', 'small.safetensors')
 
 def test_wanda_says_all_that_it_needs(files, capsys):
@@ -143,3 +143,13 @@ def test_help_names_every_command_and_a_typing_error_is_guessed(capsys):
     assert all(o in text for o in ('summary','prune','export','bench','demo','--debug','--version'))
     assert says(capsys)==text and says(capsys, '--version').startswith('fastsparse ')
     assert "did you mean 'export'" in says(capsys, 'exprot')
+
+def test_a_warning_is_one_line(files, capsys, monkeypatch):
+    "Ours without file and line, and none of torch's about what other packages still call"
+    def loud(*args):
+        warnings.warn('mind the gap')
+        warnings.warn('soon gone', FutureWarning)
+        return torch.load('weights.pt')
+    monkeypatch.setattr(cli, 'read_file', loud)
+    main(['summary', 'weights.pt'])
+    assert capsys.readouterr().err=='fastsparse: mind the gap\n'

@@ -10,7 +10,7 @@ import torch,torch.nn.functional as F
 from fastcore.basics import *
 from fastsparse.kernels.convolution import is_pointwise
 from fastsparse.masks.checks import need_choice
-from fastsparse.model.hooks import MaskHooks
+from fastsparse.model.hooks import serves_masks
 from fastsparse.kernels.ops import Attends,sparse_product,SparseIndex
 from torch import nn
 
@@ -197,7 +197,7 @@ def has_hooks(
     m:nn.Module, # A layer
 ) -> bool:
     "Does anything but masks take part in what `m` computes?"
-    return bool(m._forward_hooks) or any(not isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())
+    return bool(m._forward_hooks) or any(not serves_masks(h) for h in m._forward_pre_hooks.values())
 
 def _is_plain(m):
     "Does `m` do what torch's layer does, and no more?"

@@ -28,7 +28,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 from torch import nn
-from torch.utils._pytree import tree_leaves,tree_map
+from torch.utils._pytree import tree_flatten,tree_leaves,tree_map,tree_unflatten
 
 # %% ../../nbs/72_deploy.export.ipynb #cb907462
 def _check_written(model):
@@ -216,9 +216,26 @@ def load_sparse(
 # %% ../../nbs/72_deploy.export.ipynb #8027a682
 def _all_axes(x): return {i:torch.export.Dim.AUTO for i in range(x.ndim)} if isinstance(x, torch.Tensor) else None
 
+def _twice(x, axis):
+    if not isinstance(x, torch.Tensor) or not x.ndim: return x
+    axis = min(axis, x.ndim-1)
+    return torch.cat([x,x], axis) if x.shape[axis]==1 else x
+
+def _two_rows(model, xb):
+    "One row as two, since exporters fix an axis of length 1; rows may come second, as in the states of recurrent layers"
+    if _rows(xb)>1: return xb
+    (x,*others),spec = tree_flatten(xb)
+    for new in (_resized(xb, 2), *(tree_unflatten([_twice(x, 0), *(_twice(o, axis) for o in others)], spec) for axis in (0,1))):
+        try: _once(model, new)
+        except (RuntimeError,ValueError): continue
+        return new
+    return xb
+
+# %% ../../nbs/72_deploy.export.ipynb #a7c1e002
 def _recipe(model, xb, dynamic_shapes):
     "Arguments, keyword arguments and dynamic shapes for an exporter; every axis that can moves, if `dynamic_shapes` is None"
-    if dynamic_shapes is None: xb = _resized(xb, max(2, _rows(xb)))
+    if dynamic_shapes is None:
+        with torch.no_grad(), evaluating(model): xb = _two_rows(model, xb)
     args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
     if dynamic_shapes is None: dynamic_shapes = tree_map(_all_axes, dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments))
     return args,kwargs,dynamic_shapes
@@ -235,8 +252,28 @@ def _quiet():
             yield
     finally: logging.disable(before)
 
+def _by_name(arguments):
+    "Tensors by the names that they have in an ONNX file; several of one argument are numbered"
+    def tensors(v): return [o for o in tree_leaves(v) if isinstance(o, torch.Tensor)]
+    return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors(v))}
+
+def _save_traced(model, path, xb):
+    "For recurrent layers, whose lengths `torch.export` would fix: the exporter that traces a forward"
+    args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
+    inputs = _by_name(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
+    with _quiet(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always', torch.jit.TracerWarning)
+        torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, input_names=[*inputs], dynamic_axes=axes)
+    own = [o for o in told if issubclass(o.category, torch.jit.TracerWarning)
+        and not Path(o.filename).is_relative_to(Path(torch.__file__).parent)]
+    return "The model's forward reads sizes or values in Python, and the file holds them as they were for the sample." if own else ''
+
+# %% ../../nbs/72_deploy.export.ipynb #a7c1e004
 def _save_onnx(model, path, xb, dynamic_shapes):
-    args,kwargs,shapes = _recipe(plain := plain_copy(model), xb, dynamic_shapes)
+    plain = plain_copy(model)
+    if dynamic_shapes is None and any(isinstance(m, nn.RNNBase) for m in plain.modules()): return _save_traced(plain, path, xb)
+    args,kwargs,shapes = _recipe(plain, xb, dynamic_shapes)
     with _quiet():
         program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)
         torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
@@ -253,8 +290,9 @@ def _open_onnx(
     session = need_package('onnxruntime').InferenceSession(source, providers=['CPUExecutionProvider'])
     names = [o.name for o in session.get_inputs()]
     def run(*args, **kwargs):
-        tensors = [x.detach().cpu().numpy() for x in tree_leaves((args,kwargs)) if isinstance(x, torch.Tensor)]
-        return [torch.from_numpy(o) for o in session.run(None, dict(zip(names, tensors)))]
+        named,tensors = _by_name(kwargs),[x for x in tree_leaves((args,kwargs)) if isinstance(x, torch.Tensor)]
+        inputs = named if set(named)==set(names) else dict(zip(names, tensors))
+        return [torch.from_numpy(o) for o in session.run(None, {k:x.detach().cpu().numpy() for k,x in inputs.items()})]
     return run
 
 def _without_zeros(path):

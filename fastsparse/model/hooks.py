@@ -155,6 +155,12 @@ def _owner(h):
 
 def _is_of(hook, h): return _owner(h) is hook
 
+def serves_masks(
+    h, # A hook of a module
+) -> bool:
+    "Is it ours, such as a copy's or an average's?"
+    return isinstance(_owner(h), (MaskHooks,DenseMask))
+
 # %% ../../nbs/21b_model.hooks.ipynb #38dadbzz
 def _alters_keys(module):
     "Does a hook after the load answer for what is missing?"
