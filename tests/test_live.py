@@ -232,3 +232,11 @@ def test_a_given_batch_size_goes_before_the_one_seen():
     m,o,dst = start(batch_size=8)
     go(m, o, 0, 2)
     assert lives(m)==[False]*3 and 'batches of 8' in dst.live.report.df.note[1]
+
+@pytest.mark.parametrize('kind', ['register_hook','register_post_accumulate_grad_hook'])
+def test_a_hook_on_a_live_weight_is_told_that_it_sees_live_gradients_only(kind):
+    "Growth reads dead gradients as the backward made them: silence would be another topology than with masks"
+    m,o,_ = start()
+    go(m, o, 0, 1)
+    getattr(m.b.weight, kind)(lambda t: None)
+    with pytest.warns(UserWarning, match='hooks on a weight.*sparse_compute=False'): go(m, o, 1, 5)

@@ -339,8 +339,13 @@ class LiveWeight(MaskHandler):
         return self.dense_grad.in_rows(slice(None), self.index.places, slice(None)).view(self.shape)
 
     def expect_dense(self):
-        "Warn if a gradient came without its dense part"
-        if self.has_dense or not self.has_grad or not self.values.grad.any(): return
+        "Warn if a gradient came without its dense part, or hooks saw only what lives of it"
+        if not self.has_grad or not self.values.grad.any(): return
+        hooks = *(self.values._backward_hooks or ()),*(self.values._post_accumulate_grad_hooks or ())
+        if any(k!=self.handle.id for k in hooks):
+            warn("hooks on a weight that is stored sparse see the gradient of live weights only, and an update reads that of dead ones "
+                "as the backward made it: register hooks before the run, which keeps such weights masked, or pass sparse_compute=False")
+        if self.has_dense: return
         warn("a weight that is stored sparse has a gradient that no backward of its layer gave it, so an update reads zeros for dead "
             "weights: use loss.backward(), or call remove() of the report of sparse_compute")
 
