@@ -78,6 +78,13 @@ def test_a_sparse_model_goes_on_or_moves():
     learn.fit_sparse(2, .95, seed=0)
     assert abs(sparsity_of(learn.model)-.95)<1e-3
 
+def test_a_distribution_that_is_asked_for_moves_a_sparse_model():
+    "Also where the sparsity of the whole model is reached already"
+    learn = learner()
+    sparsify_model(learn.model, .9, 'erk', seed=0)
+    learn.fit_sparse(2, .9, sparse_f=uniform_sparsity, seed=0)
+    for o in masked_params(learn.model): assert abs(int(o.mask.sum())-.1*o.mask.numel())<=1
+
 def test_trained_weights_ask_for_magnitude_or_a_gradual_method():
     learn = learner()
     learn.fit(1, 1e-3)

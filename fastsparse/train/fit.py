@@ -56,7 +56,7 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     if os := masked_params(learn.model):
         (live,n),legal = _counts(os),fitting(settings.get('structure'), os, sparsity)
         slack = sum(structure_of(legal, o).least_drop(o.shape) for o in os)  # each layer has a legal count
-        return {} if abs(live-n_live(n, sparsity))<=slack else asked
+        return {} if sparse_f is None and abs(live-n_live(n, sparsity))<=slack else asked
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
             "pass mask_init='magnitude', or a gradual method such as method='gmp'")
