@@ -3123,6 +3123,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastsparse.train.checks.not_held': ('train.checks.html#not_held', 'fastsparse/train/checks.py'),
                                          'fastsparse.train.checks.params_inside': ( 'train.checks.html#params_inside',
                                                                                     'fastsparse/train/checks.py'),
+                                         'fastsparse.train.checks.warn_if_frozen': ( 'train.checks.html#warn_if_frozen',
+                                                                                     'fastsparse/train/checks.py'),
                                          'fastsparse.train.checks.warn_if_gone': ( 'train.checks.html#warn_if_gone',
                                                                                    'fastsparse/train/checks.py'),
                                          'fastsparse.train.checks.warn_if_idle': ( 'train.checks.html#warn_if_idle',

@@ -103,6 +103,21 @@ def test_frozen_groups_stay():
     learn.fit_sparse(1, .9, seed=0)
     assert torch.equal(learn.model[0].weight, was)
 
+@pytest.mark.parametrize('method', [None, 'gmp'])
+def test_frozen_layers_that_keep_a_run_from_its_sparsity_are_told(method):
+    "Law 9: a frozen budget stays; so the model can't get as sparse as was asked, which is said before the fit"
+    learn = learner()
+    learn.splitter = lambda m: [list(m[0].parameters()), list(m[2:].parameters())]
+    sparsify_model(learn, .9, seed=0)
+    learn.freeze()
+    n = int(learn.model[0].weight_mask.sum())
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', '.*frozen')
+        learn.fit_sparse(1, .9, seed=0)
+    with pytest.warns(UserWarning, match='0.weight is frozen') as told: learn.fit_sparse(1, .95, method=method, seed=0)
+    assert int(learn.model[0].weight_mask.sum())==n
+    assert any(f'ends {sparsity_of(learn.model):.3f} sparse' in str(w.message) for w in told)
+
 def test_ctrl_c_leaves_a_lawful_sparse_model():
     class Stop(Callback):
         def after_step(self):

@@ -10,7 +10,7 @@ import inspect,math,numbers,torch
 from bisect import bisect_left
 from fastcore.basics import *
 from fastsparse.masks.patterns import assign,read_rules
-from fastsparse.masks.registry import get_part,needs_of
+from fastsparse.masks.registry import get_part,needs_of,wants
 from fastsparse.masks.schedules import Interval,min_max_end,update_due
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.selection import count_live,local_part
@@ -175,6 +175,19 @@ def warn_if_idle(engine):
         if engine.n_steps is None: continue
         if m.times is None and m.path is None: _warn_if_rare(m, engine)
         elif m.updates not in ([], ()): _warn_if_short(m, engine.n_steps)
+
+def warn_if_frozen(engine):
+    "Warn if frozen parameters, whose budgets stay, keep a run from the sparsity that it leads to"
+    for m in engine.methods:
+        if wants(m.sparse_f, 'scores') or m.path is not None and engine.n_steps is None: continue
+        slots = engine.slots_of(m)
+        asked = [s.target for s in slots] if m.path is None else engine.counts(m, [s.o for s in slots], m.sparsity_at(engine.n_steps))
+        ends = [n if s.o.p.requires_grad else count_live(s.mask) for s,n in zip(slots, asked)]
+        held = first(s.o.name for s,a,b in zip(slots, asked, ends) if a!=b)
+        if held is None: continue
+        n = sum(s.n for s in slots)
+        warn(f"{held} is frozen and keeps the number of its live weights, so the model ends {1-sum(ends)/n:.3f} sparse instead of "
+            f"{1-sum(asked)/n:.3f}: unfreeze it, or leave it out with sparse_modules=")
 
 def _warn_if_short(m, n_steps):
     last = first(t for t in range(n_steps-1, -1, -1) if m.is_time(t))

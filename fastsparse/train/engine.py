@@ -24,7 +24,7 @@ from fastsparse.model.init import FirstLook,is_fresh,mark_fresh
 from fastsparse.model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
 from fastsparse.model.sparsify import share_masks,shows_training,starting_masks
 from fastsparse.train.checks import check_fit,check_held,check_method,check_on_update,check_reached,check_storage,methods_for,params_inside
-from fastsparse.train.checks import warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
+from fastsparse.train.checks import warn_if_frozen,warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
 from fastsparse.train.live import check_way,LiveRun
 from fastsparse.train.method import dense_batches,Method,method_or_auto,settings_of
 from fastsparse.train.param import Move,Scorer,SparseParam
@@ -137,6 +137,7 @@ class SparseEngine:
         self._attach(pairs, targets, initial)
         if not is_dense: warn_if_gone(self.slots)
         warn_if_idle(self)
+        warn_if_frozen(self)
         for f in self.on_update:
             if hasattr(f, 'begin'): f.begin(self)
 
@@ -489,6 +490,9 @@ class UnseenSteps:
 # %% ../../nbs/41_train.engine.ipynb #270a5d41
 class DynamicSparseTraining(SparseEngine):
     """Dynamic sparse training of `model` in any loop that calls `opt.step()`.
+
+    Where layers compute with live weights only, code that reads weights in a run, such as a penalty in the loss, sees vectors of live
+    values: pass `sparse_compute=False` there.
 
     Raises
     ------
