@@ -5,8 +5,10 @@ from fastsparse.kernels.live_layers import LiveLayer
 from fastsparse.kernels.live_weight import LiveWeight
 from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.train.live import ForwardWatch
+from functools import partial
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.optim.swa_utils import AveragedModel,get_ema_multi_avg_fn
 
 n_steps = 12
@@ -197,6 +199,51 @@ def test_a_layer_whose_weight_is_only_read_stays_masked_and_says_so():
     masked,o,_ = start(False, read=True)
     same(m, go(masked, o, 0, n_steps), exact=True)
     assert set(dst.live.report.plan.values())=={'dense'} and 'not called' in dst.live.report.df.note[1]
+
+penalties = dict(mean=lambda m: m.b.weight.abs().mean(), norm=lambda m: m.b.weight.square().sum(1).sqrt().mean())
+
+@pytest.mark.parametrize('n_acc', [1,2])
+@pytest.mark.parametrize('penalty', penalties)
+def test_a_weight_that_the_loss_reads_too_stays_masked_and_says_so(penalty, n_acc):
+    "A mean over live values would be another one than over all, and rows are gone in a vector"
+    def trained(way):
+        m,o,dst = start(way)
+        for t in range(n_steps):
+            for i in range(n_acc):
+                g = torch.Generator().manual_seed(10*t+i)
+                x,y = torch.randn(64, 64, generator=g).double(),torch.randint(10, (64,), generator=g)
+                (F.cross_entropy(m(x), y)+.1*penalties[penalty](m)).backward()
+            o.step()
+            o.zero_grad()
+            if t==n_steps//2: note = dst.live.report.df.note[1] if way is None else ''
+        return m,note
+    (m,note),(masked,_) = trained(None),trained(False)
+    same(m, masked)
+    assert 'something else read' in note
+
+class Twice(Net):
+    def forward(self, x):
+        x = self.a(x).relu()
+        return self.c((self.b(x)+self.b(x.flip(0))).relu())
+
+calls = dict(twice=lambda m, x: m(x), recomputed=partial(checkpoint, use_reentrant=False), reentrant=partial(checkpoint, use_reentrant=True))
+
+@pytest.mark.parametrize('call', calls)
+def test_a_layer_that_is_called_twice_or_under_checkpointing_goes_live(call):
+    m = (Twice if call=='twice' else Net)().double()
+    sparsify_model(m, .9, seed=0)
+    o = opts['adam'](m.parameters())
+    DynamicSparseTraining(m, o, n_steps, method='rigl', batches_per_update=3, seed=0)
+    calls[call](m, torch.randn(64, 64, dtype=torch.double, requires_grad=True)).square().mean().backward()
+    assert all(type(p) is nn.Parameter for p in m.parameters())
+    o.step()
+    assert lives(m)==[False,True,False]
+
+def test_an_error_in_a_forward_of_the_first_step_leaves_weights_in_place():
+    m,o,dst = start()
+    ps = list(m.parameters())
+    with pytest.raises(RuntimeError): m(torch.randn(4, 65).double())
+    assert all(a is b for a,b in zip(m.parameters(), ps))
 
 def test_what_a_loop_did_by_hand_stays():
     "sparse_compute called after the engine was made, and a second engine on other layers"

@@ -185,10 +185,11 @@ def store_dense(
 
 # %% ../../nbs/38_kernels.live_layers.ipynb #b242b82e
 def _has_own_hooks(p):
-    "Does the parameter `p` have hooks besides its handler's?"
+    "Does the parameter `p` have hooks besides its handler's and those that only look?"
     g = handler_of(p)
     own = {o.id for o in (getattr(g, 'handle', None), getattr(getattr(g, 'aside', None), 'handle', None)) if o is not None}
-    return any(k not in own for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for k in hooks or ())
+    hooks = *(p._backward_hooks or {}).items(),*(p._post_accumulate_grad_hooks or {}).items()
+    return any(k not in own and not getattr(h, 'only_looks', False) for k,h in hooks)
 
 def _why_no_layer(m):
     "Why a layer of this type can't be swapped; empty if it can"
@@ -302,7 +303,7 @@ def follow_rule(
     "Keep weights live where the fixed rule says that it pays"
     no_product = swappable(model) if report is None else report.notes
     def why_not(o):
-        if called is not None and o.name not in called: return 'its layer was not called in the first step'
+        if called is not None and o.name not in called: return 'in the first step its layer was not called, or something else read the weight too'
         return why_masked(o, batch)
     why = {o.name:no_product.get(o.name) or why_not(o) for o in masked_params(model)}
     plan = {n:'dense' if w else 'rows' for n,w in why.items() if not no_product.get(n)}

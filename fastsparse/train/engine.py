@@ -491,8 +491,8 @@ class UnseenSteps:
 class DynamicSparseTraining(SparseEngine):
     """Dynamic sparse training of `model` in any loop that calls `opt.step()`.
 
-    Where layers compute with live weights only, code that reads weights in a run, such as a penalty in the loss, sees vectors of live
-    values: pass `sparse_compute=False` there.
+    Where layers compute with live weights only, code that reads weights in a run, such as a limit on the norm of rows, sees vectors
+    of live values: pass `sparse_compute=False` there. Weights that the loss of the first step reads stay masked.
 
     Raises
     ------

@@ -19,8 +19,16 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/40d_train.live.ipynb #5197de18
+def _has_more(grad, parts, mask):
+    "Has `grad` more in it than `parts`, the gradients that a layer's own calls gave, at live weights?"
+    if not parts: return True
+    own = sum(parts[1:], parts[0])
+    grad,own = grad[mask],own[mask]
+    slack = 0. if len(parts)==1 else 8*len(parts)*torch.finfo(own.dtype).eps*own.abs().max()  # sums may be in another order
+    return bool((((grad-own).abs()>slack)&grad.isfinite()&own.isfinite()).any())
+
 class ForwardWatch:
-    "Notes which layers of `model` compute, and how many samples a batch has, until `remove()`"
+    "Notes which layers of `model` compute, which weights something else reads too, and how many samples a batch has, until `remove()`"
     handles = None  # also of a copy, which leaves its module at the first call
 
     def __init__(self,
@@ -31,8 +39,11 @@ class ForwardWatch:
         self.os = masked_params(model)
         self.of = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
         self.root = model
-        modules = {model, *self.of.values(), *(o.module for o in self.os)}
-        self.handles = [m.register_forward_pre_hook(self, with_kwargs=True) for m in modules]
+        self.own = groupby(self.os, lambda o: self.of.get(o.module, o.module))
+        self.parts,self.shared = {o.name:[] for o in self.os},set()
+        self.handles = [m.register_forward_pre_hook(self, with_kwargs=True) for m in {model, *self.own}]
+        self.handles += [m.register_forward_hook(self.put_back, always_call=True) for m in self.own]
+        self.handles += [o.p.register_hook(self.looker(o)) for o in self.os if o.p.requires_grad]
 
     def __reduce__(self): return object.__new__,(ForwardWatch,)
 
@@ -45,14 +56,38 @@ class ForwardWatch:
         if self.batch is None and sizes: self.batch = sizes[0]
         if self.keep and module is self.root and self.inputs is None:
             self.inputs = dict(zip(signature(module.forward).parameters, args), **kwargs) if kwargs else args
+        for o in self.own.get(module, ()): self.lend(o)
+
+    def lend(self, o):
+        "Let the layer read a view of its weight, which sees the gradient that this call gives"
+        if o.module._parameters[o.attr] is not o.p or not o.p.requires_grad: return
+        view = o.p.view_as(o.p)
+        view.register_hook(self.parts[o.name].append)
+        o.module._parameters[o.attr] = view
+
+    def put_back(self, module, *_):
+        if torch.compiler.is_compiling(): return
+        if self.handles is None: return self._leave(module)
+        for o in self.own[module]:
+            if o.module._parameters[o.attr] is not o.p and o.module._parameters[o.attr]._base is o.p: o.module._parameters[o.attr] = o.p
+
+    def looker(self, o):
+        "A hook on a weight, which doesn't change its gradient"
+        def _look(grad):
+            parts,self.parts[o.name] = self.parts[o.name],[]
+            mask = handler_of(o.p).mask
+            if grad.shape==mask.shape and _has_more(grad, parts, mask): self.shared.add(o.name)  # else somebody else made it live
+        _look.only_looks = True
+        return _look
 
     def _leave(self, module):
-        for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):
-            for k in [k for k,h in module._forward_pre_hooks.items() if h is self]: hooks.pop(k, None)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for k in [k for k,h in hooks.items() if self in (h, getattr(h, '__self__', None))]: hooks.pop(k)
 
     def names(self):
-        "Parameters whose layer computes"
-        return [o.name for o in self.os if o.module in self.called or self.of.get(o.module) in self.called]
+        "Parameters whose layer computes, and that nothing else reads"
+        called = [o.name for o in self.os if o.module in self.called or self.of.get(o.module) in self.called]
+        return [n for n in called if n not in self.shared]
 
     def remove(self):
         for h in self.handles: h.remove()
