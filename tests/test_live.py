@@ -219,7 +219,7 @@ def test_a_weight_that_the_loss_reads_too_stays_masked_and_says_so(penalty, n_ac
         return m,note
     (m,note),(masked,_) = trained(None),trained(False)
     same(m, masked)
-    assert 'something else read' in note
+    assert 'more than it read' in note
 
 class Twice(Net):
     def forward(self, x):

@@ -17,7 +17,7 @@ from fastsparse.kernels.plan import measure,why_masked
 from fastsparse.kernels.timing import fresh
 from fastsparse.masks.checks import need_batch
 from fastsparse.masks.registry import needs_of
-from fastsparse.model.enforcement import DenseMask,handler_of,masked_params,root_hooks,set_handler
+from fastsparse.model.enforcement import DenseMask,handler_of,has_own_hooks,masked_params,root_hooks,set_handler
 from fastsparse.model.sparsify import module_of
 from torch import nn
 from torch.nn.modules import module
@@ -184,13 +184,6 @@ def store_dense(
     _reattach(model)
 
 # %% ../../nbs/38_kernels.live_layers.ipynb #b242b82e
-def _has_own_hooks(p):
-    "Does the parameter `p` have hooks besides its handler's and those that only look?"
-    g = handler_of(p)
-    own = {o.id for o in (getattr(g, 'handle', None), getattr(getattr(g, 'aside', None), 'handle', None)) if o is not None}
-    hooks = *(p._backward_hooks or {}).items(),*(p._post_accumulate_grad_hooks or {}).items()
-    return any(k not in own and not getattr(h, 'only_looks', False) for k,h in hooks)
-
 def _why_no_layer(m):
     "Why a layer of this type can't be swapped; empty if it can"
     if type(m) not in _live_types:
@@ -210,7 +203,7 @@ def swappable(
     attention_of = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     def why(o):
         if counts[id(o.p)]>1: return 'shared with another layer'
-        if _has_own_hooks(o.p): return 'hooks on it see a dense gradient'
+        if has_own_hooks(o.p, handler_of(o.p)): return 'hooks on it see a dense gradient'
         if o.learned: return 'its mask is learned'
         return _why_no_layer(o.module) or (_why_no_layer(attention_of[o.module]) if o.module in attention_of else '')
     return {o.name:why(o) for o in masked_params(model)}
@@ -303,7 +296,7 @@ def follow_rule(
     "Keep weights live where the fixed rule says that it pays"
     no_product = swappable(model) if report is None else report.notes
     def why_not(o):
-        if called is not None and o.name not in called: return 'in the first step its layer was not called, or something else read the weight too'
+        if called is not None and o.name not in called: return 'in the first step its layer was not called, or more than it read the weight'
         return why_masked(o, batch)
     why = {o.name:no_product.get(o.name) or why_not(o) for o in masked_params(model)}
     plan = {n:'dense' if w else 'rows' for n,w in why.items() if not no_product.get(n)}

@@ -14,7 +14,7 @@ from fastsparse.kernels.ops import DenseGradient,late_text,need_plain_backward,s
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.scores import Live
 from fastsparse.masks.selection import live_places
-from fastsparse.model.enforcement import handler_of,has_stamp,is_fastai,keeps_zero,MaskHandler,set_handler,stamp_of
+from fastsparse.model.enforcement import handler_of,has_own_hooks,has_stamp,is_fastai,keeps_zero,MaskHandler,set_handler,stamp_of
 from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -341,8 +341,7 @@ class LiveWeight(MaskHandler):
     def expect_dense(self):
         "Warn if a gradient came without its dense part, or hooks saw only what lives of it"
         if not self.has_grad or not self.values.grad.any(): return
-        hooks = *(self.values._backward_hooks or ()),*(self.values._post_accumulate_grad_hooks or ())
-        if any(k!=self.handle.id for k in hooks):
+        if has_own_hooks(self.values, self):
             warn("hooks on a weight that is stored sparse see the gradient of live weights only, and an update reads that of dead ones "
                 "as the backward made it: register hooks before the run, which keeps such weights masked, or pass sparse_compute=False")
         if self.has_dense: return
@@ -417,8 +416,7 @@ class LiveWeight(MaskHandler):
         self.check()
         if self.calls is not None: self.calls.append((x,bias))
         v = self.values
-        hook = self.record_dense_grad if self.keep_dense_grad else None
-        if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, hook, relu)
+        if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, self.record_dense_grad if self.keep_dense_grad else None, relu)
         y = self.dense_times(self.dense_weight(), x, bias)
         return y.relu() if relu else y
 

@@ -203,6 +203,15 @@ def structure_of(
     axes = axes_of(o.module, o.attr)
     return structure if axes.is_usual or len(o.shape)<2 else structure.for_axes(axes)
 
+def has_live(
+    os:list, # Sparse parameters
+    structure:Structure, # What masks are legal
+    n:int, # Live weights
+) -> bool:
+    "Do `os` have `n` live weights together, but for what each is rounded to a legal count?"
+    slack = sum(structure_of(structure, o).least_drop(o.shape) for o in os)
+    return abs(sum(count_live(o.mask) for o in os)-n)<=slack
+
 # %% ../../nbs/23_model.sparsify.ipynb #9651389f
 def fitting(
     structure, # A `Structure`, its text, or None

@@ -15,7 +15,7 @@ from fastsparse.masks.schedules import Interval,min_max_end,update_due
 from fastsparse.masks.optimizers import base_opt
 from fastsparse.masks.selection import count_live,local_part
 from fastsparse.model.enforcement import handler_of,masked_params,refuse_computed,refuse_learned,storage_of,storages
-from fastsparse.model.sparsify import fitting,structure_of
+from fastsparse.model.sparsify import fitting,has_live,structure_of
 from fastsparse.train.method import check_counts,check_sparsity,Method
 from itertools import islice
 from warnings import warn
@@ -162,10 +162,9 @@ def check_reached(
 ):
     "A `ValueError` if the masks of `os` rest by `m`, and another sparsity is asked for"
     if m.updates not in ([],()) or not all(id(o.p) in targets for o in os): return
-    live,n = [count_live(o.mask) for o in os],sum(o.shape.numel() for o in os)
-    slack = sum(structure_of(m.structure, o).least_drop(o.shape) for o in os)  # each layer has a legal count
-    if abs(sum(live)-sum(targets[id(o.p)] for o in os))<=slack: return
-    raise ValueError(f"the masks are {1-sum(live)/n:.4g} sparse, and rest by this method: "
+    if has_live(os, m.structure, sum(targets[id(o.p)] for o in os)): return
+    s = 1-sum(count_live(o.mask) for o in os)/sum(o.shape.numel() for o in os)
+    raise ValueError(f"the masks are {s:.4g} sparse, and rest by this method: "
         f"pass that sparsity instead of {m.sparsity}, take a method that moves them, or call unsparsify(model) first")
 
 # %% ../../nbs/40b_train.checks.ipynb #9a985508

@@ -20,7 +20,7 @@ from fastsparse.train.presets import Preset
 from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
 from fastsparse.model.running import batch_of,call_model,same_random_state
-from fastsparse.model.sparsify import draw_seed,fitting,module_copy,shows_training,sparsify_model,structure_of
+from fastsparse.model.sparsify import draw_seed,fitting,has_live,module_copy,shows_training,sparsify_model
 from fastsparse.masks.checks import need_number
 from numbers import Real
 from warnings import warn
@@ -54,13 +54,13 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     path,asked = settings.get('sparsity_path') is not None,dict(sparsity=sparsity, **({} if sparse_f is None else dict(sparse_f=sparse_f)))
     if path: return asked
     if os := masked_params(learn.model):
-        (live,n),legal = _counts(os),fitting(settings.get('structure'), os, sparsity)
-        slack = sum(structure_of(legal, o).least_drop(o.shape) for o in os)  # each layer has a legal count
-        return {} if sparse_f is None and abs(live-n_live(n, sparsity))<=slack else asked
+        n,legal = _counts(os)[1],fitting(settings.get('structure'), os, sparsity)
+        return {} if sparse_f is None and has_live(os, legal, n_live(n, sparsity)) else asked
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
             "pass mask_init='magnitude', or a gradual method such as method='gmp'")
-    sparsify_model(learn, sparsity, ifnone(sparse_f, settings.get('sparse_f', usual_sparsity)), mask_init=mask_init, seed=seed, structure=settings.get('structure'))
+    own = ifnone(sparse_f, settings.get('sparse_f', usual_sparsity))
+    sparsify_model(learn, sparsity, own, mask_init=mask_init, seed=seed, structure=settings.get('structure'))
     return {}
 
 def prepared(learn, n_epoch, sparsity, lr=None, method=None, sparse_f=None, mask_init='random', seed=None,

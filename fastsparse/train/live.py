@@ -69,7 +69,7 @@ class ForwardWatch:
         if torch.compiler.is_compiling(): return
         if self.handles is None: return self._leave(module)
         for o in self.own[module]:
-            if o.module._parameters[o.attr] is not o.p and o.module._parameters[o.attr]._base is o.p: o.module._parameters[o.attr] = o.p
+            if o.module._parameters[o.attr]._base is o.p: o.module._parameters[o.attr] = o.p
 
     def looker(self, o):
         "A hook on a weight, which doesn't change its gradient"

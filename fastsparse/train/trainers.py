@@ -64,7 +64,7 @@ class _Driver:
         "Give a dense model masks, at the sparsity asked for, or none yet where the method itself leads there"
         if self.sparsity is None: return
         if masked_params(model):
-            self.was_sparse = ifnone(self.was_sparse, True)
+            if self.was_sparse is None: self.was_sparse = True
             return
         self.was_sparse = False
         sparsity = 0. if self.rises else self.sparsity
