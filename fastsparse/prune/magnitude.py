@@ -44,10 +44,10 @@ def plan_pruning(
     need_dense(model)
     entries = candidates(model, also)
     if also is None: warn_if_missed(model, entries)
-    names = [o.name for o in entries]
-    if isinstance(target, (dict,list)): rules = read_rules(target, 'target')
-    else: rules = [*[(o,None) for o in names if 'lm_head' in o], (lambda name,p: True,target)]
-    taken = [None if k is None else rules[k][1] for k in assign(rules, names, [o.p for o in entries], model)]
+    names,taken = [o.name for o in entries],[None if 'lm_head' in o.name else target for o in entries]
+    if isinstance(target, (dict,list)):
+        rules = read_rules(target, 'target')
+        taken = [None if k is None else rules[k][1] for k in assign(rules, names, [o.p for o in entries], model)]
     plan = [Goal(o, t) for o,t in zip(entries, taken) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and the target leaves all of them dense; also= brings in others")
