@@ -111,7 +111,7 @@ def test_ablation_happens_beside_the_reference():
 def test_every_preset_has_a_reference():
     "Who adds a preset adds a case; SNFS has its own beside the engine's tests"
     presets = {k.removesuffix('_presets') for k in vars(methods) if k.endswith('_presets')}
-    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}=={o.name for o in methods.method_names.values()}
+    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}=={o.name for o in methods.preset_by_name.values()}
 
 # --- counts along every path, in a model of odd sizes
 
@@ -162,10 +162,10 @@ from copy import copy,deepcopy
 from functools import partial
 alone = partial(global_sparsity, min_live=0)
 
-@pytest.mark.parametrize('name', methods.method_names)
+@pytest.mark.parametrize('name', methods.preset_by_name)
 def test_preset_is_a_dict(name):
     "It spreads, merges, copies, pickles and compares as the dict that it is, and a changed copy leaves it alone"
-    p = methods.method_names[name]
+    p = methods.preset_by_name[name]
     assert isinstance(p, dict) and {**p}==dict(p)==p and dict(p, stop_pct=.5)==p(stop_pct=.5)!=p
     for o in (p(), p.copy(), copy(p), deepcopy(p), pickle.loads(pickle.dumps(p))):
         assert type(o) is Preset and o==p and not o!=p and (o.name,o.about,o.paper)==(p.name,p.about,p.paper)
@@ -177,7 +177,7 @@ def test_preset_says_its_parts():
     "Functions by name, what they hold in brackets, and nothing of memory places; where names suffice, the text makes an equal one"
     assert repr(RigL_presets(stop_pct=.5))=='RigL_presets(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.5, batches_per_update=Interval(100))'
     assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0, power=3.0)' in repr(GraNet_presets)
-    assert not any(' at 0x' in repr(o) for o in methods.method_names.values())
+    assert not any(' at 0x' in repr(o) for o in methods.preset_by_name.values())
     known = {**vars(fastsparse.masks.schedules), **vars(fastsparse.masks.scores), **vars(methods)}
     for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o), known)==o
 
@@ -185,7 +185,7 @@ def test_presets_differ():
     "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
     assert GMP_presets==GMP_presets(sparsity_path=cubic_path())!=GMP_presets(sparsity_path=cubic_path(.1))
     assert MEST_presets==MEST_presets(keep_score_f=MagnitudePlusGradient(.1))!=MEST_presets(keep_score_f=MagnitudePlusGradient(.2))
-    assert len({repr(o) for o in methods.method_names.values()})==14 and RigL_presets!=None and SET_presets!=RigL_presets
+    assert len({repr(o) for o in methods.preset_by_name.values()})==14 and RigL_presets!=None and SET_presets!=RigL_presets
 
 @pytest.mark.parametrize('target,bounds', [(.9, (.92,.91,.9)), (.95, (.96,.955,.95))])
 def test_mest_fractions_are_those_of_the_scripts(target, bounds):

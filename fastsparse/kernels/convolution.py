@@ -333,13 +333,13 @@ def _tile(width, vector):
     px = min(range(1, most+1), key=lambda p: -(-width//p)*p*(1+.5/p))
     return px,-(-width//px)*px
 
-def plan(
+def tile_sizes(
     index:ConvIndex, # Where the live weights are
     size:tuple, # Rows and columns of the table's images: of the results, forward; of the input's parts, backward
     channels:int, # Channels of the table that all weights read
     itemsize:int=4, # Bytes of a number
 ) -> dict: # Pixels and rows of a tile, columns, channels of a block, outputs at a time, rows of a strip
-    "How a product is cut"
+    "The sizes of the pieces in which one convolution is computed"
     height,width = size
     px,cols = _tile(width, vector_bytes())
     tile_rows = 2 if height>1 else 1
@@ -359,7 +359,7 @@ def _forward(index, values, x, bias):
     "The convolution of `x`, contiguous, with live weights"
     (n,c,h,w),n_out,size = x.shape,index.shape[0],x.element_size()
     ho,wo = index.out_size(h, w)
-    cut = plan(index, (ho,wo), c*index.n_parts, size)
+    cut = tile_sizes(index, (ho,wo), c*index.n_parts, size)
     cols,strip,group = cut['cols'],cut['strip'],cut['group']
     ptr,off,order,n_blocks = index.list_for(False, cols, strip, cut['block'])
     wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
@@ -378,7 +378,7 @@ def _forward(index, values, x, bias):
 def _backward(index, values, x, g, of_x):
     "Gradients of `x` (None if not `of_x`) and of the values, both contiguous"
     (n,c,h,w),(ho,wo),n_out,parts,size = x.shape,g.shape[2:],index.shape[0],index.n_parts,x.element_size()
-    cut = plan(index, [-(-k//s) for k,s in zip((h,w), index.stride)], n_out, size)
+    cut = tile_sizes(index, [-(-k//s) for k,s in zip((h,w), index.stride)], n_out, size)
     cols,strip,many = cut['cols'],cut['strip'],max(cut['group']//parts, 1)
     ptr,off,order,n_blocks = index.list_for(True, cols, strip, cut['block'])
     wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h

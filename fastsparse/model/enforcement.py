@@ -349,7 +349,7 @@ class GradientAside:
 
     @torch.no_grad()
     def arrive(self, grad):
-        "It has, and `grad` isn't masked yet"
+        "The backward is done and `grad` isn't masked yet: keep a copy of all of it"
         new,before = self.coming or (None,None)
         self.coming = None
         self.total = grad.detach().clone() if before is None else before.add_(new)
@@ -534,7 +534,7 @@ class DenseMask(MaskHandler):
         yield slice(None),self.p
 
     def move(self, gone, new, opt, start=None):
-        "The mask has changed: weight and state are zero where a weight is `gone` or `new`, but new ones take their value from `start`"
+        "Zero weight and state of dropped and grown weights, `gone` and `new`; grown ones begin at `start`; `dense_history` keeps dropped ones' history"
         changed,opts = torch.cat([gone, new]),{base_opt(o):o for o in (*self.clean, opt)}.values()  # all that were seen to step it
         for t in [self.p, *(s for o in opts for s in slow_weights(o, self.p))]:
             put_(t, changed, 0)
