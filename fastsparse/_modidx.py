@@ -2609,6 +2609,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._data_of': ('prune.inputs.html#_data_of', 'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._first': ('prune.inputs.html#_first', 'fastsparse/prune/inputs.py'),
+                                         'fastsparse.prune.inputs._has_padding': ( 'prune.inputs.html#_has_padding',
+                                                                                   'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._in_step': ('prune.inputs.html#_in_step', 'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._listening': ( 'prune.inputs.html#_listening',
                                                                                  'fastsparse/prune/inputs.py'),

@@ -1140,6 +1140,31 @@ def test_transformers_are_pruned_whole(method, target):
     n,live = sum(o.p.numel() for o in masked_params(net)),sum(int(o.p.count_nonzero()) for o in masked_params(net))
     assert len(masked_params(net))==4 and live==round(n*(.1 if target==.9 else .5))
 
+class _Padded(nn.Module):
+    "Classifies padded sequences, as torch's own encoder does by default"
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        self.head = nn.Linear(16,3)
+    def forward(self, x, attention_mask): return self.head(self.enc(x, src_key_padding_mask=~attention_mask.bool())[:,0])
+
+@pytest.mark.parametrize('method', [prune_wanda, prune_sparsegpt])
+def test_padded_sequences(method):
+    "Layers are seen one by one, not in torch's fused path with its nested tensors; padding is counted, which is said"
+    torch.manual_seed(0)
+    net,x = _Padded().eval(),torch.randn(8,5,16)
+    mask = (torch.arange(5)<torch.tensor([5,4,3,2,1,5,5,5])[:,None]).long()
+    w,want = net.enc.layers[0].linear1,[]
+    old,seen = w.weight.detach().clone(),w.register_forward_pre_hook(lambda m, args: want.append(args[0].detach()))
+    net(x, mask)
+    seen.remove()
+    with pytest.warns(UserWarning, match='padding counts'): method(net, {'enc.layers.0.linear1': .5}, [dict(x=x, attention_mask=mask)])
+    assert torch.backends.mha.get_fastpath_enabled()
+    if method is prune_wanda: assert torch.equal(w.weight_mask, _row_oracle(old, want[0].double().reshape(-1,16).norm(dim=0), 256))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        method(_Padded(), .5, [dict(x=x, attention_mask=torch.ones_like(mask))])
+
 def test_sparsegpt_for_attention():
     "Each projection is pruned as a linear layer of its own with the same inputs would be"
     torch.manual_seed(0)

@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from threading import Thread
 from torch import nn
 from torch.nn import functional as F
+from warnings import warn
 
 # %% ../../nbs/61_prune.inputs.ipynb #b52f5a11
 def n_items(b):
@@ -37,6 +38,8 @@ def n_items(b):
     return found
 
 # %% ../../nbs/61_prune.inputs.ipynb #021acfa2
+def _has_padding(kwargs): return isinstance(m := kwargs.get('attention_mask'), torch.Tensor) and not m.all()
+
 class EndForward(Exception): "Ends a forward whose later layers aren't needed"
 
 class Calibration:
@@ -62,6 +65,8 @@ class Calibration:
             self.batches.append(split_batch(to_device(b, 'cpu'), getattr(data, 'n_inp', None)))
             n += n_items(b)
             if n>=n_samples: break
+        if any(_has_padding(kwargs) for _,kwargs,_ in self.batches):
+            warn("attention_mask has zeros, and padding counts as any other token: pass sequences that are cut to one length")
 
     @property
     def device(self): return first(self.model.parameters()).device

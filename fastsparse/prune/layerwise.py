@@ -19,6 +19,7 @@ from fastsparse.model.layers import axes_of
 from fastsparse.prune.inputs import Calibration,layer_calls,layers_in_order,OutOfStep,product_of,stages_of,Unreached
 from fastsparse.prune.magnitude import plan_pruning
 from fastsparse.model.sparsify import sparsify_model
+from fastsparse.report.flops import unfused
 from functools import partial
 from warnings import warn
 
@@ -51,13 +52,14 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
     plan = plan_pruning(model, target, also)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
-    calls,goals = layer_calls(calib, plan),{o.name:o for o in plan}
+    goals = {o.name:o for o in plan}
+    with unfused(): calls = layer_calls(calib, plan)
     todo = [goals[name] for name in calls if _prunable(goals[name])]
     if not todo: raise ValueError("no layer to prune was reached by the data: check data and target")
 
     def _pruned(stages):
         masks = {}
-        with _all_or_nothing([o.p for o in todo]), closing(layers_in_order(calib, stages, calls)) as layers:
+        with unfused(), _all_or_nothing([o.p for o in todo]), closing(layers_in_order(calib, stages, calls)) as layers:
             for o,statistic in shown(layers, progress, total=len(todo), leave=False):
                 try: mask,w = solve(o, statistic)
                 except Unreached: continue  # pruned layers before it may lead data another way
