@@ -178,7 +178,8 @@ class Search:
         self.look = self.train.rows(slice(128))
         self.means = node_means(model, nodes, task.x if xb is None else xb)
         self.live = [l._replace(weight=l.weight!=0) for l in links or ()]
-        store_attr('model,links,goal')
+        self.aim = .6*goal  # so that prompts that the search hasn't seen reach the goal too
+        store_attr('model,links')
 
     def whole(self, masks):
         "`masks` with those of the answers beside them"
@@ -223,7 +224,7 @@ class Search:
             kept = self.core({k:v.detach()>0 for k,v in numbers.items()})
             size,loss = self.size(kept),self.loss(kept, self.look)
             least = min(least, loss)
-            if loss<=self.goal and (best is None or size<=best[0]): best = size,kept,{k:v.detach().clone() for k,v in numbers.items()}
+            if loss<=self.aim and (best is None or size<=best[0]): best = size,kept,{k:v.detach().clone() for k,v in numbers.items()}
             if not any(v.any() for v in kept.values()): break
         return best,least
 
@@ -234,7 +235,7 @@ class Search:
         while todo:
             group,less = [o for o in todo.pop(0) if kept[o[1]][o[2]]],{k:v.clone() for k,v in kept.items()}
             for _,k,i in group: less[k][i] = False
-            if not group or self.loss(less := self.core(less), self.look)<=self.goal: kept = less
+            if not group or self.loss(less := self.core(less), self.look)<=self.aim: kept = less
             elif len(group)>1: todo[:0] = [group[:len(group)//2], group[len(group)//2:]]
         return kept
 
