@@ -1100,9 +1100,10 @@ def test_what_multiplies_gradients_changes_no_choice(change, grow):
     "An update reads gradients as the backward left them, so a loss scale and clipping reach the step alone: masks and weights are the masked run's"
     assert_equal_models(*trained(change, batches_per_update=5, grow_score_f=grow, redistribute_f=gradient_redistribution))
 
-def test_penalties_are_in_what_updates_read():
-    "A term of the loss that sees the weights themselves reaches live ones, as in the masked run"
-    assert_equal_models(*trained(penalized, **{**RigL_presets, 'batches_per_update':4}))
+@pytest.mark.parametrize('preset', [RigL_presets, auto_presets(20)], ids=['rigl','auto'])
+def test_penalties_are_in_what_updates_read(preset):
+    "A term of the loss that sees the weights themselves reaches live ones, also those just dropped, as in the masked run"
+    assert_equal_models(*trained(penalized, **{**preset, 'batches_per_update':4}))
 
 def test_products_load_no_compiler():
     "Neither swapping nor a product, forward and backward, imports torch's, which takes seconds"
