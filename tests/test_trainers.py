@@ -394,3 +394,20 @@ def test_a_delta_reaches_live_weights_too(tmp_path):
     sparse_compute(live, None, plan={'0.weight':'rows', '2.weight':'rows'})
     load_delta(live, path)
     for (k,u),v in zip(tuned.state_dict().items(), live.state_dict().values()): assert u.equal(v), k
+
+@pytest.mark.parametrize('odd', [-torch.inf,torch.nan])
+def test_a_delta_knows_its_base_beside_numbers_that_are_not_finite(odd, tmp_path):
+    "A buffer of a causal mask, full of -inf, hid that a base was another, and one with NaN refused its own"
+    from fastsparse.prune.finetune import load_delta,save_delta
+    def made(seed):
+        torch.manual_seed(seed)
+        m = nn.Sequential(nn.Linear(8,16), nn.ReLU(), nn.Linear(16,3))
+        m.register_buffer('causal', torch.full((4,4), odd).triu(1))
+        sparsify_model(m, .5, seed=0)
+        return m
+    tuned,base,other = made(0),made(0),made(1)
+    with torch.no_grad(): tuned[0].bias += 1
+    save_delta(tuned, made(0).state_dict(), tmp_path/'a')
+    with pytest.raises(ValueError, match='another base'): load_delta(other, tmp_path/'a')
+    load_delta(base, tmp_path/'a')
+    for (k,u),v in zip(tuned.state_dict().items(), base.state_dict().values()): assert torch.equal(u.nan_to_num(), v.nan_to_num()), k
