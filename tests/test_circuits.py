@@ -249,6 +249,15 @@ def test_means_and_margins_by_hand():
     cut = dict(a=torch.tensor([0.,1.]))
     assert margins(m, t, cut, means).tolist()==[4,-4,4,-4]
 
+def test_a_node_that_is_called_twice_has_one_mean_over_both_calls():
+    act,x = nn.ReLU(),torch.tensor([[1.,-2.],[3.,4.]])
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = act
+        def forward(self, x): return self.act(-self.act(x)+5)
+    assert node_means(Twice(), ['act'], x)['act'].tolist()==[(1+3+4+2)/4,(0+4+5+1)/4]
+
 def test_calibration_finds_scale_and_shift():
     "A shift of 2 towards the lower answer is undone; margins without information stay at log 2"
     g = torch.Generator().manual_seed(0)

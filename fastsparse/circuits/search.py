@@ -37,9 +37,9 @@ def node_means(
     xb:torch.Tensor, # Inputs
 ) -> dict: # Vectors by name
     "The mean of each node over all inputs and places"
-    means = {}
-    with hooked(model, nodes, lambda n,y: means.update({n:y.flatten(0, -2).mean(0)})): model(xb)
-    return means
+    seen = {}
+    with hooked(model, nodes, lambda n,y: seen.setdefault(n, []).append(y.flatten(0, -2))): model(xb)
+    return {n:torch.cat(ys).mean(0) for n,ys in seen.items()}
 
 def margins(
     model, # Any module that returns logits, or an object that has `logits`

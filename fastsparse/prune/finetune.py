@@ -60,7 +60,7 @@ def merge_sparse(
 # %% ../../nbs/66_prune.finetune.ipynb #a3846ff5
 def _fingerprint(state):
     "The number of tensors and the sum of all finite values, which identify a base"
-    total = sum(float(v.double().nan_to_num(0, 0, 0).sum()) for v in state.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
+    total = sum(float(v.double().nan_to_num(0, 0, 0).sum()) for v in state.values() if torch.is_tensor(v) and v.is_floating_point())
     return [len(state), total]
 
 def _difference(new, old, mask):
