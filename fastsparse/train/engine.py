@@ -241,7 +241,7 @@ class SparseEngine:
 
     @property
     def pending(self):
-        "The step at which an update fell due that waits for finite gradients, or None"
+        "The latest step whose update isn't done yet, or None: an update waits for finite gradients"
         return max((m.pending for m in self.methods if m.pending is not None), default=None)
 
     # --- a training step
@@ -253,8 +253,9 @@ class SparseEngine:
         "Let the gradients of the next batch arrive dense if an update will read them"
         for m in self.methods:
             soon = accumulating or m.pending is not None or any(self.due_for(m, u) for u in range(self.last_t+1, t+1))
-            was,m.keep_dense_grad = m.keep_dense_grad,m.grow_score_f is not None and soon or m.reads_dense(t)
-            if m.keep_dense_grad and not (soon and m.replaces): m.keep_dense_grad = 'aside'
+            was,needed = m.keep_dense_grad,m.grow_score_f is not None and soon or m.reads_dense(t)
+            # dense in `grad` where an update replaces the step, else beside a masked `grad`
+            m.keep_dense_grad = needed and (True if soon and m.replaces else 'aside')
             if was is False and not m.keep_dense_grad: continue
             for s in self.slots_of(m): s.handler.keep_dense_grad = m.keep_dense_grad
 
@@ -263,7 +264,7 @@ class SparseEngine:
         t:int, # The step that is about to be made, from 0
     ) -> bool: # Was the step replaced by an update?
         "Do the updates that are due, and leave gradients masked where a step is to follow"
-        fell,moved = [m for m in self.methods if self._falls_due(m, t)],[]
+        fell,moved = [m for m in self.methods if self._note_due(m, t)],[]
         collecting = [(m, c) for m in self.methods for c in m.collectors.values() if m.collects(c, t)]
         self.last_t = t
         if fell and not self.warned_of_lost: self.warned_of_lost = warn_if_lost(self)
@@ -279,7 +280,7 @@ class SparseEngine:
             if (s.method.keep_dense_grad or s.method in moved) and not s.handler.dense_history: s.handler.mask_grad()
         return False
 
-    def _falls_due(self, m, t):
+    def _note_due(self, m, t):
         "Note that an update of `m` waits if one fell due up to step `t`"
         due = max((u for u in range(self.last_t+1, t+1) if self.due_for(m, u)), default=None)
         m.pending = ifnone(due, m.pending)
@@ -331,7 +332,7 @@ class SparseEngine:
             need_number('t', times, 0, whole=True)
             for m in self.methods: self._refuse_masked(m)
             times = {m:times for m in self.methods}
-        with unscaled_grads(self.opt): chosen = {m:self._choose(m, t) for m,t in times.items()}
+        with unscaled_grads(self.opt): chosen = {m:self._moves_of(m, t) for m,t in times.items()}
         for m,moves in chosen.items():
             for o in moves: check_storage(m, o.slot.o.p, self.opt)
         chosen = {m:[o._replace(start=self._start(m, o)) for o in moves] for m,moves in chosen.items()}
@@ -351,7 +352,7 @@ class SparseEngine:
                 raise ValueError(f"the gradient of {s.o.name} is masked, and this method grows by the gradients of dead weights: "
                     "call expect_update() of the engine before the backward")
 
-    def _choose(self, m, t):
+    def _moves_of(self, m, t):
         "The moves of `m` in an update at step `t`"
         movable = self._movable(m, t)
         if not movable: return []
@@ -362,7 +363,7 @@ class SparseEngine:
         else:
             budgets = self._redistribute(m, slots, n_keep, targets, t)
             targets = legal_counts(slots, budgets)
-        return [Move(s, *self._chosen(s, k, n, t), budget) for s,k,n,budget in zip(slots, n_keep, targets, budgets)]
+        return [Move(s, *self._places_for(s, k, n, t), budget) for s,k,n,budget in zip(slots, n_keep, targets, budgets)]
 
     def _movable(self, m, t):
         "Parameters of `m` that an update at step `t` moves, each with its target; none if it would change nothing"
@@ -382,7 +383,7 @@ class SparseEngine:
         shares = [float(f.value(s.mask, s.p)) for f,s in zip(scorers, slots)]
         return [k+g for k,g in zip(n_keep, regrow_counts(shares, total, room))]
 
-    def _chosen(self, s, n_keep, target, t):
+    def _places_for(self, s, n_keep, target, t):
         "The places that `s` drops and grows; its keep and grow score draw from one generator"
         m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
         grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g)
@@ -413,7 +414,7 @@ class SparseEngine:
             for o in moves:
                 s,new = o.slot,o.slot.write(o, self.opt)
                 if m.grow_state_f is not None: call_with(m.grow_state_f, s.p, opt=self.opt, idx=new, mask=s.mask, notes=s.growth_state)
-                # a step may follow, and torch has told the handler of it before the update
+                # the handler's `before_step` came before this move, and a step may follow
                 if not m.update_after_step: s.handler.open_step(self.opt)
         for m in times:
             m.pending,m.missed = None,0
@@ -556,7 +557,7 @@ class DynamicSparseTraining(SparseEngine):
         if closure is not None:
             with torch.enable_grad(): loss = closure()
             args,kwargs = args[:1],dict(closure=lambda: loss)
-        if self.before_step(self.t):
+        if self.before_step(self.t):  # without gradients the optimizer leaves all its parameters as they are
             for p in (p for g in opt.param_groups for p in g['params']): p.grad = None
         return args,kwargs
 
