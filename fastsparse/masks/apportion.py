@@ -15,13 +15,13 @@ from fastsparse.masks.selection import floor_product
 def whole_up(
     x:float, # A fraction times a count
 ) -> int:
-    "`x` rounded up, unless it is within `1e-9` (relative) of an integer: then that one"
+    "`x` rounded up, or the integer that it exceeds by less than `1e-9` of itself"
     return -floor_product(-x)
 
 # %% ../../nbs/17a_masks.apportion.ipynb #a602dd3f
 def share_out(
     wanted:list, # Real numbers, none negative
-    total:int, # What the integers add up to; from the sum of whole parts to that plus one each
+    total:int, # Sum of the result: at least the sum of the whole parts, and at most one more for each
 ) -> list: # An integer for each of `wanted`, within one of it
     "Round `wanted` to integers that add up to `total`, by largest remainder"
     whole = [math.floor(o) for o in wanted]
@@ -32,7 +32,7 @@ def share_out(
 def live_counts(
     sizes:list, # Number of weights of each parameter
     sparsities:list, # Sparsity of each parameter, real numbers in [0,1]
-    model_sparsity:float=None, # What the sparsities aim at, if they aim at a model's sparsity
+    model_sparsity:float=None, # The model's sparsity, if the sparsities should amount to one
 ) -> list: # Number of live weights of each parameter
     "Exact counts for real sparsities: the total is `round(sum((1-s)*n))`, shared out by largest remainder"
     if len(sparsities)!=len(sizes):
@@ -47,10 +47,10 @@ def live_counts(
 # %% ../../nbs/17a_masks.apportion.ipynb #95ed2874
 def fill_budget(
     raw:list, # Wanted densities, up to a common factor
-    sizes:list, # Number of weights of each
-    budget:float, # Live weights in all, a real number
+    sizes:list, # Number of weights of each parameter
+    budget:float, # Total of live weights, a real number
 ) -> list: # Densities in [0,1]
-    "Densities proportional to `raw` where that is at most 1, with `budget` live weights in all"
+    "Densities proportional to `raw`, but at most 1, with `budget` live weights in total"
     density,free = [1.]*len(raw),[i for i,n in enumerate(sizes) if n]
     while free:
         top = max(raw[i] for i in free)  # keeps very small numbers from overflowing below
@@ -65,10 +65,10 @@ def fill_budget(
 # %% ../../nbs/17a_masks.apportion.ipynb #b4be6897
 def regrow_counts(
     shares:list, # A number for each parameter, none negative; any common factor
-    total:int, # How many weights are to grow in all
+    total:int, # How many weights to grow in total
     room:list, # How many each parameter can take
 ) -> list: # How many each grows; they add up to `total`, and none exceeds its room
-    "Exact counts in proportion to `shares`, none more than there is room for"
+    "How many weights each parameter regrows, in proportion to `shares`"
     for s in shares: need_number('a share that a redistribution returned', float(s), 0)
     wanted,left = [0.]*len(room),total
     raw = [s/r if r else 0. for s,r in zip(shares,room)]
@@ -83,9 +83,9 @@ def regrow_counts(
 # %% ../../nbs/17a_masks.apportion.ipynb #57e68037
 def legal_counts(
     slots:list, # One for each parameter
-    wanted:list, # Counts that add up to what is meant
-) -> list: # Counts that are allowed
-    "Counts that structures allow, near `wanted` each and in all"
+    wanted:list, # The count wanted for each
+) -> list: # A count for each
+    "Counts that structures allow, close to `wanted` one by one and in total"
     counts = [s.round_up_to_legal(n) for s,n in zip(slots, wanted)]
     while off := sum(wanted)-sum(counts):
         way = 1 if off>0 else -1
@@ -97,7 +97,7 @@ def legal_counts(
 
 # %% ../../nbs/17a_masks.apportion.ipynb #9aef9d59
 def _exchange(slots, counts, wanted, off):
-    "`counts` whose total lacks `off`, with one step more and the difference back in finer ones where that comes nearer"
+    "`counts`, whose total is short by `off`, with one larger step and the difference given back, where that comes closer"
     each = enumerate(zip(slots, counts, wanted))
     steps = [(abs(n-c), abs(n-w), i, n) for i,(s,c,w) in each for way in (1,-1) for n in s.adjacent_counts(c, way)]
     size = {i:d for d,_,i,_ in steps}
@@ -111,7 +111,7 @@ def _exchange(slots, counts, wanted, off):
     return best[1]
 
 def _give_back(slots, counts, left, finer):
-    "How far off the total is, and `counts` after those of `finer` took what is `left`"
+    "Let the layers `finer` take what is `left`; returns what remains and the new `counts`"
     for j in finer:
         k = slots[j].round_up_to_legal(min(max(counts[j]+left, 0), slots[j].n))
         left,counts[j] = left-k+counts[j],k

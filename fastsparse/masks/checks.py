@@ -18,57 +18,57 @@ from torch.utils._pytree import tree_leaves
 def need_bools(
     **flags # Values by the name of their argument
 ):
-    "A `ValueError` for the first value that isn't True or False"
+    "Raise a `ValueError` for the first value that isn't True or False"
     for k,b in flags.items():
         if not isinstance(b, (bool,np.bool_)): raise ValueError(f"{k} is {b!r}, and must be True or False")
 
 def need_batch(
     xb, # What a model takes: a tensor, or tensors in tuples, lists and dicts
-    name:str='xb', # The argument's
+    name:str='xb', # The argument's name
 ):
-    "A `TypeError` if there is nothing in it that a model could take"
+    "Raise a `TypeError` if `xb` holds nothing that a model could take"
     if all(o is None or type(o) is object or isinstance(o, (Real,str,bytes,type,nn.Module)) for o in tree_leaves(xb)):
         raise TypeError(f"{name} is {xb!r}, and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors")
 
 # %% ../../nbs/10_masks.checks.ipynb #66391f3e
 def need_number(
-    name:str, # The argument's
+    name:str, # The argument's name
     x, # Its value
-    low, # The least that it may be
-    high=float('inf'), # And the most; infinity itself is never allowed
-    whole=False, # Must it be a whole number?
-    above=False, # Must it be above `low`?
+    low, # Smallest value allowed
+    high=float('inf'), # Largest value allowed; infinity never is
+    whole=False, # Must `x` be a whole number?
+    above=False, # Must `x` be above `low`, not equal to it?
 ):
-    "A `ValueError` unless `x` is a number in this range"
+    "Raise a `ValueError` unless `x` is a number from `low` to `high`"
     kind = 'a whole number' if whole else 'a number' if low>-float('inf') else 'a finite number'
     ok = isinstance(x, Integral if whole else Real) and not isinstance(x, bool) and low<=x<=high and abs(x)<float('inf')
     span = (f" {'above' if above else 'from'} {low}" if low>-float('inf') else '')+(f' to {high}' if high<float('inf') else '')
     if not ok or above and x==low: raise ValueError(f"{name} is {x!r}, and must be {kind}{span}")
 
 def need_fraction(
-    name:str, # The argument's
+    name:str, # The argument's name
     x, # Its value
-    span:str='[0,1]', # Which of the ends are allowed: '[0,1]', '[0,1)', '(0,1]' or '(0,1)'
+    span:str='[0,1]', # '[0,1]', '[0,1)', '(0,1]' or '(0,1)': a square bracket allows that end
 ):
-    "A `ValueError` unless `x` is a number in `span`; 0 and 1 may miss by rounding where they are allowed"
+    "Raise a `ValueError` unless `x` is a number in `span`; an end that is allowed may be missed by `1e-9`"
     low,high = -1e-9 if span[0]=='[' else 0,1+1e-9 if span[-1]==']' else 1
     ok = isinstance(x, Real) and not isinstance(x, bool) and (low<x<high)
     if not ok: raise ValueError(f"{name} is {x!r}, and must lie in {span}: a fraction such as 0.9")
 
 def need_choice(
-    name:str, # The argument's
+    name:str, # The argument's name
     x, # Its value
-    choices, # What it may be
+    choices, # Values allowed
 ):
-    "A `ValueError` unless `x` is one of `choices`"
+    "Raise a `ValueError` unless `x` is one of `choices`"
     if x not in choices: raise ValueError(f"{name} is {x!r}, and must be one of {', '.join(map(repr, choices))}")
 
 # %% ../../nbs/10_masks.checks.ipynb #eba4e6d6
 def need_package(
-    name:str, # Of a module
-    extra:str='export', # The extra that brings it
+    name:str, # Name of a module
+    extra:str='export', # The extra of this library that installs it
 ):
-    "An optional module, or an `ImportError` with the line that installs it"
+    "Import and return an optional module, or raise an `ImportError` with the command that installs it"
     try: return import_module(name)
     except ImportError as e: raise ImportError(f"{name.split('.')[0]} is not installed, and this needs it: {pip_install(extra)}") from e
 
@@ -76,6 +76,6 @@ def need_package(
 def pip_install(
     extra:str, # Name of an extra
 ):
-    "The line that installs an extra"
+    "The command that installs an extra of this library"
     names = packages_distributions().get('fastsparse', ['.'])
     return f"pip install '{names[0]}[{extra}]'"

@@ -18,14 +18,14 @@ except ImportError: flock = None  # Windows has no such lock
 def as_path(
     path, # Text or a `Path`
 ) -> Path:
-    "A `Path`; a `TypeError` for what is none, such as a number, which `open` would take for an open file"
+    "`path` as a `Path`; a `TypeError` for anything else, such as a number, which `open` takes for a file descriptor"
     if isinstance(path, (str,os.PathLike)) and str(path)!='': return Path(path)
     raise TypeError(f"path is {path!r}, and must be a file's name or a Path")
 
 def check_place(
     path, # A file to write
 ) -> Path:
-    "The path, if a file can stand there; a `ValueError` if it is a folder, or lies in none"
+    "`path` as a `Path`; a `ValueError` if it is a folder, or its folder doesn't exist"
     path = as_path(path)
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"path is {str(path)!r}, and must be a file in a folder that is there: make {str(path.parent)!r}, or name a file")
@@ -34,7 +34,7 @@ def check_place(
 def part_of(
     path:Path, # A file
 ) -> Path:
-    "Where the next contents of `path` are written first; it ends as `path` does, since some writers look at that"
+    "The path of the new file that will replace `path`; the suffix stays, since some writers depend on it"
     return path.with_name(f'.{path.stem}.part{path.suffix}')
 
 def _open_part(part):
@@ -49,7 +49,7 @@ def _open_part(part):
 
 @contextmanager
 def _held(part):
-    "Nobody else writes to `part`, which is empty at first"
+    "Lock the empty file `part` for the `with` block"
     fd = _open_part(part)
     os.ftruncate(fd, 0)
     if not flock: os.close(fd)
@@ -66,7 +66,7 @@ def _to_disk(path):
 
 # %% ../../nbs/12_masks.files.ipynb #659f6ace
 def _disk_error(part, e):
-    "The error of the disk that made a write to the file `part` end with `e`, or None"
+    "The disk's error behind `e`, with which a write to the file `part` failed, or None"
     if isinstance(e, OSError): return e if e.errno and e.filename is None else None
     if not isinstance(e, Exception): return None
     try:
@@ -76,9 +76,9 @@ def _disk_error(part, e):
 @contextmanager
 def whole_file(
     path, # The file to write
-    keep:int=1, # How many of the latest to keep, from 1; older ones get a number before the suffix, `run.1.pt` the one before
+    keep:int=1, # How many of the latest files to keep, from 1; the one before `run.pt` is called `run.1.pt`
 ):
-    "The path of a new file, which takes the place of `path` at the end of the `with` block unless that fails"
+    "A context manager that gives the path of a new file; the new file replaces `path` at the end unless the block fails"
     path = check_place(path)
     with _held(part := part_of(path)):
         try:
@@ -96,15 +96,15 @@ def whole_file(
 # %% ../../nbs/12_masks.files.ipynb #34c6a5f7
 def older_file(
     path, # The latest file
-    i:int, # How many writes ago, from 1
+    i:int, # How many writes before the latest, from 1
 ) -> Path:
     "The name of an older file"
     path = Path(path)
     return path.with_name(f'{path.stem}.{i}{path.suffix}')
 
 def _shift(path, keep):
-    "Make room at `path` for a new file, and keep `keep-1` old ones"
-    # a killed write made the room
+    "Number the file at `path` and older ones, and keep `keep-1` of them"
+    # a killed write has done this already
     if not path.exists() or older_file(path, 1).exists() and os.path.samefile(path, older_file(path, 1)): return
     for i in range(keep-1, 1, -1):
         if older_file(path, i-1).exists(): os.replace(older_file(path, i-1), older_file(path, i))
@@ -119,7 +119,7 @@ _seal = struct.Struct('<8sQI')
 _piece,_rows = 2**20,256
 
 def _pieces(f, n):
-    "The next `n` bytes of the open file `f`, each piece in the place of the one before"
+    "The next `n` bytes of the open file `f` in pieces, which share one buffer"
     place = memoryview(bytearray(min(n, _piece)))
     while n and (k := f.readinto(place[:min(n, _piece)])): yield (n := n-k, place[:k])[1]
 
@@ -130,19 +130,19 @@ def _fold(piece, crc):
 
 def checksum(
     f, # An open file
-    n:int, # How many of its next bytes
-    crc:int=0, # The checksum of what goes before
+    n:int, # How many bytes to read
+    crc:int=0, # The checksum of the bytes before
 ) -> int:
-    "A checksum in which every turned bit shows: CRC-32 of each whole megabyte folded, and of the bytes that are left"
+    "A checksum that detects every flipped bit: CRC-32 of each whole megabyte folded, and of the remaining bytes"
     for piece in _pieces(f, n): crc = _fold(piece, crc)
     return crc
 
 # %% ../../nbs/12_masks.files.ipynb #fe828fa7
 def seal(
-    path, # A file; its checksum is added to it
+    path, # A file, which is appended to
     word:bytes, # Up to 7 bytes that say what it is
 ):
-    "Add the number of bytes and their checksum"
+    "Append `word`, the number of bytes and their checksum to a file"
     with open(path, 'r+b') as f:
         n = f.seek(0, os.SEEK_END)
         f.seek(0)
@@ -153,9 +153,9 @@ def seal(
 def check_seal(
     path, # A file
     word:bytes, # As in `seal`
-    what:str, # What an error says that the file should be
+    what:str, # What the file should be, for the error
 ):
-    "A `ValueError` unless the file is as it was when it was sealed"
+    "Raise a `ValueError` unless the file is as it was when it was sealed"
     size = Path(path).stat().st_size
     with open(path, 'rb') as f:
         f.seek(max(size-_seal.size, 0))
@@ -171,9 +171,9 @@ def _told(e): return str(e)[:500] if type(e) is ValueError else f'{type(e).__nam
 @contextmanager
 def reading(
     path, # A file
-    what:str, # What an error says that it should be
+    what:str, # What the file should be, for the error
 ):
-    "Whatever fails inside the `with` block is a `ValueError` that names the file; a file that can't be opened is an `OSError` as usual"
+    "Turn errors in the `with` block into a `ValueError` that names the file; one that can't be opened is an `OSError` as usual"
     try: yield
     except Exception as e:
         named = isinstance(e, (OSError,ValueError)) and str(path) in str(e)
@@ -184,10 +184,10 @@ def reading(
 # %% ../../nbs/12_masks.files.ipynb #98865c94
 def read_tensors(
     path, # A file that `torch.save` wrote
-    what:str, # What an error says that it should be
-    sealed:bool=False, # Has `check_seal` looked at its bytes?
+    what:str, # What the file should be, for the error
+    sealed:bool=False, # Has `check_seal` verified it already?
 ): # Numbers, text, lists, dicts and tensors, on the CPU
-    "What a file of torch holds; a `ValueError` that names it if it isn't whole"
+    "Load a file of `torch.save`; a `ValueError` that names it if it is damaged"
     path = as_path(path)
     with reading(path, what):
         with zipfile.ZipFile(path) as z: bad = None if sealed else z.testzip()
@@ -196,10 +196,10 @@ def read_tensors(
 
 # %% ../../nbs/12_masks.files.ipynb #92d3d9f9
 def read_data(
-    path, # A .json file, or one of YAML
-    what:str, # What an error says that it should be
+    path, # A `.json` file, or a YAML file with any other suffix
+    what:str, # What the file should be, for the error
 ): # Numbers, text, lists and dicts
-    "Plain data from a file of JSON or YAML, in which nothing can run"
+    "Load plain data from a JSON or YAML file, without running any code from it"
     path = as_path(path)
     with reading(path, what):
         text = path.read_text(encoding='utf-8-sig')
@@ -208,7 +208,7 @@ def read_data(
 # %% ../../nbs/12_masks.files.ipynb #bc7e4726
 @contextmanager
 def uninterrupted():
-    "Ctrl-C waits for the end of the `with` block"
+    "Delay Ctrl-C until the end of the `with` block"
     old = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or old in (None, signal.SIG_IGN, signal.SIG_DFL):
         yield

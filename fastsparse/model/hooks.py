@@ -18,7 +18,7 @@ from warnings import warn
 
 # %% ../../nbs/21b_model.hooks.ipynb #6a3c49be
 class MaskHooks:
-    "A forward pre-hook on the root of a model, and the handlers of its masked parameters"
+    "The forward pre-hook on the root of a model; it holds the handlers of the masked parameters"
     def __init__(self, names=()):
         self.by_name = dict.fromkeys(names)  # handlers, none before it is attached
         self.paths = []  # modules on the way to them, with their parents
@@ -33,7 +33,7 @@ class MaskHooks:
     def __deepcopy__(self, memo):
         if self.source is not None: self.settle()
         new = MaskHooks(self.by_name)
-        source = self if self.root is not None else self.source and self.source()  # an average that was never called has the source's masks
+        source = self if self.root is not None else self.source and self.source()  # the copy of an average that was never called
         place = self.root or self.place
         if source is not None and place is not None and id(place()) in memo:
             new.source,new.place = weakref.ref(source),weakref.ref(memo[id(place())])
@@ -56,7 +56,7 @@ class MaskHooks:
         if any([g.check() for g in self.by_name.values()]): self.attach(module)
 
     def before_read(self, module):
-        "The state of `module` is about to be read"
+        "Check the weights before the state of `module` is read"
         if self.source is not None or self.root is not None and self.root() is module: self.look(module)
 
     def attach(self, model):
@@ -81,7 +81,7 @@ class MaskHooks:
                 f"call unsparsify_parameter(model, '{n}') before you replace a layer by a dense one")
 
     def register_load_hooks(self, model):
-        "Listen for loads into `model` and into parts of it that hold masks"
+        "Add hooks for loads into `model` and into parts of it that hold masks"
         self.paths = []
         for m in model.modules():
             if next(_with_masks(m), None) is None: continue
@@ -90,7 +90,7 @@ class MaskHooks:
             m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
 
     def check_load(self, module, state, prefix, *args):
-        "Refuse a load before anything is written; asked of each module with masks, it answers for the one that loads, and for its own root"
+        "Refuse a bad load before anything is written; called for each module with masks, it acts for the root of the load"
         if self.trying or prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
         self.trying,(strict,assign) = True,how_loaded()
         try:
@@ -102,7 +102,7 @@ class MaskHooks:
         finally: self.trying = False
 
     def settle(self, loaded=()):
-        "Make the masks of a copy right, if they were averaged, and its dead weights zero; after a load, whatever came is meant so"
+        "Correct the masks of a copy if they were averaged, and zero its dead weights; `loaded` means that a load wrote them"
         model = self.place()
         if model is None: return
         os = [o for o in masked_params(model) if not o.learned and o.p.shape==o.shape]
@@ -118,12 +118,12 @@ class MaskHooks:
             self.versions[m] = _version(m)
 
     def settle_part(self, module, args):
-        "A part of a copy computes, which need not be asked by its root"
+        "Before a forward of a part of a copy: `settle` if something wrote to it"
         if self.place is not None and not torch.compiler.is_compiling() and self.versions.get(module)!=_version(module): self.settle()
 
     @torch.no_grad()
     def take_masks(self, os):
-        "Take the masks of the source, or refuse to go on"
+        "Copy the masks of the source; a `ValueError` if there is none any more"
         source = self.source()
         model = None if source is None or source.root is None else source.root()
         theirs = {} if model is None else {o.name:o for o in masked_params(model)}
@@ -136,7 +136,7 @@ class MaskHooks:
             zero_dead_(o.p, o.mask)
 
     def forget(self, handler):
-        "The mask of `handler` is no longer enforced, on purpose"
+        "Stop enforcing the mask of `handler`, without a warning"
         self.by_name = {n:g for n,g in self.by_name.items() if g is not handler and (g is not None or n!=handler.name)}
 
     def remove(self):
@@ -149,7 +149,7 @@ class MaskHooks:
 
 # %% ../../nbs/21b_model.hooks.ipynb #38dadbca
 def _owner(h):
-    "Whose method a hook is; the hook itself if it is none"
+    "The object whose method a hook is, or the hook itself"
     h = getattr(h, 'hook', h)  # torch wraps some
     return getattr(h, '__self__', h)
 
@@ -158,12 +158,12 @@ def _is_of(hook, h): return _owner(h) is hook
 def serves_masks(
     h, # A hook of a module
 ) -> bool:
-    "Is it ours, such as a copy's or an average's?"
+    "Is it a hook of this library that enforces masks?"
     return isinstance(_owner(h), (MaskHooks,DenseMask))
 
 # %% ../../nbs/21b_model.hooks.ipynb #38dadbzz
 def _alters_keys(module):
-    "Does a hook after the load answer for what is missing?"
+    "Are there hooks after a load that may change which keys are missing?"
     return any(not isinstance(_owner(h), MaskHooks) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
 
 def _with_masks(module):
@@ -175,7 +175,7 @@ def _version(m):
     return sum(version_of(t) for t in ts if t is not None and not t.is_inference())
 
 def _versions(o):
-    "How often weight, mask and sparsity were written to, and how often each is in a fresh copy"
+    "How often weight, mask and sparsity were written to, or None"
     ts = o.p,o.mask,o.module._buffers.get(f'{o.attr}_sparsity')
     return None if any(t is None or t.is_inference() for t in ts) else tuple(map(version_of, ts))
 
@@ -188,12 +188,12 @@ def _is_written(o, was):
 def settle_averages(
     model:nn.Module, # Any module
 ):
-    "Make the masks of averaged copies in `model` right"
+    "Correct the masks of averaged copies in `model`"
     for m in model.modules(): before_state(m)
 
 # %% ../../nbs/21b_model.hooks.ipynb #a6c1b501
 class HookHandle:
-    "Masks are enforced until `remove()`, which leaves masks, buffers and zeros; it can be a `with` block"
+    "Masks are enforced until `remove()`, or until the end of a `with` block; masks and zeros stay"
     def __init__(self, hook=None, only=None):
         self.hook,self.only = hook,only
         if hook is not None: hook.handles.append(self)
@@ -215,16 +215,16 @@ class HookHandle:
 # %% ../../nbs/21b_model.hooks.ipynb #48e2625a
 def mask_hooks(
     model:nn.Module, # Any module
-) -> list: # The `MaskHooks`s on it and on its submodules
-    "Who enforces the masks of `model`"
+) -> list: # The `MaskHooks` on it and on its submodules
+    "The hooks that enforce the masks of `model`"
     hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values())]
     return list({id(h):h for h in map(_owner, hooks) if isinstance(h, MaskHooks)}.values())
 
 def unhook(
     model:nn.Module, # A module
-    hook:MaskHooks, # Its enforcement
+    hook:MaskHooks, # The hook to remove
 ):
-    "Take the hook off `model` and its parts"
+    "Remove the hook from `model` and its parts"
     for hooks in (o for m in model.modules() for o in (m._forward_pre_hooks, m._load_state_dict_post_hooks, m._load_state_dict_pre_hooks)):
         for k in [k for k,h in hooks.items() if _is_of(hook, h)]: del hooks[k]
     for m in (m for m in model.modules() if not any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())):
@@ -233,7 +233,7 @@ def unhook(
 def forget_handlers(
     model:nn.Module, # A module
 ):
-    "Leave no handler with modules of `model` that has been removed"
+    "Delete removed handlers from the modules of `model`"
     for m in model.modules():
         held = {k:g for k,g in vars(m).pop('_mask_handlers', {}).items() if handler_of(g.p) is g}
         if held: vars(m)['_mask_handlers'] = held
@@ -241,8 +241,8 @@ def forget_handlers(
 # %% ../../nbs/21b_model.hooks.ipynb #f7fa77f4
 def enforce_masks(
     model:nn.Module, # A model with masks
-    only:tuple=None, # Module and attribute of the one parameter that is meant; None is all with masks
-) -> HookHandle: # Its `remove()` ends enforcement and leaves masks, buffers and zeros
+    only:tuple=None, # Module and attribute of a single parameter; None is all with masks
+) -> HookHandle: # Its `remove()` ends enforcement; masks and zeros stay
     "Keep the dead weights of `model` at zero, in any training loop"
     hook = first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))
     if hook is None:
@@ -250,7 +250,7 @@ def enforce_masks(
         model.register_forward_pre_hook(hook)
         model.register_load_state_dict_post_hook(hook.look)
         if before_state not in model._state_dict_pre_hooks.values(): model.register_state_dict_pre_hook(before_state)
-    elif hook.root is None or not hook.handles: HookHandle(hook)  # of a copy, whose masks are all enforced
+    elif hook.root is None or not hook.handles: HookHandle(hook)  # the hook of a copy, which enforces all masks
     held = HookHandle(hook, only)
     hook.attach(model)
     return held
