@@ -270,7 +270,7 @@ def find_circuit(
     starts:int=2, # Passes, each from other random numbers
     n_steps:int=300, # Steps of a pass
     prices:tuple=(1e-4,3e-2), # Of a node, at the begin and at the end of a pass
-    lr:float=.01, # Of the numbers
+    lr:float=.005, # Of the numbers
     n_pairs:int=16, # Pairs of a batch
     every:int=10, # Steps between looks
     seed:int=0, # Of numbers and batches
