@@ -815,6 +815,20 @@ def test_synflow_beside_other_buffers():
     prune_synflow(net, .5, torch.randn(2,8))
     assert net.lin.weight_mask.sum()==16 and not net.lin.weight_mask[1].any() and net.order.tolist()==[3,-1,1,0]
 
+def test_synflow_of_tokens_and_two_heads():
+    "The flow begins in the embeddings of the first item's tokens, and R is the sum over all outputs"
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb,self.a,self.b = nn.Embedding(5, 3),nn.Linear(3, 4),nn.Linear(3, 2)
+        def forward(self, x): return dict(a=self.a(self.emb(x)), b=self.b(self.emb(x)), ids=x)
+    torch.manual_seed(0)
+    net,x = Net(),torch.tensor([[1,3,3],[0,0,0]])
+    flow = net.emb.weight.detach().double().abs()[x[0]].sum(0)
+    score = torch.cat([(o.weight.detach().double().abs()*flow).flatten() for o in (net.a,net.b)])
+    prune_synflow(net, .5, x, rounds=1)
+    assert set(torch.cat([m.flatten() for m in masks_of(net)]).nonzero().flatten().tolist())==set(score.topk(9).indices.tolist())
+
 def test_before_training_refuses():
     x,y = _data()
     for f in (prune_snip, prune_grasp):

@@ -20,7 +20,7 @@ from fastsparse.prune.magnitude import global_masks,plan_pruning,prune_by
 from functools import partial
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../../nbs/63_prune.saliency.ipynb #f769c0e3
 def _loss(model, b, loss_func):
@@ -122,7 +122,7 @@ def _synflow(net, plan, xs, rounds, progress):
     N,n = sum(ps[i].numel() for i in free),sum(o.n for o in plan if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
     for r in shown(range(rounds), progress, leave=False):
-        R = call_model(net, xs).sum()
+        R = sum(o.sum() for o in tree_leaves(call_model(net, xs)) if isinstance(o, torch.Tensor) and o.is_floating_point())
         if not R.isfinite():
             raise ValueError("the flow through the model is not finite in float64: it is too deep for SynFlow without normalisation")
         grads = torch.autograd.grad(R, ps, allow_unused=True, materialize_grads=True)
@@ -136,7 +136,7 @@ def _synflow(net, plan, xs, rounds, progress):
 def prune_synflow(
     model, # A dense module or a `Learner`
     target, # As in `plan_pruning`
-    xb=None, # A batch, a tuple of inputs, or a dict of them by name; only the shape of an item counts; a `Learner` brings its own
+    xb=None, # A batch, a tuple of inputs, or a dict of them by name; only the shape of floats counts; a `Learner` brings its own
     rounds:int=100, # Rounds of pruning, 1 or more
     progress:bool=None, # Show a progress bar? None does where it takes long
     also=None, # As in `sparsify_model`
@@ -146,7 +146,8 @@ def prune_synflow(
     plan = plan_pruning(model, target, also)
     xs = Calibration(model, None, 1).batches[0][0] if xb is None else xb
     net = module_copy(module_of(model)).double().eval().requires_grad_()
-    xs = to_device(tree_map(lambda x: torch.ones_like(x[:1], dtype=torch.double), xs), first(net.parameters()).device)
+    xs = tree_map(lambda x: torch.ones_like(x[:1], dtype=torch.double) if x.is_floating_point() else x[:1], xs)
+    xs = to_device(xs, first(net.parameters()).device)
     with torch.no_grad():
         for name,t in [*net.named_parameters(), *net.named_buffers()]:
             attr = name.rpartition('.')[2]
