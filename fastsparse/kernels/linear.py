@@ -327,7 +327,7 @@ def tiling(
     rows:int, # Of the batch
     n:int, # Rows of the table that is jumped over: inputs forward, outputs backward
     density:float, # Fraction of weights that live
-    back=False, # Is it the backward's?
+    back=False, # Is it for the backward pass?
     size:int=4, # Bytes a number
     fours=False, # Do outputs share inputs in fours?
 ) -> tuple: # Columns of a table, rows of it in a block, results that are made together
@@ -392,7 +392,7 @@ def empty(
     return t
 
 def address(a):
-    "Where a tensor or an array lies; 0 for None"
+    "The address of a tensor or an array; 0 for None"
     return 0 if a is None else a.data_ptr() if isinstance(a, torch.Tensor) else a.ctypes.data
 
 def call(
@@ -428,7 +428,7 @@ _taken = {*kinds, torch.bfloat16, torch.half}
 
 @cache
 def _run():
-    "Do kernels run on this computer? A warning says why not, once"
+    "Do kernels run on this computer? If not, warns once and says why"
     if why := why_not(): warn(why)
     return not why
 
@@ -475,10 +475,10 @@ def multiply(
     values:torch.Tensor, # Live weights, in the index's order
     x:torch.Tensor, # Rows of inputs
     bias:torch.Tensor=None, # One number an output
-    cut:tuple=None, # As `tiling` gives it; None asks it
+    cut:tuple=None, # A result of `tiling`; None calls it
     relu=False, # Does a ReLU follow?
 ) -> torch.Tensor: # Rows of outputs, of the type of `x`
-    "`F.linear` with live weights only, and a ReLU where `relu`; it has no gradient"
+    "`F.linear` with live weights only, followed by a ReLU if `relu`; without autograd"
     (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)
     if x.shape!=(rows,n_in) or values.numel()!=n:
         raise ValueError(f"inputs have the shape {tuple(x.shape)} and {values.numel()} weights are given; "
@@ -504,10 +504,10 @@ def gradients(
     values:torch.Tensor, # Live weights, in the index's order; None if no gradients of inputs are wanted
     x:torch.Tensor, # Rows of inputs
     g:torch.Tensor, # Rows of gradients of the outputs
-    inputs=True, # Are gradients of the inputs wanted?
-    bias=True, # And of the bias?
-    cut:tuple=None, # As `tiling` gives it; None asks it
-    y:torch.Tensor=None, # The outputs of the ReLU, if one follows: `g` counts where they are positive
+    inputs=True, # Compute gradients of the inputs?
+    bias=True, # Compute the gradient of the bias?
+    cut:tuple=None, # A result of `tiling`; None calls it
+    y:torch.Tensor=None, # The outputs, if a ReLU follows; gradients are zero where these aren't positive
 ) -> tuple: # Gradients of inputs, live weights and bias; None where not wanted
     "The gradients of `multiply`"
     (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 # %% ../../nbs/38_kernels.live_layers.ipynb #86c23d65
 class LiveLayer:
-    "What layers share that keep some of their weights as live values; `_live` holds a handler for each"
+    "Base of layers that store some weights as live values; `_live` holds a handler for each"
     def handler_for(self, attr): return self._live.get(attr) or DenseMask(self, attr)
     def forward(self, input): return self._live['weight'].product(input, self.bias)
 
@@ -197,8 +197,8 @@ def _why_no_layer(m):
 
 def swappable(
     model:nn.Module, # A sparse module
-) -> dict: # Parameter → why it has no sparse product, empty if it has one
-    "Which of the masked parameters of `model` could be computed with live weights only?"
+) -> dict: # Parameter → why it can't be swapped; empty if it can
+    "Which masked parameters of `model` can be computed with live weights only"
     counts = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     attention_of = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     def why(o):
@@ -210,7 +210,7 @@ def swappable(
 
 # %% ../../nbs/38_kernels.live_layers.ipynb #fed3ca8c
 class SparseCompute:
-    "What `sparse_compute` chose: `plan` (name → route), `ratios` (name → measured speed-up), `df` (a table); `remove()` undoes it"
+    "The choice of `sparse_compute`: `plan` (name → 'rows' or 'dense'), `ratios` (name → speed-up), `df` (a table); `remove()` undoes it"
     def __init__(self, model, handlers, plan, ratios, notes):
         store_attr('model,handlers,plan,ratios,notes')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
@@ -236,7 +236,7 @@ def _check_model(model, entries):
         if g := handler_of(o.p): _refuse_history(dense_history=g.dense_history, around=g.around)
 
 def _refuse_history(**settings):
-    "Raise ValueError if an engine needs what an optimizer remembers of dead weights"
+    "Raise a `ValueError` if an engine needs the optimizer state of dead weights"
     for name,wanted in settings.items(): getattr(LiveWeight, name).fset(None, wanted)
 
 def _check_plan(plan, names, notes):
@@ -265,11 +265,11 @@ def _measured(model, handlers, xb):
 # %% ../../nbs/38_kernels.live_layers.ipynb #e04a7a37
 def sparse_compute(
     model, # A sparse module or a `Learner` of one
-    xb, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name; None will do where there is a plan
-    opt=None, # The optimizer that trains it, fastai's or torch's; None if it is made later
-    plan:dict=None, # Parameter → 'rows' or 'dense', as in a report's `plan`; None measures
-) -> SparseCompute: # What was chosen, and its `remove()`
-    "Compute with live weights only, where that is faster"
+    xb, # A batch of inputs: a tensor, a tuple or a dict by name; may be None with a `plan`
+    opt=None, # The fastai or torch optimizer that trains it; None if it is made later
+    plan:dict=None, # Parameter → 'rows' (live weights) or 'dense', such as a report's `plan`; None measures
+) -> SparseCompute: # The choice and measured speed-ups; its `remove()` undoes it
+    "Compute with live weights only in the layers where that is faster"
     model,xb = module_of(model),dict(xb) if isinstance(xb, Mapping) else xb if isinstance(xb, (tuple,list)) else (xb,)
     entries = masked_params(model)
     _check_model(model, entries)
@@ -290,10 +290,10 @@ def follow_rule(
     model:nn.Module, # A sparse model
     batch:int, # Samples of a batch
     opt=None, # The optimizer that trains it
-    report=None, # What was chosen before, a `SparseCompute` that came from here
-    called=None, # Names of the parameters whose layer computes; None is all
+    report=None, # An earlier result of this function
+    called=None, # Names of the parameters whose layers were called; None is all
 ) -> SparseCompute: # `report` itself if nothing has changed
-    "Keep weights live where the fixed rule says that it pays"
+    "Compute with live weights in the layers that the fixed rule chooses"
     no_product = swappable(model) if report is None else report.notes
     def why_not(o):
         if called is not None and o.name not in called: return 'in the first step its layer was not called, or more than it read the weight'
@@ -310,9 +310,9 @@ def follow_rule(
 # %% ../../nbs/38_kernels.live_layers.ipynb #4ea4c8d7
 def check_live(
     opt, # The optimizer of a fit
-    settings:dict, # Of the engine
+    settings:dict, # Settings of the engine
 ):
-    "Raise ValueError if the optimizer, or a setting, also in a rule for some layers, needs dead weights"
+    "Raise a `ValueError` if the optimizer, a setting, or a rule for some layers needs dead weights"
     check_elementwise(opt)
     of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
     methods = [{**settings, **o} for o in of_rules] or [settings]

@@ -51,7 +51,7 @@ def change_state(
     p, # A parameter
     change, # Function of a tensor
 ):
-    "Replace what `opts` remember of single weights of `p` by `change` of it"
+    "Apply `change` to the tensors of `p`'s shape in the state of `opts`"
     for state in (base_opt(opt).state for opt in opts):
         if p in state: state[p] = {k:change(t) if _like(t, p) else t for k,t in state[p].items()}
 
@@ -111,13 +111,13 @@ def remove_state_hooks(
 
 # %% ../../nbs/36_kernels.live_weight.ipynb #fe79230b
 def _survivors(old, new, mask):
-    "Where the values of `old` are that live in `new`, the index of `mask`, and which of `new` lived in `old`, a bool for each"
+    "Indices of the values of `old` that still live in `new`, the index of `mask`; and a bool for each of `new`: did it live in `old`?"
     before = old.places
     known = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device).index_fill_(0, before, True).index_select(0, new.places)
     return live_places(mask.reshape(-1).index_select(0, before)),known
 
 def _move_values(surviving, to, n, t):
-    "The values `t`: those of `surviving` go to the places `to` of `n`, and the others start at zero"
+    "A vector of `n` numbers with the `surviving` ones of `t` at the indices `to`, and zeros elsewhere"
     return t.new_zeros(n).scatter_(0, to, t.detach().index_select(0, surviving))
 
 # %% ../../nbs/36_kernels.live_weight.ipynb #9a442207
@@ -216,7 +216,7 @@ class LiveWeight(MaskHandler):
         "Follow a parameter or a mask that was changed from outside"
         v = self.values
         if v is None: raise RuntimeError(replaced_text)
-        if not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors in its place for a while
+        if not isinstance(v, nn.Parameter): return  # `functional_call` puts other tensors there temporarily
         if self.source is not None: self._refuse_average(v)
         if v is not self.watched or self.handle is None and v.requires_grad: self._watch(v)
         if self.stamp is not None and has_stamp(self.mask, self.stamp[1]): return
@@ -224,7 +224,7 @@ class LiveWeight(MaskHandler):
         self.note()
 
     def _watch(self, v):
-        "Hook the parameter `v`"
+        "Handle the parameter `v` from now on, and hook its gradient"
         self.refuse_tied(v)
         if v.shape!=(len(self.index),): raise RuntimeError(replaced_text)
         if self.handle is not None: self.handle.remove()
@@ -271,7 +271,7 @@ class LiveWeight(MaskHandler):
 
     @torch.no_grad()
     def load(self, key, state, errors):
-        "The live values of the dense weight that the state dict `state` has under `key`, with the mask that comes with it"
+        "Load the mask in the state dict `state`, and return the live values of its dense weight `key`"
         given,mask,self.source = state[key],state.get(f'{key}_mask'),None
         if given.shape!=self.shape:
             errors.append(f'size mismatch for {key}: the checkpoint has the shape {tuple(given.shape)}, and the model {tuple(self.shape)}')
@@ -283,7 +283,7 @@ class LiveWeight(MaskHandler):
     # steps of an optimizer
 
     def register_optimizer(self, opt):
-        "Remember an optimizer that holds the values; one that was made after the swap is registered at its first step"
+        "Let the state of `opt` follow the mask; an optimizer that was made after the swap is registered at its first step"
         base = base_opt(opt)
         if base in self.opts: return
         check_elementwise(opt)
@@ -339,7 +339,7 @@ class LiveWeight(MaskHandler):
         return self.dense_grad.in_rows(slice(None), self.index.places, slice(None)).view(self.shape)
 
     def expect_dense(self):
-        "Warn if a gradient came without its dense part, or hooks saw only what lives of it"
+        "Warn if a gradient came without its dense part, or hooks got only its live part"
         if not self.has_grad or not self.values.grad.any(): return
         if has_own_hooks(self.values, self):
             warn("hooks on a weight that is stored sparse see the gradient of live weights only, and an update reads that of dead ones "
@@ -414,7 +414,7 @@ class LiveWeight(MaskHandler):
 
     @_uncompiled
     def product(self, x, bias=None, relu=False):
-        "What the layer computes, and a ReLU after it"
+        "The layer's output for `x`, followed by a ReLU if `relu`"
         if not isinstance(x, torch.Tensor): raise RuntimeError(traced_text)
         self.check()
         if self.calls is not None: self.calls.append((x,bias))

@@ -45,9 +45,9 @@ def _in_fours(mask):
 def _has_kernels(t): return t.device.type=='cpu' and not why_not()
 
 class SparseIndex:
-    "Where the live weights of a matrix are, row by row; `len` of it is how many"
+    "The places of the live weights of a matrix, row by row; its `len` is their number"
     def __init__(self,
-        mask:torch.Tensor, # Bool tensor, outputs first; what follows the first dimension counts as one
+        mask:torch.Tensor, # Bool tensor, outputs first; all other dimensions are flattened
     ):
         mask = mask.flatten(1)
         self.shape,self.fours,self._t,self.starts = tuple(mask.shape),_in_fours(mask),None,{}
@@ -55,14 +55,14 @@ class SparseIndex:
 
     @classmethod
     def of_parts(cls, shape, crow, col, fours=False):
-        "The index of a matrix of `shape` whose rows start at `crow`, with live weights in the columns `col`, both 32 bits"
+        "The index of a matrix of `shape` from `crow` and `col`, both 32-bit integers"
         new = object.__new__(cls)
         new.shape,new.crow,new.col,new.fours,new._t,new.starts = shape,crow,col,fours,None,{}
         return new
 
     @classmethod
     def of_places(cls, shape, places):
-        "The index of a matrix of `shape` with live weights at `places`, row-major ones in ascending order"
+        "The index of a matrix of `shape` with live weights at `places`, ascending row-major indices"
         rows = places.div(shape[1], rounding_mode='floor')
         return cls.of_parts(shape, _starts(rows, shape[0]), (places-rows*shape[1]).int())
 
@@ -130,7 +130,7 @@ def sparse_product(
     bias:torch.Tensor=None, # One number for each output
     relu=False, # Does a ReLU follow?
 ) -> torch.Tensor: # Outputs of shape `(batch, outputs)`, without a gradient
-    "`F.linear` of a matrix with live weights only, and a ReLU where `relu`"
+    "`F.linear` with live weights only, followed by a ReLU if `relu`; without autograd"
     if kernels_take(x, values): return multiply(index, values, x, bias, relu=relu)
     y = _torch_product(index, values.detach(), x.detach())
     if bias is not None: y.add_(bias.detach())
@@ -141,7 +141,7 @@ def sampled_product(
     gT:torch.Tensor, # Gradients of shape `(outputs, batch)`
     xT:torch.Tensor, # Inputs of shape `(inputs, batch)`
 ) -> torch.Tensor: # A number for each live weight, in the index's order
-    "The entries of `gT @ xT.t()` where weights live, and no others"
+    "The entries of `gT @ xT.t()` at live weights"
     if kernels_take(gT, xT): return gradients(index, None, xT.t(), gT.t(), False, False)[1]
     return _torch_sampled(index, gT.t().contiguous(), xT.t().contiguous())
 
@@ -164,7 +164,7 @@ def need_all_values(values, index):
     if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
 
 def _autocast(*ts):
-    "`ts` in the type that autocast asks for, if it does"
+    "`ts` in autocast's type, if it is enabled"
     kind = 'cpu' if ts[0].is_cpu else ts[0].device.type
     if not torch.is_autocast_enabled(kind): return ts
     return [t if t is None else t.to(torch.get_autocast_dtype(kind)) for t in ts]
@@ -203,9 +203,9 @@ def sparse_linear(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number for each output
     grad_hook=None, # Function that the backward calls with `gT` and `xT`, which it may keep: the dense gradient is `gT@xT.t()`
-    relu=False, # Does a ReLU follow? Its passes over outputs and gradients are made here
+    relu=False, # Apply a ReLU to the result?
 ) -> torch.Tensor: # Outputs of shape `(..., outputs)`
-    "`F.linear` with live weights only, and a ReLU where `relu`"
+    "`F.linear` with live weights only, followed by a ReLU if `relu`"
     x,values,bias = _autocast(x, values, bias)
     _check_input(x, values, index, x.shape[-1] if x.ndim else 0, 'features')
     y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, grad_hook, relu)
@@ -269,7 +269,7 @@ class Attends:
 
 # %% ../../nbs/33_kernels.ops.ipynb #de9df7f8
 class DenseGradient:
-    "The gradient of a weight, dead ones included, as backwards left it: a sum of `terms`, tensors and pairs of factors"
+    "The dense gradient of a weight, as the backward passes left it: a sum of `terms`, tensors and pairs of factors"
     def __init__(self): self.clear()
 
     def clear(self):
@@ -277,7 +277,7 @@ class DenseGradient:
         self.pending = {}  # terms of backwards that still run
 
     def note(self, grad):
-        "The gradient of live values is `grad`, and has all terms in it"
+        "Note that `grad`, the gradient of live values, includes all terms"
         self.stamp = weakref.ref(grad),grad._version
 
     def is_of(self, grad):
@@ -287,7 +287,7 @@ class DenseGradient:
 
     @torch.no_grad()
     def follow(self, grad):
-        "Do to the terms what was done to `grad`, the gradient of live values, since it arrived"
+        "Scale the terms as `grad`, the gradient of live values, was scaled since it arrived"
         if not self.averaged and dist.is_available() and dist.is_initialized(): return
         scale = scale_since(self.live_grad, grad)
         if scale==1: return
@@ -314,7 +314,7 @@ class DenseGradient:
         if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
 
     def summed(self, index=None, rows=slice(None)):
-        "The sum of the terms, in all rows or some; or just at the weights of `index`"
+        "The sum of the terms, in all rows or some, or at the weights of `index` only"
         def _part(t):
             if isinstance(t, torch.Tensor): return t[rows] if index is None else t.reshape(-1)[index.places]
             return t[0][rows]@t[1].t() if index is None else sampled_product(index, *t)
@@ -332,7 +332,7 @@ class DenseGradient:
 
     @torch.no_grad()
     def in_rows(self, rows, places, live):
-        "As a dense matrix of some rows; the weights at `places` of these rows live, and are the `live` ones of all live ones"
+        "Some rows of the gradient as a dense matrix; `places` are their live weights, and `live` the indices of these among the values"
         out = self.summed(rows=rows)
         if isinstance(self.terms[0], torch.Tensor): out = out.clone()
         out.view(-1).scatter_(0, places, self.live_grad[live])

@@ -27,7 +27,7 @@ def drop_of_live(
     target:int, # Live weights after it
     fraction:float, # Drop fraction, in [0,1]
 ) -> int:
-    "A fraction of what lives"
+    "How many weights to drop: a fraction of all live ones"
     return floor_product(fraction*live)
 
 @declares('drop_count')
@@ -36,7 +36,7 @@ def drop_of_target(
     target:int, # Live weights after it
     fraction:float, # Drop fraction, in [0,1]
 ) -> int:
-    "All that exceeds the target, and a fraction of the rest"
+    "How many weights to drop: all above the target, and a fraction of the rest"
     rest = min(live, target)
     return live-rest+floor_product(fraction*rest)
 
@@ -52,7 +52,7 @@ def named_part(
     setting:str, # A setting of `Method`
     value, # A part, or its name
 ): # The part
-    "What `value` means if it is a name"
+    "Look up a part by its name; other values are returned unchanged"
     if setting not in part_kinds or setting=='mask_init' or not isinstance(value, str): return value
     if setting=='sparse_f': return as_distribution(value, setting)
     found = get_part(part_kinds[setting], value, setting)
@@ -76,20 +76,20 @@ def find_method(
 _methods = {}
 
 def register_method(
-    name:str, # What settings and files call it, in any case of letters
-    preset:dict, # Settings of `Method`, or any mapping of them
+    name:str, # Its name; upper and lower case are the same
+    preset:dict, # A mapping of settings of `Method`
 ):
-    "Let `method=` and files call a preset by `name`"
+    "Register a preset, so that `method=` and files can use its name"
     _methods[name.lower()] = preset
 
 # %% ../../nbs/40_train.method.ipynb #8285f29a
 class Fitted(Interval):
-    "An interval that was worked out for a run, and is taken as it is"
+    "An interval that already fits the run, so `resolve` doesn't change it"
     def resolve(self, n_steps, stop_pct=.75, replaces=True): return int(self)
 
 def auto_settings(
     n_steps:int, # Steps of the whole run, 1 or more
-    updates:int=32, # Updates that are aimed at
+    updates:int=32, # Number of updates wanted
 ) -> dict: # Settings of `Method`
     "The recommended method for a run of `n_steps`"
     need_number('n_steps', n_steps, 1, whole=True)
@@ -100,13 +100,13 @@ def auto_settings(
         batches_per_update=Fitted(every), replace_step=False)
 
 def method_or_auto(method, given, rules=None):
-    "`method`, or 'auto' where neither it nor a setting says when to update"
+    "`method`, or 'auto' if neither it nor a setting says when to update"
     says = method is not None or rules is not None or any(given.get(k) is not None for k in ('batches_per_update','updates'))
     return method if says else 'auto'
 
 def settings_of(
     method, # A name, a preset or None
-    given:dict, # Settings that go before its own
+    given:dict, # Settings that override its own
     n_steps:int=None, # Steps of the whole run; 'auto' needs them
 ) -> dict:
     "The settings of a method in a run"
@@ -123,7 +123,7 @@ def settings_of(
 def _within(x, low, high): return isinstance(x, Real) and not isinstance(x, bool) and low<=x<=high
 
 def check_counts(batch_size, steps_per_epoch):
-    "A `ValueError` unless each is an integer from 1, or None"
+    "Raise a `ValueError` unless each is an integer from 1, or None"
     for name,x in (('batch_size',batch_size),('steps_per_epoch',steps_per_epoch)):
         if x is not None: need_number(name, x, 1, whole=True)
 
@@ -143,9 +143,9 @@ def _check_numbers(m):
 
 # %% ../../nbs/40_train.method.ipynb #ed50e1ef
 def check_sparsity(
-    sparsity, # A number, or anything else
+    sparsity, # A value to check
 ):
-    "A `ValueError` unless the number `sparsity` is a sparsity that a model can have"
+    "Raise a `ValueError` unless `sparsity` is a number in [0,1)"
     if isinstance(sparsity, bool) or not isinstance(sparsity, Real) or not 0<=sparsity<1:
         raise ValueError(f"sparsity is {sparsity!r}, and must lie in [0,1): pass the fraction of weights that is dead, e.g. 0.9")
 
@@ -171,7 +171,7 @@ def _check_sparsity_and_schedules(m):
 def part_text(
     v, # A setting
 ) -> str:
-    "`v` as text that is the same in every process"
+    "A text for `v` that is the same in every process"
     if isinstance(v, partial):
         return f"{part_text(v.func)}({', '.join([*map(part_text, v.args), *(f'{k}={part_text(o)}' for k,o in v.keywords.items())])})"
     if isinstance(v, dict): return f"dict of {len(v)}" if len(v)>8 else '{'+', '.join(f'{k}: {part_text(o)}' for k,o in v.items())+'}'
@@ -181,27 +181,27 @@ def part_text(
 
 # %% ../../nbs/40_train.method.ipynb #359ba703
 class Method:
-    "The parts that choose the topology of some parameters"
+    "The settings of a method: when to update the topology, and which weights to drop and grow"
 
     def __init__(self,
-        batches_per_update:int=None, # Steps from one update to the next; an `Interval` gets shorter where the run is short
+        batches_per_update:int=None, # Steps from one update to the next; an `Interval` gets shorter in a short run
         initial_drop_grow_pct:float=0.3, # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
-        stop_pct:float=0.75, # Fraction of the run after which the topology rests, in (0,1]
-        keep_score_f=weight_magnitude, # Which live weights stay
-        grow_score_f=gradient_magnitude, # Which dead weights come back; None only drops
-        redistribute_f=None, # A parameter's share of what grows; None leaves each its own
-        sparsity=None, # The final sparsity, in [0,1), or a schedule of it; None leaves the masks' counts as they are
-        sparse_f=uniform_sparsity, # The distribution that `sparsity` is shared out by
+        stop_pct:float=0.75, # Fraction of the run after which there are no updates, in (0,1]
+        keep_score_f=weight_magnitude, # Score of live weights: the lowest are dropped
+        grow_score_f=gradient_magnitude, # Score of dead weights: the highest grow; None only drops
+        redistribute_f=None, # A parameter's share of what grows in the model; None regrows what each has dropped
+        sparsity=None, # The final sparsity, in [0,1), or a schedule of it; None keeps the numbers of live weights
+        sparse_f=uniform_sparsity, # The distribution of `sparsity` over parameters
         replace_step:bool=True, # Does an update replace the step of its batch?
         drop_fraction=None, # The drop fraction as a schedule, instead of the cosine
         updates=None, # The times of updates as a schedule, instead of every `batches_per_update` until `stop_pct`
-        sparsity_path=None, # Function from the final sparsity to a schedule that ends there; if it wants a `stop`, it gets `stop_pct`
-        structure=None, # Which masks are legal: a `Structure` or its text such as '2:4'
+        sparsity_path=None, # Function from the final sparsity to a schedule; an argument `stop` without default gets `stop_pct`
+        structure=None, # The structure of the masks: a `Structure` or its text such as '2:4'; None is unstructured
         drop_count_f=drop_of_live, # How many to drop: a function of live, target and fraction
         mask_init='random', # Where a dense model's masks come from, as in `sparsify_model`
-        grow_init_f=None, # Where grown weights start: a number, or a function that returns a tensor like the parameter; None is zero
-        grow_state_f=None, # What is done to the optimizer's state at grown places once it is zero; None is nothing
-        # Update after the optimizer's step, with that step's own gradient, instead of before it? Then no step is replaced
+        grow_init_f=None, # Value of grown weights: a number, or a function that returns a tensor like the parameter; None is zero
+        grow_state_f=None, # A function that sets the optimizer state of grown weights; None leaves it at zero
+        # Update after the optimizer's step, with the same gradient, instead of before it? Then no step is replaced
         update_after_step:bool=False,
     ):
         settings = {k:v for k,v in locals().items() if k!='self'}
@@ -232,7 +232,7 @@ class Method:
         batch_size:int=None, # Samples of a batch; needed where something is given in samples
         steps_per_epoch:int=None, # Needed where something is given in epochs
     ):  # A `MethodState`
-        "Start a run: all times become steps"
+        "Start a run: convert all times to steps"
         if n_steps is None and (self.updates is None or self.drop_fraction is None):
             raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: "
                 "pass the steps of the whole run, or both updates= and drop_fraction= in steps")
@@ -246,7 +246,7 @@ class Method:
         return MethodState(self, n_steps, times, steps(make_schedule, self.drop_fraction), steps(make_schedule, path))
 
     def sparsity_schedule(self):
-        "The schedule that leads to `sparsity`; if it leaves its `stop` open, it ends at `stop_pct`"
+        "The schedule that ends at `sparsity`"
         if not isinstance(self.sparsity, Real): return self.sparsity
         stop = inspect.signature(self.sparsity_path).parameters.get('stop')
         is_open = stop is not None and stop.default is stop.empty
@@ -256,7 +256,7 @@ class Method:
         live:int, # Live weights before the update
         target:int, # Live weights after it
         fraction:float, # Drop fraction
-        target_is_explicit:bool=False, # Was the target asked for?
+        target_is_explicit:bool=False, # Did the user request the target?
     ) -> int:
         "How many live weights an update keeps"
         if self.grow_score_f is None and (target_is_explicit or self.moves_sparsity): return min(live, target)
@@ -273,17 +273,17 @@ class Method:
 
     @property
     def dense_history(self) -> bool:
-        "Does one of them read the optimizer's state of dead weights?"
+        "Does one of the score parts read the optimizer state of dead weights?"
         return any(needs_of(f).dense_history for f in self.score_parts)
 
     @property
     def collectors(self) -> dict:
-        "What they collect, by name"
+        "The averages of gradients that the score parts read, by name"
         return {c.name:c for f in self.score_parts if (c := needs_of(f).collector)}
 
 # %% ../../nbs/40_train.method.ipynb #7c79cc25
 class MethodState:
-    "A method in a run of `n_steps`: its times in steps, and how far it has got"
+    "A method in a run of `n_steps`: its schedules in steps, and its progress"
     def __init__(self, method, n_steps, times, fractions, path):
         store_attr()
         m,every = method,method.batches_per_update
@@ -302,13 +302,13 @@ class MethodState:
     def is_time(self,
         t:int, # Step, from 0
     ) -> bool:
-        "Is `t` a time for an update?"
+        "Is an update due at step `t`?"
         if self.times is not None: return bool(self.times(t))
         if self.path is None: return update_due(t, self.batches_per_update, self.n_steps, self.stop_pct)
         return update_due(t, self.batches_per_update, self.n_steps, 1.) or t==self.n_stop<self.n_steps-1
 
     def updates_before(self, t):
-        "Updates so far, without one that fell due at step `t`"
+        "The number of updates before step `t`"
         return self.n_updates-(t==self.updated_at)
 
     def fraction(self,
@@ -321,21 +321,21 @@ class MethodState:
     def sparsity_at(self,
         t:int, # Step, from 0
         n_updates:int=None, # Updates by then; so far by default
-    ) -> float: # In [0,1], or None if the masks' own counts are to stay
-        "The sparsity that is asked for at step `t`"
+    ) -> float: # In [0,1], or None if the numbers of live weights stay
+        "The target sparsity at step `t`"
         return self.sparsity if self.path is None else fraction_at(self.path, t, ifnone(n_updates, self.n_updates))
 
     def collects(self,
         c, # A `GradAverage`
         t:int, # Step, from 0
     ) -> bool:
-        "Does `c` want the gradient of step `t`?"
+        "Does `c` need the gradient of step `t`?"
         return c.window is None or self.pending is not None or any(self.is_time(u) for u in range(t, t+c.window))
 
     def reads_dense(self,
         t:int, # Step, from 0
     ) -> bool:
-        "Does a score want the dense gradient of step `t`?"
+        "Does an average of gradients need the dense gradient of step `t`?"
         return any(c.dense and self.collects(c, t) for c in self.collectors.values())
 
 # %% ../../nbs/40_train.method.ipynb #07a6890c
@@ -344,7 +344,7 @@ def dense_batches(
     grow_score_f=None, # As in `Method`
     redistribute_f=None, # As in `Method`
 ) -> float: # An integer, or infinity for all batches
-    "In how many batches up to an update, its own included, gradients of dead weights are read"
+    "The number of batches, up to and including that of an update, in which gradients of dead weights are read"
     fs = keep_score_f,grow_score_f,redistribute_f
     if any(needs_of(f).dense_history for f in fs): return math.inf
     windows = [ifnone(c.window, math.inf) for f in fs if (c := needs_of(f).collector) and c.dense]

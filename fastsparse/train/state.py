@@ -22,18 +22,18 @@ def _param_state(s):
     return dict({k:getattr(s, k) for k in _of_param}, name=s.o.name, size=s.n, last_update=list(s.last_update),
         masked=storage_of(s.o.p).checksum(s.mask), grad_accumulators=collected, growth_state=dict(s.growth_state))
 
-def _others(engine): return [s for s in engine.all if s not in engine.slots]  # whose masks rest; they may have rates
+def _others(engine): return [s for s in engine.all if s not in engine.slots]  # without updates; they may have learning rates
 
 def _checksum(state):
-    "A checksum of all that is a number or a text"
+    "A checksum of all numbers and texts in the state"
     rest = {k:state[k] for k in ('schema','seed','n_updates','last_t','n_steps','methods')}
     slots = [{k:v for k,v in o.items() if k not in _tensors} for o in state['slots']]
     return zlib.crc32(json.dumps([rest, slots], sort_keys=True, default=str).encode())
 
 def engine_state(
     engine, # A `SparseEngine`
-) -> dict: # Numbers, lists and strings; tensors too where a method collects gradients, or remembers initial values or young weights
-    "What `engine` needs to go on, besides the model's and the optimizer's state"
+) -> dict: # Numbers, lists and texts; tensors only if a method needs them
+    "The engine's own state, without the model's and the optimizer's"
     state = dict(schema=_schema, **{k:getattr(engine, k) for k in ('seed','n_updates','last_t','n_steps')},
         methods=[{k:getattr(m, k) for k in _of_method} for m in engine.methods], slots=[_param_state(s) for s in engine.slots],
         plan={s.o.name:s.handler.kernel for s in engine.all if s.handler.kernel}, others=[dict(s.growth_state) for s in _others(engine)],
@@ -45,7 +45,7 @@ def check_same_run(
     engine, # A `SparseEngine`
     state:dict, # From `engine_state`
 ):
-    "A `ValueError` unless `state` is of a run like this one"
+    "Raise a `ValueError` unless `state` is of a run with the same parameters, methods and settings"
     if not isinstance(state, dict) or not {'schema','checksum','methods','slots','n_steps','last_t','seed','n_updates'}<=set(state):
         raise ValueError(f"the state is {state if not state else 'a '+type(state).__name__+' that lacks its schema'}, "
             "and must come from state_dict() of an engine or callback of this version: save the run again, or begin a new one")
@@ -74,7 +74,7 @@ def load_engine_state(
     engine, # A `SparseEngine`
     state:dict, # From `engine_state`
 ):
-    "Continue from `state`; a `ValueError`, and nothing changed, if it is of another run or of other masks"
+    "Continue from `state`; a `ValueError` before anything is changed if it is of another run or of other masks"
     check_same_run(engine, state)
     for s,o in zip(engine.slots, state['slots']):
         if o['masked']!=storage_of(s.o.p).checksum(s.mask):
