@@ -96,7 +96,7 @@ everyone = 'auto','set','rigl','gmp','static','one-shot'
 small = *dense('mlp', 64, 128, 192, 320, 512, 1024),*sparse('mlp', 1024, .98, *everyone),*sparse('mlp', 512, .95, 'auto')
 wider = *sparse('mlp', 2048, .99, 'auto', 'set'),Arm('mlp', 1024, 'auto', .98, 'block 4x1 pad')
 
-text = *dense('gpt', 64, 96, 128, 160, 192, 256),*sparse('gpt', 256, .9, 'auto', 'set'),*sparse('gpt', 384, .95, 'auto'),*sparse('wide', 2048, .95, 'auto')
+text = *dense('gpt', 48, 64, 96, 128, 192, 256),*sparse('gpt', 256, .9, 'auto', 'set'),*sparse('gpt', 384, .95, 'auto'),*sparse('wide', 2048, .95, 'auto')
 
 # The ways to train each task
 arms = {}

@@ -47,12 +47,13 @@ def source_bytes():
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(42))
     return torch.frombuffer(bytearray(b''.join(files[i].read_bytes() for i in order)), dtype=torch.uint8).long()
 
-def text_data(n_train, seed, n_test=300, length=128):
-    "Rows of bytes and of those that follow; the last rows are for the test, those before them for validation"
+def text_data(n_train, seed, n_test=500, length=64):
+    "Rows of bytes and of those that follow: for training at random from the first nine tenths of the files, else from the last"
     ids = source_bytes()
     rows = ids[:(len(ids)-1)//length*length].view(-1, length),ids[1:(len(ids)-1)//length*length+1].view(-1, length)
-    parts = slice(0, n_train//length),slice(-2*n_test, -n_test),slice(-n_test, None)
-    return [tuple(o[p] for o in rows) for p in parts]
+    n,g = len(rows[0]),torch.Generator().manual_seed(42)
+    first,last = torch.randperm(n-n//10, generator=g)[:n_train//length],n-n//10+torch.randperm(n//10, generator=g)
+    return [tuple(o[p] for o in rows) for p in (first,last[:n_test],last[n_test:2*n_test])]
 
 def mlp(n_in, n_out):
     def make(w, drop):
@@ -88,11 +89,11 @@ class Block(nn.Module):
         return x+self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
 class GPT(nn.Module):
-    "A transformer of four layers that predicts the next byte"
-    def __init__(self, d, drop, hidden=None, length=128):
+    "A transformer of two layers that predicts the next byte"
+    def __init__(self, d, drop, hidden=None, length=64):
         super().__init__()
         self.tokens,self.places = nn.Embedding(256,d),nn.Parameter(torch.randn(length,d)*.02)
-        self.body,self.head = nn.Sequential(*[Block(d, hidden or 4*d, drop) for _ in range(4)], nn.LayerNorm(d)),nn.Linear(d,256)
+        self.body,self.head = nn.Sequential(*[Block(d, hidden or 4*d, drop) for _ in range(2)], nn.LayerNorm(d)),nn.Linear(d,256)
     def forward(self, x): return self.head(self.body(self.tokens(x)+self.places))
 
 class Task:
@@ -131,7 +132,7 @@ def image_nets(size): return dict(mlp=mlp(size*size, 10), conv=conv2d(size, 10))
 
 def gpt_task(n_train, **kwargs):
     nets = dict(gpt=GPT, wide=lambda w, drop: GPT(128, drop, w))
-    return Task(partial(text_data, n_train), nets, byte_loss, 'minus nats a byte', bs=8, choose=('lr','drop'), **kwargs)
+    return Task(partial(text_data, n_train), nets, byte_loss, 'minus nats a byte', bs=8, choose=('lr',), **kwargs)
 
 def policies(n, seed):
     import gymnasium
