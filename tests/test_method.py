@@ -4,7 +4,7 @@ from fastsparse.all import *
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
 from fastsparse.masks.scores import Sampled,MeanGradient,fisher_saliency
-from fastsparse.train.method import check_sparsity,drop_of_live,drop_of_target,find_method,Method
+from fastsparse.train.method import check_sparsity,drop_of_live,drop_of_target,find_method,Method,settings_of
 from helpers import *
 from hypothesis import given, strategies as st
 
@@ -228,3 +228,8 @@ def test_a_run_begins_with_nothing_done():
     run = Method(batches_per_update=10, stop_pct=.75).bind(100)
     assert (run.n_updates,run.missed,run.pending,run.keep_dense_grad,run.n_stop)==(0,0,None,None,75)
     assert Method(batches_per_update=10, stop_pct=.751).bind(100).n_stop==76
+
+@pytest.mark.parametrize('name', ['mest','softmest','acdc','dsd','cht'])
+def test_a_method_with_its_own_times_of_updates_refuses_an_interval_that_it_would_not_heed(name):
+    with pytest.raises(ValueError, match='pass updates= instead'): settings_of(name, dict(batches_per_update=3))
+    assert settings_of(name, dict(updates=[.5]))['updates']==[.5]

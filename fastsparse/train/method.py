@@ -110,7 +110,11 @@ def settings_of(
     n_steps:int=None, # Steps of the whole run; 'auto' needs them
 ) -> dict:
     "The settings of a method in a run"
-    if method!='auto': return {**find_method(method), **given}
+    if method!='auto':
+        own = find_method(method)
+        if own.get('updates') and given.get('updates') is None and given.get('batches_per_update') is not None:
+            raise ValueError("the method has its own times of updates: pass updates= instead of batches_per_update=")
+        return {**own, **given}
     every = given.get('batches_per_update')
     if n_steps is None:
         raise ValueError("n_steps is None, and method 'auto', which is taken where no other is named, needs it: "
