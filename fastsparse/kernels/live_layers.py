@@ -210,7 +210,7 @@ def swappable(
 
 # %% ../../nbs/38_kernels.live_layers.ipynb #fed3ca8c
 class SparseCompute:
-    "The choice of `sparse_compute`: `plan` (name → 'rows' or 'dense'), `ratios` (name → speed-up), `df` (a table); `remove()` undoes it"
+    "The choice of `sparse_compute`: `plan` (name → 'rows' or 'dense'), `ratios` (name → speed-up), `df` (table); `remove()` undoes it"
     def __init__(self, model, handlers, plan, ratios, notes):
         store_attr('model,handlers,plan,ratios,notes')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]

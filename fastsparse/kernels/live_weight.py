@@ -419,7 +419,8 @@ class LiveWeight(MaskHandler):
         self.check()
         if self.calls is not None: self.calls.append((x,bias))
         v = self.values
-        if v.ndim==1 and not _is_transformed(): return self.times(v, x, bias, self.record_dense_grad if self.keep_dense_grad else None, relu)
+        if v.ndim==1 and not _is_transformed():
+            return self.times(v, x, bias, self.record_dense_grad if self.keep_dense_grad else None, relu)
         y = self.dense_times(self.dense_weight(), x, bias)
         return y.relu() if relu else y
 

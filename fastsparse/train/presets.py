@@ -82,7 +82,7 @@ RigL_presets = _preset('RigL', 'drops the smallest weights, grows where gradient
     grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=Interval(100))
 
 # %% ../../nbs/43_train.presets.ipynb #948c0a3b
-ITOP_presets = _preset('ITOP', 'RigL with long intervals and half of the weights replaced, so that more connections are tried', '2102.02887',
+ITOP_presets = _preset('ITOP', 'RigL with long intervals and half of the weights replaced, to try more connections', '2102.02887',
     keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1.,
     batches_per_update=Interval(4000))
 
