@@ -119,7 +119,7 @@ def test_the_loss_of_ppo_by_hand():
 def test_networks_of_a_task_take_a_batch(task):
     arm = arms[task][-1]
     net = tasks[task].nets[arm.net](8, .1)
-    x = torch.zeros(2,128).long() if task.startswith('text') else torch.zeros(2, dict(mnist1d=40, digits=64, diamonds=26).get(task, 784))
+    x = torch.zeros(2,64).long() if task.startswith('text') else torch.zeros(2, dict(mnist1d=40, digits=64, diamonds=26).get(task, 784))
     assert len(net(x))==2
 
 def test_each_task_has_six_widths_and_names_are_unique():
