@@ -150,10 +150,10 @@ def small(monkeypatch):
 def cut_small(patch):
     "Cut the product of a convolution into many pieces, as is done with large ones only"
     whole = convolutions.tile_sizes
-    def _plan(*args):
+    def _sizes(*args):
         cut = whole(*args)
         return {**cut, 'block':min(2, cut['block']), 'group':2, 'strip':cut['tile_rows']}
-    patch.setattr(convolutions, 'tile_sizes', _plan)
+    patch.setattr(convolutions, 'tile_sizes', _sizes)
 
 def draw_all(kind, times, dtype):
     strategy,n = drawn[kind]

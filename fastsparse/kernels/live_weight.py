@@ -385,10 +385,7 @@ class LiveWeight(MaskHandler):
         v = self.values.new_zeros(len(at))
         if self.has_dense:
             self.dense_grad.average_over_ranks()
-            v.grad,places = self.dense_grad.summed(SparseIndex.of_places(self.index.shape, at)),self.index.places
-            i = torch.searchsorted(places, at)
-            lived = live_places(places[i.clamp(max=len(places)-1)]==at) if len(places) else i[:0]
-            v.grad[lived] = self.dense_grad.live_grad[i[lived]]  # just dropped: a penalty is in their gradient too
+            v.grad = self.dense_grad.at(SparseIndex.of_places(self.index.shape, at), self.index.places)
         else: v.grad = v.clone()
         return v
 

@@ -331,6 +331,16 @@ class DenseGradient:
         self.averaged = True
 
     @torch.no_grad()
+    def at(self, index, places):
+        "The gradient at the weights of `index`, of which some may be at `places`, those of live values"
+        out = self.summed(index)
+        if not len(places): return out
+        i = torch.searchsorted(places, index.places).clamp(max=len(places)-1)
+        lives = places[i]==index.places
+        out[lives] = self.live_grad[i[lives]]  # what other terms of the loss gave is in it alone
+        return out
+
+    @torch.no_grad()
     def in_rows(self, rows, places, live):
         "Some rows of the gradient as a dense matrix; `places` are their live weights, and `live` the indices of these among the values"
         out = self.summed(rows=rows)

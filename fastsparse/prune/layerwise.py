@@ -47,19 +47,19 @@ def _all_or_nothing(ps):
             for p,o in zip(ps, old): p.copy_(o)
         raise
 
+@unfused()
 def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=None, also=None):
     "Prune layer by layer; `solve(o, statistic)` → the mask of a `Goal`, and its new weight"
     plan = plan_pruning(model, target, also)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
-    goals = {o.name:o for o in plan}
-    with unfused(): calls = layer_calls(calib, plan)
+    calls,goals = layer_calls(calib, plan),{o.name:o for o in plan}
     todo = [goals[name] for name in calls if _prunable(goals[name])]
     if not todo: raise ValueError("no layer to prune was reached by the data: check data and target")
 
     def _pruned(stages):
         masks = {}
-        with unfused(), _all_or_nothing([o.p for o in todo]), closing(layers_in_order(calib, stages, calls)) as layers:
+        with _all_or_nothing([o.p for o in todo]), closing(layers_in_order(calib, stages, calls)) as layers:
             for o,statistic in shown(layers, progress, total=len(todo), leave=False):
                 try: mask,w = solve(o, statistic)
                 except Unreached: continue  # pruned layers before it may lead data another way

@@ -15,7 +15,7 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.kernels.timing import times_in_turns
 from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.model.enforcement import apply_masks,masked_params
-from fastsparse.masks.selection import count_live,n_live
+from fastsparse.masks.selection import n_live
 from fastsparse.train.presets import Preset
 from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
@@ -35,8 +35,6 @@ def auto_presets(
         **auto_settings(n_steps, updates))
 
 # %% ../../nbs/47_train.fit.ipynb #21b3fccf
-def _counts(os): return sum(count_live(o.mask) for o in os),sum(o.mask.numel() for o in os)  # live weights, and all
-
 def _is_rate(x): return isinstance(x, Real) and not isinstance(x, bool) and 0<x<math.inf
 
 def _check_fit(n_epoch, sparsity, lr, cbs):
@@ -54,7 +52,7 @@ def _make_sparse(learn, sparsity, settings, sparse_f, mask_init, seed):
     path,asked = settings.get('sparsity_path') is not None,dict(sparsity=sparsity, **({} if sparse_f is None else dict(sparse_f=sparse_f)))
     if path: return asked
     if os := masked_params(learn.model):
-        n,legal = _counts(os)[1],fitting(settings.get('structure'), os, sparsity)
+        n,legal = sum(o.mask.numel() for o in os),fitting(settings.get('structure'), os, sparsity)
         return {} if sparse_f is None and has_live(os, legal, n_live(n, sparsity)) else asked
     if mask_init=='random' and sparsity and shows_training(learn, learn.model):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
