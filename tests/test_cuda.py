@@ -116,3 +116,13 @@ def test_a_model_that_moves_keeps_its_masks():
     for t in range(3): step(model, opt, t)
     assert_laws(model, opt)
     assert all(torch.equal(p, q) for p,q in zip(want, masks(model)))
+
+def test_smaller_copies_are_made_where_the_model_is():
+    model = nn.Sequential(nn.Linear(12,64), nn.ReLU(), nn.Linear(64,64), nn.ReLU(), nn.Linear(64,4)).to(device)
+    x = batch(0)[0]
+    small = narrow_like(model, .5, x)
+    assert small(x).device==x.device and small[0].out_features==32
+    sparsify_model(model, .95, seed=0)
+    less,removed = shrink(model, x)
+    assert removed
+    torch.testing.assert_close(less(x), model(x))

@@ -349,3 +349,17 @@ def test_types_are_kept(dtype):
     small,removed = shrink(m, x := torch.randn(2,3,4,4).to(dtype))
     assert {t.dtype for t in [*small.parameters(),*small.buffers()]}=={dtype} and removed=={'0':1}
     torch.testing.assert_close(small(x), m(x), rtol=.05 if dtype==torch.bfloat16 else 1e-5, atol=.05 if dtype==torch.bfloat16 else 1e-5)
+
+@pytest.mark.parametrize('live', [False,True])
+def test_a_sparse_model_is_shrunk_as_its_plain_copy_is(live):
+    m = nn.Sequential(nn.Linear(32,64), nn.ReLU(), nn.Linear(64,64), nn.ReLU(), nn.Linear(64,4))
+    x = torch.randn(8,32)
+    sparsify_model(m, .95, seed=0)
+    want,gone = shrink(plain_copy(m), x)
+    if live: sparse_compute(m, x, torch.optim.SGD(m.parameters(), lr=.1), plan={'0.weight':'rows','2.weight':'rows'})
+    before = {k:v.clone() for k,v in m.state_dict().items()}
+    small,removed = shrink(m, x)
+    assert removed==gone and removed and not any('mask' in k for k in small.state_dict())
+    torch.testing.assert_close(small(x), m(x))
+    torch.testing.assert_close(small(x), want(x))
+    assert all(torch.equal(v, before[k]) for k,v in m.state_dict().items())

@@ -19,8 +19,8 @@ from fastsparse.masks.registry import closest_name
 from fastsparse.model.running import call_model,evaluating
 from fastsparse.masks.selection import bits_to_mask,mask_to_bits,zero_dead_
 from fastsparse.deploy.compact import pack,packed,storable
-from fastsparse.deploy.shrink import shrink
-from fastsparse.model.enforcement import apply_masks,handler_of,masked_params
+from fastsparse.deploy.shrink import masked_copy,shrink
+from fastsparse.model.enforcement import handler_of,masked_params
 from fastsparse.model.hooks import settle_averages
 from fastsparse.model.restore import ways_out,written_behind
 from fastsparse.model.sparsify import module_copy,module_of,need_masks,unsparsify
@@ -37,22 +37,13 @@ def _check_written(model):
         raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, "
             f"and an export would lose them: {ways_out}")
 
-# %% ../../nbs/72_deploy.export.ipynb #8ddc06c7
-@torch.inference_mode(False)
-def _masked_copy(model):
-    "A copy in evaluation mode, with masks, and dense weights that obey them"
-    new = module_copy(module_of(model)).eval()
-    store_dense(new)
-    apply_masks(new)
-    return new
-
 # %% ../../nbs/72_deploy.export.ipynb #16e81a3b
 def plain_copy(
     model, # A sparse module or a `Learner` of one, masked or computing with live weights
 ) -> nn.Module: # A copy in evaluation mode
     "A dense copy without masks or hooks, with zeros where weights are dead"
     _check_written(model)
-    new = _masked_copy(model)
+    new = masked_copy(model)
     unsparsify(new)
     return new
 
@@ -69,7 +60,7 @@ def _fits(m, how):
 
 def _stored(how):
     def f(model, xb, pt2):
-        new = _masked_copy(model)
+        new = masked_copy(model)
         why = {n:_fits(m, how) for n,m in _masked_layers(new).items()}
         if all(why.values()):
             raise ValueError(f"no masked layer can be stored as {how!r}; only linear layers, 1x1 convolutions and attention can"
