@@ -92,7 +92,7 @@ def verdict_table(
     v = verdicts(runs)
     text = [f"{d:+.3f} {o}" for d,o in zip(v.difference, v.verdict)]
     t = v.assign(text=text).pivot(index='method', columns='task', values='text')
-    return t.reindex(index=methods, columns=list(tasks)).fillna('not run').rename(columns=titles)
+    return t.reindex(index=methods, columns=list(tasks)).fillna('–').rename(columns=titles)
 
 def rival_table(
     runs:list, # Of `read_results`
