@@ -57,7 +57,7 @@ def test_a_convolutional_network_is_no_rival_of_another_kind():
 def test_what_is_missing_is_named():
     runs = rows('dense 320', [.5]*tasks['digits'].seeds)+rows('auto 512@.95', [.6,.7])
     t = verdict_table(runs)
-    assert t.loc['auto','digits'].startswith('+0.150') and t.loc['set','digits']=='not run' and t.loc['auto','MNIST-1D']=='not run'
+    assert t.loc['auto','digits'].startswith('+0.150') and t.loc['set','digits']=='–' and t.loc['auto','MNIST-1D']=='–'
     assert {'set 512@.95','auto 512@.95'}<=set(not_run(runs)['digits']) and 'dense 320' not in not_run(runs)['digits'] and len(not_run(runs)['mnist1d'])==len(arms['mnist1d'])
 
 def test_rates_at_the_edge_are_flagged():
