@@ -43,8 +43,18 @@ def training_step(name, device, rounds=9, n=20):
     return dict(dense_ms=1e3*statistics.median(times['dense']), update_ms=1e3*upd, step=spread(ratios(times['step'], times['dense'])),
         amortised=spread([amortised(s, upd)/d for s,d in zip(times['step'], times['dense'])]))
 
+def captured(f, n=10):
+    "`n` calls of `f` as a CUDA graph, which has the card's time without the processor's"
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side): f()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        for _ in range(n): f()
+    return graph.replay
+
 def semi_structured(size, rows, device, rounds=9, n=50):
-    "Training under 2:4 masks, and the exported product in half precision, against dense"
+    "Training under 2:4 masks, and the exported product in half precision, against dense: called from Python, and as a CUDA graph"
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(size, size, bias=False)).to(device)
     x = torch.randn(rows, size, device=device)
@@ -57,15 +67,18 @@ def semi_structured(size, rows, device, rounds=9, n=50):
             opt.step()
             opt.zero_grad()
         return step
-    times = interleaved(dict(dense=trains(dense), sparse=trains(model)), rounds, n, device)
+    times = interleaved(dict(dense=trains(dense), sparse=trains(model)), rounds, max(n//10, 1), device)
     res = dict(size=size, rows=rows, training=spread(ratios(times['sparse'], times['dense'])))
     if device!='cuda': return res
     half,xh = plain_copy(model).half().eval(),x.half()
     small = pack(deepcopy(half), {'0':'2:4'})
     with torch.inference_mode():
         error = (small(xh)-half(xh)).abs().max().item()
-        times = interleaved(dict(dense=lambda: half(xh), small=lambda: small(xh)), rounds, n, device)
-    return dict(res, error=error, inference=spread(ratios(times['dense'], times['small'])))
+        arms = dict(dense=lambda: half(xh), small=lambda: small(xh))
+        times = interleaved(arms, rounds, n, device)
+        graphs = interleaved({k:captured(f) for k,f in arms.items()}, rounds, 10, device)
+    return dict(res, error=error, dense_us=1e6*statistics.median(times['dense']),
+        **{k:spread(ratios(t['dense'], t['small'])) for k,t in dict(inference=times, graph=graphs).items()})
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -73,19 +86,20 @@ def main():
     parser.add_argument('--quick', action='store_true', help='one model, few rounds')
     args = parser.parse_args()
     if args.device=='cuda' and not torch.cuda.is_available(): parser.error('there is no CUDA device here: --device cpu only tries the script')
-    d,few = args.device,dict(rounds=3, n=3) if args.quick else {}
+    d,few,out = args.device,dict(rounds=3, n=3) if args.quick else {},Path(__file__).parent/'results'/'cuda'
     about = dict(machine(), device=torch.cuda.get_device_name() if d=='cuda' else 'cpu')
     print(*[f'{k} {v}' for k,v in about.items()], sep=', ')
+    def write(name, rows):
+        if d=='cpu' or args.quick: return
+        out.mkdir(parents=True, exist_ok=True)
+        (out/f'{name}.json').write_text(json.dumps(dict(machine=about, rows=rows), indent=1)+'\n')
     steps = {name:training_step(name, d, **few) for name in (['mlp'] if args.quick else ['mlp','resnet18','resnet18_cifar','gpt'])}
     for name,o in steps.items():
         print(f"{titles[name]}: dense {o['dense_ms']:.2f} ms, a step {o['step']['median']:.3f}, with updates every {every} {o['amortised']['median']:.3f}, an update {o['update_ms']:.1f} ms")
-    sizes = [(256,32)] if args.quick else [(1024,4096),(4096,4096),(8192,4096)]
+    write('steps', steps)
+    sizes = [(256,32)] if args.quick else [(1024,4096),(4096,512),(4096,4096),(4096,16384),(8192,4096),(8192,16384)]
     semi = [semi_structured(*o, d, **few) for o in sizes]
     for o in semi: print(', '.join(f"{k} {v['median']:.2f}" if isinstance(v, dict) else f'{k} {v}' for k,v in o.items()))
-    if d=='cpu': return
-    out = Path(__file__).parent/'results'/'cuda'
-    out.mkdir(parents=True, exist_ok=True)
-    for k,rows in dict(steps=steps, semi_structured=semi).items():
-        (out/f'{k}.json').write_text(json.dumps(dict(machine=about, rows=rows), indent=1)+'\n')
+    write('semi_structured', semi)
 
 if __name__=='__main__': main()
