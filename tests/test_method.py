@@ -233,3 +233,17 @@ def test_a_run_begins_with_nothing_done():
 def test_a_method_with_its_own_times_of_updates_refuses_an_interval_that_it_would_not_heed(name):
     with pytest.raises(ValueError, match='pass updates= instead'): settings_of(name, dict(batches_per_update=3))
     assert settings_of(name, dict(updates=[.5]))['updates']==[.5]
+
+@pytest.mark.parametrize('preset,given,instead', [(CHT_presets, dict(batches_per_update=3), 'updates'), (MEST_presets, dict(batches_per_update=3), 'updates'),
+    (MEST_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'), (CHT_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'),
+    (MEST_presets, dict(stop_pct=.5), 'updates'), (ACDC_presets, dict(stop_pct=.5), 'updates')])
+def test_a_setting_that_a_schedule_of_the_method_would_hide_is_refused(preset, given, instead):
+    for f in (lambda: preset(**given), lambda: settings_of(preset.name.lower(), given)):
+        with pytest.raises(ValueError, match=f'pass {instead}= instead of {list(given)[0]}='): f()
+
+def test_a_setting_that_is_heard_beside_the_schedules_of_a_method_is_taken():
+    assert CHT_presets(updates=None, batches_per_update=3)['batches_per_update']==3
+    assert MEST_presets(updates=[.5], drop_fraction=None, initial_drop_grow_pct=.5)['initial_drop_grow_pct']==.5
+    assert CHT_presets(sparsity_path=cubic_path(), stop_pct=.5)['stop_pct']==.5
+    assert RigL_presets(stop_pct=.5, initial_drop_grow_pct=.2)['stop_pct']==.5
+    assert CHT_presets(updates=[.5])(sparsity=.9)['updates']==[.5]

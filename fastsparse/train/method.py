@@ -104,17 +104,27 @@ def method_or_auto(method, given, rules=None):
     says = method is not None or rules is not None or any(given.get(k) is not None for k in ('batches_per_update','updates'))
     return method if says else 'auto'
 
+def overridden(
+    own:dict, # Settings of a method
+    given:dict, # Settings that override them
+) -> dict:
+    "Both; a `ValueError` if a schedule among `own` hides one that is given"
+    res = {**own, **given}
+    hides = dict(batches_per_update='updates', initial_drop_grow_pct='drop_fraction')
+    by_cosine = res.get('drop_fraction') is None and res.get('initial_drop_grow_pct')!=0
+    if not by_cosine and 'sparsity_path' not in given: hides['stop_pct'] = 'updates'
+    for k,by in hides.items():
+        if given.get(k) is None or by in given or own.get(by) in (None,[],()): continue
+        raise ValueError(f"the method has its own {by.replace('_', ' ')}: pass {by}= instead of {k}=")
+    return res
+
 def settings_of(
     method, # A name, a preset or None
     given:dict, # Settings that override its own
     n_steps:int=None, # Steps of the whole run; 'auto' needs them
 ) -> dict:
     "The settings of a method in a run"
-    if method!='auto':
-        own = find_method(method)
-        if own.get('updates') and given.get('updates') is None and given.get('batches_per_update') is not None:
-            raise ValueError("the method has its own times of updates: pass updates= instead of batches_per_update=")
-        return {**own, **given}
+    if method!='auto': return overridden(find_method(method), given)
     every = given.get('batches_per_update')
     if n_steps is None:
         raise ValueError("n_steps is None, and method 'auto', which is taken where no other is named, needs it: "

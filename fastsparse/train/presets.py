@@ -13,7 +13,7 @@ from functools import partial
 from inspect import isfunction,signature
 from fastsparse.masks.distributions import global_sparsity
 from fastsparse.train.growth import reset_state
-from fastsparse.train.method import drop_of_target,register_method
+from fastsparse.train.method import drop_of_target,overridden,register_method
 from fastsparse.masks.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
 from fastsparse.masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
 from fastsparse.masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
@@ -37,7 +37,7 @@ class Preset(dict):
     def __call__(self, **changes):
         "A copy with some settings changed, or added"
         check_names(changes, _also)
-        return type(self)(self.name, self.about, self.paper, **{**self, **changes})
+        return type(self)(self.name, self.about, self.paper, **overridden(self, changes))
 
     def copy(self): return self()
     def __eq__(self, o):

@@ -13,7 +13,7 @@ from fastsparse.masks.files import read_data,reading
 from fastsparse.masks.patterns import named
 from fastsparse.masks.schedules import Interval
 from fastsparse.model.sparsify import decide,module_of
-from fastsparse.train.method import Method,find_method,may_be_none,part_kinds
+from fastsparse.train.method import Method,find_method,may_be_none,overridden,part_kinds
 from fastsparse.train.presets import Preset
 from functools import partial
 from inspect import signature
@@ -75,7 +75,7 @@ def _rule(spec):
     if method in (None,'dense'): return pattern,None
     known = signature(Method).parameters
     if bad := set(spec)-set(known): raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(known)}")
-    settings = Preset(str(method).lower(), '', **{**find_method(method), **{k: part(k, v) for k,v in spec.items()}})
+    settings = Preset(str(method).lower(), '', **overridden(find_method(method), {k: part(k, v) for k,v in spec.items()}))
     Method(**{'batches_per_update':100, **settings})  # refuses what no method can do
     return pattern,settings
 
