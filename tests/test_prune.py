@@ -1286,3 +1286,11 @@ def test_synflow_takes_inputs_by_name():
     for net,xb in zip(nets, (dict(gain=gain, x=x), (x,gain))): prune_synflow(net, .7, xb, rounds=5)
     assert nets[0].a.weight_mask.equal(nets[1].a.weight_mask) and nets[0].b.weight_mask.equal(nets[1].b.weight_mask)
     assert sum(int(o.mask.sum()) for o in masked_params(nets[0]))==round(.3*72)
+
+@pytest.mark.parametrize('mask,padded', [([[1,1,1],[1,1,1]], False), ([[1,1,1],[1,1,0]], True), ([[1.,1.,1.],[1.,1.,0.]], True), ([[0.,0.,0.],[0.,0.,0.]], False),
+    ([[0.,0.,0.],[0.,0.,-1e9]], True), ([[[[0.,-math.inf],[0.,0.]]]], False), ([[[[0.,-math.inf],[0.,-math.inf]]]], True),
+    ([[[[True,False],[True,True]]]], False)])
+def test_padding_is_what_nothing_attends_to(mask, padded):
+    "Masks of ones and zeros, masks that are added to scores, and causal ones"
+    from fastsparse.prune.inputs import _has_padding
+    assert _has_padding(dict(attention_mask=torch.tensor(mask)))==padded

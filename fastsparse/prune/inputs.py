@@ -38,7 +38,11 @@ def n_items(b):
     return found
 
 # %% ../../nbs/61_prune.inputs.ipynb #021acfa2
-def _has_padding(kwargs): return isinstance(m := kwargs.get('attention_mask'), torch.Tensor) and not m.all()
+def _has_padding(kwargs):
+    "Does nothing attend to some position? A float mask whose highest value is zero is added to scores"
+    if not isinstance(m := kwargs.get('attention_mask'), torch.Tensor): return False
+    seen = m==0 if m.is_floating_point() and m.numel() and m.max()==0 else m!=0
+    return not (seen.flatten(1, -2).any(1) if m.ndim>2 else seen).all()
 
 class EndForward(Exception): "Ends a forward whose later layers aren't needed"
 
