@@ -1,7 +1,7 @@
 "Sparse training under other people's trainers: counts, laws and resumes, with the real packages"
 import os
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
-import pytest,torch
+import pytest,torch,warnings
 from fastcore import test as t
 from fastsparse.all import *
 from fastsparse.kernels.live_weight import LiveWeight
@@ -28,10 +28,10 @@ def counts(model):
 
 def dead_are_zero(model): return all((o.p.detach()[~o.mask]==0).all() for o in masked_params(model))
 
-def trainer_of(model, folder, cb, data=ids, **kwargs):
+def trainer_of(model, folder, cb, data=ids, eval_dataset=None, **kwargs):
     usual = dict(max_steps=12, save_steps=6, logging_steps=4, per_device_train_batch_size=8, report_to=[], disable_tqdm=True, use_cpu=True, seed=0)
     args = tf.TrainingArguments(str(folder), **{**usual, **dict(learning_rate=1e-2), **kwargs})
-    trainer = tf.Trainer(model, args, train_dataset=data, callbacks=[cb])
+    trainer = tf.Trainer(model, args, train_dataset=data, eval_dataset=eval_dataset, callbacks=[cb])
     trainer.remove_callback(tf.PrinterCallback)
     return trainer
 
@@ -118,6 +118,9 @@ def test_layers_go_live_by_the_rule_and_train_the_same_network(tmp_path, setting
         assert u.shape==v.shape and torch.allclose(u.float(), v.float(), atol=1e-5) and u.equal(w), k
     assert dead_are_zero(a)
 
+def test_an_interval_that_the_method_would_not_heed_is_refused():
+    with pytest.raises(ValueError, match='pass updates= instead'): SparseTrainerCallback(sparsity=.8, method='cht', batches_per_update=3)
+
 def test_plans_of_other_kinds_are_refused():
     with pytest.raises(ValueError, match='call sparse_compute'): callback(sparse_compute=True)
 
@@ -155,6 +158,33 @@ def test_a_sparse_model_is_taken_as_it_is(tmp_path):
     before = counts(model)
     trainer_of(model, tmp_path, callback(sparsity=None)).train()
     t.test_eq(counts(model), before)
+
+def test_one_callback_serves_trainers_of_dense_and_of_sparse_models(tmp_path):
+    cb = callback(sparsity=.9, method='set')
+    trainer_of(llama(), tmp_path, cb).train()
+    model = llama()
+    sparsify_model(model, .5, seed=1)
+    trainer_of(model, tmp_path, cb).train()
+    n,live = counts(model)
+    t.test_close(live/n, .1, eps=.001)
+
+class StopAt(tf.TrainerCallback):
+    def __init__(self, at): self.at = at
+    def on_step_end(self, args, state, control, **kwargs): control.should_training_stop = state.global_step==self.at
+
+def test_a_training_that_ends_before_its_sparsity_says_so(tmp_path):
+    "Stopped early, or put back to a checkpoint that was better"
+    for name,end in (('gmp',True),('rigl',False)):
+        trainer = trainer_of(llama(), tmp_path, SparseTrainerCallback(sparsity=.8, seed=0, method=name, batches_per_update=2))
+        trainer.add_callback(StopAt(5))
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter('always')
+            trainer.train()
+        t.test_eq(any('training ended after 5 of 12 steps' in str(o.message) and 'instead of 0.800' in str(o.message) for o in w), end)
+    best = trainer_of(llama(), tmp_path, SparseTrainerCallback(sparsity=.8, seed=0, method='gmp', batches_per_update=2), eval_dataset=ids,
+        eval_strategy='steps', eval_steps=4, save_steps=4, load_best_model_at_end=True, metric_for_best_model='loss', greater_is_better=True, learning_rate=10.)
+    with pytest.warns(UserWarning, match='instead of 0.800'): best.train()
+    assert best.state.best_global_step<12
 
 def test_a_checkpoint_without_the_engines_file_is_refused_by_name(tmp_path):
     trainer_of(llama(), tmp_path, callback()).train()
@@ -201,6 +231,15 @@ def test_lightning_trains_to_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_
     for (k,a),b in zip(whole.state_dict().items(), part.state_dict().values()): assert torch.equal(a, b), k
 
 @pytest.mark.filterwarnings('ignore')
+def test_one_lightning_callback_serves_dense_and_sparse_modules(tmp_path):
+    cb,net = lightning_callback(sparsity=.9, method='set'),lightning_net()
+    lightning_fit(lightning_net(), tmp_path, cb)
+    sparsify_model(net, .5, seed=1)
+    lightning_fit(net, tmp_path, cb)
+    n,live = counts(net)
+    t.test_close(live/n, .1, eps=.002)
+
+@pytest.mark.filterwarnings('ignore')
 def test_lightning_modules_with_two_optimizers_are_refused_by_name(tmp_path):
     net = lightning_net()
     net.automatic_optimization = False
@@ -232,6 +271,28 @@ def test_lightnings_averages_do_not_average_masks(tmp_path, name, kwargs, first)
     trainer.save_checkpoint(tmp_path/'end.ckpt')
     assert dead_are_zero(net)
     for o,(*_,s) in zip(masked_params(net), sparse_params(net)): t.test_close(s, 1-o.mask.float().mean().item(), 1e-6)
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_module_that_took_an_average_of_many_masks_is_as_sparse_as_its_own():
+    "Lightning's average is written into it after the last epoch, with weights that were live before; `layers` is called without the module"
+    import tempfile
+    net = lightning_net()
+    with tempfile.TemporaryDirectory() as d:
+        lightning_fit(net, d, lightning_callback(method='gmp', batches_per_update=2), extra=[lightning_average('StochasticWeightAveraging', swa_lrs=.01, swa_epoch_start=.3)])
+    assert dead_are_zero(net)
+
+@pytest.mark.filterwarnings('ignore')
+def test_lightning_says_that_a_training_with_steps_of_its_own_ended_before_its_sparsity(tmp_path):
+    "Lightning counts batches where a module steps by itself"
+    net = lightning_net()
+    net.automatic_optimization = False
+    def training_step(batch, i):
+        opt = net.optimizers()
+        net.manual_backward(nn.functional.cross_entropy(net.layers(batch[0]), batch[1]))
+        if i%2: opt.step()
+        if i%2: opt.zero_grad()
+    net.training_step = training_step
+    with pytest.warns(UserWarning, match='training ended after 8 of 16 steps'): lightning_fit(net, tmp_path, lightning_callback(method='gmp', batches_per_update=2))
 
 @pytest.mark.filterwarnings('ignore')
 def test_an_average_of_a_dense_model_is_refused(tmp_path):

@@ -12,12 +12,14 @@ from fastcore.meta import delegates
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.masks.files import read_tensors,whole_file
-from fastsparse.model.enforcement import masked_params
+from fastsparse.masks.selection import count_live
+from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.model.hooks import settle_averages
-from fastsparse.train.method import find_method
+from fastsparse.train.method import find_method,overridden
 from fastsparse.model.sparsify import share_masks,sparsify_model
 from fastsparse.train.engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
+from warnings import warn
 
 # %% ../../nbs/49_train.trainers.ipynb #4bdd9562
 def need(
@@ -42,7 +44,7 @@ def _made(cls, base):
 
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-    live,was_sparse = None,None
+    live,was_sparse,module = None,None,None
     report = property(lambda self: self.live and self.live.report)  # which layers computed with live weights only
     why_masked = property(lambda self: self.live.why_masked if self.live else '')  # why none did
 
@@ -56,7 +58,7 @@ class _Driver:
         if sparse_compute not in (None,False):
             raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule) or False here: "
                 "for a measured or written plan call sparse_compute(model, xb) before training")
-        settings = {**(dict(method=method) if method=='auto' else find_method(method)), **settings}
+        settings = dict(settings, method=method) if method=='auto' else overridden(find_method(method), settings)
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
         self.engine,self.saved,self.sparse_compute = None,None,sparse_compute
 
@@ -83,6 +85,15 @@ class _Driver:
         self.engine = DynamicSparseTraining(model, opt, n_steps, self.sparse_compute, seed=self.seed, **{**self.settings, **own})
         if state is not None: self.engine.load_state_dict(state)
         self.live = self.engine.live
+
+    def warn_if_short(self):
+        "Warn if a schedule of the sparsity hasn't come to its end"
+        for m in self.engine.methods:
+            slots,wanted = self.engine.slots_of(m),self.engine.n_steps and m.sparsity_at(self.engine.n_steps)
+            if m.path is None or wanted is None: continue
+            reached = 1-sum(count_live(s.mask)-1 for s in slots)/sum(s.n for s in slots)
+            if reached<wanted: warn(f"training ended after {self.engine.t} of {self.engine.n_steps} steps, and the model is {reached:.3f} sparse "
+                f"instead of {wanted:.3f}: let the schedule end earlier, and choose the best model after that")
 
     def stop(self):
         "Let go of the model, and remember the engine's state"
@@ -117,7 +128,9 @@ class SparseTrainerCallback(_Driver):
         super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, **kwargs)
         self.resume_from = resume_from
 
-    def on_init_end(self, args, state, control, model=None, **kwargs): self.make_sparse(model)
+    def on_init_end(self, args, state, control, model=None, **kwargs):
+        self.was_sparse = None  # of another model, if this callback has had one
+        self.make_sparse(model)
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         self.stop()
@@ -133,7 +146,9 @@ class SparseTrainerCallback(_Driver):
         for o in (logs, state.log_history[-1] if state.log_history else None):
             if o is not None: o.update(self.numbers())
 
-    def on_train_end(self, args, state, control, **kwargs): self.stop()
+    def on_train_end(self, args, state, control, **kwargs):
+        self.warn_if_short()
+        self.stop()
 
     def _saved(self, args, state):
         "The engine's state beside the checkpoint that training goes on from"
@@ -170,6 +185,7 @@ class SparseLightningCallback(_Driver):
         if _averages(trainer) and not masked_params(pl_module):
             raise ValueError("a callback that averages weights has copied the model before it was sparse: "
                 "put SparseLightningCallback before it in callbacks, or call sparsify_model first")
+        if pl_module is not self.module: self.module,self.was_sparse = pl_module,None
         self.make_sparse(pl_module)
 
     def on_train_start(self, trainer, pl_module):
@@ -190,7 +206,11 @@ class SparseLightningCallback(_Driver):
 
     def on_train_end(self, trainer, pl_module):
         _settle(trainer)
+        self.warn_if_short()
         self.stop()
+
+    def teardown(self, trainer, pl_module, stage):
+        if stage=='fit': apply_masks(pl_module)
 
     def on_exception(self, trainer, pl_module, exception): self.stop()
 
