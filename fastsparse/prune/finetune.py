@@ -23,7 +23,7 @@ def keep_zeros(
     least:float=0.05, # Parameters with a smaller fraction of zeros stay dense, in [0,1]
     **kwargs # More settings of `sparsify_model`, such as `chosen` or `also`
 ): # A `HookHandle`, whose `remove()` ends enforcement
-    "Give a pruned model masks of its zeros, so that they stay zero in any training"
+    "Give a pruned model masks that keep its zeros in any training"
     module = module_of(model)
     need_fraction('least', least)
     wanted = kwargs.pop('chosen', None)
@@ -46,9 +46,9 @@ def _outputs(model, xb):
 # %% ../../nbs/66_prune.finetune.ipynb #149b8b68
 def merge_sparse(
     model, # A peft model whose base has masks, from `keep_zeros` or `sparsify_model`
-    xb=None, # A batch to measure the error with: a tensor, a tuple or a dict of arguments; None measures none
-): # The merged base, and the largest difference of its outputs relative to their size (None without a batch)
-    "Merge LoRA's adapters into a sparse base: dead weights stay exactly zero"
+    xb=None, # A batch to measure the error on: a tensor, a tuple or a dict of arguments; None skips it
+): # The merged base, and the largest difference of outputs over the largest output before (None without a batch)
+    "Merge LoRA's adapters into a sparse base, with dead weights exactly zero"
     need_masks(model)
     before = None if xb is None else _outputs(model, xb)
     merged = model.merge_and_unload()
@@ -59,12 +59,12 @@ def merge_sparse(
 
 # %% ../../nbs/66_prune.finetune.ipynb #a3846ff5
 def _fingerprint(state):
-    "The number of tensors and the sum of all finite values, which identify a base"
+    "The number of tensors and the sum of all finite values: they tell bases apart"
     total = sum(float(v.double().nan_to_num(0, 0, 0).sum()) for v in state.values() if torch.is_tensor(v) and v.is_floating_point())
     return [len(state), total]
 
 def _difference(new, old, mask):
-    "Places, ranks among the live ones where there is a mask, and values of `new` where it differs from `old`"
+    "Indices where `new` differs from `old`, among live weights only if there is a mask (None if all differ), and the values there"
     live = slice(None) if mask is None else mask.reshape(-1)
     a,b = new.reshape(-1)[live],old.reshape(-1)[live]
     places = (a!=b).nonzero().squeeze(1)
@@ -77,26 +77,25 @@ def save_delta(
     base:dict, # `state_dict()` of the model before fine-tuning
     path, # File to write, completely or not at all
 ) -> Path: # The file
-    "Save only what fine-tuning has changed"
+    "Save only the values that fine-tuning has changed"
     state,delta = module_of(model).state_dict(),{}
     need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():
         mask = state.get(f'{k}_mask')
         if mask is not None and not torch.equal(mask, base[f'{k}_mask'].to(mask.device)):
-            raise ValueError(f"the mask of {k} has moved, and a delta goes with the masks of its base: fine-tune with static masks")
+            raise ValueError(f"the mask of {k} has changed since base, and save_delta needs equal masks: fine-tune with fixed masks")
         if not torch.equal(v, base[k].to(v.device)): delta[k] = _difference(v.cpu(), base[k].cpu(), None if mask is None else mask.cpu())
     with whole_file(path) as new: torch.save(dict(base=_fingerprint(base), delta=delta), new)
     return Path(path)
 
 # %% ../../nbs/66_prune.finetune.ipynb #bcb337e6
-def _found(k, state, places, values):
-    "Row-major places of the tensor `k`, and its values there"
+def _places_and_values(k, state, places, values):
+    "Row-major indices into the tensor `k`, and the values to put there"
     mask = state.get(f'{k}_mask')
     live = torch.arange(state[k].numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
     at = live if places is None else live[places.long()]
     if values.dtype!=state[k].dtype or values.shape!=at.shape:
-        raise ValueError(f"{k} has {tuple(values.shape)} values of {values.dtype} for {len(at)} places, "
-            f"and its base is of {state[k].dtype}")
+        raise ValueError(f"{k} has {values.numel()} values of {values.dtype}, and its base needs {len(at)} of {state[k].dtype}")
     return at,values
 
 @torch.no_grad()
@@ -111,7 +110,7 @@ def load_delta(
         if _fingerprint(state)!=saved['base']:
             raise ValueError(f"{str(path)!r} fits another base, or this one before it was changed: "
                 "load the base that save_delta was given, with its masks; keep_zeros(model) makes those of a pruned model")
-        found = {k:_found(k, state, *o) for k,o in saved['delta'].items()}
+        found = {k:_places_and_values(k, state, *o) for k,o in saved['delta'].items()}
     for k,(at,values) in found.items(): state[k].put_(at.to(state[k].device), values.to(state[k].device))
-    module.load_state_dict(state)  # layers of live weights gave copies
+    module.load_state_dict(state)  # values of layers with sparse compute are copies in the state
     apply_masks(module)

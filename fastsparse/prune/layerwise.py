@@ -25,11 +25,11 @@ from warnings import warn
 
 # %% ../../nbs/62_prune.layerwise.ipynb #0e29cae1
 def _outputs_first(o, t):
-    "`t`, of the shape of the weight of `o`, with outputs first and inputs second"
+    "`t`, of the shape of the weight of `o`, with outputs on the first axis and inputs on the second"
     return t.permute(axes_of(o.module, o.attr).order(t.ndim))
 
-def _as_it_lies(o, t):
-    "`_outputs_first` undone"
+def _own_order(o, t):
+    "Undo `_outputs_first`"
     return t.permute(sorted(range(t.ndim), key=axes_of(o.module, o.attr).order(t.ndim).__getitem__)).contiguous()
 
 def _prunable(o):
@@ -39,7 +39,7 @@ def _prunable(o):
 # %% ../../nbs/62_prune.layerwise.ipynb #a1661429
 @contextmanager
 def _all_or_nothing(ps):
-    "Values of `ps` are put back if something fails"
+    "Restore the values of `ps` if the block fails"
     old = [p.detach().cpu().clone() for p in ps]
     try: yield
     except BaseException:
@@ -62,7 +62,7 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
         with _all_or_nothing([o.p for o in todo]), closing(layers_in_order(calib, stages, calls)) as layers:
             for o,statistic in shown(layers, progress, total=len(todo), leave=False):
                 try: mask,w = solve(o, statistic)
-                except Unreached: continue  # pruned layers before it may lead data another way
+                except Unreached: continue  # with earlier layers pruned, a forward may skip this one
                 with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
                 masks[o.name] = mask
         return masks
@@ -73,17 +73,17 @@ def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32
     if left := [o.name for o in plan if o.name not in masks]:
         wanted,got = sum(o.n for o in plan),sum(o.n if o.name in masks else o.p.numel() for o in plan)
         total = sum(o.p.numel() for o in plan)
-        warn(f"{', '.join(left)} can't be pruned by inputs "
-            "(linear, convolutional and attention layers and recurrent input projections that the data reach can), and stay dense: "
+        warn(f"{', '.join(left)} can't be pruned by inputs, and stay dense "
+            "(linear, convolutional and attention layers and input weights of recurrent ones can, if data reach them): "
             f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
     return sparsify_model(calib.model, 0., mask_init=masks, seed=0, also=list(masks))
 
 # %% ../../nbs/62_prune.layerwise.ipynb #83397bc8
 def row_masks(
     score:torch.Tensor, # Scores, outputs first
-    n:int, # How many live in all
+    n:int, # Number of live weights in all
 ) -> torch.Tensor: # Bool tensor of `score`'s shape
-    "The highest of each output live, equally many of each; the first outputs get what is left over"
+    "Keep the highest scores of each output, equally many of each; the first outputs keep one more if needed"
     s = score.flatten(1)
     k = torch.tensor(share_out([n/len(s)]*len(s), n), device=s.device)
     rank = torch.arange(s.shape[1], device=s.device).expand(s.shape)
@@ -94,7 +94,7 @@ def _wanda(o, statistic):
     norms = statistic(lambda x: x.double().square().sum(1))[0].sqrt()
     w = _outputs_first(o, o.p.detach().abs().double())
     score = (w.reshape(len(norms), -1, norms.shape[-1])*norms[:,None]).view(w.shape)
-    return _as_it_lies(o, row_masks(score, o.n)) if o.free else o.structure.top(_as_it_lies(o, score), o.n),o.p
+    return _own_order(o, row_masks(score, o.n)) if o.free else o.structure.top(_own_order(o, score), o.n),o.p
 
 # %% ../../nbs/62_prune.layerwise.ipynb #0bd1bac2
 def prune_wanda(
@@ -114,7 +114,7 @@ def inverse_factor(
     H:torch.Tensor, # Groups by columns by columns
     damp:float=0.01, # Fraction of the mean diagonal to add to the diagonal
 ) -> tuple: # Upper Cholesky factor of the damped inverse, and which columns are dead
-    "What `obs_prune` needs of a Hessian; columns that see no input count as dead, with a one on the diagonal"
+    "The factor that `obs_prune` needs; columns whose inputs are always zero are dead, and get a one on the diagonal"
     H = H.double().clone()
     diag = H.diagonal(dim1=-2, dim2=-1)
     dead = diag==0
@@ -126,11 +126,11 @@ def inverse_factor(
 def obs_prune(
     w:torch.Tensor, # Groups by outputs by columns, float64
     U:torch.Tensor, # From `inverse_factor`
-    lengths:list, # Numbers of neighbouring columns whose masks are decided together
-    choose, # `f(score, i)` → mask of the `i`-th of these runs of columns
-    block:int=128, # Columns whose updates of later columns are made together
+    lengths:list, # Lengths of the runs of columns whose masks are chosen together
+    choose, # `f(score, i)` → mask of the `i`-th run
+    block:int=128, # Number of columns after which all later ones are updated
 ) -> tuple: # Mask, and new weights
-    "Prune column by column, and let later columns make up for it"
+    "Prune column by column, and adjust later columns to compensate"
     w,mask,d = w.clone(),torch.zeros(w.shape, dtype=torch.bool, device=w.device),U.diagonal(dim1=-2, dim2=-1)[:,None]
     a,runs = 0,list(enumerate(lengths))
     while runs:
@@ -150,7 +150,7 @@ def obs_prune(
 
 # %% ../../nbs/62_prune.layerwise.ipynb #e7b3ef63
 def _runs(o, block, shape):
-    "Order of columns, runs of columns that are decided together, and the choice"
+    "The order of columns, and `lengths` and `choose` for `obs_prune`"
     G,rows,cols = shape
     if o.free:
         lengths = [min(block, cols-i) for i in range(0, cols, block)]
@@ -174,14 +174,12 @@ def _sparsegpt(block, damp, o, statistic):
     U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block)
     back = order.argsort()
-    return tuple(_as_it_lies(o, t[...,back].reshape(weight.shape)) for t in (mask,new))
+    return tuple(_own_order(o, t[...,back].reshape(weight.shape)) for t in (mask,new))
 
 # %% ../../nbs/62_prune.layerwise.ipynb #5333e9f8
 def _check_sparsegpt(o):
     ok = o.free or not _prunable(o) or isinstance(s := getattr(o.structure, 'inner', o.structure), NM) and s.axis==1
-    if not ok:
-        raise ValueError(f"{o.name} is to be pruned to {o.structure}, "
-            "and SparseGPT can prune to a sparsity or to N:M along inputs, e.g. '2:4'")
+    if not ok: raise ValueError(f"the target of {o.name} is {o.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
     if not o.p.isfinite().all():
         raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: "
             f"set them to numbers first, or leave {o.name} dense by a rule")

@@ -37,7 +37,7 @@ def _losses(calib, loss_func, progress):
         for loss in calib.loop(calib.model): yield loss,1
 
 def _prune_by_loss(score, model, target, data, loss_func, n_samples, bs, ranking, progress, also):
-    "Prune by a score of a plan, examples and a loss function"
+    "Prune by `score(plan, calib, loss_func, progress)`, which returns scores by name"
     plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
     if loss_func is None and not isinstance(model, nn.Module): loss_func = getattr(model, 'loss_func', None)
     return prune_by(model, score(plan, calib, loss_func, progress), plan, ranking)
@@ -46,7 +46,7 @@ def _prune_by_loss(score, model, target, data, loss_func, n_samples, bs, ranking
 def mean_grads(
     ps:list, # Parameters
     losses, # Iterable of losses and their weights
-) -> list: # Zeros for a parameter that has no part in any
+) -> list: # Zeros for a parameter that no loss depends on
     "Gradients of the weighted mean of `losses`, one graph held at a time"
     total,n = [torch.zeros_like(p) for p in ps],0
     for loss,k in losses:
@@ -57,8 +57,8 @@ def mean_grads(
     return [t/n for t in total]
 
 @contextmanager
-def _needing_grad(ps):
-    "Frozen parameters get gradients for a while"
+def _unfrozen(ps):
+    "Unfreeze parameters for the `with` block"
     frozen = [p for p in ps if not p.requires_grad]
     for p in frozen: p.requires_grad_()
     try:
@@ -70,7 +70,7 @@ def _needing_grad(ps):
 def snip_scores(plan, calib, loss_func, progress=False):
     "`abs(w*g)` by name"
     ps = [o.p for o in plan]
-    with preserved(calib.model), _needing_grad(ps): grads = mean_grads(ps, _losses(calib, loss_func, progress))
+    with preserved(calib.model), _unfrozen(ps): grads = mean_grads(ps, _losses(calib, loss_func, progress))
     return {o.name: (o.p.detach()*g).abs() for o,g in zip(plan, grads)}
 
 # %% ../../nbs/63_prune.saliency.ipynb #d1cc0031
@@ -81,7 +81,7 @@ def prune_snip(
     loss_func=None, # `f(output, *targets)`; by default the `Learner`'s, or `output.loss`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
-    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each alike
+    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its target
     progress:bool=None, # Show a progress bar? None shows it if it takes long
     also=None, # As in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
@@ -92,7 +92,7 @@ def prune_snip(
 def grasp_scores(plan, calib, loss_func, progress=False):
     "`w*(Hg)` by name"
     ps = [o.p for o in plan]
-    with preserved(calib.model), _needing_grad(ps), sdpa_kernel(SDPBackend.MATH):
+    with preserved(calib.model), _unfrozen(ps), sdpa_kernel(SDPBackend.MATH):
         g = mean_grads(ps, _losses(calib, loss_func, progress))
         grads = partial(torch.autograd.grad, create_graph=True, allow_unused=True, materialize_grads=True)
         flow = lambda loss: sum((a*b).sum() for a,b in zip(grads(loss, ps), g))
@@ -107,16 +107,16 @@ def prune_grasp(
     loss_func=None, # As in `prune_snip`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
-    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each alike
+    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its target
     progress:bool=None, # Show a progress bar? None shows it if it takes long
     also=None, # As in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
-    "Prune the weights with the least effect on the gradient flow, before training (GraSP, arXiv:2002.07376)"
+    "Prune the weights that the gradient flow needs least, before training (GraSP, arXiv:2002.07376)"
     return _prune_by_loss(grasp_scores, model, target, data, loss_func, n_samples, bs, ranking, progress, also)
 
 # %% ../../nbs/63_prune.saliency.ipynb #bd507db7
 def _synflow(net, plan, xs, rounds, progress):
-    "`abs(w*dR/dw)` after the last round, with R the sum of outputs; what went before is at -1"
+    "`abs(w*dR/dw)` in the last round, with R the sum of outputs; -1 for weights pruned before"
     ps = [net.get_parameter(o.name) for o in plan]
     free = [i for i,o in enumerate(plan) if o.free]
     N,n = sum(ps[i].numel() for i in free),sum(o.n for o in plan if o.free)

@@ -18,12 +18,12 @@ from fastsparse.train.method import check_sparsity
 def sensitivity(
     model, # A dense module or a `Learner`
     eval_f, # `f(model)` → a number, the higher the better
-    sparsities:tuple=(.5,.7,.8,.9,.95), # Fractions dead to try, each in [0,1)
-    target=.5, # Rules by name for what to look at, as in `plan_pruning`; its numbers don't count
+    sparsities:tuple=(.5,.7,.8,.9,.95), # Sparsities to try, each in [0,1)
+    target=.5, # Which weights to prune, as in `plan_pruning`; its sparsities are ignored
     score_f=weight_magnitude, # `f(p)` → score, or a dict of scores by name
-    progress:bool=None, # Show a progress bar? None does where it takes long
-) -> pd.DataFrame: # A row for each parameter, a column for each sparsity; sparsity 0 is the model as it is
-    "How good is the model with one layer pruned?"
+    progress:bool=None, # Show a progress bar? None shows it if it takes long
+) -> pd.DataFrame: # A row for each parameter, a column for each sparsity; 0 is the unpruned model
+    "Evaluate the model with one layer pruned at a time"
     for s in sparsities: check_sparsity(s)
     plan,base = plan_pruning(model, target),eval_f(model)
     rows = {}
@@ -43,19 +43,19 @@ def _evaluate_pruned(model, eval_f, o, mask):
 # %% ../../nbs/64_prune.sensitivity.ipynb #71ca4708
 def sensitivity_rules(
     table:pd.DataFrame, # From `sensitivity`
-    allowed:float, # By how much a layer's pruning may lower the number, 0 or more
-) -> dict: # Name → sparsity, or None where even the lowest costs too much
-    "The highest sparsity that each layer can take"
+    allowed:float, # How much lower the value may be with a layer pruned, 0 or more
+) -> dict: # Name → sparsity, or None for a layer where each costs too much
+    "The highest sparsity of each layer that costs at most `allowed`"
     need_number('allowed', allowed, 0)
     best = {name: max([s for s in table.columns if row[s]>=row[0.]-allowed]) for name,row in table.iterrows()}
     return {k: v or None for k,v in best.items()}
 
 def plot_sensitivity(
     table:pd.DataFrame, # From `sensitivity`
-    ax=None, # Axes to draw on, new ones by default
-    ylabel='score', # What the numbers are
+    ax=None, # Axes to draw on; None makes new ones
+    ylabel='score', # Name of the value that `eval_f` returns
 ) -> plt.Axes:
-    "A line a layer"
+    "Plot the value against sparsity, a line for each layer"
     if ax is None: ax = plt.subplots(figsize=(6,3.2))[1]
     styles = [(m,l,c) for l,c in (('-','0'),('--','.4'),(':','.6')) for m in 'osD^v*']
     for (name,row),(m,l,c) in zip(table.iterrows(), styles*(len(table)//len(styles)+1)):

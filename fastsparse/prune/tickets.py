@@ -25,11 +25,11 @@ from functools import partial
 def prune_to(
     model, # A module with masks
     sparsity:float, # Sparsity of the whole model, in [0,1), at least the present one
-    sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, with at least one live weight for each output
-    score_f=output_magnitude, # Score of live weights: the lowest are pruned; by default magnitudes, the largest of each output first
+    sparse_f=global_sparsity, # The distribution; by default magnitudes are ranked together, with at least one live weight for each output
+    score_f=output_magnitude, # Score of live weights; the lowest are pruned; by default magnitudes, with the largest of each output kept
     structure=None, # A `Structure` or its text; None is unstructured
 ) -> int: # Number of weights that were pruned
-    "Prune a sparse model further, at once"
+    "Prune a sparse model further, in one step"
     os,structure = need_masks(model),as_structure(structure)
     check_sparsity(sparsity)
     refuse_learned(os)
@@ -49,27 +49,27 @@ def prune_to(
     return before-sum(count_live(o.mask) for o in os)
 
 def _prune(o, score, n, sparsity, structure):
-    "A legal mask of the best `n` live weights"
+    "The mask of the best `n` live weights that `structure` allows"
     live = count_live(o.mask)
     if n>live:
-        raise ValueError(f"sparsity {sparsity} would leave {o.name} {n} live weights, and it has {live}: "
+        raise ValueError(f"sparsity {sparsity} asks for {n} live weights in {o.name}, which has {live}: "
             "pass a higher sparsity, or another sparse_f")
     mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
     if not structure.legal(mask):
-        raise ValueError(f"the live weights of {o.name} hold no mask of the structure {str(structure)!r} with {n} of them: "
+        raise ValueError(f"{n} of the live weights of {o.name} can't form the structure {str(structure)!r}: "
             f"pass structure={str(structure)!r} to sparsify_model too")
     return mask
 
 # %% ../../nbs/65_prune.tickets.ipynb #4905a5ec
 def rewind(
     model, # A module with masks
-    state:dict, # An earlier `state_dict` of it
+    state:dict, # An earlier `state_dict()` of it
 ):
-    "Put parameters and buffers back to `state`, but not the masks"
+    "Set parameters and buffers, but not masks, to an earlier state"
     masks = {f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity')}
     mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
     bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
-    if bad: raise ValueError(f"state has no {bad} as this model has it: pass an earlier state_dict() of the same model")
+    if bad: raise ValueError(f"state has no {bad} of this model's shape: pass an earlier state_dict() of the same model")
     dead = {o.name:~o.mask for o in masked_params(model) if not o.learned}
     model.load_state_dict({k:state[k].masked_fill(dead[k].to(state[k].device), 0) if k in dead else state[k] for k in mine}, strict=False)
     apply_masks(model)
@@ -81,7 +81,7 @@ def find_ticket(
     sparsity:float, # Sparsity of the ticket, in [0,1)
     rate:float=0.2, # Fraction of the live weights pruned after each training, in (0,1)
     warm_up=None, # Function that trains `model` to the weights to rewind to; None rewinds to the initial ones
-    sparse_f=global_sparsity, # The distribution; by default magnitudes compete across layers, with at least one live weight for each output
+    sparse_f=global_sparsity, # The distribution; by default magnitudes are ranked together, with at least one live weight for each output
 ):
     "Make `model` a winning ticket: find masks by repeated training and pruning, and rewind its weights (arXiv:1803.03635)"
     check_sparsity(sparsity)
