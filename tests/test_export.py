@@ -739,7 +739,7 @@ def test_shrinking_with_inputs_by_name():
     with torch.no_grad(): torch.testing.assert_close(small(x=x, y=y), model(x=x, y=y))
     class ByName(Scaled):
         def forward(self, x, *, y): return super().forward(x, None, y)
-    with pytest.raises(ValueError, match='it takes y by name alone'): shrink(ByName(), dict(x=x, y=y))
+    with pytest.raises(ValueError, match='y can be passed by name only'): shrink(ByName(), dict(x=x, y=y))
     with pytest.raises(TypeError, match="missing a required argument: 'x'"): shrink(model, dict(y=y))
 
 def test_onnx_is_compared_with_onnx(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
 def _live(w, live=None): return (w!=0 if live is None else live).flatten(1)
 
 def _index(m, crow):
-    "The index of the matrix `m`, whose rows start at `crow`; made again when its columns are others"
+    "The `SparseIndex` of the matrix `m`, whose rows start at `crow`; kept until its columns change"
     col = m.col
     now = col.data_ptr(),None if col.is_inference() else col._version
     if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, col.view(-1), m.fours)
@@ -58,7 +58,7 @@ class LiveMatrix(nn.Module):
 
 # %% ../../nbs/70_deploy.compact.ipynb #3d851dd2
 class CSRMatrix(LiveMatrix):
-    "The same, multiplied by torch's own product for CSR"
+    "Live weights row by row, multiplied by torch's CSR product"
     narrow = False
     def __init__(self, w, live=None):
         _check_type(w)
@@ -74,7 +74,7 @@ class CondensedMatrix(nn.Module):
     made,fours = None,False
     def __init__(self,
         w:torch.Tensor, # Weights, outputs first
-        live:torch.Tensor=None, # Which of them live, as many in each row; None is all that aren't zero
+        live:torch.Tensor=None, # Which of them live, equally many in each row or none; None is all that aren't zero
     ):
         super().__init__()
         w,live = w.detach().flatten(1),_live(w, live)
@@ -91,7 +91,7 @@ class CondensedMatrix(nn.Module):
 
     def forward(self, x, bias=None):
         if torch.compiler.is_exporting():
-            none = not self.col.shape[1]  # torch follows no empty bags
+            none = not self.col.shape[1]  # torch can't export empty bags
             y = x.new_zeros(len(x), self.shape[0]) if none else F.embedding_bag(self.col, x.t(), per_sample_weights=self.values,
                 mode='sum').t()
             return y if bias is None else y+bias
@@ -99,8 +99,8 @@ class CondensedMatrix(nn.Module):
         return sparse_product(index, self.values.view(-1), x, bias)
 
 # %% ../../nbs/70_deploy.compact.ipynb #bc9d2299
-def _run(live):
-    "The largest power of two, to 64, so that rows of `live` come in equal runs of that length"
+def _group_size(live):
+    "The largest power of two up to 64 for which `live` consists of groups of that many equal rows"
     fits = lambda b: len(live)%b==0 and bool((live.unflatten(0, (-1,b))==live[::b,None]).all())
     return max(b for b in (1,2,4,8,16,32,64) if fits(b))
 
@@ -113,8 +113,8 @@ class BlockMatrix(nn.Module):
         super().__init__()
         _check_type(w)
         w,live = w.detach().flatten(1),_live(w, live)
-        self.shape,self.size = tuple(w.shape),min(_run(live), _run(live.t()))
-        if self.size==1: raise ValueError("dead weights come in no square blocks: sparsify with structure='block 4x4'")
+        self.shape,self.size = tuple(w.shape),min(_group_size(live), _group_size(live.t()))
+        if self.size==1: raise ValueError("the live weights form no square blocks: sparsify with structure='block 4x4'")
         bsr = w.to_sparse_bsr((self.size, self.size))
         self.values = _fixed(bsr.values())
         for name,t in dict(col=bsr.col_indices(), crow=bsr.crow_indices()).items(): self.register_buffer(name, t.int())
@@ -143,13 +143,13 @@ class SemiStructured(nn.Module):
 
 # %% ../../nbs/70_deploy.compact.ipynb #0d48f60d
 class PackedLayer(nn.Module):
-    "What layers with their matrix in storage share"
+    "The base class of layers with a stored matrix"
     def __init__(self, matrix, bias):
         super().__init__()
         self.matrix,self.bias = matrix,None if bias is None else _fixed(bias)
 
     def product(self, x):
-        "The product of a batch of shape `(batch, features)`; under autocast it is computed in the type of the storage"
+        "The product of a batch of shape `(batch, features)`; with autocast it is computed in the type of the stored values"
         kind = x.device.type
         if not torch.is_autocast_enabled(kind): return self.matrix(x, self.bias)
         with torch.autocast(kind, enabled=False): y = self.matrix(x.to(next(self.matrix.parameters()).dtype), self.bias)
@@ -160,7 +160,7 @@ class PackedLayer(nn.Module):
         return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device)).t()
 
 class PackedLinear(PackedLayer):
-    "A linear layer with its matrix in storage"
+    "A linear layer with a stored matrix"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
     def forward(self, input):
         if input.ndim==2: return self.product(input).contiguous()
@@ -169,7 +169,7 @@ class PackedLinear(PackedLayer):
 
 # %% ../../nbs/70_deploy.compact.ipynb #1f31822a
 class PackedConv(PackedLayer):
-    "A convolution with a kernel of size 1"
+    "A convolution with a kernel of size 1 and a stored matrix"
     def __init__(self, matrix, bias, stride=(1,)):
         super().__init__(matrix, bias)
         self.stride = stride
@@ -181,8 +181,8 @@ class PackedConv(PackedLayer):
 
 # %% ../../nbs/70_deploy.compact.ipynb #b5058b07
 class PackedAttention(Attends, nn.Module):
-    "`nn.MultiheadAttention` in evaluation mode, with its projections in storage"
-    in_proj_bias = None  # torch's encoder layer looks for it, and without one leaves its fused path
+    "`nn.MultiheadAttention` in evaluation mode, with stored projections"
+    in_proj_bias = None  # torch's encoder layer reads it; None keeps it off its fused path
     def __init__(self, q, k, v, out, num_heads, batch_first):
         super().__init__()
         self.q,self.k,self.v,self.out_proj,self.num_heads,self.batch_first = q,k,v,out,num_heads,batch_first
@@ -196,11 +196,11 @@ storages['2:4'] = SemiStructured
 def has_hooks(
     m:nn.Module, # A layer
 ) -> bool:
-    "Does anything but masks take part in what `m` computes?"
+    "Has `m` forward hooks other than those for masks?"
     return bool(m._forward_hooks) or any(not serves_masks(h) for h in m._forward_pre_hooks.values())
 
 def _is_plain(m):
-    "Does `m` do what torch's layer does, and no more?"
+    "Has `m` the forward of torch's own class, and no hooks but those for masks?"
     own = first(k for k in type(m).__mro__ if k.__module__.startswith('torch.nn.'))
     same = all(getattr(type(m), f, None) is getattr(own, f, None) for f in ('forward','_conv_forward'))
     return same and not has_hooks(m)
@@ -237,7 +237,7 @@ def packed(
     m:nn.Module, # A layer from `storable`
     how:str, # One of `storages`
 ) -> nn.Module:
-    "The same layer with its weights in storage; sizes and settings, such as `out_features`, are still there"
+    "The same layer with stored weights; settings such as `out_features` are kept"
     new = _packed(m, how)
     for k,v in vars(m).items():
         if k[0]!='_' and isinstance(v, (int,float,str,tuple)) and not hasattr(new, k): setattr(new, k, v)
@@ -246,7 +246,7 @@ def packed(
 # %% ../../nbs/70_deploy.compact.ipynb #34b1ca2b
 def replace_layers(
     model:nn.Module, # Any module, changed in place
-    new:dict, # Layer → what takes its place
+    new:dict, # Layer → its replacement
 ):
     "Replace layers of `model` under each of their names"
     for m in list(model.modules()):

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_flatten,tree_leaves,tree_map,tree_unflatten
 def _check_written(model):
     settle_averages(module_of(model))
     for n,k in written_behind(module_of(model)).items():
-        raise ValueError(f"{n} has {k} dead weights that are not zero, written where its handler can't see it, "
+        raise ValueError(f"{n} has {k} dead weights that are not zero, written past the hooks that keep masks, "
             f"and an export would lose them: {ways_out}")
 
 # %% ../../nbs/72_deploy.export.ipynb #16e81a3b
@@ -52,8 +52,8 @@ def _masked_layers(model):
     "Layers with masks whose weights can be stored sparse"
     return {n:m for n,m in storable(model).items() if masked_params(m)}
 
-def _fits(m, how):
-    "Why a layer can't be stored so; empty if it can"
+def _why_not(m, how):
+    "Why `m` can't be stored in this way; empty if it can"
     try: packed(m, how)
     except (ValueError,RuntimeError) as e: return str(e)  # torch refuses some types, shapes and devices
     return ''
@@ -61,7 +61,7 @@ def _fits(m, how):
 def _stored(how):
     def f(model, xb, pt2):
         new = masked_copy(model)
-        why = {n:_fits(m, how) for n,m in _masked_layers(new).items()}
+        why = {n:_why_not(m, how) for n,m in _masked_layers(new).items()}
         if all(why.values()):
             raise ValueError(f"no masked layer can be stored as {how!r}; only linear layers, 1x1 convolutions and attention can"
                 +''.join(f'; {n}: {o}' for n,o in list(why.items())[:1]))
@@ -72,7 +72,7 @@ def _stored(how):
 
 # %% ../../nbs/72_deploy.export.ipynb #7b6686a2
 def _inputs(layers, model, xb):
-    "What each of `layers` is called with"
+    "The arguments in the first call of each of `layers`"
     seen,handles = {},[]
     from fastsparse.report.flops import unfused
     with evaluating(model), unfused():
@@ -84,14 +84,14 @@ def _inputs(layers, model, xb):
             for h in handles: h.remove()
     return seen
 
-def _sort(a):
-    "What matters of an argument"
+def _size_of(a):
+    "The shape of a tensor, or the type of another argument"
     return a.shape if isinstance(a, torch.Tensor) and not a.is_nested else type(a)
 
-def _like(m, args, kwargs):
-    "Layers that are equal in this are timed once"
+def _timing_key(m, args, kwargs):
+    "Of layers with equal keys one is timed"
     live,n = [sum(f(p) for p in m.parameters()) for f in (torch.count_nonzero, torch.numel)]
-    inputs = *map(_sort, args),*((k,_sort(a)) for k,a in kwargs.items())
+    inputs = *map(_size_of, args),*((k,_size_of(a)) for k,a in kwargs.items())
     return type(m),*(p.shape for p in m.parameters()),inputs,getattr(m, 'stride', None),round(20*int(live)/max(n, 1))
 
 # %% ../../nbs/72_deploy.export.ipynb #49933f7c
@@ -101,9 +101,9 @@ def _ratio(before, after):
 
 @torch.no_grad()
 def _fastest(m, call, hows):
-    "The storage that is a tenth faster than dense or more, and fastest; 'dense' if there is none"
+    "The fastest storage, or 'dense' if none is faster than that by a tenth"
     args,kwargs = call
-    news = {how:packed(m, how) for how in hows if not _fits(m, how)}
+    news = {how:packed(m, how) for how in hows if not _why_not(m, how)}
     ratios = {how:_ratio(lambda: m(*args, **kwargs), lambda: new(*args, **kwargs)) for how,new in news.items()}
     best = max(ratios, key=ratios.get, default=None)
     return best if best and ratios[best]>=1.1 else 'dense'
@@ -112,7 +112,7 @@ def _fastest(m, call, hows):
 def _rows(xb): return len(first(xb.values() if isinstance(xb, dict) else xb))
 
 def _resized(xb, n):
-    "A batch of `n`: those of `xb` that are as long as the first, repeated or cut"
+    "A batch of `n` rows: inputs of `xb` as long as the first are repeated or cut"
     if n==(rows := _rows(xb)): return xb
     def one(x): return x[torch.arange(n, device=x.device)%rows] if isinstance(x, torch.Tensor) and x.ndim and len(x)==rows else x
     return {k:one(x) for k,x in xb.items()} if isinstance(xb, dict) else tuple(map(one, xb))
@@ -128,7 +128,7 @@ def _auto(model, xb, pt2):
     new = _smaller(plain := plain_copy(model), xb)
     layers = {n:m for n,m in storable(new).items() if n in _masked_layers(module_of(model))}
     calls = _inputs(layers, new, xb)
-    kinds = {n:_like(layers[n], *call) for n,call in calls.items()}
+    kinds = {n:_timing_key(layers[n], *call) for n,call in calls.items()}
     hows = ['rows','condensed'] if pt2 else ['rows','csr','condensed','block']
     best = {k:_fastest(layers[n], calls[n], hows) for n,k in reversed(kinds.items())}
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
@@ -143,7 +143,7 @@ def _auto(model, xb, pt2):
 _sum = 'fastsparse_sum'
 
 def _sum_of(f):
-    "Where the checksum's eight digits stand in the open file `f`, what stands there, and what should"
+    "Where the checksum's eight digits are in the open file `f`, the digits there, and the right ones"
     size = f.seek(0, os.SEEK_END)
     f.seek(0)
     header = f.read(int.from_bytes(f.read(8), 'little'))
@@ -213,7 +213,7 @@ def _twice(x, axis):
     return torch.cat([x,x], axis) if x.shape[axis]==1 else x
 
 def _two_rows(model, xb):
-    "One row as two, since exporters fix an axis of length 1; rows may come second, as in the states of recurrent layers"
+    "Double a batch of one row, since exporters fix an axis of length 1; rows may be axis 1, as in states of recurrent layers"
     if _rows(xb)>1: return xb
     (x,*others),spec = tree_flatten(xb)
     for new in (_resized(xb, 2), *(tree_unflatten([_twice(x, 0), *(_twice(o, axis) for o in others)], spec) for axis in (0,1))):
@@ -224,7 +224,7 @@ def _two_rows(model, xb):
 
 # %% ../../nbs/72_deploy.export.ipynb #a7c1e002
 def _recipe(model, xb, dynamic_shapes):
-    "Arguments, keyword arguments and dynamic shapes for an exporter; every axis that can moves, if `dynamic_shapes` is None"
+    "Arguments, keyword arguments and dynamic shapes for an exporter; all axes may be dynamic if `dynamic_shapes` is None"
     if dynamic_shapes is None:
         with torch.no_grad(), evaluating(model): xb = _two_rows(model, xb)
     args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
@@ -234,7 +234,7 @@ def _recipe(model, xb, dynamic_shapes):
 # %% ../../nbs/72_deploy.export.ipynb #fa96a060
 @contextmanager
 def _quiet():
-    "Exporters warn and log of attempts that failed and were made up for"
+    "Silence exporters, which warn and log when they fall back to another way"
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -249,7 +249,7 @@ def _by_name(arguments):
     return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors(v))}
 
 def _save_traced(model, path, xb):
-    "For recurrent layers, whose lengths `torch.export` would fix: the exporter that traces a forward"
+    "Export by tracing a forward, for recurrent layers, whose lengths `torch.export` would fix"
     args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
     inputs = _by_name(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
@@ -268,7 +268,7 @@ def _save_onnx(model, path, xb, dynamic_shapes):
     with _quiet():
         program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)
         torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
-    own = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # not what inputs always meet
+    own = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # those not always met
     held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in own]
     return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
 
@@ -276,7 +276,7 @@ def _save_onnx(model, path, xb, dynamic_shapes):
 def _open_onnx(
     file, # Path or bytes
 ):
-    "A function of a model's inputs"
+    "A function that runs an ONNX file on inputs"
     source = file if isinstance(file, bytes) else str(file)
     session = need_package('onnxruntime').InferenceSession(source, providers=['CPUExecutionProvider'])
     names = [o.name for o in session.get_inputs()]
@@ -287,7 +287,7 @@ def _open_onnx(
     return run
 
 def _without_zeros(path):
-    "The bytes of an ONNX file, with a number in the place of each dead weight"
+    "The bytes of an ONNX file, with 0.01 in place of each zero weight"
     model,helper = need_package('onnx').load(path),need_package('onnx.numpy_helper')
     for t in model.graph.initializer:
         w = helper.to_array(t)
@@ -296,7 +296,7 @@ def _without_zeros(path):
 
 # %% ../../nbs/72_deploy.export.ipynb #3ae01714
 def _save_module(module, path, xb, dynamic_shapes):
-    "Write a module, and give a function that reads and runs it"
+    "Save a module, and return it as loaded from the file"
     if Path(path).suffix!='.pt2':
         torch.save(module, path)
         return torch.load(path, weights_only=False)
@@ -318,14 +318,14 @@ def _n_bytes(o):
     return f.tell()
 
 class ExportReport:
-    """What an export costs, against the dense model
+    """Size, speed and error of an export, compared with the dense model
 
     `bytes`, `dense_bytes`, `error`, `ms` and `dense_ms` by batch size, `plan` and `note`; `torch_ms` if another runtime was timed."""
     def __init__(self, format, bytes, dense_bytes, error, ms, dense_ms, speedup, plan, note, torch_ms=None): store_attr()
 
     @property
     def df(self):
-        "One row a batch size"
+        "A table with one row for each batch size"
         row = dict(format=self.format, bytes=self.bytes, share=round(self.bytes/self.dense_bytes, 4), error=self.error)
         times = lambda n: dict(batch=n, ms=round(self.ms[n], 3), dense_ms=round(self.dense_ms[n], 3), speedup=round(self.speedup[n], 2))
         others = lambda n: {} if self.torch_ms is None else dict(torch_ms=round(self.torch_ms[n], 3))
@@ -351,7 +351,7 @@ def _times(fs, xb, n):
             f"inputs that are as long as the first, {_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
 
 def _report(format, result, run, plain, xb, sizes, plan, note, answers, dense):
-    "Measure `run`, a function of inputs, against `dense`, another one, or the dense module `plain`, and its outputs against `answers`"
+    "Time `run` against `dense`, or against the module `plain` if `dense` is None, and compare its outputs with `answers`"
     with torch.no_grad(), ExitStack() as stack:
         for m in (plain, run):
             if isinstance(m, nn.Module): stack.enter_context(evaluating(m))
@@ -414,7 +414,7 @@ def _as_given(model, new):
 
 @torch.inference_mode(False)
 def _answers(model, xb):
-    "What `model` gives for `xb` in evaluation: with masks where a handler applies them, and with all weights where nobody does"
+    "The outputs of `model` in evaluation mode, with masks only where hooks apply them"
     model = module_of(model)
     handled,new = {o.name for o in masked_params(model) if handler_of(o.p) is not None},module_copy(model).eval()
     store_dense(new)
@@ -443,7 +443,7 @@ def export_sparse(
     sample=None, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
     path=None, # File to write; needed for 'safetensors' and 'onnx'. Without it other formats return a module
     batch_sizes:list=None, # Batch sizes to time, the sample's by default
-    dynamic_shapes=None, # Dynamic axes of a '.onnx' or '.pt2' file, as for `torch.export`; None is all that can be
+    dynamic_shapes=None, # Dynamic axes of a '.onnx' or '.pt2' file, as for `torch.export`; None makes all dynamic that can be
 ) -> tuple: # The module, `Learner` or path, and an `ExportReport`
     "Export a sparse model for inference, and measure size, speed and error"
     _check(model, format, sample, path, batch_sizes, dynamic_shapes)

@@ -36,7 +36,7 @@ def narrow_like(
 
 # %% ../../nbs/73_deploy.narrow.ipynb #359a8aad
 def _narrow_graph(model, fraction, xb, seed):
-    "Keep some of the channels of each space between layers"
+    "Keep a fraction of the channels of each space between layers"
     new = module_copy(model).eval()
     spaces = Spaces(follow_model(new, positional(new, xb), norms=True))
     names = {m:n for n,m in new.named_modules()}
@@ -49,7 +49,7 @@ def _narrow_graph(model, fraction, xb, seed):
     return new.train()
 
 def _cut_space(spaces, s, n, generator):
-    "Leave `n` channels of space `s`"
+    "Keep `n` random channels of the space `s`"
     keep = torch.randperm(s.n, generator=generator)[:n].sort().values
     for m,v in spaces.readers[s]:
         cut_columns(m, v, keep)
@@ -79,15 +79,15 @@ class _Clock(Callback):
 
 # %% ../../nbs/73_deploy.narrow.ipynb #fabfd6a0
 def n_weights(
-    model:nn.Module, # Any module, whichever way its weights are stored
+    model:nn.Module, # Any module, also one with sparse compute
 ) -> int:
-    "Parameters of `model` without dead weights"
+    "The number of parameters of `model`, without dead weights"
     os = masked_params(model)
     sparse = {id(o.p) for o in os}
     return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.mask) for o in os)
 
 def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
-    "Train for one cycle; returns what a row of the runs holds"
+    "Train for one cycle; returns a row of `runs` without the network's name"
     clock = _Clock()
     learn.add_cb(clock)
     with warnings.catch_warnings(action='ignore', category=UserWarning): score = train_quietly(learn, n_epoch, lr, seed, sparsity, **kwargs)
@@ -98,14 +98,14 @@ def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
 @dataclass
 class NarrowComparison:
     "What `compare_with_narrow` measured"
-    runs:pd.DataFrame # A row for each training that counts
-    tried:pd.DataFrame # A row for each training that chose a learning rate
+    runs:pd.DataFrame # A row for each training with the best learning rate
+    tried:pd.DataFrame # A row for each training that only tried a learning rate
     sparsity:float # Of the sparse network
     sign:int=1 # -1 if a lower score is better
 
     @property
     def table(self):
-        "Mean score, its spread, and the costs of each network; the sparse one comes first"
+        "Mean and standard deviation of the score, and the costs of each network, such as `us`, microseconds a sample; sparse comes first"
         by = self.runs.groupby('network', sort=False)
         return pd.DataFrame(dict(score=by.score.mean(), spread=by.score.std().fillna(0.), seconds=by.seconds.mean(), us=by.us.min(),
             weights=by.weights.first(), epochs=by.epochs.first(), lr=by.lr.first()))

@@ -21,10 +21,10 @@ from fastsparse.train.fit import as_was,copy_of,inputs_of,prepared,seconds_a_bat
 @dataclass
 class SparsityFound:
     "What `find_sparsity` measured"
-    suggested:float # The sparsest that is not worse than dense by more than the tolerance; 0 is dense
+    suggested:float # The highest sparsity at most `tolerance` worse than dense; 0 is dense
     runs:pd.DataFrame # A row for each training
     narrow:NarrowComparison=None # The suggested network beside a narrow dense one that trained as long
-    why_no_narrow:str='' # Why there is none
+    why_no_narrow:str='' # Why `narrow` is None
 
     @property
     def advice(self):
@@ -40,12 +40,12 @@ class SparsityFound:
 
     @property
     def table(self):
-        "Mean and spread of the metric, time of a batch and bytes, by sparsity"
+        "Mean and standard deviation of the metric, seconds a batch and bytes, by sparsity"
         by = self.runs.groupby('sparsity')
         return pd.DataFrame(dict(metric=by.metric.mean(), spread=by.metric.std(ddof=0), seconds=by.seconds.min(), bytes=by.bytes.mean()))
 
     def plot(self):
-        "Metric, time of a batch and bytes against sparsity"
+        "Plot metric, seconds a batch and bytes against sparsity"
         t,fig_ax = self.table,plt.subplots(1, 3, figsize=(9.6,3))
         x = -np.log10(1-t.index.to_numpy())
         for ax,col,y in zip(fig_ax[1], ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
@@ -65,7 +65,7 @@ def _trial(learn, s, seed, n_epoch, lr, kwargs):
     return dict(sparsity=s, seed=seed, metric=row['score'], seconds=took, bytes=stored, row=row)
 
 def _add_narrow(found, learn, lr, seeds, sign, progress):
-    "Train a dense network with as many weights as the suggested one, as long"
+    "Train a dense network with about as many weights for the same time, and compare"
     width = round((1-found.suggested)**.5, 2)
     if shows_training(learn, learn.model): found.why_no_narrow = 'the model is trained, and a narrow one would start anew'
     if found.why_no_narrow: return
@@ -87,12 +87,12 @@ def find_sparsity(
     sparsities=(.8,.9,.95,.98), # Sparsities to try besides dense, each in (0,1)
     seeds:int=2, # Trainings of each, 1 or more
     tolerance:float=.01, # How much worse than dense the metric may be, 0 or more
-    lr=None, # The highest learning rate; None is the learner's
+    lr=None, # The highest learning rate of the cycle; None is the learner's
     higher_is_better:bool=True, # Is a higher metric better? Ignored without metrics, when losses are compared
     progress:bool=True, # Show a progress bar?
     **kwargs # More arguments of `fit_sparse`
 ) -> SparsityFound: # `suggested`, `table` and `plot()`
-    "Find the highest sparsity at which the metric is hardly worse than dense"
+    "Find the highest sparsity at which the metric is at most `tolerance` worse than dense"
     need_dense(learn)
     sparsities = sorted(set(listify(sparsities)))
     for s in sparsities: need_fraction('a sparsity to try', s, '(0,1)')
@@ -101,7 +101,7 @@ def find_sparsity(
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
     need_number(f'budget, the epochs of {len(runs)} trainings,', budget, len(runs), whole=True)
     n_epoch = budget//len(runs)
-    with as_was(learn):  # a setting that no training can have shows now
+    with as_was(learn):  # refuses wrong settings
         for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
