@@ -13,7 +13,7 @@ from typing import Annotated
 
 # %% ../nbs/95_cli.ipynb #133e2d61
 def _weights_in(state):
-    "Tensors by name, if that is what was read"
+    "The tensors by name in what was read, or None"
     import torch
     if not isinstance(state, dict): return
     state = next((state[k] for k in ('model','state_dict') if isinstance(state.get(k), dict)), state)
@@ -21,9 +21,9 @@ def _weights_in(state):
 
 def read_file(
     path, # A file of weights by name, or of a whole model
-    trust:bool=False, # May a program in the file run?
+    trust:bool=False, # Open a whole model, which may run any code?
 ): # Tensors by name, or a module
-    "What is in a file; weights by name are read without running anything"
+    "Read a file; weights by name are read without running code"
     import torch
     from fastsparse.masks.checks import need_package
     from fastsparse.masks.files import reading
@@ -35,7 +35,7 @@ def read_file(
     if (state := _weights_in(found)) is not None: return state
     if not trust:
         raise CliError(f"{path} holds no weights by name: pass a state_dict or safetensors; "
-            "if it holds a whole model, which is a program that may do anything, and you know where it comes from, say --trust")
+            "if it holds a whole model, pass --trust, but only if you trust its source, since opening it can run any code")
     with reading(path, 'file of weights or of a model'): model = torch.load(path, map_location='cpu', weights_only=False)
     model = model if isinstance(model, torch.nn.Module) else getattr(model, 'model', model)
     if not isinstance(model, torch.nn.Module):
@@ -45,19 +45,19 @@ def read_file(
 
 def read_model(
     path, # A file of a whole model
-    trust:bool=False, # May the program in the file run?
+    trust:bool=False, # Open it, which may run any code?
 ): # A module
-    "A whole model from a file"
+    "Read a whole model from a file"
     model = read_file(path, trust)
     if isinstance(model, dict):
         raise CliError(f"{path} holds weights by name, and this needs the whole model: "
-            "in Python load them into it, and write torch.save(model, file)")
+            "in Python, load the weights into the model and write torch.save(model, file)")
     return model
 
 def read_batch(
-    path, # A file of a tensor, of `torch.save`
+    path, # File of a tensor that `torch.save` wrote
 ):
-    "The inputs of a batch"
+    "Read a batch of inputs"
     import torch
     from fastsparse.masks.checks import need_batch
     from fastsparse.masks.files import reading
@@ -68,9 +68,9 @@ def read_batch(
 # %% ../nbs/95_cli.ipynb #515aef4d
 def write_weights(
     state, # Tensors by name; a whole model unless the suffix is .safetensors
-    path, # File to write, whole or not at all
+    path, # File to write; an error leaves no half-written file
 ):
-    "Weights by name to a file of the kind that its suffix says"
+    "Write safetensors or, for any other suffix, by `torch.save`"
     import torch
     from fastsparse.masks.checks import need_package
     from fastsparse.masks.files import whole_file
@@ -82,8 +82,8 @@ def write_weights(
 # %% ../nbs/95_cli.ipynb #91342014
 def summary_rows(
     state:dict, # Tensors by name
-) -> list: # Rows of name, shape, weights, live and sparsity
-    "How sparse each floating tensor is"
+) -> list: # Rows of name, shape, weights, live weights and sparsity
+    "The sparsity of each floating-point tensor, and of all"
     import torch
     rows = []
     for k,v in state.items():
@@ -102,23 +102,23 @@ def show_rows(rows, head):
 _head = ['parameter','shape','weights','live','sparsity']
 
 def _state(read):
-    "Weights by name of a model or of what a file of weights held, without masks"
+    "The weights by name of what `read_file` returns, without masks"
     state = read if isinstance(read, dict) else read.state_dict()
     return {k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))}
 
 @call_parse
 def summary(
     file:str, # File of weights by name, or of a whole model
-    trust:bool=False, # FILE holds a whole model, which is a program: run it
+    trust:bool=False, # Open a FILE of a whole model, which can run any code
 ):
-    "How sparse are the tensors in FILE?"
+    "Show how sparse the tensors in FILE are"
     print(show_rows(summary_rows(_state(read_file(file, trust))), _head))
 
 # %% ../nbs/95_cli.ipynb #6bb6585a
 def prune_weights(
     state:dict, # Tensors by name
-    sparsity:float, # Fraction of each matrix that dies, in [0,1)
-) -> dict: # The same, with zeros
+    sparsity:float, # Fraction of each matrix to set to zero, in [0,1)
+) -> dict: # Pruned tensors by name
     "Prune each matrix by magnitude"
     import torch
     from fastsparse.masks.selection import top_k_mask
@@ -138,18 +138,18 @@ def _prune_model(model, sparsity, method, data):
 @call_parse
 def prune(
     file:str, # File of weights by name, or of a whole model
-    sparsity:Annotated[float, dict(required=True)]=None, # Fraction that dies, in [0,1)
+    sparsity:Annotated[float, dict(required=True)]=None, # Fraction of the weights to set to zero, in [0,1)
     method:Annotated[str, dict(choices=['magnitude','wanda'])]='magnitude', # Wanda needs a whole model and --data
     out:str=None, # File to write; FILE-pruned by default
-    data:str=None, # For Wanda: file of a batch, a tensor of torch.save
-    trust:bool=False, # FILE holds a whole model, which is a program: run it
+    data:str=None, # For Wanda: file of a batch of inputs, a tensor that torch.save wrote
+    trust:bool=False, # Open a FILE of a whole model, which can run any code
 ):
     "Prune the weights in FILE"
     from fastsparse.masks.checks import need_fraction
     from fastsparse.masks.files import check_place
     need_fraction('--sparsity', sparsity, '[0,1)')
     if method=='wanda' and data is None:
-        raise CliError("--method wanda looks at inputs: pass --data with a file of a batch, a tensor of torch.save")
+        raise CliError("--method wanda needs inputs: pass --data with a file of a batch, a tensor that torch.save wrote")
     out = check_place(out or Path(file).with_stem(f'{Path(file).stem}-pruned'))
     read = read_model(file, trust) if method=='wanda' else read_file(file, trust)
     if isinstance(read, dict): read = prune_weights(read, sparsity)
@@ -163,11 +163,11 @@ def prune(
 def export(
     file:str, # File of a whole sparse model
     format:str='auto', # auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx
-    out:str=None, # File to write; without it the model is measured only
-    sample:Annotated[str, dict(required=True)]=None, # File of a batch, a tensor of torch.save
-    trust:bool=False, # FILE holds a whole model, which is a program: run it
+    out:str=None, # File to write; without it the model is only measured
+    sample:Annotated[str, dict(required=True)]=None, # File of a batch of inputs, a tensor that torch.save wrote
+    trust:bool=False, # Open a FILE of a whole model, which can run any code
 ):
-    "Write a sparse model in FILE in another format, and say what it costs"
+    "Write a sparse model in FILE in another format, and report its cost"
     from fastsparse.deploy.export import export_sparse
     from fastsparse.model.enforcement import masked_params
     if out is None and format in ('safetensors','onnx'): raise CliError(f"--format {format} writes a file: name it with --out")
@@ -177,7 +177,7 @@ def export(
             f"train it sparse, or write fastsparse prune {file} --sparsity 0.9 --trust first")
     _,report = export_sparse(model, format, read_batch(sample), out)
     print(report)
-    print(f'written: {out}' if out else 'measured, and nothing was written: --out names a file')
+    print(f'written: {out}' if out else 'nothing was written: pass --out to write a file')
 
 # %% ../nbs/95_cli.ipynb #24e47c94
 def _step(model, opt, x, y):
@@ -197,7 +197,7 @@ def _net(widths):
 
 # %% ../nbs/95_cli.ipynb #b90efe0f
 def _bench_row(s, widths, x, y, rounds):
-    "Times of a step at one sparsity, dense and sparse in turns"
+    "A row of the table: times of a dense and of a sparse step, in turns"
     import torch
     from fastsparse import DynamicSparseTraining,RigL_presets,sparse_compute,sparsify_model
     from fastsparse.kernels.timing import times_in_turns
@@ -214,10 +214,10 @@ def _bench_row(s, widths, x, y, rounds):
 def bench(
     sparsity:Annotated[float, dict(nargs='+')]=(.9,.95,.98), # Fractions of dead weights, each in (0,1)
     widths:Annotated[int, dict(nargs='+')]=(784,1024,1024,10), # Inputs, hidden layers and outputs of the network
-    rows:int=128, # Samples of a batch
-    rounds:int=20, # Steps that are timed, of both in turns
+    rows:int=128, # Samples in a batch
+    rounds:int=20, # Steps of each network to time
 ):
-    "How much faster does sparse training make this machine?"
+    "Show how much faster sparse training is on this machine"
     import torch
     from fastsparse.masks.checks import need_fraction,need_number
     for s in sparsity: need_fraction('--sparsity', s, '(0,1)')
@@ -235,7 +235,7 @@ _commands = dict(summary=summary, prune=prune, export=export, bench=bench)
 _modules = dict(demo="Train dense and sparse networks on real digits, and show the table")
 
 def help_text():
-    "What `fastsparse --help` says"
+    "The text of `fastsparse --help`"
     says = {k:f.__doc__ for k,f in _commands.items()} | _modules
     lines = '\n'.join(f'  {k:12} {v}' for k,v in says.items())
     return f"""usage: fastsparse [--help] [--version] [--debug] COMMAND ...
@@ -244,11 +244,11 @@ Sparse training for fastai and PyTorch, from a shell
 
 {lines}
 
-`fastsparse COMMAND --help` shows the options of one; --debug shows the traceback of an error"""
+`fastsparse COMMAND --help` shows the options of a command; --debug shows the traceback of an error"""
 
 # %% ../nbs/95_cli.ipynb #13ac0cbc
 def _unknown(name):
-    "What to say of a command that is not there"
+    "The error text for an unknown command"
     from difflib import get_close_matches
     known = [*_commands,*_modules]
     near = get_close_matches(name, known, 1)

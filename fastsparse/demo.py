@@ -22,7 +22,7 @@ from typing import Annotated
 
 # %% ../nbs/96_demo.ipynb #b2ff3f3a
 class TensorData:
-    "Pairs of rows of two tensors held in memory"
+    "A dataset of the rows of two tensors"
     def __init__(self, x, y): store_attr()
     def __len__(self): return len(self.x)
     def __getitem__(self, i): return self.x[i],self.y[i]
@@ -30,9 +30,9 @@ class TensorData:
 
 def digits_dls(
     bs:int=64, # Batch size
-    seed:int=42, # Of the split into training and validation set
+    seed:int=42, # Seed of the split into training and validation set
 ) -> DataLoaders: # Pixels in [0,1] as vectors of 64, and classes 0 to 9
-    "scikit-learn's handwritten digits, four fifths to train on and a fifth to validate"
+    "scikit-learn's handwritten digits, four fifths for training and a fifth for validation"
     from sklearn.datasets import load_digits
     digits = load_digits()
     x,y = tensor(digits.data).float()/16,tensor(digits.target)
@@ -45,9 +45,9 @@ def digits_dls(
 _methods = dict(dense=None, static=None, SET=SET_presets, SNFS=SNFS_presets, RigL=RigL_presets)
 
 def digits_mlp(
-    seed:int=0, # Of the initial weights
+    seed:int=0, # Seed of the initial weights
 ) -> nn.Sequential: # 64 pixels to 10 classes over two hidden layers of 256
-    "The network of the demo"
+    "An MLP with two hidden layers"
     set_seed(seed)
     return nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,256), nn.ReLU(), nn.Linear(256,10))
 
@@ -55,10 +55,10 @@ def digits_mlp(
 def demo_run(
     method:str, # 'dense', 'static', 'SET', 'SNFS' or 'RigL'
     sparsity:float, # Fraction dead, in (0,1); a dense run ignores it
-    seed:int=0, # Of weights, masks and the order of batches
+    seed:int=0, # Seed of weights, masks and the order of batches
     epochs:int=25, # Epochs
-) -> dict: # Accuracy, live weights, and FLOPs as fractions of dense training's
-    "Train one network and report"
+) -> dict: # Validation accuracy, live weights, and FLOPs as fractions of the dense network's
+    "Train one network"
     torch.set_num_threads(1)
     model,preset = digits_mlp(seed),_methods[method]
     if method=='dense': sparsity = 0.
@@ -83,7 +83,7 @@ def _train_all(methods=tuple(_methods), sparsities=(.9,.95,.99), seeds=3, epochs
     return pd.DataFrame(parallel(_call, runs, n_workers=num_cpus(), progress=progress))
 
 def _table(runs):
-    "Mean and deviation of accuracy, live weights, and FLOPs against dense, for each method and sparsity"
+    "Mean and standard deviation of accuracy, live weights, and FLOPs against dense, for each method and sparsity"
     groups = runs.groupby(['sparsity','method'], sort=False)
     acc = groups.accuracy.agg(lambda o: f'{100*o.mean():.1f} ± {100*o.std():.1f}')
     flops = groups[['inference','training']].mean().map('{:.3f}x'.format)
@@ -93,7 +93,7 @@ def _table(runs):
 
 # %% ../nbs/96_demo.ipynb #86ac54de
 def _plot(runs):
-    "Accuracy against sparsity, a line a method"
+    "Plot accuracy against sparsity"
     fig,ax = plt.subplots(figsize=(6.4,4))
     styles = dict(static=('o',':','.6'), SET=('s','-.','.45'), SNFS=('^','--','.25'), RigL=('D','-','0'))
     for m,rs in runs[runs.method!='dense'].groupby('method', sort=False):
@@ -113,8 +113,8 @@ def _plot(runs):
 @call_parse
 def main(
     methods:Annotated[str, dict(nargs='+', choices=list(_methods))]=tuple(_methods), # Methods to compare
-    sparsities:Annotated[float, dict(nargs='+')]=(.9,.95,.99), # Fractions of weights that are dead, each in (0,1)
-    seeds:int=3, # Seeds of each
+    sparsities:Annotated[float, dict(nargs='+')]=(.9,.95,.99), # Sparsities, each in (0,1)
+    seeds:int=3, # Runs of each method and sparsity
     epochs:int=25, # Epochs of each run
     out:str='demo_results', # Folder for table and plot
 ):
