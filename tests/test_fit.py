@@ -1,6 +1,8 @@
 "One line that trains a sparse network, and what it refuses"
 import math,pytest,torch,warnings
+import numpy as np
 from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,CrossEntropyLossFlat,DataLoaders,Learner,SGD,accuracy,nn,set_seed
+from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
 from fastsparse.masks.optimizers import is_adaptive
 from fastsparse.train.callback import DynamicSparseTrainingCallback
@@ -444,3 +446,17 @@ def test_a_distribution_reaches_methods_that_start_dense(method):
     model = digits_mlp()
     sparsify_model(model, .9, 'uniform')
     assert layers(learn.model)==layers(model)
+
+@pytest.mark.parametrize('cbs,told', [(lambda: EarlyStoppingCallback(patience=1, min_delta=9.), 'training ended after'), (lambda: SaveModelCallback(monitor='train_loss', comp=np.greater), 'WaitForSparsity'),
+    (lambda: SaveModelCallback(monitor='train_loss'), None)])
+def test_a_fit_that_ends_before_its_sparsity_says_so(cbs, told, tmp_path):
+    "Stopped early, or put back to a model that was better before it was as sparse"
+    learn = learner()
+    learn.path = tmp_path
+    with learn.no_bar(), warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter('always')
+        learn.fit_sparse(6, .9, 1e-2, method='gmp', batches_per_update=2, cbs=cbs())
+    s = 1-sum(int(o.mask.sum()) for o in masked_params(learn.model))/sum(o.mask.numel() for o in masked_params(learn.model))
+    assert (s<.89)==(told is not None)
+    found = [str(o.message) for o in w if 'sparse instead of 0.900' in str(o.message)]
+    assert len(found)==(told is not None) and all(told in o and f'{s:.3f}' in o for o in found)

@@ -286,11 +286,11 @@ def test_lightning_says_that_a_training_with_steps_of_its_own_ended_before_its_s
     "Lightning counts batches where a module steps by itself"
     net = lightning_net()
     net.automatic_optimization = False
-    def training_step(batch, i):
+    def training_step(batch, batch_idx):
         opt = net.optimizers()
         net.manual_backward(nn.functional.cross_entropy(net.layers(batch[0]), batch[1]))
-        if i%2: opt.step()
-        if i%2: opt.zero_grad()
+        if batch_idx%2: opt.step()
+        if batch_idx%2: opt.zero_grad()
     net.training_step = training_step
     with pytest.warns(UserWarning, match='training ended after 8 of 16 steps'): lightning_fit(net, tmp_path, lightning_callback(method='gmp', batches_per_update=2))
 

@@ -23,7 +23,7 @@ from fastsparse.model.enforcement import join_groups
 from fastsparse.model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from fastsparse.model.running import batch_of,in_many,of_first_rank
 from fastsparse.model.sparsify import draw_seed,share_masks
-from fastsparse.train.checks import check_settings,check_storage
+from fastsparse.train.checks import check_settings,check_storage,warn_if_ended
 from fastsparse.train.engine import check_names,method_text,SparseEngine
 from fastsparse.train.live import check_way,LiveRun
 from fastsparse.train.method import settings_of
@@ -153,7 +153,9 @@ class DynamicSparseTrainingCallback(Callback):
         if self.engine is not None: self._follow()
 
     def after_fit(self):
-        if not self.learn.lock.locked(): self._let_go()
+        if self.learn.lock.locked(): return
+        if self.engine is not None: warn_if_ended(self.engine)
+        self._let_go()
 
     # --- what they do
 

@@ -175,6 +175,15 @@ def warn_if_idle(engine):
         if m.times is None and m.path is None: _warn_if_rare(m, engine)
         elif m.updates not in ([], ()): _warn_if_short(m, engine.n_steps)
 
+def warn_if_ended(engine):
+    "Warn if a run is over, and the model is less sparse than its schedule leads to"
+    for m in engine.methods:
+        slots = engine.slots_of(m)
+        if m.path is None or not slots or engine.n_steps is None: continue
+        s,wanted = 1-sum(count_live(s.mask) for s in slots)/sum(s.n for s in slots),m.sparsity_at(engine.n_steps)
+        if s<wanted-.01: warn(f"training ended after {engine.last_t+1} of {engine.n_steps} steps, and the model is {s:.3f} sparse "
+            f"instead of {wanted:.3f}: let the schedule end earlier, and stop or choose the best model after that")
+
 def warn_if_frozen(engine):
     "Warn if the run can't reach its final sparsity because parameters are frozen"
     for m in engine.methods:

@@ -15,7 +15,7 @@ from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.kernels.timing import times_in_turns
 from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.model.enforcement import apply_masks,masked_params
-from fastsparse.masks.selection import n_live
+from fastsparse.masks.selection import count_live,n_live
 from fastsparse.train.presets import Preset
 from fastsparse.train.method import auto_settings,check_sparsity,settings_of
 from fastsparse.model.init import output_spread
@@ -23,6 +23,7 @@ from fastsparse.model.running import batch_of,call_model,same_random_state
 from fastsparse.model.sparsify import draw_seed,fitting,has_live,module_copy,shows_training,sparsify_model
 from fastsparse.masks.checks import need_number
 from numbers import Real
+from operator import itemgetter
 from warnings import warn
 
 # %% ../../nbs/47_train.fit.ipynb #3b1997c0
@@ -80,6 +81,13 @@ class OwnHypers(Callback):
             cb.scheds = {k:f for k,f in cb.scheds.items() if all(k in h for h in self.opt.hypers)}
 
 # %% ../../nbs/47_train.fit.ipynb #5c15c715
+def _warn_if_replaced(model, state):
+    "Warn if a model was loaded after the fit that is less sparse than at its end"
+    live,slots = {o.name:count_live(o.mask) for o in masked_params(model)},state['slots']
+    ended,now = [1-sum(f(o) for o in slots)/sum(o['size'] for o in slots) for f in (itemgetter('live'), lambda o: live[o['name']])]
+    if now<ended-.01: warn(f"the model that was loaded at the end is {now:.3f} sparse instead of {ended:.3f}: "
+        "add WaitForSparsity() to cbs, so that the best model is one of the final sparsity")
+
 @patch
 def fit_sparse(self:Learner,
     n_epoch:int, # Epochs, 1 or more
@@ -117,6 +125,7 @@ def fit_sparse(self:Learner,
     if self.opt is None: self.create_opt()
     try: self.fit_one_cycle(n_epoch, lr, cbs=[cb, OwnHypers(), *L(cbs)])
     finally: apply_masks(self.model)
+    if cb.state is not None: _warn_if_replaced(self.model, cb.state)
     return cb
 
 # %% ../../nbs/47_train.fit.ipynb #f140194b

@@ -12,14 +12,13 @@ from fastcore.meta import delegates
 from fastsparse.masks.checks import pip_install
 from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.masks.files import read_tensors,whole_file
-from fastsparse.masks.selection import count_live
 from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.model.hooks import settle_averages
 from fastsparse.train.method import find_method,overridden
 from fastsparse.model.sparsify import share_masks,sparsify_model
+from fastsparse.train.checks import warn_if_ended
 from fastsparse.train.engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
-from warnings import warn
 
 # %% ../../nbs/49_train.trainers.ipynb #4bdd9562
 def need(
@@ -86,15 +85,6 @@ class _Driver:
         if state is not None: self.engine.load_state_dict(state)
         self.live = self.engine.live
 
-    def warn_if_short(self):
-        "Warn if a schedule of the sparsity hasn't come to its end"
-        for m in self.engine.methods:
-            slots,wanted = self.engine.slots_of(m),self.engine.n_steps and m.sparsity_at(self.engine.n_steps)
-            if m.path is None or wanted is None: continue
-            reached = 1-sum(count_live(s.mask)-1 for s in slots)/sum(s.n for s in slots)
-            if reached<wanted: warn(f"training ended after {self.engine.t} of {self.engine.n_steps} steps, and the model is {reached:.3f} sparse "
-                f"instead of {wanted:.3f}: let the schedule end earlier, and choose the best model after that")
-
     def stop(self):
         "Let go of the model, and remember the engine's state"
         if self.engine is None: return
@@ -147,7 +137,7 @@ class SparseTrainerCallback(_Driver):
             if o is not None: o.update(self.numbers())
 
     def on_train_end(self, args, state, control, **kwargs):
-        self.warn_if_short()
+        warn_if_ended(self.engine)
         self.stop()
 
     def _saved(self, args, state):
@@ -206,7 +196,7 @@ class SparseLightningCallback(_Driver):
 
     def on_train_end(self, trainer, pl_module):
         _settle(trainer)
-        self.warn_if_short()
+        warn_if_ended(self.engine)
         self.stop()
 
     def teardown(self, trainer, pl_module, stage):
