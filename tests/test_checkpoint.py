@@ -640,3 +640,35 @@ def test_other_optimizers_and_plain_parameters_are_checked_too(tmp_path):
         (dict(kind=torch.optim.SGD), 'the optimizer in the file: Adam; here: SGD')):
         m,biases,second = make(**kwargs)
         with pytest.raises(ValueError, match=said): load_run(tmp_path/'run', m, biases, second=second)
+
+def language_learner():
+    "A loader that goes on shuffling its documents from epoch to epoch, and a model whose hidden state goes on from batch to batch"
+    from fastai.text.all import AWD_LSTM,awd_lstm_lm_config,CrossEntropyLossFlat,get_language_model,LMDataLoader,ModelResetter,RNNCallback
+    torch.manual_seed(0)
+    docs = [torch.randint(20, (50+i,), generator=torch.Generator().manual_seed(i)) for i in range(12)]
+    train,valid = [LMDataLoader([(o,) for o in docs], bs=4, seq_len=16, shuffle=s) for s in (True,False)]
+    model = get_language_model(AWD_LSTM, 20, {**awd_lstm_lm_config, 'emb_sz':16, 'n_hid':24, 'n_layers':2})
+    learn = Learner(DataLoaders(train, valid), model, loss_func=CrossEntropyLossFlat(), cbs=[ModelResetter(), RNNCallback()])
+    learn.remove_cbs([cb for cb in learn.cbs if type(cb).__name__=='ProgressCallback'])
+    learn.logger = lambda *args: None
+    return learn
+
+class DieAt(Callback):
+    order,run_valid = 200,False
+    def __init__(self, at): self.at = at
+    def after_batch(self):
+        if self.learn.train_iter==self.at: raise MemoryError('dead')
+
+@pytest.mark.parametrize('every,at', [(None,15),(None,24),(1,5),(2,17)])
+def test_a_language_model_goes_on_bit_for_bit(tmp_path, every, at):
+    def run(name, seed, *cbs):
+        learn = language_learner()
+        torch.manual_seed(seed)
+        random.seed(seed)
+        learn.fit_sparse(3, .8, 1e-2, method='rigl', batches_per_update=3, seed=0, cbs=[SparseCheckpoint(tmp_path/name, every=every), *cbs])
+        return learn
+    whole = run('whole', 1)
+    with pytest.raises(MemoryError): run('part', 1, DieAt(at))
+    part = run('part', 2)
+    for (k,a),b in zip(whole.model.state_dict().items(), part.model.state_dict().values()): assert torch.equal(a, b), k
+    assert whole.recorder.values==part.recorder.values

@@ -10,7 +10,7 @@ import numpy as np,random,torch
 from fastai.callback.core import *
 from fastai.callback.tracker import TrackerCallback
 from fastai.learner import Recorder
-from fastai.torch_core import get_model,rank_distrib
+from fastai.torch_core import get_model,rank_distrib,to_device
 from fastcore.basics import *
 from fastcore.foundation import L
 from fastsparse.masks.checks import need_bools,need_choice,need_number
@@ -97,13 +97,28 @@ def _sources(dls):
 
 def _loader_state(dls):
     "The state that decides which batches come next"
-    return dict(random_state(), loaders={k:o.getstate() if isinstance(o, random.Random) else o.get_state()
-        for k,o in _sources(dls).items()})
+    return dict(random_state(), orders=[o and list(o) for o in _orders(dls)], loaders={k:o.getstate() if isinstance(o, random.Random)
+        else o.get_state() for k,o in _sources(dls).items()})
+
+def _orders(dls):
+    "The order in which each loader's next shuffle finds its items, or None: a language model's goes on from epoch to epoch"
+    return [nested_attr(dl, 'items.idxs') for dl in dls.loaders]
 
 def _set_loader_state(dls, state):
     set_random_state(state)
+    for o,was in zip(_orders(dls), state.get('orders', ())):
+        for i,idx in enumerate(was or ()): o[i] = idx
     for k,o in _sources(dls).items():
         if k in state['loaders']: (o.setstate if isinstance(o, random.Random) else o.set_state)(state['loaders'][k])
+
+def _memory(model):
+    "The hidden states that fastai's recurrent language models take from one batch to the next"
+    own = 'hidden','bs'
+    return {n:{k:vars(m)[k] for k in own} for n,m in model.named_modules() if all(k in vars(m) for k in own)}
+
+def _set_memory(model, state):
+    modules,device = dict(model.named_modules()),first(p.device for p in model.parameters())
+    for n,o in state.items(): vars(modules[n]).update(to_device(o, device))
 
 class _Replay(GetAttr):
     "The loader `dl` of `dls`, with the batches of an epoch that began in the state `start`; before batch `n` the random states are `now`"
@@ -268,6 +283,7 @@ class SparseCheckpoint(Callback):
             if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
         if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
         self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
+        _set_memory(model, run.get('memory', {}))
         self.saved,self.saves = None,True
 
     def write(self, epoch, batch, finished=False):
@@ -275,11 +291,12 @@ class SparseCheckpoint(Callback):
         if rank_distrib(): return
         learn,now = self.learn,_loader_state(self.dls)
         scaler = vars(learn).get('scaler')
+        memory = plain(_memory(get_model(learn.model))) if batch else {}
         callbacks = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
         run = collect_run(get_model(learn.model), learn.opt, [engine_part(cb.engine, cb.state_dict()) for cb in self.engines], grads=True,
             position=dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train),
             fit=self.facts(), finished=finished, start=self.start if batch else now,
-            callbacks=callbacks, scaler=scaler and plain(scaler.state_dict()))
+            memory=memory, callbacks=callbacks, scaler=scaler and plain(scaler.state_dict()))
         write_run(self.path, dict(run, random=now), self.keep)
 
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
