@@ -580,6 +580,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastsparse/deploy/narrow.py'),
                                           'fastsparse.deploy.narrow.epoch_seconds': ( 'deploy.narrow.html#epoch_seconds',
                                                                                       'fastsparse/deploy/narrow.py'),
+                                          'fastsparse.deploy.narrow.mean_or_nan': ( 'deploy.narrow.html#mean_or_nan',
+                                                                                    'fastsparse/deploy/narrow.py'),
                                           'fastsparse.deploy.narrow.n_weights': ( 'deploy.narrow.html#n_weights',
                                                                                   'fastsparse/deploy/narrow.py'),
                                           'fastsparse.deploy.narrow.narrow_like': ( 'deploy.narrow.html#narrow_like',

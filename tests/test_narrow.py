@@ -1,5 +1,5 @@
 "Narrower copies of a model, and the comparison with them"
-import pandas as pd,pytest,re,torch
+import math,pandas as pd,pytest,re,torch
 from copy import deepcopy
 from dataclasses import replace
 from fastai.basics import nn,accuracy,Callback,CrossEntropyLossFlat,Learner
@@ -80,7 +80,10 @@ def compared(sparse, small, large, sign=1):
     ([.8,.81,.82], [.5,.51,.52], [.9,.91,.92], 1, 'large is better than sparse at 0.9'),
     ([.8,.81,.82], [.79,.81,.83], [.8,.82,.83], 1, 'small is as good as sparse at 0.9'),
     ([.8,.81,.82], [.5,.51,.52], [.9,.91,.92], -1, 'small is better than sparse'),
-    ([.8], [.7], [.75], 1, 'no dense network')])
+    ([.8], [.7], [.75], 1, 'no dense network'),
+    ([.8,.81,.82], [.8,.81,math.nan], [.79,.81,.83], 1, 'large is as good as sparse'),
+    ([.8,.81,.82], [math.nan]*3, [.5,.51,.52], 1, 'no dense network.*the best is large'),
+    ([.8,.81,math.nan], [.5,.51,.52], [.5,.51,.52], 1, 'small is better than sparse')])
 def test_the_finding(sparse, small, large, sign, says):
     "Better is more than two standard errors of the difference; of networks that are as good, the fastest is named"
     assert re.match(says, compared(sparse, small, large, sign).finding)
@@ -150,3 +153,16 @@ def test_a_search_says_why_no_narrow_network_was_tried():
     learn.fit(1, 1e-3)
     found = find_sparsity(learn, budget=2, sparsities=(.5,), seeds=1, tolerance=1., progress=False, mask_init='magnitude')
     assert found.narrow is None and found.advice=='train a sparse network at 0.5; no narrow dense network was tried: the model is trained, and a narrow one would start anew'
+
+def test_a_search_suggests_no_sparsity_at_which_a_training_diverges(monkeypatch):
+    "A seed whose score isn't a number was left out of its mean"
+    import fastsparse.deploy.search as search
+    scores = {0.:[.8,.8], .5:[.8,.8], .9:[.8,math.nan]}
+    monkeypatch.setattr(search, '_trial', lambda l, s, seed, *args: dict(sparsity=s, seed=seed, metric=scores[s][seed], seconds=1., bytes=1, row={}))
+    monkeypatch.setattr(search, '_add_narrow', lambda *args: None)
+    def suggested(): return find_sparsity(Learner(digits_dls(), mlp(), loss_func=CrossEntropyLossFlat()), 6, (.5,.9), progress=False).suggested
+    assert suggested()==.5
+    scores[0.][0] = scores[.5][0] = math.nan
+    assert suggested()==0.
+    scores[.9][1] = .7
+    assert suggested()==.9

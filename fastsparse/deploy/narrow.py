@@ -95,6 +95,8 @@ def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
     return dict(score=score, seconds=clock.seconds, us=1e6*seconds/n, weights=n_weights(learn.model), epochs=n_epoch, lr=lr, seed=seed)
 
 # %% ../../nbs/73_deploy.narrow.ipynb #c1e76bc3
+def mean_or_nan(scores): return scores.mean() if np.isfinite(scores).all() else math.nan
+
 @dataclass
 class NarrowComparison:
     "What `compare_with_narrow` measured"
@@ -107,21 +109,22 @@ class NarrowComparison:
     def table(self):
         "Mean and standard deviation of the score, and the costs of each network, such as `us`, microseconds a sample; sparse comes first"
         by = self.runs.groupby('network', sort=False)
-        return pd.DataFrame(dict(score=by.score.mean(), spread=by.score.std().fillna(0.), seconds=by.seconds.mean(), us=by.us.min(),
+        return pd.DataFrame(dict(score=by.score.agg(mean_or_nan), spread=by.score.std().fillna(0.), seconds=by.seconds.mean(), us=by.us.min(),
             weights=by.weights.first(), epochs=by.epochs.first(), lr=by.lr.first()))
 
     def better(self, a, b):
         "Is network `a` better than network `b`?"
-        by = self.runs.groupby('network').score
-        error = sum(o.var()/len(o) if len(o)>1 else 0. for name,o in by if name in (a,b))**.5
-        return self.sign*(by.mean()[a]-by.mean()[b])>2*error
+        x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
+        if not (np.isfinite(x).all() and np.isfinite(y).all()): return bool(np.isfinite(x).all())  # one that diverges is the worse
+        error = sum(o.var()/len(o) if len(o)>1 else 0. for o in (x,y))**.5
+        return self.sign*(x.mean()-y.mean())>2*error
 
     @property
     def finding(self):
         "The result in one sentence"
         t = self.table
         dense = t.index[1:]
-        best = (self.sign*t.score[dense]).idxmax()
+        best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
         sparse,time = f'sparse at {self.sparsity:g}',f"in {t.seconds['sparse']:.2g} s of training"
         def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
         def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"

@@ -9,7 +9,7 @@ __all__ = ['find_sparsity']
 import matplotlib.pyplot as plt,numpy as np,pandas as pd
 from dataclasses import dataclass
 from fastai.basics import *
-from fastsparse.deploy.narrow import epoch_seconds,narrow_like,NarrowComparison,train_timed
+from fastsparse.deploy.narrow import epoch_seconds,mean_or_nan,narrow_like,NarrowComparison,train_timed
 from fastsparse.kernels.timing import shown
 from fastsparse.masks.checks import need_fraction,need_number
 from fastsparse.masks.selection import count_live
@@ -42,7 +42,7 @@ class SparsityFound:
     def table(self):
         "Mean and standard deviation of the metric, seconds a batch and bytes, by sparsity"
         by = self.runs.groupby('sparsity')
-        return pd.DataFrame(dict(metric=by.metric.mean(), spread=by.metric.std(ddof=0), seconds=by.seconds.min(), bytes=by.bytes.mean()))
+        return pd.DataFrame(dict(metric=by.metric.agg(mean_or_nan), spread=by.metric.std(ddof=0), seconds=by.seconds.min(), bytes=by.bytes.mean()))
 
     def plot(self):
         "Plot metric, seconds a batch and bytes against sparsity"
@@ -106,7 +106,7 @@ def find_sparsity(
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
-    mean = res.table.metric*sign
-    res.suggested = float(max([s for s in mean.index if mean[s]>=mean[0.]-tolerance], default=0.))
+    mean = (res.table.metric*sign).fillna(-np.inf)
+    res.suggested = float(max([s for s in mean.index if mean[s]>=mean[0.]-tolerance and np.isfinite(mean[s])], default=0.))
     if res.suggested: _add_narrow(res, learn, lr, seeds, sign, progress)
     return res
