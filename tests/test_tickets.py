@@ -164,3 +164,12 @@ def test_tickets_keep_their_layers():
     n = sum(int(o.mask.sum()) for o in masked_params(m))
     assert prune_to(m, .975)==n-round(.025*sum(o.mask.numel() for o in masked_params(m)))
     assert all(o.mask.sum()>=len(o.mask) for o in masked_params(m))
+
+def test_a_model_that_stores_live_weights_only_is_refused_whole():
+    m = nn.Sequential(nn.Linear(20,40), nn.ReLU(), nn.Linear(40,30))
+    sparsify_model(m, .8, seed=0)
+    sparse_compute(m, torch.randn(64,20), torch.optim.SGD(m.parameters(), lr=.1), plan={'0.weight':'rows'})
+    before = {k:v.clone() for k,v in m.state_dict().items()}
+    for f in (lambda: prune_to(m, .9), lambda: find_ticket(m, lambda m: None, .9)):
+        with pytest.raises(ValueError, match=r'0.weight is stored sparse: call remove\(\)'): f()
+    assert all(torch.equal(v, before[k]) for k,v in m.state_dict().items())

@@ -15,9 +15,9 @@ from fastsparse.masks.registry import call_with,get_part,wants
 from fastsparse.masks.scores import output_magnitude
 from fastsparse.masks.selection import count_live,put_,zero_dead_
 from fastsparse.masks.structures import as_structure
-from fastsparse.model.enforcement import apply_masks,masked_params,refuse_learned
+from fastsparse.model.enforcement import apply_masks,masked_params
 from fastsparse.model.layers import axes_of
-from fastsparse.model.sparsify import check_score,fitting,layer_counts,need_masks,show_sparsity,sparsify_model
+from fastsparse.model.sparsify import check_score,fitting,layer_counts,need_masks,refuse_locked,show_sparsity,sparsify_model
 from fastsparse.train.method import check_sparsity
 from functools import partial
 
@@ -32,7 +32,7 @@ def prune_to(
     "Prune a sparse model further, in one step"
     os,structure = need_masks(model),as_structure(structure)
     check_sparsity(sparsity)
-    refuse_learned(os)
+    for o in os: refuse_locked(o)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     def known(o): return dict(mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
     scored = [partial(call_with, score_f, o.p, **known(o)) for o in os]
