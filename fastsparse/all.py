@@ -20,7 +20,7 @@ from .kernels.linear import *
 from .kernels.convolution import *
 from .kernels.live_layers import *
 from .deploy.compact import *
-from .deploy.shrink import shrink
+from .deploy.shrink import plain_copy,shrink
 from .deploy.export import *
 from .train.trainers import *
 from .prune.finetune import *

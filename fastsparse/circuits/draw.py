@@ -98,7 +98,7 @@ def draw_circuit(
     words:dict=None, # From `node_words`
     dark:bool=False, # For a dark page?
 ):
-    "Draw a circuit: edges of positive weight blue, of negative weight orange and dashed; links of the residual stream and of attention dotted"
+    "Draw a circuit: edges of positive weight blue, of negative weight orange and dashed, other links dotted"
     words = node_words(model, circuit) if words is None else words
     at,lines,headings = layout(circuit, model.links(), words)
     colors = '#131416 #e6e6e6 #8b9099 #56b4e9 #e69f00' if dark else 'white #222222 #8a8a8a #0072b2 #d55e00'
@@ -194,7 +194,8 @@ def circuit_page(
     if table is not None:
         html = table.to_html(index=False, float_format='{:.3f}'.format, na_rep='', border=0)
         parts.append(f'<h2>Tests</h2><div class="wide">{html}</div>')
-    intro = '''<h1>Circuits</h1><p>Tokens are on the left, answers on the right. Blue edges have a positive weight, orange dashed ones a negative one;
+    intro = '''<h1>Circuits</h1><p>Tokens are on the left, answers on the right.
+Blue edges have a positive weight, orange dashed ones a negative one;
 dotted lines are the residual stream, or join the query, key and value of a head.</p>'''
     Path(path).write_text('\n'.join([_head, intro, *parts, _script]), encoding='utf-8')
     return Path(path)

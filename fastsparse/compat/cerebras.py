@@ -124,7 +124,7 @@ def mask_drop_minimum(
     drop_fraction:float, # Fraction of the live weights to drop, in [0,1]
     structure=None, # A `Structure` or its text
 ) -> torch.Tensor: # Bool tensor
-    "`mask` without the `floor(drop_fraction*live)` live weights of lowest score; a structure rounds this down to whole blocks or equal groups"
+    "`mask` without the `floor(drop_fraction*live)` live weights of lowest score; a structure rounds this number down"
     _check_mask(score, mask)
     need_fraction('drop_fraction', drop_fraction)
     n_drop = floor_product(drop_fraction*count_live(mask))

@@ -109,8 +109,8 @@ class NarrowComparison:
     def table(self):
         "Mean and standard deviation of the score, and the costs of each network, such as `us`, microseconds a sample; sparse comes first"
         by = self.runs.groupby('network', sort=False)
-        return pd.DataFrame(dict(score=by.score.agg(mean_or_nan), spread=by.score.std().fillna(0.), seconds=by.seconds.mean(), us=by.us.min(),
-            weights=by.weights.first(), epochs=by.epochs.first(), lr=by.lr.first()))
+        return pd.DataFrame(dict(score=by.score.agg(mean_or_nan), spread=by.score.std().fillna(0.), seconds=by.seconds.mean(),
+            us=by.us.min(), weights=by.weights.first(), epochs=by.epochs.first(), lr=by.lr.first()))
 
     def better(self, a, b):
         "Is network `a` better than network `b`?"

@@ -42,7 +42,8 @@ class SparsityFound:
     def table(self):
         "Mean and standard deviation of the metric, seconds a batch and bytes, by sparsity"
         by = self.runs.groupby('sparsity')
-        return pd.DataFrame(dict(metric=by.metric.agg(mean_or_nan), spread=by.metric.std(ddof=0), seconds=by.seconds.min(), bytes=by.bytes.mean()))
+        return pd.DataFrame(dict(metric=by.metric.agg(mean_or_nan), spread=by.metric.std(ddof=0), seconds=by.seconds.min(),
+            bytes=by.bytes.mean()))
 
     def plot(self):
         "Plot metric, seconds a batch and bytes against sparsity"

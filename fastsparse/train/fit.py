@@ -23,7 +23,6 @@ from fastsparse.model.running import batch_of,call_model,same_random_state
 from fastsparse.model.sparsify import draw_seed,fitting,has_live,module_copy,shows_training,sparsify_model
 from fastsparse.masks.checks import need_number
 from numbers import Real
-from operator import itemgetter
 from warnings import warn
 
 # %% ../../nbs/47_train.fit.ipynb #3b1997c0
@@ -83,8 +82,9 @@ class OwnHypers(Callback):
 # %% ../../nbs/47_train.fit.ipynb #5c15c715
 def _warn_if_replaced(model, state):
     "Warn if a model was loaded after the fit that is less sparse than at its end"
-    live,slots = {o.name:count_live(o.mask) for o in masked_params(model)},state['slots']
-    ended,now = [1-sum(f(o) for o in slots)/sum(o['size'] for o in slots) for f in (itemgetter('live'), lambda o: live[o['name']])]
+    slots,live = state['slots'],{o.name:count_live(o.mask) for o in masked_params(model)}
+    n = sum(o['size'] for o in slots)
+    ended,now = 1-sum(o['live'] for o in slots)/n,1-sum(live[o['name']] for o in slots)/n
     if now<ended-.01: warn(f"the model that was loaded at the end is {now:.3f} sparse instead of {ended:.3f}: "
         "add WaitForSparsity() to cbs, so that the best model is one of the final sparsity")
 
