@@ -2,7 +2,7 @@
 import statistics,time,torch
 from fastai.basics import *
 from fastsparse.all import *
-from fastsparse.model.enforcement import handler_of
+from fastsparse.weights.weight import handler_of
 from copy import deepcopy
 from functools import partial
 from measure import *

@@ -5,7 +5,7 @@ parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', '
     Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/pretrained', 'tutorials/research',
         'tutorials/deployment', 'tutorials/many_processes', 'tutorials/*'],
     **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured', 'leaderboard'], API=['api/*'], 
-    **{o.capitalize(): [f'{o}.*'] for o in ('masks','model','kernels','train','report','prune','deploy','compat','circuits')}, More=['*'])
+    **{o.capitalize(): [f'{o}.*'] for o in ('core','masks','kernels','weights','model','train','save','report','prune','deploy','compat','circuits')}, More=['*'])
 
 # What the sidebar calls pages whose own title is that of a room
 titles = dict(measured='What was measured')

@@ -8,21 +8,20 @@ def __getattr__(name):
     from importlib import import_module
     from importlib.util import find_spec
     if name.startswith('__') and name!='__all__': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name!='all' and find_spec(f'{__name__}.{name}'): return import_module(f'{__name__}.{name}')
-    for module,names in () if name in ('all','__all__') else _modules():  # those that need fastai and matplotlib come last
-        found = import_module(f'{__name__}.{module}')
-        if name in (names.split(',') if names!='*' else found.__all__): return getattr(found, name)
+    if find_spec(f'{__name__}.{name}'): return import_module(f'{__name__}.{name}')
+    import_module(f'{__name__}.train.presets')  # brings every part that a text may name
+    room = _rooms().get(name)
+    if room: return getattr(import_module(f'{__name__}.{room}'), name)
     everything = import_module(f'{__name__}.all')
-    if name=='all': return everything
-    if name=='__all__': return everything.__all__
     if name in vars(everything): return vars(everything)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}: names that are not for users are imported from their module, "
         f"such as `from {__name__}.masks.selection import put_`")
 
-def _modules():
-    "Modules of `fastsparse.all` in their order, and the names that it takes from each"
-    import re
+def _rooms():
+    "The module of each name in `fastsparse.all`, read from its imports, without making them"
+    import ast
     from pathlib import Path
-    return re.findall(r'^from \.(\S+) import (\S+)', Path(__file__).with_name('all.py').read_text(encoding='utf-8'), re.M)
+    imports = ast.parse(Path(__file__).with_name('all.py').read_text(encoding='utf-8')).body
+    return {o.name:n.module for n in imports if isinstance(n, ast.ImportFrom) for o in n.names}
 
 def __dir__(): return sorted({*globals(), *(o for o in vars(__getattr__('all')) if not o.startswith('_'))})

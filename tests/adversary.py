@@ -2,7 +2,7 @@
 import copy,csv,io,json,torch,yaml
 from fastsparse.all import *
 from fastsparse.masks.distributions import read_sparsities
-from fastsparse.masks.files import seal
+from fastsparse.core.files import seal
 from helpers import mlp
 
 # Changes of bytes

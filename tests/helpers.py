@@ -3,8 +3,8 @@ import pytest, signal, torch, numpy as np
 from contextlib import contextmanager
 from torch import nn
 from fastsparse.all import *
-from fastsparse.masks.optimizers import state_tensors
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.optimizers import state_tensors
+from fastsparse.weights.weight import masked_params
 
 ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'structures', 'masks.transposable': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
-    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'masks.optimizers': 'scores growth', 'model.enforcement': 'enforcement sparsify', 'model.hooks': 'enforcement sparsify', 'model.loads': 'enforcement',
+    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement',
     'model.sparsify': 'sparsify enforcement',
     'train.method': 'method presets', 'train.engine': 'engine method presets', 'train.callback': 'callback'}  # and the tests of each
-edges = {'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers', 'kernels.live_layers': 'live_layers fast_way geometry',
-    'kernels.live_weight': 'live_layers geometry', 'train.checkpoint': 'checkpoint', 'train.run_file': 'checkpoint', 'masks.files': 'files'}  # where memory and files are written
+edges = {'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers', 'model.live_layers': 'live_layers fast_way geometry',
+    'weights.live': 'live_layers geometry', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint', 'core.files': 'files'}  # where memory and files are written
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
 swaps = {a:b for x,y in pairs for a,b in ((x,y),(y,x))}|{ast.FloorDiv:ast.Div}

@@ -12,10 +12,10 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai.test_utils import synth_dbunch,synth_learner
 from fastai_data import *
 from fastcore.all import L,partial
-from fastsparse.masks.registry import declares
+from fastsparse.core.registry import declares
 from fastsparse.masks.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
 from fastsparse.masks.scores import fisher_saliency,gradient_magnitude,gradient_momentum,random_score,weight_magnitude
-from fastsparse.model.enforcement import keeps_zero,sparse_params
+from fastsparse.weights.weight import keeps_zero,sparse_params
 from fastsparse.model.sparsify import sparse_summary,sparsify_model,unsparsify
 from fastsparse.train.engine import DynamicSparseTraining
 from fastsparse.train.presets import RigL_presets,SET_presets,SNFS_presets

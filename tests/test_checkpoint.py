@@ -10,10 +10,10 @@ from fastai.data.core import DataLoaders
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastcore.all import partial
 from fastsparse.all import *
-from fastsparse.masks.files import seal
-from fastsparse.model.enforcement import masked_params
+from fastsparse.core.files import seal
+from fastsparse.weights.weight import masked_params
 from fastsparse.train.callback import WaitForSparsity
-from fastsparse.train.run_file import _word,plain,random_state,read_run
+from fastsparse.save.run_file import _word,plain,random_state,read_run
 from helpers import agree,full_disk,is_positive_zero,mlp
 from pathlib import Path
 from torch import nn
@@ -519,7 +519,7 @@ def test_a_fit_goes_on_from_any_batch(kind, n_acc, stops, tmp_path): goes_on_fro
 
 def test_a_fit_that_measured_goes_on_from_any_batch(tmp_path, monkeypatch):
     "The plan comes from the file, and weights are stored so before their gradients are read"
-    monkeypatch.setattr('fastsparse.kernels.plan._layer_speedup', lambda *args: 2.)
+    monkeypatch.setattr('fastsparse.model.plan._layer_speedup', lambda *args: 2.)
     goes_on_from(tmp_path, True, 3, (4,5))
 
 @pytest.mark.parametrize('kind,other', [('masked','linear'),('linear','masked'),('linear','conv'),('conv','masked')])

@@ -1,7 +1,7 @@
 "Convolutions of live weights give what dense convolutions of masked weights give"
 import pytest,torch
 from fastsparse.kernels import convolution as convolutions
-from fastsparse.kernels.live_layers import sparse_compute,swappable
+from fastsparse.model.live_layers import sparse_compute,swappable
 from fastsparse.kernels.convolution import ConvIndex,sparse_conv2d
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import why_not
@@ -88,7 +88,7 @@ def test_a_table_with_places_beyond_32_bits_is_left_to_the_dense_product(monkeyp
     sparse_compute(model, None, plan={'weight':'rows'})
     torch.testing.assert_close(model(x), want)
     def _no(*args): raise AssertionError('a kernel was chosen')
-    monkeypatch.setattr('fastsparse.kernels.live_weight.sparse_conv2d', _no)
+    monkeypatch.setattr('fastsparse.weights.live.sparse_conv2d', _no)
     with pytest.raises(AssertionError): model(x)
     monkeypatch.setattr(convolutions, '_most', 16*3*2*50)
     torch.testing.assert_close(model(x), want)

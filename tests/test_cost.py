@@ -8,7 +8,7 @@ from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
 from fastsparse.masks.schedules import acdc_path,cubic_path,steps
 from fastsparse.masks.scores import MovingGradient,MeanGradient,SampledGradient
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.train.growth import second_moment_from_live
 from fastsparse.report.flops import train_flops
 from fastsparse.report.cost import batch_flops,dead_read,Ledger,model_bits,param_bits,predict_cost,RunCost

@@ -6,10 +6,10 @@ from fastsparse.all import *
 from fastsparse.masks.scores import MeanGradient,SampledGradient,fisher_saliency
 from fastsparse.train.presets import SoftMEST_presets
 from fastsparse.compat.cerebras import LinearSchedule
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.weights.weight import handler_of,masked_params
 from fastsparse.masks.selection import highest,keyed_generator,local_part,lowest
-from fastsparse.model.distributed import all_but,draw_rows,highest_of,OverRanks,Ranks
-from fastsparse.masks.optimizers import state_tensors
+from fastsparse.weights.sharded import all_but,draw_rows,highest_of,OverRanks,Ranks
+from fastsparse.weights.optimizers import state_tensors
 from fastsparse.masks.structures import as_structure
 from functools import partial
 from hypothesis import given,strategies as st

@@ -4,9 +4,9 @@ from fastsparse.masks.apportion import fill_budget,live_counts,share_out
 from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity,first_layer_dense_uniform
 from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,read_sparsities,uniform_sparsity
 from fastsparse.report.flops import flop_profile
-from fastsparse.masks.registry import call_with,wants
+from fastsparse.core.registry import call_with,wants
 from functools import partial
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.model.sparsify import sparsify_model
 from helpers import oracle_order
 from functools import partial

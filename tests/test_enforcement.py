@@ -5,9 +5,10 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger,SGD
 from fastsparse.all import *
 from fastsparse.prune.tickets import rewind
 from fastsparse.model.sparsify import unsparsify_parameter
-from fastsparse.model.enforcement import MaskHandler,handler_of,masked_params,set_handler
-from fastsparse.model.hooks import enforce_masks,mask_hooks
-from fastsparse.masks.optimizers import base_opt,state_tensors
+from fastsparse.weights.weight import MaskHandler,handler_of,masked_params,set_handler
+from fastsparse.weights.hooks import enforce_masks,mask_hooks
+from fastsparse.weights.optimizers import state_tensors
+from fastsparse.core.optimizers import base_opt
 from functools import partial
 from helpers import *
 from torch import nn
@@ -32,7 +33,7 @@ def test_listening_begins_with_the_first_weight_and_ends_with_the_last():
     _room("""
 import gc,torch
 from fastsparse.model.sparsify import sparsify_model
-from fastsparse.model.enforcement import *
+from fastsparse.weights.weight import *
 from torch import nn
 from torch.optim import optimizer
 def n(): return len(optimizer._global_optimizer_pre_hooks)+len(optimizer._global_optimizer_post_hooks)
@@ -119,7 +120,7 @@ def test_what_stands_in_for_zero_changes_nothing(name, dtype, monkeypatch):
         m,opt,_ = adapted(name, dtype=dtype)
         return [*m.state_dict().values(), *(t for p in m.parameters() for t in state_tensors(opt, p))]
     ours = trained()
-    monkeypatch.setattr('fastsparse.model.enforcement.lift_dead', lambda *args: None)
+    monkeypatch.setattr('fastsparse.weights.weight.lift_dead', lambda *args: None)
     for a,b in zip(ours, trained(), strict=True): assert torch.equal(a, b)
 
 def test_half_precision_and_what_keeps_nothing_zero_stay_as_they_are():

@@ -2,8 +2,8 @@
 import io,os,pickle,pytest,random,subprocess,sys,torch,torchvision
 from copy import deepcopy
 from fastsparse.all import *
-from fastsparse.model.enforcement import masked_params
-from fastsparse.kernels.live_layers import LiveLayer
+from fastsparse.weights.weight import masked_params
+from fastsparse.model.live_layers import LiveLayer
 import fastsparse.deploy.export as export_module
 from fastsparse.deploy.compact import LiveMatrix,PackedAttention,PackedConv,PackedLinear
 from fastai_data import digits,loaders

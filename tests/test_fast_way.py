@@ -9,9 +9,9 @@ from fastai.optimizer import Adam,Lamb,SGD
 from fastai.torch_core import set_seed
 from fastai_data import TensorData
 from fastsparse.all import *
-from fastsparse.kernels.live_layers import follow_rule
-from fastsparse.kernels.live_weight import LiveWeight
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.model.live_layers import follow_rule
+from fastsparse.weights.live import LiveWeight
+from fastsparse.weights.weight import handler_of,masked_params
 from functools import partial
 from torch import nn
 
@@ -79,7 +79,7 @@ def test_what_needs_dense_weights_stays_masked_and_says_why(settings, opt_func, 
 
 def test_without_the_extra_all_is_masked(monkeypatch):
     "And the report says what to install"
-    monkeypatch.setattr('fastsparse.kernels.plan.kernels_take', lambda *ts: False)
+    monkeypatch.setattr('fastsparse.model.plan.kernels_take', lambda *ts: False)
     _,cb = fit(None)
     assert set(cb.report.plan.values())=={'dense'} and "pip install 'livesparse[fast]'" in cb.report.df.note[1]
 

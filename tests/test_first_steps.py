@@ -4,7 +4,7 @@ from fastai.basics import Adam,Callback,CrossEntropyLossFlat,DataLoader,DataLoad
 from fastsparse.all import *
 from fastsparse.train.fit import auto_presets
 from helpers import assert_dead,data,mlp,train
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -14,7 +14,7 @@ from fastcore.basics import tuplify
 from fastsparse.report.flops import count_flops,flop_profile,FlopsCounter,train_flops
 from fastsparse.train.presets import RigL_presets,SET_presets
 from fastsparse.masks.scores import fisher_saliency,MeanGradient,MovingGradient,Sampled
-from fastsparse.masks.registry import declares
+from fastsparse.core.registry import declares
 from functools import partial
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence,pack_sequence

@@ -3,9 +3,9 @@ import ctypes,numpy as np,pytest,torch,warnings
 from copy import deepcopy
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.kernels import linear as kernels
-from fastsparse.kernels.live_layers import sparse_compute,swappable
-from fastsparse.kernels.live_weight import LiveWeight
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.model.live_layers import sparse_compute,swappable
+from fastsparse.weights.live import LiveWeight
+from fastsparse.weights.weight import handler_of,masked_params
 from fastsparse.kernels.linear import call,empty
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,take,turn16,why_not

@@ -7,8 +7,9 @@ from fastai.learner import Learner
 from fastsparse.all import *
 from fastsparse.train.growth import supar_init_,supar_splitter,supar_lrs
 from fastsparse.masks.selection import keyed_generator
-from fastsparse.masks.optimizers import grad_history,opt_state,slow_weights
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.weights.optimizers import grad_history,slow_weights
+from fastsparse.core.optimizers import opt_state
+from fastsparse.weights.weight import handler_of,masked_params
 from fastsparse.train.growth import fresh_value,given_value,initial_value,own_step_count,reset_state,second_moment_from_live,supar_groups
 from fastsparse.train.growth import supar_scales
 from fastsparse.kernels.linear import backward

@@ -5,7 +5,7 @@ from fastai_data import At,learner
 from fastcore.basics import ifnone
 from fastsparse.all import *
 from fastsparse.masks.schedules import acdc_path,cubic_path
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.report.history import _lives,_survival,pack_mask,SparseHistory,unpack_mask
 from helpers import backward,data,mlp
 from hypothesis import given,settings,strategies as st

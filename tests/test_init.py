@@ -5,7 +5,7 @@ from fastai.basics import CrossEntropyLossFlat,Learner,SGD,nn,set_seed
 from fastcore.test import test_close as close,test_eq as eq
 from fastsparse.train.callback import DynamicSparseTrainingCallback
 from fastsparse.demo import digits_dls,digits_mlp
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.model.running import batch_of
 from fastsparse.model.init import dense_spread,is_fresh,output_spread,rate_scales
 from fastsparse.model.sparsify import sparsify_model

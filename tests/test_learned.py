@@ -15,8 +15,8 @@ from fastsparse.compat.dmx import effective_weight
 from fastsparse.compat.cerebras import CosineDecaySchedule,CosineSchedule,ExpSchedule,LinearSchedule,PowerSchedule,SawtoothSchedule
 from fastsparse.masks.schedules import ConstantSchedule,CyclingSchedule,epochs,FunctionSchedule,PiecewiseSchedule
 from fastsparse.masks.schedules import PositionSchedule,samples,SquareSchedule,steps
-from fastsparse.model.enforcement import masked_params
-from fastsparse.model.hooks import enforce_masks
+from fastsparse.weights.weight import masked_params
+from fastsparse.weights.hooks import enforce_masks
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.learned import as_sparseness,dead_decay,explore_decay,own_magnitude,signed_constant_,Sparseness,Sparsify
 from fastsparse.train.learned import sparsifiers,TopOf,update_all

@@ -1,9 +1,9 @@
 "Live weights in a run: by the rule from the second step on, the same network as with masks, dense again in the end"
 import copy,pickle,pytest,torch
 from fastsparse.all import *
-from fastsparse.kernels.live_layers import LiveLayer
-from fastsparse.kernels.live_weight import LiveWeight
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.model.live_layers import LiveLayer
+from fastsparse.weights.live import LiveWeight
+from fastsparse.weights.weight import handler_of,masked_params
 from fastsparse.train.live import ForwardWatch
 from functools import partial
 from torch import nn

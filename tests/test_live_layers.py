@@ -12,18 +12,19 @@ from fastsparse.kernels import live_layers as compute
 from fastsparse.all import *
 from fastsparse.train.fit import auto_presets
 from fastsparse.masks.selection import zero_dead_
-from fastsparse.masks.optimizers import grad_history,opt_state
+from fastsparse.weights.optimizers import grad_history
+from fastsparse.core.optimizers import opt_state
 from fastsparse.masks.scores import MovingGradient,MagnitudePlusGradient
-from fastsparse.model.enforcement import handler_of,masked_params
-from fastsparse.model.hooks import mask_hooks
+from fastsparse.weights.weight import handler_of,masked_params
+from fastsparse.weights.hooks import mask_hooks
 from fastsparse.model.sparsify import unsparsify_parameter
 from fastsparse.train.growth import own_step_count,reset_state
 from fastsparse.report.cost import model_bits
 from fastsparse.kernels.linear import backward
-from fastsparse.kernels.live_layers import LiveLayer,store_dense,swappable
-from fastsparse.kernels.live_weight import LiveWeight
+from fastsparse.model.live_layers import LiveLayer,store_dense,swappable
+from fastsparse.weights.live import LiveWeight
 from fastcore.imports import noop
-from fastsparse.masks.registry import declares
+from fastsparse.core.registry import declares
 from fastsparse.kernels.vectors import why_not
 from functools import partial
 from helpers import *
@@ -696,7 +697,7 @@ def test_callback_measures_again_when_half_has_died(tmp_path, monkeypatch):
         density = round(len(handler.index)/handler.p.numel(), 2)
         densities.setdefault(tuple(handler.shape), {})[density] = True
         return 2. if density<.4 else .5
-    monkeypatch.setattr('fastsparse.kernels.plan._layer_speedup', ratio)
+    monkeypatch.setattr('fastsparse.model.plan._layer_speedup', ratio)
     settings = dict(GMP_presets, sparsity=.9, batches_per_update=2)
     (a,la,_),(b,lb,cb) = [fitted(tmp_path, o, learn=make(), **settings) for o in (None,True)]
     assert la==pytest.approx(lb, abs=1e-9) and all(torch.equal(p.mask, q.mask) for p,q in zip(masked_params(a.model), masked_params(b.model)))
@@ -845,7 +846,7 @@ def test_an_optimizer_made_after_the_swap_follows(change, opt_f):
 @pytest.mark.parametrize('batches', ['one','many','clipped'])
 def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
     "Weight and gradient, some rows at a time, are what the whole has there, of one backward or several, clipped or not"
-    monkeypatch.setattr('fastsparse.kernels.live_weight._at_once', at_once)
+    monkeypatch.setattr('fastsparse.weights.live._at_once', at_once)
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Unflatten(1, (9,1)), nn.Conv1d(9, 4, 1)).double()
     sparsify_model(m, .6, seed=0)
@@ -862,7 +863,7 @@ def test_rows_of_the_dense_weight_are_the_whole(at_once, batches, monkeypatch):
 
 def test_updates_by_rows_are_the_masked_runs(monkeypatch):
     "Equal masks and losses in float64 where the dense gradient is made seven entries at a time"
-    monkeypatch.setattr('fastsparse.kernels.live_weight._at_once', 7)
+    monkeypatch.setattr('fastsparse.weights.live._at_once', 7)
     losses,masks = [],[]
     for model,opt,_ in pair(lambda: nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 4)).double(), torch_opts['adam']):
         dst = DynamicSparseTraining(model, opt, 60, **{**RigL_presets, 'batches_per_update':3, 'seed':2})
@@ -1273,7 +1274,7 @@ def test_a_vision_learner_trains_on_live_weights(tmp_path, monkeypatch):
     from fastai.data.core import DataLoaders
     from fastai.vision.learner import vision_learner
     from torchvision.models import resnet18
-    monkeypatch.setattr('fastsparse.kernels.plan._layer_speedup', lambda *args: 2.)
+    monkeypatch.setattr('fastsparse.model.plan._layer_speedup', lambda *args: 2.)
     g = torch.Generator().manual_seed(0)
     items = [(torch.randn(3, 32, 32, generator=g), i%2) for i in range(12)]
     dls = DataLoaders.from_dsets(items, items[:4], bs=4, num_workers=0, device='cpu')

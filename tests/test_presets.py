@@ -7,7 +7,7 @@ from fastsparse.all import *
 from fastsparse.masks.scores import MagnitudePlusGradient,SampledGradient
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.train.presets import Preset,SoftMEST_presets,methods_table
 from helpers import *
 from torch import nn

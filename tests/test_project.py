@@ -1,7 +1,7 @@
 "The project: its metadata, texts and workflows fit each other, and the wheel holds the package alone"
 import pytest,re,subprocess,sys,tarfile,tomllib,yaml
 from fastsparse import __version__
-from fastsparse.masks.checks import pip_install
+from fastsparse.core.checks import pip_install
 from pathlib import Path
 from shutil import which
 from try_dist import check_wheel

@@ -2,7 +2,7 @@
 import pytest, torch
 from fastsparse.all import *
 from fastsparse.masks.scores import MeanGradient
-from fastsparse.masks.registry import get_part,needs_of
+from fastsparse.core.registry import get_part,needs_of
 from functools import partial
 from helpers import *
 

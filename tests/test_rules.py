@@ -3,7 +3,7 @@ import copy, json, pandas as pd, pickle, pytest, torch, warnings, yaml
 from fastsparse.all import *
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import nonzero_redistribution
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.train.growth import fresh_value,initial_value,own_step_count,reset_state,second_moment_from_live
 from fastsparse.train.rules import default_filter
 from helpers import *

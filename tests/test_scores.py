@@ -1,10 +1,10 @@
 "Room 03: what a score may ask for, and what it returns"
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
-from fastsparse.masks.registry import call_with,needs_of
-from fastsparse.masks.optimizers import base_opt
+from fastsparse.core.registry import call_with,needs_of
+from fastsparse.core.optimizers import base_opt
 from fastsparse.masks.scores import GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
-from fastsparse.masks.optimizers import state_tensors
+from fastsparse.weights.optimizers import state_tensors
 from fastsparse.masks.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient
 from fastsparse.masks.scores import weight_magnitude
 from helpers import *

@@ -4,8 +4,8 @@ from fastai.layers import AdaptiveAvgPool,ConvLayer,Flatten
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
 from fastsparse.train.growth import supar_init_
-from fastsparse.model.enforcement import masked_params
-from fastsparse.model.hooks import enforce_masks,mask_hooks
+from fastsparse.weights.weight import masked_params
+from fastsparse.weights.hooks import enforce_masks,mask_hooks
 from fastsparse.model.sparsify import decide,module_of,shows_training
 from fastsparse.kernels.linear import backward
 from fastsparse.model.layers import Axes

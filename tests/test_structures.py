@@ -6,7 +6,7 @@ from fastsparse.compat.cerebras import mask_grow_maximum,mask_topk
 from fastsparse.masks import structures
 from fastsparse.all import *
 from fastsparse.masks.selection import count_live,highest,keyed_generator,lowest,n_live,put_
-from fastsparse.model.enforcement import masked_params
+from fastsparse.weights.weight import masked_params
 from fastsparse.masks.structures import as_structure,Block,FanIn,InputGroups,Kernels
 from fastsparse.masks.starts import checkerboard,masks_like
 from fastsparse.masks.structures import NM,OutputChannels,OutputGroups,TransposableNM,Unstructured

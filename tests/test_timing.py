@@ -2,7 +2,8 @@
 import math,pytest,torch
 from dataclasses import dataclass
 from fastsparse.kernels import timing as clocks
-from fastsparse.kernels.timing import float_outputs,output_error,shown,speedup,times_in_turns
+from fastsparse.kernels.timing import float_outputs,output_error,speedup,times_in_turns
+from fastsparse.core.progress import shown
 
 @pytest.fixture
 def clock(monkeypatch):

@@ -4,8 +4,8 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 import pytest,torch,warnings
 from fastcore import test as t
 from fastsparse.all import *
-from fastsparse.kernels.live_weight import LiveWeight
-from fastsparse.model.enforcement import handler_of,masked_params
+from fastsparse.weights.live import LiveWeight
+from fastsparse.weights.weight import handler_of,masked_params
 from fastsparse.train.trainers import log_updates,SparseLightningCallback,SparseTrainerCallback
 from helpers import agree
 from torch import nn

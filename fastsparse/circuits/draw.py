@@ -9,8 +9,8 @@ __all__ = ['roles', 'short_name', 'node_words', 'layout', 'heading', 'bend', 'dr
 # %% ../../nbs/94_circuits.draw.ipynb #e1af461c
 import json,matplotlib.pyplot as plt,torch
 from fastcore.basics import *
-from fastsparse.circuits.language import programs,show_tokens
-from fastsparse.circuits.search import hooked
+from .language import programs,show_tokens
+from .search import hooked
 from html import escape
 from matplotlib.patheffects import Normal,Stroke
 from pathlib import Path

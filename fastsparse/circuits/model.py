@@ -8,7 +8,7 @@ __all__ = ['sites', 'AbsTopK', 'Block', 'Link', 'joined', 'Decoder', 'gpt2_links
 # %% ../../nbs/91_circuits.model.ipynb #a4f85e14
 import torch
 from fastcore.basics import *
-from fastsparse.circuits.language import context,vocab
+from .language import context,vocab
 from torch import nn
 from torch.nn import functional as F
 from typing import NamedTuple

@@ -11,9 +11,9 @@ import math,pandas as pd,torch
 from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
-from fastsparse.circuits.language import Task
-from fastsparse.kernels.timing import shown
-from fastsparse.model.running import evaluating,preserved
+from .language import Task
+from ..core.progress import shown
+from ..model.running import evaluating,preserved
 from torch import nn
 from torch.nn import functional as F
 

@@ -9,15 +9,15 @@ __all__ = ['settings', 'presets', 'keep_largest_', 'KeepLargest', 'load_programs
 # %% ../../nbs/92_circuits.train.ipynb #718f8248
 import time,torch
 from fastcore.basics import *
-from fastsparse.circuits.language import programs
-from fastsparse.circuits.model import Decoder
-from fastsparse.kernels.live_layers import sparse_compute
-from fastsparse.kernels.timing import shown
-from fastsparse.masks.selection import n_live,top_k_mask
-from fastsparse.model.enforcement import masked_params
-from fastsparse.model.sparsify import sparsify_model,unsparsify
-from fastsparse.train.engine import DynamicSparseTraining
-from fastsparse.train.presets import RigL_presets,SET_presets
+from .language import programs
+from .model import Decoder
+from ..model.live_layers import sparse_compute
+from ..core.progress import shown
+from ..masks.selection import n_live,top_k_mask
+from ..weights.weight import masked_params
+from ..model.sparsify import sparsify_model,unsparsify
+from ..train.engine import DynamicSparseTraining
+from ..train.presets import RigL_presets,SET_presets
 from torch.nn import functional as F
 
 # %% ../../nbs/92_circuits.train.ipynb #12e6995f
