@@ -21,7 +21,7 @@ $(READY):
 	rm -f .venv/ready-* && touch $@
 
 demo: $(READY) ## train dense, static and dynamic sparse networks on real digits, and show the table
-	python -m fastsparse.demo
+	python benchmarks/demo.py
 
 test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and a site without warnings
 	chkstyle nbs docs tests benchmarks setup.py

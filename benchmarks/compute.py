@@ -4,7 +4,7 @@ from bare import bare
 from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
-from fastsparse.weights.weight import masked_params
+from fastsparse.weights.find import masked_params
 from fastsparse.model.sparsify import decide
 from measure import *
 from models import GPT

@@ -2,7 +2,7 @@
 import statistics,time,torch
 from fastai.basics import *
 from fastsparse.all import *
-from fastsparse.weights.weight import handler_of
+from fastsparse.weights.weight import weight_of
 from copy import deepcopy
 from functools import partial
 from measure import *
@@ -136,7 +136,7 @@ def rewirer(model, case):
             s.mask.copy_(mask)
             s.p.copy_(w)
             s.p.grad = g
-            s.handler.check()
+            s.w.check()
         for s in dst.slots: s.sync()
     reset()
     return dst,reset
@@ -167,9 +167,9 @@ def peer_reads(name, rounds):
 def upkeep(model, rounds):
     "Milliseconds to mask the gradients of `model` once"
     for p in model.parameters(): p.grad = torch.ones_like(p)
-    handlers = [handler_of(p) for p,*_ in sparse_params(model)]
+    weights = [weight_of(p) for p,*_ in sparse_params(model)]
     def once():
-        for g in handlers: g.arrived()
+        for w in weights: w.arrived(w.p)
     return 1e3*statistics.median(interleaved(dict(mask=once), rounds)['mask'])
 
 def growth(n, rounds):

@@ -4,7 +4,7 @@ from costs import sgd,stepper
 from fastsparse.all import *
 from fastsparse.kernels.linear import gradients,multiply
 from fastsparse.kernels.ops import SparseIndex
-from fastsparse.weights.weight import masked_params
+from fastsparse.weights.find import masked_params
 from measure import *
 from torch.nn import functional as F
 

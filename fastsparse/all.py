@@ -7,7 +7,7 @@ from .masks.scores import random_score,weight_magnitude,gradient_magnitude,gradi
 from .masks.scores import MeanGradient,fisher_saliency,SampledGradient,momentum_redistribution,gradient_redistribution
 from .masks.distributions import uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity,layers_dense,global_sparsity
 from .masks.distributions import balanced_flops_sparsity,given_sparsity
-from .weights.weight import sparse_params,apply_masks
+from .weights.find import sparse_params,apply_masks
 from .model.layers import register_layer
 from .model.init import init_kaiming_normal_sparse_
 from .model.sparsify import is_sparseable_module,sparseable_modules,sparsify_model,sparse_summary,unsparsify,sparsify_parameter

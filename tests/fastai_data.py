@@ -1,5 +1,5 @@
 "Tiny data in memory, models, learners and watchers for the tests of the fastai side"
-import torch
+import helpers,torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
@@ -8,6 +8,9 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import SGD
 from fastcore.all import L,noop,partial,store_attr
+from fastsparse.model.sparsify import sparsify_model
+from fastsparse.train.callback import DynamicSparseTrainingCallback
+from helpers import assert_dead,masked_params,masks_of,same_masks
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.amp import GradScaler,autocast
@@ -34,10 +37,8 @@ def loaders(x, y, bs=16, n_valid=32, shuffle=False):
     return DataLoaders.from_dsets(*dsets, bs=bs, shuffle=shuffle, drop_last=False, num_workers=0, device='cpu')
 
 def mlp(dtype=torch.double, seed=0, sizes=(64,32,10)):
-    "A small network whose starting weights follow from `seed`"
-    torch.manual_seed(seed)
-    layers = [l for i,o in zip(sizes, sizes[1:]) for l in (nn.Linear(i, o), nn.ReLU())]
-    return nn.Sequential(*layers[:-1]).to(dtype)
+    "A small network for the digits, whose starting weights follow from `seed`"
+    return helpers.mlp(sizes, seed, act=nn.ReLU).to(dtype)
 
 def learner(path, model=None, opt_func=momentum_sgd, lr=0.05, dls=None, cbs=None, **kwargs):
     "A quiet learner on 10 batches of 16 digits"
@@ -48,29 +49,15 @@ def learner(path, model=None, opt_func=momentum_sgd, lr=0.05, dls=None, cbs=None
     learn.logger = noop
     return learn
 
-def masked(model):
-    "`(name, parameter, mask)` for every mask buffer, found without the library"
-    return [(f'{n}.{k[:-5]}', m._parameters[k[:-5]], b) for n,m in model.named_modules() for k,b in m._buffers.items() if k.endswith('_mask')]
+def sparse_learner(path, sparsity=.9, seed=1, **kwargs):
+    "10 batches an epoch; 2048 and 320 weights, of which `round(.1*2368)=237` live: 205 and 32"
+    learn = learner(path, **kwargs)
+    sparsify_model(learn, sparsity, seed=seed)
+    return learn
 
-def masks_of(model): return {n:b.clone() for n,_,b in masked(model)}
-def live(model): return [int(b.sum()) for *_,b in masked(model)]
-def same(a, b): return a.keys()==b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-def states(opt, p):
-    "Every tensor that `opt` or an optimizer inside it keeps for the single weights of `p`, once its state dict was read: law 3 binds what is shown"
-    opt.state_dict()
-    found = []
-    if vars(opt).get('slow_weights') is not None:
-        found += [s for ss,ps in zip(opt.slow_weights, opt.param_lists) for s,q in zip(ss,ps) if q is p]
-    while 'opt' in vars(opt): opt = opt.opt
-    return found + [v for v in opt.state.get(p, {}).values() if isinstance(v, torch.Tensor) and v.shape==p.shape]
-
-def assert_dead(model, opt=None):
-    "Every dead weight, and its state in `opt`, is exactly zero"
-    assert masked(model)
-    for name,p,mask in masked(model):
-        for t in [p.data]+(states(opt, p) if opt is not None else []):
-            assert not t[~mask].any(), f'{name}: {int(t[~mask].count_nonzero())} of {int((~mask).sum())} dead entries are not zero'
+def elsewhere(p, **kwargs):
+    "A grow score that prefers weights that are zero, so not those just dropped: every update moves the mask"
+    return -p.detach().abs()
 
 class Watch(Callback):
     "After each batch, the masks; the batches of the fit at which they changed"
@@ -80,7 +67,7 @@ class Watch(Callback):
         if not self.learn.lock.locked(): self.last = masks_of(self.learn.model)
     def after_batch(self):
         now = masks_of(self.learn.model)
-        if not same(now, self.last): self.moved.append(self.learn.epoch*len(self.dls.train)+self.learn.iter)
+        if not same_masks(now, self.last): self.moved.append(self.learn.epoch*len(self.dls.train)+self.learn.iter)
         self.masks.append(now)
         self.last = now
 
@@ -90,12 +77,11 @@ class Probe(Callback):
     def __init__(self, state=True, grads=True): self.state,self.grads,self.n_steps,self.n_checks = state,grads,0,0
     def before_step(self):
         self.n_steps += 1
-        if not self.grads: return
-        for name,p,mask in masked(self.learn.model):
-            if p.grad is not None: assert not p.grad[~mask].any(), f'{name}: the gradient of dead weights is not zero'
+        for o in masked_params(self.learn.model) if self.grads else []:
+            assert o.p.grad is None or not o.p.grad[~o.mask].any(), f'{o.name}: the gradient of dead weights is not zero'
     def after_step(self):
         self.n_checks += 1
-        assert_dead(self.learn.model, self.learn.opt if self.state else None)
+        assert_dead(self.learn.model, self.learn.opt, self.state)
 
 class At(Callback):
     "Do `f(learn)` at `event` of the training batches `ts` of the fit"
@@ -105,6 +91,10 @@ class At(Callback):
         setattr(self, event, self._go)
     def _go(self):
         if self.learn.epoch*len(self.dls.train)+self.learn.iter in self.ts: self.f(self.learn)
+
+def cancel(ex):
+    def _f(learn): raise ex
+    return _f
 
 class CpuMixedPrecision(MixedPrecision):
     "fastai's mixed precision where there is no GPU"
@@ -121,3 +111,9 @@ class ConvNet(nn.Module):
     def forward(self, x): return self.head(self.body(x))
 
 def body_and_head(model): return L(model.body, model.head).map(lambda m: L(m.parameters()))
+
+def fit(learn, n=1, cbs=(), start_epoch=0, **settings):
+    "A fit with the callback; returns it, and the batches at which masks moved"
+    cb,watch = DynamicSparseTrainingCallback(**{**dict(batches_per_update=4, grow_score_f=elsewhere), **settings}),Watch()
+    learn.fit(n, cbs=[cb, watch, *cbs], start_epoch=start_epoch)
+    return cb,watch.moved

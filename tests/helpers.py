@@ -1,10 +1,9 @@
-"What several test files share: oracles by plain sorting, small models, and a look at dead bits"
-import pytest, signal, torch, numpy as np
+"What several test files share: oracles by plain sorting, small models, runs in a loop, and a look at dead bits"
+import pytest, signal, torch, numpy as np, warnings
 from contextlib import contextmanager
 from torch import nn
 from fastsparse.all import *
-from fastsparse.weights.optimizers import state_tensors
-from fastsparse.weights.weight import masked_params
+from fastsparse.weights.find import masked_params
 
 ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 
@@ -50,16 +49,63 @@ def train(model, opt, n, xb, yb):
         backward(model, xb, yb)
         opt.step()
 
+def push(model, *grads):
+    "Gradients by hand, through a backward: one for each masked parameter, None for one that takes no part"
+    ps = [o.p for o in masked_params(model)]
+    for p in ps: p.grad = None
+    sum((p*torch.as_tensor(g).to(p.dtype).reshape(p.shape)).sum() for p,g in zip(ps, grads) if g is not None).backward()
+
+def engine(m, opt, n_steps=100, every=2, **kwargs):
+    "A `DynamicSparseTraining` that doesn't warn about runs without updates"
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return DynamicSparseTraining(m, opt, n_steps, **{'batches_per_update':every, 'seed':0, **kwargs})
+
+def step(dst, *grads):
+    "One step of an engine with gradients by hand"
+    push(dst.model, *grads)
+    dst.step()
+
+def two_layers(s=.5, sizes=(10,10,10), opt='SGD', **kwargs):
+    "A model of layers of 100 weights, an optimizer and a batch"
+    m = mlp(sizes)
+    sparsify_model(m, s, seed=0)
+    return m,getattr(torch.optim, opt)(m.parameters(), **{**dict(lr=.1), **(dict(momentum=.9) if opt=='SGD' else {}), **kwargs}),data(m)
+
+def spin(dst, n): train(dst.model, dst.opt, n, *data(dst.model))
+
+def settings_of_run(engine):
+    "The settings of an engine's first method, as text"
+    return engine.state_dict()['methods'][0]['settings']
+
+def states(opt, p):
+    "Every tensor that `opt`, or an optimizer inside it, shows for the single weights of `p`; law 3 binds what is shown, so its state dict is read first"
+    opt.state_dict()
+    found = []
+    if vars(opt).get('slow_weights') is not None: found += [s for ss,ps in zip(opt.slow_weights, opt.param_lists) for s,q in zip(ss, ps) if q is p]
+    while 'opt' in vars(opt): opt = opt.opt
+    return found+[v for v in opt.state.get(p, {}).values() if isinstance(v, torch.Tensor) and v.shape==p.shape]
+
 def assert_dead(model, opt=None, state=True):
     "Law 3: dead weights, and optimizer state at their places, are exactly `+0.0`"
     os = masked_params(model)
     assert os
     for o in os:
         assert is_positive_zero(o.p[~o.mask]), f'{o.name}: a dead weight is not +0'
-        for t in (state_tensors(opt, o.p) if opt is not None and state else []): assert is_positive_zero(t[~o.mask]), f'{o.name}: state of a dead weight'
+        for t in (states(opt, o.p) if opt is not None and state else []):
+            if t.shape==o.mask.shape: assert is_positive_zero(t[~o.mask]), f'{o.name}: state of a dead weight'
 
 def masks_of(model): return [o.mask.clone() for o in masked_params(model)]
 def same_masks(a, b): return len(a)==len(b) and all(torch.equal(x.cpu(), y.cpu()) for x,y in zip(a, b))
+def live(model): return [int(o.mask.sum()) for o in masked_params(model)]
+def snapshot(model): return {k:v.clone() for k,v in model.state_dict().items()}
+
+def warned(f, *args, **kwargs):
+    "The texts of all warnings that `f` gives"
+    with warnings.catch_warnings(record=True) as ws:
+        warnings.simplefilter('always')
+        f(*args, **kwargs)
+    return [str(w.message) for w in ws]
 
 def by_hand(p_value, mask, grad=None, opt_f=None, **kwargs):
     "A one-row `Linear` without bias with given weights and mask, and an optimizer for it"
@@ -72,7 +118,7 @@ def by_hand(p_value, mask, grad=None, opt_f=None, **kwargs):
 
 def agree(a, b):
     "Are two nested states equal, bit for bit?"
-    if isinstance(a, torch.Tensor): return torch.equal(a, b)
+    if isinstance(a, torch.Tensor): return isinstance(b, torch.Tensor) and torch.equal(a, b)
     if isinstance(a, dict): return a.keys()==b.keys() and all(agree(a[k], b[k]) for k in a)
     if isinstance(a, (list,tuple)): return len(a)==len(b) and all(map(agree, a, b))
     return a==b

@@ -5,10 +5,10 @@ from fastprogress.fastprogress import progress_bar
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'structures', 'masks.transposable': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
+rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'starts', 'masks.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
     'masks.schedules': 'schedules', 'masks.scores': 'scores', 'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement',
     'model.sparsify': 'sparsify enforcement',
-    'train.method': 'method presets', 'train.engine': 'engine method presets', 'train.callback': 'callback'}  # and the tests of each
+    'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets', 'train.callback': 'callback learner'}  # and the tests of each
 edges = {'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers', 'model.live_layers': 'live_layers fast_way geometry',
     'weights.live': 'live_layers geometry', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint', 'core.files': 'files'}  # where memory and files are written
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),

@@ -1,17 +1,18 @@
-"Room 01a: integers out of fractions"
-import math, pytest
+"Integers out of fractions, and counts of live weights: every total is exact"
+import math, pytest, torch
+from fastsparse.masks.apportion import legal_counts,live_counts,share_out,whole_up
+from fastsparse.masks.distributions import erdos_renyi_sparsity,uniform_sparsity
 from fastsparse.masks.selection import floor_product
-from fastsparse.masks.apportion import legal_counts,whole_up
 from fractions import Fraction
-from hypothesis import given, strategies as st
+from functools import partial
+from hypothesis import given,settings,strategies as st
+
+some = settings(max_examples=150, deadline=None)
 
 @given(n=st.integers(0, 10**7), k=st.integers(0, 1000))
 def test_whole_is_the_exact_floor(n, k):
     "The floor of thousandths of a count, as exact arithmetic gives it"
     assert floor_product(k/1000*n)==math.floor(Fraction(k, 1000)*n) and whole_up(k/1000*n)==math.ceil(Fraction(k, 1000)*n)
-
-@pytest.mark.parametrize('x,expect', [(.29*100, 29), (.57*100, 57), (28.99, 28), (-.5, -1), (0., 0)])
-def test_whole_by_hand(x, expect): assert floor_product(x)==expect
 
 class Steps:
     "A holder whose counts are multiples of `d`, up to `most`"
@@ -53,3 +54,59 @@ class Ceiling(Steps):
 def test_too_many_are_given_back(ds, wanted, expect):
     "By hand: what is too much in all goes where a step comes nearest, first where most is above what is wanted"
     assert legal_counts([Ceiling(d) for d in ds], list(wanted))==expect
+
+# --- counts of live weights
+
+@pytest.mark.parametrize('wanted,total,expect', [
+    ([.5,.5,1.], 2, [1,0,1]),
+    ([1.2,2.7,3.7], 8, [1,3,4]),
+    ([1.2,2.7,3.7], 7, [1,3,3]),
+    ([2.,3.], 5, [2,3]),
+    ([.25,.25,.25,.25], 1, [1,0,0,0]),
+    ([0.,.4,.6], 1, [0,0,1]),
+    ([], 0, [])])
+def test_share_out_by_hand(wanted, total, expect):
+    "Largest remainder, ties to the lower index"
+    given = list(wanted)
+    assert share_out(wanted, total)==expect
+    assert wanted==given
+
+@some
+@given(wanted=st.lists(st.floats(0,1e6), max_size=12), up=st.booleans())
+def test_share_out(wanted, up):
+    "The total is met and nobody moves by one or more"
+    total = (math.ceil if up else math.floor)(math.fsum(wanted))
+    out = share_out(wanted, total)
+    assert sum(out)==total and all(math.floor(w)<=o<=math.ceil(w) for o,w in zip(out, wanted))
+
+shapes = st.lists(st.lists(st.integers(1,12), min_size=1, max_size=4), min_size=1, max_size=7)
+er = partial(erdos_renyi_sparsity, include_kernel=False, erk_power_scale=.7)
+
+@some
+@given(shapes=shapes, s=st.floats(0,1,exclude_max=True), f=st.sampled_from([uniform_sparsity, erdos_renyi_sparsity, er]))
+def test_totals(shapes, s, f):
+    "Law 1: uniform, ER and ERK have exactly `round((1-s)*N)` live weights, each layer within one of its own, none past its size"
+    sizes,sparsities = [math.prod(o) for o in shapes],f([torch.empty(*o) for o in shapes], s)
+    counts = live_counts(sizes, sparsities, s)
+    assert sum(counts)==round((1-s)*sum(sizes))
+    assert all(0<=c<=n and abs(c-(1-o)*n)<1+1e-9 for c,n,o in zip(counts, sizes, sparsities))
+
+@some
+@given(cases=st.lists(st.tuples(st.integers(0,5000), st.floats(0,1)), min_size=1, max_size=9))
+def test_users_own_totals(cases):
+    "Law 1: a user's own distribution gets `round(sum((1-s_i)*n_i))`, each layer within one"
+    sizes,sparsities = zip(*cases)
+    counts = live_counts(list(sizes), list(sparsities))
+    assert abs(sum(counts)-math.fsum((1-s)*n for n,s in cases))<=.5+1e-6
+    assert all(0<=c<=n and abs(c-(1-s)*n)<1+1e-9 for c,(n,s) in zip(counts, cases))
+
+@pytest.mark.parametrize('s,n,k,live', [(.9,5,2,1), (.5,5,2,5), (.5,1,4,2), (.8,3,3,2), (.9,1001,3,300)])
+def test_uniform_counts_by_hand(s, n, k, live):
+    "`k` layers of `n` at `s` share one rounding: .9 of 2x5 is 1 (each alone would round .5 to 0), the surplus to the lower index"
+    counts = live_counts([n]*k, [s]*k, s)
+    assert sum(counts)==live and counts==sorted(counts, reverse=True) and max(counts)-min(counts)<=1
+
+@pytest.mark.parametrize('bad', [[.5], [.5,.5,.5], [.5,1.1], [.5,-.1], [math.nan,.5]])
+def test_bad_distributions(bad):
+    "Law 10: a wrong number of sparsities, or one outside of [0,1], is refused"
+    with pytest.raises(ValueError, match='the distribution returned'): live_counts([10,10], bad, .5)

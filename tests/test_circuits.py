@@ -1,19 +1,15 @@
 "Circuits: the little language, its decoder, three ways to train it, the search, its tests, and the pictures"
-import math,pytest,torch
+import json,math,matplotlib.pyplot as plt,pandas as pd,pytest,re,shutil,subprocess,torch
 from fastsparse.circuits import *
+from fastsparse.circuits.draw import bend,layout
 from fastsparse.circuits.language import context,words
+from fastsparse.circuits.run import Study
 from fastsparse.circuits.train import lm_loss,valid_loss
 from torch import nn
 
-# --- the language
-
 def lines(ids):
     "A program as lists of tokens, a list a line"
-    out = [[]]
-    for o in ids[1:].tolist():
-        if vocab[o] in ('\n','\n\t'): out.append([])
-        else: out[-1].append(vocab[o])
-    return out[:-1]
+    return [l.split() for l in ' '.join(vocab[o] for o in ids[1:]).split('\n')][:-1]
 
 def test_what_a_line_begins_with_decides_how_it_ends():
     "Quotes and brackets close as they opened, loops have their word, and a name is used as what it was made"
@@ -79,8 +75,6 @@ def test_a_split_keeps_pairs_together():
     one,two = make_task('quotes', 10).split(.7)
     assert (len(one),len(two))==(14,6) and one.right[::2].equal(one.wrong[1::2]) and two.right[::2].equal(two.wrong[1::2])
 
-# --- the decoder
-
 def small(**kw):
     torch.manual_seed(0)
     return Decoder(**{**dict(d=32, n_layers=2), **kw})
@@ -94,8 +88,7 @@ def test_a_token_sees_only_what_comes_before(kw):
 
 def test_abs_top_k_keeps_magnitudes_and_their_gradients():
     x = torch.tensor([[1.,-3.,2.,0.]], requires_grad=True)
-    y = AbsTopK(2)(x)
-    y.sum().backward()
+    (y := AbsTopK(2)(x)).sum().backward()
     assert y.tolist()==[[0,-3,2,0]] and x.grad.tolist()==[[0,1,1,0]]
 
 def test_a_sink_takes_attention():
@@ -119,13 +112,9 @@ def test_links_are_the_live_weights():
     assert live==sum(int(p.count_nonzero()) for n,p in m.matrices().items() if n!='emb.weight')
     assert {l.source for l in m.links()}=={*m.nodes}
 
-# --- training
-
 def test_the_largest_stay_and_each_row_its_floor():
     w = torch.tensor([[4.,-3.,2.,1.],[.4,.3,-.5,.1]])
-    assert keep_largest_(w.clone(), 3/8).tolist()==[[4,-3,2,0],[0,0,0,0]]
-    assert keep_largest_(w.clone(), 3/8, floor=1).tolist()==[[4,-3,0,0],[0,0,-.5,0]]
-    assert keep_largest_(w.clone(), 1e-9).tolist()==[[4,0,0,0],[0,0,0,0]]
+    for args,want in (((3/8,1), [[4,-3,0,0],[0,0,-.5,0]]), ((1e-9,), [[4,0,0,0],[0,0,0,0]])): assert keep_largest_(w.clone(), *args).tolist()==want
 
 def test_the_recipe_scales_gradients_and_rate():
     "With SGD a step is rate/sqrt(L0) times a gradient of root mean square 1; the rate is as it was after it"
@@ -180,8 +169,6 @@ def test_a_trained_decoder_is_saved(tmp_path):
     assert (two.method,two.seed,two.valid_loss)==(one.method,one.seed,one.valid_loss) and two.model.config==one.model.config
     assert lm_loss(two.model, data[1]).equal(lm_loss(one.model, data[1]))
 
-# --- the search
-
 class Two(nn.Module):
     "The answer is 4 times the first input, rectified; the second is noise"
     def __init__(self):
@@ -201,16 +188,9 @@ def two_task(n=80):
 
 def two_circuit(): return find_circuit(Two(), two_task(), ['a','b'], Two().links(), starts=1, progress=False)
 
-def test_the_one_node_that_decides_is_found():
-    "One channel at each of two places, and one edge of weight 4 to the answer; nothing of the model has changed"
-    m = Two()
-    before = [p.clone() for p in m.parameters()]
-    c = find_circuit(m, two_task(), ['a','b'], m.links(), starts=1, progress=False)
-    assert c.found and c.nodes==dict(a=[0], b=[0]) and c.edges==[('b',0,'head',0,4.)] and c.accuracy==1
-    assert all(a.equal(b) and a.requires_grad for a,b in zip(before, m.parameters())) and not m.a._forward_hooks
-
 def test_the_mode_of_a_model_and_its_statistics_play_no_part():
     "A network in training mode, with dropout and batch norm, gives the circuit and the tests that it gives in evaluation, and stays as it is"
+    before = [p.clone() for p in Two().parameters()]
     found = []
     for training,seed in ((True,1),(True,2),(False,3)):
         m = Two()
@@ -219,6 +199,7 @@ def test_the_mode_of_a_model_and_its_statistics_play_no_part():
         torch.manual_seed(seed)
         c = find_circuit(m, two_task(), ['a','b'], starts=1, progress=False)
         found.append((c.nodes, c.loss, check_circuit(m, c, two_task())))
+        assert all(a.equal(b) and b.requires_grad for a,b in zip(before, [m.a.weight,m.head.weight])) and not m.a._forward_hooks
         assert m.training==m.b[2].training==training and m.b[1].num_batches_tracked==0 and not m.b[1].running_mean.any()
     assert found[0]==found[1]==found[2]
 
@@ -226,14 +207,9 @@ def test_found_is_said_of_prompts_that_were_held_back():
     "Answers that are learned by heart are no circuit"
     n = 64
     x,right = torch.eye(n),torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0))
-    class Heart(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a,self.head = nn.Linear(n, n, bias=False),nn.Linear(n, 2, bias=False)
-            self.a.weight.data = torch.eye(n)
-            self.head.weight.data = torch.stack([1.-right,right.float()])*8-4
-        def forward(self, x): return self.head(self.a(x))
-    c = find_circuit(Heart(), Task('by heart', x, right, 1-right), ['a'], starts=1, goal=.3, progress=False)
+    heart = nn.Sequential(nn.Identity(), nn.Linear(n, 2, bias=False))
+    heart[1].weight.data = torch.stack([1.-right,right.float()])*8-4
+    c = find_circuit(heart, Task('by heart', x, right, 1-right), ['0'], starts=1, goal=.3, progress=False)
     assert c.found==(c.loss<=.3)
 
 def test_a_model_needs_only_names_of_nodes():
@@ -333,18 +309,14 @@ def test_gpt2_of_transformers_has_circuits():
     row = check_circuit(m, c, t)
     assert row['necessity_loss']>row['full_loss']
 
-# --- pictures and the command
-
 @pytest.fixture(scope='module')
 def study(tmp_path_factory):
-    from fastsparse.circuits.run import Study
     out = tmp_path_factory.mktemp('study')
     return Study(out, dict(rigl='rigl', recipe='recipe', dense='dense'), dict(rigl=40, recipe=20, dense=60), n_programs=300, seeds=2,
         todo=['loop_words','nonsense_words'], search=dict(starts=1, n_steps=40, goal=.6), controls=['loop_words'], d=32, n_layers=1, slopes=(0.,)).run(progress=False)
 
 def test_a_study_writes_table_pictures_and_page(study):
     "Models and tasks stand in the order of the jobs; every circuit comes back from its file"
-    import pandas as pd
     df = pd.read_csv(study.out/'table.csv')
     assert list(df.model)==[*['rigl']*2, *['recipe']*2, *['dense']*2, 'shuffled']*2 and list(df.seed)==[0]*7+[1]*7
     assert {'edges.png','index.html'}<={o.name for o in study.out.iterdir()}
@@ -354,7 +326,6 @@ def test_a_study_writes_table_pictures_and_page(study):
 
 def test_a_study_that_was_stopped_goes_on(study):
     "With the same settings nothing is trained or searched again, and a seed is added; with others all is"
-    from fastsparse.circuits.run import Study
     def again(ways=study.ways, **kw):
         done = []
         class Spy(Study):
@@ -374,7 +345,6 @@ def test_a_study_that_was_stopped_goes_on(study):
 
 def test_the_ratio_of_edges_is_a_geometric_mean_a_seed():
     "4 and 16 times as many edges are 8 times as many; nonsense and tasks that one can't do don't count"
-    from fastsparse.circuits.run import edge_ratios
     rows = [dict(model=m, seed=s, task=t, edges=n) for m,s,t,n in (('sparse',0,'quotes',2), ('dense',0,'quotes',8), ('sparse',0,'brackets',1),
         ('dense',0,'brackets',16), ('sparse',0,'nonsense_words',1), ('dense',0,'nonsense_words',9), ('dense',0,'loop_words',5),
         ('sparse',1,'quotes',3), ('dense',1,'quotes',6))]
@@ -393,7 +363,6 @@ def drawn():
 
 def test_query_key_and_value_share_a_column_and_no_line_covers_another():
     "The middle of each curve is its own; what skips a column passes beside the nodes between"
-    from fastsparse.circuits.draw import bend,layout
     m,c = drawn()
     q,k,v = (f'blocks.0.at.{o}' for o in 'qkv')
     for o in (q,k): c.nodes[o] = [5]
@@ -409,23 +378,20 @@ def test_query_key_and_value_share_a_column_and_no_line_covers_another():
 @pytest.mark.parametrize('dark', [False,True])
 def test_a_picture_shows_every_edge(dark):
     "Two tokens that move the embedding, four weights, and two channels that are carried on"
-    import matplotlib.pyplot as plt
     fig = draw_circuit(*drawn(), {('at.emb',3):[(-4.,'"',''), (2.,'a',''), (1.,'b','')]}, dark=dark)
     assert len(fig.axes[0].lines)==8 and fig.axes[0].get_title().startswith('quotes: 5 nodes, 4 edges')
     plt.close(fig)
 
 def test_a_page_stands_alone_and_escapes_tokens(tmp_path):
     "No address, no file; tokens such as < and quotes can't break it"
-    import json,re
     m,c = drawn()
     text = circuit_page(m, [c], tmp_path/'p.html').read_text()
     assert 'http' not in text and 'src=' not in text and text.count('<g class="node"')==7+text.count('data-node="token')>7
-    told = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
-    assert len(told)==text.count('<g class="node"') and 'feeds' in told['at.read:7'] and '<code></' not in text
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
+    assert len(data)==text.count('<g class="node"') and 'feeds' in data['at.read:7'] and '<code></' not in text
 
 def test_a_click_opens_a_node_in_chromium(tmp_path):
     "The page's own script is run by the browser, which then prints the page"
-    import shutil,subprocess
     browser = shutil.which('chromium') or pytest.skip('no Chromium')
     path = circuit_page(*[o if i==0 else [o] for i,o in enumerate(drawn())], tmp_path/'p.html')
     path.write_text(path.read_text()+'<script>document.querySelector("circle").dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')

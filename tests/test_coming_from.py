@@ -1,4 +1,4 @@
-"Whoever comes from another library finds every name of it in the tables of `coming_from.ipynb`"
+"Every public name of each other library stands in the tables of `coming_from.ipynb`"
 import ast, builtins, html, importlib, json, re, pytest
 from pathlib import Path
 from torch import nn

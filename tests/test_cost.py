@@ -8,8 +8,8 @@ from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
 from fastsparse.masks.schedules import acdc_path,cubic_path,steps
 from fastsparse.masks.scores import MovingGradient,MeanGradient,SampledGradient
-from fastsparse.weights.weight import masked_params
-from fastsparse.train.growth import second_moment_from_live
+from fastsparse.weights.find import masked_params
+from fastsparse.train.growth import reset_state
 from fastsparse.report.flops import train_flops
 from fastsparse.report.cost import batch_flops,dead_read,Ledger,model_bits,param_bits,predict_cost,RunCost
 from helpers import mlp
@@ -125,7 +125,7 @@ def test_prediction_leaves_no_trace():
     a = predict_cost(model, torch.ones(2,6), 40, sparse_modules=[model[0]], on_update=history, **dict(RigL_presets, batches_per_update=4))
     assert torch.equal(state, torch.get_rng_state()) and pickle.dumps(model.state_dict())==before and len(model._forward_pre_hooks)==hooks
     assert history.params==[] and not any(p.grad is not None for p in model.parameters())
-    adam = dict(RigL_presets, batches_per_update=4, grow_state_f=second_moment_from_live)
+    adam = dict(RigL_presets, batches_per_update=4, grow_state_f=reset_state)
     assert predict_cost(model, torch.ones(2,6), 40, sparse_modules=[model[0]], **adam)==a==predict_cost(model, torch.ones(2,6), 40, rules=[('0.*', adam), ('*', None)])
     dead = 48-int(model[0].weight_mask.sum())
     assert a.dense_grads==a.n_dense*2*2*dead>0

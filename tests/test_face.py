@@ -58,7 +58,7 @@ def test_the_names_of_2020_stay():
     assert of_2020[-1]=='FlopsCounter' and set(of_2020)<=set(public())
 
 def test_no_name_is_a_word_that_people_give_to_variables():
-    "A star import must not be what `steps` means in somebody's notebook"
+    "A star import must not be what `steps` means in a notebook"
     assert not set(public()) & words and not set(public()) & set(dir(builtins))
 
 @pytest.mark.parametrize('module', ['fastai.vision.all', 'fastai.text.all', 'fastai.tabular.all', 'fastai.collab'])
@@ -70,7 +70,7 @@ def test_no_name_replaces_one_of_fastai(module):
     assert one.keys()==other.keys() and not [k for k in one if k!='__builtins__' and one[k] is not other[k]]
 
 def test_the_package_answers_its_names_when_asked():
-    "`import fastsparse as sparse` loads no room, and then has every name and every room; what it has not is told"
+    "`import fastsparse as sparse` loads nothing, and then has every name and module; a name that isn't there is refused"
     run('''import sys,fastsparse as sparse
 assert 'torch' not in sys.modules and [o for o in sys.modules if o.startswith('fastsparse.')]==[]
 from torch import nn

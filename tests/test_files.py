@@ -2,7 +2,7 @@
 import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
 from contextlib import nullcontext
-from fastsparse.masks import files
+from fastsparse.core import files
 from fastsparse.core.files import check_seal,checksum,older_file,seal,uninterrupted,whole_file
 from helpers import full_disk
 from pathlib import Path
@@ -46,7 +46,7 @@ def safe(o, path): pytest.importorskip('safetensors.torch').save_file(o, path)
 @pytest.mark.parametrize('n', [1000,50_000])
 @pytest.mark.parametrize('write', [torch.save,safe,lambda o, path: path.write_bytes(bytes(200_000))], ids=['torch','safetensors','bytes'])
 def test_full_disk(n, write, tmp_path):
-    "Whoever writes, one `OSError` names the file, and the old file and nothing else is left"
+    "Whatever writes, one `OSError` names the file, and the old file and nothing else is left"
     path = tmp_path/'a.txt'
     path.write_text('old')
     with pytest.raises(OSError, match='File too large; nothing was written.*a.txt') as e, full_disk(n), whole_file(path) as new: write(dict(a=torch.ones(200,200)), new)

@@ -4,8 +4,8 @@ from copy import deepcopy
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.kernels import linear as kernels
 from fastsparse.model.live_layers import sparse_compute,swappable
-from fastsparse.weights.live import LiveWeight
-from fastsparse.weights.weight import handler_of,masked_params
+from fastsparse.weights.live import Live
+from fastsparse.weights.find import masked_params
 from fastsparse.kernels.linear import call,empty
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import at,kernel,Kernel,load,numbers,put,store,sums16,take,turn16,why_not
@@ -29,8 +29,8 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
     why = swappable(layer)
     sparse_compute(layer, None, plan={n:'rows' for n,o in why.items() if not o})
     os,live = masked_params(layer),[n for n,o in why.items() if not o]
-    assert live==[o.name for o in os if isinstance(handler_of(o.p), LiveWeight)] and bool(live)!=stays
-    for o in os: handler_of(o.p).keep_dense_grad = True
+    assert live==[o.name for o in os if isinstance(o, Live)] and bool(live)!=stays
+    for o in os: o.wants_dense = True
     outs,g,was = [],None,torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -42,11 +42,11 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
             outs.append((y.detach(), [x.grad for x in xs]))
     finally: torch.set_num_threads(was)
     mine,theirs = [{n:p.grad for n,p in m.named_parameters()} for m in (layer,plain)]
-    read = {o.name:handler_of(o.p).p.grad for o in os}  # what an update would
+    read = {o.name:o.dense_grad() for o in os}  # what an update would
     for o in os:
         if (whole := theirs[o.name]) is None: continue
         theirs[o.name] = whole[o.mask]
-        if o.name not in live: mine[o.name] = mine[o.name][o.mask]
+        mine[o.name] = mine[o.name][o.mask]
         theirs[f'{o.name} for an update'],mine[f'{o.name} for an update'] = whole,read[o.name]
     return [(*o, grads) for o,grads in zip(outs, (mine,theirs))]
 
@@ -145,7 +145,6 @@ def small(monkeypatch):
     "Two threads share work of any size, and tables and tiles are narrow, so that there are few kernels to compile"
     monkeypatch.setattr(kernels, '_alone', 1)
     monkeypatch.setattr(kernels, 'vector_bytes', lambda: 16)
-    monkeypatch.setattr(convolutions, '_tile', lambda width, vector: (2,-(-width//2)*2))
 
 def cut_small(patch):
     "Cut the product of a convolution into many pieces, as is done with large ones only"

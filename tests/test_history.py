@@ -1,12 +1,12 @@
 "What an engine answers, and what a history records, against masks kept apart and counted plainly"
 import copy,math,pickle,pytest,torch
-import matplotlib.pyplot as plt,pandas as pd
+import matplotlib.pyplot as plt
 from fastai_data import At,learner
 from fastcore.basics import ifnone
 from fastsparse.all import *
 from fastsparse.masks.schedules import acdc_path,cubic_path
-from fastsparse.weights.weight import masked_params
-from fastsparse.report.history import _lives,_survival,pack_mask,SparseHistory,unpack_mask
+from fastsparse.weights.find import masked_params
+from fastsparse.report.history import pack_mask,SparseHistory,unpack_mask
 from helpers import backward,data,mlp
 from hypothesis import given,settings,strategies as st
 
@@ -21,6 +21,12 @@ class Plain:
         self.steps.append(t)
         self.masks.append([s.mask.clone() for s in engine.all])
 
+def steps_of(model, opt, begin, end):
+    for t in range(begin, end):
+        opt.zero_grad()
+        backward(model, *data(model, seed=100+t))
+        opt.step()
+
 def run(settings, n=40, sparsity=.8, sizes=(6,8,7,3), steps=None, **kwargs):
     "A model trained for `n` steps, its engine, a history and the plain record beside it"
     model = mlp(sizes)
@@ -28,10 +34,7 @@ def run(settings, n=40, sparsity=.8, sizes=(6,8,7,3), steps=None, **kwargs):
     history,plain = SparseHistory(**kwargs),Plain()
     opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
     dst = DynamicSparseTraining(model, opt, n, on_update=[history,plain], **settings)
-    for t in range(ifnone(steps, n)):
-        opt.zero_grad()
-        backward(model, *data(model, seed=100+t))
-        opt.step()
+    steps_of(model, opt, 0, ifnone(steps, n))
     return model,dst,history,plain
 
 acdc = dict(sparsity=.75, sparsity_path=acdc_path(phase=.2, start=.2, stop=.9), batches_per_update=4, replace_step=False, seed=0, initial_drop_grow_pct=0.)
@@ -80,22 +83,19 @@ def test_drop_fractions():
         a,b,c = df[df.step==t].drop_fraction
         assert math.isnan(a)==(t%4!=0) and math.isnan(b)==(t%6!=0) and math.isnan(c)
 
-def test_masks_that_no_method_serves():
+def test_masks_without_a_method():
     "They are recorded, rest, and have no drop fraction"
     model = mlp()
     sparsify_model(model, .5, seed=0)
     history = SparseHistory()
     opt = torch.optim.SGD(model.parameters(), lr=.1)
     dst = DynamicSparseTraining(model, opt, 20, sparse_modules=[model[0]], on_update=history, **fast)
-    for t in range(10):
-        opt.zero_grad()
-        backward(model, *data(model, seed=t))
-        opt.step()
+    steps_of(model, opt, 0, 10)
     df = history.to_frame()
     rest = df[df.parameter!='0.weight']
     assert set(rest.parameter)=={'2.weight','4.weight'} and not rest.dropped.any() and not rest.grown.any() and rest.drop_fraction.isna().all()
     status = dst.status()
-    assert status.n_params==3 and status.rows[1]['live']==status.rows[1]['target'] and status.rows[1]['drop_fraction']==0
+    assert status.n_params==3 and status.df.live[1]==status.df.target[1] and status.df.drop_fraction[1]==0
 
 def test_needs_the_start():
     "A history that was appended after the engine was made is refused at the first update, or begun by hand"
@@ -112,7 +112,7 @@ def test_needs_the_start():
 
 # ---- Fits, one after the other and resumed ----
 
-def test_later_fits_go_on(tmp_path):
+def test_later_fits_continue(tmp_path):
     "The second fit's steps come behind the whole first one, and survival is still that of the very start"
     history = SparseHistory()
     cb = DynamicSparseTrainingCallback(**fast, on_update=history)
@@ -130,11 +130,6 @@ def test_later_fits_go_on(tmp_path):
 
 def test_resume_keeps_its_steps(tmp_path):
     "A history saved with a checkpoint and a resumed run give the record of the run that was never stopped"
-    def go(dst, model, opt, begin, end):
-        for t in range(begin, end):
-            opt.zero_grad()
-            backward(model, *data(model, seed=100+t))
-            opt.step()
     def start(history):
         model = mlp()
         sparsify_model(model, .8, seed=0)
@@ -143,17 +138,17 @@ def test_resume_keeps_its_steps(tmp_path):
     for stop in (2,5,18):
         whole = SparseHistory(keep_masks=True)
         model,opt,dst = start(whole)
-        go(dst, model, opt, 0, 60)
+        steps_of(model, opt, 0, 60)
         first = SparseHistory(keep_masks=True)
         model,opt,dst = start(first)
-        go(dst, model, opt, 0, stop)
+        steps_of(model, opt, 0, stop)
         states = copy.deepcopy([o.state_dict() for o in (model, opt, dst)])
         first.save(tmp_path/'h')
         second = SparseHistory.load(tmp_path/'h')
         model,opt,dst = start(second)
         for o,state in zip((model, opt, dst), states): o.load_state_dict(state)
-        go(dst, model, opt, stop, 60)
-        assert second.to_frame().equals(whole.to_frame()) and second.lifetimes().equals(whole.lifetimes()), stop
+        steps_of(model, opt, stop, 60)
+        assert second.to_frame().equals(whole.to_frame()) and second.masks==whole.masks, stop
 
 @pytest.mark.parametrize('keep_masks', [False,True])
 def test_round_trips(tmp_path, keep_masks):
@@ -167,12 +162,7 @@ def test_round_trips(tmp_path, keep_masks):
     SparseHistory(keep_masks=keep_masks).save(tmp_path/'empty')
     assert SparseHistory.load(tmp_path/'empty').keep_masks==keep_masks
 
-def test_bits_by_default():
-    "What grows with the number of updates is a few numbers a parameter, not a mask"
-    *_,history,_ = run(fast)
-    assert history.masks==[] and all(o.shape==(3,7) for o in history.records)
-
-# ---- Packing and lifetimes ----
+# ---- Packing ----
 
 @given(st.lists(st.booleans(), max_size=70), st.lists(st.booleans(), max_size=70))
 @settings(max_examples=60)
@@ -187,47 +177,22 @@ def test_packing_follows_the_logical_order():
     m = torch.rand(4,3,2,2)>.5
     assert pack_mask(m)==pack_mask(m.contiguous(memory_format=torch.channels_last)) and torch.equal(unpack_mask(pack_mask(m), m.shape), m)
 
-def test_lives_by_hand():
-    "Five weights over four masks: one lives through, one dies at 2, one grows at 1 and stays, one flickers, one never lives"
-    masks = [[1,1,0,1,0], [1,1,1,0,0], [1,0,1,1,0], [1,0,1,0,0]]
-    got = sorted((b, -1 if math.isnan(d) else d, int(c)) for b,d,c in _lives([pack_mask(torch.tensor(o).bool()) for o in masks], 5))
-    assert got==[(0,-1,1),(0,1,1),(0,2,1),(1,-1,1),(2,3,1)]
-
-def test_survival_by_hand():
-    "Kaplan-Meier: of 10, 2 die at age 1, 3 are last seen alive at age 1, 1 of the other 5 dies at age 2: .8, then .8*4/5"
-    nan = math.nan
-    lives = pd.DataFrame([(0,1,2), (3,nan,3), (0,2,1), (0,nan,4)], columns=['born','died','weights'])
-    assert _survival(lives, 4)==pytest.approx([1,.8,.64,.64,.64])
-    assert _survival(lives[:0], 4)==[1.]
-
-def test_lifetimes_need_masks():
-    with pytest.raises(ValueError, match='keep_masks=True'): run(fast)[2].lifetimes()
-
-def test_lifetimes_add_up():
-    "Births at 0 are the start, later births what grew, and those without death what lives in the end, for each parameter"
-    *_,history,plain = run(fast, keep_masks=True)
-    lives,df = history.lifetimes(),history.to_frame()
-    for i,(name,_) in enumerate(history.params):
-        o,rows = lives[lives.parameter==name],df[df.parameter==name]
-        assert o.weights[o.born==0].sum()==int(plain.masks[0][i].sum()) and o.weights[o.died.isna()].sum()==int(plain.masks[-1][i].sum())
-        assert o.weights[o.born>0].sum()==rows.grown.sum() and o.weights[o.died.notna()].sum()==rows.dropped.sum()
-
 # ---- Hooks ----
 
-def told(n=24, steps=None, **settings):
-    "What a hook is told after each update, and the masks then"
-    model,told = mlp(),[]
-    def hook(engine, t): told.append((engine.status(t), [int(o.mask.sum()) for o in masked_params(model)]))
+def hooked(n=24, steps=None, **settings):
+    "What a hook sees after each update, and the masks then"
+    model,seen = mlp(),[]
+    def hook(engine, t): seen.append((engine.status(t), [int(o.mask.sum()) for o in masked_params(model)]))
     dst = DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), lr=.1), n, on_update=hook, **settings)
     for t in range(ifnone(steps, n)):
         dst.opt.zero_grad()
         backward(model, *data(model, seed=t))
         dst.step()
-    return dst,told
+    return dst,seen
 
 def test_hook_is_about_the_update_just_made():
-    "A trap of schedules that count updates: after one they are ahead by one, and would tell the next update's target and fraction"
-    dst,seen = told(sparsity=dict(type='cycling', values=[.8,.6,.4]), drop_fraction=[.5,.25], batches_per_update=4, stop_pct=1., seed=0)
+    "Its step, count, fraction and target, not those of the next one"
+    dst,seen = hooked(sparsity=dict(type='cycling', values=[.8,.6,.4]), drop_fraction=[.5,.25], batches_per_update=4, stop_pct=1., seed=0)
     assert [s.step for s,_ in seen]==[4,8,12,16,20] and all(s.due for s,_ in seen)
     assert [s.drop_fraction for s,_ in seen]==[.5,.25,.5,.25,.5] and [s.n_updates for s,_ in seen]==[1,2,3,4,5]
     n = 6*8+8*7+7*3
@@ -236,18 +201,18 @@ def test_hook_is_about_the_update_just_made():
 
 def test_hook_of_pruning():
     "The target is a third and two thirds of the way, and an update that has done all remains an update step"
-    dst,seen = told(grow_score_f=None, sparsity=lambda step: min(.05*step, .9), updates=[6,12,18], replace_step=False, seed=0)
+    dst,seen = hooked(grow_score_f=None, sparsity=lambda step: min(.05*step, .9), updates=[6,12,18], replace_step=False, seed=0)
     assert [s.target_sparsity for s,_ in seen]==pytest.approx([.3,.6,.9], abs=.01) and [s.sparsity for s,_ in seen]==[s.target_sparsity for s,_ in seen]
     assert all(s.due for s,_ in seen) and dst.due(18) and not dst.due(12) and not dst.due(19)
 
-def test_resumed_engine_remembers_its_update():
-    "An engine saved right after an update still tells that update's numbers"
+def test_resumed_engine_knows_its_last_update():
+    "An engine saved right after an update shows that update's numbers"
     same = dict(drop_fraction=[.5,.25], batches_per_update=4, sparsity=.8, seed=0)
-    (dst,_),(twin,_) = told(steps=9, **same),told(steps=0, **same)
+    (dst,_),(twin,_) = hooked(steps=9, **same),hooked(steps=0, **same)
     state = dst.state_dict()
     twin.model.load_state_dict(dst.model.state_dict())
     twin.load_state_dict(state)
-    assert twin.status().rows==dst.status().rows and twin.status().drop_fraction==.25 and twin.status(9).drop_fraction==.5
+    assert twin.status().df.equals(dst.status().df) and twin.status().drop_fraction==.25 and twin.status(9).drop_fraction==.5
 
 # ---- Status ----
 
@@ -285,10 +250,10 @@ def test_last_update_of_rules():
     model,dst,history,plain = run(rules, steps=7)
     assert plain.steps==[4,6]
     s = dst.status()
-    assert [o['dropped'] for o in s.rows][::2]==[0,0] and s.rows[1]['dropped']==int((plain.masks[-2][1]&~plain.masks[-1][1]).sum())
+    assert s.df.dropped.tolist()[::2]==[0,0] and s.df.dropped[1]==int((plain.masks[-2][1]&~plain.masks[-1][1]).sum())
 
 def test_callback_answers_after_the_fit(tmp_path):
-    "During the fit the engine's answers, afterwards the same counts, though the callback has let go, was pickled, or left the learner"
+    "During the fit the engine's answers, afterwards the same counts, also from a pickle"
     seen = []
     cb = DynamicSparseTrainingCallback(**fast)
     with pytest.raises(ValueError, match='no fit yet'): cb.status()
@@ -298,16 +263,8 @@ def test_callback_answers_after_the_fit(tmp_path):
     s = cb.status()
     assert cb.engine is None and [o.step for o in seen]==[4,9] and seen[0].grown==s.grown>0
     assert s.n_live==seen[1].n_live==sum(int(o.mask.sum()) for o in masked_params(learn.model)) and s.n_updates==1 and not s.due
-    assert pickle.loads(pickle.dumps(cb)).status().rows==s.rows and pickle.loads(pickle.dumps(s)).df.equals(s.df)
+    assert pickle.loads(pickle.dumps(cb)).status().df.equals(s.df) and pickle.loads(pickle.dumps(s)).df.equals(s.df)
     assert 'not an update step' in repr(s)
-
-def test_engine_state_keeps_the_last_update():
-    "A resumed engine still knows what its last update moved"
-    model,dst,history,plain = run(fast, steps=6)
-    twin = run(fast, steps=0)[1]
-    twin.model.load_state_dict(model.state_dict())
-    twin.load_state_dict(dst.state_dict())
-    assert [s.last_update for s in twin.slots]==[s.last_update for s in dst.slots]!=[(0,0)]*3
 
 # ---- Plots ----
 
@@ -323,7 +280,7 @@ def test_plots_show_the_table():
     assert [l.get_label() for l in ax.lines]==['0.weight','2.weight','4.weight','all']
     assert list(ax.lines[0].get_ydata())==df[df.parameter=='0.weight'].density.tolist()
     fig = history.plot()
-    assert tuple(fig.get_size_inches())==(7,5.5) and len(fig.axes)==4 and history.plot_lifetimes(fig.axes[0]) is fig.axes[0]
+    assert tuple(fig.get_size_inches())==(7,5.5) and len(fig.axes)==4 and history.plot_churn(fig.axes[0]) is fig.axes[0]
     plt.close('all')
 
 def test_many_layers():

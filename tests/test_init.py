@@ -1,29 +1,28 @@
 "The look at a network's signal, and its repair"
-import pytest,random,torch,warnings
+import math,pytest,random,warnings
 import numpy as np
 from fastai.basics import CrossEntropyLossFlat,Learner,SGD,nn,set_seed
 from fastcore.test import test_close as close,test_eq as eq
-from fastsparse.train.callback import DynamicSparseTrainingCallback
+from fastsparse.all import *
 from fastsparse.demo import digits_dls,digits_mlp
-from fastsparse.weights.weight import masked_params
+from fastsparse.model.init import dense_spread,output_spread,rate_scales
+from fastsparse.model.layers import Axes
 from fastsparse.model.running import batch_of
-from fastsparse.model.init import dense_spread,is_fresh,output_spread,rate_scales
-from fastsparse.model.sparsify import sparsify_model
-from fastsparse.train.engine import DynamicSparseTraining
+from fastsparse.model.sparsify import shows_training
+from helpers import *
 
 def conv(): return nn.Sequential(nn.Conv2d(1,4,3), nn.BatchNorm2d(4), nn.Dropout(.5), nn.Flatten(), nn.Linear(4*36,3))
 
 def learner(model): return Learner(digits_dls(), model, loss_func=CrossEntropyLossFlat(), opt_func=SGD)
 
 def test_spread_is_the_mean_over_outputs_of_the_deviation_over_samples():
-    m = nn.Linear(2, 3)
-    x = torch.randn(16, 2)
+    "Of the first floating tensor that the model returns; norms use the statistics of the batch"
+    m,x = nn.Linear(2, 3),torch.randn(16, 2)
     close(output_spread(m, x), np.std(m(x).detach().double().numpy(), axis=0, ddof=1).mean(), 1e-6)
-
-def test_the_first_floating_tensor_counts():
-    class M(nn.Module):
+    class Many(nn.Module):
         def forward(self, x): return x.long(),dict(a=x),x*9
-    close(output_spread(M(), torch.tensor([[0.],[2.]])), 2**.5)
+    close(output_spread(Many(), torch.tensor([[0.],[2.]])), 2**.5)
+    close(output_spread(nn.Sequential(nn.Linear(1,1), nn.BatchNorm1d(1)), torch.randn(64, 1)*100), (64/63)**.5, 1e-3)
 
 def test_a_look_leaves_no_trace():
     m,x = conv(),torch.randn(8, 1, 8, 8)
@@ -35,10 +34,6 @@ def test_a_look_leaves_no_trace():
     for k,v in m.state_dict().items(): assert torch.equal(v, was[k]), k
     eq([o.training for o in m.modules()], modes)
     assert states[0]==random.getstate() and (states[1]==np.random.get_state()[1]).all() and torch.equal(states[2], torch.get_rng_state())
-
-def test_norms_use_the_statistics_of_the_batch():
-    m,x = nn.Sequential(nn.Linear(1,1), nn.BatchNorm1d(1)),torch.randn(64, 1)*100
-    close(output_spread(m, x), (64/63)**.5, 1e-3)
 
 def test_a_batch_of_the_learner_changes_no_later_batch():
     def batches(look):
@@ -58,67 +53,11 @@ def test_a_learner_with_an_untouched_initialisation_is_repaired_as_supar_says(sp
         eq(a.mask, b.mask)
         close(b.p, a.p*(a.mask.numel()/a.mask.sum())**.5, 1e-6)
 
-def test_xb_does_the_same_without_a_learner_and_nothing_happens_without_either():
-    a,b,c = [digits_mlp() for _ in range(3)]
-    xb = batch_of(learner(a))
-    assert sparsify_model(a, .95, seed=1, xb=xb).signal.repaired
-    assert sparsify_model(b, .95, seed=1).signal is None
-    sparsify_model(c, .95, seed=1, sparse_init_mode=None)
-    assert torch.equal(b[2].weight, c[2].weight) and not torch.equal(a[2].weight, c[2].weight)
-
-@pytest.mark.parametrize('init', ['magnitude', 'zeros'])
-def test_chosen_masks_are_never_rescaled(init):
-    learn = learner(digits_mlp())
-    was = learn.model[2].weight.detach().clone()
-    assert not sparsify_model(learn, .95, mask_init=init, seed=1).signal.repaired
-    assert torch.equal(learn.model[2].weight, was*learn.model[2].weight_mask)
-
-def test_trained_weights_are_warned_of_and_never_rescaled():
-    learn = learner(digits_mlp())
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, .1)
-    was = learn.model[2].weight.detach().clone()
-    with pytest.warns(UserWarning, match='look trained'): signal = sparsify_model(learn, .95, seed=1).signal
-    assert not signal.repaired and torch.equal(learn.model[2].weight, was*learn.model[2].weight_mask)
-
-def test_a_healthy_network_is_left_alone():
-    m = nn.Sequential(nn.Linear(64,64), nn.LayerNorm(64), nn.Linear(64,10))
-    assert not sparsify_model(m, .1, seed=1, xb=torch.randn(32,64)).signal.repaired
-
-def test_a_dense_spread_of_zero_is_no_judgement():
-    m = digits_mlp()
-    nn.init.zeros_(m[4].weight)
-    signal = sparsify_model(m, .9, seed=1, xb=torch.randn(8,64)).signal
-    assert signal.kept is None and not signal.repaired and 'no judgement' in repr(signal)
-
 def test_a_batch_that_does_not_fit_is_refused_before_anything_changed():
     m = digits_mlp()
     was = m[0].weight.detach().clone()
     with pytest.raises(RuntimeError, match='8x3'): sparsify_model(m, .9, xb=torch.randn(8,3))
     assert torch.equal(m[0].weight, was) and not masked_params(m)
-
-@pytest.mark.parametrize('repair', [True, False])
-def test_the_callback_repairs_a_bare_model_unless_told_not_to(repair):
-    m = digits_mlp()
-    sparsify_model(m, .99, seed=1)
-    cb,learn = DynamicSparseTrainingCallback(repair=repair, seed=0),learner(m)
-    with learn.no_bar(), learn.no_logging(), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter('always')
-        learn.fit(1, .1, cbs=cb)
-    eq(bool(cb.signal), repair)
-    eq(sum('killed the signal' in str(o.message) for o in told), int(repair))
-
-@pytest.mark.parametrize('change', ['load', 'write', 'train'])
-def test_what_was_written_to_since_is_not_fresh(change):
-    m = digits_mlp()
-    sparsify_model(m, .99, seed=1)
-    assert is_fresh(m)
-    if change=='load': m.load_state_dict({k:v.clone() for k,v in m.state_dict().items()})
-    elif change=='write':
-        with torch.no_grad(): m[0].weight.mul_(2)
-    else:
-        m(torch.randn(4,64)).sum().backward()
-        torch.optim.SGD(m.parameters(), .1).step()
-    assert not is_fresh(m)
 
 def test_the_stand_in_of_a_dense_model_is_near_it_and_leaves_the_sparse_one():
     m,xb = digits_mlp(),torch.rand(64,64)
@@ -127,13 +66,6 @@ def test_the_stand_in_of_a_dense_model_is_near_it_and_leaves_the_sparse_one():
     was = {k:v.clone() for k,v in m.state_dict().items()}
     assert .5<dense_spread(m, xb)/dense<2
     for k,v in m.state_dict().items(): assert torch.equal(v, was[k]), k
-
-def test_weights_that_fastai_trained_are_not_fresh():
-    "fastai's optimizers write to `p.data`, which no version counter sees"
-    m = digits_mlp()
-    sparsify_model(m, .99, seed=1)
-    with (learn := learner(m)).no_bar(), learn.no_logging(): learn.fit(1, .1)
-    assert not is_fresh(m)
 
 def loop(m, **kwargs):
     "The warnings of a plain loop's first steps"
@@ -148,33 +80,13 @@ def loop(m, **kwargs):
         opt.step()
     return sum('have killed the signal' in str(o.message) for o in told),changed
 
-@pytest.mark.parametrize('by', ['sparsify_model', 'engine'])
+@pytest.mark.parametrize('by', ['sparsify_model','engine','repaired','None','magnitude'])
 def test_a_plain_loop_changes_nothing_and_warns_once(by):
+    "Where there is something to repair"
     m = digits_mlp()
-    if by=='sparsify_model': sparsify_model(m, .99, seed=1)
-    eq(loop(m, **(dict(sparsity=.99) if by=='engine' else {})), (1,False))
-
-@pytest.mark.parametrize('how', ['repaired', 'told not to', 'magnitude'])
-def test_a_plain_loop_is_silent_where_there_is_nothing_to_repair(how):
-    m = digits_mlp()
-    kwargs = {'repaired':dict(xb=torch.rand(32,64)), 'told not to':dict(sparse_init_mode=None), 'magnitude':dict(mask_init='magnitude')}[how]
-    sparsify_model(m, .99, seed=1, **kwargs)
-    eq(loop(m), (0,False))
-
-def test_a_callback_that_sparsifies_repairs_too():
-    learn,cb = learner(digits_mlp()),DynamicSparseTrainingCallback(sparsity=.99, method='rigl', seed=0)
-    with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        learn.fit(1, .1, cbs=cb)
-    assert cb.signal.repaired
-
-def test_the_finder_of_learning_rates_repairs_nothing():
-    m = digits_mlp()
-    sparsify_model(m, .99, seed=1)
-    cb,learn = DynamicSparseTrainingCallback(seed=0),learner(m)
-    learn.add_cb(cb)
-    with learn.no_bar(): learn.lr_find(num_it=5, show_plot=False, suggest_funcs=())
-    assert cb.signal is None
+    kwargs = {'repaired':dict(xb=torch.rand(32,64)), 'None':dict(sparse_init_mode=None), 'magnitude':dict(mask_init='magnitude')}.get(by, {})
+    if by!='engine': sparsify_model(m, .99, seed=1, **kwargs)
+    eq(loop(m, **(dict(sparsity=.99) if by=='engine' else {})), (int(not kwargs),False))
 
 @pytest.mark.parametrize('lr,expected', [(1e-5,100.), (.1/50,50.), (1e-2,10.), (1.,10.)])
 def test_steps_are_as_long_as_supar_says_where_they_are_small(lr, expected):
@@ -184,3 +96,113 @@ def test_steps_are_as_long_as_supar_says_where_they_are_small(lr, expected):
     with torch.no_grad(): m.weight.copy_(m.weight_mask.float())
     close(rate_scales(m, lr)['weight'], expected, 1e-6)
     close(rate_scales(m, lambda p: lr)['weight'], expected, 1e-6)
+
+@pytest.mark.parametrize('mode', ['fan_in','fan_out'])
+@pytest.mark.parametrize('sparse_mode', ['fan_in','fan_out','fan_in_out'])
+def test_sparse_kaiming(mode, sparse_mode):
+    "Dense Kaiming draws times `sqrt(dense fan / sparse fan)`, fans counted by loops, 1 at least; zeros stay"
+    mask = sparse_mask((4,5,3,3), .8, torch.Generator().manual_seed(1))
+    mask[0] = False
+    torch.manual_seed(7)
+    dense = nn.init.kaiming_normal_(torch.empty(4,5,3,3), mode=mode).numpy()
+    torch.manual_seed(7)
+    t = mask.float()
+    assert init_kaiming_normal_sparse_(t, mode=mode, sparse_mode=sparse_mode) is t
+    for o in range(4):
+        for i in range(5):
+            fan_in,fan_out = max(int(mask[o].sum()), 1),max(int(mask[:,i].sum()), 1)
+            ratio = dict(fan_in=45/fan_in, fan_out=36/fan_out, fan_in_out=(45+36)/(fan_in+fan_out))[sparse_mode]
+            assert np.allclose(t[o,i].numpy(), dense[o,i]*mask[o,i].numpy()*math.sqrt(ratio), rtol=1e-5)
+    assert is_positive_zero(t[~mask])
+
+def test_init_by_axes():
+    "Initialisation of a transposed weight is that of the weight itself; of experts, each by itself"
+    mask = sparse_mask((200,50), .8)
+    for _ in range(2):
+        t = init_kaiming_normal_sparse_(mask.t().contiguous().float(), sparse_mode='fan_in', axes=Axes(1, 0))
+        assert t.ne(0).equal(mask.t()) and abs(float(t[t!=0].std())-(2/10)**.5)<.03
+    e = init_kaiming_normal_sparse_(torch.stack([mask, mask]).float(), sparse_mode='fan_in', axes=Axes(1, 2, 0))
+    assert abs(float(e[e!=0].std())-(2/10)**.5)<.03 and not e[0].equal(e[1])
+
+def test_random_masks_on_trained_weights_warn():
+    "A random mask on weights that were trained gives a warning; fresh ones, magnitude masks and new initialisations don't"
+    def trained():
+        m = nn.Sequential(nn.Linear(6,8), nn.BatchNorm1d(8), nn.Linear(8,3))
+        opt = torch.optim.SGD(m.parameters(), lr=.1)
+        for _ in range(3):
+            m(torch.randn(9,6)).sum().backward()
+            opt.step()
+        return m
+    with pytest.warns(UserWarning, match="mask_init='magnitude'"): sparsify_model(trained(), .5)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        sparsify_model(trained(), .5, mask_init='magnitude')
+        sparsify_model(trained(), .5, sparse_init_mode='fan_in')
+        for m in (mlp(), nn.Sequential(nn.Conv2d(3,4,3), nn.BatchNorm2d(4)), nn.TransformerEncoderLayer(8,2,16), nn.LSTM(3,4)): sparsify_model(m, .5)
+
+def norm_model(*change):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for f in change: f(model)
+    return model
+
+@pytest.mark.parametrize('change,trained', [
+    (lambda m: None, False),
+    (lambda m: m[1].num_batches_tracked.fill_(1), True),
+    (lambda m: m[1].weight.data.fill_(3.), False),
+    (lambda m: m[1].weight.data[2:3].fill_(3.), True),
+    (lambda m: setattr(m[0].weight, 'grad', torch.zeros(4, 4)), True),
+    (lambda m: [m[0].weight.data.add_(0) for _ in range(30)], False),  # torch doesn't count writes to `data`
+    (lambda m: [m[0].weight.detach().add_(0) for _ in range(30)], True),
+    (lambda m: [m[0].weight.detach().add_(0) for _ in range(5)], False)])
+def test_what_shows_training(change, trained):
+    "One batch through a norm, one entry of its weight that differs, a gradient, or many writes show it, each by itself"
+    assert shows_training(model := norm_model(change), model)==trained
+
+def test_what_is_repaired_and_what_is_left_alone():
+    "By a batch that is given; not without one, nor chosen masks, trained weights (which are warned of), healthy networks, or those without a dense spread"
+    def made(change=lambda m: None, s=.95, m=None, **kwargs):
+        m = m or digits_mlp()
+        change(m)
+        was = [p.detach().clone() for p in m.parameters() if p.ndim>1]
+        signal = sparsify_model(m, s, seed=1, **kwargs).signal
+        assert all(torch.equal(o.p, w*o.mask) for o,w in zip(masked_params(m), was))!=bool(signal and signal.repaired)
+        return signal
+    xb = torch.rand(32, 64)
+    assert made(xb=xb).repaired and made() is None and made(sparse_init_mode=None, xb=xb) is None
+    assert not any(made(mask_init=o, xb=xb).repaired for o in ('magnitude','zeros'))
+    assert not made(m=nn.Sequential(nn.Linear(64,64), nn.LayerNorm(64), nn.Linear(64,10)), s=.1, xb=xb).repaired
+    signal = made(lambda m: nn.init.zeros_(m[4].weight), xb=xb)
+    assert signal.kept is None and not signal.repaired and 'no judgement' in repr(signal)
+    def fit(m):
+        with (learn := learner(m)).no_bar(), learn.no_logging(): learn.fit(1, .1)
+    with pytest.warns(UserWarning, match='look trained'): assert not made(fit, xb=xb).repaired
+
+@pytest.mark.parametrize('how', ['callback','told not to','sparsity','lr_find'])
+def test_the_callback_repairs_a_bare_model(how):
+    "And says so once; unless it is told not to, or learning rates are looked for"
+    m = digits_mlp()
+    if how!='sparsity': sparsify_model(m, .99, seed=1)
+    cb,learn = DynamicSparseTrainingCallback(repair=how!='told not to', seed=0, **(dict(sparsity=.99, method='rigl') if how=='sparsity' else {})),learner(m)
+    with learn.no_bar(), learn.no_logging(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        if how=='lr_find':
+            learn.add_cb(cb)
+            learn.lr_find(num_it=5, show_plot=False, suggest_funcs=())
+        else: learn.fit(1, .1, cbs=cb)
+    eq(bool(cb.signal and cb.signal.repaired), how in ('callback','sparsity'))
+    if how!='sparsity': eq(sum('killed the signal' in str(o.message) for o in told), int(how=='callback'))
+
+@pytest.mark.parametrize('change', ['load','write','train','fastai'])
+def test_what_was_written_to_since_is_not_judged(change):
+    "fastai's optimizers write to `p.data`, which no version counter sees"
+    m = digits_mlp()
+    sparsify_model(m, .99, seed=1)
+    if change=='load': m.load_state_dict({k:v.clone() for k,v in m.state_dict().items()})
+    elif change=='write':
+        with torch.no_grad(): m[0].weight.mul_(2)
+    elif change=='train':
+        m(torch.randn(4,64)).sum().backward()
+        torch.optim.SGD(m.parameters(), .1).step()
+    else:
+        with (learn := learner(m)).no_bar(), learn.no_logging(): learn.fit(1, .1)
+    eq(loop(m)[0], 0)

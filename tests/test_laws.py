@@ -1,7 +1,7 @@
 "The laws under random operations in random order: a state machine of hypothesis over the public operations of a small model"
 import copy, fastsparse.all, io, pickle, pytest, torch, warnings
 from fastsparse.all import *
-from fastsparse.weights.weight import masked_params
+from fastsparse.weights.find import masked_params
 from fastsparse.prune.tickets import rewind
 from fastsparse.masks.schedules import cubic_path
 from helpers import assert_dead

@@ -8,7 +8,7 @@ from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.deploy import narrow
 from fastsparse.deploy.narrow import NarrowComparison,compare_with_narrow,narrow_like
 from fastsparse.deploy.search import find_sparsity
-from fastsparse.weights.weight import masked_params
+from fastsparse.weights.find import masked_params
 
 def mlp(): return nn.Sequential(nn.Linear(64,40), nn.ReLU(), nn.Linear(40,40), nn.LayerNorm(40), nn.ReLU(), nn.Linear(40,10))
 

@@ -1,4 +1,4 @@
-"Room 00d: what a part says of itself"
+"What a part says of itself"
 import pytest, torch
 from fastsparse.all import *
 from fastsparse.masks.scores import MeanGradient
@@ -49,9 +49,9 @@ def test_update_by_hand():
     "It moves what the method moves if it was announced, and is refused by name if it wasn't"
     m,engine = engine_of(gradient_magnitude)
     backward(m)
-    with pytest.raises(ValueError, match='expect_update'): engine.update(10)
+    with pytest.raises(ValueError, match='update=True'): engine.update(10)
     m.zero_grad()
-    engine.expect_update()
+    engine.prepare(10, update=True)
     backward(m)
     dead = (~m.weight_mask[0]).nonzero().flatten().tolist()
     assert engine.update(10) and m.weight_mask.sum()==4 and m.weight_mask[0,max(dead)]  # the last input has the largest gradient
@@ -85,7 +85,7 @@ def test_methods_by_name():
 
 @pytest.mark.parametrize('change,say', [(None, 'the state is None'), ({}, 'the state is {}'), (dict(schema=0), 'schema 0'), (dict(n_steps=7), 'of a run of 7 steps'), (dict(seed=9), 'checksum')])
 def test_states_are_not_believed(change, say):
-    "Law 10: a state of another run, or one that somebody changed, is refused before anything changed"
+    "Law 10: a state of another run, or one that was changed, is refused before anything changed"
     m,engine = engine_of(random_score)
     mine = engine.state_dict()
     with pytest.raises(ValueError, match=say): engine.load_state_dict({**mine, **change} if change else change)

@@ -1,4 +1,4 @@
-"Room 03: what a score may ask for, and what it returns"
+"What a score may ask for, and what it returns"
 import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastsparse.core.registry import call_with,needs_of

@@ -1,4 +1,4 @@
-"Room 00: from scores to masks. Counts are exact, ties go to the lowest index, NaN never wins"
+"From scores to masks. Counts are exact, ties go to the lowest index, NaN never wins"
 import hypothesis.extra.numpy as hnp, math, numpy as np, pytest, torch
 from fastsparse.masks.selection import bits_to_mask,highest,keyed_generator,live_places,lowest,mask_from_tensor,mask_to_bits,maybe_float,n_live,put_
 from fastsparse.masks.selection import sparse_mask,sparse_mask_like,sparsity_from_tensor,top_k_mask,zero_dead_
@@ -137,7 +137,7 @@ def test_drop_and_grow_partition(v, data):
 shape,size = (250,400),100_000
 
 def _adversary(kind, g):
-    "Scores that mislead whoever looks at a sample only"
+    "Scores of which a sample is misleading"
     r = torch.randn(shape, generator=g)
     step = size//2**14
     flat = r.view(-1)

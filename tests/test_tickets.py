@@ -1,7 +1,7 @@
 "Lottery tickets: rounds beside NumPy, and their parts by hand"
 import math, numpy as np, pytest, reference_methods as ref, torch
 from fastsparse.all import *
-from fastsparse.weights.weight import masked_params
+from fastsparse.weights.find import masked_params
 from fastsparse.prune.tickets import rewind
 from helpers import *
 from test_presets import alone,N,net,shapes,start

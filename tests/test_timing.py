@@ -3,6 +3,7 @@ import math,pytest,torch
 from dataclasses import dataclass
 from fastsparse.kernels import timing as clocks
 from fastsparse.kernels.timing import float_outputs,output_error,speedup,times_in_turns
+from fastsparse.core import progress as progressing
 from fastsparse.core.progress import shown
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_order_of_calls(clock):
     assert calls==list('ababab')
 
 def test_speedup_is_that_of_the_best_turns(clock):
-    "A first turn that is short doesn't count, and neither do turns that somebody else made long"
+    "A first turn that is short doesn't count, and neither do turns that other processes made long"
     assert speedup(taking(clock, .1, 4, 2, 20, 2, 300), taking(clock, .1, 1, 10, 1, 1, 1))==2
 
 def test_float_outputs():
@@ -60,6 +61,6 @@ def test_output_error():
 def test_a_bar_comes_as_soon_as_it_is_seen_that_all_takes_long(monkeypatch, clock, took, bars):
     "More than 2 seconds at the pace so far, with more than two things left to do; all come once and in order"
     seen,items = [],lambda: (clock(t) or i for i,t in enumerate(took))
-    monkeypatch.setattr(clocks, 'progress_bar', lambda xs, total, leave: seen.append(total) or xs)
+    monkeypatch.setattr(progressing, 'progress_bar', lambda xs, total, leave: seen.append(total) or xs)
     for progress in (False,None): assert [*shown(items(), progress, total=len(took))]==[*range(len(took))]
     assert seen==bars

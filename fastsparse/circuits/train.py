@@ -14,7 +14,7 @@ from .model import Decoder
 from ..model.live_layers import sparse_compute
 from ..core.progress import shown
 from ..masks.selection import n_live,top_k_mask
-from ..weights.weight import masked_params
+from ..weights.find import masked_params
 from ..model.sparsify import sparsify_model,unsparsify
 from ..train.engine import DynamicSparseTraining
 from ..train.presets import RigL_presets,SET_presets

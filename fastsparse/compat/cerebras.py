@@ -11,7 +11,7 @@ import math,torch
 from dataclasses import dataclass,fields
 from fastcore.basics import *
 from ..core.checks import need_fraction,need_number
-from ..masks.schedules import around,around_each,between,ConstantSchedule,CyclingSchedule,first_step,ListSchedule,n_periods,Schedule
+from ..masks.schedules import between,ConstantSchedule,CyclingSchedule,first_step,ListSchedule,Schedule
 from ..masks.schedules import Time,Timed
 from ..masks.selection import count_live,floor_product,n_live,put_
 from ..masks.structures import as_structure
@@ -69,8 +69,6 @@ class CosineSchedule(Schedule):
         mid = (self.init+self.minimum)/2
         return mid+(self.init-mid)*math.cos(math.pi*step/self.half_period)
 
-    def turns(self, begin, end): return around_each(0, self.half_period, begin, end)
-
 @dataclass(frozen=True)
 class SawtoothSchedule(Schedule):
     "A cubic rise from `init` to `end` in every period, and `end` from `stop` on"
@@ -81,10 +79,8 @@ class SawtoothSchedule(Schedule):
     start:Time=0 # When the first begins
     def at(self, step, n_updates):
         if step<self.start: return self.init
-        x = (step-self.start)/self.period-n_periods(step, self.start, self.period)
+        x = (step-self.start)/self.period-math.floor((step-self.start+1e-6)/self.period)
         return self.end if step>=first_step(self.stop) else between(self.init, self.end, 1-(1-max(x, 0))**3)
-
-    def turns(self, begin, end): return around_each(self.start, self.period, begin, end)+around(self.stop)
 
 # %% ../../nbs/85_compat.cerebras.ipynb #9042b09b
 def _plain(o):

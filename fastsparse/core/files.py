@@ -38,27 +38,23 @@ def part_of(
     "The path of the new file that will replace `path`; the suffix stays, since some writers depend on it"
     return path.with_name(f'.{path.stem}.part{path.suffix}')
 
-def _open_part(part):
-    "An open and locked file called `part`"
+# %% ../../nbs/03_core.files.ipynb #06c47d69
+@contextmanager
+def _held(part):
+    "Lock the empty file `part` for the `with` block"
     while True:
         fd = os.open(part, os.O_RDWR|os.O_CREAT, 0o666)
         if flock: flock(fd, LOCK_EX)
         try:
-            if os.path.samestat(os.fstat(fd), os.stat(part)): return fd
+            if os.path.samestat(os.fstat(fd), os.stat(part)): break
         except FileNotFoundError: pass
         os.close(fd)
-
-@contextmanager
-def _held(part):
-    "Lock the empty file `part` for the `with` block"
-    fd = _open_part(part)
     os.ftruncate(fd, 0)
     if not flock: os.close(fd)
     try: yield
     finally:
         if flock: os.close(fd)
 
-# %% ../../nbs/03_core.files.ipynb #06c47d69
 def _to_disk(path):
     "Wait until the file or folder `path` is on the disk"
     fd = os.open(path, os.O_RDONLY if Path(path).is_dir() else os.O_RDWR)
@@ -167,8 +163,6 @@ def check_seal(
             raise ValueError(f"{str(path)!r} is damaged, or no whole {what}: take an older file")
 
 # %% ../../nbs/03_core.files.ipynb #a927e892
-def _told(e): return str(e)[:500] if type(e) is ValueError else f'{type(e).__name__}: {str(e)[:200]}'
-
 @contextmanager
 def reading(
     path, # A file
@@ -179,8 +173,8 @@ def reading(
     except Exception as e:
         named = isinstance(e, (OSError,ValueError)) and str(path) in str(e)
         if isinstance(e, ImportError) or named: raise
-        way = "can't be loaded" if type(e) is ValueError else f'is damaged, or no {what}'
-        raise ValueError(f"{str(path)!r} {way}: {_told(e)}") from e
+        if type(e) is ValueError: raise ValueError(f"{str(path)!r} can't be loaded: {str(e)[:500]}") from e
+        raise ValueError(f"{str(path)!r} is damaged, or no {what}: {type(e).__name__}: {str(e)[:200]}") from e
 
 # %% ../../nbs/03_core.files.ipynb #98865c94
 def read_tensors(

@@ -28,9 +28,7 @@ class Requirements:
     collector:object=None
     brings_count:bool=False
     reads_initial:bool=False
-    around_step:object=None
     sample:object=None
-    check:object=None
 
 _parts = {kind:{} for kind in kinds}
 
@@ -45,13 +43,11 @@ def declares(
     collector=None, # Collects earlier gradients for it, such as a `GradAverage`
     brings_count:bool=False, # Does it set the number of live weights, instead of the distribution?
     reads_initial:bool=False, # Does it reset weights to their values of when the engine was made?
-    around_step=None, # Context manager around each optimizer step, a function of `p`, `opt` and `notes`
-    check=None, # A function of a parameter and an optimizer that raises an error if they don't fit
     sample=None, # A `DeadWeightSampler`, if it reads the gradient of a sample of the dead weights; None means all
 ): # A decorator
     "Register a part of a method, with its name and what it needs"
     need_choice('kind', kind, list(kinds))
-    needs = Requirements(reads_grad, elementwise, dense_history, collector, brings_count, reads_initial, around_step, sample, check)
+    needs = Requirements(reads_grad, elementwise, dense_history, collector, brings_count, reads_initial, sample)
     def _f(part):
         part._needs = needs
         register_part(kind, part, name)

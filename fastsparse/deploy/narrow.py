@@ -15,7 +15,7 @@ from .shrink import Spaces,cut_columns,cut_rows,follow_model,positional
 from ..core.progress import shown
 from ..core.checks import need_batch,need_fraction
 from ..masks.selection import count_live,keyed_generator
-from ..weights.weight import masked_params
+from ..weights.find import masked_params
 from ..model.running import same_random_state
 from ..model.sparsify import module_copy,need_dense,shows_training
 from ..train.fit import copy_of,inputs_of,OwnHypers,seconds_a_batch,train_quietly
@@ -44,17 +44,14 @@ def _narrow_graph(model, fraction, xb, seed):
     if stuck:
         raise ValueError(f"the channels that {stuck[0]!r} writes can't be followed to the layers that read them: "
             "make narrower models yourself, and pass them as widths, a dict of models by name")
-    free = [s for s in spaces.spaces if not s.pinned]
-    for i,s in enumerate(free): _cut_space(spaces, s, max(round(fraction*s.n), 1), keyed_generator(seed, i))
+    for i,s in enumerate(s for s in spaces.spaces if not s.pinned):
+        n = max(round(fraction*s.n), 1)
+        keep = torch.randperm(s.n, generator=keyed_generator(seed, i))[:n].sort().values
+        for m,v in spaces.readers[s]:
+            cut_columns(m, v, keep)
+            m.weight.data *= (s.n/n)**.5
+        for m in spaces.writers[s]: cut_rows(m, keep)
     return new.train()
-
-def _cut_space(spaces, s, n, generator):
-    "Keep `n` random channels of the space `s`"
-    keep = torch.randperm(s.n, generator=generator)[:n].sort().values
-    for m,v in spaces.readers[s]:
-        cut_columns(m, v, keep)
-        m.weight.data *= (s.n/n)**.5
-    for m in spaces.writers[s]: cut_rows(m, keep)
 
 # %% ../../nbs/83_deploy.narrow.ipynb #7b59f5c7
 def _narrow_config(model, fraction):
@@ -152,14 +149,6 @@ class NarrowComparison:
         return fig
 
 # %% ../../nbs/83_deploy.narrow.ipynb #76486340
-def _usual_widths(sparsity): return sorted({round((1-sparsity)**.5, 2), .5, 1.})
-
-def _rivals(learn, widths):
-    "The dense networks by name"
-    if isinstance(widths, dict): return widths
-    xb = inputs_of(learn)
-    return {f'dense of width {w:g}':learn.model if w==1 else narrow_like(learn.model, w, xb) for w in L(widths)}
-
 def epoch_seconds(learn, model):
     own,clock = copy_of(learn, model),_Clock()
     with own.no_bar(), own.no_logging(): own.fit(1, cbs=[clock, OwnHypers()])
@@ -183,7 +172,10 @@ def compare_with_narrow(
     need_fraction('sparsity', sparsity, '(0,1)')
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
-    models = {'sparse':learn.model, **_rivals(learn, widths if widths is not None else _usual_widths(sparsity))}
+    if not isinstance(widths, dict):
+        widths,xb = L(widths) if widths is not None else sorted({round((1-sparsity)**.5, 2), .5, 1.}),inputs_of(learn)
+        widths = {f'dense of width {w:g}':learn.model if w==1 else narrow_like(learn.model, w, xb) for w in widths}
+    models = {'sparse':learn.model, **widths}
     bar = iter(shown(range(len(models)*(len(lrs)+seeds)), progress))
     tried,runs,seconds = [],[],None
     with same_random_state(learn.dls.loaders):

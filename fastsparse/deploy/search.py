@@ -13,7 +13,7 @@ from .narrow import epoch_seconds,mean_or_nan,narrow_like,NarrowComparison,train
 from ..core.progress import shown
 from ..core.checks import need_fraction,need_number
 from ..masks.selection import count_live
-from ..weights.weight import masked_params
+from ..weights.find import masked_params
 from ..model.sparsify import need_dense,shows_training
 from ..train.fit import as_was,copy_of,inputs_of,prepared,seconds_a_batch
 

@@ -6,7 +6,7 @@
 __all__ = ['IMAGES', 'CHANNELS', 'HEIGHT', 'WIDTH', 'STRIDE_H', 'STRIDE_W', 'PARTS', 'FIRST_COL', 'COLS', 'ConvIndex',
            'pixels_of', 'images_of', 'clear', 'clear_rows', 'spread', 'tile_images', 'gather', 'untile_images',
            'one_tile', 'conv_forward', 'one_back', 'clear_sums', 'last_sums', 'conv_backward', 'tile_sizes',
-           'dense_gradient', 'sparse_conv2d', 'is_pointwise', 'padding_of', 'why_no_kernel', 'fits_kernel']
+           'sparse_conv2d', 'is_pointwise', 'padding_of', 'why_no_kernel', 'fits_kernel']
 
 # %% ../../nbs/23_kernels.convolution.ipynb #fc62c168
 import math,numpy as np,torch
@@ -19,10 +19,9 @@ from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
 
 # %% ../../nbs/23_kernels.convolution.ipynb #792a4f53
-def _pair(v): return (v,v) if isinstance(v, int) else tuple(v)
-
 _most = 2**31  # numbers in a table
-_n_lists = 8
+
+def _pair(v): return (v,v) if isinstance(v, int) else tuple(v)
 
 class ConvIndex:
     "Where the live weights of a convolution are: outputs, parts of input channels, and shifts"
@@ -38,13 +37,14 @@ class ConvIndex:
         rows,cols = [sorted({(k*d-p)%s for k in range(n)}) for n,d,p,s in of]
         self.slots = np.full(self.stride[0]*self.stride[1], -1)  # the number of each part, -1 where no weight reads it
         for i,(a,b) in enumerate((a, b) for a in rows for b in cols): self.slots[a*self.stride[1]+b] = i
-        self.n_parts,self.row_rests = len(rows)*len(cols),np.repeat(rows, len(cols))
+        self.n_parts = len(rows)*len(cols)
         o,c,*kernel = [v.numpy() for v in mask.cpu().nonzero(as_tuple=True)]
         at = [k*d-p for k,d,p in zip(kernel, self.dilation, self.padding)]
         (self.shift_h,self.shift_w),rest = [[f(a, s) for a,s in zip(at, self.stride)] for f in (np.floor_divide, np.mod)]
         self.o,self.v = o,c*self.n_parts+self.slots[rest[0]*self.stride[1]+rest[1]]
         self.forward_order = np.lexsort((self.shift_w, self.shift_h, self.v, self.o))
         self.backward_order = np.lexsort((self.shift_w, self.shift_h, self.o, self.v))
+        self.slots = np.concatenate([self.slots, np.repeat(rows, len(cols))]).astype(np.int64)  # and the row that begins each part
         self.lists = {}
 
     def __len__(self): return len(self.o)
@@ -61,7 +61,7 @@ class ConvIndex:
     def list_for(self, *cut):
         "`_list` of a cut, made once for each of the last eight cuts"
         if cut not in self.lists:
-            if len(self.lists)>=_n_lists: del self.lists[next(iter(self.lists))]
+            if len(self.lists)>=8: del self.lists[next(iter(self.lists))]
             self.lists[cut] = self._list(*cut)
         return self.lists[cut]
 
@@ -330,12 +330,6 @@ def conv_backward(ptr, off, order, vt, gr, x, dx, dw, slots, one, g_shape, x_sha
             put(numbers(F, dw), at(numbers(np.int64, order), q), at(numbers(F, dt), q))
 
 # %% ../../nbs/23_kernels.convolution.ipynb #0b30f757
-def _tile(width, vector):
-    "Pixels of a tile for rows of `width` pixels, and of the padded row"
-    most = 4 if vector==64 else 2
-    px = min(range(1, most+1), key=lambda p: -(-width//p)*p*(1+.5/p))
-    return px,-(-width//px)*px
-
 def tile_sizes(
     index:ConvIndex, # Where the live weights are
     size:tuple, # Rows and columns of the table's images: of the results, forward; of the input's parts, backward
@@ -344,7 +338,8 @@ def tile_sizes(
 ) -> dict: # Pixels and rows of a tile, columns, channels of a block, outputs at a time, rows of a strip
     "The sizes of the pieces in which one convolution is computed"
     height,width = size
-    px,cols = _tile(width, vector_bytes())
+    px = min(range(1, 5 if vector_bytes()==64 else 3), key=lambda p: -(-width//p)*p*(1+.5/p))
+    cols = -(-width//px)*px
     tile_rows = 2 if height>1 else 1
     halo_h,halo_w = index.high_h-index.low_h,index.high_w-index.low_w
     near,far = caches()
@@ -368,12 +363,11 @@ def _forward(index, values, x, bias):
     wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
     y,vals = empty((n,n_out,ho,wo), x.dtype),values.detach()[torch.from_numpy(order)]
     b = x.new_zeros(n_out) if bias is None else bias.detach().to(x.dtype).expand(n_out).contiguous()
-    slots = np.concatenate([index.slots, index.row_rests]).astype(np.int64)
     xs,ys = _shape(n, c, h, w, index.stride, index.n_parts, index.low_w, wide),_shape(n, n_out, ho, wo, cols=cols)
     f = conv_forward.compiled(F=kinds[x.dtype], L=16*cut['px'], TILE_ROWS=cut['tile_rows'])
     scratch = [16*size*k for k in (c*index.n_parts*tall*wide, group*strip*cols, max(h*w, ho*wo))]
     def part(g0, g1):
-        call(f, ptr, off, vals, b, x, y, slots, _one_part, xs, ys, g0, g1, n_blocks, group, strip, index.low_h, tall, scratch=scratch)
+        call(f, ptr, off, vals, b, x, y, index.slots, _one_part, xs, ys, g0, g1, n_blocks, group, strip, index.low_h, tall, scratch=scratch)
     if n: split_work(part, -(-n//16), 1, len(index)*y[:,0].numel())
     return y
 
@@ -386,13 +380,12 @@ def _backward(index, values, x, g, of_x):
     ptr,off,order,n_blocks = index.list_for(True, cols, strip, cut['block'])
     wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
     dx,dw,vals = empty(x.shape, x.dtype) if of_x else None,empty(values.shape, x.dtype),values.detach()[torch.from_numpy(order)]
-    slots = np.concatenate([index.slots, index.row_rests]).astype(np.int64)
     gs,xs = _shape(n, n_out, ho, wo, first_col=-index.high_w, cols=wide),_shape(n, c, h, w, index.stride, parts, 0, cols)
     f = conv_backward.compiled(F=kinds[x.dtype], L=16*cut['px'], TILE_ROWS=cut['tile_rows'], DX=of_x)
     block = many*parts*strip*cols
     scratch = [16*size*k for k in (n_out*tall*wide, block, block, (len(order)+31)//16, 16, max(h*w, ho*wo))]
     def part(a, b):
-        call(f, ptr, off, order, vals, g, x, dx, dw, slots, _one_part, gs, xs, a, b, n_blocks, many, strip, -index.high_h, tall,
+        call(f, ptr, off, order, vals, g, x, dx, dw, index.slots, _one_part, gs, xs, a, b, n_blocks, many, strip, -index.high_h, tall,
             scratch=scratch)
     if n: split_work(part, c, 1, len(index)*g[:,0].numel())
     else: dw.zero_()
@@ -411,18 +404,12 @@ class _Conv(Function):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
         need_same_count(values, ctx.index)
-        if ctx.grad_hook is not None and ctx.needs_input_grad[1]: ctx.grad_hook(dense_gradient(ctx.index, x, g))
+        if ctx.grad_hook is not None and ctx.needs_input_grad[1]:
+            o = ctx.index
+            ctx.grad_hook(torch.nn.grad.conv2d_weight(x, o.shape, g, o.stride, o.padding, o.dilation))
         dx = dw = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]: dx,dw = _backward(ctx.index, values, x, g, ctx.needs_input_grad[0])
         return dx,dw,g.sum((0,2,3)) if ctx.needs_input_grad[2] else None,None,None
-
-def dense_gradient(
-    index:ConvIndex, # The convolution's
-    x, # Its input
-    g, # The gradient of its result
-): # Of the shape of the dense weight
-    "The gradient of all weights, dead ones included"
-    return torch.nn.grad.conv2d_weight(x, index.shape, g, index.stride, index.padding, index.dilation)
 
 # %% ../../nbs/23_kernels.convolution.ipynb #9c2b47d9
 def sparse_conv2d(
@@ -460,6 +447,7 @@ def padding_of(m):
     both = [d*(k-1) for d,k in zip(m.dilation, m.kernel_size)]
     return None if any(o%2 for o in both) else tuple(o//2 for o in both)
 
+# %% ../../nbs/23_kernels.convolution.ipynb #e89ea95b
 def why_no_kernel(m):
     "Why a convolution has no kernel; empty if it has one"
     if m.groups>1: return 'depthwise' if m.groups==m.in_channels else 'has groups'

@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['late_text', 'SparseIndex', 'sparse_product', 'sampled_product', 'need_plain_backward', 'need_same_count',
-           'need_all_values', 'sparse_linear', 'sparse_conv1x1', 'Attends', 'DenseGradient']
+           'need_all_values', 'sparse_linear', 'sparse_conv1x1', 'Attends']
 
 # %% ../../nbs/22_kernels.ops.ipynb #b8226e00
-import torch,torch.distributed as dist,torch.nn.functional as F,weakref
+import torch,torch.nn.functional as F
 from fastcore.basics import *
 from .linear import gradients,kernels_take,list_rows,multiply,transpose_index
 from .vectors import why_not
 from ..masks.selection import live_places
-from ..weights.weight import scale_since
 from torch.autograd import Function
 from warnings import catch_warnings,simplefilter
 
@@ -43,6 +42,7 @@ def _in_fours(mask):
     same = lambda m: bool((m.unflatten(0, (-1,4))==m[::4,None]).all())
     return same(mask[:4]) and same(mask)
 
+# %% ../../nbs/22_kernels.ops.ipynb #ce57842f
 def _has_kernels(t): return t.device.type=='cpu' and not why_not()
 
 class SparseIndex:
@@ -93,21 +93,25 @@ class SparseIndex:
             self._t.order = order
         return self._t
 
-    def part(self,
-        keep:torch.Tensor, # A bool for each live weight
-    ):
-        "The index of some of the live weights"
-        return SparseIndex.of_parts(self.shape, F.pad(keep.cumsum(0), (1,0))[self.crow].int(), self.col.index_select(0, live_places(keep)))
+# %% ../../nbs/22_kernels.ops.ipynb #24fde48f
+@patch
+def csr(self:SparseIndex,
+    values:torch.Tensor, # A value for each live weight, in this index's order
+) -> torch.Tensor: # Sparse CSR tensor
+    "The matrix as torch's own sparse tensor"
+    return torch.sparse_csr_tensor(self.crow, self.col.int(), values, self.shape, check_invariants=False)
 
-    def csr(self,
-        values:torch.Tensor, # A value for each live weight, in this index's order
-    ) -> torch.Tensor: # Sparse CSR tensor
-        "The matrix as torch's own sparse tensor"
-        return torch.sparse_csr_tensor(self.crow, self.col.int(), values, self.shape, check_invariants=False)
+@patch
+def dense(self:SparseIndex, values): # A value for each live weight
+    "The matrix as a dense tensor"
+    return values.new_zeros(self.shape[0]*self.shape[1]).scatter_(0, self.places, values).view(self.shape)
 
-    def dense(self, values): # A value for each live weight
-        "The matrix as a dense tensor"
-        return values.new_zeros(self.shape[0]*self.shape[1]).scatter_(0, self.places, values).view(self.shape)
+@patch
+def part(self:SparseIndex,
+    keep:torch.Tensor, # A bool for each live weight
+):
+    "The index of some of the live weights"
+    return SparseIndex.of_parts(self.shape, F.pad(keep.cumsum(0), (1,0))[self.crow].int(), self.col.index_select(0, live_places(keep)))
 
 # %% ../../nbs/22_kernels.ops.ipynb #461cee70
 def _torch_product(index, values, x):
@@ -153,6 +157,7 @@ def need_plain_backward(g):
         raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True) or for many gradients at once "
             "(is_grads_batched=True): call remove() of the report of sparse_compute, or store_dense(model), first")
 
+# %% ../../nbs/22_kernels.ops.ipynb #f2a00b75
 late_text = ("a gradient came from a forward that was made before the number of live weights changed: "
     "call backward() before the next step of the optimizer")
 
@@ -164,6 +169,7 @@ def need_all_values(values, index):
     "Raise ValueError unless there is a value for each live weight"
     if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
 
+# %% ../../nbs/22_kernels.ops.ipynb #eeadfd59
 def _autocast(*ts):
     "`ts` in autocast's type, if it is enabled"
     kind = 'cpu' if ts[0].is_cpu else ts[0].device.type
@@ -176,8 +182,8 @@ def _check_input(x, values, index, n, what):
     if n!=n_in: raise ValueError(f"the input has {n} {what}, and must have {n_in}")
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
 
-# %% ../../nbs/22_kernels.ops.ipynb #f2a00b75
-class _Product(Function):
+# %% ../../nbs/22_kernels.ops.ipynb #572fa203
+class _Linear(Function):
     @staticmethod
     def forward(ctx, x, values, bias, index, grad_hook, relu):
         y = sparse_product(index, values, x, bias, relu)
@@ -209,7 +215,7 @@ def sparse_linear(
     "`F.linear` with live weights only, followed by a ReLU if `relu`"
     x,values,bias = _autocast(x, values, bias)
     _check_input(x, values, index, x.shape[-1] if x.ndim else 0, 'features')
-    y = _Product.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, grad_hook, relu)
+    y = _Linear.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, grad_hook, relu)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../../nbs/22_kernels.ops.ipynb #aca78c62
@@ -231,15 +237,12 @@ def sparse_conv1x1(
     return y.contiguous() if x.is_contiguous() else y
 
 # %% ../../nbs/22_kernels.ops.ipynb #1f3256de
-def _as_bias(mask, like):
-    "A mask to add to scores; where a bool one is true, attention is not allowed"
-    return mask.to(like.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -torch.inf)
-
 def _scores_bias(key_padding_mask, attn_mask, q):
-    "Both masks as one that fits batch x heads x queries x keys"
+    "Both masks as one that fits batch x heads x queries x keys, to add to scores; where a bool one is true, attention is not allowed"
+    def bias(mask): return mask.to(q.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
     masks = []
-    if key_padding_mask is not None: masks.append(_as_bias(key_padding_mask, q)[:,None,None])
-    if attn_mask is not None: masks.append(_as_bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2]), q))
+    if key_padding_mask is not None: masks.append(bias(key_padding_mask)[:,None,None])
+    if attn_mask is not None: masks.append(bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2])))
     return sum(masks) if masks else None
 
 def _attend(q, k, v, bias, need_weights, dropout):
@@ -267,84 +270,3 @@ class Attends:
         y = self.out_proj(y.permute(*((0,2) if rows else (2,0)), 1, 3).flatten(2))  # in the layout of what is returned
         if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
         return (y if batched else y[0]),w
-
-# %% ../../nbs/22_kernels.ops.ipynb #de9df7f8
-class DenseGradient:
-    "The dense gradient of a weight, as the backward passes left it: a sum of `terms`, tensors and pairs of factors"
-    def __init__(self): self.clear()
-
-    def clear(self):
-        self.terms,self.live_grad,self.stamp,self.averaged = [],None,None,False  # `live_grad`: of live values, `stamp`: which tensor it was
-        self.pending = {}  # terms of backwards that still run
-
-    def note(self, grad):
-        "Note that `grad`, the gradient of live values, includes all terms"
-        self.stamp = weakref.ref(grad),grad._version
-
-    def is_of(self, grad):
-        "Are there terms, and was `grad`, the gradient of live values, not set to zero since they came?"
-        if not self.terms or grad is None: return False
-        return self.stamp[0]() is grad and self.stamp[1]==grad._version or bool(grad.any())
-
-    @torch.no_grad()
-    def follow(self, grad):
-        "Scale the terms as `grad`, the gradient of live values, was scaled since it arrived"
-        if not self.averaged and dist.is_available() and dist.is_initialized(): return
-        scale = scale_since(self.live_grad, grad)
-        if scale==1: return
-        self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
-        self.live_grad = grad.detach().clone()
-        self.note(grad)
-
-    def add(self, before, gT, xT=None):
-        "Add `gT@xT.t()`, or just `gT`, in a backward; live values had the gradient `before`"
-        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
-        task = torch._C._current_graph_task_id()
-        if task not in self.pending: self.pending[task] = not self.is_of(before),[]
-        self.pending[task][1].append(term)
-
-    def arrive(self, grad):
-        "The backward has given live values the gradient `grad`"
-        if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
-        starts_anew,terms = got
-        self.terms = [*([] if starts_anew else self.terms), *terms]
-        self.live_grad,self.averaged = grad.detach().clone(),False
-        self.note(grad)
-        first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
-        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
-        if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
-
-    def summed(self, index=None, rows=slice(None)):
-        "The sum of the terms, in all rows or some, or at the weights of `index` only"
-        def _part(t):
-            if isinstance(t, torch.Tensor): return t[rows] if index is None else t.reshape(-1)[index.places]
-            return t[0][rows]@t[1].t() if index is None else sampled_product(index, *t)
-        first,*others = map(_part, self.terms)
-        return sum(others, first).to(self.live_grad.dtype)
-
-    def average_over_ranks(self):
-        "Take the mean over a process group, once"
-        if not self.averaged and dist.is_available() and dist.is_initialized():
-            self.terms = [self.summed()]
-            for t in (self.terms[0], self.live_grad):
-                dist.all_reduce(t)
-                t /= dist.get_world_size()
-        self.averaged = True
-
-    @torch.no_grad()
-    def at(self, index, places):
-        "The gradient at the weights of `index`, of which some may be at `places`, those of live values"
-        out = self.summed(index)
-        if not len(places): return out
-        i = torch.searchsorted(places, index.places).clamp(max=len(places)-1)
-        lives = places[i]==index.places
-        out[lives] = self.live_grad[i[lives]]  # what other terms of the loss gave is in it alone
-        return out
-
-    @torch.no_grad()
-    def in_rows(self, rows, places, live):
-        "Some rows of the gradient as a dense matrix; `places` are their live weights, and `live` the indices of these among the values"
-        out = self.summed(rows=rows)
-        if isinstance(self.terms[0], torch.Tensor): out = out.clone()
-        out.view(-1).scatter_(0, places, self.live_grad[live])
-        return out

@@ -9,7 +9,6 @@ __all__ = ['numbers', 'at', 'put', 'load', 'store', 'take', 'zero', 'full', 'add
 # %% ../../nbs/20_kernels.vectors.ipynb #648c84c9
 import hashlib,numpy as np,sys,time
 from fastcore.basics import IN_NOTEBOOK
-from fastprogress.fastprogress import progress_bar
 from ..core.checks import pip_install
 from functools import cache
 from pathlib import Path
@@ -97,6 +96,7 @@ def _show_compiling(event):
 
         def on_start(self, e):
             if not e.data['dispatcher'].py_func.__module__.startswith('fastsparse.'): return
+            from fastprogress.fastprogress import progress_bar
             self.depth += 1
             if self.depth>1: return
             if self.bar is None or time.time()-self.bar.last_t>5:  # not in a cell that ran long ago
@@ -176,7 +176,7 @@ def _vocabulary():
     return {word:intrinsic(prefer_literal=True)(f) for word,f in _lowered.items()}
 
 # %% ../../nbs/20_kernels.vectors.ipynb #3e924133
-def _i32(k): return _nb.ir.Constant(_nb.ir.IntType(32), k)
+def _place32(k): return _nb.ir.Constant(_nb.ir.IntType(32), k)
 
 def _shuffle(b, x, y, places):
     "The numbers of the vectors `x` and `y`, in a row, that are at `places`"
@@ -185,7 +185,7 @@ def _shuffle(b, x, y, places):
 
 # %% ../../nbs/20_kernels.vectors.ipynb #09751fa7
 def _splat(b, v, n):
-    one = b.insert_element(_nb.ir.Constant(_nb.ir.VectorType(v.type, n), _nb.ir.Undefined), v, _i32(0))
+    one = b.insert_element(_nb.ir.Constant(_nb.ir.VectorType(v.type, n), _nb.ir.Undefined), v, _place32(0))
     return _shuffle(b, one, one, [0]*n)
 
 def _as_vector(b, p, i, n):
@@ -240,7 +240,7 @@ def _(tc, n, p, i, q, j):
             shift = k*bits%64
             if not shift: listed = b.load(b.bitcast(b.gep(places, [b.add(first, word(k))]), word.as_pointer()), align=bits//8)
             place = b.and_(b.lshr(listed, word(shift)), word(2**bits-1))
-            v = b.insert_element(v, b.load(b.gep(x, [place])), _i32(k))
+            v = b.insert_element(v, b.load(b.gep(x, [place])), _place32(k))
         return v
     return vec(n, p, _nb.intp, q, _nb.intp),gen
 
@@ -296,7 +296,7 @@ def _(tc, x):
         while n>1:
             n //= 2
             v = b.fadd(_shuffle(b, v, v, range(n)), _shuffle(b, v, v, range(n, 2*n)), flags=_free)
-        return b.extract_element(v, _i32(0))
+        return b.extract_element(v, _place32(0))
     return x.dtype(x),gen
 
 # %% ../../nbs/20_kernels.vectors.ipynb #c80cafb5

@@ -107,12 +107,9 @@ def _exchange(slots, counts, wanted, off):
         if (d, n>counts[i]) in tried: continue
         tried.add((d, n>counts[i]))
         finer = sorted((j for j in size if size[j]<d), key=size.get)
-        best = min(best, _give_back(slots, [*counts[:i], n, *counts[i+1:]], off-n+counts[i], finer), key=lambda o: o[0])
+        new,left = [*counts[:i], n, *counts[i+1:]],off-n+counts[i]
+        for j in finer:
+            k = slots[j].round_up_to_legal(min(max(new[j]+left, 0), slots[j].n))
+            left,new[j] = left-k+new[j],k
+        best = min(best, (abs(left),new), key=lambda o: o[0])
     return best[1]
-
-def _give_back(slots, counts, left, finer):
-    "Let the layers `finer` take what is `left`; returns what remains and the new `counts`"
-    for j in finer:
-        k = slots[j].round_up_to_legal(min(max(counts[j]+left, 0), slots[j].n))
-        left,counts[j] = left-k+counts[j],k
-    return abs(left),counts

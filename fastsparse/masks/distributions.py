@@ -90,12 +90,6 @@ def _one_each(values, params, what):
     if n!=len(params): raise ValueError(f"{n} {what} are given for {len(params)} parameters: give one for each")
     return list(values)
 
-def _places(patterns, params, names, what):
-    "The indices of the parameters that `patterns` name; indices work without names"
-    if isinstance(patterns, (list,tuple,set)) and not patterns: return []
-    if names is None and all(isinstance(o, int) for o in listify(patterns)): names = [f'parameter {i}' for i in range_of(params)]
-    return need_named(patterns, _one_each(names, params, 'names'), params, what=what)
-
 # %% ../../nbs/17_masks.distributions.ipynb #a809d7c7
 def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     "The sparsities `given` by index, and those of `sparse_f` for the others, which bring the model to its sparsity"
@@ -103,7 +97,12 @@ def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     n_all,n_rest = [sum(params[i].numel() for i in o) for o in (range_of(params),rest)]
     taken = math.fsum((1-d)*params[i].numel() for i,d in given.items())
     left = (1-model_sparsity)*n_all-taken
-    _check_left(model_sparsity, n_all, n_rest, taken, left)
+    if left<1e-6 and model_sparsity>0 or left>n_rest+1e-6:
+        low,high = f'at least {(n_all-taken-n_rest)/n_all:.4g}',f'below {1-taken/n_all:.4g}'
+        why = f'{low}: the layers whose sparsity is given have too few live weights; give lower sparsities' if left>n_rest else (
+            f'{high}: the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights; '
+            'keep fewer layers dense, or give higher sparsities')
+        raise ValueError(f'model_sparsity is {model_sparsity}, and must be {why}')
     kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items()
         if o is not None}
     sparsity = min(max(1-left/n_rest, 0.), 1.) if n_rest else 0.
@@ -111,19 +110,11 @@ def _with_rest(params, model_sparsity, given, sparse_f, names=None, **kwargs):
     res = given | dict(zip(rest, _one_each(own, rest, 'sparsities of the other layers')))
     return [res[i] for i in range_of(params)]
 
-def _check_left(model_sparsity, n_all, n_rest, taken, left):
-    "Raise a `ValueError` if `n_rest` weights can't have `left` live ones"
-    if left<1e-6 and model_sparsity>0 or left>n_rest+1e-6:
-        low,high = f'at least {(n_all-taken-n_rest)/n_all:.4g}',f'below {1-taken/n_all:.4g}'
-        why = f'{low}: the layers whose sparsity is given have too few live weights; give lower sparsities' if left>n_rest else (
-            f'{high}: the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights; '
-            'keep fewer layers dense, or give higher sparsities')
-        raise ValueError(f'model_sparsity is {model_sparsity}, and must be {why}')
-
-# %% ../../nbs/17_masks.distributions.ipynb #08ff3129
 def _layers_dense(params, model_sparsity, names=None, patterns=(), sparse_f=uniform_sparsity, **kwargs):
-    dense = _places(patterns, params, names, 'the dense layer')
-    return _with_rest(params, model_sparsity, {i:0. for i in dense}, sparse_f, names, **kwargs)
+    known,given = names,{}
+    if known is None and all(isinstance(o, int) for o in listify(patterns)): known = [f'parameter {i}' for i in range_of(params)]
+    if listify(patterns): given = {i:0. for i in need_named(patterns, _one_each(known, params, 'names'), params, what='the dense layer')}
+    return _with_rest(params, model_sparsity, given, sparse_f, names, **kwargs)
 
 def _layers_dense_by_score(params, model_sparsity, scores=None, **kwargs):
     return _layers_dense(params, model_sparsity, scores=scores, **kwargs)
@@ -154,9 +145,11 @@ def global_sparsity(
     need_fraction('model_sparsity', model_sparsity)
     if scores is None: scores = [p.detach().abs() for p in params]
     sizes = [p.numel() for p in params]
-    _check_scores(scores, sizes, min_live)
+    if (found := [s.numel() for s in scores])!=sizes:
+        raise ValueError(f"scores have {found} entries for parameters of {sizes}, and must have one for each weight")
+    need_number('min_live', min_live, 0)
     budget = (1-float(model_sparsity))*sum(sizes)
-    floors = _floors(params, axes, scores, min_live)
+    floors = [_floor(p, o, s, min_live) for p,o,s in zip(params, axes or [(0,1,None)]*len(params), scores)]
     counts = _top_counts(scores, sizes, budget)
     if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
@@ -164,24 +157,12 @@ def global_sparsity(
 register_part('distribution', global_sparsity)
 
 # %% ../../nbs/17_masks.distributions.ipynb #4b529d96
-def _check_scores(scores, sizes, min_live):
-    found = [s.numel() for s in scores]
-    if found!=sizes: raise ValueError(f"scores have {found} entries for parameters of {sizes}, and must have one for each weight")
-    need_number('min_live', min_live, 0)
-
-def _floors(params, axes, scores, min_live):
-    "The smallest count of each parameter: `min_live` weights an output, or all whose score isn't -inf"
-    outs = [_n_outputs(p.shape, o) for p,o in zip(params, axes or [(0,1,None)]*len(params))]
-    return [min(min_live*o, _n_above(s, -math.inf)) if p.numel() else 0 for p,o,s in zip(params, outs, scores)]
-
-def _n_outputs(shape, axes):
-    "The number of outputs of a parameter, of all experts together"
-    outputs,_,experts = axes
-    if outputs>=len(shape): return math.prod(shape[:1])
-    return shape[outputs]*(1 if experts is None else shape[experts])
-
-# %% ../../nbs/17_masks.distributions.ipynb #0930146f
-def _n_above(s, x): return s.n_above(x) if hasattr(s, 'n_above') else int((s>x).sum())
+def _floor(p, axes, score, min_live):
+    "The smallest count of a parameter: `min_live` weights for each output of each expert, or all whose score isn't -inf"
+    (outputs,_,experts),shape = axes,p.shape
+    n = math.prod(shape[:1]) if outputs>=len(shape) else shape[outputs]*(1 if experts is None else shape[experts])
+    some = score.n_above(-math.inf) if hasattr(score, 'n_above') else int((score>-math.inf).sum())
+    return min(min_live*n, some) if p.numel() else 0
 
 def _top_counts(scores, sizes, budget):
     "How many of the `budget` highest scores are in each parameter; the last one counts in part if the budget isn't whole"
@@ -195,26 +176,21 @@ def _top_counts(scores, sizes, budget):
 
 # %% ../../nbs/17_masks.distributions.ipynb #c0c9b4f3
 def _lifted(scores, sizes, budget, floors, alone):
-    "The counts `alone`, but none below its floor"
-    most = sum(floors)
+    "The counts `alone`, but none below its floor: layers below get it, and the others compete for the rest"
+    most,held,low = sum(floors),set(),set(range_of(sizes))
     if most>=budget: counts = [f*budget/most for f in floors]
-    else: counts = _with_floors(scores, sizes, budget, floors)
+    else:
+        while low:
+            free = [i for i in range_of(sizes) if i not in held]
+            found = _top_counts([scores[i] for i in free], [sizes[i] for i in free], budget-sum(floors[i] for i in held))
+            counts = [floors[i] if i in held else found[free.index(i)] for i in range_of(sizes)]
+            low = {i for i in free if counts[i]<floors[i]}
+            held |= low
     if sum(max(c-a, 0) for c,a in zip(counts, alone))>.01*budget:
         warn("scores alone would leave some layers almost no live weights: "
             "min_live, live weights for each output, decides about more than a hundredth of them; "
             "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
     return counts
-
-# %% ../../nbs/17_masks.distributions.ipynb #b0d56609
-def _with_floors(scores, sizes, budget, floors):
-    "Counts in which layers below their floor get it, and the others compete for the rest"
-    held = set()
-    while True:
-        free = [i for i in range_of(sizes) if i not in held]
-        counts = _top_counts([scores[i] for i in free], [sizes[i] for i in free], budget-sum(floors[i] for i in held))
-        low = {i for i,c in zip(free, counts) if c<floors[i]}
-        if not low: return [floors[i] if i in held else counts[free.index(i)] for i in range_of(sizes)]
-        held |= low
 
 # %% ../../nbs/17_masks.distributions.ipynb #bdfbe89e
 def _balanced_flops(params, model_sparsity, names=None, flops=()):
@@ -243,23 +219,18 @@ def _checked(spec):
     for o in spec if rules is None else [o for _,o in rules]: need_fraction('a given sparsity', o)
     return list(spec) if rules is None else spec if isinstance(spec, dict) else rules
 
-def _found(params, names, spec):
-    "A dict from a parameter's index to the sparsity that `spec` gives it, without those that it doesn't name"
-    in_order = isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec)
-    if in_order: return dict(enumerate(_one_each(spec, params, 'sparsities')))
-    rules = read_rules(spec)
-    taken = assign(rules, _one_each(names, params, 'names'), params, what='given sparsity')
-    return {i: rules[k][1] for i,k in enumerate(taken) if k is not None}
-
 def _given(params, model_sparsity, names=None, spec=(), rest=None, **kwargs):
-    found = _found(params, names, spec)
+    if isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec): found = dict(enumerate(_one_each(spec, params, 'sparsities')))
+    else:
+        rules = read_rules(spec)
+        taken = assign(rules, _one_each(names, params, 'names'), params, what='given sparsity')
+        found = {i: rules[k][1] for i,k in enumerate(taken) if k is not None}
     if rest is not None: return _with_rest(params, model_sparsity, found, rest, names, **kwargs)
     if missing := [i for i in range_of(params) if i not in found]:
         raise ValueError(f"no sparsity is given for {names[missing[0]]}: add it, 0 for dense, '*' for all others, "
             "or rest= for a distribution that shares what is left")
     return [found[i] for i in range_of(params)]
 
-# %% ../../nbs/17_masks.distributions.ipynb #639894fc
 def _given_by_score(params, model_sparsity, scores=None, **kwargs): return _given(params, model_sparsity, scores=scores, **kwargs)
 
 # %% ../../nbs/17_masks.distributions.ipynb #72296831
@@ -302,16 +273,13 @@ def proportional_sparsity(
 register_part('distribution', proportional_sparsity)
 
 # %% ../../nbs/17_masks.distributions.ipynb #1ce14032
-def _fraction(cell, head):
-    "The number in `cell`, in a column under `head`"
-    return float(cell.strip().rstrip('%'))/(100 if '%' in cell+head else 1)
-
 def _read_csv(text, column):
     head,*rows = [o for o in csv.reader(text.splitlines()) if o]
     at = _column(head, rows, column)
     above = list(accumulate(head, lambda a,b: b or a))[at]  # an empty heading repeats the one before
+    fraction = lambda cell: float(cell.strip().rstrip('%'))/(100 if '%' in cell+above else 1)
     rows = [o for o in rows if re.match(r'Layer \d+ - ', o[0])] or rows
-    res = {re.sub(r'^Layer \d+ - ', '', o[0]): _fraction(o[at], above) for o in rows}
+    res = {re.sub(r'^Layer \d+ - ', '', o[0]): fraction(o[at]) for o in rows}
     if len(res)<len(rows): raise ValueError("the file names a layer twice: every row must have a name of its own")
     return list(res.values()) if list(res)==[str(i+1) for i in range_of(rows)] else res
 

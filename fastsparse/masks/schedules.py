@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['update_due', 'cosine_drop', 'Interval', 'Time', 'steps', 'samples', 'epochs', 'as_time', 'in_steps', 'check_order',
-           'Timed', 'first_step', 'n_periods', 'around', 'around_each', 'between', 'Schedule', 'CubicSchedule',
-           'ConstantSchedule', 'PiecewiseSchedule', 'CyclingSchedule', 'SquareSchedule', 'FunctionSchedule',
-           'PositionSchedule', 'schedule_kinds', 'make_schedule', 'min_max_end', 'fraction_at', 'UpdateSchedule',
-           'FreqSchedule', 'ListSchedule', 'FunctionUpdateSchedule', 'make_update_schedule', 'update_steps',
-           'cubic_path', 'soft_bound_path', 'acdc_path', 'dsd_path']
+           'Timed', 'first_step', 'between', 'Schedule', 'CubicSchedule', 'ConstantSchedule', 'PiecewiseSchedule',
+           'CyclingSchedule', 'SquareSchedule', 'FunctionSchedule', 'PositionSchedule', 'schedule_kinds',
+           'make_schedule', 'min_max_end', 'fraction_at', 'UpdateSchedule', 'FreqSchedule', 'ListSchedule',
+           'FunctionUpdateSchedule', 'make_update_schedule', 'update_steps', 'cubic_path', 'soft_bound_path',
+           'acdc_path', 'dsd_path']
 
 # %% ../../nbs/12_masks.schedules.ipynb #d57c6399
 import inspect,math
@@ -16,6 +16,7 @@ from dataclasses import dataclass,fields,replace
 from fastcore.basics import *
 from functools import partial
 from ..core.checks import need_choice,need_number
+from ..core.registry import wants
 from numbers import Integral,Real
 
 # %% ../../nbs/12_masks.schedules.ipynb #80b2a144
@@ -61,8 +62,6 @@ class Interval(int):
     def __repr__(self): return f'Interval({int(self)})'
 
 # %% ../../nbs/12_masks.schedules.ipynb #46cdcaca
-def _tidy(x): return int(x) if float(x).is_integer() else float(x)
-
 class Time(float):
     "An amount of time, 0 or more, in the unit that its class names"
     def __new__(cls, x):
@@ -72,8 +71,9 @@ class Time(float):
     def __eq__(self, o): return type(self) is type(o) and float(self)==float(o)
     def __ne__(self, o): return not self==o
     def __hash__(self): return hash((type(self).__name__, float(self)))
-    def __repr__(self): return f'{type(self).__name__}({_tidy(self)})'
+    def __repr__(self): return f'{type(self).__name__}({int(self) if self.is_integer() else float(self)})'
 
+# %% ../../nbs/12_masks.schedules.ipynb #b780b630
 class steps(Time): "A number of steps that need not be whole"
 class samples(Time): "As many steps as see this number of samples"
 class epochs(Time): "A number of passes over the training set"
@@ -93,7 +93,9 @@ def as_time(
     if isinstance(x, Real) and not isinstance(x, Integral) and 0<=x<=1: return float(x)
     raise ValueError(f"{name} is {x!r}, and must be a time: an int of steps, a float in [0,1] of the run, samples(n) or epochs(n)")
 
+# %% ../../nbs/12_masks.schedules.ipynb #da89d45a
 def _is_bound(t): return t is None or isinstance(t, (int,steps))
+
 def _unbound(t, name):
     need = _needs[type(t)]
     return ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, or call bind({need}=...) first")
@@ -166,14 +168,6 @@ class Timed:
 
 # %% ../../nbs/12_masks.schedules.ipynb #5da96a1f
 def first_step(t): return math.ceil(t-1e-6)
-def n_periods(step, start, period): return math.floor((step-start+1e-6)/period)
-def around(t): return [math.floor(t)+i for i in (-1,0,1)]
-
-def around_each(start, period, begin, end):
-    "The steps around `start` and every `period` after it, from `begin` to `end`"
-    if period<=1: return [*range(begin, end+1)]
-    ks = range(max(math.floor((begin-start)/period), 0), math.ceil((end-start)/period)+1)
-    return [t for k in ks for t in around(start+k*period)]
 
 def between(a, b, r):
     "Interpolate from `a` at `r=0` to `b` at `r=1`, exact at both ends and never beyond them"
@@ -244,7 +238,7 @@ class PiecewiseSchedule(Schedule):
                 "and needs one value more than times")
 
     def at(self, step, n_updates): return self.values[sum(step>=first_step(t) for t in self.times)]
-    def turns(self, begin, end): return [t for o in self.times for t in around(o)]
+    def turns(self, begin, end): return [first_step(t) for t in self.times]
 
 @dataclass(frozen=True)
 class CyclingSchedule(Schedule):
@@ -264,29 +258,26 @@ class SquareSchedule(Schedule):
     start:Time=0 # When the first phase begins
     def at(self, step, n_updates):
         if step>=first_step(self.stop): return self.end
-        k,n_whole = n_periods(step, self.start, self.phase),n_periods(self.stop, self.start, 2*self.phase)
+        k,n_whole = [math.floor((t-self.start+1e-6)/length) for t,length in ((step,self.phase),(self.stop,2*self.phase))]
         return self.end if 0<=k<2*n_whole and k%2==0 else self.init
 
-    def turns(self, begin, end): return around_each(self.start, self.phase, begin, end)+around(self.stop)
-
 # %% ../../nbs/12_masks.schedules.ipynb #1f36f8e6
-def _signature(f):
-    try: return inspect.signature(f)
-    except ValueError: return inspect.signature(lambda step: None)  # functions written in C may have none
+def _called_with(f):
+    "What a function is called with: 'step', 'both', or n_updates by name"
+    if wants(f, 'n_updates'): return 'named'
+    try: inspect.signature(f).bind(0)
+    except TypeError: return 'both'
+    except ValueError: pass  # functions written in C may have no signature
+    return 'step'
 
-def _takes(sig, *args):
-    try: sig.bind(*args)
-    except TypeError: return False
-    return True
-
+# %% ../../nbs/12_masks.schedules.ipynb #8f018435
 @dataclass(frozen=True)
 class FunctionSchedule(Schedule):
     "The value of a function of the step"
     f:object # A function of `(step)` or of `(step, n_updates)`
     def __post_init__(self):
         super().__post_init__()
-        sig = _signature(self.f)
-        object.__setattr__(self, '_call', 'named' if 'n_updates' in sig.parameters else 'step' if _takes(sig, 0) else 'both')
+        object.__setattr__(self, '_call', _called_with(self.f))
 
     def at(self, step, n_updates):
         if self._call=='named': return self.f(step, n_updates=n_updates)
@@ -320,7 +311,7 @@ def make_schedule(
         need_choice('type', kind, kinds)
         return kinds[kind](**args)
     if callable(spec) and not isinstance(spec, (type,Timed)):
-        return PositionSchedule(spec) if first(_signature(spec).parameters)=='pos' else FunctionSchedule(spec)
+        return PositionSchedule(spec) if wants(spec, 'pos') else FunctionSchedule(spec)
     raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, a schedule, "
         "or a dict with its type")
 
@@ -396,8 +387,7 @@ def make_update_schedule(
     if isinstance(spec, dict): return FreqSchedule(**spec)
     if callable(spec) and not isinstance(spec, (type,Timed)): return FunctionUpdateSchedule(spec)
     raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, "
-        "a function of the step, "
-        "or a dict with some of freq, start and stop")
+        "a function of the step, or a dict with some of freq, start and stop")
 
 def update_steps(
     updates:UpdateSchedule, # With times in steps
@@ -406,7 +396,7 @@ def update_steps(
     "All steps before `n_steps` at which there is an update"
     return [t for t in range(n_steps) if updates(t)]
 
-# %% ../../nbs/12_masks.schedules.ipynb #7718101e
+# %% ../../nbs/12_masks.schedules.ipynb #eee263d8
 def _cubic(sparsity, stop, init, start, power): return CubicSchedule(init, sparsity, stop, start, power)
 
 def cubic_path(
@@ -419,6 +409,7 @@ def cubic_path(
     path = partial(_cubic, init=init, start=start, power=power)
     return path if stop is None else partial(path, stop=stop)
 
+# %% ../../nbs/12_masks.schedules.ipynb #7718101e
 def _soft_bound(sparsity, extra, stop): return PiecewiseSchedule((*(max(1-(1-sparsity)*(1+o), 0.) for o in extra), sparsity), stop)
 
 def soft_bound_path(

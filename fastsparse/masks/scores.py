@@ -13,7 +13,7 @@ import math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
-from ..core.optimizers import opt_state
+from ..core.optimizers import group_of,opt_state
 from ..core.registry import call_with,declares,get_part,same_needs
 from .selection import count_live,live_places
 from .schedules import ConstantSchedule,make_schedule
@@ -86,8 +86,7 @@ def gradient_momentum(
         raise ValueError(f"the optimizer keeps no average of `{name}`'s gradients, which `gradient_momentum` reads: "
             "set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam")
     if sqr is None: return avg.abs()
-    group = next(o for o in opt.param_groups if any(q is p for q in o['params']))
-    return avg.abs()/(sqr.sqrt()+group.get('eps', 1e-8))
+    return avg.abs()/(sqr.sqrt()+group_of(opt, p).get('eps', 1e-8))
 
 # %% ../../nbs/16_masks.scores.ipynb #16937ebb
 @declares(reads_grad=True, elementwise=True)
@@ -277,12 +276,6 @@ class Sampled(BasicRepr):
         return torch.where(score<=0, luck-luck.min(), value)
 
 # %% ../../nbs/16_masks.scores.ipynb #f05834a0
-def _half_ch2(a):
-    "The sum over the outputs on paths of three links; `a` is the matrix of links, outputs first"
-    common = a@a.T
-    outside = (a.sum(1)-common).clamp(min=1)
-    return ((common+1)/outside*(common>0))@a
-
 @declares()
 def ch2_l3_score(
     p:torch.Tensor, # Parameter, outputs first
@@ -290,8 +283,11 @@ def ch2_l3_score(
     **kwargs
 ) -> torch.Tensor: # CH2-L3 score, 0 where there is no path of three links
     "How strongly paths of three links suggest each missing link (arXiv:2501.19107)"
+    def half(a):  # over the outputs on paths; `a` is the matrix of links, outputs first
+        common = a@a.T
+        return ((common+1)/(a.sum(1)-common).clamp(min=1)*(common>0))@a
     a = mask.reshape(len(mask), -1).double()
-    return (_half_ch2(a)+_half_ch2(a.T).T).reshape(mask.shape)
+    return (half(a)+half(a.T).T).reshape(mask.shape)
 
 # %% ../../nbs/16_masks.scores.ipynb #d087d78d
 @declares('redistribution', dense_history=True)
@@ -314,7 +310,6 @@ def nonzero_redistribution(
     "A layer's share of the weights to regrow: its number of live weights"
     return float(mask.count_nonzero())
 
-# %% ../../nbs/16_masks.scores.ipynb #9daad5eb
 @declares('redistribution', reads_grad=True)
 def gradient_redistribution(
     p:torch.Tensor, # Parameter with a gradient

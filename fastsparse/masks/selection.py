@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['n_live', 'floor_product', 'sparse_mask', 'sparse_mask_like', 'local_part', 'count_live', 'mask_from_tensor',
-           'sparsity_from_tensor', 'maybe_float', 'live_places', 'highest', 'lowest', 'top_k_mask', 'put_',
-           'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
+           'sparsity_from_tensor', 'maybe_float', 'live_places', 'highest', 'lowest', 'top_k_mask', 'highest_in_rows',
+           'put_', 'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
 
 # %% ../../nbs/10_masks.selection.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
@@ -189,6 +189,21 @@ def top_k_mask(
     need_number('n_keep', n_keep, 0, t.numel(), whole=True)
     everywhere = torch.ones(t.shape, dtype=torch.bool, device=t.device)
     return put_(torch.zeros_like(everywhere), highest(t, n_keep, everywhere), True)
+
+# %% ../../nbs/10_masks.selection.ipynb #614afc2a
+def highest_in_rows(
+    score:torch.Tensor, # Scores, two dimensions
+    k, # How many to choose in each row: a number, or a column of numbers
+    among:torch.Tensor, # Bool tensor of `score`'s shape: the places to choose from
+) -> torch.Tensor: # Bool tensor of `score`'s shape
+    "The mask of the `k` highest scores of `among` in each row, or of all if there are fewer"
+    if len(score)==1:
+        n = max(0, min(int(k), count_live(among)))
+        return put_(torch.zeros_like(among), highest(score, n, among), True)
+    s = score.float() if score.dtype in (torch.half, torch.bfloat16) else score
+    order = (-s if s.is_floating_point() else ~s).sort(dim=1, stable=True).indices
+    there = among.gather(1, order)
+    return torch.zeros_like(among).scatter_(1, order, there & (there.cumsum(1)<=k))
 
 # %% ../../nbs/10_masks.selection.ipynb #a8f12902
 def put_(

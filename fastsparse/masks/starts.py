@@ -10,11 +10,11 @@ import numpy as np,os,torch
 from fastcore.foundation import L
 from ..core.registry import same_needs
 from .selection import count_live
-from .structures import as_structure,Block,Permuted
+from .structures import as_structure,Permuted
 from fractions import Fraction
 from torch import nn
 
-# %% ../../nbs/15_masks.starts.ipynb #2e3a375e
+# %% ../../nbs/15_masks.starts.ipynb #9e47dd78
 def _diagonals(rows, cols, n):
     "Integer scores whose `n` highest are evenly spaced, shifted by one column in each row"
     total = rows*cols
@@ -31,15 +31,7 @@ def _move_rows(m):
         m[a,cols],m[b,cols] = False,True
         live[a],live[b] = live[a]-len(cols),live[b]+len(cols)
 
-def _even(m):
-    "The mask `m` of two dimensions with rows and columns that differ by at most one"
-    new = m.numpy().copy()
-    if new.size:
-        _move_rows(new)
-        _move_rows(new.T)
-    return torch.from_numpy(new)
-
-# %% ../../nbs/15_masks.starts.ipynb #6c67ae3a
+# %% ../../nbs/15_masks.starts.ipynb #93c5290c
 def checkerboard(
     p:torch.Tensor, # Parameter of any shape; its first axis counts rows
     n:int, # Number of live weights, a legal one
@@ -48,22 +40,25 @@ def checkerboard(
 ) -> torch.Tensor: # Bool tensor of `p`'s shape
     "A mask of evenly spaced live weights; a function for `mask_init=`"
     s,shape = as_structure(structure),tuple(p.shape)
-    if n in (0, p.numel()): return s.top(torch.zeros(shape, device='cpu'), n).to(p.device)
+    if n in (0, p.numel()): return torch.full(shape, n>0, device=p.device)
     if isinstance(s, Permuted): return s.unpermute(checkerboard(s.permute(p), n, s.seen(shape)[0]), shape)
-    if isinstance(s, Block) and s.ragged(shape):
+    if (parts := s.parts(shape, s.units_per_group(shape, n)))[0].block is not s:
         mask = torch.zeros(shape, dtype=torch.bool, device=p.device)
-        for o in s.parts(shape, s.units_per_group(shape, n)): mask[o.at] = checkerboard(p[o.at], o.live*o.entries, o.block)
+        for o in parts: mask[o.at] = checkerboard(p[o.at], o.live*o.entries, o.block)
         return mask
     sizes,order,(G,U,E) = s.layout(shape)
     rows = sizes[order[0]] if E>1 else shape[0] if len(shape)>1 else 1
     grid = _diagonals(rows, p.numel()//E//rows, n//E)
     whole = lambda x: s.join(x.reshape(G, U), shape) if E>1 else x.reshape(shape)
     mask = s.top(whole(grid), n)
-    even = whole(_even((s.split(mask).any(-1) if E>1 else mask).reshape(grid.shape)))
+    even = (s.split(mask).any(-1) if E>1 else mask).reshape(grid.shape).numpy().copy()
+    for m in (even, even.T): _move_rows(m)
+    even = whole(torch.from_numpy(even))
     return (even if s.legal(even) else mask).to(p.device)
 
 # %% ../../nbs/15_masks.starts.ipynb #7d73c819
-_saved = [L, np.dtype, np.float64(1).__reduce__()[0], *[getattr(np.dtypes, o) for o in np.dtypes.__all__]]  # what fastai's optimizers save
+# What fastai's optimizers save
+_saved = [L, np.dtype, np.float64(1).__reduce__()[0], *[getattr(np.dtypes, o) for o in np.dtypes.__all__]]
 
 def _masks_in(source):
     "The masks of a model, learner, state dict or file, by parameter"

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LiveLayer', 'LiveLinear', 'LiveProjection', 'LiveConv1d', 'LiveConv2d', 'LiveConv3d', 'LiveSequential',
-           'LiveAttention', 'store_dense', 'swappable', 'SparseCompute', 'sparse_compute', 'follow_rule', 'check_live']
+           'LiveAttention', 'live_weights', 'store_dense', 'swappable', 'SparseCompute', 'sparse_compute',
+           'follow_rule', 'check_live']
 
 # %% ../../nbs/45_model.live_layers.ipynb #8d51de07
 import pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F
@@ -12,13 +13,14 @@ from collections import Counter
 from collections.abc import Mapping
 from fastcore.basics import *
 from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
-from ..weights.live import change_state,check_elementwise,LiveWeight,remove_state_hooks,replaced_text,resize,traced_text
+from ..weights.live import check_elementwise,Live,store_live,store_masked,traced_text
 from ..kernels.ops import Attends
 from .plan import measure,why_masked
 from ..kernels.timing import fresh
 from ..core.checks import need_batch
 from ..core.registry import needs_of
-from ..weights.weight import DenseMask,handler_of,has_own_hooks,masked_params,root_hooks,set_handler
+from ..weights.weight import Masked
+from ..weights.find import masked_params
 from .sparsify import module_of
 from torch import nn
 from torch.nn.modules import module
@@ -28,34 +30,41 @@ from torch.nn.parallel import DistributedDataParallel
 
 # %% ../../nbs/45_model.live_layers.ipynb #86c23d65
 class LiveLayer:
-    "Base of layers that store some weights as live values; `_live` holds a handler for each"
-    def handler_for(self, attr): return self._live.get(attr) or DenseMask(self, attr)
-    def forward(self, input): return self._live['weight'].product(input, self.bias)
+    "Base of layers that store some weights as live values; a copy or a pickle of one is an ordinary layer"
+    def forward(self, input): return self._weights['weight'].product(input, self.bias)
 
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        for g in self._live.values(): g.check()
+    def __reduce_ex__(self, protocol): return object.__new__,(_dense_types[type(self)],),super().__reduce_ex__(protocol)[2]
 
-    def __delattr__(self, name):
-        if name in vars(self).get('_live', ()): raise RuntimeError(replaced_text)
-        super().__delattr__(name)
+    def _apply(self, f, recurse=True):
+        order,ws = list(self._parameters),live_weights(self)
+        own = {w.attr:self._parameters.pop(w.attr) for w in ws}
+        super()._apply(f, recurse)
+        own |= self._parameters
+        for k in order: self._parameters[k] = own[k] if k not in self._parameters else self._parameters.pop(k)
+        for w in ws: w.apply(f)
+        return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for attr,g in self._live.items():
-            g.check()
-            destination[prefix+attr] = g.to_dense(g.values)
+        if keep_vars: return
+        for w in live_weights(self):
+            w.check()
+            destination[prefix+w.attr] = w.lend()
 
-    def _load_from_state_dict(self, state, prefix, local_metadata, strict, missing, unexpected, errors):
-        if self._live and local_metadata.get('assign_to_params_buffers'):
+    def _load_from_state_dict(self, state, prefix, local_metadata, *args):
+        ws = live_weights(self)
+        if ws and local_metadata.get('assign_to_params_buffers'):
             raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: "
                 "pass assign=False, or call remove() of the report of sparse_compute first")
-        live = {prefix+attr:g.load(prefix+attr, state, errors) for attr,g in self._live.items() if prefix+attr in state}
-        super()._load_from_state_dict({**state, **live}, prefix, local_metadata, strict, missing, unexpected, errors)
+        for w in ws:  # before values are taken at its places
+            mask = state.get(f'{prefix}{w.attr}_mask')
+            if mask is not None and mask.shape==w.shape: w.mask.copy_(mask)
+            w.check()
+        super()._load_from_state_dict(state, prefix, local_metadata, *args)
 
 class LiveLinear(LiveLayer, nn.Linear):
     "A linear layer on live weights"
-    def with_relu(self, input): return self._live['weight'].product(input, self.bias, relu=True)
+    def with_relu(self, input): return self._weights['weight'].product(input, self.bias, relu=True)
 
 class LiveProjection(LiveLayer, NonDynamicallyQuantizableLinear): "The last layer of attention on live weights"
 class LiveConv1d(LiveLayer, nn.Conv1d): "A convolution of one dimension on live weights"
@@ -74,6 +83,8 @@ def _merges(m, after):
 
 class LiveSequential(nn.Sequential):
     "Layers in a row, some on live weights"
+    def __reduce_ex__(self, protocol): return object.__new__,(nn.Sequential,),super().__reduce_ex__(protocol)[2]
+
     def forward(self, input):
         layers = list(self)
         while layers:
@@ -90,15 +101,16 @@ class LiveAttention(Attends, LiveLayer, nn.MultiheadAttention):
         return super().forward(query, *args, **kwargs)
 
     def _product(self, attr, x, bias):
-        g = self._live.get(attr)
-        return F.linear(x, getattr(self, attr), bias) if g is None else g.product(x, bias)
+        w = self._weights.get(attr)
+        return w.product(x, bias) if isinstance(w, Live) else F.linear(x, getattr(self, attr), bias)
 
     def projected(self, q, k, v):
         bias = self.in_proj_bias
         if self._qkv_same_embed_dim and q is k is v: return self._product('in_proj_weight', q, bias).chunk(3, -1)
         biases = [None]*3 if bias is None else bias.chunk(3)
         if not self._qkv_same_embed_dim: return [self._product(f'{o}_proj_weight', x, b) for o,x,b in zip('qkv', (q,k,v), biases)]
-        w = self._live['in_proj_weight'].dense_weight() if 'in_proj_weight' in self._live else self.in_proj_weight
+        w = self._weights.get('in_proj_weight')
+        w = w.dense_weight() if isinstance(w, Live) else self.in_proj_weight
         return [F.linear(x, o, b) for x,o,b in zip((q,k,v), w.chunk(3), biases)]
 
 # %% ../../nbs/45_model.live_layers.ipynb #112f90da
@@ -107,82 +119,37 @@ _live_types = {nn.Linear:LiveLinear, NonDynamicallyQuantizableLinear:LiveProject
 _dense_types = {v:k for k,v in _live_types.items()}
 _fused_paths = [(nn.TransformerEncoderLayer, 'activation_relu_or_gelu', 0), (nn.TransformerEncoder, 'use_nested_tensor', False)]
 
-def _has_live(m): return bool(vars(m).get('_live'))
+def live_weights(
+    m:nn.Module, # A layer
+) -> list: # `Live`s
+    "The weights of the layer `m` that are stored as live values"
+    return [w for w in vars(m).get('_weights', {}).values() if isinstance(w, Live)]
 
 def _set_class(m, live):
     "Give the layer `m` its live class, or take it away"
-    if live==isinstance(m, LiveLayer): return
-    m.__class__ = (_live_types if live else _dense_types)[type(m)]
-    if live: vars(m)['_live'] = {}
-    else: del vars(m)['_live']
+    if live!=isinstance(m, LiveLayer): m.__class__ = (_live_types if live else _dense_types)[type(m)]
 
 def _sync_classes(model):
     "Give each module of `model` the class and the settings that fit its live weights"
     for m in model.modules():
-        if type(m) in (nn.Sequential,LiveSequential): m.__class__ = LiveSequential if any(map(_has_live, m)) else nn.Sequential
+        if type(m) in (nn.Sequential,LiveSequential): m.__class__ = LiveSequential if any(map(live_weights, m)) else nn.Sequential
         if type(m) in _live_types or isinstance(m, LiveLayer):
-            _set_class(m, _has_live(m) or isinstance(m, nn.MultiheadAttention) and _has_live(m.out_proj))
+            _set_class(m, bool(live_weights(m) or isinstance(m, nn.MultiheadAttention) and live_weights(m.out_proj)))
         for kind,name,value in _fused_paths:
             if not isinstance(m, kind): continue
-            saved,live = vars(m).setdefault('_fused_path', {}),any(map(_has_live, m.modules()))
+            saved,live = vars(m).setdefault('_fused_path', {}),any(map(live_weights, m.modules()))
             if live and name not in saved: saved[name],_ = getattr(m, name, value),setattr(m, name, value)
             elif not live and name in saved: setattr(m, name, saved.pop(name))
             if not saved: del m._fused_path
 
 # %% ../../nbs/45_model.live_layers.ipynb #ab6bf0f9
-def _reattach(model):
-    "Re-attach mask enforcement after layers of `model` were swapped, also where it is enforced for a larger model"
-    modules = set(model.modules())
-    for e in list(root_hooks):
-        if any(g.module in modules for g in e.handlers) and (root := e.root()) is not None: e.attach(root)
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _store_live(o, opts):
-    "Swap the dense parameter of `o` for its live values"
-    was,grad = handler_of(o.p),dict(grad=o.p.grad)
-    if was:
-        grad = was.grad_state()
-        was.remove()
-    handler,p = LiveWeight(o.module, o.attr),o.p
-    def pick(t): return handler.to_live(t.detach())
-    change_state(opts, p, pick)
-    resize(p, pick(p), None)
-    _set_class(o.module, True)
-    o.module._live[o.attr] = handler
-    handler.check()
-    if grad['grad'] is not None: handler.load_grad_state(grad)
-    for opt in opts: handler.register_optimizer(opt)
-    handler.keep_dense_grad = was.keep_dense_grad if was else False
-    return handler
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _store_dense(handler):
-    "Swap back; a dense parameter that was put in its place stays"
-    v,module,attr,opts = handler.values,handler.module,handler.attr,list(handler.opts)
-    if v.shape!=handler.shape:
-        handler.check()
-        change_state(opts, v, handler.to_dense)
-        resize(v, handler.to_dense(v), handler.whole_grad().data if handler.has_grad else None)  # no view: optimizers detach it in place
-    if handler.handle is not None: handler.handle.remove()
-    del module._live[attr]
-    set_handler(v)
-    for opt in opts: remove_state_hooks(opt)
-    new = DenseMask(module, attr)
-    new.keep_dense_grad = handler.keep_dense_grad
-    if v.grad is not None: new.load_grad_state(dict(grad=v.grad))
-    return new
-
 def store_dense(
     model:nn.Module, # Any module
-    handlers:list=None, # `LiveWeight`s of its parameters, all by default
+    ws:list=None, # `Live` weights of it, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
-    if handlers is None: handlers = [g for m in model.modules() if isinstance(m, LiveLayer) for g in m._live.values()]
-    new = [_store_dense(g) for g in handlers]  # alive until the model holds them
+    for w in ifnone(ws, [w for m in model.modules() for w in live_weights(m)]): store_masked(w, Masked(w.module, w.attr))
     _sync_classes(model)
-    _reattach(model)
 
 # %% ../../nbs/45_model.live_layers.ipynb #b242b82e
 def _why_no_layer(m):
@@ -204,7 +171,7 @@ def swappable(
     attention_of = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     def why(o):
         if counts[id(o.p)]>1: return 'shared with another layer'
-        if has_own_hooks(o.p, handler_of(o.p)): return 'hooks on it see a dense gradient'
+        if len(o.p._backward_hooks or ())+len(o.p._post_accumulate_grad_hooks or ())>len(o.handles): return 'it has hooks of its own'
         if o.learned: return 'its mask is learned'
         return _why_no_layer(o.module) or (_why_no_layer(attention_of[o.module]) if o.module in attention_of else '')
     return {o.name:why(o) for o in masked_params(model)}
@@ -212,33 +179,33 @@ def swappable(
 # %% ../../nbs/45_model.live_layers.ipynb #fed3ca8c
 class SparseCompute:
     "The choice of `sparse_compute`: `plan` (name → 'rows' or 'dense'), `ratios` (name → speed-up), `df` (table); `remove()` undoes it"
-    def __init__(self, model, handlers, plan, ratios, notes):
-        store_attr('model,handlers,plan,ratios,notes')
+    def __init__(self, model, weights, plan, ratios, notes):
+        store_attr('model,weights,plan,ratios,notes')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
         self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=float('nan'), note=why) for n,why in notes.items()])
-        for n,g in handlers.items(): g.summary_note = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
+        for n,w in weights.items(): w.summary_note = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
-        store_dense(self.model, [g for g in self.handlers.values() if vars(g.module).get('_live', {}).get(g.attr) is g])
-        self.handlers = {}
+        store_dense(self.model, [w for w in self.weights.values() if vars(w.module).get('_weights', {}).get(w.attr) is w])
+        self.weights = {}
 
 def _check_model(model, entries):
     if not entries: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
-    if any(map(_has_live, model.modules())):
+    if any(map(live_weights, model.modules())):
         raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
     if isinstance(model, DistributedDataParallel):
         raise ValueError("the model is wrapped for data parallel training, which has its parameters already: "
             "call sparse_compute before, or pass the callback a plan from one process")
-    for o in entries:
-        if g := handler_of(o.p): _refuse_history(dense_history=g.dense_history, around=g.around)
+    _refuse_history(any(o.dense_history for o in entries))
 
-def _refuse_history(**settings):
+def _refuse_history(wanted):
     "Raise a `ValueError` if an engine needs the optimizer state of dead weights"
-    for name,wanted in settings.items(): getattr(LiveWeight, name).fset(None, wanted)
+    if wanted: raise ValueError("gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights, "
+        "and sparse compute keeps nothing of them: take another, or call remove() of the report of sparse_compute, or store_dense(model)")
 
 def _check_plan(plan, names, notes):
     if not isinstance(plan, dict):
@@ -250,17 +217,17 @@ def _check_plan(plan, names, notes):
         if route not in ('rows','dense'): raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows' or 'dense'")
 
 @torch.inference_mode(False)
-def _measured(model, handlers, xb):
-    "The plan and the speed-ups of all ranks; layers that stay dense leave `handlers`"
+def _measured(model, ws, xb):
+    "The plan and the speed-ups of all ranks; layers that stay dense leave `ws`"
     shared,box = dist.is_available() and dist.is_initialized(),[None]
     try:
-        if not shared or dist.get_rank()==0: box = [measure(model, handlers, fresh(xb))]
+        if not shared or dist.get_rank()==0: box = [measure(model, ws, fresh(xb))]
         if shared: dist.broadcast_object_list(box, src=0)
     except BaseException:
-        store_dense(model, handlers.values())
+        store_dense(model, ws.values())
         raise
     plan = box[0][0]
-    store_dense(model, [handlers.pop(n) for n in list(handlers) if plan[n]=='dense'])
+    store_dense(model, [ws.pop(n) for n in list(ws) if plan[n]=='dense'])
     return box[0]
 
 # %% ../../nbs/45_model.live_layers.ipynb #e04a7a37
@@ -280,9 +247,15 @@ def sparse_compute(
     if plan is not None: _check_plan(plan, names, notes)
     if plan is None or any(o is not None for o in xb): need_batch(xb)
     opts = [] if opt is None else [opt]
-    chosen = {o.name:_store_live(o, opts) for o in entries if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense')}
+    chosen = {}
+    try:
+        for o in entries:
+            o.check()
+            if o.name in names and (plan is None or plan.get(o.name, 'dense')!='dense'): chosen[o.name] = store_live(o, opts)
+    except ValueError:
+        store_dense(model, chosen.values())
+        raise
     _sync_classes(model)
-    _reattach(model)
     plan,ratios = _measured(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
     return SparseCompute(model, chosen, plan, ratios, notes)
 
@@ -318,7 +291,7 @@ def check_live(
     of_rules = [o[1] for o in listify(settings.get('rules')) if isinstance(o, (list,tuple)) and isinstance(o[-1], dict)]
     methods = [{**settings, **o} for o in of_rules] or [settings]
     parts = [needs_of(f) for o in methods for f in o.values()]
-    _refuse_history(dense_history=any(o.dense_history for o in parts), around=any(o.around_step for o in parts))
+    _refuse_history(any(o.dense_history for o in parts))
     if all(o.get('grow_state_f') for o in methods):
         raise ValueError("grow_state_f writes an optimizer's state of every weight, and sparse compute keeps none of dead ones: "
             "pass grow_state_f=None, or sparse_compute=False")

@@ -12,7 +12,6 @@ from ..kernels.timing import speedup
 from ..core.progress import with_bar
 from ..core.checks import pip_install
 from ..masks.selection import count_live
-from ..weights.weight import ParamRef
 from .running import call_model,evaluating
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/44_model.plan.ipynb #a97717db
 def why_masked(
-    o:ParamRef, # A parameter with a mask
+    o, # A `Weight`
     batch:int, # Samples of a batch
 ) -> str: # Empty if live weights are faster
     "Why the fixed rule keeps a weight dense under its mask"
@@ -46,7 +45,7 @@ def _layer_speedup(handler, call, inputs):
     "How many times as fast as dense is this call of a layer, forward and backward?"
     x,bias = call
     leaf = x.untyped_storage().data_ptr() in inputs
-    w,v = handler.to_dense(handler.values).requires_grad_(),handler.values.detach().clone().requires_grad_()
+    w,v = handler.whole().requires_grad_(),handler.values.detach().clone().requires_grad_()
     b = None if bias is None else bias.detach().clone().requires_grad_()
     def step(f, t):
         like = torch.randn_like(x).requires_grad_(not leaf)
@@ -56,7 +55,7 @@ def _layer_speedup(handler, call, inputs):
 
 def measure(
     model:nn.Module, # A model whose layers are live
-    handlers:dict, # Parameter → its `LiveWeight`
+    handlers:dict, # Parameter → its `Live`
     xb, # Inputs of the model, a tuple or a dict
 ) -> tuple: # A plan, and the speed-up by parameter, of layers that the forward uses
     "Measure which live weights are faster than dense ones in `model`"

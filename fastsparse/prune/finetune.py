@@ -11,7 +11,7 @@ from fastcore.basics import *
 from ..core.checks import need_fraction
 from ..core.files import as_path,read_tensors,reading,whole_file
 from ..core.patterns import need_named
-from ..weights.weight import apply_masks
+from ..weights.find import apply_masks
 from ..save.restore import need_same_tensors
 from ..model.running import call_model,evaluating
 from ..model.sparsify import candidates,module_of,need_masks,sparsify_model
@@ -43,7 +43,6 @@ def _outputs(model, xb):
     out = getattr(out, 'logits', out)
     return out if isinstance(out, torch.Tensor) else first(out)
 
-# %% ../../nbs/79_prune.finetune.ipynb #149b8b68
 def merge_sparse(
     model, # A peft model whose base has masks, from `keep_zeros` or `sparsify_model`
     xb=None, # A batch to measure the error on: a tensor, a tuple or a dict of arguments; None skips it
@@ -63,15 +62,6 @@ def _fingerprint(state):
     total = sum(float(v.double().nan_to_num(0, 0, 0).sum()) for v in state.values() if torch.is_tensor(v) and v.is_floating_point())
     return [len(state), total]
 
-def _difference(new, old, mask):
-    "Indices where `new` differs from `old`, among live weights only if there is a mask (None if all differ), and the values there"
-    live = slice(None) if mask is None else mask.reshape(-1)
-    a,b = new.reshape(-1)[live],old.reshape(-1)[live]
-    places = (a!=b).nonzero().squeeze(1)
-    kind = torch.int32 if len(a)>=2**15 else torch.int16
-    return None if len(places)==len(a) else places.to(kind),a[places].clone()
-
-# %% ../../nbs/79_prune.finetune.ipynb #05f9fa5e
 def save_delta(
     model, # The fine-tuned module or `Learner`
     base:dict, # `state_dict()` of the model before fine-tuning
@@ -82,22 +72,16 @@ def save_delta(
     need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():
         mask = state.get(f'{k}_mask')
-        if mask is not None and not torch.equal(mask, base[f'{k}_mask'].to(mask.device)):
+        if mask is not None and not torch.equal(mask.cpu(), base[f'{k}_mask'].cpu()):
             raise ValueError(f"the mask of {k} has changed since base, and save_delta needs equal masks: fine-tune with fixed masks")
-        if not torch.equal(v, base[k].to(v.device)): delta[k] = _difference(v.cpu(), base[k].cpu(), None if mask is None else mask.cpu())
+        a,b = [t.cpu().reshape(-1) if mask is None else t.cpu()[mask.cpu()] for t in (v, base[k])]
+        places = (a!=b).nonzero().squeeze(1)
+        short = places.to(torch.int32 if len(a)>=2**15 else torch.int16)
+        if not torch.equal(v.cpu(), base[k].cpu()): delta[k] = None if len(places)==len(a) else short,a[places]
     with whole_file(path) as new: torch.save(dict(base=_fingerprint(base), delta=delta), new)
     return Path(path)
 
 # %% ../../nbs/79_prune.finetune.ipynb #bcb337e6
-def _places_and_values(k, state, places, values):
-    "Row-major indices into the tensor `k`, and the values to put there"
-    mask = state.get(f'{k}_mask')
-    live = torch.arange(state[k].numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
-    at = live if places is None else live[places.long()]
-    if values.dtype!=state[k].dtype or values.shape!=at.shape:
-        raise ValueError(f"{k} has {values.numel()} values of {values.dtype}, and its base needs {len(at)} of {state[k].dtype}")
-    return at,values
-
 @torch.no_grad()
 def load_delta(
     model, # The base model with its masks, a module or a `Learner`
@@ -105,12 +89,18 @@ def load_delta(
 ):
     "Restore the fine-tuned model from its base, exactly"
     path,module = as_path(path),module_of(model)
-    saved,state = read_tensors(path, 'file of save_delta'),module.state_dict()
+    saved,state,found = read_tensors(path, 'file of save_delta'),module.state_dict(),{}
     with reading(path, 'file of save_delta'):
         if _fingerprint(state)!=saved['base']:
             raise ValueError(f"{str(path)!r} fits another base, or this one before it was changed: "
                 "load the base that save_delta was given, with its masks; keep_zeros(model) makes those of a pruned model")
-        found = {k:_places_and_values(k, state, *o) for k,o in saved['delta'].items()}
+        for k,(places,values) in saved['delta'].items():
+            t,mask = state[k],state.get(f'{k}_mask')
+            live = torch.arange(t.numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
+            at = live if places is None else live[places.long()]
+            if values.dtype!=t.dtype or values.shape!=at.shape:
+                raise ValueError(f"{k} has {values.numel()} values of {values.dtype}, and its base needs {len(at)} of {t.dtype}")
+            found[k] = at,values
     for k,(at,values) in found.items(): state[k].put_(at.to(state[k].device), values.to(state[k].device))
     module.load_state_dict(state)  # values of layers with sparse compute are copies in the state
     apply_masks(module)

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['n_items', 'EndForward', 'Calibration', 'product_of', 'layer_patches', 'layer_calls', 'Unreached', 'layer_statistic',
-           'stages_of', 'OutOfStep', 'layers_in_order']
+           'Part', 'layers_in_order']
 
 # %% ../../nbs/75_prune.inputs.ipynb #dc060810
-import math,re,threading,torch
+import math,re,torch
+from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import contextmanager,ExitStack,suppress
-from contextvars import copy_context
+from contextlib import contextmanager,suppress
+from copy import deepcopy
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
@@ -21,11 +22,9 @@ from ..model.sparsify import module_of
 from ..core.checks import need_number
 from .magnitude import Goal
 from functools import partial
-from itertools import count
-from queue import SimpleQueue
-from threading import Thread
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from warnings import warn
 
 # %% ../../nbs/75_prune.inputs.ipynb #b52f5a11
@@ -38,14 +37,15 @@ def n_items(b):
             "pass batches of tensors, in tuples, lists or dicts")
     return found
 
+class EndForward(Exception):
+    "Ends a forward whose later layers aren't needed"
+
 # %% ../../nbs/75_prune.inputs.ipynb #021acfa2
 def _has_padding(kwargs):
     "Does nothing attend to some position? A float mask whose highest value is zero is added to scores"
     if not isinstance(m := kwargs.get('attention_mask'), torch.Tensor): return False
     seen = m==0 if m.is_floating_point() and m.numel() and m.max()==0 else m!=0
     return not (seen.flatten(1, -2).any(1) if m.ndim>2 else seen).all()
-
-class EndForward(Exception): "Ends a forward whose later layers aren't needed"
 
 class Calibration:
     "Examples for a model to be run on; `prune_wanda` has the arguments"
@@ -75,17 +75,15 @@ class Calibration:
 
     @property
     def device(self): return first(self.model.parameters()).device
+    def batch(self, i): return to_device(self.batches[i], self.device)
 
-    def run(self):
-        "Run the model on everything"
+    def run(self, which=None):
+        "Run the model on everything, or on the batches `which`, each as far as an `EndForward`"
         with evaluating(self.model) as model:
             if self.loop is not None: return self.loop(model)
-            for self.i in range(len(self.batches)): self.run_batch(self.i)
-
-    def run_batch(self, i):
-        "Run the model on the `i`-th batch, or as far as an `EndForward`"
-        xs,kwargs,_ = to_device(self.batches[i], self.device)
-        with suppress(EndForward): self.model(*xs, **kwargs)
+            for self.i in ifnone(which, range(len(self.batches))):
+                xs,kwargs,_ = self.batch(self.i)
+                with suppress(EndForward): model(*xs, **kwargs)
 
 # %% ../../nbs/75_prune.inputs.ipynb #3c965dec
 def product_of(m): return getattr(layer_of(m), 'product', None)
@@ -104,14 +102,11 @@ def layer_patches(
     return x.permute(1, 0, *range(3, 3+n), 2, *range(3+n, 3+2*n)).flatten(1, n+1).flatten(2)
 
 # %% ../../nbs/75_prune.inputs.ipynb #08eae5f0
-def _queries(args, kwargs):
-    "Query, key and value, and the other arguments by name"
+def _attention_inputs(m, o, args, kwargs):
+    "What meets the weight of `o`, one of those of attention"
     names = ('query','key','value','key_padding_mask','need_weights','attn_mask','average_attn_weights','is_causal')
     kw = dict(zip(names, args)) | kwargs
-    return [kw.pop(k) for k in names[:3]],kw
-
-def _attention_inputs(m, o, qkv, kw):
-    "What meets the weight of `o`, one of those of attention"
+    qkv = [kw.pop(k) for k in names[:3]]
     if o.module is m.out_proj: return _before_out_proj(m, qkv, kw).reshape(1, -1, m.out_proj.in_features)
     xs = [x.reshape(-1, x.shape[-1]) for x in qkv]
     if o.attr!='in_proj_weight': return xs['qkv'.index(o.attr[0])][None]
@@ -150,7 +145,7 @@ _piece = 2**22  # numbers of a layer's patches held at once
 
 def _patches(m, o, args, kwargs):
     "What meets the weight of `o` in a call of `m`, piece by piece: groups by rows by columns"
-    if product_of(m)=='attention': return [_attention_inputs(m, o, *_queries(args, kwargs))]
+    if product_of(m)=='attention': return [_attention_inputs(m, o, args, kwargs)]
     x = _recurrent_input(m, o, args, kwargs) if isinstance(m, nn.RNNBase) else _first(args, kwargs)
     if product_of(m)!='conv': pieces = x.reshape(-1, x.shape[-1]).split(max(_piece//x.shape[-1], 1))
     else:
@@ -165,27 +160,42 @@ def _owners(model, o):
     return [host.get(m, m) for m in model.modules() if any(p is o.p for p in m._parameters.values())]
 
 @contextmanager
-def _listening(modules, f):
-    "Call `f` with each of `modules`, and the arguments and keyword arguments of each of its calls"
-    hooks = [m.register_forward_pre_hook(f, with_kwargs=True) for m in modules]
+def _listening(modules, f, after=None, **kwargs):
+    "Call `f` before and `after` behind each forward of `modules`, with the module, its arguments and keyword arguments"
+    hooks = [m.register_forward_pre_hook(f, with_kwargs=True, **kwargs) for m in modules]
+    if after is not None: hooks += [m.register_forward_hook(after, with_kwargs=True) for m in modules]
     try: yield
     finally:
         for h in hooks: h.remove()
 
+def _one(out): return first(out) if isinstance(out, tuple) else out
+
+# %% ../../nbs/75_prune.inputs.ipynb #119b451e
 def layer_calls(
     calib, # A `Calibration`
     plan:list, # From `plan_pruning`
-) -> dict: # Name → for each call of the layer, the batch and a number that grows with time
-    "The calls of the planned layers, in the order of their first ones"
-    calls,names,clock = {},{},count()
+) -> tuple: # The `Goal`s that data reach, in the order of their first calls; and for each call of a module its batch and what it follows
+    "The order of layers, and the calls of all modules"
+    calls,names,found,last = defaultdict(list),defaultdict(list),{},(None,None,{})
     for o in plan:
-        for m in _owners(calib.model, o): names.setdefault(m, []).append(o.name)
-    def _f(m, args, kwargs):
+        for m in _owners(calib.model, o): names[m].append(o.name)
+    def _before(m, args, kwargs):
+        before,out,others = last
+        now = dict(enumerate(args[1:])) | kwargs
+        follows = args and args[0] is out and now.keys()==others.keys() and all(now[k] is others[k] for k in now)
+        calls[m].append((calib.i, before if follows else None))
+        if m not in names: return
         x = _data_of(_first(args, kwargs))
         if not x.isfinite().all(): raise ValueError(f"the input of {', '.join(names[m])} is not finite: look at data and model first")
-        for name in names[m] if x.numel() else []: calls.setdefault(name, []).append((calib.i, next(clock)))
-    with _listening(names, _f): calib.run()
-    return calls
+        if x.numel(): found.update(dict.fromkeys(names[m]))
+
+    def _after(m, args, kwargs, out):
+        nonlocal last
+        last = m,_one(out),dict(enumerate(args[1:])) | kwargs
+
+    with _listening([m for m in calib.model.modules() if not isinstance(m, torch.jit.ScriptModule)], _before, _after): calib.run()
+    goals = {o.name:o for o in plan}
+    return [goals[name] for name in found],calls
 
 # %% ../../nbs/75_prune.inputs.ipynb #6e10848c
 class Unreached(Exception): "No data reach a layer any more"
@@ -207,111 +217,73 @@ def layer_statistic(
     return total,rows
 
 # %% ../../nbs/75_prune.inputs.ipynb #3142c5ce
-def _waiting(f):
-    "What `f(pause)` passes to `pause`, one after the other; meanwhile it waits in a thread of its own"
-    out,go = SimpleQueue(),SimpleQueue()
-    def _pause(x):
-        out.put((False, x))
-        if not go.get():
-            go.put(False)  # if the model catches what ends it, it ends again
-            raise EndForward
+class Part(Calibration):
+    "A module inside a model, to be run on the arguments of its calls"
+    def __init__(self, model, batches): self.model,self.batches,self.loop,self.i = model,batches,None,0
+    def batch(self, i): return deepcopy(self.batches[i])
 
-    def _work():
-        try: f(_pause)
-        except BaseException as e: out.put((True, e))
-        else: out.put((True, None))
+    def outputs(self, i):
+        "Tensors that the module returns for the `i`-th batch"
+        args,kwargs,_ = self.batch(i)
+        with evaluating(self.model) as m: return [t for t in tree_leaves(m(*args, **kwargs)) if isinstance(t, torch.Tensor)]
 
-    thread = Thread(target=copy_context().run, args=(_work,), daemon=True)
-    thread.start()
+    def after(self,
+        path:list, # Modules that follow each other, the first this one
+    ): # The `Part` that the last one is
+        "Run the modules before the last one, with their present weights"
+        batches = []
+        with evaluating(nn.ModuleList(path)):
+            for args,kwargs,_ in self.batches:
+                for m in path[:-1]: args = _one(m(*args, **kwargs)),*args[1:]
+                batches.append((args, kwargs, ()))
+        return Part(path[-1], batches)
+
+def _path(calib, a, m, calls):
+    "The modules from `a` to `m` that follow each other for every batch of `calib`; None if there are others in between"
+    path = [m]
+    while path[0] is not a:
+        found = {before for _,before in calls[path[0]]}
+        if len(found)!=1 or len(calls[path[0]])!=len(calib.batches): return
+        path.insert(0, first(found))
+    return path if len(calls[a])==len(calib.batches) else None
+
+# %% ../../nbs/75_prune.inputs.ipynb #1f2e7c93
+def _inside(calib, m, before=None, path=None):
+    "The `Part` that `m` is when `calib` runs, or that it is behind the part `before`; None if it depends on more than its arguments"
+    kept,out = {},[]
+    def _keep(_, args, kwargs):
+        kept.setdefault(calib.i, deepcopy((args, kwargs, ())))
+        if calib.i!=first(kept): raise EndForward
+
+    def _end(_, args, kwargs, o):
+        out.append([t for t in tree_leaves(o) if isinstance(t, torch.Tensor)])
+        raise EndForward
+
+    close = lambda a,b: a.shape==b.shape and (a.double()-b.double()).norm()<=.01*b.double().norm()
     try:
-        while True:
-            ended,x = out.get()
-            if ended and x is not None: raise x
-            if ended: return
-            yield x
-            go.put(True)
-    finally:
-        x = None  # an error in it would hold this frame, and the frames of the forward with all their tensors
-        go.put(False)
-        thread.join()
+        i,part = (calib.i+1)%len(calib.batches),before.after(path) if path else None
+        mine = part and part.outputs(i)
+        with _listening([m], _keep, _end, prepend=True): calib.run(part and [i])
+        if part is None:
+            part = Part(m, [*kept.values()])
+            mine = part.outputs(0)
+        if out and all(map(close, out[0], mine)): return part
+    except Exception: return  # an error of the model itself comes again when each layer takes a run of it
 
-# %% ../../nbs/75_prune.inputs.ipynb #14a0f104
-def _once(calib, at): return calib.loop is None and len(dict(at))==len(at)
-
-def stages_of(
-    calib, # A `Calibration`
-    todo:list, # `Goal`s, in the order of their first calls
-    calls:dict, # From `layer_calls`
-) -> list: # Lists of `Goal`s
-    "The layers in order, cut into stages"
-    stages,open_,last = [],False,{}
-    for o in todo:
-        at,once = calls[o.name],_once(calib, calls[o.name])
-        if not (open_ and once and all(t>last.get(i, -1) for i,t in at)): stages,last = [*stages, []],{}
-        stages[-1].append(o)
-        open_,last = once,last|dict(at)
-    return stages
-
-# %% ../../nbs/75_prune.inputs.ipynb #55e31f07
-class OutOfStep(Exception): "Batches that wait side by side disturb each other in this model"
-
-_most_threads = 512  # of all batches together: each thread that computes starts helpers, one a core
-
-@contextmanager
-def _in_step(calib, stage):
-    "`statistic(o, f)`, as `layer_statistic`, for each `o` of `stage` in turn, while all batches wait at its inputs"
-    turn,here,seen,again = {o.name:i for i,o in enumerate(stage)},threading.local(),{},{}
-    kind,n_threads = calib.device.type,torch.get_num_threads()
-    cast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-    def _pause(o, m, args, kwargs):
-        x = _data_of(_first(args, kwargs)).reshape(-1)
-        if len(x): here.pause((o.name, x[::max(len(x)//4096, 1)].double(), _patches(m, o, args, kwargs)))
-
-    def _walk(i, pause):
-        here.pause = pause
-        with torch.no_grad(), cast(): calib.run_batch(i)
-
-    def _next(walk):
-        try: return next(walk, (None,)*3)
-        except Exception as e: raise OutOfStep from e  # an error of the model itself comes again when each layer is done by itself
-
-    walks = [_waiting(partial(_walk, i)) for i in range(len(calib.batches))]
-    at = [None]*len(walks)  # where each batch waits
-    def _statistic(o, f):
-        total,rows = 0,0
-        for k,walk in enumerate(walks):
-            if at[k] is None: at[k] = _next(walk)
-            name,x,pieces = at[k]
-            if turn.get(name, len(turn))<turn[o.name]: raise OutOfStep
-            if name!=o.name: continue
-            if k==0: seen[name] = x
-            for patches in pieces: total,rows = total+f(patches),rows+patches.shape[1]
-            at[k] = None
-        if not rows: raise Unreached
-        return total,rows
-
-    with evaluating(calib.model), ExitStack() as stack:
-        for o in stage: stack.enter_context(_listening(_owners(calib.model, o), partial(_pause, o)))
-        if (few := max(_most_threads//len(walks), 1))<n_threads:
-            stack.callback(torch.set_num_threads, n_threads)
-            torch.set_num_threads(few)
-        for walk in walks: stack.callback(walk.close)
-        yield _statistic
-        for walk in walks: walk.close()
-        here.pause = lambda stop: again.update({stop[0]: stop[1]})
-        calib.run_batch(0)
-    close = lambda a,b: a.shape==b.shape and (a-b).norm()<=.01*b.norm()
-    if seen.keys()!=again.keys() or not all(close(again[k], x) for k,x in seen.items()): raise OutOfStep
-
-# %% ../../nbs/75_prune.inputs.ipynb #773a4142
 def layers_in_order(
     calib, # A `Calibration`
-    stages:list, # From `stages_of`
+    todo:list, # From `layer_calls`
     calls:dict, # From `layer_calls`
 ): # Yields a `Goal` and `statistic(f)`, its `layer_statistic`; the layer may change before the next one is asked for
     "Each layer, and what sums up its inputs"
-    for stage in stages:
-        if len(stage)==1: yield stage[0],partial(layer_statistic, calib, stage[0], once=_once(calib, calls[stage[0].name]))
+    once = {m for m,at in calls.items() if calib.loop is None and len(dict(at))==len(at)}
+    owners,groups,part = {o:_owners(calib.model, o) for o in todo},{},None
+    for o,ms in owners.items():
+        block = first(m for m in calib.model.modules() if m is not calib.model and m in once and {*ms}<={*m.modules()})
+        groups.setdefault(ifnone(block, o), []).append(o)
+    for m,os in groups.items():
+        path = part and m in once and _path(calib, part.model, m, calls)
+        part = _inside(calib, m, part, path) if m in once else None
+        if part is not None: yield from layers_in_order(part, os, calls)
         else:
-            with _in_step(calib, stage) as statistic:
-                for o in stage: yield o,partial(statistic, o)
+            for o in os: yield o,partial(layer_statistic, calib, o, once=len(owners[o])==1 and owners[o][0] in once)

@@ -224,79 +224,89 @@ class SparseCheckpoint(Callback):
         if not (self.cancelled or hasattr(self.learn, 'lr_finder')): self.write(self.n_epoch, 0, finished=True)
         self.saves = False
 
-    def rest(self):
-        "Disable the other callbacks"
-        self.resting = [cb for cb in self.learn.cbs if cb.run and not isinstance(cb, (SparseCheckpoint,TrainEvalCallback))]
-        for cb in self.resting: cb.run = False
+# %% ../../nbs/65_save.checkpoint.ipynb #2420c1ae
+@patch
+def rest(self:SparseCheckpoint):
+    "Disable the other callbacks"
+    self.resting = [cb for cb in self.learn.cbs if cb.run and not isinstance(cb, (SparseCheckpoint,TrainEvalCallback))]
+    for cb in self.resting: cb.run = False
 
-    def wake(self):
-        for cb in self.resting: cb.run = True
-        self.resting = []
+@patch
+def wake(self:SparseCheckpoint):
+    for cb in self.resting: cb.run = True
+    self.resting = []
 
-    def facts(self) -> dict:
-        "Facts that must be equal for two fits if one is to resume the other"
-        return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
+@patch
+def facts(self:SparseCheckpoint) -> dict:
+    "Facts that must be equal for two fits if one is to resume the other"
+    return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
 
-    def find(self):
-        "The run to resume, or None"
-        if self.resume is False: return
-        path = str(self.path)
-        if not self.path.is_file():
-            if not self.resume: return
-            raise FileNotFoundError(f"resume is True, and {path!r} is not there: "
-                "give the path that the run had, or resume=None to start where there is none")
-        run = read_run(self.path)
-        if run.get('finished'):
-            if not self.resume: return
-            raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None starts anew")
-        if 'fit' not in run:
-            raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
-        with reading(self.path, file_of_run): self.check(run)
-        return run
+@patch
+def find(self:SparseCheckpoint):
+    "The run to resume, or None"
+    if self.resume is False: return
+    path = str(self.path)
+    if not self.path.is_file():
+        if not self.resume: return
+        raise FileNotFoundError(f"resume is True, and {path!r} is not there: "
+            "give the path that the run had, or resume=None to start where there is none")
+    run = read_run(self.path)
+    if run.get('finished'):
+        if not self.resume: return
+        raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None starts anew")
+    if 'fit' not in run:
+        raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
+    with reading(self.path, file_of_run): self.check(run)
+    return run
 
-    def check(self, run):
-        "Raise a `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nothing else will make them"
-        path,model = repr(str(self.path)),get_model(self.learn.model)
-        for k,v in self.facts().items():
-            if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
-        if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs):
-            raise ValueError(f"start_epoch was given, and {path} says where to go on: leave start_epoch out, or {_other_run}")
-        n,mine = len(run['engines']),len(self.engines)
-        if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, and here are {mine}: {_other_run}")
-        try:
-            check_model(model, run['model'])
-            check_opt(self.learn.opt, run['about']['opt'], model)
-        except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
-        if new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
-            put_model(model, run['model'])
-
-    def take(self):
-        "Load the file"
-        run,model = self.saved,get_model(self.learn.model)
+@patch
+def check(self:SparseCheckpoint, run):
+    "Raise a `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nothing else will make them"
+    path,model = repr(str(self.path)),get_model(self.learn.model)
+    for k,v in self.facts().items():
+        if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
+    if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs):
+        raise ValueError(f"start_epoch was given, and {path} says where to go on: leave start_epoch out, or {_other_run}")
+    n,mine = len(run['engines']),len(self.engines)
+    if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, and here are {mine}: {_other_run}")
+    try:
         check_model(model, run['model'])
-        for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
+        check_opt(self.learn.opt, run['about']['opt'], model)
+    except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
+    if new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
         put_model(model, run['model'])
-        put_opt(self.learn.opt, run['opt'])
-        for cb,o in zip(self.engines, run['engines']): cb.load_state_dict(o['state'])
-        put_grads(model, run['grads'])
-        for cb in self.learn.cbs:
-            if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
-        if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
-        self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
-        _set_memory(model, run.get('memory', {}))
-        self.saved,self.saves = None,True
 
-    def write(self, epoch, batch, finished=False):
-        "Write the file, for a fit to resume at this epoch and batch; only rank 0 writes"
-        if rank_distrib(): return
-        learn,now = self.learn,_loader_state(self.dls)
-        scaler = vars(learn).get('scaler')
-        memory = plain(_memory(get_model(learn.model))) if batch else {}
-        callbacks = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
-        run = collect_run(get_model(learn.model), learn.opt, [engine_part(cb.engine, cb.state_dict()) for cb in self.engines], grads=True,
-            position=dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train),
-            fit=self.facts(), finished=finished, start=self.start if batch else now,
-            memory=memory, callbacks=callbacks, scaler=scaler and plain(scaler.state_dict()))
-        write_run(self.path, dict(run, random=now), self.keep)
+# %% ../../nbs/65_save.checkpoint.ipynb #0e9b346e
+@patch
+def take(self:SparseCheckpoint):
+    "Load the file"
+    run,model = self.saved,get_model(self.learn.model)
+    check_model(model, run['model'])
+    for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
+    put_model(model, run['model'])
+    put_opt(self.learn.opt, run['opt'])
+    for cb,o in zip(self.engines, run['engines']): cb.load_state_dict(o['state'])
+    put_grads(model, run['grads'])
+    for cb in self.learn.cbs:
+        if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
+    if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
+    self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
+    _set_memory(model, run.get('memory', {}))
+    self.saved,self.saves = None,True
 
+@patch
+def write(self:SparseCheckpoint, epoch, batch, finished=False):
+    "Write the file, for a fit to resume at this epoch and batch; only rank 0 writes"
+    if rank_distrib(): return
+    learn,now = self.learn,_loader_state(self.dls)
+    scaler = vars(learn).get('scaler')
+    memory = plain(_memory(get_model(learn.model))) if batch else {}
+    callbacks = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
+    run = collect_run(get_model(learn.model), learn.opt, [engine_part(cb.engine, cb.state_dict()) for cb in self.engines], grads=True,
+        position=dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train),
+        fit=self.facts(), finished=finished, start=self.start if batch else now,
+        memory=memory, callbacks=callbacks, scaler=scaler and plain(scaler.state_dict()))
+    write_run(self.path, dict(run, random=now), self.keep)
+
+# %% ../../nbs/65_save.checkpoint.ipynb #704dd604
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"

@@ -11,7 +11,8 @@ from torch import nn
 from ..core.checks import need_package
 from ..core.files import reading
 from ..masks.selection import bits_to_mask,mask_to_bits
-from ..weights.weight import handler_of,has_stamp,masked_params
+from ..weights.weight import has_stamp
+from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
 from ..model.sparsify import as_mask,decide,keep_from_broadcast,module_of,need_dense,register_mask
 from pathlib import Path
@@ -121,9 +122,8 @@ def written_behind(
     "Count the dead weights that were written to through `.data`"
     bad = {}
     for o in masked_params(model):
-        g = handler_of(o.p)
-        if g is None or g.stamp is None or o.learned or o.p.shape!=o.shape: continue
-        seen = has_stamp(o.p, g.stamp[0]) and has_stamp(o.mask, g.stamp[1])
+        if o.stamp is None or o.learned or o.kind: continue
+        seen = has_stamp(o.p, o.stamp[0]) and has_stamp(o.mask, o.stamp[1])
         if seen and (n := int((o.p.detach().ne(0)&~o.mask).sum())): bad[o.name] = n
     return bad
 

@@ -14,10 +14,11 @@ from fastcore.foundation import L
 from ..core.files import as_path,check_seal,read_tensors,reading,seal,whole_file
 from ..core.optimizers import base_opt
 from ..masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
-from ..weights.weight import apply_masks,handler_of,masked_params,ParamRef,param_names
-from ..weights.hooks import enforce_masks,settle_averages
+from ..weights.weight import weight_of
+from ..weights.find import apply_masks,masked_params,param_names
+from ..weights.hooks import before_state,enforce_masks
 from .restore import ways_out,written_behind
-from ..model.sparsify import keep_from_broadcast,register_mask
+from ..model.sparsify import keep_from_broadcast,Param,register_mask
 from ..train.method import Method
 from ..train.state import check_same_run
 from torch import nn
@@ -33,9 +34,9 @@ def collect_run(
     **more # Other parts, of plain values
 ) -> dict:
     "The state of a run, for a file"
-    settle_averages(model)
+    for m in model.modules(): before_state(m)
     for n,k in written_behind(model).items():
-        warn(f"{n} has {k} dead weights that are not zero, written where its handler can't see it: they are saved as they are; {ways_out}")
+        warn(f"{n} has {k} dead weights that are not zero, written where its `Weight` can't see it: they are saved as they are; {ways_out}")
     pack,one = _Packer(),first(engines) or dict(state=None, methods=None)
     return dict(
         about=dict(  # must be equal in the resumed run
@@ -61,8 +62,8 @@ def engine_part(
 def _grad_part(p):
     "What the next step and update need of the gradient of `p`; None if it is zero"
     if not p.grad.any(): return None
-    g = handler_of(p)
-    return plain(dict(grad=p.grad) if g is None else g.grad_state(), 'the gradient')
+    w = weight_of(p)
+    return plain(dict(grad=p.grad) if w is None else w.grad_state(), 'the gradient')
 
 # %% ../../nbs/64_save.run_file.ipynb #601b5c98
 _word,_schema = b'sparrun',1
@@ -106,7 +107,7 @@ def plain(
     where:str='the state', # Its name in an error
 ):
     "Convert `o` to numbers, text, lists, tuples, dicts and tensors; a `TypeError` if it holds anything else"
-    if isinstance(o, torch.Tensor): return o.detach().as_subclass(torch.Tensor)
+    if isinstance(o, torch.Tensor): return o.cell.dense() if hasattr(o, 'cell') else o.detach().as_subclass(torch.Tensor)
     if o is None or type(o) in (bool,int,float,str,bytes): return o
     if isinstance(o, np.generic): return o.item()
     if isinstance(o, np.ndarray): return torch.from_numpy(o.copy())
@@ -170,11 +171,6 @@ def _unpack_model(state):
     return {k:masks[k] if k in masks else _unpack(v, masks.get(f'{k}_mask')) for k,v in state.items()}
 
 # %% ../../nbs/64_save.run_file.ipynb #b1f20134
-def _dense_shape(p):
-    "The shape of the parameter `p`, even if it is stored as live values"
-    g = handler_of(p)
-    return list(p.shape if g is None or g.mask is None else g.mask.shape)
-
 def _opt_params(opt): return [p for g in base_opt(opt).param_groups for p in g['params']]
 
 def _each_state(state, f):
@@ -195,7 +191,7 @@ def opt_facts(
     kinds,o = [],opt
     while o is not None: kinds,o = kinds+[type(o).__name__],vars(o).get('opt')
     steps = [getattr(getattr(f, 'func', f), '__name__', str(f)) for f in getattr(base_opt(opt), 'cbs', [])]
-    shapes = [[_dense_shape(p) for p in g['params']] for g in base_opt(opt).param_groups]
+    shapes = [[list(p.shape) for p in g['params']] for g in base_opt(opt).param_groups]
     return dict(kind=' of '.join(kinds), steps=steps, shapes=shapes, names=_param_names(model, opt))
 
 def _param_names(model, opt):
@@ -329,7 +325,7 @@ def put_model(
         for n in sorted(new, key=list(state).index):
             where,_,attr = n.rpartition('.')
             m = model.get_submodule(where)
-            if f'{attr}_mask' not in m._buffers: register_mask(ParamRef(n, m, attr, getattr(m, attr), None), masks[n])
+            if f'{attr}_mask' not in m._buffers: register_mask(Param(n, m, attr, getattr(m, attr)), masks[n])
         keep_from_broadcast(model)
         enforce_masks(model)
     model.load_state_dict(state)
@@ -350,11 +346,20 @@ def put_opt(
 # %% ../../nbs/64_save.run_file.ipynb #b0be397f
 def put_grads(
     model:nn.Module, # A module
-    grads:dict, # By name: a handler's `grad_state`, a gradient, or None for zeros
+    grads:dict, # By name: a `grad_state`, or None for zeros
 ):
     "Restore gradients"
     for n,p in model.named_parameters():
         if n not in grads: continue
         state = dict(grad=torch.zeros_like(p)) if grads[n] is None else tree_map(lambda t: t.to(p.device, copy=True), grads[n])
-        if g := handler_of(p): g.load_grad_state(state)
-        else: p.grad = state['grad']
+        w = weight_of(p)
+        if w is None: p.grad = state['grad']
+        else: w.load_grad_state(state if w.kind else _dense_grad(state, w.mask))
+
+def _dense_grad(state, mask):
+    "A gradient of live values and terms of a product, as a dense one"
+    grad = state['grad']
+    if grad.shape==mask.shape: return state
+    terms = [t if isinstance(t, torch.Tensor) else t[0]@t[1].t() for t in state.get('terms', ())]
+    dead = sum(terms).view(mask.shape) if terms else grad.new_zeros(mask.shape)
+    return dict(grad=dead.masked_scatter(mask, state.get('live_grad', grad)))

@@ -6,7 +6,7 @@
 __all__ = ['DynamicSparseTrainingCallback', 'WaitForSparsity']
 
 # %% ../../nbs/59_train.callback.ipynb #23feda80
-import numpy as np,torch.distributed as dist
+import numpy as np
 from fastai.callback.core import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import ParamScheduler
@@ -16,15 +16,14 @@ from fastai.torch_core import get_model
 from fastcore.basics import *
 from fastcore.meta import delegates
 from ..core.checks import need_bools,need_choice
-from ..core.optimizers import base_opt,is_adaptive
+from ..core.optimizers import is_adaptive
 from ..masks.schedules import Interval
 from ..masks.scores import fisher_saliency,gradient_magnitude,weight_magnitude
-from ..weights.weight import join_groups
 from ..model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
 from ..model.sparsify import draw_seed,share_masks
-from .checks import check_settings,check_storage,warn_if_ended
+from .checks import check_settings,warn_if_ended
 from .engine import check_names,method_text,SparseEngine
 from .live import check_way,LiveRun
 from .method import settings_of
@@ -87,8 +86,7 @@ class DynamicSparseTrainingCallback(Callback):
         check_names(self.settings)
         check_settings(self.settings)
         self.engine = self.live = self.report = self.state = self.saved = self.signal = None
-        self.by_rule,self.compute,self.measures = sparse_compute is None,bool(sparse_compute),sparse_compute is True
-        self.plan = sparse_compute if isinstance(sparse_compute, dict) else None
+        self.sparse_compute = sparse_compute
 
     def _init_state(self): self.engine = self.live = self.report = None  # what a pickle leaves out
 
@@ -115,13 +113,11 @@ class DynamicSparseTrainingCallback(Callback):
         if self.learn.lock.locked(): return
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-        if self.compute: self._check_compute()
+        if self.sparse_compute: self._check_compute()
         self._make_engine(len(self.dls.train))
         if self.repair and not self.resumed: self._repair()
         if not self.resumed: self._take_rates()
-        wrapped_later = self.compute and dist.is_available() and dist.is_initialized()
-        if self.plan is not None or wrapped_later: self._start_compute(batch_of(self.learn))
-        if self.by_rule: self.live = LiveRun(self.engine)
+        self.live = LiveRun(self.engine, self.sparse_compute)
         self._say()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
@@ -136,14 +132,13 @@ class DynamicSparseTrainingCallback(Callback):
     def before_batch(self):
         if self.engine is None: return
         self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-        if self.compute: self._start_compute(self.learn.xb)
         self.engine.prepare(self.t0+self.iter, self.accumulates)
 
     def before_step(self):
         if self.engine is None: return
         if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
         for s in self.engine.all:
-            if 'rate' in s.growth_state: s.handler.rate = s.growth_state['rate']
+            if 'rate' in s.growth_state: s.w.rate = s.growth_state['rate']
 
     def after_step(self):
         if self.engine is None: return
@@ -158,119 +153,111 @@ class DynamicSparseTrainingCallback(Callback):
         if self.engine is not None: warn_if_ended(self.engine)
         self._let_go()
 
-    # --- what they do
+# %% ../../nbs/59_train.callback.ipynb #f5ab8805
+@patch
+def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
+    "Make an engine for `n_epoch` epochs of `n_iter` batches, and load the saved state"
+    if in_many() and self.saved is None:  # masks that were drawn before the process group was initialised may differ
+        share_masks(self.learn.model)
+        self.settings['seed'] = of_first_rank(self.seed)
+    if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
+    every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
+    settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
+    engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
+    engine.method = self.method
+    if self.state: engine.n_updates = self.state['n_updates']
+    try:
+        if self.saved is not None: engine.load_state_dict(self.saved)
+    except ValueError:
+        engine.remove()
+        raise
+    self._refuse_shared(engine)
+    self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
 
-    def _make_engine(self, n_iter):
-        "Make an engine for `n_epoch` epochs of `n_iter` batches, and load the saved state"
-        if in_many() and self.saved is None:  # masks that were drawn before the process group was initialised may differ
-            share_masks(self.learn.model)
-            self.settings['seed'] = of_first_rank(self.seed)
-        if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
-        every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
-        settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
-        engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
-        engine.method = self.method
-        if self.state: engine.n_updates = self.state['n_updates']
-        try:
-            if self.saved is not None: engine.load_state_dict(self.saved)
-        except ValueError:
-            engine.remove()
-            raise
-        self._refuse_shared(engine)
-        self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+@patch
+def _refuse_shared(self:DynamicSparseTrainingCallback, engine):
+    "Raise a `ValueError` if a callback before this one updates the same parameters"
+    earlier = takewhile(lambda cb: cb is not self, self.learn.cbs)
+    taken = {id(s.p):s for cb in earlier if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine for s in cb.engine.slots}
+    if s := first(s for s in engine.slots if id(s.p) in taken):
+        engine.remove()
+        raise ValueError(f"two callbacks would move the connections of {s.name}: take one of them, or give each its own "
+            "sparse_modules; remove_cb takes one off the learner")
 
-    def _refuse_shared(self, engine):
-        "Raise a `ValueError` if a callback before this one updates the same parameters"
-        earlier = takewhile(lambda cb: cb is not self, self.learn.cbs)
-        taken = {id(s.o.p):s for cb in earlier if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine for s in cb.engine.slots}
-        if s := first(s for s in engine.slots if id(s.o.p) in taken):
-            engine.remove()
-            raise ValueError(f"two callbacks would move the connections of {s.o.name}: take one of them, or give each its own "
-                "sparse_modules; remove_cb takes one off the learner")
+@patch
+def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
+    "Refuse a `start_epoch` that doesn't fit the state that was loaded"
+    if epoch!=self.epoch:
+        raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
+    if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
+        "save at the end of an epoch")
 
-    def _check_start(self, epoch, batches):
-        "Refuse a `start_epoch` that doesn't fit the state that was loaded"
-        if epoch!=self.epoch:
-            raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
-        if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
-            "save at the end of an epoch")
+# %% ../../nbs/59_train.callback.ipynb #ea4b51c7
+@patch
+def _repair(self:DynamicSparseTrainingCallback):
+    "Rescale initial live weights if their signal has died"
+    model = get_model(self.learn.model)
+    found = repair_on_ranks(model, batch_of(self.learn)) if in_many() or is_fresh(model) else None
+    if found is None: return
+    self.signal = found
+    warn(f"random masks had killed the signal of this untrained network: {found}; pass repair=False to leave weights alone")
 
-    def _repair(self):
-        "Rescale initial live weights if their signal has died"
-        model = get_model(self.learn.model)
-        found = repair_on_ranks(model, batch_of(self.learn)) if in_many() or is_fresh(model) else None
-        if found is None: return
-        self.signal = found
-        warn(f"random masks had killed the signal of this untrained network: {found}; pass repair=False to leave weights alone")
+@patch
+def _take_rates(self:DynamicSparseTrainingCallback):
+    "Set the factor of each parameter's learning rate"
+    if self.scale_rates is False or not is_adaptive(self.learn.opt): return
+    model,lrs = get_model(self.learn.model),_highest_rates(self.learn)
+    def rate_of(p): return lrs.get(id(p), max(lrs.values()))
+    factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
+    for s in self.engine.all:
+        if factors.get(s.name, 1.)!=1.: s.growth_state['rate'] = factors[s.name]
 
-    def _take_rates(self):
-        "Set the factor of each parameter's learning rate"
-        if self.scale_rates is False or not is_adaptive(self.learn.opt): return
-        model,lrs = get_model(self.learn.model),_highest_rates(self.learn)
-        def rate_of(p): return lrs.get(id(p), max(lrs.values()))
-        factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
-        for s in self.engine.all:
-            if factors.get(s.o.name, 1.)!=1.: s.growth_state['rate'] = factors[s.o.name]
+@patch
+def _check_compute(self:DynamicSparseTrainingCallback):
+    "Check `sparse_compute` before the model gets masks"
+    from fastsparse.model.live_layers import check_live
+    check_live(self.learn.opt, self.settings)
+    names = [n for n,_ in self.learn.model.named_parameters()]
+    for n in self.sparse_compute if isinstance(self.sparse_compute, dict) else ():
+        if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
 
-    def _check_compute(self):
-        "Check `sparse_compute` before the model gets masks"
-        from fastsparse.model.live_layers import check_live
-        check_live(self.learn.opt, self.settings)
-        names = [n for n,_ in self.learn.model.named_parameters()]
-        for n in self.plan or ():
-            if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
+@patch
+def _follow(self:DynamicSparseTrainingCallback):
+    "Follow a step that was made, or replaced by an update"
+    self.live.after_step()
+    self._say()
 
-    def _n_live(self): return [s.live for s in self.engine.slots]
+@patch
+def _say(self:DynamicSparseTrainingCallback): self.report,self.why_masked = self.live.report,self.live.why_masked
 
-    def _start_compute(self, xb=()):
-        "Compute with live weights only until the fit ends; measure again when half of the live weights are gone"
-        from fastsparse.model.live_layers import sparse_compute
-        live = sum(self._n_live())
-        if self.report is not None:
-            if not self.measures or 2*live>self.n_measured: return
-            self.report.remove()
-            self.plan = None
-        self.report = sparse_compute(self.learn.model, xb, self.learn.opt, self.plan)
-        for s in self.engine.slots: check_storage(s.method, s.o.p, self.engine.opt)
-        self.plan,self.n_measured = self.report.plan,live
+# %% ../../nbs/59_train.callback.ipynb #4cdbb0bb
+@patch
+def _let_go(self:DynamicSparseTrainingCallback):
+    "Detach from the model, and keep what a later fit needs"
+    if self.engine is None: return
+    self.state = self.engine.state_dict()
+    for s in self.engine.all: s.w.rate = 1.
+    self.engine.remove()
+    if self.live is not None: self.live.end()
+    self.engine = self.live = None
 
-    def _follow(self):
-        "Follow a step that was made, or replaced by an update"
-        if self.live is not None: self.live.after_step()
-        self._say()
+@patch
+def state_dict(self:DynamicSparseTrainingCallback) -> dict:
+    "The state to resume a fit with, besides `learn.save`"
+    return self.engine.state_dict() if self.engine is not None else self.state
 
-    def _say(self):
-        if self.live is not None: self.report,self.why_masked = self.live.report,self.live.why_masked
-
-    def _let_go(self):
-        "Detach from the model, and keep what a later fit needs"
-        if self.engine is None: return
-        self.state = self.engine.state_dict()
-        for s in self.engine.all: s.handler.rate = 1.
-        join_groups(base_opt(self.engine.opt))  # of a step that was interrupted
-        self.engine.remove()
-        if self.live is not None: self.live.end()
-        elif self.report is not None: self.report.remove()
-        self.engine = self.live = None
-
-    # --- its state
-
-    def state_dict(self) -> dict:
-        "The state to resume a fit with, besides `learn.save`"
-        return self.engine.state_dict() if self.engine is not None else self.state
-
-    def load_state_dict(self,
-        state:dict, # From `state_dict`
-    ):
-        "Continue from `state` in the next fit, at its `start_epoch`; during a fit, at once"
-        if not isinstance(state, dict) or not {'schema','seed'}<=set(state):
-            raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback of this version")
-        if self.engine is None: self.saved = state
-        else:
-            self.engine.load_state_dict(state)
-            if self.live is not None: self.live.restart()
-        self.settings['seed'] = state['seed']
-        if self.compute and state.get('plan'): self.plan = state['plan']
+@patch
+def load_state_dict(self:DynamicSparseTrainingCallback,
+    state:dict, # From `state_dict`
+):
+    "Continue from `state` in the next fit, at its `start_epoch`; during a fit, at once"
+    if not isinstance(state, dict) or not {'schema','seed'}<=set(state):
+        raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback of this version")
+    if self.engine is None: self.saved = state
+    else:
+        self.engine.load_state_dict(state)
+        if self.live is not None: self.live.restart()
+    self.settings['seed'] = state['seed']
 
 # %% ../../nbs/59_train.callback.ipynb #ab0c5179
 def _highest_rates(learn):

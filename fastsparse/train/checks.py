@@ -16,7 +16,8 @@ from ..core.registry import get_part,needs_of,wants
 from ..masks.schedules import Interval,min_max_end,update_due
 from ..core.optimizers import base_opt
 from ..masks.selection import count_live,local_part
-from ..weights.weight import handler_of,masked_params,refuse_computed,refuse_learned,storage_of,storages
+from ..weights.sharded import find_sharded,sharded_dim,Sharded
+from ..weights.find import masked_params,refuse_computed,refuse_learned
 from ..model.sparsify import fitting,has_live,structure_of
 from .method import check_counts,check_sparsity,Method
 from itertools import islice
@@ -62,7 +63,7 @@ def check_settings(
 
 # %% ../../nbs/52_train.checks.ipynb #5dd9fcf5
 def params_inside(
-    os:list, # `ParamRef` parameters
+    os:list, # `Param`s or `Weight`s
     modules=None, # A module, or several
 ) -> list:
     "Those of `os` whose module is inside one of `modules`; all by default"
@@ -75,7 +76,7 @@ def params_inside(
     return found
 
 def methods_for(
-    os:list, # `ParamRef` parameters
+    os:list, # `Param`s or `Weight`s
     rules, # As in `SparseEngine`
     settings:dict, # Settings for all parameters
     model, # Their model
@@ -83,7 +84,7 @@ def methods_for(
     "Assign a method to each parameter"
     if rules is None: return [(make_method(settings), os)]
     rules = method_rules(rules)
-    taken = assign(rules, [o.name for o in os], [o.weight for o in os], model)
+    taken = assign(rules, [o.name for o in os], [o.p for o in os], model)
     served = [[o for o,t in zip(os, taken) if t==k] for k in range_of(rules)]
     pairs = [(make_method({**settings, **kw}), own) for (_,kw),own in zip(rules, served) if own and kw is not None]
     if not pairs: raise ValueError(f"no rule gives a method to any of the parameters: {', '.join(o.name for o in os)}")
@@ -92,7 +93,7 @@ def methods_for(
 # %% ../../nbs/52_train.checks.ipynb #8906a9f3
 def check_fit(model, opt):
     "Raise a `ValueError` if masks of `model` are learned or its weights computed, or if `opt` is no optimizer"
-    for s in storages: s.settle(model)
+    find_sharded(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
     if not hasattr(base_opt(opt), 'param_groups'):
@@ -100,11 +101,11 @@ def check_fit(model, opt):
 
 def not_held(
     opt, # An optimizer
-    os:list, # `ParamRef` parameters
+    os:list, # `Param`s or `Weight`s
 ) -> list: # Names
     "The trainable parameters of `os` that `opt` doesn't hold"
     held = {id(p) for g in base_opt(opt).param_groups for p in g['params']}
-    return [o.name for o in os if o.p.requires_grad and id(o.module._parameters[o.attr]) not in held]
+    return [o.name for o in os if o.p.requires_grad and id(o.p) not in held]
 
 def check_held(model, opt, os):
     "Raise a `ValueError` if `opt` lacks one of `os` that isn't frozen"
@@ -117,6 +118,9 @@ def why_dense(
     m:Method, # A method
 ) -> str: # Empty if it can
     "Why a method can't update weights that are stored as live values only"
+    if m.dense_history:
+        return ("gradient_momentum and other scores with a dense history read what an optimizer remembers of dead weights, "
+            "and a weight that is stored sparse has none: take another score")
     if m.grow_state_f:
         return ("grow_state_f writes an optimizer's state of every weight, and a weight that is stored sparse has none of dead ones: "
             "pass grow_state_f=None")
@@ -125,16 +129,11 @@ def why_dense(
             "pass update_after_step=False")
     return ''
 
-def check_storage(m, p, opt):
-    "Raise a `ValueError` if the method `m` doesn't support how `p` and its optimizer state are stored"
-    storage_of(p).check_method(p, m)
-    if (why := why_dense(m)) and not getattr(handler_of(p), 'dense_state', True):
+def check_storage(m, w, opt):
+    "Raise a `ValueError` if the method `m` doesn't support how the weight `w` and its optimizer state are stored"
+    if isinstance(w, Sharded): sharded_dim(w.p)
+    if (why := why_dense(m)) and getattr(w, 'kind', None):
         raise ValueError(f"{why}, or call remove() of the report of sparse_compute, or store_dense(model)")
-    if getattr(handler_of(p), 'fixed_count', False) and (m.redistribute_f or m.path or m.grow_score_f is None):
-        raise ValueError("redistribute_f, a sparsity that moves, and grow_score_f=None change how many weights of a layer live, "
-            "and data parallel training of weights that are stored sparse can't follow: take a method that keeps the number, "
-            "or call remove() of the report of sparse_compute, or store_dense(model)")
-    if check := needs_of(m.grow_state_f).check: check(p, opt)
 
 # %% ../../nbs/52_train.checks.ipynb #b24c043a
 def check_method(
@@ -147,9 +146,9 @@ def check_method(
     end = m.sparsity
     if m.path is not None and not isinstance(end, numbers.Real): end = min_max_end(m.path, 0, engine.n_steps)[-1] if engine.n_steps else 0
     fitting(m.structure, os, end if is_dense else 0)
-    for o in os: check_storage(m, o.p, engine.opt)
-    def is_legal(o): return storage_of(o.p).structure(structure_of(m.structure, o), o.p).legal(o.mask)
-    bad = None if is_dense else first(o for o in os if not (is_legal(o) or count_live(o.mask)==o.p.numel()))
+    for o in os: check_storage(m, o, engine.opt)
+    def is_legal(w): return structure_of(m.structure, w).legal(w.full_mask())
+    bad = None if is_dense else first(w for w in os if not (is_legal(w) or w.n_live()==w.shape.numel()))
     if bad: raise ValueError(f"the mask of {bad.name} breaks the structure {str(m.structure)!r}: "
         f"pass structure={str(m.structure)!r} to sparsify_model too")
     if m.path is None: return
@@ -191,9 +190,9 @@ def warn_if_frozen(engine):
     for m in engine.methods:
         if wants(m.sparse_f, 'scores') or m.path is not None and engine.n_steps is None: continue
         slots = engine.slots_of(m)
-        asked = [s.target for s in slots] if m.path is None else engine.counts(m, [s.o for s in slots], m.sparsity_at(engine.n_steps))
-        ends = [n if s.o.p.requires_grad else count_live(s.mask) for s,n in zip(slots, asked)]
-        held = first(s.o.name for s,a,b in zip(slots, asked, ends) if a!=b)
+        asked = [s.target for s in slots] if m.path is None else engine.counts(m, [s.w for s in slots], m.sparsity_at(engine.n_steps))
+        ends = [n if s.p.requires_grad else count_live(s.mask) for s,n in zip(slots, asked)]
+        held = first(s.name for s,a,b in zip(slots, asked, ends) if a!=b)
         if held is None: continue
         n = sum(s.n for s in slots)
         warn(f"{held} is frozen and keeps the number of its live weights, so the model ends {1-sum(ends)/n:.3f} sparse instead of "
@@ -230,14 +229,14 @@ def warn_if_gone(slots):
     "Warn if grown weights return to initial values that `sparsify_model` has set to zero"
     gone = first(s for s in slots if needs_of(s.method.grow_init_f).reads_initial and s.live<s.n)
     if gone: warn("the initial values of dead weights are gone: "
-        f"{gone.o.name} was made sparse before the engine was made, so grow_init_f starts them at zero; "
+        f"{gone.name} was made sparse before the engine was made, so grow_init_f starts them at zero; "
         "pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded brings its own)")
 
 def warn_if_lost(engine) -> bool: # Was there a warning?
     "Warn if the model or the optimizer no longer holds a parameter"
     now = {o.name:o.p for o in masked_params(engine.model)}
-    gone = [s.o.name for s in engine.slots if now.get(s.o.name, s.o.p) is not s.o.p]
-    lost = first(gone or not_held(engine.opt, [s.o for s in engine.slots]))
+    gone = [s.name for s in engine.slots if now.get(s.name, s.w.watched) is not s.w.watched]
+    lost = first(gone or not_held(engine.opt, [s.w for s in engine.slots]))
     if lost is None: return False
     where = 'part of the model' if gone else f'held by the {type(base_opt(engine.opt)).__name__}'
     warn(f"{lost} is no longer {where}, so updates don't reach it: "

@@ -14,7 +14,7 @@ from fastai.callback.schedule import *
 from .callback import DynamicSparseTrainingCallback
 from ..kernels.timing import times_in_turns
 from ..masks.distributions import usual_sparsity
-from ..weights.weight import apply_masks,masked_params
+from ..weights.find import apply_masks,masked_params
 from ..masks.selection import count_live,n_live
 from .presets import Preset
 from .method import auto_settings,check_sparsity,settings_of

@@ -19,7 +19,8 @@ from ..masks.schedules import Schedule
 from ..core.registry import call_with,closest_name
 from ..masks.selection import count_live,keyed_generator,n_live,sparsity_from_tensor,zero_dead_
 from ..masks.structures import as_structure,Unstructured
-from ..weights.weight import handler_of,masked_params
+from ..weights.weight import weight_of
+from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
 from ..model.layers import axes_of
 from ..model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
@@ -208,73 +209,88 @@ class Sparsify(nn.Module):
         score = self.score.detach() if self.backward_mode=='STE' else self.score
         return _MaskedForward.apply(x, score, self.mask, self.backward_mask, self.mask if self.sparseness.mask_gradient else None)
 
-    def update(self,
-        x=None, # The tensor for the score function
-    ):
-        "Compute the score with `score_func`, and choose a new mask"
-        self.set_mask(*self.choose(self.settings, self.score, x))
+# %% ../../nbs/61_train.learned.ipynb #09410713
+@patch
+def update(self:Sparsify,
+    x=None, # The tensor for the score function
+):
+    "Compute the score with `score_func`, and choose a new mask"
+    self.set_mask(*self.choose(self.settings, self.score, x))
 
-    def update_mask(self,
-        score:torch.Tensor, # New scores, of the old shape
-    ):
-        "Store `score`, and choose a new mask by it"
-        if score.shape!=self.score.shape:
-            raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {tuple(self.score.shape)}")
-        self.set_mask(*self.choose(self.settings, score.to(self.score)))
+@patch
+def update_mask(self:Sparsify,
+    score:torch.Tensor, # New scores, of the old shape
+):
+    "Store `score`, and choose a new mask by it"
+    shape = tuple(self.score.shape)
+    if score.shape!=shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {shape}")
+    self.set_mask(*self.choose(self.settings, score.to(self.score)))
 
-    def choose(self, settings, score, x=None): return _choose(settings, score, x, self.seed, self.step, self.axes)
+@patch
+def choose(self:Sparsify, settings, score, x=None): return _choose(settings, score, x, self.seed, self.step, self.axes)
 
-    def set_mask(self, score, mask, backward_mask):
-        if score.data_ptr()!=self.score.data_ptr():
-            with torch.no_grad(): self.score.copy_(score)
-        self.mask,self.backward_mask = mask,backward_mask
+@patch
+def set_mask(self:Sparsify, score, mask, backward_mask):
+    if score.data_ptr()!=self.score.data_ptr():
+        with torch.no_grad(): self.score.copy_(score)
+    self.mask,self.backward_mask = mask,backward_mask
 
-    def update_settings(self,
-        sparseness=None, # A text, a `Structure` or a `Sparseness`; None leaves it
-        **changes # Other settings, or fields of the sparseness
-    ):
-        "Change settings; nothing is changed if one is refused"
-        self.apply_settings(self.validate_settings(**({} if sparseness is None else dict(sparseness=sparseness)), **changes))
+# %% ../../nbs/61_train.learned.ipynb #04cb2ec6
+@patch
+def update_settings(self:Sparsify,
+    sparseness=None, # A text, a `Structure` or a `Sparseness`; None leaves it
+    **changes # Other settings, or fields of the sparseness
+):
+    "Change settings; nothing is changed if one is refused"
+    self.apply_settings(self.validate_settings(**({} if sparseness is None else dict(sparseness=sparseness)), **changes))
 
-    def validate_settings(self,
-        **changes # Settings, or fields of the sparseness
-    ) -> tuple: # New settings, and what an update with them chooses; None if nothing changes
-        "Check the settings for `update_settings`, without changing anything"
-        new = {k: changes.pop(k, v) for k,v in self.settings.items()}
-        sparseness = as_sparseness(new['sparseness'])
-        known = [o.name for o in fields(sparseness)]
-        if bad := first(k for k in changes if k not in known):
-            raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
-        new = _parsed(**new | dict(sparseness=replace(sparseness, **changes)))
-        return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
+@patch
+def validate_settings(self:Sparsify,
+    **changes # Settings, or fields of the sparseness
+) -> tuple: # New settings, and what an update with them chooses; None if nothing changes
+    "Check the settings for `update_settings`, without changing anything"
+    new = {k: changes.pop(k, v) for k,v in self.settings.items()}
+    sparseness = as_sparseness(new['sparseness'])
+    known = [o.name for o in fields(sparseness)]
+    if bad := first(k for k in changes if k not in known):
+        raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
+    new = _parsed(**new | dict(sparseness=replace(sparseness, **changes)))
+    return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
 
-    def apply_settings(self, valid):
-        "Apply a result of `validate_settings`"
-        if valid is None: return
-        vars(self).update(valid[0])
-        if valid[1] is not None: self.set_mask(*valid[1])
-        resting = dict(STE=self.score, supermask=self.scored()).get(self.backward_mode)
-        if resting is not None: resting.grad = None  # where it finds zeros, an optimizer applies momentum and decay
+@patch
+def apply_settings(self:Sparsify, valid):
+    "Apply a result of `validate_settings`"
+    if valid is None: return
+    vars(self).update(valid[0])
+    if valid[1] is not None: self.set_mask(*valid[1])
+    resting = dict(STE=self.score, supermask=self.scored()).get(self.backward_mode)
+    if resting is not None: resting.grad = None  # where it finds zeros, an optimizer applies momentum and decay
 
-    def get_extra_state(self):
-        "What the state dict holds besides tensors: settings and counts"
-        names = 'sparseness','backward_mode','backward_sparseness','every','seed','step'
-        return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in names)}
+# %% ../../nbs/61_train.learned.ipynb #039d7aa4
+@patch
+def get_extra_state(self:Sparsify):
+    "What the state dict holds besides tensors: settings and counts"
+    names = 'sparseness','backward_mode','backward_sparseness','every','seed','step'
+    return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in names)}
 
-    def set_extra_state(self, state):
-        own = {k: v for k,v in state.items() if k in _setting_names and v!=str(self.settings[k])}
-        vars(self).update(_parsed(**self.settings | own), seed=state['seed'], step=state['step'])
+@patch
+def set_extra_state(self:Sparsify, state):
+    own = {k: v for k,v in state.items() if k in _setting_names and v!=str(self.settings[k])}
+    vars(self).update(_parsed(**self.settings | own), seed=state['seed'], step=state['step'])
 
-    def _load_from_state_dict(self, *args, **kwargs):
-        if self.backward_mask is self.mask: self.backward_mask = self.mask.clone()  # two buffers may be loaded
-        super()._load_from_state_dict(*args, **kwargs)
+@patch
+def _load_from_state_dict(self:Sparsify, *args, **kwargs):
+    if self.backward_mask is self.mask: self.backward_mask = self.mask.clone()  # two buffers may be loaded
+    super(Sparsify, self)._load_from_state_dict(*args, **kwargs)
 
-    def extra_repr(self):
-        mode = [] if self.backward_mode=='STE' else [self.backward_mode]
-        back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
-        return ', '.join([self.shape_text(), str(self.sparseness), *mode, *back])
+@patch
+def extra_repr(self:Sparsify):
+    mode = [] if self.backward_mode=='STE' else [self.backward_mode]
+    back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
+    return ', '.join([self.shape_text(), str(self.sparseness), *mode, *back])
 
-    def shape_text(self): return str(tuple(self.score.shape))
+@patch
+def shape_text(self:Sparsify): return str(tuple(self.score.shape))
 
 # %% ../../nbs/61_train.learned.ipynb #72469025
 class WeightSparsify(Sparsify):
@@ -304,7 +320,7 @@ class _MaskedWeights:
 
     def __call__(self, module, args):
         for m,attr,sp in self.places:
-            if sp.training and handler_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead "
+            if sp.training and weight_of(m._parameters[attr]): raise RuntimeError(f"a {type(m).__name__} has learned masks, and its dead "
                 "weights are kept at zero too: "
                 "call fold_masks before anything that enforces masks")
             vars(m)[attr] = sp(m._parameters[attr])

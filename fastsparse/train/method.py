@@ -243,59 +243,63 @@ class Method:
     @property
     def moves_sparsity(self): return not (self.sparsity is None or isinstance(self.sparsity, Real) and self.sparsity_path is None)
 
-    def bind(self,
-        n_steps:int=None, # Steps of the whole run; needed where something is given as a fraction of it
-        batch_size:int=None, # Samples of a batch; needed where something is given in samples
-        steps_per_epoch:int=None, # Needed where something is given in epochs
-    ):  # A `MethodState`
-        "Start a run: convert all times to steps"
-        if n_steps is None and (self.updates is None or self.drop_fraction is None):
-            raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: "
-                "pass the steps of the whole run, or both updates= and drop_fraction= in steps")
-        if n_steps is not None: need_number('n_steps', n_steps, 1, whole=True)
-        check_counts(batch_size, steps_per_epoch)
-        def steps(make, spec):
-            return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
-        times = steps(make_update_schedule, self.updates)
-        if self.replaces and getattr(times, 'freq', None)==1: raise ValueError(f"updates come at every step, and {_untrained}")
-        path = self.sparsity_schedule() if self.moves_sparsity else None
-        return MethodState(self, n_steps, times, steps(make_schedule, self.drop_fraction), steps(make_schedule, path))
+# %% ../../nbs/50_train.method.ipynb #35825ca9
+@patch
+def bind(self:Method,
+    n_steps:int=None, # Steps of the whole run; needed where something is given as a fraction of it
+    batch_size:int=None, # Samples of a batch; needed where something is given in samples
+    steps_per_epoch:int=None, # Needed where something is given in epochs
+):  # A `MethodState`
+    "Start a run: convert all times to steps"
+    if n_steps is None and (self.updates is None or self.drop_fraction is None):
+        raise ValueError("n_steps is None, and updates that stop at stop_pct and a cosine need it: "
+            "pass the steps of the whole run, or both updates= and drop_fraction= in steps")
+    if n_steps is not None: need_number('n_steps', n_steps, 1, whole=True)
+    check_counts(batch_size, steps_per_epoch)
+    def steps(make, spec):
+        return None if spec is None else make(spec).bind(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+    times = steps(make_update_schedule, self.updates)
+    if self.replaces and getattr(times, 'freq', None)==1: raise ValueError(f"updates come at every step, and {_untrained}")
+    path = self.sparsity_schedule() if self.moves_sparsity else None
+    return MethodState(self, n_steps, times, steps(make_schedule, self.drop_fraction), steps(make_schedule, path))
 
-    def sparsity_schedule(self):
-        "The schedule that ends at `sparsity`"
-        if not isinstance(self.sparsity, Real): return self.sparsity
-        stop = inspect.signature(self.sparsity_path).parameters.get('stop')
-        is_open = stop is not None and stop.default is stop.empty
-        return self.sparsity_path(self.sparsity, stop=self.stop_pct) if is_open else self.sparsity_path(self.sparsity)
+@patch
+def sparsity_schedule(self:Method):
+    "The schedule that ends at `sparsity`"
+    if not isinstance(self.sparsity, Real): return self.sparsity
+    stop = inspect.signature(self.sparsity_path).parameters.get('stop')
+    is_open = stop is not None and stop.default is stop.empty
+    return self.sparsity_path(self.sparsity, stop=self.stop_pct) if is_open else self.sparsity_path(self.sparsity)
 
-    def n_keep(self,
-        live:int, # Live weights before the update
-        target:int, # Live weights after it
-        fraction:float, # Drop fraction
-        target_is_explicit:bool=False, # Did the user request the target?
-    ) -> int:
-        "How many live weights an update keeps"
-        if self.grow_score_f is None and (target_is_explicit or self.moves_sparsity): return min(live, target)
-        n_drop = self.drop_count_f(live, target, fraction)
-        if not (isinstance(n_drop, Integral) and 0<=n_drop<=live):
-            raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, and must return an integer in [0,{live}]")
-        keep = live-n_drop
-        return keep if self.grow_score_f is None else min(keep, target)
+@patch
+def n_keep(self:Method,
+    live:int, # Live weights before the update
+    target:int, # Live weights after it
+    fraction:float, # Drop fraction
+    target_is_explicit:bool=False, # Did the user request the target?
+) -> int:
+    "How many live weights an update keeps"
+    if self.grow_score_f is None and (target_is_explicit or self.moves_sparsity): return min(live, target)
+    n_drop = self.drop_count_f(live, target, fraction)
+    if not (isinstance(n_drop, Integral) and 0<=n_drop<=live):
+        raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, and must return an integer in [0,{live}]")
+    keep = live-n_drop
+    return keep if self.grow_score_f is None else min(keep, target)
 
-    @property
-    def score_parts(self) -> tuple: # Functions and None
-        "Keep score, grow score and redistribution"
-        return self.keep_score_f,self.grow_score_f,self.redistribute_f
+@patch(as_prop=True)
+def score_parts(self:Method) -> tuple: # Functions and None
+    "Keep score, grow score and redistribution"
+    return self.keep_score_f,self.grow_score_f,self.redistribute_f
 
-    @property
-    def dense_history(self) -> bool:
-        "Does one of the score parts read the optimizer state of dead weights?"
-        return any(needs_of(f).dense_history for f in self.score_parts)
+@patch(as_prop=True)
+def dense_history(self:Method) -> bool:
+    "Does one of the score parts read the optimizer state of dead weights?"
+    return any(needs_of(f).dense_history for f in self.score_parts)
 
-    @property
-    def collectors(self) -> dict:
-        "The averages of gradients that the score parts read, by name"
-        return {c.name:c for f in self.score_parts if (c := needs_of(f).collector)}
+@patch(as_prop=True)
+def collectors(self:Method) -> dict:
+    "The averages of gradients that the score parts read, by name"
+    return {c.name:c for f in self.score_parts if (c := needs_of(f).collector)}
 
 # %% ../../nbs/50_train.method.ipynb #7c79cc25
 class MethodState:
@@ -309,7 +313,7 @@ class MethodState:
         self.n_updates,self.updated_at = 0,None
         self.pending = None # Step of an update that waits for finite gradients
         self.missed,self.warned = 0,False # Updates in a row that waited; was a warning given that gradients stay so?
-        self.keep_dense_grad = None # Will an update read the gradients of the next batch? None before the first
+        self.wants_dense = None # Will an update read the dense gradients of the next batch? None before the first
 
     def __getattr__(self, k):
         if k.startswith('_') or k=='method': raise AttributeError(k)

@@ -9,18 +9,17 @@ __all__ = ['engine_state', 'check_same_run', 'load_engine_state']
 import json,zlib
 from fastcore.basics import *
 from ..masks.scores import densify
-from ..weights.weight import storage_of
 
 # %% ../../nbs/53_train.state.ipynb #601fe4af
 _schema = 1
-_of_method = 'n_updates','updated_at','pending','keep_dense_grad','settings'
+_of_method = 'n_updates','updated_at','pending','wants_dense','settings'
 _of_param = 'target','budget','live','target_is_explicit','initial'
 _tensors = 'grad_accumulators','initial','growth_state'  # may hold tensors, so the checksum leaves them out
 
 def _param_state(s):
     collected = {k:{o:densify(memo)[o] for o in ('total','n')} for k,memo in s.grad_accumulators.items()}
-    return dict({k:getattr(s, k) for k in _of_param}, name=s.o.name, size=s.n, last_update=list(s.last_update),
-        masked=storage_of(s.o.p).checksum(s.mask), grad_accumulators=collected, growth_state=dict(s.growth_state))
+    return dict({k:getattr(s, k) for k in _of_param}, name=s.name, size=s.n, last_update=list(s.last_update),
+        masked=s.w.checksum(), grad_accumulators=collected, growth_state=dict(s.growth_state))
 
 def _others(engine): return [s for s in engine.all if s not in engine.slots]  # without updates; they may have learning rates
 
@@ -36,7 +35,7 @@ def engine_state(
     "The engine's own state, without the model's and the optimizer's"
     state = dict(schema=_schema, **{k:getattr(engine, k) for k in ('seed','n_updates','last_t','n_steps')},
         methods=[{k:getattr(m, k) for k in _of_method} for m in engine.methods], slots=[_param_state(s) for s in engine.slots],
-        plan={s.o.name:s.handler.kernel for s in engine.all if s.handler.kernel}, others=[dict(s.growth_state) for s in _others(engine)],
+        plan={s.name:s.w.kind for s in engine.all if s.w.kind}, others=[dict(s.growth_state) for s in _others(engine)],
         seen=engine.seen and dict(engine.seen))
     return dict(state, checksum=_checksum(state))
 
@@ -52,7 +51,7 @@ def check_same_run(
     if state['schema']!=_schema:
         raise ValueError(f"the state has schema {state['schema']!r}, and this version reads {_schema}: "
             "take the version of fastsparse that wrote it")
-    mine,theirs = [(s.o.name, s.n) for s in engine.slots],[(o['name'], o['size']) for o in state['slots']]
+    mine,theirs = [(s.name, s.n) for s in engine.slots],[(o['name'], o['size']) for o in state['slots']]
     if [n for _,n in mine]!=[n for _,n in theirs]:
         raise ValueError(f"the state is of parameters {theirs}, and this model's are {mine}: "
             "build and sparsify the model as in the run that was saved")
@@ -77,15 +76,15 @@ def load_engine_state(
     "Continue from `state`; a `ValueError` before anything is changed if it is of another run or of other masks"
     check_same_run(engine, state)
     for s,o in zip(engine.slots, state['slots']):
-        if o['masked']!=storage_of(s.o.p).checksum(s.mask):
+        if o['masked']!=s.w.checksum():
             raise ValueError(f"the state is of another mask of {o['name']}: load the model that was saved with it, and before it")
     engine.seed,engine.n_updates,engine.last_t = [state[k] for k in ('seed','n_updates','last_t')]
     engine.seen = state.get('seen')
-    for m,o in zip(engine.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.keep_dense_grad = [o[k] for k in _of_method[:4]]
+    for m,o in zip(engine.methods, state['methods']): m.n_updates,m.updated_at,m.pending,m.wants_dense = [o[k] for k in _of_method[:4]]
     for s,o in zip(_others(engine), state.get('others', ())): s.growth_state = dict(o)
     for s,o in zip(engine.slots, state['slots']):
         s.sync()
-        s.handler.keep_dense_grad = s.method.keep_dense_grad or False
+        s.want_dense(s.method.wants_dense)
         s.target,s.budget,_,s.target_is_explicit,s.initial = [o[k] for k in _of_param]
         s.last_update,s.growth_state = tuple(o['last_update']),dict(o['growth_state'])
         s.grad_accumulators = {k:dict(memo, total=memo['total'].clone(), live=None) for k,memo in o['grad_accumulators'].items()}

@@ -12,8 +12,7 @@ from fastcore.meta import delegates
 from ..core.checks import pip_install
 from ..masks.distributions import usual_sparsity
 from ..core.files import read_tensors,whole_file
-from ..weights.weight import apply_masks,masked_params
-from ..weights.hooks import settle_averages
+from ..weights.find import apply_masks,copy_masks,masked_params
 from .method import find_method,overridden
 from ..model.sparsify import share_masks,sparsify_model
 from .checks import warn_if_ended
@@ -150,8 +149,10 @@ class SparseTrainerCallback(_Driver):
 # %% ../../nbs/62_train.trainers.ipynb #e2ee7a0c
 def _averages(trainer): return [m for cb in trainer.callbacks if isinstance(m := vars(cb).get('_average_model'), torch.nn.Module)]
 
-def _settle(trainer):
-    for m in _averages(trainer): settle_averages(m)
+def _settle(trainer, pl_module):
+    "Averages end with the masks of the model, not with the union of all that it had"
+    for m in _averages(trainer): copy_masks(getattr(m, 'module', m), pl_module)
+
 
 # %% ../../nbs/62_train.trainers.ipynb #6aec49f9
 class SparseLightningCallback(_Driver):
@@ -187,15 +188,14 @@ class SparseLightningCallback(_Driver):
         if n_steps==float('inf'): n_steps = None
         self.start(pl_module, trainer.optimizers[0], n_steps, saved)
 
+    def on_validation_start(self, trainer, pl_module): _settle(trainer, pl_module)
+
     def on_train_batch_end(self, trainer, pl_module, *args):
+        _settle(trainer, pl_module)
         for k,v in self.numbers().items(): pl_module.log(k, float(v))
 
-    def on_validation_start(self, trainer, pl_module): _settle(trainer)
-
-    def on_train_epoch_end(self, trainer, pl_module): _settle(trainer)
-
     def on_train_end(self, trainer, pl_module):
-        _settle(trainer)
+        _settle(trainer, pl_module)
         warn_if_ended(self.engine)
         self.stop()
 
@@ -232,6 +232,6 @@ def log_updates(
         n,live = [sum(o) for o in zip(*[(s.n, s.live) for s in engine.all])]
         dropped,grown = [sum(o) for o in zip(*[s.last_update for s in engine.all])]
         d = dict(sparsity=1-live/n, dropped=dropped, grown=grown, updates=engine.n_updates)
-        if layers: d |= {f'density/{s.o.name}':s.live/s.n for s in engine.all}
+        if layers: d |= {f'density/{s.name}':s.live/s.n for s in engine.all}
         write({prefix+k:v for k,v in d.items()}, t)
     return _log

@@ -1,0 +1,377 @@
+"A weight as others see it: whoever reads, writes, copies, averages or steps a masked or a live weight meets the dense weight, with zeros where it is dead"
+import copy,io,math,pickle,pytest
+from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
+from fastsparse.all import *
+from fastsparse.weights.hooks import enforce_masks
+from functools import partial
+from helpers import *
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_,clip_grad_value_,parameters_to_vector,vector_to_parameters
+from torch.optim.swa_utils import AveragedModel
+
+t = torch.optim
+optimizers = dict(sgd=lambda ps: t.SGD(ps, lr=.1, momentum=.9, weight_decay=.01), adam=lambda ps: t.Adam(ps, lr=.01), adamw=lambda ps: t.AdamW(ps, lr=.01,
+    weight_decay=.1), rmsprop=lambda ps: t.RMSprop(ps, lr=.01), adagrad=lambda ps: t.Adagrad(ps, lr=.01), nadam=lambda ps: t.NAdam(ps, lr=.01),
+    fused=lambda ps: t.AdamW(ps, lr=.01, fused=True), fastai_sgd=lambda ps: SGD(ps, lr=.05, mom=.9, wd=.01), fastai_adam=lambda ps: Adam(ps, lr=.01, wd=.01),
+    lookahead=lambda ps: Lookahead(SGD(ps, lr=.05, mom=.9), k=2))
+plan = {'0.weight':'rows', '2.weight':'rows'}
+
+def started(kind, opt='adam', sparsity=.7):
+    "Model, optimizer and masks: masked, on live weights, or dense with masks that the test keeps by hand"
+    m = mlp((12,32,4), dtype=torch.double)
+    sparsify_model(m, sparsity, seed=0)
+    masks = masks_of(m)
+    if kind=='by hand': unsparsify(m)
+    opt = optimizers[opt](list(m.parameters()))
+    if kind=='live': sparse_compute(m, None, opt, plan=plan)
+    return m,opt,masks
+
+def batch(i):
+    g = torch.Generator().manual_seed(i)
+    return torch.randn(8, 12, generator=g).double(),torch.randn(8, 4, generator=g).double()
+
+def weights(m): return [m[0].weight,m[2].weight]
+
+@torch.no_grad()
+def zero(ts, masks):
+    for o,mask in zip(ts, masks): o.masked_fill_(~mask, 0)
+
+def step(m, opt, i, masks=None, loss=lambda m: 0., grads=lambda m: None):
+    "One step; with `masks`, they are kept by hand"
+    x,y = batch(i)
+    opt.zero_grad()
+    (F.mse_loss(m(x), y)+loss(m)).backward()
+    if masks: zero([p.grad for p in weights(m)], masks)
+    grads(m)
+    if masks: zero([p.grad for p in weights(m)], masks)
+    opt.step()
+    if masks: zero(weights(m), masks)
+
+# --- what is done to weights and gradients
+
+def like(p, seed=0): return torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype)
+def each(f):
+    @torch.no_grad()
+    def _f(m):
+        for p in m.parameters(): f(p)
+    return _f
+
+def as_file(m, legacy=False):
+    torch.save(m, f := io.BytesIO(), _use_new_zipfile_serialization=not legacy)
+    f.seek(0)
+    return torch.load(f, weights_only=False)
+
+def pickled(m): return pickle.loads(pickle.dumps(m))
+def load(m, **kwargs): m.load_state_dict({**m.state_dict(), **{k:like(v) for k,v in m.state_dict().items() if k.endswith('weight')}}, **kwargs)
+def set_grad(p): p.grad = like(p)
+def set_grad_data(p): p.grad.data = like(p)
+def set_data(p): p.data = like(p)
+@torch.no_grad()
+def from_vector(m): vector_to_parameters(like(parameters_to_vector(m.parameters())), m.parameters())
+
+losses = dict(l1=lambda m: .01*sum(p.abs().sum() for p in m.parameters()), mean=lambda m: m[0].weight.abs().mean(),
+    product=lambda m: (m[0].weight*1).square().sum()/9,
+    rows=lambda m: (m[0].weight.square().sum(1)+1e-3).sqrt().mean(), read=lambda m: F.linear(batch(9)[0], m[0].weight).square().mean())
+gradients = dict(clip=lambda m: clip_grad_norm_(m.parameters(), .1), clip_value=lambda m: clip_grad_value_(m.parameters(), .01),
+    halved=each(lambda p: p.grad.div_(2)),
+    noise=each(lambda p: p.grad.add_(like(p))), data_noise=each(lambda p: p.grad.data.add_(like(p))), new=each(set_grad), new_data=each(set_grad_data))
+between = dict(nothing=lambda m: None, halved=each(lambda p: p.data.mul_(.5)), copied=each(lambda p: p.copy_(like(p))),
+    drawn=each(lambda p: nn.init.uniform_(p, .1, 1)),
+    new_data=each(set_data), vector=from_vector, loaded=load, cast=lambda m: m.float().double(), deepcopy=copy.deepcopy, pickle=pickled, file=as_file,
+    shadow=each(lambda p: p.data.copy_(p.detach().clone().mul_(.9))), lerp=each(lambda p: p.data.lerp_(torch.zeros(p.shape).double(), .1)))
+operations = [(where,name) for where in ('losses','gradients','between') for name in globals()[where]]
+
+def operated(kind, where, name, opt):
+    "Four steps with an operation in each, or once after two"
+    f = globals()[where][name]
+    m,o,masks = started(kind, opt)
+    masks = masks if kind=='by hand' else None
+    for i in range(4):
+        if i==2 and where=='between':
+            new = f(m)
+            if masks: zero(weights(m), masks)
+            if isinstance(new, nn.Module) and new is not m: m,o = new,optimizers[opt](list(new.parameters()))
+        step(m, o, i, masks, **{'losses':dict(loss=f), 'gradients':dict(grads=f)}.get(where, {}))
+    return m
+
+def product(*tables):
+    "Every row"
+    rows = [()]
+    for o in tables: rows = [(*a, *(b if isinstance(b, tuple) else (b,))) for a in rows for b in o]
+    return rows
+
+@pytest.mark.parametrize('kind,where,name,opt', [o for o in product(('masked','live'), operations, optimizers) if (o[0],o[-1])!=('live','lookahead')])
+def test_a_sparse_weight_trains_as_a_dense_one_whose_masks_are_kept_by_hand(kind, where, name, opt):
+    m,hand = operated(kind, where, name, opt),operated('by hand', where, name, opt)
+    for p,q,mask in zip(weights(m), weights(hand), [o.mask for o in masked_params(m)]):
+        assert p.shape==q.shape and is_positive_zero((p*1)[~mask])
+        torch.testing.assert_close(p*1, q*1, rtol=0, atol=1e-10 if kind=='live' else 0)
+
+reads = dict(detach=lambda m,o: [p.detach() for p in weights(m)], times=lambda m,o: [p*1 for p in weights(m)], sums=lambda m,o: [p.sum(1) for p in weights(m)],
+    norm=lambda m,o: [p.norm() for p in m.parameters()], state=lambda m,o: [v for k,v in m.state_dict().items() if 'weight_' not in k],
+    data=lambda m,o: [p.data+0 for p in weights(m)], vector=lambda m,o: [parameters_to_vector(m.parameters())],
+    numpy=lambda m,o: [torch.tensor(p.detach().numpy()) for p in weights(m)], product=lambda m,o: [F.linear(batch(9)[0], m[0].weight)],
+    values=lambda m,o: [torch.linalg.svdvals(m[0].weight)], named=lambda m,o: [p*1 for _,p in m.named_parameters()],
+    own=lambda m,o: [m[0].weight[3], m[0].weight.mT.contiguous()],
+    memory=lambda m,o: [v for s in o.state_dict()['state'].values() for v in s.values() if isinstance(v, torch.Tensor)])
+
+@pytest.mark.parametrize('kind,read', product(('masked','live'), reads))
+def test_what_is_read_is_the_dense_weight(kind, read):
+    (m,o,_),(hand,q,masks) = started(kind),started('by hand')
+    for i in range(2): step(m, o, i), step(hand, q, i, masks)
+    for a,b in zip(reads[read](m, o), reads[read](hand, q), strict=True): torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+@pytest.mark.parametrize('method', ['rigl','set','static'])
+@pytest.mark.parametrize('kind', ['masked', 'live'])
+def test_gradients_are_masked_after_every_backward(kind, method):
+    "Clipping and norms see live gradients only, also in the step of an update"
+    m,o,_ = started(kind)
+    DynamicSparseTraining(m, o, 24, method=method, **({} if method=='static' else dict(batches_per_update=3)), seed=0)
+    def look(m):
+        for w in masked_params(m): assert w.p.grad.shape==w.mask.shape and is_positive_zero(w.p.grad[~w.mask])
+    for i in range(12): step(m, o, i, grads=look)
+
+# --- dead is dead (law 3), with every optimizer
+
+others = dict(SGD_nesterov=dict(lr=.05, momentum=.9, nesterov=True),
+    SGD_max=dict(lr=.01, momentum=.9, maximize=True), Adam_amsgrad=dict(lr=.01, amsgrad=True), Adam_eps0=dict(lr=.01, eps=0.),
+    AdamW_foreach=dict(lr=.01, foreach=True), RAdam=dict(lr=.01), Adamax=dict(lr=.01), RMSprop_centered=dict(lr=.01, momentum=.9, centered=True),
+    Adagrad_init=dict(lr=.05, initial_accumulator_value=.3), Adadelta=dict(lr=1.), ASGD=dict(lr=.05, t0=2), Rprop=dict(lr=.01), Adafactor=dict(lr=.05),
+    Muon=dict(lr=.02))
+
+def torch_opt(name):
+    "The optimizer of torch before the underscore, with the settings in `others`"
+    make = getattr(t, name.split('_')[0])
+    return lambda ps: make([p for p in ps if p.ndim==2] if name=='Muon' else ps, **others[name])
+
+zoo = {**{k:torch_opt(k) for k in others}, **optimizers}
+zoo |= dict(fastai_plain=partial(SGD, lr=.05), fastai_l2=partial(SGD, lr=.05, mom=.9, wd=.1, decouple_wd=False),
+    fastai_RMSProp=partial(RMSProp, lr=.01, mom=.9), fastai_RAdam=partial(RAdam, lr=.01), QHAdam=partial(QHAdam, lr=.01), Larc=partial(Larc, lr=.05, wd=.1),
+    Lamb=partial(Lamb, lr=.01, wd=.1), ranger=partial(ranger, lr=.01), wrapped=lambda ps: OptimWrapper(ps, t.AdamW, lr=.01),
+    wrapped_muon=lambda ps: OptimWrapper([p for p in ps if p.ndim==2], t.Muon, lr=.02),
+    lookahead_wrapped=lambda ps: Lookahead(OptimWrapper(ps, t.SGD, lr=.05, momentum=.9), k=2))
+
+def stays_dead(m, opt, n=5, loss=lambda m: backward(m, *data(m))):
+    "Dead weights, their gradients and their state are zero in each of `n` steps, and live ones move"
+    before = [o.p.detach().clone() for o in masked_params(m)]
+    for _ in range(n):
+        opt.zero_grad()
+        loss(m)
+        for o in masked_params(m): assert is_positive_zero(o.p.grad[~o.mask]), f'{o.name}: clipping would see the gradient of a dead weight'
+        opt.step()
+        assert_dead(m, opt)
+    assert all((was!=o.p)[o.mask].any() for was,o in zip(before, masked_params(m)))
+
+@pytest.mark.parametrize('dense_before', [False,True])
+@pytest.mark.parametrize('name', zoo)
+def test_dead_is_dead_with_any_optimizer(name, dense_before):
+    "Without an engine; also when the model was trained dense, with momentum, before"
+    m = mlp()
+    opt = zoo[name](list(m.parameters()))
+    if dense_before: train(m, opt, 3, *data(m))
+    sparsify_model(m, .6, seed=0, mask_init='magnitude')
+    stays_dead(m, opt, 7)
+
+@pytest.mark.parametrize('bad', [math.nan,math.inf])
+@pytest.mark.parametrize('opt', ['sgd','adam','fastai_sgd'])
+def test_what_is_not_finite_ends_at_a_dead_place(opt, bad):
+    "`grad*mask` keeps NaN; that of a live weight is the user's to see; no backward is needed"
+    m,o,_ = started('masked', opt)
+    for w in masked_params(m): w.p.grad = torch.where(w.mask, 1., bad).double()
+    o.step()
+    assert_dead(m, o)
+    assert all(w.p.isfinite().all() for w in masked_params(m))
+    m[0].weight.grad = torch.where(m[0].weight_mask, math.nan, 0.).double()
+    o.step()
+    assert m[0].weight[m[0].weight_mask].isnan().all() and is_positive_zero(m[0].weight[~m[0].weight_mask])
+
+def test_hooks_that_spoil_a_dead_gradient_do_no_harm():
+    m,o,_ = started('masked', 'sgd')
+    for w in masked_params(m): w.p.register_hook(lambda g, mask=w.mask: g.masked_fill(~mask, math.nan))
+    stays_dead(m, o)
+
+@pytest.mark.parametrize('to_none', [True,False])
+def test_gradients_that_accumulate_are_masked(to_none):
+    m,o,_ = started('masked', 'sgd')
+    for _ in range(3):
+        for _ in range(2):
+            backward(m, *data(m))
+            assert all(is_positive_zero(w.p.grad[~w.mask]) for w in masked_params(m))
+        o.step()
+        assert_dead(m, o)
+        o.zero_grad(set_to_none=to_none)
+
+@pytest.mark.parametrize('dtype', [torch.double, torch.bfloat16, 'autocast'])
+def test_other_types_of_number(dtype):
+    m = mlp()
+    sparsify_model(m, .6, seed=0)
+    if dtype=='autocast':
+        def loss(m):
+            with torch.autocast('cpu', torch.bfloat16): backward(m, *data(m))
+        stays_dead(m, t.SGD(m.parameters(), lr=.1, momentum=.9), loss=loss)
+    else: stays_dead(m.to(dtype), t.Adam(m.parameters(), lr=.01))
+
+@pytest.mark.parametrize('opt_f', [partial(t.SGD, lr=.1, momentum=.9), partial(t.Adam, lr=.01), partial(t.Adamax, lr=.01)])
+def test_channels_last(opt_f):
+    "Weights, masks and gradients that are not contiguous: the masks and weights of a contiguous run"
+    def run(layout, late):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Conv2d(3,8,3), nn.ReLU(), nn.Conv2d(8,8,3))
+        if not late: m = m.to(memory_format=layout)
+        sparsify_model(m, .7, seed=3)
+        m = m.to(memory_format=layout)
+        opt,xb = opt_f(m.parameters()),torch.randn(2,3,8,8).to(memory_format=layout)
+        stays_dead(m, opt, 4, lambda m: m(xb).square().mean().backward())
+        return m
+    ref = run(torch.contiguous_format, False)
+    for m in (run(torch.channels_last, False), run(torch.channels_last, True)):
+        assert not m[2].weight.is_contiguous() and same_masks(masks_of(ref), masks_of(m))
+        assert all(torch.allclose(p, q, atol=1e-5) for p,q in zip(ref.parameters(), m.parameters()))
+
+# --- who else takes the weights
+
+@pytest.mark.parametrize('kind', ['masked','live'])
+def test_functional_call(kind):
+    "Tensors that are given are used as they are and left as they were, zeros or not; gradients by parameter are the dense model's"
+    m,_,_ = started(kind)
+    teacher,(x,y) = mlp((12,32,4), seed=7, dtype=torch.double),batch(0)
+    was = [p.detach().clone() for p in teacher.parameters()]
+    for f in (lambda p: p, lambda p: p.detach().clone(), lambda p: p*1.):
+        torch.testing.assert_close(functional_call(m, {k:f(p) for k,p in teacher.named_parameters()}, x), teacher(x))
+    assert all(map(torch.equal, was, teacher.parameters()))
+    grads = torch.func.grad(lambda ps: F.mse_loss(functional_call(m, ps, x), y))({k:p.detach() for k,p in teacher.named_parameters()})
+    F.mse_loss(teacher(x), y).backward()
+    for k,p in teacher.named_parameters(): torch.testing.assert_close(grads[k], p.grad)
+    torch.testing.assert_close(functional_call(m, dict(m.named_parameters()), x), m(x))
+
+# --- what stands in the place of another
+
+class Tasks(nn.Module):
+    "A model with a loss of its own, and weights that no module's forward multiplies: in attention's `out_proj`, in an LSTM, tied, in `F.linear`"
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.attend,self.recur,self.head = nn.MultiheadAttention(8, 2, batch_first=True),nn.LSTM(8, 8, batch_first=True),nn.Linear(8, 6)
+        self.again = nn.Linear(8, 6, bias=False)
+        self.again.weight = self.head.weight
+
+    def forward(self, x): return self.again(self.head(self.recur(self.attend(*[self.body(x)]*3)[0])[0]).tanh()[...,:2].repeat(1, 1, 4))
+
+    def loss(self, x):
+        h = self.body(x)
+        h = self.recur(self.attend(h, h, h)[0])[0]
+        return (F.linear(h, self.head.weight)+self.again(h)).square().mean()
+
+def tasks():
+    m = Tasks()
+    sparsify_model(m, .6, seed=0)
+    return m
+
+def by_parts(m, x):
+    h = m.body[2](m.body[1](m.body[0](x)))
+    return (m.head(m.recur(m.attend(h, h, h)[0])[0])+m.again(h)).square().mean()
+
+x3 = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0))
+used_by = dict(forward=lambda m: m(x3).square().mean().backward(), parts=lambda m: by_parts(m, x3).backward(), method=lambda m: m.loss(x3).backward())
+
+def of_parts(m):
+    "Each part copied by itself, tied ones together"
+    new = copy.copy(m)
+    new._modules = dict(zip(m._modules, [copy.deepcopy(m.body), pickled(m.attend), as_file(m.recur), *copy.deepcopy([m.head, m.again])]))
+    return new
+
+copied_by = dict(original=lambda m: m, deepcopy=copy.deepcopy, pickle=pickled, file=as_file, legacy_file=partial(as_file, legacy=True),
+    again=lambda m: copy.deepcopy(pickled(copy.deepcopy(m))),
+    inside=lambda m: copy.deepcopy([nn.ModuleDict(dict(m=m)), m])[0]['m'], average=lambda m: AveragedModel(m).module, by_parts=of_parts)
+
+def _swapped_by_torch(m):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try: m.double().float()
+    finally: torch.__future__.set_swap_module_params_on_conversion(False)
+
+def _same_place(m):
+    "New data until its storage lies where the old one lay"
+    p = m.body[0].weight
+    for _ in range(50):
+        at,p.data = p.data_ptr(),torch.ones(8, 6)
+        if p.data_ptr()==at: return
+
+def _emptied(m):
+    m.body[0].to_empty(device='cpu').reset_parameters()
+    m.body[0].weight_mask.copy_(torch.rand(8, 6)<.4)
+
+@torch.no_grad()
+def _drawn(m): nn.init.ones_(m.body[0].weight)
+def _mask_data(m): m.body[0].weight_mask.data = m.body[0].weight_mask.flip(0)
+
+def _assign(m): m.body.load_state_dict({k:torch.ones_like(v) if k.endswith('weight') else v for k,v in m.body.state_dict().items()}, assign=True)
+def _parameter(m): m.body[0].weight = nn.Parameter(torch.ones(8, 6))
+def _data(m): m.body[0].weight.data = torch.ones(8, 6)
+
+replaced = dict(assign=_assign, parameter=_parameter, data=_data, same_place=_same_place, drawn=_drawn,
+    new_mask=lambda m: m.body[0].register_buffer('weight_mask', m.body[0].weight_mask.flip(0)),
+    written_mask=lambda m: m.body[0].weight_mask.copy_(m.body[0].weight_mask.flip(0)), mask_data=_mask_data, dtype=lambda m: m.double().float(),
+    swap=lambda m: torch.utils.swap_tensors(m.body[0].weight, nn.Parameter(torch.ones(8, 6))), swap_by_torch=_swapped_by_torch,
+    share=lambda m: m.share_memory(), empty=_emptied)
+
+@pytest.mark.parametrize('copied', ['original','deepcopy'])
+@pytest.mark.parametrize('when', ['before','after'])
+@pytest.mark.parametrize('name', replaced)
+def test_what_is_put_in_the_place_of_another_is_followed(name, when, copied):
+    "A weight, a mask or a parameter: after the next step dead weights are zero, and so they stay, without a forward of the whole; the original's next forward zeroes them too"
+    m = copied_by[copied](tasks())
+    if when=='after': used_by['method'](m)
+    m.zero_grad()
+    replaced[name](m)
+    opt = optimizers['sgd'](m.parameters())
+    used_by['parts'](m)
+    opt.step()
+    assert_dead(m, opt)
+    stays_dead(m, opt, 3, used_by['method'])
+    if copied=='original':
+        m.zero_grad()
+        replaced[name](m)
+        m.eval()(x3)
+        assert_dead(m)
+
+@pytest.mark.parametrize('kind', ['masked', 'live'])
+def test_a_load_is_masked_at_once(kind):
+    "A compiled model runs no hook before its forward"
+    m,*_ = started(kind)
+    load(m)
+    assert all(is_positive_zero((o.p*1)[~o.mask]) and o.p.count_nonzero()==o.mask.sum() for o in masked_params(m))
+
+@pytest.mark.parametrize('frozen_first', [False,True])
+def test_freeze_and_unfreeze(frozen_first):
+    "A weight that was frozen when masks were made, or is later, is left as it is, and enforced whenever it trains"
+    m = mlp()
+    if frozen_first: m[2].requires_grad_(False)
+    sparsify_model(m, .6, seed=0)
+    opt = t.SGD(m.parameters(), lr=.1, momentum=.9)
+    for frozen in (True,False,True,False):
+        m[2].requires_grad_(not frozen)
+        before = m[2].weight.clone()
+        opt.zero_grad()
+        train(m, opt, 2, *data(m))
+        assert_dead(m, opt)
+        assert torch.equal(before, m[2].weight)==frozen and (frozen or is_positive_zero(m[2].weight.grad[~m[2].weight_mask]))
+
+def test_enforced_twice_and_by_name():
+    "A model that is enforced twice stays so when one of them ends; a bias with a mask is obeyed like a weight"
+    m = mlp()
+    m[0].register_buffer('bias_mask', torch.tensor([True]*4+[False]*4))
+    enforce_masks(m)
+    stays_dead(m, t.Adam(m.parameters(), lr=.01))
+    assert m[0].bias.count_nonzero()==4 and m[0].weight.all()
+    m = mlp()
+    hooks = sparsify_model(m, .6, seed=0)
+    again = enforce_masks(m)
+    opt = t.SGD(m.parameters(), lr=.1, momentum=.9)
+    stays_dead(m, opt, 2)
+    hooks.remove()
+    stays_dead(m, opt, 3)
+    again.remove()
+    train(m, opt, 1, *data(m))
+    assert all(o.p[~o.mask].any() for o in masked_params(m))
