@@ -52,7 +52,7 @@ class DeadPlaces:
         "Is `t` zero there? True for tensors of other devices, unless you `wait` for the answer"
         if len(self.at)==0 or not (wait or t.device.type=='cpu') or torch._C._functorch.maybe_current_level() is not None: return True
         own = local_part(t).detach()
-        if own.is_contiguous() and own.dtype in (torch.float,torch.double): return not own.view(-1).numpy()[self.at_numpy].any()
+        if own.device.type=='cpu' and own.is_contiguous() and own.dtype in (torch.float,torch.double): return not own.view(-1).numpy()[self.at_numpy].any()
         return not own.take(self.at).any()
 
 # %% ../../nbs/32_weights.weight.ipynb #e522b88a
