@@ -375,3 +375,25 @@ def test_enforced_twice_and_by_name():
     again.remove()
     train(m, opt, 1, *data(m))
     assert all(o.p[~o.mask].any() for o in masked_params(m))
+
+@pytest.mark.parametrize('same_address', [False,True])
+def test_a_gradient_assigned_in_place_of_a_freed_one_is_read_whole(same_address):
+    "Python gives a new tensor the id of one that has gone, so an id doesn't say which tensor it is"
+    m = nn.Linear(8, 8, bias=False)
+    sparsify_model(m, .5, seed=0)
+    w, = masked_params(m)
+    opt = torch.optim.SGD(m.parameters(), lr=0.)
+    DynamicSparseTraining(m, opt, 40, **{**RigL_presets, 'batches_per_update':2}, seed=0)
+    big,before,address = (~w.mask).flatten().nonzero().flatten()[-9:],w.mask.clone(),None  # an update moves 30 % of 32
+    for _ in range(3):
+        w.p.grad = None
+        made = [torch.ones(8, 8)]
+        while same_address and address is not None and id(made[-1])!=address and len(made)<5000: made.append(torch.ones(8, 8))
+        grad = made.pop()
+        made.clear()
+        address = id(grad)
+        grad.view(-1)[big] = 9.
+        w.p.grad = grad
+        del grad
+        opt.step()
+    assert (w.mask&~before).flatten().nonzero().flatten().equal(big)

@@ -14,6 +14,7 @@ from ..kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,
 from ..kernels.ops import need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
 from ..masks.scores import Live as Places
 from ..masks.selection import live_places,put_
+from .gradient import grad_stamp
 from .optimizers import keeps_zero
 from .weight import has_stamp,Masked,stamp_of,warn_of_replaced,Weight
 from functools import wraps
@@ -323,9 +324,9 @@ def mask_grad(self:Live, grad):
             "as the backward made it: register hooks before the run, which keeps such weights masked, or pass sparse_compute=False")
     if not isinstance(grad, LiveTensor): return self.load_grad_state(dict(grad=grad.detach()))
     dense = self.dense
-    if not self.wants_dense or not dense.pending or dense.stamp is not None and dense.stamp[0]==id(grad): return
+    if not self.wants_dense or not dense.pending or dense.stamp is not None and dense.stamp[0]() is grad: return
     *_,(_,terms) = dense.pending.values()  # of `torch.autograd.grad`, which assigns nothing
-    dense.terms,dense.live_grad,dense.stamp = terms,grad.cell.values.clone(),(id(grad),grad._version)
+    dense.terms,dense.live_grad,dense.stamp = terms,grad.cell.values.clone(),grad_stamp(grad)
 
 @patch
 def grad_state(self:Live):
@@ -345,7 +346,7 @@ def load_grad_state(self:Live, state):
     values = self.p.grad.cell.values
     if whole and self.wants_dense: dense.terms,dense.live_grad = [grad.flatten(1).clone()],values.clone()
     elif state.get('terms'): dense.terms,dense.live_grad = list(state['terms']),state['live_grad']
-    dense.stamp = id(self.p.grad),self.p.grad._version
+    dense.stamp = grad_stamp(self.p.grad)
 
 # %% ../../nbs/37_weights.live.ipynb #8a3f325d
 @patch
@@ -387,7 +388,7 @@ def sync_to_mask(self:Live):
     self.vector = None
     if not dense: return
     p.grad.cell.values[live_places(~known)] = dense.summed(new.part(~known)).to(p.dtype)
-    dense.live_grad,dense.stamp = p.grad.cell.values.clone(),(id(p.grad),p.grad._version)
+    dense.live_grad,dense.stamp = p.grad.cell.values.clone(),grad_stamp(p.grad)
 
 @patch
 def put(self:Live, gone, new, opt, start=None):

@@ -12,7 +12,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt,is_fastai
 from ..masks.selection import count_live,local_part,put_,zero_dead_
-from .gradient import DenseGradient
+from .gradient import DenseGradient,grad_stamp
 from .optimizers import grad_history,keeps_zero,lift_dead,settle_dead,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
@@ -216,7 +216,7 @@ class Masked(Weight):
         if self.p is not p: self.lost(self.p, self.mask)
         if not self.dense_history and self.mask is not None:
             zero_dead_(p.grad, self.mask)
-            self.grad_stamp = id(p.grad),p.grad._version
+            self.grad_stamp = grad_stamp(p.grad)
         if self.wants_dense: self.dense.arrive(p.grad, self.live_grad(p.grad))
         if self.on_grad is not None: self.on_grad(p)
 
@@ -226,11 +226,11 @@ class Masked(Weight):
         "Set the gradient of dead weights to zero, unless it is masked already"
         mask,stamp = self.mask,self.grad_stamp
         if mask is None or grad is None: return
-        same = stamp is not None and stamp[0]==id(grad)
+        same = stamp is not None and stamp[0]() is grad
         if same and stamp[1]==grad._version and self.probe.are_zero(grad): return
         if self.wants_dense and not same and not self.probe.are_zero(grad, wait=True): self.take(grad)
         zero_dead_(grad, mask)
-        self.grad_stamp = id(grad),grad._version
+        self.grad_stamp = grad_stamp(grad)
 
     def take(self, grad):
         "Keep `grad`, which came by itself, as the dense gradient"
@@ -284,7 +284,7 @@ def put(self:Masked, gone, new, opt, start=None):
     if grad is not None and not self.dense_history:
         put_(grad, gone, 0)
         if dense is not None: grad.put_(new, dense.take(new))
-        self.grad_stamp = id(grad),grad._version
+        self.grad_stamp = grad_stamp(grad)
         if dense is not None: self.dense.stamp = self.grad_stamp
         if dense is not None: self.dense.live_grad = self.live_grad(grad)
     self.note()
@@ -304,7 +304,7 @@ def load_grad_state(self:Masked, state):
     self.grad_stamp = None
     if self.wants_dense: self.take(grad)
     if not self.dense_history: self.mask_grad(grad)
-    if self.wants_dense: self.dense.stamp = id(grad),grad._version
+    if self.wants_dense: self.dense.stamp = grad_stamp(grad)
 
 # %% ../../nbs/32_weights.weight.ipynb #a9acd5e8
 _in_step = weakref.WeakKeyDictionary()  # optimizer → the attributes that hold its own groups, and the groups of this step
