@@ -7,7 +7,6 @@ __all__ = ['traced_text', 'Cell', 'LiveTensor', 'Live', 'store_live', 'store_mas
 
 # %% ../../nbs/37_weights.live.ipynb #b5b93dbb
 import sys,torch,torch.nn.functional as F,weakref
-from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt,is_fastai
 from ..kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
@@ -154,11 +153,6 @@ class Live(Weight):
 
     def __reduce__(self): return Masked.__new__,(Masked,),self.__getstate__()  # a copy is dense, under a mask
 
-    def __deepcopy__(self, memo):
-        new = memo[id(self)] = Masked.__new__(Masked)
-        new.__setstate__({**deepcopy(self.__getstate__(), memo), 'passive':True})
-        return new
-
     index = property(lambda self: self.p.cell.index)
     values = property(lambda self: self.p.cell.values)
     has_live = property(lambda self: isinstance(self.p, LiveTensor))
@@ -199,10 +193,7 @@ def store_live(
     new = Live.__new__(Live)
     new.__setstate__(dict(module=w.module, attr=w.attr, name=w.name))
     new.lent,new.opts = [],weakref.WeakSet()
-    for k in ('wants_dense','why_rests','on_grad','rate'): setattr(new, k, getattr(w, k))
-    w.release()
-    vars(w.module)['_weights'][w.attr] = new
-    new.watch(p)
+    new.succeed(w, p)
     for opt in opts: new.opts.add(base_opt(opt))
     if grad is not None: new.load_grad_state(dict(grad=grad))
     new.note()
@@ -244,10 +235,7 @@ def store_masked(
     _swap(p, p.cell.dense())
     for opt in w.opts:
         if p in opt.state: opt.state[p] = {k:_plain(t) if isinstance(t, LiveTensor) else t for k,t in opt.state[p].items()}
-    for k in ('wants_dense','why_rests','on_grad','rate'): setattr(new, k, getattr(w, k))
-    w.release()
-    vars(w.module)['_weights'][w.attr] = new
-    new.watch(p)
+    new.succeed(w, p)
     new.check()
     new.load_grad_state(dict(grad=grad))
 

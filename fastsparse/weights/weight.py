@@ -52,7 +52,8 @@ class DeadPlaces:
         "Is `t` zero there? True for tensors of other devices, unless you `wait` for the answer"
         if len(self.at)==0 or not (wait or t.device.type=='cpu') or torch._C._functorch.maybe_current_level() is not None: return True
         own = local_part(t).detach()
-        if own.device.type=='cpu' and own.is_contiguous() and own.dtype in (torch.float,torch.double): return not own.view(-1).numpy()[self.at_numpy].any()
+        quick = own.device.type=='cpu' and own.is_contiguous() and own.dtype in (torch.float,torch.double)
+        if quick: return not own.view(-1).numpy()[self.at_numpy].any()
         return not own.take(self.at).any()
 
 # %% ../../nbs/32_weights.weight.ipynb #e522b88a
@@ -120,8 +121,9 @@ class Weight:
         if p is not None: self.watch(p)
 
     def __deepcopy__(self, memo):
-        new = memo[id(self)] = type(self).__new__(type(self))
-        new.__setstate__({**deepcopy(self.__getstate__(), memo), 'passive':True})
+        make,args,state = self.__reduce_ex__(2)[:3]
+        new = memo[id(self)] = make(*args)
+        new.__setstate__({**deepcopy(state, memo), 'passive':True})
         return new
 
     def __repr__(self): return f'{type(self).__name__}({self.name!r}, {tuple(self.shape)}, {self.n_live()} live)'
@@ -167,6 +169,14 @@ def wake(self:Weight):
     "Enforce the mask, of a copy too"
     self.passive,self.stamp = False,None if self.passive else self.stamp
     return self.check()
+
+@patch
+def succeed(self:Weight, old, p):
+    "Take the place of `old`, another kind of weight, whose parameter `p` is stored in another way now"
+    for k in ('wants_dense','why_rests','on_grad','rate'): setattr(self, k, getattr(old, k))
+    old.release()
+    vars(self.module)['_weights'][self.attr] = self
+    self.watch(p)
 
 @patch
 def remove(self:Weight):
@@ -309,11 +319,13 @@ def load_grad_state(self:Masked, state):
 # %% ../../nbs/32_weights.weight.ipynb #a9acd5e8
 _in_step = weakref.WeakKeyDictionary()  # optimizer → the attributes that hold its own groups, and the groups of this step
 
+def _weights_of(opt): return [w for group in opt.param_groups for p in group['params'] if (w := weight_of(p))]
+
 def set_groups(
     opt, # A fastai or torch optimizer, not wrapped
 ):
     "Give `opt` the groups of this step, if they differ from its own"
-    ws = [w for group in opt.param_groups for p in group['params'] if (ref := _known.get(id(p))) and (w := ref()) and w.watched is p]
+    ws = _weights_of(opt)
     rates,own = {id(w.watched):w.rate for w in ws if w.rate!=1},{id(w.watched):w for w in ws if w.kind and w.is_stepped_alone(opt)}
     if not (rates or own): return
     fastai = is_fastai(opt)
@@ -364,15 +376,12 @@ def _before_step(opt, *args):
         if w is None or w.kind or (p := w.module._parameters.get(w.attr)) is w.watched: continue
         if p is not None and any(p is q for q in held): w.watch(p)
         elif p is None and any(q in set(w.module.parameters()) for q in held): w.check()
-    ws = [w for p in held if (ref := _known.get(id(p))) and (w := ref()) and w.watched is p]
-    for w in ws: w.before_step(opt)
+    for w in _weights_of(base): w.before_step(opt)
     if base is opt and 'optim' not in vars(base): set_groups(base)  # else the optimizer inside will do it
 
 def _after_step(opt, *args):
     join_groups(opt)
-    for group in base_opt(opt).param_groups:
-        for p in group['params']:
-            if w := weight_of(p): w.after_step(opt)
+    for w in _weights_of(base_opt(opt)): w.after_step(opt)
 
 def _before_read(opt):
     join_groups(opt)
