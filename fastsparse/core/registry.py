@@ -129,5 +129,5 @@ def call_with(
     "Call `f(*args)` with those of `kwargs` that `f` takes"
     try: params = list(signature(f).parameters.values())
     except ValueError: return f(*args)
-    if any(o.kind==o.VAR_KEYWORD for o in params): return f(*args, **kwargs)
+    if any([o.kind==o.VAR_KEYWORD for o in params]): return f(*args, **kwargs)
     return f(*args, **{o.name: kwargs[o.name] for o in params[len(args):] if o.name in kwargs})

@@ -239,7 +239,8 @@ def sparse_conv1x1(
 # %% ../../nbs/22_kernels.ops.ipynb #1f3256de
 def _scores_bias(key_padding_mask, attn_mask, q):
     "Both masks as one that fits batch x heads x queries x keys, to add to scores; where a bool one is true, attention is not allowed"
-    def bias(mask): return mask.to(q.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+    def bias(mask):
+        return mask.to(q.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
     masks = []
     if key_padding_mask is not None: masks.append(bias(key_padding_mask)[:,None,None])
     if attn_mask is not None: masks.append(bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2])))

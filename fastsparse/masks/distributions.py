@@ -220,7 +220,8 @@ def _checked(spec):
     return list(spec) if rules is None else spec if isinstance(spec, dict) else rules
 
 def _given(params, model_sparsity, names=None, spec=(), rest=None, **kwargs):
-    if isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec): found = dict(enumerate(_one_each(spec, params, 'sparsities')))
+    if isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec):
+        found = dict(enumerate(_one_each(spec, params, 'sparsities')))
     else:
         rules = read_rules(spec)
         taken = assign(rules, _one_each(names, params, 'names'), params, what='given sparsity')

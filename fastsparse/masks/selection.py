@@ -49,11 +49,13 @@ def sparse_mask_like(
     return sparse_mask(param.shape, sparsity, generator).to(param.device)
 
 # %% ../../nbs/10_masks.selection.ipynb #e1969c0c
+_plain = torch.Tensor,torch.nn.Parameter
+
 def local_part(
     t:torch.Tensor, # Any tensor
 ) -> torch.Tensor: # `t` itself, unless it is sharded
     "The part of `t` that this process holds; it shares storage with `t`"
-    if type(t) in (torch.Tensor, torch.nn.Parameter) or not hasattr(t, 'to_local'): return t
+    if type(t) in _plain or not hasattr(t, 'to_local'): return t
     with torch.no_grad(): return t.to_local()
 
 # %% ../../nbs/10_masks.selection.ipynb #98fa023d
@@ -212,7 +214,7 @@ def put_(
     value, # A number or a bool
 ) -> torch.Tensor: # `t`
     "Write `value` at the places `idx` of `t`, or of its local part"
-    own = local_part(t)
+    own = t if type(t) in _plain else local_part(t)
     if own.is_contiguous(): own.view(-1).index_fill_(0, idx, value)
     else: own.put_(idx, torch.full(idx.shape, value, dtype=t.dtype, device=t.device))
     return t
@@ -225,7 +227,7 @@ def zero_dead_(
     mask:torch.Tensor, # Bool tensor of `t`'s shape on `t`'s device
 ) -> torch.Tensor: # `t`
     "Make `t` exactly `+0.0` where `mask` is `False`, even where it was NaN or negative"
-    own,live_ones = local_part(t),local_part(mask)
+    own,live_ones = (t,mask) if type(t) in _plain else (local_part(t),local_part(mask))
     for bits,live in _pieces(own.detach().view(_ints[t.element_size()]), live_ones.view(torch.uint8)): bits.mul_(live)
     return t
 

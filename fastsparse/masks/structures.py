@@ -241,6 +241,9 @@ class Unstructured(Structure):
 
     def __str__(self): return 'unstructured' if self.density is None else f'top {self.density}'
     def axes(self, shape): return (math.prod(shape),),[],[0]
+    def n_weights(self, shape, k): return k
+    def least_drop(self, shape): return 1
+    def units_per_group(self, shape, n): return n if 0<=n==int(n)<=math.prod(shape) else super().units_per_group(shape, n)
 
     def _lowest(self, mask, live, keep_f, n):
         "The places of the `n` lowest live weights; if few are live, only their scores are computed"

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from fastcore.basics import *
 from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
-from ..weights.live import check_elementwise,Live,store_live,store_masked,traced_text
+from ..weights.live import Live,store_live,store_masked,traced_text
+from ..weights.optimizers import check_elementwise
 from ..kernels.ops import Attends
 from .plan import measure,why_masked
 from ..kernels.timing import fresh

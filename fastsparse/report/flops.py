@@ -299,7 +299,8 @@ def record_flops(
     try:
         rec = FlopRecorder(model)
         for n,m in model.named_modules():
-            if isinstance(m, nn.RNNBase) or n and not isinstance(m, torch.jit.ScriptModule): own.append((m, _own_forward(m, rec.counted(m, m.forward, n))))
+            if not (isinstance(m, nn.RNNBase) or n and not isinstance(m, torch.jit.ScriptModule)): continue
+            own.append((m, _own_forward(m, rec.counted(m, m.forward, n))))
         with unfused(), rec: yield rec
     finally:
         for m,f in own: _own_forward(m, f)

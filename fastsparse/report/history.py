@@ -211,7 +211,8 @@ class SparseStatus:
         rows:list, # For each mask name, weights, live, target, (dropped, grown) in the last update, and drop fraction
     ):
         store_attr('step,due,n_updates')
-        df = pd.DataFrame([(*row, *moved, f) for *row,moved,f in rows], columns=['parameter','weights','live','target','dropped','grown','f'])
+        columns = ['parameter','weights','live','target','dropped','grown','f']
+        df = pd.DataFrame([(*row, *moved, f) for *row,moved,f in rows], columns=columns)
         self.n_params,self.n_weights,self.n_live,self.n_target,self.dropped,self.grown = len(df),*map(int, df.iloc[:,1:6].sum())
         n,self.drop_fraction = df.weights.clip(lower=1),max(df.f, default=0.)
         self.df = df.drop(columns='f').assign(sparsity=(df.weights-df.live)/n, target_sparsity=(df.weights-df.target)/n, drop_fraction=df.f)

@@ -25,7 +25,7 @@ from ..model.sparsify import share_masks,shows_training,starting_masks
 from .checks import check_fit,check_held,check_method,check_on_update,check_reached,check_storage,methods_for,params_inside
 from .checks import warn_if_frozen,warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
 from .live import check_way,LiveRun
-from .method import dense_batches,Method,method_or_auto,settings_of
+from .method import Method,method_or_auto,settings_of
 from .param import Move,Scorer,SparseParam
 from .state import engine_state,load_engine_state
 from ..weights.find import masked_params
@@ -207,7 +207,8 @@ def due_for(self:SparseEngine, m, t):
     slots = self.slots_of(m)
     for s in slots: s.sync()
     if m.path is not None and wants(m.sparse_f, 'scores'): return any(s.p.requires_grad for s in slots)
-    return any(s.would_move(n, m.fraction(t)) for s,n in zip(slots, self.targets(m, t)))
+    f = m.fraction(t)
+    return any(s.would_move(n, f) for s,n in zip(slots, self.targets(m, t)))
 
 @patch
 def due(self:SparseEngine,
@@ -231,7 +232,7 @@ def prepare(self:SparseEngine,
     "Ask for the dense gradients of the next batch if an update will read them"
     for m in self.methods:
         soon = update or accumulating or m.pending is not None or any(self.due_for(m, u) for u in range(self.last_t+1, t+1))
-        grows = m.grow_score_f is not None and (dense_batches(*m.score_parts)>0 or not m.replaces)  # grown weights may step at once
+        grows = m.grow_score_f is not None and (m.n_dense_batches>0 or not m.replaces)  # grown weights may step at once
         wanted = soon and grows or m.reads_dense(t)
         if m.wants_dense is False and not wanted: continue
         m.wants_dense = wanted
@@ -249,7 +250,7 @@ def before_step(self:SparseEngine,
     if fell and not self.warned_of_lost: self.warned_of_lost = warn_if_lost(self)
     if collecting or self.pending is not None:
         for s in self.slots:
-            if s.method.wants_dense and not s.method.dense_history: s.w.mask_grad(s.w.grad)  # it may have been replaced
+            if s.method.wants_dense and not s.method.dense_history: (w := s.w).mask_grad(w.grad)  # it may have been replaced
         if _grads_are_finite(self.opt, self.slots):
             self._collect(collecting)
             moved = self._update_pending()
@@ -305,9 +306,9 @@ def _grads_are_finite(opt, slots):
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = [p.grad for g in base.param_groups for p in g['params'] if p.grad is not None]
     values = [g.cell.values if hasattr(g, 'cell') else g.coalesce().values() if g.is_sparse else torch.view_as_real(g) if g.is_complex()
-        else g for g in grads]
+        else local_part(g) for g in grads]
     if not in_many(): values += [t for s in slots if s.method.wants_dense for o in s.w.dense.terms for t in listify(o)]
-    ends = [o.to(values[0].device) for g in values if local_part(g).numel() for o in local_part(g).aminmax()]
+    ends = [o.to(values[0].device) for g in values if g.numel() for o in g.aminmax()]
     finite = not ends or bool(torch.stack(ends).isfinite().all())
     if not any(is_sharded(s.p) for s in slots): return finite
     flag = torch.tensor(int(finite), device=local_part(slots[0].p).device)
@@ -336,7 +337,7 @@ def update(self:SparseEngine,
 @patch
 def _refuse_masked(self:SparseEngine, m):
     "Raise a `ValueError` if `m` reads gradients of dead weights, and nobody asked for them before the backward"
-    if m.dense_history or not dense_batches(*m.score_parts): return
+    if m.dense_history or not m.n_dense_batches: return
     for s in self.slots_of(m):
         if not m.wants_dense and s.w.grad is not None:
             raise ValueError(f"the gradient of {s.name} is masked, and this method grows by the gradients of dead weights: "
@@ -348,7 +349,8 @@ def _moves_of(self:SparseEngine, m, t):
     "The moves of `m` in an update at step `t`"
     movable = self._movable(m, t)
     if not movable: return []
-    slots,n_keep = [s for s,_ in movable],[m.n_keep(s.live, n, m.fraction(t), s.target_is_explicit) for s,n in movable]
+    f = m.fraction(t)
+    slots,n_keep = [s for s,_ in movable],[m.n_keep(s.live, n, f, s.target_is_explicit) for s,n in movable]
     targets = [s.budget if m.path is None and n==s.live else n for s,n in movable]
     if m.grow_score_f is None: budgets = targets = n_keep = [s.round_up_to_legal(k) if k<s.live else k for s,k in zip(slots, n_keep)]
     elif m.redistribute_f is None: budgets = targets
@@ -366,7 +368,8 @@ def _movable(self:SparseEngine, m, t):
     pairs = [(s, n) for s,n in zip(self.slots_of(m), self.targets(m, t)) if s.w.grad is not None and s.p.requires_grad]
     # a first gradient has no history yet
     if m.dense_history: pairs = [o for o in pairs if grad_history(self.opt, o[0].p)] or (pairs if t else [])
-    moving = [(s, n) for s,n in pairs if s.would_move(n, m.fraction(t))]
+    f = m.fraction(t)
+    moving = [(s, n) for s,n in pairs if s.would_move(n, f)]
     return moving if m.redistribute_f is None or not moving else pairs
 
 @patch
@@ -440,7 +443,7 @@ def __setstate__(self:SparseEngine, state):
     vars(self).update(state)
     for s in self.all:
         s.w.wake()
-        s.seen = s.stamp()
+        s.seen = s.stamp(s.w)
     if self.own is not None: self.own = enforce_masks(self.model)
     if not self.attached: return
     for s in self.slots:
@@ -577,7 +580,8 @@ def _before(self:DynamicSparseTraining, opt, args, kwargs):
     base = base_opt(opt)
     join_groups(base)
     if self.before_step(self.t):  # without gradients the optimizer changes nothing
-        for p in (p for g in base.param_groups for p in g['params']): p.grad = None
+        for g in base.param_groups:
+            for p in g['params']: p.grad = None
     set_groups(base)
     return args,kwargs
 

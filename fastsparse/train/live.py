@@ -132,7 +132,8 @@ def settle(self:LiveRun, watch):
     from fastsparse.model.live_layers import sparse_compute
     e,why = self.engine,self.why_all()
     names = [] if why else watch.names()
-    if self.way and not why and watch.inputs is None: names,why = [],"the model's own forward wasn't called, so that nothing could be measured"
+    if self.way and not why and watch.inputs is None:
+        names,why = [],"the model's own forward wasn't called, so that nothing could be measured"
     elif self.way and not why:
         if self.report is not None: self.report.remove()
         self.report = sparse_compute(e.model, watch.inputs, e.opt)

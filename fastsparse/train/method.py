@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['part_kinds', 'may_be_none', 'drop_of_live', 'drop_of_target', 'named_part', 'find_method', 'register_method',
            'Fitted', 'auto_settings', 'method_or_auto', 'overridden', 'settings_of', 'check_counts', 'check_sparsity',
-           'part_text', 'Method', 'MethodState', 'dense_batches']
+           'part_text', 'Method', 'dense_batches', 'MethodState']
 
 # %% ../../nbs/50_train.method.ipynb #be1d62b7
 import inspect,math,re
@@ -301,12 +301,27 @@ def collectors(self:Method) -> dict:
     "The averages of gradients that the score parts read, by name"
     return {c.name:c for f in self.score_parts if (c := needs_of(f).collector)}
 
+# %% ../../nbs/50_train.method.ipynb #07a6890c
+def dense_batches(
+    keep_score_f=None, # As in `Method`
+    grow_score_f=None, # As in `Method`
+    redistribute_f=None, # As in `Method`
+) -> float: # An integer, or infinity for all batches
+    "The number of batches, up to and including that of an update, in which gradients of dead weights are read"
+    fs = keep_score_f,grow_score_f,redistribute_f
+    if any(needs_of(f).dense_history for f in fs): return math.inf
+    windows = [ifnone(c.window, math.inf) for f in fs if (c := needs_of(f).collector) and c.dense]
+    return max([*windows, int(any(needs_of(f).reads_grad for f in fs[1:]))])
+
 # %% ../../nbs/50_train.method.ipynb #7c79cc25
 class MethodState:
     "A method in a run of `n_steps`: its schedules in steps, and its progress"
     def __init__(self, method, n_steps, times, fractions, path):
+        vars(self).update(vars(method))  # its settings
         store_attr()
         m,every = method,method.batches_per_update
+        self.score_parts,self.dense_history,self.collectors,self.replaces = m.score_parts,m.dense_history,m.collectors,m.replaces
+        self.n_dense_batches = dense_batches(*m.score_parts)
         adapts = m.updates is None and n_steps is not None and isinstance(every, Interval)  # a plain number is the user's
         self.batches_per_update = every.resolve(n_steps, m.stop_pct, m.replaces) if adapts else every
         self.n_stop = None if n_steps is None else math.ceil(ifnone(getattr(path, 'stop', None), m.stop_pct*n_steps))
@@ -357,15 +372,3 @@ class MethodState:
     ) -> bool:
         "Does an average of gradients need the dense gradient of step `t`?"
         return any(c.dense and self.collects(c, t) for c in self.collectors.values())
-
-# %% ../../nbs/50_train.method.ipynb #07a6890c
-def dense_batches(
-    keep_score_f=None, # As in `Method`
-    grow_score_f=None, # As in `Method`
-    redistribute_f=None, # As in `Method`
-) -> float: # An integer, or infinity for all batches
-    "The number of batches, up to and including that of an update, in which gradients of dead weights are read"
-    fs = keep_score_f,grow_score_f,redistribute_f
-    if any(needs_of(f).dense_history for f in fs): return math.inf
-    windows = [ifnone(c.window, math.inf) for f in fs if (c := needs_of(f).collector) and c.dense]
-    return max([*windows, int(any(needs_of(f).reads_grad for f in fs[1:]))])

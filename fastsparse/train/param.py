@@ -8,11 +8,13 @@ __all__ = ['Move', 'SparseParam', 'check_choice', 'Scorer']
 # %% ../../nbs/51_train.param.ipynb #2d808ec7
 import torch
 from fastcore.basics import *
+from functools import cached_property
 from ..masks.apportion import whole_up
 from ..core.registry import call_with,needs_of
 from ..masks.schedules import min_max_end
 from ..masks.selection import count_live,live_places,n_live,put_
 from ..weights.find import asked_sparsity
+from ..weights.optimizers import keeps_zero
 from ..model.layers import axes_of
 from ..model.sparsify import check_score,show_sparsity,structure_of
 from typing import NamedTuple
@@ -38,7 +40,7 @@ class SparseParam:
         w, # Its `Weight`
         index:int, # Its index among the parameters with masks
     ):
-        self.module,self.attr,self.name,self.index,self.n = w.module,w.attr,w.name,index,w.shape.numel()
+        self.module,self.attr,self.name,self.index,self.shape,self.n = w.module,w.attr,w.name,index,w.shape,w.shape.numel()
         self.method = None # The `MethodState` that serves it
         self.live = self.seen = None # Live weights, and the stamp of the mask that they were counted in
         self.target,self.target_is_explicit = None,False # How many should live; was that requested?
@@ -57,23 +59,24 @@ class SparseParam:
 
     p = property(lambda self: self.w.p)
     mask = property(lambda self: self.w.mask)
-    shape = property(lambda self: self.w.shape)
-    structure = property(lambda self: structure_of(self.method.structure, self.w))
 
-    def stamp(self):
-        "A value that changes when the mask or its sparsity buffer is written to"
+    @cached_property
+    def structure(self): return structure_of(self.method.structure, self.w)
+
+    def stamp(self, w):
+        "A value that changes when the mask of its `Weight` or its sparsity buffer is written to"
         shown = self.module._buffers.get(f'{self.attr}_sparsity')
-        return self.w.stamp[1],None if shown is None else (id(shown), shown._version)
+        return w.stamp[1],None if shown is None else (id(shown), shown._version)
 
     def sync(self):
         "Count again if the mask was changed elsewhere, and take a sparsity written to the buffer as the target"
         w = self.w
         w.check()
-        if self.stamp()==self.seen: return
+        if self.stamp(w)==self.seen: return
         live,asked = w.n_live(),asked_sparsity(w)
         if asked is not None: self.set_target(self.nearest_legal_count(n_live(self.n, asked)))
         elif not self.target_is_explicit: self.target = live
-        self.live,self.seen,self.budget = live,self.stamp(),live
+        self.live,self.seen,self.budget = live,self.stamp(w),live
 
     def set_target(self, target): self.target,self.target_is_explicit = target,True
 
@@ -125,7 +128,7 @@ def detach(self:SparseParam, opt=None):
     if not dense: return
     w.clean.clear()
     w.mask_grad(w.grad)
-    if opt is not None: w.after_step(opt)
+    if opt is not None: w.after_step(opt, keeps_zero(opt))
 
 @patch
 def want_dense(self:SparseParam, wanted):
@@ -162,7 +165,7 @@ def write(self:SparseParam, move, opt):
     self.live = self.live-len(gone)+len(new)
     self.target,self.budget,self.last_update = self.live,move.budget,(len(gone),len(new))
     show_sparsity(w)
-    self.seen = self.stamp()
+    self.seen = self.stamp(w)
     if self.n and not self.live: warn(f"{self.name} is left without live weights")
     return new
 

@@ -24,7 +24,8 @@ def masked_params(
     found = {}
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
-            if p is None or f'{attr}_mask' not in m._buffers or m._buffers[f'{attr}_mask'] is None: continue  # scripted modules have no `get`
+            mask = f'{attr}_mask'
+            if p is None or mask not in m._buffers or m._buffers[mask] is None: continue  # scripted modules have no `get`
             p = sharded_param(m, attr)
             if id(p) in found: continue
             w = found[id(p)] = _weight(m, attr, p)

@@ -34,8 +34,13 @@ class DenseGradient:
     def __init__(self): self.clear()
 
     def clear(self):
-        self.terms,self.live_grad,self.stamp,self.averaged = [],None,None,False  # `live_grad`: of live weights, `stamp`: which tensor it was
+        self.terms,self.averaged = [],False
+        self.live_grad = self.stamp = None  # of live weights, and which tensor it was
         self.pending = {}  # terms of backward passes that still run
+
+    def belong_to(self, grad, live):
+        "The terms belong to `grad` as it is now; `live` is its vector of live values"
+        self.live_grad,self.stamp = live.detach().clone(),grad_stamp(grad)
 
     def is_stamped(self, grad): return self.stamp is not None and self.stamp[0]() is grad and self.stamp[1]==grad._version
 
@@ -56,7 +61,8 @@ class DenseGradient:
         if not (got := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
         starts_anew,terms = got
         self.terms = [*([] if starts_anew else self.terms), *terms]
-        self.live_grad,self.averaged,self.stamp = live.detach().clone(),False,grad_stamp(grad)
+        self.averaged = False
+        self.belong_to(grad, live)
         first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
         size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
         if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
@@ -77,7 +83,7 @@ def follow(self:DenseGradient, grad, live):
     fits = is_scaled(self.live_grad, live)
     scale = scale_since(self.live_grad, live) if fits else 1.
     if scale!=1: self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
-    self.live_grad,self.stamp = live.detach().clone(),grad_stamp(grad)
+    self.belong_to(grad, live)
     return fits
 
 @patch

@@ -40,7 +40,7 @@ class MaskHooks:
         "Let all weights check themselves, and look for new ones if layers were replaced"
         add_hooks()
         if self.root is None or self.root() is not module or self.kind is not type(module): self.attach(module)
-        elif any(m._modules.get(k) is not child for m,k,child in self.paths): self.attach(module)
+        elif any([m._modules.get(k) is not child for m,k,child in self.paths]): self.attach(module)
         if any([w.check() for w in self.weights]): self.attach(module)
 
     def attach(self, model):

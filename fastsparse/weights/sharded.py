@@ -112,8 +112,8 @@ def mask_grad(self:Sharded, grad):
     zero_dead_(grad, self.mask)
 
 @patch
-def after_step(self:Sharded, opt):
-    super(Sharded, self).after_step(opt)
+def after_step(self:Sharded, opt, known):
+    super(Sharded, self).after_step(opt, known)
     self.dense.clear()
 
 @patch

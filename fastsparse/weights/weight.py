@@ -13,7 +13,7 @@ from fastcore.basics import *
 from ..core.optimizers import base_opt,is_fastai
 from ..masks.selection import count_live,local_part,put_,zero_dead_
 from .gradient import DenseGradient,grad_stamp
-from .optimizers import grad_history,keeps_zero,lift_dead,settle_dead,slow_weights,state_tensors
+from .optimizers import grad_history,keeps_zero,lift_dead,mixes_weights,settle_dead,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -22,11 +22,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook,register_opt
 from warnings import warn
 
 # %% ../../nbs/32_weights.weight.ipynb #7127d19f
+_plain = torch.Tensor,nn.Parameter
+
 def stamp_of(
     t:torch.Tensor, # Any tensor
 ) -> tuple:
     "A value that changes when `t` is written to or gets another storage"
-    own = local_part(t)
+    own = t if type(t) in _plain else local_part(t)
     return weakref.ref(own.untyped_storage()),own.data_ptr(),None if own.is_inference() else t._version+own._version
 
 def has_stamp(
@@ -34,7 +36,7 @@ def has_stamp(
     stamp:tuple, # From `stamp_of`
 ) -> bool:
     "Is `t` unchanged since it got `stamp`? Called for each weight and mask before each forward, so it must be quick"
-    own = t if type(t) in (torch.Tensor,nn.Parameter) else local_part(t)
+    own = t if type(t) in _plain else local_part(t)
     storage,place,version = stamp
     return own.data_ptr()==place and (version is None or t._version+own._version==version) and storage() is not None
 
@@ -51,7 +53,7 @@ class DeadPlaces:
     def are_zero(self, t, wait=False):
         "Is `t` zero there? True for tensors of other devices, unless you `wait` for the answer"
         if len(self.at)==0 or not (wait or t.device.type=='cpu') or torch._C._functorch.maybe_current_level() is not None: return True
-        own = local_part(t).detach()
+        own = (t if type(t) in _plain else local_part(t)).detach()
         quick = own.device.type=='cpu' and own.is_contiguous() and own.dtype in (torch.float,torch.double)
         if quick: return not own.view(-1).numpy()[self.at_numpy].any()
         return not own.take(self.at).any()
@@ -69,7 +71,8 @@ def weight_of(
 
 class Weight:
     "A masked parameter: its values, its mask and its gradient, and how they follow an update"
-    kind,summary_note,locked_reason,slow_optimizer = None,'','',None  # how it is computed, if not by torch; for the summary and `unsparsify`
+    kind,slow_optimizer = None,None  # how it is computed, if not by torch; the name of an optimizer that needs a full pass
+    summary_note = locked_reason = ''  # for the summary and `unsparsify`
     rate = 1.  # factor of its learning rate beside that of its group
     dense_history = False  # leave gradient and optimizer state dense, and mask the weight after each step
     why_rests = on_grad = None  # functions: why no update can move the mask; of the parameter, when its gradient is complete
@@ -203,7 +206,7 @@ class Masked(Weight):
         if not self.passive: zero_dead_(p, mask)
         p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks  # `swap_tensors` loses them
         for o in self.clean: self.clean[o] = None
-        self.note()
+        self.note(mask)
 
     def lost(self, p, mask):
         "There is no such parameter or mask now, or another one; True if the model has to be looked at again"
@@ -211,11 +214,11 @@ class Masked(Weight):
         elif self.watched is None: self.watch(p)
         return p is None
 
-    def note(self):
-        "Note what weight and mask look like now"
-        mask = self.mask
-        if self.stamp is None or not has_stamp(mask, self.stamp[1]): self.probe = DeadPlaces(mask)
-        self.stamp = stamp_of(self.watched),stamp_of(mask)
+    def note(self, mask):
+        "Note what the weight and its `mask` look like now"
+        known = self.stamp is not None and has_stamp(mask, self.stamp[1])
+        if not known: self.probe = DeadPlaces(mask)
+        self.stamp = stamp_of(self.watched),self.stamp[1] if known else stamp_of(mask)
 
     def coming(self, grad, before):
         "A backward pass is about to add `grad` to the gradient `before`, if there is one"
@@ -223,9 +226,10 @@ class Masked(Weight):
 
     def arrived(self, p):
         "A backward pass has completed the gradient"
-        if self.p is not p: self.lost(self.p, self.mask)
-        if not self.dense_history and self.mask is not None:
-            zero_dead_(p.grad, self.mask)
+        now,mask = self.p,self.mask
+        if now is not p: self.lost(now, mask)
+        if not self.dense_history and mask is not None:
+            zero_dead_(p.grad, mask)
             self.grad_stamp = grad_stamp(p.grad)
         if self.wants_dense: self.dense.arrive(p.grad, self.live_grad(p.grad))
         if self.on_grad is not None: self.on_grad(p)
@@ -257,18 +261,17 @@ def before_step(self:Masked, opt):
     if not self.dense_history: self.mask_grad(self.watched.grad)
 
 @patch
-def after_step(self:Masked, opt):
-    "The optimizer `opt` has stepped the parameter"
-    mask,p = self.mask,self.watched
+def after_step(self:Masked, opt, known):
+    "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
+    mask,p,state = self.mask,self.watched,base_opt(opt).state
     if mask is None: return
-    known,state = keeps_zero(opt),base_opt(opt).state
     if not known: self.slow_optimizer = type(base_opt(opt)).__name__
     if self.dense_history or not known or self.clean.get(opt) is not state:
         held = slow_weights(opt, p) if self.dense_history else state_tensors(opt, p)
         for t in [p, *held]: zero_dead_(t, mask)
         if not self.dense_history: self.clean[opt] = state
     if known and not self.dense_history: lift_dead(opt, p, mask)
-    self.note()
+    self.note(mask)
 
 # %% ../../nbs/32_weights.weight.ipynb #a27d8b70
 @patch
@@ -295,9 +298,8 @@ def put(self:Masked, gone, new, opt, start=None):
         put_(grad, gone, 0)
         if dense is not None: grad.put_(new, dense.take(new))
         self.grad_stamp = grad_stamp(grad)
-        if dense is not None: self.dense.stamp = self.grad_stamp
-        if dense is not None: self.dense.live_grad = self.live_grad(grad)
-    self.note()
+        if dense is not None: self.dense.belong_to(grad, self.live_grad(grad))
+    self.note(self.mask)
 
 # %% ../../nbs/32_weights.weight.ipynb #9cee0003
 @patch
@@ -314,19 +316,22 @@ def load_grad_state(self:Masked, state):
     self.grad_stamp = None
     if self.wants_dense: self.take(grad)
     if not self.dense_history: self.mask_grad(grad)
-    if self.wants_dense: self.dense.stamp = grad_stamp(grad)
+    if self.wants_dense: self.dense.belong_to(grad, self.live_grad(grad))
 
 # %% ../../nbs/32_weights.weight.ipynb #a9acd5e8
 _in_step = weakref.WeakKeyDictionary()  # optimizer → the attributes that hold its own groups, and the groups of this step
 
-def _weights_of(opt): return [w for group in opt.param_groups for p in group['params'] if (w := weight_of(p))]
+def _weights_of(opt):
+    pairs = [(p, _known.get(id(p))) for group in opt.param_groups for p in group['params']]
+    return [w for p,ref in pairs if ref is not None and (w := ref()) is not None and w.watched is p]
 
 def set_groups(
     opt, # A fastai or torch optimizer, not wrapped
 ):
     "Give `opt` the groups of this step, if they differ from its own"
     ws = _weights_of(opt)
-    rates,own = {id(w.watched):w.rate for w in ws if w.rate!=1},{id(w.watched):w for w in ws if w.kind and w.is_stepped_alone(opt)}
+    rates,live = {id(w.watched):w.rate for w in ws if w.rate!=1},[w for w in ws if w.kind]
+    own = {id(w.watched):w for w in live} if live and not mixes_weights(opt) else {}
     if not (rates or own): return
     fastai = is_fastai(opt)
     lists = opt.param_lists if fastai else [g['params'] for g in opt.param_groups]
@@ -381,7 +386,8 @@ def _before_step(opt, *args):
 
 def _after_step(opt, *args):
     join_groups(opt)
-    for w in _weights_of(base_opt(opt)): w.after_step(opt)
+    known = keeps_zero(opt)
+    for w in _weights_of(base_opt(opt)): w.after_step(opt, known)
 
 def _before_read(opt):
     join_groups(opt)
