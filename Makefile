@@ -32,7 +32,7 @@ test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and
 	python docs/build.py
 
 test-all: $(READY) ## install every extra, and run all tests, those too that take long or need an extra
-	uv pip install -q -e '.[dev,all,check]'
+	uv pip install -q -e '.[dev,all,check,met]'
 	mypy
 	python -m pytest -q -m ''
 
