@@ -287,6 +287,44 @@ def own_masks(rank, world):
     began = [o.mask.clone() for o in masked_params(m)]
     return dict(before=before, began=began, seen=steps(m, net, opt, dst, range(9), rank, world), weights=[full(p) for p in m.parameters()])
 
+def alone(rank, world):
+    "Masks that each rank drew by itself, and no engine; evaluation on one rank waits for nobody"
+    m = dense()
+    sparsify_model(m, .6, seed=rank)
+    net = nn.parallel.DistributedDataParallel(m)
+    if rank==0:
+        with torch.no_grad(): net.eval()(batch(0)[0]), net.train()
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    for t in range(3):
+        opt.zero_grad()
+        net(batch(t)[0][rank::world]).square().mean().backward()
+        opt.step()
+    return [*(o.mask.clone() for o in masked_params(m)), *(full(p) for p in m.parameters())]
+
+def joined(rank, world):
+    "Uneven batches inside torch's `Join`: masks that rest are right, an engine is refused"
+    from torch.distributed.algorithms.join import Join
+    m = dense()
+    sparsify_model(m, .6, seed=0)
+    masks = [o.mask.clone() for o in masked_params(m)]
+    net = nn.parallel.DistributedDataParallel(m)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    def fit(n, **kwargs):
+        with Join([net], **kwargs):
+            for t in range(n):
+                opt.zero_grad()
+                net(batch(t)[0]).square().mean().backward()
+                opt.step()
+    fit(2+2*rank)
+    m(batch(0)[0])
+    weights = [full(p) for p in m.parameters()]
+    assert all(torch.equal(o.mask, k) and not o.p[~k].any() for o,k in zip(masked_params(m), masks))
+    dst = DynamicSparseTraining(net, opt, 30, seed=0, **SET_presets(batches_per_update=2))
+    with pytest.raises(ValueError, match="inside Join.*as many batches"): fit(4)
+    assert all(map(torch.equal, weights, m.parameters())) and dst.t==0
+    with pytest.raises(RuntimeError, match='exhausted'): fit(4+rank, throw_on_early_termination=True)  # all ranks end at once
+    return [*(o.mask.clone() for o in masked_params(m)), *weights]
+
 def fsdp1(rank, world):
     from torch.distributed.fsdp import FullyShardedDataParallel
     m = dense()
@@ -294,8 +332,9 @@ def fsdp1(rank, world):
     with pytest.raises(ValueError, match='FullyShardedDataParallel'): FullyShardedDataParallel(m, device_id=torch.device('cpu'))(batch(0)[0])
 
 def test_other_things_on_two_ranks(tmp_path):
-    "ZeroRedundancyOptimizer, enforcement without an engine, masks that differed before, and FSDP's first version, which is refused by name"
-    got = on_ranks(tmp_path, 2, [('fsdp1', fsdp1, ()), ('zeros', zeros, ()), ('any_loop', any_loop, ()), ('own_masks', own_masks, ())])
+    "ZeroRedundancyOptimizer, enforcement without an engine, masks that differed before, uneven batches, and FSDP's first version, which is refused by name"
+    got = on_ranks(tmp_path, 2, [(f.__name__, f, ()) for f in (fsdp1, zeros, any_loop, own_masks, alone, joined)])
+    for k in ('alone','joined'): assert all(map(torch.equal, *got[k])), f'ranks differ: {k}'
     a,b = got['own_masks']
     assert not all(map(torch.equal, a['before'], b['before'])) and all(map(torch.equal, a['before'], b['began'])), 'rank 0 decides'
     for x,y in zip([a['weights'],*a['seen']], [b['weights'],*b['seen']]): assert all(map(torch.equal, x, y))

@@ -22,11 +22,12 @@ from ..masks.scores import fisher_saliency,gradient_magnitude,weight_magnitude
 from ..model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
-from ..model.sparsify import draw_seed,share_masks
+from ..model.sparsify import draw_seed
 from .checks import check_settings,warn_if_ended
 from .engine import check_names,method_text,SparseEngine
 from .live import check_way,LiveRun
 from .method import settings_of
+from ..weights.hooks import share_masks
 from itertools import takewhile
 from warnings import warn
 

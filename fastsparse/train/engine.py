@@ -21,7 +21,7 @@ from ..masks.schedules import Interval
 from ..masks.selection import keyed_generator,local_part
 from ..model.init import FirstLook,is_fresh,mark_fresh
 from ..model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
-from ..model.sparsify import share_masks,shows_training,starting_masks
+from ..model.sparsify import shows_training,starting_masks
 from .checks import check_fit,check_held,check_method,check_on_update,check_reached,check_storage,methods_for,params_inside
 from .checks import warn_if_frozen,warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
 from .live import check_way,LiveRun
@@ -29,7 +29,7 @@ from .method import Method,method_or_auto,settings_of
 from .param import Move,Scorer,SparseParam
 from .state import engine_state,load_engine_state
 from ..weights.find import masked_params
-from ..weights.hooks import enforce_masks,mask_hooks
+from ..weights.hooks import enforce_masks,mask_hooks,share_masks
 from ..weights.optimizers import grad_history
 from ..weights.sharded import gathered,is_sharded
 from ..weights.weight import join_groups,set_groups

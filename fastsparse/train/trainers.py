@@ -13,8 +13,9 @@ from ..core.checks import pip_install
 from ..masks.distributions import usual_sparsity
 from ..core.files import read_tensors,whole_file
 from ..weights.find import apply_masks,copy_masks,masked_params
+from ..weights.hooks import share_masks
 from .method import find_method,overridden
-from ..model.sparsify import share_masks,sparsify_model
+from ..model.sparsify import sparsify_model
 from .checks import warn_if_ended
 from .engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
