@@ -343,6 +343,50 @@ def test_a_load_is_masked_at_once(kind):
     load(m)
     assert all(is_positive_zero((o.p*1)[~o.mask]) and o.p.count_nonzero()==o.mask.sum() for o in masked_params(m))
 
+class Around(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+    def forward(self, x): return self.f(x)
+
+class Own(nn.Module):
+    "A root of a user's class, whose hooks run outside of the compiler"
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+    def forward(self, x): return self.body(x)
+
+def compiled_in_place(m, **kwargs):
+    m.compile(**kwargs)
+    return m
+
+compiled_by = dict(module=torch.compile, in_place=compiled_in_place, around=lambda m, **kwargs: torch.compile(Around(m), **kwargs),
+    inside=lambda m, **kwargs: Around(torch.compile(m, **kwargs)), function=lambda m, **kwargs: Around(torch.compile(lambda x: m(x), **kwargs)),
+    copy=lambda m, **kwargs: torch.compile(copy.deepcopy(m), **kwargs), copied=lambda m, **kwargs: copy.deepcopy(torch.compile(m, **kwargs)))
+
+@pytest.mark.parametrize('make', [mlp, Own])
+@pytest.mark.parametrize('by', compiled_by)
+def test_a_write_is_masked_before_a_compiled_forward(by, make):
+    "Before the first call, after it, and after `remove` not any more; nothing is compiled anew"
+    torch.compiler.reset()
+    graphs,m = [],make()
+    sparsify_model(m, .6, seed=0)
+    run = compiled_by[by](m, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)
+    inner = next((o for o in run.modules() if type(o) is type(m)), m)
+    if by in ('copy','copied'): enforce_masks(inner)  # else what is written to a copy stays
+    for i in range(3):
+        with torch.no_grad():
+            for p in inner.parameters(): p.add_(1.)
+        y = run(torch.ones(2,6))
+        assert_dead(inner)
+        torch.testing.assert_close(y, plain_copy(inner)(torch.ones(2,6)))
+    assert len(graphs)==1 and len(masked_params(inner))==3
+    unsparsify(inner)
+    with torch.no_grad():
+        for p in inner.parameters(): p.fill_(1.)
+    run(torch.ones(2,6))
+    assert all(p.eq(1).all() for p in inner.parameters())
+
 @pytest.mark.parametrize('frozen_first', [False,True])
 def test_freeze_and_unfreeze(frozen_first):
     "A weight that was frozen when masks were made, or is later, is left as it is, and enforced whenever it trains"

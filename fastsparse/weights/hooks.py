@@ -7,7 +7,7 @@ __all__ = ['MaskHooks', 'share_masks', 'owner', 'serves_masks', 'before_state', 
            'enforce_masks']
 
 # %% ../../nbs/36_weights.hooks.ipynb #0c23f5f2
-import torch,torch.distributed as dist,weakref
+import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
 from .find import masked_params,param_names,refuse_computed
 from .loads import check_masks_of_load,how_loaded,refuse_load,trial_load
@@ -35,7 +35,8 @@ class MaskHooks:
     def is_held(self, w): return not self.handles or any(c.only is None or c.only==(w.module,w.attr) for c in self.handles)
 
     def __call__(self, module, args):
-        if torch.compiler.is_compiling() or vars(module).get('_is_replica'): return
+        if torch.compiler.is_compiling(): return self.traced()
+        if vars(module).get('_is_replica'): return
         self.look(module)
         ddp = DistributedDataParallel._active_ddp_module
         if ddp is not None and module.training and torch.is_grad_enabled(): self.share(module, ddp)
@@ -73,6 +74,33 @@ class MaskHooks:
             self.paths += [(m, k, c) for k,c in m._modules.items() if c is not None and next(_with_masks(c), None) is not None]
             if any(owner(h) is self for h in m._load_state_dict_pre_hooks.values()): continue
             m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
+
+# %% ../../nbs/36_weights.hooks.ipynb #d64695a3
+@patch
+def traced(self:MaskHooks):
+    "Look at the weights now, and before each call of the code that is being compiled"
+    f,callers = sys._getframe(),[]
+    while (f := f.f_back) is not None:
+        if f.f_code is nn.Module.__call__.__code__: callers.append(f.f_locals['self'])
+    if not callers: return
+    outer = next((m for m in callers if '_orig_mod' in m._modules or m._compiled_call_impl), callers[0])
+    self.look_within(outer)
+    compiled = outer._compiled_call_impl
+    if not compiled and self.look_within not in outer._forward_pre_hooks.values(): outer.register_forward_pre_hook(self.look_within)
+    if not compiled or id(self) in getattr(compiled, 'looks', ()): return
+    def call(*args, **kwargs):
+        self.look_within(outer)
+        return compiled(*args, **kwargs)
+    call.looks = {*getattr(compiled, 'looks', ()), id(self)}
+    outer._compiled_call_impl = call
+MaskHooks.traced._dynamo_marked_constant = True  # `torch.compiler.assume_constant_result` does so too, but imports a compiler
+
+@patch
+def look_within(self:MaskHooks, module, *args):
+    "Look at the weights of the part of `module` that has this hook, in a copy too"
+    root = self.root and self.root()
+    if root is None: root = first(m for m in module.modules() if self in m._forward_pre_hooks.values())
+    if root is not None and self in root._forward_pre_hooks.values(): self.look(root)
 
 # %% ../../nbs/36_weights.hooks.ipynb #47737591
 @torch.no_grad()
