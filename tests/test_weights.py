@@ -343,6 +343,39 @@ def test_a_load_is_masked_at_once(kind):
     load(m)
     assert all(is_positive_zero((o.p*1)[~o.mask]) and o.p.count_nonzero()==o.mask.sum() for o in masked_params(m))
 
+def masked_by_hand(m):
+    "A dense copy, whose weights are multiplied by the masks"
+    masks,plain = {o.name:o.mask for o in masked_params(m)},plain_copy(m)
+    return plain,{n:p*masks[n] if n in masks else p for n,p in plain.named_parameters()}
+
+@pytest.mark.parametrize('penalty', [lambda gs: sum(g.square().sum() for g in gs), lambda gs: sum((g+1).pow(3).sum() for g in gs)])
+def test_a_gradient_that_is_differentiated_is_that_of_live_weights(penalty):
+    "A penalty on gradients, by `autograd.grad` or by `backward(create_graph=True)`, is that of masks by hand, and so is its gradient"
+    for how in ('grad','backward'):
+        m,(x,y) = mlp(),data(mlp())
+        sparsify_model(m, .6, seed=0)
+        plain,ws = masked_by_hand(m)
+        masks = {o.name:o.mask for o in masked_params(m)}
+        want = torch.autograd.grad(F.mse_loss(functional_call(plain, ws, x), y), list(plain.parameters()), create_graph=True)
+        penalty(want).backward()
+        loss = F.mse_loss(m(x), y)
+        if how=='grad': got = torch.autograd.grad(loss, list(m.parameters()), create_graph=True)
+        else:
+            loss.backward(create_graph=True)
+            got = [p.grad for p in m.parameters()]
+            m.zero_grad()
+        torch.testing.assert_close(got, want)
+        penalty(got).backward()
+        for (n,a),b in zip(m.named_parameters(), plain.parameters()): torch.testing.assert_close(a.grad, b.grad*masks.get(n, 1))
+
+def test_an_inner_loop_that_is_differentiated_stays_sparse():
+    "As in MAML with one step"
+    m,(x,y) = mlp(),data(mlp())
+    sparsify_model(m, .6, seed=0)
+    gs = torch.autograd.grad(F.mse_loss(m(x), y), list(m.parameters()), create_graph=True)
+    fast = {n:p-.1*g for (n,p),g in zip(m.named_parameters(), gs)}
+    assert not any(fast[o.name][~o.mask].any() for o in masked_params(m))
+
 class Around(nn.Module):
     def __init__(self, f):
         super().__init__()

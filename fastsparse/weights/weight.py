@@ -223,6 +223,7 @@ class Masked(Weight):
     def coming(self, grad, before):
         "A backward pass is about to add `grad` to the gradient `before`, if there is one"
         if self.wants_dense: self.dense.add(before, grad.detach().clone())
+        if torch.is_grad_enabled() and not self.dense_history and self.mask is not None: return grad*self.mask  # it will be differentiated
 
     def arrived(self, p):
         "A backward pass has completed the gradient"
