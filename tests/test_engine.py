@@ -372,6 +372,22 @@ def test_no_interval_helps():
     "Dense masks, or a run of two steps: the warning says so"
     assert 'no batches_per_update' in no_update(100, 10, s=0.) and 'no batches_per_update' in no_update(2, 2) and not no_update(100, 10)
 
+@pytest.mark.parametrize('ends', ['frozen','removed','whole'])
+def test_a_plain_loop_that_ends_before_its_sparsity_says_so(ends):
+    "A layer that was frozen after the start keeps its weights; `remove` may come too early"
+    m = mlp((10,10,3))
+    dst = engine(m, torch.optim.SGD(m.parameters(), lr=.1), 20, 2, method='gmp', sparsity=.8)
+    def run():
+        spin(dst, 4)
+        if ends=='removed': return dst.remove()
+        m[0].requires_grad_(ends!='frozen')
+        spin(dst, 16)
+        dst.remove()
+    said = [o for o in warned(run) if 'instead of 0.800' in o]
+    assert {o.split(', and ')[0] for o in said}==dict(frozen={'training ended after 20 of 20 steps'}, removed={'training ended after 4 of 20 steps'},
+        whole=set())[ends]
+    assert all('0.weight is frozen' in o for o in said)==(ends!='removed')
+
 @pytest.mark.parametrize('kw', [{}, dict(sparsity=.5)], ids=['sparse','dense'])
 def test_an_optimizer_holds_what_moves(kw):
     "One that holds only some is refused by the parameter's name; what is left out or frozen needs no optimizer"

@@ -182,8 +182,10 @@ def warn_if_ended(engine):
         slots = engine.slots_of(m)
         if m.path is None or not slots or engine.n_steps is None: continue
         s,wanted = 1-sum(count_live(s.mask) for s in slots)/sum(s.n for s in slots),m.sparsity_at(engine.n_steps)
+        frozen = first(o.name for o in slots if not o.p.requires_grad)
+        way = f"{frozen} is frozen and kept its weights; unfreeze it" if frozen else "stop or choose the best model after that"
         if s<wanted-.01: warn(f"training ended after {engine.last_t+1} of {engine.n_steps} steps, and the model is {s:.3f} sparse "
-            f"instead of {wanted:.3f}: let the schedule end earlier, and stop or choose the best model after that")
+            f"instead of {wanted:.3f}: let the schedule end earlier, and {way}")
 
 def warn_if_frozen(engine):
     "Warn if the run can't reach its final sparsity because parameters are frozen"

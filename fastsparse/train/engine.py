@@ -23,7 +23,7 @@ from ..model.init import FirstLook,is_fresh,mark_fresh
 from ..model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
 from ..model.sparsify import shows_training,starting_masks
 from .checks import check_fit,check_held,check_method,check_on_update,check_reached,check_storage,methods_for,params_inside
-from .checks import warn_if_frozen,warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
+from .checks import warn_if_ended,warn_if_frozen,warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
 from .live import check_way,LiveRun
 from .method import Method,method_or_auto,settings_of
 from .param import Move,Scorer,SparseParam
@@ -591,6 +591,7 @@ def _after(self:DynamicSparseTraining, opt, args, kwargs):
     self.after_step()
     self.t += 1
     self.live.end() if self.t==self.n_steps else self.live.after_step()
+    if self.t==self.n_steps: warn_if_ended(self)
     self.unseen.reset(self.slots)
     self.prepare(self.t)
 
@@ -625,6 +626,7 @@ def load_state_dict(self:DynamicSparseTraining, state):
 @patch
 def remove(self:DynamicSparseTraining):
     "Detach from the optimizer; masks stay enforced"
+    if self.attached: warn_if_ended(self)
     for h in self.handles: h.remove()
     self.live.end()
     self.unseen.remove(self.slots)

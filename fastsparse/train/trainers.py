@@ -16,7 +16,6 @@ from ..weights.find import apply_masks,copy_masks,masked_params
 from ..weights.hooks import share_masks
 from .method import find_method,overridden
 from ..model.sparsify import sparsify_model
-from .checks import warn_if_ended
 from .engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
@@ -137,7 +136,6 @@ class SparseTrainerCallback(_Driver):
             if o is not None: o.update(self.numbers())
 
     def on_train_end(self, args, state, control, **kwargs):
-        warn_if_ended(self.engine)
         self.stop()
 
     def _saved(self, args, state):
@@ -197,7 +195,6 @@ class SparseLightningCallback(_Driver):
 
     def on_train_end(self, trainer, pl_module):
         _settle(trainer, pl_module)
-        warn_if_ended(self.engine)
         self.stop()
 
     def teardown(self, trainer, pl_module, stage):
