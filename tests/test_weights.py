@@ -376,6 +376,29 @@ def test_an_inner_loop_that_is_differentiated_stays_sparse():
     fast = {n:p-.1*g for (n,p),g in zip(m.named_parameters(), gs)}
     assert not any(fast[o.name][~o.mask].any() for o in masked_params(m))
 
+class Wrapping(t.Optimizer):
+    "An optimizer around another one without torch's own `__init__`, as timm's Lookahead"
+    def __init__(self, inside):
+        self._optimizer_step_pre_hooks,self._optimizer_step_post_hooks = {},{}
+        self.inside,self.param_groups,self.defaults,self.state = inside,inside.param_groups,inside.defaults,inside.state
+        self.slow = [p.detach().clone() for g in self.param_groups for p in g['params']]
+        self._patch_step_function()
+
+    def state_dict(self): return self.inside.state_dict()
+
+    @torch.no_grad()
+    def step(self):
+        self.inside.step()
+        for s,p in zip(self.slow, [p for g in self.param_groups for p in g['params']]): p.copy_(s.lerp_(p, .5))
+
+@pytest.mark.parametrize('make', [Wrapping, pytest.param(lambda opt: pytest.importorskip('timm.optim.lookahead').Lookahead(opt, k=2), marks=pytest.mark.full)])
+def test_optimizers_around_others_step_a_sparse_model(make):
+    m = mlp()
+    sparsify_model(m, .6, seed=0)
+    before = [p.detach().clone() for p in m.parameters()]
+    stays_dead(m, make(t.Adam(m.parameters(), lr=.01)))
+    assert not any(map(torch.equal, before, m.parameters()))
+
 class Around(nn.Module):
     def __init__(self, f):
         super().__init__()

@@ -135,8 +135,7 @@ class SparseTrainerCallback(_Driver):
         for o in (logs, state.log_history[-1] if state.log_history else None):
             if o is not None: o.update(self.numbers())
 
-    def on_train_end(self, args, state, control, **kwargs):
-        self.stop()
+    def on_train_end(self, args, state, control, **kwargs): self.stop()
 
     def _saved(self, args, state):
         "The engine's state beside the checkpoint that training goes on from"

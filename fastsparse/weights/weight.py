@@ -373,7 +373,7 @@ _settled = weakref.WeakSet()  # torch optimizers whose state dict has zeros wher
 def _before_step(opt, *args):
     base = base_opt(opt)
     join_groups(base)
-    if not is_fastai(base) and base not in _settled:
+    if not is_fastai(base) and base not in _settled and hasattr(base, '_optimizer_state_dict_pre_hooks'):  # timm's Lookahead has none
         base.register_state_dict_pre_hook(_before_read)
         _settled.add(base)
     held = [p for group in base.param_groups for p in group['params']]
