@@ -7,6 +7,8 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::FutureWarning
+# Tests start a hundred processes: without bytecode on disk, each compiles 3,500 modules of torch and fastai anew, for 8 seconds
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all types coverage dist docs notebooks bench gpu mutants leaderboard prepare clean
 
@@ -27,7 +29,7 @@ test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and
 	chkstyle nbs docs tests benchmarks setup.py
 	ruff check -q
 	python docs/check.py "$(PREPARE)"
-	nbdev-test --timing
+	nbdev-test --timing --do-print
 	python -m pytest -q -n auto --dist worksteal
 	python docs/build.py
 
