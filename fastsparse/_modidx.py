@@ -969,6 +969,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors._halves': ( 'kernels.vectors.html#_halves',
                                                                                     'fastsparse/kernels/vectors.py'),
+                                            'fastsparse.kernels.vectors._log_compiling': ( 'kernels.vectors.html#_log_compiling',
+                                                                                           'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors._lowers': ( 'kernels.vectors.html#_lowers',
                                                                                     'fastsparse/kernels/vectors.py'),
                                             'fastsparse.kernels.vectors._mark_of': ( 'kernels.vectors.html#_mark_of',

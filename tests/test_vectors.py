@@ -150,3 +150,12 @@ def test_a_bar_shows_that_kernels_compile_the_first_time(tmp_path):
         return b''.join(out).decode()
     assert 'compiling' in shown()
     assert shown()==''
+
+@needs_numba
+def test_a_log_says_once_that_kernels_compile(tmp_path):
+    code = 'import logging\nlogging.basicConfig(level=logging.INFO)\nlogging.getLogger("numba").setLevel("ERROR")\n'\
+        'from fastsparse.kernels.linear import list_live,call\nimport torch\nzeros = lambda n: torch.zeros(n, dtype=torch.int)\n'\
+        'call(list_live.compiled(), torch.ones(4, dtype=torch.bool), 2, 2, zeros(3), zeros(5))'
+    for expected in (1,0):
+        res = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'NUMBA_CACHE_DIR':str(tmp_path)}, capture_output=True, text=True)
+        assert res.stderr.count('INFO:fastsparse:compiling sparse products')==expected, res.stderr

@@ -7,7 +7,7 @@ __all__ = ['numbers', 'at', 'put', 'load', 'store', 'take', 'zero', 'full', 'add
            'total', 'sums16', 'turn16', 'NoNumba', 'why_not', 'Kernel', 'kernel', 'caches', 'vector_bytes']
 
 # %% ../../nbs/20_kernels.vectors.ipynb #648c84c9
-import hashlib,numpy as np,sys,time
+import hashlib,logging,numpy as np,sys,time
 from fastcore.basics import IN_NOTEBOOK
 from ..core.checks import pip_install
 from functools import cache
@@ -112,6 +112,18 @@ def _show_compiling(event):
             self.bar.on_iter_end()
     event.register('numba:compile', Bar())
 
+def _log_compiling(event):
+    "Log that Numba compiles kernels, once in a process"
+    class Log(event.Listener):
+        said = False
+        def on_start(self, e):
+            if self.said or not e.data['dispatcher'].py_func.__module__.startswith('fastsparse.'): return
+            self.said = True
+            logging.getLogger('fastsparse').info('compiling sparse products, once on this machine')
+
+        def on_end(self, e): pass
+    event.register('numba:compile', Log())
+
 # %% ../../nbs/20_kernels.vectors.ipynb #68800649
 class NoNumba(ImportError):
     "Numba is missing, too old or broken"
@@ -128,6 +140,7 @@ def _numba():
     if tuple(map(int, numba.__version__.split('.')[:2]))<tuple(map(int, _oldest.split('.'))):
         raise NoNumba(f"Numba is {numba.__version__}, and must be {_oldest} or newer")
     if IN_NOTEBOOK or sys.stdout.isatty(): _show_compiling(numba.core.event)
+    _log_compiling(numba.core.event)
     return numba,llvmlite
 
 @cache
