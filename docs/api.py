@@ -1,5 +1,5 @@
 "The API's pages as markdown, written from signatures, docments and docstrings of the package"
-import ast,contents,fastsparse.all,inspect,re,textwrap
+import ast,contents,examples,fastsparse.all,inspect,re,textwrap
 from fastai.basics import Learner
 from fastcore.docments import docments
 from fastcore.docscrape import NumpyDocString
@@ -21,7 +21,8 @@ def unplaced():
 def find(name): return getattr(Learner, name.split('.')[1]) if '.' in name else public[name]
 
 def written(o):
-    "Default `o` as one would write it; `...` if it is no Python"
+    "Default `o` as one would write it; `...` if it is no Python, and where a method has its own"
+    if o is ...: return '...'
     s = getattr(o, '__name__', None) or repr(o)
     try: ast.parse(s)
     except SyntaxError: return '...'
@@ -31,17 +32,25 @@ def plain(s):
     "`s` without what markdown would take for markup outside of code"
     return ''.join(o if i%2 else re.sub(r'([*_<\[\]$])', r'\\\1', o) for i,o in enumerate(re.split(r'(`[^`]*`)', s)))
 
-def signature(name, o):
-    "How `name` is called, one argument a line if that gets long"
-    params = [p.replace(annotation=p.empty) for p in inspect.signature(o).parameters.values() if p.name!='self']
+def signature(name, o, without=()):
+    "How `name` is called, over several lines if that gets long; `**settings` stands for the arguments in `without`"
+    params = [p.replace(annotation=p.empty) for p in inspect.signature(o).parameters.values() if p.name not in ('self', *without)]
     args = [f"{'*'*(p.kind==p.VAR_POSITIONAL)+'**'*(p.kind==p.VAR_KEYWORD)}{p.name}" + ('' if p.default is p.empty else f'={written(p.default)}') for p in params]
-    line = f"{name}({', '.join(args)})"
+    line = f"{name}({', '.join(args+['**settings']*bool(without))})"
     return line if len(line)<=88 else textwrap.fill(line, 88, subsequent_indent='    ', break_long_words=False, break_on_hyphens=False)
 
 def arguments(o):
-    "Arguments of `o` as a list"
-    for k,d in docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True).items():
-        if k not in ('self','cls','return') and d.docment: yield f'- **{plain(k)}**: {plain(d.docment)}'
+    "What each argument of `o` is"
+    found = docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True)
+    return {k: d.docment for k,d in found.items() if k not in ('self','cls','return') and d.docment}
+
+def shared_with(name, least=8, own=('sparsity','method','sparse_compute')):
+    "The first entry of the page that has at least `least` arguments of `name` above it, and these without the `own` ones, which most people set"
+    page,args = groups[page_of()[name]][2],arguments(find(name))
+    for other in page[:page.index(name)]:
+        same = [] if isinstance(find(other), dict) else [k for k in args if k in arguments(find(other)) and k not in own]
+        if len(same)>=least: return other,same
+    return None,[]
 
 def settings(name, o):
     "What preset `o` sets"
@@ -53,21 +62,28 @@ def described(name, o):
     "What function or class `o` takes and gives: signature, docments or a numpy docstring"
     doc = NumpyDocString(inspect.getdoc(o) or '')
     text = f"{doc['Summary']}\n{doc['Extended']}".strip()
-    parts = [f'```python\n{signature(name, o)}\n```', plain(text), '\n'.join(arguments(o))]
+    other,same = shared_with(name)
+    args = [f'- **{plain(k)}**: {plain(v)}' for k,v in arguments(o).items() if k not in same]
+    if other: args.append(f"- **settings**: {len(same)} more, those of [{plain(other)}](#{other.lower().replace('.', '')})")
+    parts = [f'```python\n{signature(name, o, same)}\n```', plain(text), '\n'.join(args)]
     ret = docments(o, full=True).get('return') if inspect.isfunction(o) else None
     if ret and ret.docment: parts.append('**Returns** '+plain(ret.docment))
     if doc['Raises']: parts.append('**Errors**\n\n'+'\n'.join(f"- `{o.type}`: {plain(' '.join(o.desc))}" for o in doc['Raises']))
-    if doc['Examples']: parts.append(f"**Example**\n\n```python\n{doc['Examples']}\n```")
     if doc['References']: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\d+\.\d+)', doc['References'])))
     return parts
+
+def example(name, o):
+    "The import line of `name`, and an example: its docstring's, if that has one"
+    line,said = examples.of(name, o)
+    return f"{line}\n\n{NumpyDocString(inspect.getdoc(o) or '')['Examples'] or said}"
 
 def entry_md(name, room):
     "The entry of `name`, whose link to its room is `room`"
     o = find(name)
     parts = settings(name, o) if isinstance(o, dict) else described(name, o)
-    return '\n\n'.join([f'## {plain(name)}', *filter(None, parts), f'How it is made: {room}'])
+    return '\n\n'.join([f'## {plain(name)}', *filter(None, parts), f'**Example**\n\n```python\n{example(name, o)}\n```', f'How it is made: {room}'])
 
 def pages(room_link):
     "Text of each page of the API; `room_link(name)` is a link to where a name is explained"
     for page,(title,about,names) in groups.items():
-        yield page,'\n\n'.join([f'# {title}', about, *(entry_md(n, room_link(n)) for n in names)])+'\n'
+        yield page,'\n\n'.join([f'# {title}', about, examples.about, *(entry_md(n, room_link(n)) for n in names)])+'\n'
