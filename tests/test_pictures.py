@@ -62,3 +62,13 @@ def test_curves_over_the_whole_depth():
     try: names = [t.get_text() for ax in fig.axes if ax.get_legend() for t in ax.get_legend().get_texts()]
     finally: plt.close(fig)
     eq(names, ['0','8','16','23','31','39'])
+
+def test_a_dense_first_layer_is_no_picture():
+    "The inputs shown are those of the first layer that has dead weights, where there is one"
+    model = nn.Sequential(nn.Linear(16,16), nn.Linear(16,9))
+    sparsify_model(model, .2, layers_dense('0.*'), seed=0)
+    fig = plot_topology(model)
+    try:
+        eq(fig.axes[0].get_title(), 'inputs of 1')
+        eq(fig.axes[0].images[0].get_array().sum(), model[1].weight_mask.sum())
+    finally: plt.close(fig)

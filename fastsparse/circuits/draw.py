@@ -14,6 +14,7 @@ from .search import hooked
 from html import escape
 from matplotlib.patheffects import Normal,Stroke
 from pathlib import Path
+from textwrap import fill
 
 # %% ../../nbs/94_circuits.draw.ipynb #558fee0f
 roles = dict(emb='embedding', read1='attention reads', q='query', k='key', v='value', write1='attention writes',
@@ -104,7 +105,7 @@ def draw_circuit(
     colors = '#131416 #e6e6e6 #8b9099 #56b4e9 #e69f00' if dark else 'white #222222 #8a8a8a #0072b2 #d55e00'
     paper,ink,grey,plus,minus = colors.split()
     ys,few = [y for _,y in at.values()],len(at)<=40
-    fig,ax = plt.subplots(figsize=(8,min(9, 2+.7*(max(ys)-min(ys)))), facecolor=paper, layout='constrained')
+    fig,ax = plt.subplots(figsize=(7.2,min(9, 2.4+.8*(max(ys)-min(ys)))), facecolor=paper, layout='constrained')
     s = torch.linspace(0, 1, 30)[:,None]
     for a,b,w in lines:
         p,q,r = (torch.tensor(o) for o in (at[a], bend(at[a], at[b]), at[b]))
@@ -113,14 +114,14 @@ def draw_circuit(
     for o,(x,y) in at.items():
         is_node = o[0] in circuit.nodes
         ax.scatter(x, y, s=60, color=paper, edgecolor=ink, marker='o' if is_node else 's', zorder=3)
-        texts = [(7, label(*o, circuit).split('.')[-1], 'x-small' if is_node else 'large')]*(few or not is_node)
+        texts = [(7, label(*o, circuit).split('.')[-1], 'small' if is_node else 'x-large')]*(few or not is_node)
         if few:
             strong = [f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2] if abs(v)>=abs(words[o][0][0])/4]
-            texts.append((-15, '  '.join(strong), 'xx-small'))
+            texts.append((-9, '\n'.join(strong), 'x-small'))
         for dy,text,size in texts:
             ax.annotate(text, (x,y), (0,dy), textcoords='offset points', ha='center', fontsize=size, color=ink, zorder=4,
-                path_effects=[Stroke(linewidth=2, foreground=paper), Normal()])
-    ax.set_xticks(range(len(headings)), headings, rotation=30, ha='right', fontsize='x-small', color=ink)
+                va='bottom' if dy>0 else 'top', path_effects=[Stroke(linewidth=2, foreground=paper), Normal()])
+    ax.set_xticks(range(len(headings)), [fill(o, 10) for o in headings], rotation=0 if len(headings)<=11 else 90, fontsize='small', color=ink)
     ax.set(yticks=[], xlim=(-.6,len(headings)-.4), facecolor=paper,
         ylim=[f([*ys, *(f(o.get_ydata()) for o in ax.lines)])+o for f,o in ((min,-.6), (max,.6))])
     ax.set_title(f'{circuit.task}: {circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}', fontsize='medium', color=ink)
@@ -136,7 +137,7 @@ _head = '''<!doctype html><html lang="en"><meta charset="utf-8">
 :root{color-scheme:light dark;--paper:#fff;--ink:#222;--grey:#8a8a8a;--plus:#0072b2;--minus:#d55e00}
 @media(prefers-color-scheme:dark){:root{--paper:#131416;--ink:#e6e6e6;--grey:#8b9099;--plus:#56b4e9;--minus:#e69f00}}
 body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem}
-svg{width:100%;min-width:56rem;height:auto}svg text{fill:var(--ink);font-size:11px;text-anchor:middle}
+svg{width:100%;min-width:56rem;height:auto}svg text{fill:var(--ink);font-size:13px;text-anchor:middle}
 svg text{paint-order:stroke;stroke:var(--paper);stroke-width:3}svg rect+text{font-size:18px}path{fill:none}
 circle,rect{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}
 g.node{cursor:pointer}g.node.open circle,g.node:focus circle{stroke:var(--plus);stroke-width:4}g.node:focus{outline:none}

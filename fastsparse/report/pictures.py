@@ -24,7 +24,7 @@ def plot_topology(
     "Plot the live connections of each input, the degrees of units, and the density of each layer"
     os = need_masks(model)
     fig,axs = _panels(os, history is not None)
-    _plot_inputs(axs['inputs'], os[0], image_shape)
+    _plot_inputs(axs['inputs'], first(o for o in os if count_live(o.mask)<o.mask.numel()) or os[0], image_shape)
     _plot_degrees(axs['degrees'], degrees(model))
     _plot_densities(axs['layers'], os)
     if history is not None: _plot_moves(axs['updates'], history)
@@ -55,11 +55,11 @@ def _image_shape(n, shape):
     return (side,side) if side*side==n and n>=16 else None
 
 def _plot_inputs(ax, o, image_shape):
-    "Live connections of each input of the first layer; of each kernel place where that is a convolution"
+    "Live connections of each input of a layer; of each kernel place where that is a convolution"
     m = _as_matrix(o)
     inputs = m.sum((0,1)) if m.shape[2]>1 else m.sum((0,2))
     shape = _image_shape(len(inputs), tuple(o.mask.shape[2:]) if m.shape[2]>1 and o.mask.ndim==4 else image_shape)
-    ax.set_title('first inputs' if m.shape[2]==1 else 'first kernel', fontsize='medium')
+    ax.set_title(f"{'inputs' if m.shape[2]==1 else 'kernel'} of {_short(o.name, 12)}", fontsize='medium')
     if shape is None:
         ax.bar(range(len(inputs)), inputs.cpu(), color=colors[0], width=1.)
         return ax.set(xlabel='input', ylabel='live connections')
