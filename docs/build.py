@@ -28,7 +28,7 @@ symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for 
 _re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
 _re_show = re.compile(r'^show_doc\(([\w.]+)', re.MULTILINE)
 _re_source = re.compile(r'\[source\]\([^)]*\)\{[^}]*\}\n*')
-_re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib|pathlib)\.(?:\w+\.)*(?=[A-Z])|:(?:NoneType|function)(?==)')
+_re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib|pathlib)\.(?:\w+\.)*(?=[A-Z])|:(?:NoneType|function|ellipsis)(?==)')
 _re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
 _re_bar = re.compile(r'[█|\- ]*(\d+\.\d+% \[[^]]*\]\s*)?')
 _re_marks = re.compile(r'\[([^]]*)\]\([^)]*\)|[`*]')
@@ -63,7 +63,7 @@ def room_entry(name, f):
     "The API entry of symbol `name` of notebook `f` as markdown, read off the package, which knows more than a notebook that runs"
     o = attrgetter(name)(import_module(f'{cfg.lib_path.name}.{_re_module.search(code_of(f))[1]}'))
     with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
-    return NbdevLookup().linkify(_re_noise.sub('', md))
+    return NbdevLookup().linkify(_re_noise.sub('', md).replace('=Ellipsis', '=...'))
 
 def png_width(o):
     "Pixels that the picture of output `o` is wide on a page: as its notebook says, or as many as it has; 0 without one"
@@ -74,6 +74,11 @@ def png_width(o):
 def is_wide(c, phone=660):
     "Has cell `c` a picture wider than `phone` pixels, which a phone would make too small to read?"
     return any(png_width(o)>phone for o in c.outputs)
+
+def columns(d):
+    "How many columns the table of output data `d` has"
+    rows = re.findall(r'<tr.*?</tr>', join_out(d['text/html']), re.DOTALL)
+    return max((len(re.findall('<t[dh]', o)) for o in rows), default=0)
 
 def is_bar(o):
     "Is output `o` what a progress bar leaves behind?"
@@ -108,7 +113,7 @@ class Page:
     def cell(self, c):
         "Processed cell `c`: API entries as markdown, Quarto's options as tags, tables in the theme's style"
         if c.cell_type=='raw': return
-        if c.cell_type=='markdown': return self.md(c.source)
+        if c.cell_type=='markdown': return self.md(fills[c.source](self.f) if c.source in fills else c.source)
         if entry(c): return self.md(room_entry(entry(c), self.f))
         dirs = c.directives
         c.remove_directives()
@@ -116,7 +121,7 @@ class Page:
         image = dict(alt=dirs.get('fig-alt', ''), classes='wide' if is_wide(c) else '')
         c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=image))
         for d in L(c.outputs).attrgot('data').filter():
-            if 'text/html' in d: d['text/html'] = re.sub('<table[^>]*>', '<table class="docutils">', join_out(d['text/html']))
+            if 'text/html' in d: d['text/html'] = re.sub('<table[^>]*>', f'<table class="docutils{" wide"*(columns(d)>4)}">', join_out(d['text/html']))
             if 'text/markdown' in d: d['text/markdown'] = self.md(join_out(d['text/markdown'])).source
         return c
 
@@ -127,18 +132,52 @@ class Page:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
-def toctree(names, caption):
-    "Pages `names` as a part of the sidebar"
-    lines = [f'{contents.titles[o]} <{o}>' if o in contents.titles else o for o in names]
-    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *lines, '```'])
+def toctree(names, caption=None):
+    "Pages `names` as a part of the sidebar, or in the text of a page if they have no caption"
+    lines = [f'{contents.titles[o]} </{o}>' if o in contents.titles else f'/{o}' for o in names]
+    return '\n'.join(['```{toctree}', *([':hidden:', f':caption: {caption}'] if caption else [':maxdepth: 1']), '', *lines, '```'])
 
 def in_parts(names):
-    "Caption and pages of each part of the site; a page that no part names is one of the internals"
+    "Caption and pages of each part of the sidebar, those in folds too; a page that no part names is one of the internals"
     left = list(names)
-    for caption,globs in contents.parts.items():
+    for caption,globs in (contents.parts|contents.folds).items():
         found = uniqueify(n for g in globs for n in left if fnmatchcase(n, g))
         left = [n for n in left if n not in found]
         if found: yield caption,found
+
+def write_folds(parts):
+    "Write the pages whose links the sidebar folds: the API, and the internals room by room; their names"
+    rooms = [k for k in contents.folds if k.startswith('internals/')]
+    about = {k: (contents.rooms[k.split('/')[1]],parts[k]) for k in rooms}
+    about |= {'api/index': ('Everything that `from fastsparse.all import *` gives, by what one wants to do', parts['api/index']),
+        'internals/index': ('How the library is made: every module is a notebook, and this is its page', rooms)}
+    for name,(text,names) in about.items():
+        p = src/f'{name}.md'
+        p.parent.mkdir(exist_ok=True)
+        p.write_text('\n\n'.join([f'# {contents.fold_title(name)}', text, toctree(names), found_by(name, text)])+'\n', encoding='utf-8')
+    return ['api/index','internals/index']
+
+def gallery(f):
+    "Links from notebook `f` to the tutorials, each with one of its pictures, as markdown"
+    cards = []
+    for name,cell in contents.thumbs.items():
+        g = nbs/f'{name}.ipynb'
+        nb = read_nb(g)
+        outs = [o for c in nb.cells if c.id==cell for o in c.outputs]
+        png = src/f'thumbs/{g.stem}.png'
+        png.parent.mkdir(exist_ok=True)
+        png.write_bytes(b64decode(first(join_out(o['data']['image/png']) for o in outs if 'image/png' in o.get('data', {}))))
+        title = re.search('^# (.*)', nb.cells[0].source)[1]
+        cards.append(f'[![](thumbs/{g.stem}.png){title}]({relpath(g, f.parent)})')
+    return '\n\n'.join(['## What to do with it', '````{container} gallery', *cards, '````'])
+
+def circuit(f):
+    "The page on which a click opens a node of a circuit, as the tutorial shows it"
+    outs = [o for c in read_nb(nbs/'tutorials/circuits.ipynb').cells if c.id==contents.circuit for o in c.outputs]
+    html = first(join_out(o['data']['text/html']) for o in outs if 'text/html' in o.get('data', {}))
+    return fenced(html, '{raw} html')
+
+fills = {f'<!-- {o.__name__} -->': o for o in (gallery,circuit)}  # what a markdown cell of the index stands for; the README leaves it out
 
 def found_by(name, about):
     "What engines show of page `name`, a line in markdown, and what Sphinx's search shall find it by: whole phrases before all else, and their words"
@@ -200,7 +239,9 @@ def write_site(proc):
     index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
     for o in rest: o.save()
     write_api(entries)
-    index.save(*(toctree(v, k) for k,v in in_parts([*L(rest).attrgot('name'), *api.groups])), toctree([p.name for p in texts.values()], 'Project'))
+    parts = dict(in_parts([*L(rest).attrgot('name'), *api.groups]))
+    folds = write_folds(parts)
+    index.save(*(toctree(parts[k], k) for k in contents.parts), toctree([*folds, *(p.stem for p in texts.values())], 'Reference'))
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', docs, src, site]).returncode
     wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
     if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
@@ -215,17 +256,18 @@ def md_table(h):
     return '\n'.join(f"| {' | '.join(r)} |" for r in rows)
 
 def readme_md(s):
-    "Markdown `s` of the index with links to pages leading to their notebooks"
-    return relink(s, nbs/cfg.readme_nb, lambda t,a,is_symbol: relpath(t, root))
+    "Markdown `s` of the index with links to pages leading to their notebooks, and links to the index staying in the README"
+    return relink(s, nbs/cfg.readme_nb, lambda t,a,is_symbol: a if t==nbs/cfg.readme_nb and a else relpath(t, root))
 
 def md_output(o, png, alt):
     "Output `o` of a cell as markdown; a picture is written to `png`, described by `alt`, and shown at its notebook's size"
     data = {k: join_out(v) for k,v in o.get('data', {}).items()}
-    if 'image/png' in data:
+    if kind := first(o for o in ('image/gif','image/png') if o in data):
         images.mkdir(exist_ok=True)
-        png.write_bytes(b64decode(data['image/png']))
-        width = nested_idx(o, 'metadata', 'image/png', 'width') or '100%'
-        return f'<img src="{png.relative_to(root).as_posix()}" alt="{alt}" width="{width}">'
+        path = png.with_suffix(f".{kind.split('/')[1]}")
+        path.write_bytes(b64decode(data[kind]))
+        width = nested_idx(o, 'metadata', kind, 'width') or '100%'
+        return f'<img src="{path.relative_to(root).as_posix()}" alt="{alt}" width="{width}">'
     if 'text/markdown' in data: return readme_md(data['text/markdown'])
     if '<table' in data.get('text/html', ''): return md_table(data['text/html'])
     return fenced(render_text([o]).strip())

@@ -1,14 +1,32 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
-# The parts of the site, as globs of pages; a page that none of them names is one of the internals
-parts = dict(Start=['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
-    Tutorials=['tutorials/pictures', 'tutorials/tables', 'tutorials/text', 'tutorials/transformers', 'tutorials/control', 'tutorials/fine_tuning', 'tutorials/pretrained', 'tutorials/research',
-        'tutorials/deployment', 'tutorials/many_processes', 'tutorials/*'],
-    **{'How-to': ['howto/*', 'coming_from']}, Concepts=['concepts/anatomy', 'concepts/update', 'concepts/exact_counts', 'concepts/initialisation', 'concepts/*', 'measured', 'leaderboard'], API=['api/*'], 
-    **{o.capitalize(): [f'{o}.*'] for o in ('core','masks','kernels','weights','model','train','save','report','prune','deploy','compat','circuits')}, More=['*'])
+# The parts of the sidebar, as globs of pages, how-tos in the order of need
+howtos = """faster save_and_load resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share
+    own_method reproduce names *""".split()
+parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
+    'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained research deployment many_processes *'.split()],
+    'How-to': [*(f'howto/{o}' for o in howtos), 'cli', 'coming_from'],
+    'Concepts': [*(f'concepts/{o}' for o in 'anatomy update exact_counts initialisation *'.split()), 'measured', 'leaderboard']}
+
+# What the sidebar folds: the API, and the internals room by room; the last takes every page that nothing else names
+rooms = dict(core='What is about no mask at all: argument checks, named parts, patterns, files, progress, ranks', masks='Which weights live: selection, structures, distributions, schedules, scores',
+    kernels='Products of live weights: vectors, linear layers, convolutions', weights='One masked parameter: the weight, hooks, optimizers, loads',
+    model='A model and its masks: layers, `sparsify_model`, initialisation, layers that compute live', train='Method, engine, presets, callback, `fit_sparse`, learned masks, trainers',
+    save='Run files, checkpoints, mask files', report='FLOPs, costs, history, pictures', prune='Masks at once', deploy='Export, shrinking, search', compat="Other libraries' words",
+    circuits='Weight-sparse transformers and their circuits', more='Data and networks of the examples')
+folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
+
+def fold_title(name):
+    "The title of a page that folds others"
+    return dict([('api/index','API'), ('internals/index','Internals')]).get(name) or name.split('/')[1]
+
+# A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
+thumbs = {f'tutorials/{k}': v for k,v in dict(digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
+    control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922').items()}
+circuit = 'c1rc3003'
 
 # What the sidebar calls pages whose own title is that of a room
-titles = dict(measured='What was measured')
+titles = dict(measured='What was measured', cli='From the command line')
 
 # Pages of the API: title, line below it, names. `Learner.` is for methods that the library adds to fastai's learner
 api = dict(
@@ -44,14 +62,17 @@ searches = {
     'tutorials/pictures': 'image classification, vision_learner, cnn, resnet, computer vision, picture classifier',
     'tutorials/tables': 'tabular_learner, tabular data, csv, data frame, feature selection',
     'tutorials/text': 'text classification, AWD_LSTM, nlp, sentiment, fastai text, language model',
-    'tutorials/transformers': 'hugging face, transformers, gpt, gpt-2, llm, Trainer, fine-tune a language model, small language model',
+    'tutorials/transformers': 'hugging face, hugging face bert, bert, transformers, gpt, gpt-2, llm, Trainer, fine-tune a language model, small language model',
     'tutorials/control': 'reinforcement learning, gymnasium, cartpole, policy',
-    'tutorials/fine_tuning': '''prune a pretrained model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
+    'tutorials/fine_tuning': '''prune, prune a pretrained model, prune a model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
         make a model smaller''',
     'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',
+    'howto/lightning': 'lightning, pytorch lightning, LightningModule, lightning callback',
+    'howto/works_with': 'torch.compile, compile, EMA, exponential moving average, AveragedModel, SWA, mixup, cutmix, early stopping, EarlyStoppingCallback, SaveModelCallback, label smoothing',
+    'howto/messages': 'error, errors, warning, warnings, error message, troubleshooting, faq, ValueError, it says, what does this error mean, the model is sparse already',
     'howto/accelerate': 'accelerate, Accelerator, accelerate loop, gradient accumulation',
     'howto/mixed_precision': 'mixed precision, amp, autocast, bf16, fp16, bfloat16, half precision, GradScaler, gradient clipping, clip_grad_norm_',
     'howto/keyword_inputs': 'keyword inputs, inputs by name, input_ids, attention_mask, tokenizer, batch is a dict, kwargs',
@@ -77,5 +98,5 @@ searches = {
     'measured': 'benchmark, benchmarks, measurements, timings',
     'leaderboard': 'leaderboard, compare methods, best method, equal seconds',
     'api/look': 'plot topology, tensorboard, wandb, mlflow, flops',
-    'api/methods': 'list of methods, SET, GSE, SNFS, GraNet, MEST, GMP, AC/DC',
+    'api/methods': 'list of methods, RigL, SET, GSE, SNFS, GraNet, MEST, GMP, AC/DC',
     'api/prune': 'prune a trained model, magnitude pruning, lottery ticket'}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 root = Path(__file__).parent.parent
 sys.path.insert(0, str(root/'docs'))
-import api,contents
+import api,contents,examples
 
 pages = {p.relative_to(root/'nbs').with_suffix('').as_posix(): p for p in sorted((root/'nbs').rglob('*.ipynb')) if not set(p.parts) & {'.ipynb_checkpoints','_proc'}}
 shown = [n for n in pages if '/' in n]
@@ -27,7 +27,26 @@ def test_an_entry_says_what_help_says(name):
     "The first line of the docstring stands there as one line, and its example as it is written"
     md,doc = api.entry_md(name, 'there'),inspect.getdoc(api.find(name))
     assert api.plain(doc.splitlines()[0]) in md.splitlines()
+    assert '=Ellipsis' not in md
     if 'Examples\n' in doc: assert doc.split('Examples\n')[1].splitlines()[1] in md.splitlines()
+
+@pytest.mark.parametrize('name', [n for n in sorted(api.page_of()) if 'Examples\n' not in (inspect.getdoc(api.find(n)) or '')])
+def test_an_entry_has_an_example_that_runs(name, tmp_path, monkeypatch):
+    "With its import line, and with the objects that each page of the API tells of"
+    line,said = examples.of(name, api.find(name))
+    assert said, f'{name} has no example in docs/examples.py'
+    monkeypatch.chdir(tmp_path)
+    names = examples.scene()
+    if 'peft' in said: pytest.importorskip('peft')
+    exec('from fastai.vision.all import *\nfrom fastsparse.all import *', names)
+    names |= examples.scene()
+    exec(line, names)
+    with names['learn'].no_bar(): exec(said, names)
+
+def test_arguments_of_a_page_stand_there_once():
+    "Entries that share many arguments with one above name them, and do not describe them again"
+    text = dict(api.pages(lambda n: 'there'))['api/train']
+    assert text.count('**batches\\_per\\_update**')==1 and text.count('**settings**')==4
 
 def test_a_page_that_a_search_leads_to_is_there():
     "By the name that it has on the site: without the number of its room"
@@ -41,7 +60,9 @@ def test_nothing_is_searched_for_twice():
 
 @pytest.mark.parametrize('query,page', [('prune a pretrained model', 'tutorials/fine_tuning'), ('faster training', 'howto/faster'), ('resume', 'howto/resume'),
     ('which sparsity', 'howto/choose'), ('lora', 'howto/stay_sparse'), ('amp', 'howto/mixed_precision'), ('autocast', 'howto/mixed_precision'),
-    ('bf16', 'howto/mixed_precision'), ('huggingface', 'howto/share'), ('push_to_hub', 'howto/share'), ('quantize', 'howto/quantize'), ('accelerate', 'howto/accelerate')])
+    ('bf16', 'howto/mixed_precision'), ('huggingface', 'howto/share'), ('push_to_hub', 'howto/share'), ('quantize', 'howto/quantize'), ('accelerate', 'howto/accelerate'),
+    ('prune', 'tutorials/fine_tuning'), ('rigl', 'api/methods'), ('torch.compile', 'howto/works_with'), ('ema', 'howto/works_with'), ('mixup', 'howto/works_with'),
+    ('early stopping', 'howto/works_with'), ('hugging face bert', 'tutorials/transformers'), ('lightning', 'howto/lightning'), ('error message', 'howto/messages')])
 def test_what_people_ask_first_has_an_answer(query, page):
     "These phrases are entries of the index; the build tells whether the search finds them"
     assert query in [' '.join(o.lower().split()) for o in contents.searches[page].split(',')]
