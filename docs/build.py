@@ -132,10 +132,10 @@ class Page:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
-def toctree(names, caption=None):
-    "Pages `names` as a part of the sidebar, or in the text of a page if they have no caption"
+def toctree(names, caption=None, hidden=True):
+    "Pages `names` as a part of the sidebar, and in the text of their page unless they are `hidden`"
     lines = [f'{contents.titles[o]} </{o}>' if o in contents.titles else f'/{o}' for o in names]
-    return '\n'.join(['```{toctree}', *([':hidden:', f':caption: {caption}'] if caption else [':maxdepth: 1']), '', *lines, '```'])
+    return '\n'.join(['```{toctree}', ':maxdepth: 1', *[':hidden:']*hidden, *[f':caption: {caption}']*bool(caption), '', *lines, '```'])
 
 def in_parts(names):
     "Caption and pages of each part of the sidebar, those in folds too; a page that no part names is one of the internals"
@@ -146,15 +146,18 @@ def in_parts(names):
         if found: yield caption,found
 
 def write_folds(parts):
-    "Write the pages whose links the sidebar folds: the API, and the internals room by room; their names"
-    rooms = [k for k in contents.folds if k.startswith('internals/')]
-    about = {k: (contents.rooms[k.split('/')[1]],parts[k]) for k in rooms}
-    about |= {'api/index': ('Everything that `from fastsparse.all import *` gives, by what one wants to do', parts['api/index']),
-        'internals/index': ('How the library is made: every module is a notebook, and this is its page', rooms)}
-    for name,(text,names) in about.items():
+    "Write the pages whose links the sidebar folds: the API, and the internals room by room; the names of the two"
+    rooms = {f'internals/{k}': about for k,about in contents.rooms.items()}
+    pages = {k: (k.split('/')[1], about, parts[k], []) for k,about in rooms.items()}
+    for name,title,about,inside in (
+        ('api/index', 'API', 'Everything that `from fastsparse.all import *` gives, by what one wants to do', {k: o[1] for k,o in api.groups.items()}),
+        ('internals/index', 'Internals', 'How the library is made: every module is a notebook, and these are its pages', rooms)):
+        lines = [f"- [](/{k}.md): {o[:1].lower()+o[1:]}" for k,o in inside.items()]
+        pages[name] = (title, about, list(inside), ['\n'.join(lines)])
+    for name,(title,about,names,text) in pages.items():
         p = src/f'{name}.md'
         p.parent.mkdir(exist_ok=True)
-        p.write_text('\n\n'.join([f'# {contents.fold_title(name)}', text, toctree(names), found_by(name, text)])+'\n', encoding='utf-8')
+        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), found_by(name, about)])+'\n', encoding='utf-8')
     return ['api/index','internals/index']
 
 def gallery(f):

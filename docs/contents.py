@@ -16,10 +16,6 @@ rooms = dict(core='What is about no mask at all: argument checks, named parts, p
     circuits='Weight-sparse transformers and their circuits', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 
-def fold_title(name):
-    "The title of a page that folds others"
-    return dict([('api/index','API'), ('internals/index','Internals')]).get(name) or name.split('/')[1]
-
 # A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
 thumbs = {f'tutorials/{k}': v for k,v in dict(digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
     control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922').items()}
