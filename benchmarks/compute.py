@@ -109,7 +109,7 @@ def layer_cell(shape, batch, sparsity, rounds=5):
     torch.manual_seed(0)
     inner = lambda: nn.Sequential(nn.Tanh(), nn.Linear(*shape[::-1]))
     model,x = inner(),torch.randn(batch, shape[1])
-    sparsify_model(model, sparsity, seed=0)
+    sparsify_model(model, sparsity, 'uniform', seed=0)
     dense = deepcopy(model)[1]
     report = sparse_compute(model, x)
     swapped = report.plan['1.weight']!='dense'

@@ -33,7 +33,7 @@ def train(learn, arm, schedule, sparsity, lr, seed, interval=None, epochs=20):
     own = {} if interval is None else dict(batches_per_update=interval)
     if arm=='dense': return fit(epochs, lr)
     if arm!='lines': return learn.fit_sparse(epochs, sparsity, lr, method={'fit_sparse':None}.get(arm, arm), seed=seed, **own)
-    sparsify_model(learn, sparsity, seed=seed)
+    sparsify_model(learn, sparsity, 'uniform', seed=seed)
     fit(epochs, lr, cbs=DynamicSparseTrainingCallback(seed=seed))
 
 def digits_run(arm, opt, schedule, sparsity, lr, seed, interval=None, tune=False):

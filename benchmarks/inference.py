@@ -39,7 +39,7 @@ def layer(rows, sparsity, rounds, n=4096):
     "A large linear layer in the storage that `auto` finds fastest, and the dense routes of the machine"
     torch.manual_seed(0)
     model,x = nn.Sequential(nn.Linear(n, n)),torch.randn(rows, n)
-    sparsify_model(model, sparsity, seed=0)
+    sparsify_model(model, sparsity, 'uniform', seed=0)
     new,report = export_sparse(model, 'auto', x)
     plain = plain_copy(model)
     arms = dict(sparse=partial(forward, new, x), **dense_routes(plain[0], x), **peer_products(plain[0], x))

@@ -32,7 +32,7 @@ def rank(i, world, folder):
         fully_shard(model)
     model.to_empty(device='cpu')
     for p in model.parameters(): local_part(p.detach()).normal_(0, (10/side)**.5)
-    sparsify_model(model, .9, seed=0, sparse_init_mode=None)
+    sparsify_model(model, .9, 'uniform', seed=0, sparse_init_mode=None)
     opt = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=.9)
     dst = DynamicSparseTraining(model, opt, n_steps, seed=0, **RigL_presets(stop_pct=1., batches_per_update=every))
     before,times = bytes_sent(model),[]

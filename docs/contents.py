@@ -26,10 +26,10 @@ titles = dict(measured='What was measured', cli='From the command line')
 
 # Pages of the API: title, line below it, names. `Learner.` is for methods that the library adds to fastai's learner
 api = dict(
-    train=('Train', 'One line, a callback, a loop of your own, or the trainer that you have', '''Learner.fit_sparse DynamicSparseTrainingCallback DynamicSparseTraining
+    train=('Train', 'One line, a callback, a loop of your own, or the trainer that you have', '''Learner.fit_sparse Learner.fine_tune_sparse DynamicSparseTrainingCallback DynamicSparseTraining
         SparseTrainerCallback SparseLightningCallback SparseEngine'''),
     choose=('Find sparsity and learning rate', 'Let your own data answer', 'find_sparsity compare_with_narrow Learner.sparse_lr_find auto_presets supar_init_ supar_splitter supar_lrs'),
-    sparsify=('Make a model sparse', 'Masks on a model, what they cover, and how to be rid of them', '''sparsify_model sparse_summary sparse_params unsparsify sparsify_parameter
+    sparsify=('Make a model sparse', 'Masks on a model, what they cover, and how to be rid of them', '''sparsify_model sparse_summary sparse_params unsparsify sparsify_parameter unsparsify_parameter
         apply_masks register_layer sparseable_modules is_sparseable_module init_kaiming_normal_sparse_'''),
     distributions=('Share weights out among layers', 'How sparse is each layer?', '''erdos_renyi_sparsity uniform_sparsity first_layer_dense_uniform layers_dense
         balanced_flops_sparsity global_sparsity given_sparsity'''),
@@ -38,7 +38,7 @@ api = dict(
         GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets'''),
     own_method=('Parts of a method of your own', 'Scores, redistribution, times, and how a part says what it needs', '''declares register_method weight_magnitude gradient_magnitude
         gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient SampledGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
-        CubicSchedule FreqSchedule'''),
+        CubicSchedule FreqSchedule given_value'''),
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp
         prune_synflow prune_to find_ticket'''),
@@ -47,7 +47,7 @@ api = dict(
         STE_presets SRSTE_presets TopKAST_presets'''),
     save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity restore_sparse save_sparse load_sparse
         pack_masks unpack_masks'''),
-    deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute export_sparse plain_copy shrink pack narrow_like'),
+    deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute store_dense export_sparse plain_copy shrink pack narrow_like'),
     look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates Ledger count_flops flop_profile FlopsCounter predict_cost'),
     masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))
 

@@ -1,4 +1,4 @@
-"Everything that a user writes: a star import gives the names that a guide page shows, and the others are here under their names"
+"Everything that a user writes"
 from .core.registry import declares
 from .masks.selection import sparse_mask,sparse_mask_like,mask_from_tensor,sparsity_from_tensor,maybe_float,top_k_mask
 from .masks.schedules import Interval,Schedule,CubicSchedule,FreqSchedule
@@ -11,10 +11,11 @@ from .weights.find import sparse_params,apply_masks
 from .model.layers import register_layer
 from .model.init import init_kaiming_normal_sparse_
 from .model.sparsify import is_sparseable_module,sparseable_modules,sparsify_model,sparse_summary,unsparsify,sparsify_parameter
-from .model.live_layers import sparse_compute
+from .model.sparsify import unsparsify_parameter
+from .model.live_layers import sparse_compute,store_dense
 from .train.method import register_method
 from .train.engine import SparseEngine,DynamicSparseTraining
-from .train.growth import supar_init_,supar_splitter,supar_lrs
+from .train.growth import given_value,supar_init_,supar_splitter,supar_lrs
 from .train.presets import Static_presets,SET_presets,SNFS_presets,RigL_presets,ITOP_presets,GSE_presets,GMP_presets,GraNet_presets
 from .train.presets import MEST_presets,SoftMEST_presets,SRigL_presets,ACDC_presets,DSD_presets,CHT_presets,methods_table
 from .train.rules import configure,rules_table
@@ -40,6 +41,4 @@ from .prune.tickets import prune_to,find_ticket
 from .deploy.narrow import compare_with_narrow,narrow_like
 from .deploy.search import find_sparsity
 
-_by_name = '''FanIn Interval LearnedMaskCallback MagnitudePlusGradient MeanGradient SampledGradient SoftMEST_presets WaitForSparsity
-    animate_masks auto_presets fisher_saliency log_updates mask_penalty methods_table supar_init_ supar_lrs supar_splitter'''.split()
-__all__ = [o for o in dir() if not o.startswith('_') and o not in _by_name]
+__all__ = [o for o in dir() if not o.startswith('_')]

@@ -52,7 +52,7 @@ def learner(path, model=None, opt_func=momentum_sgd, lr=0.05, dls=None, cbs=None
 def sparse_learner(path, sparsity=.9, seed=1, **kwargs):
     "10 batches an epoch; 2048 and 320 weights, of which `round(.1*2368)=237` live: 205 and 32"
     learn = learner(path, **kwargs)
-    sparsify_model(learn, sparsity, seed=seed)
+    sparsify_model(learn, sparsity, 'uniform', seed=seed)
     return learn
 
 def elsewhere(p, **kwargs):

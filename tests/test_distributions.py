@@ -259,8 +259,8 @@ def test_given_and_the_rest(rest):
     left = 1-(.55*652-80-128)/364
     own = as_distribution(rest)
     assert got[:3]==pytest.approx(own(ps[:3], left, names=names[:3]) if isinstance(own, partial) else own(ps[:3], left))
-    with pytest.raises(ValueError, match='model_sparsity is 0.9'): f(ps, .9, names=names)
-    with pytest.raises(ValueError, match='model_sparsity is 0.1'): given_sparsity({'head':1, 'blocks.1.fc':.9}, rest=rest)(ps, .1, names=names)
+    with pytest.raises(ValueError, match='sparsity is 0.9'): f(ps, .9, names=names)
+    with pytest.raises(ValueError, match='sparsity is 0.1'): given_sparsity({'head':1, 'blocks.1.fc':.9}, rest=rest)(ps, .1, names=names)
 
 def test_by_name():
     "Names of distributions, and of their functions"
@@ -385,10 +385,10 @@ refusals += [(table(text, column), say) for text,column,say in (('a,b,c\nx,1,2\n
     ('a,b\nx,1\nx,0\n',None,'twice'), ('x,0.5\ny,0.7\n',None,'must be a heading'))]
 refusals += [(lambda _, bad=bad: as_distribution(bad), say) for bad,say in (('x',"'first-dense'"), (3,"'first-dense'"), (None,"'first-dense'"),
     (['erk'],"'first-dense'"), ('proportional_sparsity','makes a distribution'))]
-refusals += [(of_file('b.json', '[50.0]'), '50.0'), (lambda _: erdos_renyi_sparsity(two, 2.), 'model_sparsity is 2.0'),
+refusals += [(of_file('b.json', '[50.0]'), '50.0'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
     (lambda _: erdos_renyi_sparsity(two, .5, erk_power_scale=-1), 'erk_power_scale is -1'),
     (lambda _: global_sparsity(two, .5, scores=[torch.ones(5)]), 'one for each weight'), (lambda _: global_sparsity(two, .5, min_live=-1), 'min_live is'),
-    (on(layers_dense, [0,-1], s=.95), 'model_sparsity is 0.95, and must be below 0.589')]  # the others' density would be negative
+    (on(layers_dense, [0,-1], s=.95), 'sparsity is 0.95, and must be below 0.589')]  # the others' density would be negative
 
 @pytest.mark.parametrize('call,say', refusals)
 def test_refused(tmp_path, call, say):

@@ -101,7 +101,7 @@ class _Extra(nn.Module):
 def loadable(seed=0, sparsity=.5):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6,8), nn.BatchNorm1d(8), _Extra(), nn.Linear(8,6), nn.Sequential(_Renames(), nn.Linear(6,2)))
-    sparsify_model(model, sparsity, seed=seed)
+    sparsify_model(model, sparsity, 'uniform', seed=seed)
     return model
 
 def state_of_all(model): return {k:v.clone() for k,v in (*model.named_parameters(), *model.named_buffers())}

@@ -25,7 +25,7 @@ def net(forward, **layers):
 def sparse(make, sparsity=.5, **kwargs):
     torch.manual_seed(0)
     model = make().eval()
-    sparsify_model(model, sparsity, seed=0, **kwargs)
+    sparsify_model(model, sparsity, 'uniform', seed=0, **kwargs)
     return model
 
 def layers(*sizes, sparsity=.9, **kwargs): return sparse(lambda: mlp(sizes, act=nn.ReLU), sparsity, **kwargs)

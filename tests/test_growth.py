@@ -16,7 +16,7 @@ class Loop:
     "The engine in a plain loop, for torch's optimizers and fastai's: a batch a step, which depends on the step only"
     def __init__(self, opt, n_steps=40, s=.7, sizes=(6,12,9,3), dtype=torch.float, seed=5, sparse=True, **kwargs):
         self.m = mlp(sizes, seed=4, dtype=dtype)
-        if sparse: sparsify_model(self.m, s, erdos_renyi_sparsity, seed=seed)
+        if sparse: sparsify_model(self.m, s, erdos_renyi_sparsity, sparse_init_mode=None, seed=seed)
         else: kwargs.update(sparsity=s)
         self.opt,self.t,self.new = opt(list(self.m.parameters())),0,{}
         self.engine = SparseEngine(self.m, self.opt, n_steps, **{**SET_presets, 'batches_per_update':4, 'seed':seed, **kwargs})

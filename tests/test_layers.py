@@ -27,7 +27,7 @@ def chosen(m): return [o.name for o in masked_params(m)]
 def test_who_is_chosen(f, names):
     "Recurrent weights, projections and attention's in_proj are chosen (2020: AttributeError, and in_proj lost); biases, bias_k/bias_v, norms and embeddings never"
     m = f()
-    sparsify_model(m, .5, seed=0)
+    sparsify_model(m, .5, 'uniform', seed=0)
     assert chosen(m)==names
     for o in masked_params(m): assert int(o.p.count_nonzero())==int(o.mask.sum())<o.p.numel()
     others = [n for n,p in m.named_parameters() if n not in names]
@@ -157,7 +157,7 @@ def test_conv1d_of_transformers():
     m = tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=8))
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        sparsify_model(m, .75, structure='fan-in', sparse_init_mode='fan_in', seed=0)
+        sparsify_model(m, .75, 'uniform', structure='fan-in', sparse_init_mode='fan_in', seed=0)
     names = [o.name for o in masked_params(m)]
     assert len(names)==8 and not any('wte' in n or 'lm_head' in n for n in names)
     assert all((o.mask.sum(0)==o.mask.shape[0]//4).all() for o in masked_params(m))

@@ -154,7 +154,7 @@ def test_half_precision():
         assert a.weight.dtype==torch.bfloat16 and torch.equal(a.weight_mask, b.weight_mask) and torch.allclose(a.weight.double(), b.weight, rtol=1e-2)
 
 x8 = data_of()[0]
-refused = [(prune_sparsegpt, dict(target={'0':'2:4 axis 0'}), 'along inputs'), (prune_sparsegpt, dict(target=(.5,'block 2x2')), 'along inputs'),
+refused = [(prune_sparsegpt, dict(sparsity={'0':'2:4 axis 0'}), 'along inputs'), (prune_sparsegpt, dict(sparsity=(.5,'block 2x2')), 'along inputs'),
     *[(f, o, what) for f in (prune_wanda, prune_sparsegpt) for o,what in ((dict(data=[]),'reached by the data'), (dict(data=None),'only a Learner'),
         (dict(data=[x8*math.nan]),'not finite'), (dict(data=[x8[:,:5]]),'shapes cannot be multiplied'))],
     *[(f, {k:v}, f'{k} is {v!r}, and must be a whole number from 1') for k,f in (('n_samples',prune_wanda), ('bs',prune_wanda), ('block',prune_sparsegpt))
@@ -166,7 +166,7 @@ def test_refused(f, kwargs, what):
     "Law 10: by value and range, before anything changed"
     net = net_of()
     old = copy.deepcopy(net.state_dict())
-    with pytest.raises((ValueError,RuntimeError), match=what): f(net, **dict(dict(target=.5, data=[x8]), **kwargs))
+    with pytest.raises((ValueError,RuntimeError), match=what): f(net, **dict(dict(sparsity=.5, data=[x8]), **kwargs))
     assert agree(old, net.state_dict()) and not any(m._forward_pre_hooks for m in net.modules())
 
 def test_sparsegpt_refuses_what_it_would_spread():

@@ -78,7 +78,7 @@ def test_validate_changes_nothing(tmp_path):
     for sparse in (False, True):
         cb = DST(batches_per_update=2, seed=3)
         learn = learner(tmp_path, model=ConvNet(), cbs=[cb] if sparse else [], dtype=torch.float, flat=False)
-        if sparse: sparsify_model(learn, .8, seed=1)
+        if sparse: sparsify_model(learn, .8, 'uniform', seed=1)
         learn.fit(1)
         def now(): return [snapshot(learn.model), hooks_of(learn.model), cb.state_dict(), [p.grad.clone() for p in learn.model.parameters()]]
         before = copy.deepcopy(now())
@@ -203,7 +203,7 @@ def test_2020_resnet18(tmp_path):
 def test_2020_sparsify_a_learner(tmp_path):
     "sparsify_model and unsparsify take a Learner; the hooks' remove() ends enforcement"
     learn = learner(tmp_path)
-    hooks = sparsify_model(learn, .9, seed=1)
+    hooks = sparsify_model(learn, .9, uniform_sparsity, seed=1)
     learn.fit(1, cbs=Probe())
     hooks.remove()
     learn.fit(1)

@@ -14,7 +14,7 @@ def data_of(n=40, seed=3, cols=8, outs=6):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, cols, generator=g)@torch.randn(cols, cols, generator=g),torch.randn(n, outs, generator=g)
 
-@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','n is 3'), ('block 2x2','must have a sparsity in'), ((.8,'2:4'),r'0\.8.*has a sparsity of 0\.5'), ((.5,'nonsense'),'nonsense'),
+@pytest.mark.parametrize('target,what', [(1.,r'1\.0.*\[0,1\)'), (-.1,r'-0\.1'), ('3:2','n is 3'), ('block 2x2','must be a fraction in'), ((.8,'2:4'),r'0\.8.*has a sparsity of 0\.5'), ((.5,'nonsense'),'nonsense'),
     ({'1':.5},"nothing to prune"), ({'*':None},'nothing to prune'), ('3:5',r'0\.weight: .*5'), ({'2':'5:5 flat'},r'2\.weight')])
 def test_targets_refused(target, what):
     "Law 10: value, range and way out, before anything changed, by every method"

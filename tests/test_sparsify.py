@@ -83,9 +83,9 @@ def dense_layer(m):
 
 def given_masks(start): return lambda m: sparsify_model(m, .5, mask_init=start)
 
-refused = [(lambda m: sparsify_model(m, 1.), r'model_sparsity is 1.0.*\[0,1\)'), (lambda m: sparsify_model(m, -.1), r'\[0,1\)'),
+refused = [(lambda m: sparsify_model(m, 1.), r'sparsity is 1.0.*\[0,1\)'), (lambda m: sparsify_model(m, -.1), r'\[0,1\)'),
     (lambda m: sparsify_model(m, math.nan), r'\[0,1\)'), (lambda m: sparsify_model(m, 90), r'\[0,1\)'), (lambda m: sparsify_model(m, '0.9'), r"'0.9'.*\[0,1\)"),
-    (lambda m: sparsify_model(m, True), 'model_sparsity is True'), (lambda m: sparsify_model(m, None), 'model_sparsity is None'),
+    (lambda m: sparsify_model(m, True), 'sparsity is True'), (lambda m: sparsify_model(m, None), 'sparsity is None'),
     (lambda m: sparsify_model(m, .5, 'erc'), "'erc'.*'erk'"), (lambda m: sparsify_model(m, .5, dict(drop_fraction=.3)), 'sparse_f is {'),
     (lambda m: sparsify_model(m, .5, lambda p,s: [.5]), 'returned 1 sparsities for 3'),
     (lambda m: sparsify_model(m, .5, lambda p,s: [.5,.5,2.]), r'returned 2\.0'),

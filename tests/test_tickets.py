@@ -33,7 +33,7 @@ def test_find_ticket(final, rate, warm):
 def test_find_ticket_goes_on_from_masks():
     "A model that is sparse already loses a rate of what lives in each round, and not more than the ticket asks; less than it is, is refused before any training"
     m = mlp((6,10,4))
-    sparsify_model(m, .5, seed=0)
+    sparsify_model(m, .5, 'uniform', seed=0)
     seen = []
     find_ticket(m, lambda m: seen.append(1-sum(int(o.mask.sum()) for o in masked_params(m))/100), .8, rate=.5)
     assert seen==[.5,.75] and sum(int(o.mask.sum()) for o in masked_params(m))==20
@@ -113,7 +113,7 @@ def test_prune_to_refuses():
     "Law 10: no masks, a sparsity out of range, below what a layer has; also a structure that would bring dead weights back; nothing changed"
     with pytest.raises(ValueError, match='no masks.*sparsify_model'): prune_to(mlp(), .5)
     m = mlp((8,8,4))
-    sparsify_model(m, .5, seed=0)
+    sparsify_model(m, .5, 'uniform', seed=0)
     before = {k:v.clone() for k,v in m.state_dict().items()}
     for kwargs,match in ((dict(sparsity=1.), r'sparsity is 1.0.*\[0,1\)'), (dict(sparsity=.2, sparse_f=uniform_sparsity), 'sparsity 0.2.*0.weight'),
         (dict(sparsity=.5, sparse_f=uniform_sparsity, structure='2:4'), '0.weight.*2:4'), (dict(sparsity=.5, sparse_f=uniform_sparsity, structure='fan-in'), 'fan-in')):
@@ -149,7 +149,7 @@ def test_rewind_keeps_masks():
 def test_rewind_refuses():
     "Law 10: a state of another model is refused by the parameter's name, with nothing changed (`load_state_dict` copies what fits first)"
     m = mlp((6,8,3))
-    sparsify_model(m, .5, seed=0)
+    sparsify_model(m, .5, 'uniform', seed=0)
     before = {k:v.clone() for k,v in m.state_dict().items()}
     for state in (mlp((6,8,4), seed=1).state_dict(), {k:v for k,v in mlp((6,8,3), seed=1).state_dict().items() if k!='2.weight'}):
         with pytest.raises(ValueError, match='state has no 2.weight'): rewind(m, state)

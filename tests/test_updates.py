@@ -200,7 +200,7 @@ structures = {'2:4':24, 'block 2x2':4, 'fan-in':12, 'fan-in ablate 0.3':12, 'ker
 def test_redistribution_under_a_structure(text, share):
     "Masks stay legal and the total is what it was, to less than a layer's step, however many updates round each layer (it drifted from 112 to 68)"
     m,legal = mlp((8,12,8,4), seed=1),as_structure(text).legal
-    sparsify_model(m, .5, seed=0, structure=text)
+    sparsify_model(m, .5, 'uniform', seed=0, structure=text)
     opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
     updates = dict(updates=FreqSchedule(2, start=2), drop_fraction=.3, redistribute_f=share)
     dst,moved = engine(m, opt, 40, structure=text, **updates),set()
@@ -232,7 +232,7 @@ def test_kernels_meet_a_budget_that_can_be_met():
     "Kernels of nine and a linear layer that is full: 135+288+25 is 448, and two weights short (446) is one kernel more and seven single weights less"
     torch.manual_seed(0)
     m = nn.Sequential(nn.Conv2d(4,8,3), nn.ReLU(), nn.Conv2d(8,8,3), nn.Flatten(), nn.Linear(8,4))
-    sparsify_model(m, .5, seed=0, structure='kernels')
+    sparsify_model(m, .5, 'uniform', seed=0, structure='kernels')
     opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
     dst = engine(m, opt, 60, 4, structure='kernels', redistribute_f=momentum_redistribution, grow_score_f=gradient_momentum)
     for t in range(24):

@@ -266,7 +266,7 @@ class Tasks(nn.Module):
 
 def tasks():
     m = Tasks()
-    sparsify_model(m, .6, seed=0)
+    sparsify_model(m, .6, 'uniform', seed=0)
     return m
 
 def by_parts(m, x):

@@ -60,7 +60,7 @@ def _exported(model, format, xb, path, sizes, dynamic_shapes):
         _write_sparse(plain, masks, path)
         plain.load_state_dict(load_sparse(path))
     elif format=='onnx':
-        note = _save_onnx(plain, path, xb, dynamic_shapes)
+        note = _save_onnx(plain, path, xb, dynamic_shapes, [*_by_name(answers if isinstance(answers, Mapping) else dict(output=answers))])
         run,dense = _open_onnx(path),_open_onnx(_without_zeros(path))
     new = _as_given(model, run) if path is None else None
     if path is not None and format not in _files: run = _save_module(run, path, xb, dynamic_shapes)
@@ -328,11 +328,12 @@ def _save_module(module, path, xb, dynamic_shapes):
         return torch.export.load(path).module()
 
 # %% ../../nbs/82_deploy.export.ipynb #fa96a060
-def _save_onnx(plain, path, xb, dynamic_shapes):
+def _save_onnx(plain, path, xb, dynamic_shapes, outputs):
     "Write the file, and return a note"
-    if dynamic_shapes is None and any(isinstance(m, nn.RNNBase) for m in plain.modules()): return _save_traced(plain, path, xb)
+    if dynamic_shapes is None and any(isinstance(m, nn.RNNBase) for m in plain.modules()): return _save_traced(plain, path, xb, outputs)
     program = _program(plain, xb, dynamic_shapes)
-    with _quiet(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
+    names = dict(input_names=_input_names(plain, *program.example_inputs), output_names=outputs)
+    with _quiet(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False, **names)
     own = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # those not always met
     held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in own]
     return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
@@ -342,14 +343,20 @@ def _by_name(arguments):
     def tensors(v): return [o for o in tree_leaves(v) if isinstance(o, torch.Tensor)]
     return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors(v))}
 
-def _save_traced(model, path, xb):
+def _input_names(model, args, kwargs):
+    "The names of the inputs in the order of a program's"
+    named = _by_name(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    names = {id(t):k for k,t in named.items()}
+    return [names[id(t)] for t in tree_leaves((args,kwargs)) if isinstance(t, torch.Tensor)]
+
+def _save_traced(model, path, xb, outputs):
     "Export by tracing a forward, for recurrent layers, whose lengths `torch.export` would fix"
     args,kwargs,inputs = _arguments(model, xb)
     inputs = _by_name(inputs)
     axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
     with preserved(model), _quiet(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter('always', torch.jit.TracerWarning)
-        torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, input_names=[*inputs], dynamic_axes=axes)
+        torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, input_names=[*inputs], output_names=outputs, dynamic_axes=axes)
     own = [o for o in told if issubclass(o.category, torch.jit.TracerWarning)
         and not Path(o.filename).is_relative_to(Path(torch.__file__).parent)]
     return "The model's forward reads sizes or values in Python, and the file holds them as they were for the sample." if own else ''

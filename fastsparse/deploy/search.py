@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastai.basics import *
 from .narrow import epoch_seconds,mean_or_nan,narrow_like,NarrowComparison,train_timed
 from ..core.progress import shown
-from ..core.checks import need_fraction,need_number
+from ..core.checks import need_fraction,need_number,renamed
 from ..masks.selection import count_live
 from ..weights.find import masked_params
 from ..model.sparsify import need_dense,shows_training
@@ -82,13 +82,14 @@ def _add_narrow(found, learn, lr, seeds, sign, progress):
     found.narrow = NarrowComparison(pd.DataFrame(rows), pd.DataFrame(), found.suggested, sign)
 
 # %% ../../nbs/84_deploy.search.ipynb #40a198d8
+@renamed(lr='lr_max')
 def find_sparsity(
     learn:Learner, # A learner with a dense model; it isn't changed
     budget:int=40, # Epochs of all trainings together, without those of the narrow network
     sparsities=(.8,.9,.95,.98), # Sparsities to try besides dense, each in (0,1)
     seeds:int=2, # Trainings of each, 1 or more
     tolerance:float=.01, # How much worse than dense the metric may be, 0 or more
-    lr=None, # The highest learning rate of the cycle; None is the learner's
+    lr_max=None, # The highest learning rate of the cycle; None is the learner's
     higher_is_better:bool=True, # Is a higher metric better? Ignored without metrics, when losses are compared
     progress:bool=True, # Show a progress bar?
     **kwargs # More arguments of `fit_sparse`
@@ -103,11 +104,11 @@ def find_sparsity(
     need_number(f'budget, the epochs of {len(runs)} trainings,', budget, len(runs), whole=True)
     n_epoch = budget//len(runs)
     with as_was(learn):  # refuses wrong settings
-        for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr, seed=0, **kwargs)
-    with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr, kwargs) for s,seed in shown(runs, progress)]
+        for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr_max, seed=0, **kwargs)
+    with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr_max, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
     mean = (res.table.metric*sign).fillna(-np.inf)
     res.suggested = float(max([s for s in mean.index if mean[s]>=mean[0.]-tolerance and np.isfinite(mean[s])], default=0.))
-    if res.suggested: _add_narrow(res, learn, lr, seeds, sign, progress)
+    if res.suggested: _add_narrow(res, learn, lr_max, seeds, sign, progress)
     return res

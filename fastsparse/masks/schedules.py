@@ -91,7 +91,8 @@ def as_time(
     if isinstance(x, dict) and len(x)==1 and first(x) in _units: return _units[first(x)](x[first(x)])
     if isinstance(x, Integral) and not isinstance(x, bool) and x>=0: return int(x)
     if isinstance(x, Real) and not isinstance(x, Integral) and 0<=x<=1: return float(x)
-    raise ValueError(f"{name} is {x!r}, and must be a time: an int of steps, a float in [0,1] of the run, samples(n) or epochs(n)")
+    raise ValueError(f"{name} is {x!r}, and must be a time: an int of steps, a float in [0,1] of the run, "
+        "samples(n) or epochs(n) of fastsparse.masks.schedules")
 
 # %% ../../nbs/12_masks.schedules.ipynb #da89d45a
 def _is_bound(t): return t is None or isinstance(t, (int,steps))
@@ -386,7 +387,7 @@ def make_update_schedule(
     if isinstance(spec, Real) or isinstance(spec, dict) and set(spec) & set(_units): return FreqSchedule(spec)
     if isinstance(spec, dict): return FreqSchedule(**spec)
     if callable(spec) and not isinstance(spec, (type,Timed)): return FunctionUpdateSchedule(spec)
-    raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100 or samples(409600), a list of steps, "
+    raise ValueError(f"{spec!r} is no update schedule: pass None, an interval such as 100, a list of steps, "
         "a function of the step, or a dict with some of freq, start and stop")
 
 def update_steps(

@@ -12,7 +12,7 @@ from bisect import bisect_left,bisect_right
 from dataclasses import dataclass
 from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
-from ..core.registry import call_with
+from ..core.registry import call_with,closest_name
 from .selection import count_live,highest,highest_in_rows,live_places,lowest,put_
 from .transposable import best_tiles
 from torch import nn
@@ -46,8 +46,7 @@ class Structure:
 
     def need(self, shape, fits, what):
         "Raise a `ValueError` that says what a parameter of `shape` needs, unless it `fits`"
-        if not fits:
-            raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: leave it dense, or take another structure")
+        if not fits: raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: take another structure")
 
     # Returns finer sizes, the order of axes that puts groups first and entries last, and the numbers of groups, units and entries
     def layout(self, shape) -> tuple:
@@ -516,9 +515,8 @@ class InputGroups(_Groups):
 
 # %% ../../nbs/14_masks.structures.ipynb #b602774e
 _kinds = Unstructured,NM,TransposableNM,Block,FanIn,Kernels,OutputChannels,InputChannels,OutputGroups,InputGroups
-_grammar = ("'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4', "
-    "'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'input channels', 'output groups 4', "
-    "'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels")
+_texts = ('unstructured','top 0.1','2:4','transposable 2:4','block 4x4','fan-in','kernels','output channels','input channels',
+    'output groups 4','input groups 4')
 
 def _read(v):
     "A word of a text as a value"
@@ -528,12 +526,17 @@ def _read(v):
 def as_structure(
     x, # A `Structure`, a text such as '2:4', or None for `Unstructured()`
 ) -> Structure: # `as_structure(str(s))==s` for every built-in structure
-    "Convert a text to a `Structure`; the error for a wrong text lists all texts"
+    """Convert a text to a `Structure`.
+
+    The texts: 'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4',
+    'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'input channels', 'output groups 4',
+    'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels."""
     if isinstance(x, Structure): return x
     text = 'unstructured' if x is None else ' '.join(x.lower().split()) if isinstance(x, str) else ''
     for kind in _kinds:
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
-    raise ValueError(f"structure is {x!r}, and must be a Structure, None, or one of {_grammar}")
+    hint = f"did you mean 'block {text}'?" if re.fullmatch(r'\d+x\d+', text) else closest_name(text, _texts, 'help(as_structure) lists all')
+    raise ValueError(f"structure is {x!r}, and must be None, a Structure, or a text such as '2:4', 'block 4x4' or 'fan-in': {hint}")
 
 # %% ../../nbs/14_masks.structures.ipynb #a002fba1
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['largest_step', 'least_signal', 'output_spread', 'rescale_live_', 'was_rescaled', 'rate_scales', 'mark_fresh',
            'is_fresh', 'Signal', 'repair_signal', 'rescued', 'dense_spread', 'dead_signal', 'repair_on_ranks',
-           'warn_if_died', 'FirstLook', 'init_kaiming_normal_sparse_']
+           'repair_alone', 'warn_if_died', 'FirstLook', 'init_kaiming_normal_sparse_']
 
 # %% ../../nbs/42_model.init.ipynb #62402d77
-import inspect,torch
+import inspect,math,torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
@@ -178,6 +178,15 @@ def repair_on_ranks(
     xb = joined_batch(xb) if in_many() or is_fresh(model) else None
     found = of_first_rank(dead_signal(model, xb))
     return None if found is None else rescued(model, xb, found.dense)
+
+def repair_alone(
+    model:nn.Module, # With random masks on its initial weights; they are rescaled in place
+) -> bool: # Were they rescaled?
+    "Rescale live weights without a batch, if no norm does, and the layers' densities leave too little of the signal"
+    if any('norm' in type(m).__name__.lower() for m in model.modules()): return False
+    died = math.prod(1/root for root in _roots(model).values())<least_signal
+    if died: rescale_live_(model)
+    return died
 
 def warn_if_died(
     model:nn.Module, # With random masks

@@ -6,17 +6,17 @@
 __all__ = ['is_sparseable_module', 'sparseable_modules', 'Param', 'decide', 'draw_seed', 'check_score', 'as_mask', 'need_values',
            'candidates', 'structure_of', 'has_live', 'fitting', 'layer_counts', 'starting_masks', 'warn_if_missed',
            'module_of', 'need_masks', 'need_dense', 'module_copy', 'show_sparsity', 'register_mask',
-           'keep_from_broadcast', 'shows_training', 'sparsify_model', 'SparseSummary', 'sparse_summary',
+           'keep_from_broadcast', 'choose', 'shows_training', 'sparsify_model', 'SparseSummary', 'sparse_summary',
            'refuse_locked', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter']
 
 # %% ../../nbs/43_model.sparsify.ipynb #7f5de569
-import copy,operator,re,torch
+import copy,math,operator,re,torch
 import torch.distributed as dist
 from fastcore.basics import *
-from ..core.checks import need_batch,need_choice,need_fraction
+from ..core.checks import need_batch,need_choice,need_fraction,renamed
 from ..core.registry import call_with,declares,get_part,needs_of,register_part,wants
 from ..masks.apportion import live_counts
-from ..masks.distributions import as_distribution,uniform_sparsity
+from ..masks.distributions import as_distribution,given_sparsity,uniform_sparsity,usual_sparsity
 from ..weights.sharded import find_sharded,gathered,Sharded
 from ..weights.weight import computed_weights
 from ..weights.find import asked_sparsity,masked_params
@@ -24,10 +24,10 @@ from ..weights.find import refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle,mask_hooks,unhook
 from .layers import axes_of,layer_of
 from ..masks.selection import count_live,keyed_generator,local_part,mask_from_tensor,sparsity_from_tensor,zero_dead_
-from ..core.patterns import need_named
+from ..core.patterns import assign,need_named,read_rules
 from ..masks.scores import random_score,weight_magnitude
 from .running import batch_of
-from .init import init_kaiming_normal_sparse_,mark_fresh,output_spread,repair_signal
+from .init import init_kaiming_normal_sparse_,mark_fresh,output_spread,repair_alone,repair_signal
 from ..masks.structures import as_structure,Structure
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -223,7 +223,7 @@ def fitting(
     structure = as_structure(structure)
     for o in os:
         try: structure_of(structure, o).check(o.shape)
-        except ValueError as e: raise ValueError(f"{o.name}: {e}") from None
+        except ValueError as e: raise ValueError(f"{o.name}: {e}, or leave it dense by exclude={o.name!r} where the model is made sparse") from None
     if structure.sparsity is not None and sparsity not in (0, structure.sparsity):
         raise ValueError(f"the sparsity is {sparsity}, and the structure {str(structure)!r} has a sparsity of {structure.sparsity}: "
             "pass that, or another structure")
@@ -279,14 +279,36 @@ def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
 # %% ../../nbs/43_model.sparsify.ipynb #d1fbb71b
 def _moved(m):
     "Was the norm `m` trained?"
-    count,w = getattr(m, 'num_batches_tracked', None),getattr(m, 'weight', None)
-    return bool(count is not None and count>0) or bool(isinstance(w, torch.Tensor) and w.numel()>1 and (w!=w.flatten()[0]).any())
+    count,mean,w = [getattr(m, k, None) for k in ('num_batches_tracked','running_mean','weight')]
+    if mean is not None: return bool(mean.any()) or count is not None and bool(count>0)  # some initialisations draw the weights
+    return isinstance(w, torch.Tensor) and w.numel()>1 and bool((w!=w.flatten()[0]).any())
+
+_scatter = 12.  # standard deviations; fresh layers, of any size, were never above 6
+
+def _scatters(x):
+    "Do sums over rows or columns of `x` or its squares scatter more than those of independent draws?"
+    if min(x.shape)<8: return False
+    for t in (x, x.square()):
+        var = t.var()
+        if not var>1e-6*t.abs().mean()**2: continue  # constant
+        for dim in (0,1):
+            k = t.shape[1-dim]
+            if k>=16 and (t.mean(dim).var()*t.shape[dim]/var-1)*math.sqrt((k-1)/2)>_scatter: return True
+    return False
+
+def _is_uneven(w):
+    "Do the entries of `w` look trained? Rows that occur twice count once, since some initialisations repeat them"
+    x = local_part(w.detach())[:1024]
+    x = x.reshape(len(x), math.prod(x.shape[1:]))[:,:1024].float()
+    return count_live(x!=0)>.9*x.numel() and _scatters(x) and _scatters(x.unique(dim=0))
 
 def _looks_trained(model, zeros):
-    "Do norms, gradients (with `zeros` also those of zero) or version counters show training?"
+    "Do norms, gradients (with `zeros` also those of zero), version counters or the weights themselves show training?"
     norms = [m for m in model.modules() if isinstance(m, _never) and not isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     def used(p): return p.grad is not None and (zeros or bool(p.grad.any())) or not p.is_inference() and p._version>20
-    return any(map(_moved, norms)) or any(map(used, model.parameters()))
+    if any(map(_moved, norms)) or any(map(used, model.parameters())): return True
+    ps = [p for m in model.modules() if is_sparseable_module(m) for p in m._parameters.values() if p is not None and p.ndim>1]
+    return any(_is_uneven(p) for p in ps if p.is_floating_point() and not p.is_meta)
 
 # %% ../../nbs/43_model.sparsify.ipynb #a72ef3f3
 _aside = re.compile('emb|pos|bias|token|norm', re.I)
@@ -380,8 +402,13 @@ def keep_from_broadcast(
     model._ddp_params_and_buffers_to_ignore = [*others, *_buffer_names(model)]
 
 # %% ../../nbs/43_model.sparsify.ipynb #ac7e4720
-def _choose(model, chosen, also):
-    "The parameters to make sparse, and their indices among the candidates"
+def choose(
+    model:nn.Module, # Any module
+    chosen=None, # As in `sparsify_model`
+    also=None, # As in `sparsify_model`
+    exclude=None, # As in `sparsify_model`
+) -> tuple: # A list of `Param`s, and their indices among the candidates
+    "The parameters to make sparse"
     os = candidates(model, also)
     if not os:
         kept = ''.join(f'; {o.name}: {o.dense_reason}' for o in decide(model))
@@ -390,7 +417,20 @@ def _choose(model, chosen, also):
     if also is None: warn_if_missed(model, os)
     names,ps = [o.name for o in os],[o.p for o in os]
     idxs = list(range_of(os)) if chosen is None else need_named(chosen, names, ps, model, what='chosen')
+    left_out = [] if exclude is None or exclude in ((),[]) else need_named(exclude, names, ps, model, what='exclude')
+    idxs = [i for i in idxs if i not in left_out]
+    if not idxs: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: the weights are {', '.join(names)}")
     return [os[i] for i in idxs],idxs
+
+def _by_rules(rules, os, idxs, model):
+    "What `rules` say of `os`: those that become sparse, their indices, the sparsity in total and the distribution"
+    rules = read_rules(rules, 'sparsity')
+    taken = [None if k is None else rules[k][1] for k in assign(rules, [o.name for o in os], [o.p for o in os], model)]
+    kept = [(o, i, s) for o,i,s in zip(os, idxs, taken) if s is not None]
+    if not kept: raise ValueError(f"sparsity has rules that name none of the weights: {', '.join(o.name for o in os)}")
+    os,idxs,sparsities = map(list, zip(*kept))
+    sparse_f = given_sparsity(sparsities)
+    return os,idxs,1-sum((1-s)*o.p.numel() for o,s in zip(os, sparsities))/sum(o.p.numel() for o in os),sparse_f
 
 # %% ../../nbs/43_model.sparsify.ipynb #7a0494c6
 _flags = {'hypers','do_wd','force_train'}  # what fastai's optimizers note before any step
@@ -419,29 +459,32 @@ def _looker(learn, xb):
 # %% ../../nbs/43_model.sparsify.ipynb #e0d3b6b6
 def _is_untouched(learn, model, sparsity, init, mode):
     "May weights be rescaled? Warns if random masks would throw trained ones away"
-    trained,is_random = shows_training(learn, model),isinstance(init, str) and init=='random'
-    if is_random and mode in (None,'auto') and sparsity and trained:
+    is_random = isinstance(init, str) and init=='random'
+    trained = is_random and bool(sparsity) and shows_training(learn, model)
+    if trained and mode in (None,'auto'):
         warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
     return is_random and mode=='auto' and not trained
 
 # %% ../../nbs/43_model.sparsify.ipynb #066d1ff6
-def sparsify_model(model, model_sparsity:float, sparse_f=uniform_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
-    seed:int=None, structure=None, chosen=None, also=None, xb=None) -> HookHandle:
+@renamed(model_sparsity='sparsity')
+def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
+    seed:int=None, structure=None, chosen=None, also=None, xb=None, exclude=None) -> HookHandle:
     """Give the weights of a model masks, and keep dead weights at zero.
 
     Parameters
     ----------
     model
         A module or a `Learner`.
-    model_sparsity
-        Fraction of the weights that is dead, in [0,1).
+    sparsity
+        Fraction of the weights that is dead, in [0,1); or rules, a dict or pairs of a pattern and a sparsity: the first that names
+        a parameter decides, and those without a rule stay dense.
     sparse_f
-        The distribution over layers: a name such as 'uniform' or 'erk' (the default of `fit_sparse`, engines and callbacks),
-        or a function of the parameters and the model's sparsity that returns a sparsity for each.
+        The distribution over layers: a name such as 'uniform' or 'erk', or a function of the parameters and the model's sparsity
+        that returns a sparsity for each. By default 'erk', and 'uniform' for a structure that has a sparsity, such as '2:4'.
     enforce_mask
         Keep dead weights at zero from now on? If not, they are set to zero once.
     sparse_init_mode
-        'auto' rescales untrained weights if the masks have killed their signal (needs a batch), None leaves weights alone;
+        'auto' rescales untrained weights if the masks have killed their signal, None leaves weights alone;
         'fan_in', 'fan_out' and 'fan_in_out' draw them anew with `init_kaiming_normal_sparse_`.
     mask_init
         'random', 'magnitude', 'zeros' (weights that are zero are dead), a function that returns a score or a mask,
@@ -456,6 +499,8 @@ def sparsify_model(model, model_sparsity:float, sparse_f=uniform_sparsity, enfor
         Parameters of unknown layers to make sparse too, given like `chosen`; () leaves them dense without a warning.
     xb
         Inputs to measure the signal with: a tensor, a tuple or a dict of arguments; by default a batch of the `Learner`.
+    exclude
+        Parameters to leave dense, given like `chosen`.
 
     Returns
     -------
@@ -477,22 +522,26 @@ def sparsify_model(model, model_sparsity:float, sparse_f=uniform_sparsity, enfor
     sparsify_model(model, .9, 'erk', seed=42)
     """
     learn,model = model,module_of(model)
-    need_fraction('model_sparsity', model_sparsity, '[0,1)')
+    by_rule = isinstance(sparsity, (dict,list))
+    if not by_rule: need_fraction('sparsity', sparsity, '[0,1)')
+    elif sparse_f is not usual_sparsity: raise ValueError("sparsity has rules, and sparse_f shares it out too: pass one of them")
     if xb is not None: need_batch(xb)
     need_dense(model)
     need_choice('sparse_init_mode', sparse_init_mode, ('auto',None,'fan_in','fan_out','fan_in_out'))
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
-    os,idxs = _choose(model, chosen, also)
-    masks = starting_masks(os, idxs, model_sparsity, sparse_f, mask_init, seed, fitting(structure, os, model_sparsity))
-    untouched = _is_untouched(learn, model, model_sparsity, mask_init, sparse_init_mode)
-    look = _looker(learn, xb) if sparse_init_mode=='auto' and model_sparsity else None
+    os,idxs = choose(model, chosen, also, exclude)
+    if by_rule: os,idxs,sparsity,sparse_f = _by_rules(sparsity, os, idxs, model)
+    masks = starting_masks(os, idxs, sparsity, sparse_f, mask_init, seed, fitting(structure, os, sparsity))
+    untouched = _is_untouched(learn, model, sparsity, mask_init, sparse_init_mode)
+    look = _looker(learn, xb) if sparse_init_mode=='auto' and sparsity else None
     for o,mask in zip(os, masks): register_mask(o, mask, None if sparse_init_mode=='auto' else sparse_init_mode)
     keep_from_broadcast(model)
     vars(model).pop('_rescaled', None)
     signal = look(untouched) if look else None
     res = enforce_masks(model) if enforce_mask else HookHandle()
     res.signal = signal
-    if untouched and not getattr(signal, 'repaired', False): mark_fresh(model)
+    repaired = signal.repaired if signal else untouched and repair_alone(model)
+    if untouched and not repaired: mark_fresh(model)
     return res
 
 # %% ../../nbs/43_model.sparsify.ipynb #20657d38

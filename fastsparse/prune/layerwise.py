@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..core.progress import shown
-from ..core.checks import need_number
+from ..core.checks import need_number,renamed
+from fastcore.meta import delegates
 from ..masks.apportion import share_out
 from ..masks.selection import highest_in_rows,top_k_mask,zero_dead_
 from ..masks.structures import NM
@@ -49,17 +50,19 @@ def _wanda(o, statistic):
     return _own_order(o, row_masks(score, o.n)) if o.free else o.structure.top(_own_order(o, score), o.n),o.p
 
 # %% ../../nbs/76_prune.layerwise.ipynb #0bd1bac2
+@renamed(target='sparsity')
+@delegates(plan_pruning)
 def prune_wanda(
     model, # A dense module or a `Learner`
-    target, # As in `plan_pruning`
+    sparsity, # As in `plan_pruning`
     data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=None, # Show a progress bar? None shows it if it takes long
-    also=None, # As in `sparsify_model`
+    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune by the magnitude of each weight times the norm of its input (Wanda, arXiv:2306.11695)"
-    return prune_layerwise(model, target, data, _wanda, noop, n_samples, bs, progress, also)
+    return prune_layerwise(model, sparsity, data, _wanda, noop, n_samples, bs, progress, **kwargs)
 
 # %% ../../nbs/76_prune.layerwise.ipynb #52025a51
 def inverse_factor(
@@ -131,26 +134,28 @@ def _sparsegpt(block, damp, o, statistic):
 
 def _check_sparsegpt(o):
     ok = o.free or not _prunable(o) or isinstance(s := getattr(o.structure, 'inner', o.structure), NM) and s.axis==1
-    if not ok: raise ValueError(f"the target of {o.name} is {o.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
+    if not ok: raise ValueError(f"the structure of {o.name} is {o.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
     if not o.p.isfinite().all():
         raise ValueError(f"{o.name} has weights that are not finite, and SparseGPT would spread them: "
             f"set them to numbers first, or leave {o.name} dense by a rule")
 
+@renamed(target='sparsity')
+@delegates(plan_pruning)
 def prune_sparsegpt(
     model, # A dense module or a `Learner`
-    target, # As in `plan_pruning`; of structures only N:M along inputs
+    sparsity, # As in `plan_pruning`; of structures only N:M along inputs
     data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
     block:int=128, # Columns that are pruned together, 1 or more
     damp:float=0.01, # Damping: this fraction of the mean diagonal of the Hessian is added to it, 0 or more
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=None, # Show a progress bar? None shows it if it takes long
-    also=None, # As in `sparsify_model`
+    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune, and adjust the live weights to keep each layer's outputs (SparseGPT, arXiv:2301.00774)"
     need_number('block', block, 1, whole=True)
     need_number('damp', damp, 0)
-    return prune_layerwise(model, target, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, also)
+    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, **kwargs)
 
 # %% ../../nbs/76_prune.layerwise.ipynb #0cf61be2
 def _prunable(o):
@@ -168,14 +173,14 @@ def _all_or_nothing(ps):
         raise
 
 @unfused()
-def prune_layerwise(model, target, data, solve, check=noop, n_samples=256, bs=32, progress=None, also=None):
+def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=32, progress=None, **kwargs):
     "Prune layer by layer; `solve(o, statistic)` → the mask of a `Goal`, and its new weight"
-    plan = plan_pruning(model, target, also)
+    plan = plan_pruning(model, sparsity, **kwargs)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
     reached,calls = layer_calls(calib, plan)
     todo,masks = [o for o in reached if _prunable(o)],{}
-    if not todo: raise ValueError("no layer to prune was reached by the data: check data and target")
+    if not todo: raise ValueError("no layer to prune was reached by the data: check data and sparsity")
     with _all_or_nothing([o.p for o in todo]):
         for o,statistic in shown(layers_in_order(calib, todo, calls), progress, total=len(todo), leave=False):
             try: mask,w = solve(o, statistic)

@@ -13,8 +13,8 @@ from ..core.patterns import assign,read_rules
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
-from ..model.sparsify import candidates,check_score,draw_seed,fitting,module_of,need_dense,sparsify_model,structure_of
-from ..model.sparsify import warn_if_missed
+from ..model.sparsify import check_score,choose,draw_seed,fitting,module_of,need_dense,sparsify_model,structure_of
+from ..core.checks import renamed
 
 # %% ../../nbs/74_prune.magnitude.ipynb #d907e2b6
 def layer_masks(
@@ -35,39 +35,44 @@ def global_masks(
     return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
 
 # %% ../../nbs/74_prune.magnitude.ipynb #e9481422
+@renamed(target='sparsity')
 def prune_magnitude(
     model, # A dense module or a `Learner`
-    target, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and target or None
+    sparsity, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and one of these, or None
     ranking=layer_masks, # `layer_masks` prunes each layer alike, `global_masks` compares all layers
-    also=None, # As in `sparsify_model`
+    also=None, # Parameters of unknown layers to prune too, as in `sparsify_model`
+    chosen=None, # Parameters to prune, as in `sparsify_model`
+    exclude=None, # Parameters to leave dense, as in `sparsify_model`
 ): # A `HookHandle`
     "Prune the weights of smallest magnitude; '2:4' keeps the two largest of each group of four (ASP, arXiv:2104.08378)"
-    return prune_by(model, weight_magnitude, target, ranking, also)
+    return prune_by(model, weight_magnitude, sparsity, ranking, also=also, chosen=chosen, exclude=exclude)
 
 # %% ../../nbs/74_prune.magnitude.ipynb #8bace1fc
+@renamed(target='sparsity')
 def prune_by(
     model, # A dense module or a `Learner`
     scores, # Name → score of the parameter's shape, or `f(p)` → score
-    target, # As in `plan_pruning`, or the plan that it made
+    sparsity, # As in `plan_pruning`, or the plan that it made
     ranking=layer_masks, # `layer_masks`, `global_masks`, or `f(scores, plan)` → masks by name
-    also=None, # As in `plan_pruning`
+    **kwargs # As in `plan_pruning`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune the weights with the lowest scores"
-    planned = isinstance(target, list) and isinstance(first(target), Goal)
-    plan = target if planned else plan_pruning(model, target, also)
+    planned = isinstance(sparsity, list) and isinstance(first(sparsity), Goal)
+    plan = sparsity if planned else plan_pruning(model, sparsity, **kwargs)
     if callable(scores): scores = {o.name: scores(o.p) for o in plan}
     for o in plan: check_score(scores[o.name], o.masked.shape, o.name)
     masks = ranking({o.name: scores[o.name].detach() for o in plan}, plan)
     return sparsify_model(module_of(model), 0., mask_init=masks, seed=0, also=list(masks))
 
+@renamed(target='sparsity')
 def prune_random(
     model, # A dense module or a `Learner`
-    target, # As in `plan_pruning`
+    sparsity, # As in `plan_pruning`
     seed:int=None, # Seed of the random choices; None draws one from torch's generator
-    also=None, # As in `sparsify_model`
+    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`
     "Prune at random"
-    plan,seed = plan_pruning(model, target, also),draw_seed(seed)
+    plan,seed = plan_pruning(model, sparsity, **kwargs),draw_seed(seed)
     return prune_by(model, {o.name: random_score(o.p, keyed_generator(seed, i)) for i,o in enumerate(plan)}, plan)
 
 # %% ../../nbs/74_prune.magnitude.ipynb #11c41bed
@@ -81,29 +86,32 @@ class Goal(GetAttr):
         sparsity,s = target if isinstance(target, tuple) else (target, None) if isinstance(target, (int,float)) else (None, target)
         sparsity = ifnone(sparsity, as_structure(s).sparsity)
         if sparsity is None or not 0<=sparsity<1:
-            raise ValueError(f"the target is {target!r}, and must have a sparsity in [0,1): 0.8, '2:4', or both as in (0.8, 'block 4x4')")
+            raise ValueError(f"sparsity is {target!r}, and must be a fraction in [0,1), a structure that has one, or both: "
+                "0.8, '2:4' or (0.8, 'block 4x4')")
         self.masked,self.sparsity,self.structure = masked,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
 
 # %% ../../nbs/74_prune.magnitude.ipynb #27f6c846
+@renamed(target='sparsity')
 def plan_pruning(
     model, # A dense module or a `Learner`
-    target, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and target or None
+    sparsity, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and one of these, or None
     also=None, # Parameters of layers that the table doesn't know, as in `sparsify_model`
+    chosen=None, # Parameters to prune, as in `sparsify_model`
+    exclude=None, # Parameters to leave dense, as in `sparsify_model`
 ) -> list: # A `Goal` for each weight to prune, in parameter order
-    "Check a target, and return the goal of each weight"
+    "Check a sparsity, and return the goal of each weight"
     model = module_of(model)
     need_dense(model)
-    entries = candidates(model, also)
-    if also is None: warn_if_missed(model, entries)
-    names,taken = [o.name for o in entries],[None if 'lm_head' in o.name else target for o in entries]
-    if isinstance(target, (dict,list)):
-        rules = read_rules(target, 'target')
+    entries,_ = choose(model, chosen, also, exclude)
+    names,taken = [o.name for o in entries],[None if 'lm_head' in o.name else sparsity for o in entries]
+    if isinstance(sparsity, (dict,list)):
+        rules = read_rules(sparsity, 'sparsity')
         taken = [None if k is None else rules[k][1] for k in assign(rules, names, [o.p for o in entries], model)]
     plan = [Goal(o, t) for o,t in zip(entries, taken) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
-        "and the target leaves all of them dense; also= brings in others")
+        "and sparsity leaves all of them dense; also= brings in others")
     free = [o for o in plan if o.free]
     for o,n in zip(free, live_counts([o.p.numel() for o in free], [o.sparsity for o in free])): o.n = n
     return plan

@@ -10,7 +10,8 @@ import torch
 from fastai.torch_core import to_device
 from fastcore.basics import *
 from ..core.progress import shown
-from ..core.checks import need_number
+from ..core.checks import need_number,renamed
+from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_
 from ..model.running import call_model,preserved
 from ..model.sparsify import module_copy,module_of
@@ -26,19 +27,21 @@ def snip_scores(ps, losses):
     "`abs(w*g)` of each of `ps`"
     return [(p.detach()*g).abs() for p,g in zip(ps, mean_grads(ps, losses()))]
 
+@renamed(target='sparsity')
+@delegates(plan_pruning)
 def prune_snip(
     model, # A dense module or a `Learner`
-    target, # As in `plan_pruning`
+    sparsity, # As in `plan_pruning`
     data=None, # Batches with targets: `DataLoaders`, a loader, a dataset, an iterable, or `f(model)` → losses; by default the `Learner`'s
     loss_func=None, # `f(output, *targets)`; by default the `Learner`'s, or `output.loss`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
-    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its target
+    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its sparsity
     progress:bool=None, # Show a progress bar? None shows it if it takes long
-    also=None, # As in `sparsify_model`
+    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune the weights with the least effect on the loss, before training (SNIP, arXiv:1810.02340)"
-    return _prune_by_loss(snip_scores, model, target, data, loss_func, n_samples, bs, ranking, progress, also)
+    return _prune_by_loss(snip_scores, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs)
 
 # %% ../../nbs/77_prune.saliency.ipynb #88c9c777
 def grasp_scores(ps, losses):
@@ -50,19 +53,21 @@ def grasp_scores(ps, losses):
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in losses()))
     return [p.detach()*h for p,h in zip(ps, Hg)]
 
+@renamed(target='sparsity')
+@delegates(plan_pruning)
 def prune_grasp(
     model, # A dense module or a `Learner`
-    target, # As in `plan_pruning`
+    sparsity, # As in `plan_pruning`
     data=None, # As in `prune_snip`
     loss_func=None, # As in `prune_snip`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
-    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its target
+    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its sparsity
     progress:bool=None, # Show a progress bar? None shows it if it takes long
-    also=None, # As in `sparsify_model`
+    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune the weights that the gradient flow needs least, before training (GraSP, arXiv:2002.07376)"
-    return _prune_by_loss(grasp_scores, model, target, data, loss_func, n_samples, bs, ranking, progress, also)
+    return _prune_by_loss(grasp_scores, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs)
 
 # %% ../../nbs/77_prune.saliency.ipynb #bd507db7
 def _synflow(net, plan, xs, rounds, progress):
@@ -83,17 +88,19 @@ def _synflow(net, plan, xs, rounds, progress):
     return {o.name: s for o,s in zip(plan, scores)}
 
 # %% ../../nbs/77_prune.saliency.ipynb #e97299ac
+@renamed(target='sparsity')
+@delegates(plan_pruning)
 def prune_synflow(
     model, # A dense module or a `Learner`
-    target, # As in `plan_pruning`
+    sparsity, # As in `plan_pruning`
     xb=None, # A batch: a tensor, a tuple or a dict of inputs; of float tensors only the shape matters; by default one of the `Learner`
     rounds:int=100, # Rounds of pruning, 1 or more
     progress:bool=None, # Show a progress bar? None shows it if it takes long
-    also=None, # As in `sparsify_model`
+    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune the weights with the least synaptic flow in many rounds, before training and without data (SynFlow, arXiv:2006.05467)"
     need_number('rounds', rounds, 1, whole=True)
-    plan = plan_pruning(model, target, also)
+    plan = plan_pruning(model, sparsity, **kwargs)
     xs = Calibration(model, None, 1).batches[0][0] if xb is None else xb
     net = module_copy(module_of(model)).double().eval().requires_grad_()
     xs = tree_map(lambda x: torch.ones_like(x[:1], dtype=torch.double) if x.is_floating_point() else x[:1], xs)
@@ -125,11 +132,14 @@ def _losses(calib, loss_func, progress):
     for b in shown(calib.batches, progress, leave=False):
         xs,kwargs,ys = to_device(b, calib.device)
         out = calib.model(*xs, **kwargs)
+        if loss_func is None and not hasattr(out, 'loss'):
+            raise ValueError(f"the model returns a {type(out).__name__}, which has no loss: "
+                "pass loss_func=, such as F.cross_entropy, and batches with targets, such as [(xb, yb)]")
         yield (out.loss if loss_func is None else loss_func(out, *ys)),n_items(b[0] or b[1])
 
-def _prune_by_loss(score, model, target, data, loss_func, n_samples, bs, ranking, progress, also):
+def _prune_by_loss(score, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs):
     "Prune by `score(ps, losses)`, a score for each of the parameters `ps`; `losses()` goes through the losses of all batches"
-    plan,calib = plan_pruning(model, target, also),Calibration(model, data, n_samples, bs)
+    plan,calib = plan_pruning(model, sparsity, **kwargs),Calibration(model, data, n_samples, bs)
     if loss_func is None and not isinstance(model, nn.Module): loss_func = getattr(model, 'loss_func', None)
     ps = [o.p for o in plan]
     frozen = [p for p in ps if not p.requires_grad]

@@ -198,10 +198,7 @@ def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
 def _repair(self:DynamicSparseTrainingCallback):
     "Rescale initial live weights if their signal has died"
     model = get_model(self.learn.model)
-    found = repair_on_ranks(model, batch_of(self.learn)) if in_many() or is_fresh(model) else None
-    if found is None: return
-    self.signal = found
-    warn(f"random masks had killed the signal of this untrained network: {found}; pass repair=False to leave weights alone")
+    self.signal = repair_on_ranks(model, batch_of(self.learn)) if in_many() or is_fresh(model) else None
 
 @patch
 def _take_rates(self:DynamicSparseTrainingCallback):

@@ -25,7 +25,9 @@ from warnings import warn
 
 # %% ../../nbs/52_train.checks.ipynb #517615e3
 def check_modules(modules):
-    "Raise a `ValueError` if a preset was passed as `sparse_modules`"
+    "Raise a `ValueError` if a preset or its name was passed as `sparse_modules`"
+    if isinstance(modules, str):
+        raise ValueError(f"sparse_modules is {modules!r}, and must be modules: a method is named by method={modules!r}")
     if hasattr(modules, 'keys') and not isinstance(modules, torch.nn.Module):
         raise ValueError(f"sparse_modules is a dict with the keys {', '.join(map(str, modules))}, and must be modules: "
             "unpack settings with two stars, as in DynamicSparseTrainingCallback(**RigL_presets), or pass method=")

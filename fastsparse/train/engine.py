@@ -19,7 +19,7 @@ from ..masks.apportion import legal_counts,regrow_counts
 from ..masks.distributions import proportional_sparsity,usual_sparsity
 from ..masks.schedules import Interval
 from ..masks.selection import keyed_generator,local_part
-from ..model.init import FirstLook,is_fresh,mark_fresh
+from ..model.init import FirstLook,is_fresh,mark_fresh,repair_alone
 from ..model.sparsify import candidates,check_score,draw_seed,keep_from_broadcast,layer_counts,register_mask
 from ..model.sparsify import shows_training,starting_masks
 from .checks import check_fit,check_held,check_method,check_on_update,check_reached,check_storage,methods_for,params_inside
@@ -555,7 +555,7 @@ class DynamicSparseTraining(SparseEngine):
             raise ValueError("a DynamicSparseTraining is attached to this optimizer already: call its remove() first")
         super().__init__(model, opt, n_steps, **kwargs)
         self.t = 0
-        if not base.state and is_fresh(model): FirstLook(model)
+        if not base.state and is_fresh(model) and not repair_alone(model): FirstLook(model)
         endless = sparse_compute is None and n_steps is None
         try: self.live = LiveRun(self, False if endless else sparse_compute)
         except ValueError:

@@ -15,6 +15,7 @@ from ..core.registry import declares
 from ..masks.selection import count_live
 from ..weights.optimizers import grad_history
 from ..weights.find import masked_params
+from ..model.init import was_rescaled
 from ..model.sparsify import decide,module_of
 from torch import nn
 
@@ -66,6 +67,7 @@ def supar_init_(
     model, # A module with masks, or a `Learner`, whose weights were initialised as for a dense one; changed in place
 ):
     "Divide the variance of the live weights of each parameter by its density"
+    if was_rescaled(module_of(model)): return  # by `sparsify_model`, in the same way
     with torch.no_grad():
         for o in masked_params(module_of(model)):
             if o.mask.any(): o.p.mul_((o.mask.numel()/count_live(o.mask))**.5)

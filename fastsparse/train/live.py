@@ -55,8 +55,10 @@ def check_way(
     way, # The user's `sparse_compute`
 ):
     "Raise a `ValueError` unless `way` is None, True, False or a dict"
-    if isinstance(way, (dict,bool,type(None))): return
-    raise ValueError(f"sparse_compute is {way!r}, and must be None (by a fixed rule), True (measured), False or a plan")
+    is_plan = isinstance(way, dict) and all(isinstance(o, str) for o in way.values())
+    if is_plan or isinstance(way, (bool,type(None))): return
+    hint = f"; a method is named by method={getattr(way, 'name', way)!r}" if isinstance(way, (dict,str)) else ''
+    raise ValueError(f"sparse_compute is {way!r}, and must be None (by a fixed rule), True (measured), False or a plan{hint}")
 
 class LiveRun:
     "Lets layers compute with live weights only from the second step of a run until `end()`"
