@@ -45,8 +45,7 @@ api = dict(
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
         STE_presets SRSTE_presets TopKAST_presets'''),
-    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity restore_sparse save_sparse load_sparse
-        pack_masks unpack_masks'''),
+    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse'''),
     deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute store_dense export_sparse plain_copy shrink pack narrow_like'),
     look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates Ledger count_flops flop_profile FlopsCounter predict_cost'),
     masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))
@@ -82,7 +81,9 @@ searches = {
     'howto/own_method': 'own method, custom method, custom score, write a method',
     'howto/reproduce': 'reproduce a paper, paper settings, replicate, original hyperparameters, erk',
     'howto/names': 'cheat sheet, list of names, all functions, reference, api, overview',
-    'howto/resume': 'resume, checkpoint, continue training, restart after a crash, save and load',
+    'howto/resume': 'resume, checkpoint, continue training, restart after a crash',
+    'howto/save': '''save and load, learn.load, learn.save, load_learner, load_state_dict, load_from_checkpoint, unexpected key, unexpected keys in state_dict, weight_mask, state_dict, save_pretrained,
+        load a sparse model, restore, missing masks''',
     'howto/smaller_files': 'smaller files, file size, compress checkpoint, model size, safetensors',
     'howto/stay_sparse': 'LoRA, peft, adapter, stay sparse, fine-tune a pruned model, keep zeros, merge',
     'concepts/anatomy': 'anatomy, how does it work, drop and grow, dynamic sparse training',

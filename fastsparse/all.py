@@ -19,10 +19,10 @@ from .train.growth import given_value,supar_init_,supar_splitter,supar_lrs
 from .train.presets import Static_presets,SET_presets,SNFS_presets,RigL_presets,ITOP_presets,GSE_presets,GMP_presets,GraNet_presets
 from .train.presets import MEST_presets,SoftMEST_presets,SRigL_presets,ACDC_presets,DSD_presets,CHT_presets,methods_table
 from .train.rules import configure,rules_table
-from .save.restore import restore_sparse,pack_masks,unpack_masks
+from .save.load import load_sparse,save_sparse,restore_sparse,pack_masks,unpack_masks
 from .deploy.compact import pack
 from .deploy.shrink import plain_copy,shrink
-from .deploy.export import save_sparse,load_sparse,export_sparse
+from .deploy.export import export_sparse
 from .train.trainers import SparseTrainerCallback,SparseLightningCallback,log_updates
 from .prune.finetune import keep_zeros,merge_sparse,save_delta,load_delta
 from .train.callback import DynamicSparseTrainingCallback,WaitForSparsity

@@ -13,36 +13,28 @@ from pathlib import Path
 from typing import Annotated
 
 # %% ../nbs/96_cli.ipynb #133e2d61
-def _weights_in(state):
-    "The tensors by name in what was read, or None"
-    import torch
-    if not isinstance(state, dict): return
-    state = next((state[k] for k in ('model','state_dict') if isinstance(state.get(k), dict)), state)
-    if any(isinstance(v, torch.Tensor) for v in state.values()): return state
+def _weights_in(found):
+    "The outermost dict of tensors in what was read, or None"
+    from torch import Tensor
+    for d in (todo := [found]):
+        if any(isinstance(v, Tensor) for v in d.values()): return d
+        todo += [v for v in d.values() if isinstance(v, dict)]
 
 def read_file(
-    path, # A file of weights by name, or of a whole model
+    path, # A file of weights by name, or of a whole model; or a folder of `save_pretrained`
     trust:bool=False, # Open a whole model, which may run any code?
 ): # Tensors by name, or a module
     "Read a file; weights by name are read without running code"
     import torch
-    from fastsparse.core.checks import need_package
-    from fastsparse.core.files import reading
+    from fastsparse.save.load import read_file
     Path(path).stat()
-    if Path(path).suffix=='.safetensors':
-        with reading(path, 'file of safetensors'): return need_package('safetensors.torch').load_file(path)
-    try: found = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as e: found = None if trust else e
-    if (state := _weights_in(found)) is not None: return state
-    if not trust:
-        raise CliError(f"{path} holds no weights by name: pass a state_dict or safetensors; "
-            "if it holds a whole model, pass --trust, but only if you trust its source, since opening it can run any code")
-    with reading(path, 'file of weights or of a model'): model = torch.load(path, map_location='cpu', weights_only=False)
-    model = model if isinstance(model, torch.nn.Module) else getattr(model, 'model', model)
-    if not isinstance(model, torch.nn.Module):
-        raise CliError(f"{path} holds a {type(model).__name__}, and must hold weights by name or a whole model: "
-            "write torch.save(model, file), or learn.export()")
-    return model
+    try: found = read_file(path, trust)
+    except ValueError as e: raise CliError(str(e).replace('trust=True', '--trust')) from e
+    model = found if isinstance(found, dict) else getattr(found, 'model', found)
+    if isinstance(model, torch.nn.Module): return model
+    if isinstance(model, dict) and (state := _weights_in(model)) is not None: return state
+    raise CliError(f"{path} holds a {type(model).__name__} without weights by name, and must hold some or a whole model: "
+        "write torch.save(model.state_dict(), file), torch.save(model, file) or learn.export()")
 
 def read_model(
     path, # A file of a whole model
@@ -122,19 +114,29 @@ def prune_weights(
     state:dict, # Tensors by name
     sparsity:float, # Fraction of each matrix to set to zero, in [0,1)
 ) -> dict: # Pruned tensors by name
-    "Prune each matrix by magnitude"
+    "Prune each matrix by magnitude, under its mask if it has one"
     import torch
-    from fastsparse.masks.selection import top_k_mask
+    from fastsparse.masks.selection import sparsity_from_tensor,top_k_mask
     from fastsparse.train.rules import default_filter
-    def one(k, v):
-        if not isinstance(v, torch.Tensor) or not v.is_floating_point() or v.ndim<2 or not default_filter(k, v): return v
-        return torch.where(top_k_mask(v.abs(), round((1-sparsity)*v.numel())), v, torch.zeros_like(v))
-    return {k:one(k, v) for k,v in state.items()}
+    new = dict(state)
+    for k,v in state.items():
+        if not isinstance(v, torch.Tensor) or not v.is_floating_point() or v.ndim<2 or not default_filter(k, v): continue
+        mask = top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
+        new[k] = torch.where(mask, v, torch.zeros_like(v))
+        if f'{k}_mask' not in state: continue
+        new[f'{k}_mask'] = mask & state[f'{k}_mask'].bool()
+        new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
+    return new
 
 def _prune_model(model, sparsity, method, data):
-    "Prune a whole model"
+    "Prune a whole model, or a sparse one further"
     from fastsparse.prune.layerwise import prune_wanda
     from fastsparse.prune.magnitude import prune_magnitude
+    from fastsparse.prune.tickets import prune_to
+    from fastsparse.weights.find import masked_params
+    if masked_params(model):
+        if method=='wanda': raise CliError("the model is sparse already, and Wanda starts dense: leave out --method to prune it further")
+        return prune_to(model.eval(), sparsity)
     if method=='wanda': prune_wanda(model.eval(), sparsity, [read_batch(data)], progress=True)
     else: prune_magnitude(model.eval(), sparsity)
 

@@ -3,6 +3,7 @@ import copy,csv,io,json,torch,yaml
 from fastsparse.all import *
 from fastsparse.masks.distributions import read_sparsities
 from fastsparse.core.files import seal
+from fastsparse.save.load import read_file
 from helpers import mlp
 
 # Changes of bytes
@@ -138,7 +139,7 @@ class Safetensors(Format):
         sparsify_model(model, .6, seed=0)
         save_sparse(model, self.path)
 
-    def read(self): return load_sparse(self.path)
+    def read(self): return read_file(self.path)
 
     ways = []
 

@@ -1,5 +1,5 @@
 "Files of runs: whole at any moment, refused before anything changed where they don't fit, and what SparseCheckpoint keeps"
-import copy,os,pytest,random,signal,time,warnings
+import copy,os,pytest,random,re,signal,time,warnings
 from adversary import other_bytes
 from fastai.callback.core import CancelFitException,Callback
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
@@ -26,9 +26,9 @@ def test_another_run_is_refused_before_anything_changed(tmp_path):
     "Another length, model, optimizer or method: the error names both and the ways out"
     with pytest.raises(Dead): one_fit(tmp_path, 'RigL-sgd', stop=10)
     saved = (tmp_path/'RigL-sgd.pt').read_bytes()
-    def attempt(n=3, sizes=(64,16,12,10), opt=momentum_sgd, settings=presets['RigL'], **kwargs):
+    def attempt(n=3, sizes=(64,16,12,10), opt=momentum_sgd, settings=presets['RigL'], sparsity=.8, **kwargs):
         learn = small_learner(tmp_path, opt, 5, sizes)
-        sparsify_model(learn, .8, seed=5)
+        sparsify_model(learn, sparsity, seed=5)
         before = {k:v.clone() for k,v in learn.model.state_dict().items()}
         cbs = [DST(**settings), SparseCheckpoint(tmp_path/'RigL-sgd')]
         with pytest.raises(ValueError, match='resume=False|start a new run in another file') as e: learn.fit(n, cbs=cbs, **kwargs)
@@ -39,6 +39,7 @@ def test_another_run_is_refused_before_anything_changed(tmp_path):
     assert 'steps of the optimizer' in attempt(opt=Adam)
     assert 'of the method is' in attempt(settings=presets['SET'])
     assert 'start_epoch' in attempt(start_epoch=1)
+    assert re.search(r'the sparsity is 0\.80.*, and 0\.90.* here', attempt(sparsity=.9))
 
 def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
     learn = small_learner(tmp_path)

@@ -31,6 +31,38 @@ def test_summary_of_a_whole_model(files, capsys):
     text = says(capsys, 'summary', 'sparse.pt', '--trust')
     assert 'mask' not in text and '0.7500' in text
 
+@pytest.mark.filterwarnings('ignore')
+def test_summary_reads_what_others_wrote(files, capsys):
+    "`learn.save`, a Lightning checkpoint, `save_sparse`, a folder of `save_pretrained`: weights of the pruned model, without --trust"
+    from fastai_data import learner
+    from fastsparse.all import save_run,save_sparse
+    m = torch.load('sparse.pt', weights_only=False)
+    learn = learner(files, model=m)
+    learn.create_opt()
+    learn.save('m1')
+    save_sparse(m, 'm2.safetensors')
+    torch.save({'state_dict':m.state_dict(), 'pytorch-lightning_version':'2.5', 'callbacks':{}, 'epoch':1}, 'm3.ckpt')
+    save_run('m4.pt', m)
+    (files/'folder').mkdir()
+    pytest.importorskip('safetensors.torch').save_file(m.state_dict(), 'folder/model.safetensors')
+    want = says(capsys, 'summary', 'sparse.pt', '--trust')
+    lines = sorted(want.splitlines())
+    for f in ('models/m1.pth','m2.safetensors','m3.ckpt','m4.pt','folder'): assert sorted(says(capsys, 'summary', f).splitlines())==lines, f
+    assert 'has no model.safetensors' in says(capsys, 'summary', 'models')
+
+def test_a_sparse_model_is_pruned_further(files, capsys):
+    "A whole one, and its weights, whose masks follow; asked for less, it says what to pass"
+    torch.save(torch.load('sparse.pt', weights_only=False).state_dict(), 'state.pt')
+    before = torch.load('state.pt')
+    for f,flags in (('sparse.pt',['--trust']),('state.pt',[])):
+        says(capsys, 'prune', f, '--sparsity', '.875', '--out', 'more.pt', *flags)
+        more = torch.load('more.pt', weights_only=False)
+        state = more.state_dict() if flags else more
+        live = [int(state[f'{k}.weight'].count_nonzero()) for k in (0,2)]
+        assert sum(live)==24 and all(int(state[f'{k}.weight_mask'].sum())==n for k,n in zip((0,2), live))
+        assert not any((state[f'{k}.weight_mask'] & ~before[f'{k}.weight_mask']).any() for k in (0,2))
+    assert 'pass a higher sparsity' in says(capsys, 'prune', 'sparse.pt', '--sparsity', '.5', '--trust')
+
 def test_a_folder_that_is_not_there(files, capsys):
     "It is named, and nothing is left behind"
     before = sorted(files.iterdir())

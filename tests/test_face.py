@@ -110,7 +110,7 @@ def test_names_of_a_plain_loop_load_no_fastai(names):
     assert run(code).strip()=='[]'
 
 def test_importing_replaces_nothing_in_the_classes_of_others():
-    "`Learner` may gain methods; torch's global hooks come with the first sparse weight"
+    "`Learner` may gain methods, and its `load` reads masks; torch's global hooks come with the first sparse weight"
     print(run('''import sys,torch
 from fastai.basics import *
 from fastai.callback.all import *
@@ -127,7 +127,7 @@ n = [len(o) for o in hooks]
 assert hooks
 from fastsparse.all import *
 changed = [f'{c.__name__}.{k}' for c,d in before.items() for k in {**d, **vars(c)} if k!='__abstractmethods__' and not k.startswith(('_abc','__weakref'))
-    and vars(c).get(k) is not d.get(k) and not (c is Learner and k not in d)]
+    and vars(c).get(k) is not d.get(k) and not (c is Learner and (k not in d or k=='load'))]
 assert not changed and n==[len(o) for o in hooks], (changed, n, [len(o) for o in hooks])'''))
 
 @pytest.mark.full

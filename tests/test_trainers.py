@@ -177,6 +177,31 @@ def test_lightning_trains_to_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_
     assert_sparse(net, .8)
 
 @of_lightning
+def test_lightning_loads_a_sparse_checkpoint_into_a_dense_module(tmp_path):
+    "With the callback in a test and a fit, and with one line of the module in `load_from_checkpoint`; one that doesn't fit leaves it dense"
+    import lightning as L
+    net = lightning_net()
+    lightning_fit(net, tmp_path, lightning_callback())
+    ckpt = str(tmp_path/'epoch=3.ckpt')
+    def trainer(): return L.Trainer(max_epochs=5, accelerator='cpu', logger=False, enable_progress_bar=False, default_root_dir=tmp_path, enable_checkpointing=False,
+        enable_model_summary=False, callbacks=[lightning_callback(sparsity=None)])
+    dl = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32,16), torch.zeros(32).long()), batch_size=16)
+    tested,fitted,loaded = lightning_net(),lightning_net(),lightning_net()
+    type(tested).test_step = lambda self, batch, i: self.training_step(batch, i)
+    trainer().test(tested, dl, ckpt_path=ckpt, verbose=False)
+    load_sparse(loaded, ckpt)
+    type(net).on_load_checkpoint = lambda self, checkpoint: load_sparse(self, checkpoint)
+    for o in (tested,loaded,type(net).load_from_checkpoint(ckpt)): assert same_masks(masks_of(net), masks_of(o)) and agree(net.state_dict(), o.state_dict())
+    lightning_fit(fitted, tmp_path/'again', lightning_callback(sparsity=None), ckpt=str(tmp_path/'epoch=1.ckpt'))
+    assert agree(net.state_dict(), fitted.state_dict())
+    for o in (tested,fitted): assert 'on_load_checkpoint' not in vars(o)
+    other = lightning_net()
+    other.layers = nn.Sequential(nn.Linear(16,32), nn.ReLU(), nn.Linear(32,4))
+    type(other).test_step = type(tested).test_step
+    with pytest.raises(RuntimeError, match='as it was'): trainer().test(other, dl, ckpt_path=ckpt, verbose=False)
+    assert not masked_params(other)
+
+@of_lightning
 def test_lightning_modules_that_fit_no_engine_are_refused(tmp_path):
     "Two optimizers, and an average that was copied before there were masks"
     net = lightning_net()
@@ -266,7 +291,7 @@ full = pytest.mark.full
 
 @pytest.mark.parametrize('name', ['gpt2', 'mixtral', *[pytest.param(o, marks=full) for o in ('llama','bert','t5','vit')]])
 def test_architectures_train_come_back_from_their_folder_and_export(tmp_path, name):
-    "The whole model has the sparsity asked for; `restore_sparse` gives equal outputs from what `save_pretrained` wrote, in one file or several; a plain copy too"
+    "The whole model has the sparsity asked for; `load_sparse` gives equal outputs from what `save_pretrained` wrote, in one file or several; a plain copy too"
     torch.manual_seed(0)
     make,data = architectures[name],pictures if name=='vit' else ids
     model = make()
@@ -277,7 +302,7 @@ def test_architectures_train_come_back_from_their_folder_and_export(tmp_path, na
     for size in ('1GB','20KB'):
         model.save_pretrained(tmp_path/size, max_shard_size=size)
         other = make()
-        restore_sparse(other, tmp_path/size)
+        load_sparse(other, tmp_path/size)
         assert live(other)==live(model) and (size=='1GB' or len(list((tmp_path/size).glob('*.safetensors')))>1)
         with torch.no_grad():
             for o in (other.eval(),plain_copy(model)): assert torch.equal(o(**batch).logits, want)
@@ -285,9 +310,9 @@ def test_architectures_train_come_back_from_their_folder_and_export(tmp_path, na
 def test_what_is_no_folder_of_a_saved_model_is_named(tmp_path):
     "Nothing is changed by then"
     model = llama()
-    with pytest.raises(ValueError, match='no model.safetensors'): restore_sparse(model, tmp_path)
+    with pytest.raises(ValueError, match='no model.safetensors'): load_sparse(model, tmp_path)
     (tmp_path/'model.safetensors').write_bytes(b'no tensors')
-    with pytest.raises(ValueError, match='is damaged, or no file of safetensors'): restore_sparse(model, str(tmp_path))
+    with pytest.raises(ValueError, match='is damaged, or no file of safetensors'): load_sparse(model, str(tmp_path))
     assert not masked_params(model)
 
 @pytest.mark.parametrize('make', [lambda: pytest.importorskip('timm').create_model('resnet10t', num_classes=4),

@@ -16,7 +16,7 @@ from ..kernels.timing import float_outputs,fresh,output_error
 from ..model.live_layers import store_dense
 from ..weights.find import apply_masks
 from ..weights.hooks import before_state
-from ..save.restore import ways_out,written_behind
+from ..model.state import ways_out,written_behind
 from ..model.running import evaluating
 from ..model.layers import axes_of,layer_of
 from .compact import has_hooks,replace_layers

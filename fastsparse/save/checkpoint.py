@@ -9,15 +9,19 @@ __all__ = ['save_run', 'load_run', 'SparseCheckpoint']
 import numpy as np,random,torch
 from fastai.callback.core import *
 from fastai.callback.tracker import TrackerCallback
-from fastai.learner import Recorder
+from fastai.learner import Learner,Recorder
 from fastai.torch_core import get_model,rank_distrib,to_device
 from fastcore.basics import *
 from fastcore.foundation import L
+from fastcore.meta import delegates
 from ..core.checks import need_bools,need_choice,need_number
 from ..core.files import as_path,reading
 from ..core.optimizers import base_opt
+from ..masks.selection import count_live
 from ..model.sparsify import module_of
 from ..train.callback import DynamicSparseTrainingCallback
+from ..model.state import masks_in,taking_masks
+from ..weights.find import masked_params
 from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,new_masks,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,set_random_state,write_run
 from pathlib import Path
@@ -273,6 +277,10 @@ def check(self:SparseCheckpoint, run):
         check_model(model, run['model'])
         check_opt(self.learn.opt, run['about']['opt'], model)
     except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
+    theirs,mine = _sparsity_of(masks_in(run['model'])),_sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
+    moves = any(cb.settings.get(k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))
+    if None not in (theirs, mine) and theirs!=mine and not moves:
+        raise ValueError(f"the sparsity is {theirs:.4f} in {path}, and {mine:.4f} here: {_other_run}")
     if new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
         put_model(model, run['model'])
 
@@ -309,4 +317,17 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
     write_run(self.path, dict(run, random=now), self.keep)
 
 # %% ../../nbs/65_save.checkpoint.ipynb #704dd604
+def _sparsity_of(masks):
+    "The fraction of dead weights under `masks`, None without any"
+    return 1-sum(map(count_live, masks.values()))/n if (n := sum(m.numel() for m in masks.values())) else None
+
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
+
+# %% ../../nbs/65_save.checkpoint.ipynb #95c24c57
+_load = Learner.load
+
+@patch
+@delegates(_load)
+def load(self:Learner, file, device=None, **kwargs):
+    "Load model, masks and optimizer state (if `with_opt`) from `self.path/self.model_dir/file` using `device`"
+    with taking_masks(get_model(self.model)): return _load(self, file, device, **kwargs)

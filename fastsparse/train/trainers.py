@@ -16,6 +16,7 @@ from ..weights.find import apply_masks,copy_masks,masked_params
 from ..weights.hooks import share_masks
 from .method import find_method,overridden
 from ..model.sparsify import sparsify_model
+from ..model.state import new_masks,taking_masks
 from .engine import check_names,DynamicSparseTraining,SparseEngine
 from pathlib import Path
 
@@ -151,6 +152,15 @@ def _settle(trainer, pl_module):
     "Averages end with the masks of the model, not with the union of all that it had"
     for m in _averages(trainer): copy_masks(getattr(m, 'module', m), pl_module)
 
+def _expect_masks(module):
+    "Let a dense `module` take the masks of the checkpoint that the trainer loads"
+    def on_load_checkpoint(checkpoint):
+        vars(module).pop('on_load_checkpoint')
+        module.on_load_checkpoint(checkpoint)
+        if not new_masks(module, state := checkpoint['state_dict']): return
+        with taking_masks(module): module.load_state_dict(state, module.strict_loading)
+    if not masked_params(module): vars(module)['on_load_checkpoint'] = on_load_checkpoint
+
 
 # %% ../../nbs/62_train.trainers.ipynb #6aec49f9
 class SparseLightningCallback(_Driver):
@@ -170,12 +180,13 @@ class SparseLightningCallback(_Driver):
     ): super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, **kwargs)
 
     def setup(self, trainer, pl_module, stage):
-        if stage!='fit': return
+        if stage!='fit': return _expect_masks(pl_module)
         if _averages(trainer) and not masked_params(pl_module):
             raise ValueError("a callback that averages weights has copied the model before it was sparse: "
                 "put SparseLightningCallback before it in callbacks, or call sparsify_model first")
         if pl_module is not self.module: self.module,self.was_sparse = pl_module,None
         self.make_sparse(pl_module)
+        _expect_masks(pl_module)
 
     def on_train_start(self, trainer, pl_module):
         if len(trainer.optimizers)!=1:
@@ -197,6 +208,7 @@ class SparseLightningCallback(_Driver):
         self.stop()
 
     def teardown(self, trainer, pl_module, stage):
+        vars(pl_module).pop('on_load_checkpoint', None)
         if stage=='fit': apply_masks(pl_module)
 
     def on_exception(self, trainer, pl_module, exception): self.stop()
