@@ -45,7 +45,8 @@ api = dict(
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
         STE_presets SRSTE_presets TopKAST_presets'''),
-    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse'''),
+    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse restore_sparse
+        pack_masks unpack_masks'''),
     deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute store_dense export_sparse plain_copy shrink pack narrow_like'),
     look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates Ledger count_flops flop_profile FlopsCounter predict_cost'),
     masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))

@@ -117,7 +117,7 @@ bad_loads['no_tensor'] = lambda s: {**s, '4.1.bias':[1.,2.]}, "parameter named .
 bad_loads['no_values'] = lambda s: {**s, '4.1.bias':torch.zeros(2, device='meta')}, 'no values', both
 bad_loads['float_mask'] = lambda s: {**s, '4.1.weight_mask':s['4.1.weight_mask'].float()*.5}, '4.1.weight_mask .* float32.* must be one of bool', both
 bad_loads['nan_mask'] = lambda s: {**s, '3.weight_mask':torch.full((6,8), torch.nan)}, '3.weight_mask .* must be one of bool', both
-bad_loads['packed'] = pack_masks, 'of uint8.*unpack_masks', both
+bad_loads['packed'] = pack_masks, 'of uint8.*load_sparse', both
 bad_loads['no_mask'] = lambda s: {**without('4.1.weight_mask','4.1.weight_sparsity')(s),
     '4.1.weight':torch.ones(2,6)}, '4.1.weight comes without its mask.*6 of its values.*prune_magnitude.*rewind', both
 bad_loads['other_model'] = lambda s: mlp().state_dict(), 'Missing|Unexpected|size mismatch|0.weight comes without', both
@@ -130,10 +130,15 @@ def test_a_refused_load_leaves_the_model_as_it_was(kind, strict):
     if strict not in refused: return
     model,other = loadable(0),loadable(1)
     other[2].n = 7
-    before = state_of_all(model)
+    before,held = state_of_all(model),[id(p) for p in model.parameters()]
     state = spoil(other.state_dict())
-    with pytest.raises((RuntimeError,ValueError), match=message): model.load_state_dict(state, strict=strict)
-    assert agree(before, state_of_all(model)) and model[2].n==0
+    for assign in (False,) if kind=='no_values' else (False,True):
+        with pytest.raises((RuntimeError,ValueError), match=message): model.load_state_dict(state, strict=strict, assign=assign)
+        assert agree(before, state_of_all(model)) and model[2].n==0 and held==[id(p) for p in model.parameters()]
+
+def test_a_script_of_a_sparse_model_names_the_way_out():
+    "torch.jit.script compiles no hooks"
+    with pytest.raises(Exception, match=r'script plain_copy\(model\)'): torch.jit.script(loadable())
 
 def test_good_loads_pass():
     "With masks, with other names, with assign=True, unstrict, into a part, of a copy, behind a wrapper"

@@ -41,6 +41,26 @@ def test_nowhere_to_write(missing, tmp_path):
     with pytest.raises(ValueError, match='must be a file in a folder that is there'):
         with whole_file(tmp_path/missing): pass
 
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='needs named pipes and links')
+def test_only_a_file_is_replaced_and_no_planted_link_is_followed(tmp_path):
+    "A pipe at the path or at an older file's, a link, a second name and a pipe at the new file's: refused, and what was there is as it was"
+    victim = tmp_path/'victim.txt'
+    victim.write_text('mine')
+    os.mkfifo(tmp_path/'pipe.txt')
+    os.symlink(tmp_path/'pipe.txt', tmp_path/'to_pipe.txt')
+    os.mkfifo(tmp_path/'old.1.txt')
+    os.symlink(victim, tmp_path/'.soft.part.txt')
+    os.link(victim, tmp_path/'.hard.part.txt')
+    os.mkfifo(tmp_path/'.odd.part.txt')
+    before = {o:os.lstat(o) for o in sorted(tmp_path.iterdir())}
+    for name,what in dict(pipe='device, pipe', to_pipe='device, pipe', old='device, pipe', soft='part.txt.*remove it', hard='part.txt.*remove it', odd='part.txt.*remove it').items():
+        with pytest.raises(ValueError, match=what), whole_file(tmp_path/f'{name}.txt', keep=2) as new: new.write_text('theirs')
+    after = {o:os.lstat(o) for o in sorted(tmp_path.iterdir())}
+    assert victim.read_text()=='mine' and [(o,s.st_ino,s.st_mode) for o,s in before.items()]==[(o,s.st_ino,s.st_mode) for o,s in after.items()]
+    os.symlink(victim, tmp_path/'a.txt')
+    with whole_file(tmp_path/'a.txt') as new: new.write_text('new')
+    assert victim.read_text()=='mine' and (tmp_path/'a.txt').read_text()=='new' and not (tmp_path/'a.txt').is_symlink()
+
 def safe(o, path): pytest.importorskip('safetensors.torch').save_file(o, path)
 
 @pytest.mark.parametrize('n', [1000,50_000])

@@ -5,6 +5,7 @@ from fastai_data import learner,mlp as double_mlp,sparse_learner
 from fastsparse.all import *
 from torch.nn.utils import prune
 from fastsparse.weights.find import masked_params
+from fastsparse.weights.loads import load_checked
 from helpers import *
 from test_magnitude import data_of,net_of
 from torch import nn
@@ -198,6 +199,41 @@ def test_old_names_say_the_new_ones(tmp_path):
     assert same_masks(masks_of(m), masks_of(fresh))
     with pytest.warns(FutureWarning, match='write save_sparse'): packed = pack_masks(m.state_dict())
     with pytest.warns(FutureWarning, match='write load_sparse'): assert agree(unpack_masks(packed), m.state_dict())
+
+def test_a_model_whose_weights_are_computed_is_refused_by_name():
+    "One that `torch.nn.utils.prune` has changed: `prune.remove` leaves its zeros, which `keep_zeros` keeps"
+    m = mlp((8,12,6))
+    prune.random_unstructured(m[0], 'weight', .5)
+    for f in (keep_zeros, lambda m: load_sparse(m, m.state_dict())):
+        with pytest.raises(ValueError, match='0 .*prune.remove'): f(m)
+    prune.remove(m[0], 'weight')
+    keep_zeros(m)
+    assert [int(o.mask.sum()) for o in masked_params(m)]==[48]
+
+def test_learned_masks_load_into_a_model_that_was_prepared_alike():
+    "And not into a dense one, which has no scores"
+    def make(seed):
+        m = mlp((8,12,6), seed=seed)
+        learn_masks(m, **supermask_presets, seed=seed)
+        return m
+    a,b = make(0),make(1)
+    load_sparse(b, a.state_dict())
+    assert agree(a.state_dict(), b.state_dict())
+    with pytest.raises(ValueError, match='in the model'): load_sparse(mlp((8,12,6)), a.state_dict())
+
+def test_a_load_looks_at_each_name_once():
+    "In a model of many layers in a row, four times as many names are four times the work; torch's own load_state_dict compares each with each"
+    looks = [0]
+    class Name(str):
+        def startswith(self, *args):
+            looks[0] += 1
+            return str.startswith(self, *args)
+    def n_looks(n):
+        sparsify_model(m := mlp([4]*n), .5, seed=0, sparse_init_mode=None)
+        state,looks[0] = {Name(k):v for k,v in m.state_dict().items()},0
+        load_checked(m, state)
+        return looks[0]
+    assert 0<n_looks(101)<=4.4*n_looks(26)
 
 # --- loads of fastai
 

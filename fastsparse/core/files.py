@@ -7,7 +7,7 @@ __all__ = ['as_path', 'check_place', 'part_of', 'whole_file', 'older_file', 'che
            'read_tensors', 'read_data', 'uninterrupted']
 
 # %% ../../nbs/03_core.files.ipynb #9f346592
-import json,numpy as np,os,shutil,signal,struct,threading,torch,zipfile,zlib
+import json,numpy as np,os,shutil,signal,stat,struct,threading,torch,zipfile,zlib
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -26,10 +26,12 @@ def as_path(
 def check_place(
     path, # A file to write
 ) -> Path:
-    "`path` as a `Path`; a `ValueError` if it is a folder, or its folder doesn't exist"
+    "`path` as a `Path`; a `ValueError` if something else than a file is there, or its folder doesn't exist"
     path = as_path(path)
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"path is {str(path)!r}, and must be a file in a folder that is there: make {str(path.parent)!r}, or name a file")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"path is {str(path)!r}, a device, pipe or socket, and must be a file or a new name: it isn't replaced")
     return path
 
 def part_of(
@@ -43,7 +45,9 @@ def part_of(
 def _held(part):
     "Lock the empty file `part` for the `with` block"
     while True:
-        fd = os.open(part, os.O_RDWR|os.O_CREAT, 0o666)
+        if os.path.lexists(part) and (not stat.S_ISREG(os.lstat(part).st_mode) or os.lstat(part).st_nlink>1):
+            raise ValueError(f"{str(part)!r} is a link or no file, and what is written there would go elsewhere: remove it")
+        fd = os.open(part, os.O_RDWR|os.O_CREAT|getattr(os, 'O_NOFOLLOW', 0), 0o666)
         if flock: flock(fd, LOCK_EX)
         try:
             if os.path.samestat(os.fstat(fd), os.stat(part)): break
@@ -77,6 +81,7 @@ def whole_file(
 ):
     "A context manager that gives the path of a new file; the new file replaces `path` at the end unless the block fails"
     path = check_place(path)
+    for i in range(1, keep): check_place(older_file(path, i))
     with _held(part := part_of(path)):
         try:
             yield part

@@ -26,13 +26,12 @@ def keep_zeros(
     "Give a pruned model masks that keep its zeros in any training"
     module = module_of(model)
     need_fraction('least', least)
-    wanted = kwargs.pop('chosen', None)
+    os,wanted = candidates(module, kwargs.get('also')),kwargs.pop('chosen', None)
     zeros = {n:float((p==0).float().mean()) for n,p in module.named_parameters(remove_duplicate=False) if p.numel()}
     enough = [n for n,z in zeros.items() if z>=least and z>0]
     if not enough:
         raise ValueError(f"no parameter of the model has a fraction of {least} zeros (the most is {max(zeros.values(), default=0):.3g}): "
             "prune it first, e.g. with prune_wanda, or pass a lower least")
-    os = candidates(module, kwargs.get('also'))
     names = [o.name for o in os]
     idxs = range_of(os) if wanted is None else need_named(wanted, names, [o.p for o in os], module, what='chosen')
     return sparsify_model(model, 0., mask_init='zeros', chosen=[names[i] for i in idxs if names[i] in enough], **kwargs)

@@ -23,7 +23,9 @@ from ..train.callback import DynamicSparseTrainingCallback
 from ..model.state import masks_in,taking_masks
 from ..weights.find import masked_params
 from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,new_masks,opt_facts,plain
-from .run_file import put_grads,put_model,put_opt,random_state,read_run,set_random_state,write_run
+from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 
 # %% ../../nbs/65_save.checkpoint.ipynb #ba5ba6a7
@@ -41,11 +43,12 @@ def save_run(
     as_path(path)
     need_number('keep', keep, 1, whole=True)
     need_bools(grads=grads)
-    model = get_model(module_of(model))
+    refuse_sharded(model := get_model(module_of(model)))
     engines = [] if engine is None else [engine_part(engine, engine.state_dict())]
     states = {k:dict(generator=o.get_state()) if isinstance(o, torch.Generator) else o.state_dict() for k,o in others.items()}
     run = collect_run(model, opt, engines, grads, position=plain(position, 'position'), others={k:plain(v, k) for k,v in states.items()})
     run['about']['others'] = {k:opt_facts(o, model) for k,o in others.items() if _is_opt(o)}
+    run['about']['kinds'] = {k:type(o).__name__ for k,o in others.items()}
     write_run(path, run, keep)
     return Path(path)
 
@@ -65,7 +68,8 @@ def load_run(
     run,model = read_run(path),None if model is None else get_model(module_of(model))
     with reading(path, file_of_run):
         _check_run(run, model, opt, engine, others)
-        _put_run(run, model, opt, engine, others)
+        _put_others(others, run.get('others', {}))
+        _put_run(run, model, opt, engine)
         return run['position']
 
 # %% ../../nbs/65_save.checkpoint.ipynb #a64fc732
@@ -78,10 +82,27 @@ def _check_run(run, model, opt, engine, others):
     if (others or opt is not None) and (odd := sorted(others.keys()^saved.keys())):
         raise ValueError(f"{odd[0]} is {'not in the file' if odd[0] in others else 'in the file and was not given'}: "
             f"name the same things as in save_run, {sorted(saved) or 'none'}")
+    for k,kind in about.get('kinds', {}).items():
+        if k in others and kind!=type(others[k]).__name__:
+            raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: make it as in the run that was saved")
     for k,facts in about.get('others', {}).items():
         if k in others: check_opt(others[k], facts, model)
 
-def _put_run(run, model, opt, engine, others):
+def _put_others(others, saved):
+    "Load objects with a `state_dict` of their own; if one refuses, those that were loaded go back to what they were"
+    def put(o, state): o.set_state(state) if isinstance(o, torch.Generator) else o.load_state_dict(state)
+    done = []
+    try:
+        for k,o in others.items():
+            is_source = isinstance(o, torch.Generator)
+            done.append((o, o.get_state() if is_source else deepcopy(o.state_dict())))
+            put(o, saved[k]['generator'] if is_source else saved[k])
+    except Exception as e:
+        for o,before in done:
+            with suppress(Exception): put(o, before)
+        raise ValueError(f"{k} doesn't take its state in the file, and nothing was loaded: {e}") from e
+
+def _put_run(run, model, opt, engine):
     "Load a file that `_check_run` has accepted; random states and gradients only with an optimizer"
     if model is not None: put_model(model, run['model'])
     if opt is not None:
@@ -89,8 +110,6 @@ def _put_run(run, model, opt, engine, others):
         set_random_state(run['random'])
     if engine is not None: engine.load_state_dict(run['engine'])
     if model is not None and opt is not None: put_grads(model, run['grads'] or {})
-    for k,o in others.items():
-        o.set_state(run['others'][k]['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(run['others'][k])
 
 # %% ../../nbs/65_save.checkpoint.ipynb #40da48df
 def _sources(dls):
@@ -183,6 +202,7 @@ class SparseCheckpoint(Callback):
     def before_fit(self):
         "Look for a file to resume from"
         if self.learn.lock.locked(): return
+        refuse_sharded(get_model(self.learn.model))
         self.wake()
         self.saved,self.saves,self.cancelled = None,False,False
         if hasattr(self.learn, 'lr_finder'): return

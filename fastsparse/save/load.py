@@ -17,6 +17,7 @@ from ..core.files import as_path,checksum,reading,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,masked_params,refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle
+from ..weights.loads import load_checked
 from ..model.sparsify import decide,module_of,need_masks
 from ..model.state import check_masks,masks_in,need_same_tensors,taking_masks,ways_out,written_behind
 from .run_file import read_run
@@ -147,7 +148,9 @@ def _with_masks(module, state, alone):
     names = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
     new |= {k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names}
     if not masks_in(new): new |= _zero_masks(module, new)
-    return {**{f'{n}_sparsity':torch.tensor(sparsity_from_tensor(m)) for n,m in masks_in(new).items()}, **new}
+    own = module.state_dict()  # learned masks have no sparsity beside them
+    shown = {n:m for n,m in masks_in(new).items() if f'{n}_mask' not in own or f'{n}_sparsity' in own}
+    return {**{f'{n}_sparsity':torch.tensor(sparsity_from_tensor(m)) for n,m in shown.items()}, **new}
 
 def _zero_masks(module, state, least=.05):
     "Masks of the zeros in `state`, in weights with a fraction `least` of them"
@@ -198,16 +201,16 @@ def load_sparse(
     load_sparse(nn.Linear(64, 10), model.state_dict())
     """
     if file is None and isinstance(model, (str,Path)): return _old_load(model)
-    module = module_of(model)
+    decide(module := module_of(model))  # refuses weights that are computed, by name
     found = read_file(file, trust) if isinstance(file, (str,Path)) else file
     state = _with_ties(module, _state_for(module, found, file))
     if masked_params(module): check_masks(module.state_dict(), state)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
     own = module.state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
-    with taking_masks(module): module.load_state_dict(state)
+    with taking_masks(module): load_checked(module, state)
     apply_masks(module)
-    return enforce_masks(module)
+    return HookHandle() if any(o.learned for o in masked_params(module)) else enforce_masks(module)  # learned masks see to themselves
 
 def _with_ties(module, state):
     "`state` with all names of tied tensors; safetensors files have only one of them"

@@ -28,6 +28,9 @@ class MaskHooks:
     def __reduce__(self): return MaskHooks,(tuple(self.by_name),)
 
     @property
+    def __name__(self): raise AttributeError("torch.jit.script can't compile the hook that keeps masks: script plain_copy(model)")
+
+    @property
     def weights(self):
         "The weights as they are stored now"
         return [w for o in self.by_name.values() if o is not None and (w := vars(o[0]).get('_weights', {}).get(o[1])) is not None]
@@ -144,9 +147,8 @@ def check_load(self:MaskHooks, module, state, prefix, *args):
     try:
         ws = [w for w in masked_params(module) if self.is_held(w) and not w.learned]
         check_masks_of_load(ws, param_names(module), state, prefix)
-        if assign: return
         others = any(not isinstance(owner(h), MaskHooks) for m in module.modules() for h in m._load_state_dict_post_hooks.values())
-        refuse_load(module, trial_load(module, state, prefix), strict and not others)  # others may change which keys are missing
+        refuse_load(module, trial_load(module, state, prefix, assign), strict and not others)  # others may change which keys are missing
     finally: self.trying = False
 
 @patch
