@@ -40,7 +40,7 @@ api = dict(
         gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient SampledGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
         CubicSchedule FreqSchedule given_value'''),
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
-    prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp
+    prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp
         prune_synflow prune_to find_ticket'''),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets

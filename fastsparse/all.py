@@ -35,7 +35,7 @@ from .report.history import SparseHistory
 from .report.cost import predict_cost,Ledger
 from .report.pictures import plot_topology,animate_masks
 from .prune.magnitude import prune_magnitude
-from .prune.layerwise import prune_wanda,prune_sparsegpt
+from .prune.layerwise import prune_wanda,prune_sparsegpt,prune_refit
 from .prune.saliency import prune_snip,prune_grasp,prune_synflow
 from .prune.tickets import prune_to,find_ticket
 from .deploy.narrow import compare_with_narrow,narrow_like

@@ -72,7 +72,7 @@ good |= dict(erdos_renyi_sparsity=lambda w: dict(params=w.params, sparsity=.5), 
 good |= dict(load_sparse=lambda w: dict(model=w.dense, file=w.file))
 good |= dict(save_run=lambda w: dict(path=w.folder/'a.pt', model=w.model, opt=w.opt), load_run=lambda w: dict(path=w.run, model=w.model, opt=w.opt))
 good |= dict(prune_magnitude=lambda w: dict(model=w.dense, sparsity=.5), prune_wanda=lambda w: dict(model=w.dense, sparsity=.5, data=w.data))
-good |= dict(prune_sparsegpt=lambda w: dict(model=w.dense, sparsity=.5, data=w.data))
+good |= dict(prune_sparsegpt=lambda w: dict(model=w.dense, sparsity=.5, data=w.data), prune_refit=lambda w: dict(model=w.dense, sparsity=.5, data=w.data))
 good |= dict(prune_snip=lambda w: dict(model=w.dense, sparsity=.5, data=w.data, loss_func=mse))
 good |= dict(prune_grasp=lambda w: dict(model=w.dense, sparsity=.5, data=w.data, loss_func=mse))
 good |= dict(prune_synflow=lambda w: dict(model=w.dense, sparsity=.5, xb=w.xb, rounds=3))

@@ -19,7 +19,7 @@ FACE = '''
     supar_init_ supar_splitter supar_lrs prune_to find_ticket
     flop_profile SparseHistory predict_cost Ledger configure rules_table
     learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify
-    prune_magnitude prune_wanda prune_sparsegpt prune_snip prune_grasp prune_synflow restore_sparse
+    prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp prune_synflow restore_sparse
     sparse_compute pack shrink plain_copy save_sparse load_sparse export_sparse'''
 COMING = '''
     find_sparsity Interval auto_presets SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['n_items', 'EndForward', 'Calibration', 'product_of', 'layer_patches', 'layer_calls', 'Unreached', 'layer_statistic',
-           'Part', 'layers_in_order']
+           'Part', 'Dense', 'layers_in_order']
 
 # %% ../../nbs/75_prune.inputs.ipynb #dc060810
 import math,re,torch
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager,suppress
-from copy import deepcopy
+from copy import copy,deepcopy
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
@@ -22,9 +22,11 @@ from ..model.sparsify import module_of
 from ..core.checks import need_number
 from .magnitude import Goal
 from functools import partial
+from itertools import zip_longest
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
+from types import SimpleNamespace
 from warnings import warn
 
 # %% ../../nbs/75_prune.inputs.ipynb #b52f5a11
@@ -203,18 +205,34 @@ class Unreached(Exception): "No data reach a layer any more"
 def layer_statistic(
     calib, # A `Calibration`
     o:Goal, # The layer
-    f, # Patches, groups by rows by columns → a tensor to sum up
+    f, # Patches, groups by rows by columns → a tensor to sum up; of the dense model too if there is one
     once:bool=False, # Does each batch reach the layer at most once?
+    dense=None, # The `Dense` model that is run beside
 ) -> tuple: # The sum, and the number of rows
     "Sum `f` over all patches of a layer's inputs"
-    total,rows = 0,0
+    total,rows,theirs = 0,0,[]
     def _f(m, args, kwargs):
         nonlocal total,rows
-        for patches in _patches(m, o, args, kwargs): total,rows = total+f(patches),rows+patches.shape[1]
+        mine = _patches(m, o, args, kwargs)
+        for xs in zip(mine) if dense is None else _pairs(mine, theirs): total,rows = total+f(*xs),rows+xs[0].shape[1]
         if once: raise EndForward
-    with _listening(_owners(calib.model, o), _f): calib.run()
-    if not rows: raise Unreached
-    return total,rows
+    with suppress(_Unaligned),_listening(_owners(calib.model, o), _f):
+        if dense is None: calib.run()
+        for i in range(len(calib.batches) if dense else 0):
+            theirs = dense.calls(o, i, once)
+            calib.run([i])
+        if not rows: raise Unreached
+        return total,rows
+    return layer_statistic(calib, o, f, once)
+
+class _Unaligned(Exception): "Rows of the two models aren't of the same examples, as where tokens are routed"
+
+def _pairs(mine, theirs):
+    "Patches of the model and of the dense one in one call"
+    if not theirs: raise _Unaligned
+    for x,y in zip_longest(mine, _patches(*theirs.pop(0))):
+        if x is None or y is None or x.shape!=y.shape: raise _Unaligned
+        yield x,y
 
 # %% ../../nbs/75_prune.inputs.ipynb #3142c5ce
 class Part(Calibration):
@@ -247,6 +265,34 @@ def _path(calib, a, m, calls):
         path.insert(0, first(found))
     return path if len(calls[a])==len(calib.batches) else None
 
+# %% ../../nbs/75_prune.inputs.ipynb #067ffe08
+class Dense:
+    "A copy of the model from before it was pruned, on the same data"
+    def __init__(self, calib, twins, before=None): store_attr()
+
+    @classmethod
+    def of(cls, calib):
+        "A copy of the model of `calib`"
+        new = copy(calib)
+        new.model = deepcopy(calib.model)
+        return cls(new, dict(zip(calib.model.modules(), new.model.modules())))
+
+    def calls(self, o, i, once):
+        "The layer `o` in the `i`-th batch: module, layer and arguments of each call"
+        m,kept = self.twins[o.module],[]
+        twin = SimpleNamespace(module=m, attr=o.attr, p=m._parameters[o.attr])
+        def _f(m, args, kwargs):
+            kept.append((m, twin, deepcopy(args), deepcopy(kwargs)))
+            if once: raise EndForward
+        with _listening(_owners(self.calib.model, twin), _f): self.calib.run([i])
+        return kept
+
+    def inside(self, m, path):
+        "The same for the module `m` alone; None if it depends on more than its arguments"
+        part = _inside(self.calib, self.twins[m], path and self.before, path and [self.twins[k] for k in path])
+        self.before = part
+        return part and Dense(part, self.twins)
+
 # %% ../../nbs/75_prune.inputs.ipynb #1f2e7c93
 def _inside(calib, m, before=None, path=None):
     "The `Part` that `m` is when `calib` runs, or that it is behind the part `before`; None if it depends on more than its arguments"
@@ -274,6 +320,7 @@ def layers_in_order(
     calib, # A `Calibration`
     todo:list, # From `layer_calls`
     calls:dict, # From `layer_calls`
+    dense=None, # The `Dense` model that is run beside
 ): # Yields a `Goal` and `statistic(f)`, its `layer_statistic`; the layer may change before the next one is asked for
     "Each layer, and what sums up its inputs"
     once = {m for m,at in calls.items() if calib.loop is None and len(dict(at))==len(at)}
@@ -284,6 +331,7 @@ def layers_in_order(
     for m,os in groups.items():
         path = part and m in once and _path(calib, part.model, m, calls)
         part = _inside(calib, m, part, path) if m in once else None
-        if part is not None: yield from layers_in_order(part, os, calls)
+        inner = dense and part and dense.inside(m, path)
+        if part is not None: yield from layers_in_order(part, os, calls, inner or dense)
         else:
-            for o in os: yield o,partial(layer_statistic, calib, o, once=len(owners[o])==1 and owners[o][0] in once)
+            for o in os: yield o,partial(layer_statistic, calib, o, once=len(owners[o])==1 and owners[o][0] in once, dense=dense)
