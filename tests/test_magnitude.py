@@ -26,10 +26,10 @@ def test_targets_refused(target, what):
         with pytest.raises(ValueError, match=what): f(net, target)
     assert state.keys()==net.state_dict().keys() and all(torch.equal(v, net.state_dict()[k]) for k,v in state.items())
 
-def test_sparse_models_are_refused():
+def test_learned_masks_are_refused():
     net = net_of()
-    prune_magnitude(net, .5)
-    with pytest.raises(ValueError, match='unsparsify'): prune_magnitude(net, .8)
+    learn_masks(net, seed=0)
+    with pytest.raises(ValueError, match='fold_masks'): prune_magnitude(net, .8)
 
 def test_rules():
     "The first rule that names a weight decides, by parameter or module; lm_head is dense unless a rule says otherwise"
@@ -152,3 +152,38 @@ def test_a_goal_answers_for_its_weight():
     "What a ranking or a solver of one's own sees: the weight as everywhere else, and what is wanted of it"
     goal = plan_pruning(bagged(), '2:4', also='*.up')[1]
     assert (goal.name,goal.attr,goal.p.shape,goal.sparsity,goal.free)==('2.up','up',(4,16,8),.5,False) and goal.masked.p is goal.p
+
+further = dict(magnitude=prune_magnitude, wanda=partial(prune_wanda, data=[torch.randn(40,16, generator=torch.Generator().manual_seed(0))]))
+further |= {k:partial(f, data=further['wanda'].keywords['data']) for k,f in dict(sparsegpt=prune_sparsegpt, refit=prune_refit).items()}
+
+@pytest.mark.parametrize('f', further.values(), ids=further)
+def test_a_sparse_model_is_pruned_further(f):
+    "What was dead stays dead, with exact counts; from any mask to one with at most two of four; a lower sparsity is refused, and nothing changed"
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16,12), nn.ReLU(), nn.Linear(12,8))
+    for target,n in ((.7, round(.3*(16*12+12*8))), (.9, round(.1*(16*12+12*8)))):
+        was = [w.mask.clone() if hasattr(w.module, 'weight_mask') else None for w in masked_params(net)]
+        f(net, target)
+        assert sum(int(w.mask.sum()) for w in masked_params(net))==n
+        assert not was or all(not (w.mask & ~m).any() for w,m in zip(masked_params(net), was))
+        assert_dead(net)
+    values = [p.clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match='take a higher sparsity'): f(net, .5)
+    assert all(map(torch.equal, values, net.parameters()))
+    net = nn.Sequential(nn.Linear(16,12), nn.ReLU(), nn.Linear(12,8))
+    f(net, .3)
+    was = [w.mask.clone() for w in masked_params(net)]
+    f(net, '2:4')
+    for w,m in zip(masked_params(net), was): assert w.mask.view(-1,4).sum(1).max()==2 and not (w.mask & ~m).any()
+    opt = torch.optim.Adam(net.parameters())
+    for _ in range(3):
+        net(torch.randn(5,16)).square().sum().backward()
+        opt.step()
+    assert_dead(net)
+
+def test_layers_that_are_sparser_stay():
+    "Each layer has its own target; one without a mask gets one"
+    net = nn.Sequential(nn.Linear(10,10), nn.Linear(10,10), nn.Linear(10,10))
+    prune_magnitude(net, {'0':.9, '1':.2, '2':None})
+    prune_magnitude(net, .5)
+    assert [int(m.weight_mask.sum()) for m in net]==[10,50,50]

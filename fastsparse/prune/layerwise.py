@@ -15,12 +15,11 @@ from ..core.progress import shown
 from ..core.checks import need_number,renamed
 from fastcore.meta import delegates
 from ..masks.apportion import share_out
-from ..masks.selection import highest_in_rows,top_k_mask,zero_dead_
+from ..masks.selection import count_live,highest_in_rows,top_k_mask,zero_dead_
 from ..masks.structures import NM
 from ..model.layers import axes_of
 from .inputs import Calibration,Dense,layer_calls,layers_in_order,product_of,Unreached
-from .magnitude import plan_pruning
-from ..model.sparsify import sparsify_model
+from .magnitude import plan_pruning,set_masks
 from ..model.running import unfused
 from functools import partial
 from warnings import warn
@@ -38,17 +37,20 @@ def _own_order(o, t):
 def row_masks(
     score:torch.Tensor, # Scores, outputs first
     n:int, # Number of live weights in all
+    live=None, # Which weights may live; None is all
 ) -> torch.Tensor: # Bool tensor of `score`'s shape
-    "Keep the highest scores of each output, equally many of each; the first outputs keep one more if needed"
-    s = score.flatten(1)
-    k = torch.tensor(share_out([n/len(s)]*len(s), n), device=s.device)
-    return highest_in_rows(s, k[:,None], torch.ones_like(s, dtype=torch.bool)).view(score.shape)
+    "Keep the highest scores of each output, the same fraction of each; the first outputs keep one more if needed"
+    s,live = score.flatten(1),(torch.ones_like(score, dtype=torch.bool) if live is None else live).flatten(1)
+    each = live.sum(1).tolist()
+    k = torch.tensor(share_out([n*a/max(sum(each), 1) for a in each], n), device=s.device)
+    return highest_in_rows(s, k[:,None], live).view(score.shape)
 
 def _wanda(o, statistic):
     norms = statistic(lambda x: x.double().square().sum(1))[0].sqrt()
     w = _outputs_first(o, o.p.detach().abs().double())
     score = (w.reshape(len(norms), -1, norms.shape[-1])*norms[:,None]).view(w.shape)
-    return _own_order(o, row_masks(score, o.n)) if o.free else o.structure.top(_own_order(o, score), o.n),o.p
+    live = None if o.live is None else _outputs_first(o, o.live)
+    return _own_order(o, row_masks(score, o.n, live)) if o.free else o.top(_own_order(o, score)),o.p
 
 # %% ../../nbs/76_prune.layerwise.ipynb #0bd1bac2
 @renamed(target='sparsity')
@@ -85,6 +87,7 @@ def obs_prune(
     lengths:list, # Lengths of the runs of columns whose masks are chosen together
     choose, # `f(score, i)` → mask of the `i`-th run
     block:int=128, # Number of columns after which all later ones are updated
+    live=None, # Which weights may live; None is all
 ) -> tuple: # Mask, and new weights
     "Prune column by column, and adjust later columns to compensate"
     w,mask,d = w.clone(),torch.zeros(w.shape, dtype=torch.bool, device=w.device),U.diagonal(dim1=-2, dim2=-1)[:,None]
@@ -96,7 +99,8 @@ def obs_prune(
             b += runs.pop(0)[1]
         err = torch.zeros_like(w[...,a:b])
         for k,i,j in now:
-            mask[...,i:j] = choose((w/d)[...,i:j].square(), k)
+            score = (w/d)[...,i:j].square()
+            mask[...,i:j] = choose(score, k) if live is None else choose(score.masked_fill(~live[...,i:j], -1), k) & live[...,i:j]
             for q in range(i,j):
                 e = err[...,q-a] = torch.where(mask[...,q], 0, w[...,q]/d[...,q])
                 w[...,q:b] -= e[...,None]*U[:,None,q,q:b]
@@ -105,12 +109,13 @@ def obs_prune(
     return mask,torch.where(mask, w, 0)
 
 # %% ../../nbs/76_prune.layerwise.ipynb #e2b73f64
-def _runs(o, block, shape):
+def _runs(o, block, shape, live):
     "The order of columns, and `lengths` and `choose` for `obs_prune`"
     G,rows,cols = shape
     if o.free:
         lengths = [min(block, cols-i) for i in range(0, cols, block)]
-        counts = share_out([o.n*l/cols for l in lengths], o.n)
+        each = lengths if live is None else [count_live(t) for t in live.split(lengths, -1)]
+        counts = share_out([o.n*a/max(sum(each), 1) for a in each], o.n)
         return torch.arange(cols),lengths,lambda score,k: top_k_mask(score, counts[k])
     s,channels = getattr(o.structure, 'inner', o.structure),_outputs_first(o, o.p).shape[1]
     line = cols if s.flat else channels
@@ -126,12 +131,13 @@ def _sparsegpt(block, damp, o, statistic):
     H,rows = statistic(lambda x: (x := x.double()).mT@x)
     weight = _outputs_first(o, o.p.detach().double())
     w = weight.reshape(len(H), -1, H.shape[-1])
-    order,lengths,choose = _runs(o, block, w.shape)
+    live = None if o.live is None else _outputs_first(o, o.live).reshape(w.shape)
+    order,lengths,choose = _runs(o, block, w.shape, live)
     order = order.to(w.device)
     try: U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     except torch.linalg.LinAlgError as e:
         raise ValueError(f"the inputs of {o.name} depend on each other, and damp={damp} is too little: take damp=0.01 or more") from e
-    mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block)
+    mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block, None if live is None else live[...,order])
     back = order.argsort()
     return tuple(_own_order(o, t[...,back].reshape(weight.shape)) for t in (mask,new))
 
@@ -218,7 +224,7 @@ def _refit(damp, o, statistic):
     w,diag = weight.reshape(len(H), -1, H.shape[-1]),H.diagonal(dim1=-2, dim2=-1)
     dead,ridge = diag==0,damp*diag.mean(-1)[:,None]
     w,eye = torch.where(dead[:,None], 0, w),torch.diag_embed(torch.where(dead, 1, ridge))
-    def top(score): return _outputs_first(o, o.structure.top(_own_order(o, score.reshape(weight.shape)), o.n)).reshape(w.shape)
+    def top(score): return _outputs_first(o, o.top(_own_order(o, score.reshape(weight.shape)))).reshape(w.shape)
     H,R = H+eye,w@(C+eye)
     mask,v = fitting_mask(w, H, R, top)
     v = least_squares(v, H, R, mask)
@@ -276,4 +282,4 @@ def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=
         warn(f"{', '.join(left)} can't be pruned by inputs, and stay dense "
             "(linear, convolutional and attention layers and input weights of recurrent ones can, if data reach them): "
             f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
-    return sparsify_model(calib.model, 0., mask_init=masks, seed=0, also=list(masks))
+    return set_masks(calib.model, plan, masks)
