@@ -42,7 +42,7 @@ api = dict(
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp
         prune_synflow prune_to find_ticket'''),
-    finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros merge_sparse save_delta load_delta'),
+    finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros mask_adapters merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
         STE_presets SRSTE_presets TopKAST_presets'''),
     save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse restore_sparse

@@ -24,7 +24,7 @@ from .deploy.compact import pack
 from .deploy.shrink import plain_copy,shrink
 from .deploy.export import export_sparse
 from .train.trainers import SparseTrainerCallback,SparseLightningCallback,log_updates
-from .prune.finetune import keep_zeros,merge_sparse,save_delta,load_delta
+from .prune.finetune import keep_zeros,mask_adapters,merge_sparse,save_delta,load_delta
 from .train.callback import DynamicSparseTrainingCallback,WaitForSparsity
 from .train.fit import auto_presets
 from .train.learned import supermask_presets,STE_presets,SRSTE_presets,TopKAST_presets,Sparsify,learn_masks,fold_masks,mask_penalty

@@ -14,6 +14,8 @@ from fastsparse.weights.find import masked_params
 from functools import partial
 from helpers import *
 from test_magnitude import data_of,net_of
+from torch import nn
+from torch.nn import functional as F
 
 def quiet_learner():
     ds = TensorData(*data_of())
@@ -76,3 +78,75 @@ def test_fixed_masks_and_moving_ones(target, more):
     assert not same_masks(masks, masks_of(learn.model)) and sum(int(m.sum()) for m in masks_of(learn.model))==84
     if more: assert all((m.view(len(m),-1,4).sum(2)==2).all() for m in masks_of(learn.model))
     assert sparse_summary(learn).df.set_index('parameter').loc['sparse parameters','live']==84
+
+# --- adapters under the mask
+
+def lora_nets():
+    "Layers, what peft adapts in them, and an input"
+    torch.manual_seed(0)
+    return dict(linear=(nn.Sequential(nn.Linear(16,32), nn.ReLU(), nn.Linear(32,8)), torch.randn(5,16)),
+        conv=(nn.Sequential(nn.Conv2d(4,8,3,padding=1), nn.ReLU(), nn.Conv2d(8,4,3,stride=2,bias=False)), torch.randn(5,4,9,9)),
+        bf16=(nn.Sequential(nn.Linear(16,32), nn.ReLU(), nn.Linear(32,8)).bfloat16(), torch.randn(5,16).bfloat16()))
+
+ways = dict(lora={}, rslora=dict(use_rslora=True), dora=dict(use_dora=True))
+
+@pytest.mark.parametrize('way', ways)
+@pytest.mark.parametrize('kind', ['linear','conv','bf16'])
+@pytest.mark.parametrize('target', [.5,'2:4'])
+def test_adapters_under_the_mask(kind, way, target):
+    "The forward is that of W+mask*(scale*B@A), by hand; merging changes rounding only and fills no zero; unmerging brings the base back"
+    peft = pytest.importorskip('peft')
+    net,x = lora_nets()[kind]
+    prune_magnitude(net, target)
+    masks,old = masks_of(net),[m.weight.detach().clone() for m in net if hasattr(m, 'weight')]
+    config = peft.LoraConfig(target_modules=['0','2'], r=4, lora_alpha=8, lora_dropout=.1, init_lora_weights=False, **ways[way])
+    tuned = mask_adapters(peft.get_peft_model(net, config))
+    opt = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], .01)
+    for _ in range(3):
+        opt.zero_grad()
+        tuned(x).float().square().mean().backward()
+        opt.step()
+    y = tuned.eval()(x)
+    layers = [m for m in tuned.modules() if hasattr(m, 'lora_A') and hasattr(m, 'get_base_layer')]
+    by_hand,act = x,False
+    for m in layers:
+        base,a,b = m.get_base_layer(),m.lora_A['default'].weight.float(),m.lora_B['default'].weight.float()
+        delta = (b.flatten(1)@a.flatten(1)).view(base.weight.shape)*(8/(2 if way=='rslora' else 4))
+        w = base.weight.float()+base.weight_mask*delta
+        if way=='dora': w *= (m.lora_magnitude_vector['default'].weight.flatten()/w.flatten(1).norm(dim=1)).view(-1, *[1]*(w.ndim-1))
+        if act: by_hand = by_hand.relu()
+        bias,act = None if base.bias is None else base.bias.float(),True
+        by_hand = base._conv_forward(by_hand, w, bias) if w.ndim==4 else F.linear(by_hand.float(), w, bias)
+    close = partial(torch.allclose, rtol=.05 if kind=='bf16' else 1e-4, atol=.1 if kind=='bf16' else 1e-5)
+    assert close(y.float(), by_hand)
+    tuned.merge_adapter()
+    assert close(tuned(x), y)
+    tuned.unmerge_adapter()
+    assert all(close(m.get_base_layer().weight, w) for m,w in zip(layers, old)) and close(tuned(x), y)
+    merged = tuned.merge_and_unload(safe_merge=True)
+    assert same_masks(masks, masks_of(merged)) and close(merged(x), y)
+    for m in merged:
+        if hasattr(m, 'weight'): assert not m.weight[~m.weight_mask].any() and m.weight.count_nonzero()>.9*m.weight_mask.sum()
+
+def test_adapters_under_the_mask_are_saved_and_copied(tmp_path):
+    "Files are peft's own, and a call masks what was loaded; a deepcopy is masked"
+    import copy
+    peft = pytest.importorskip('peft')
+    net,x = lora_nets()['linear']
+    prune_magnitude(net, .5)
+    base = copy.deepcopy(net)
+    tuned = mask_adapters(peft.get_peft_model(net, peft.LoraConfig(target_modules=['0','2'], r=4, init_lora_weights=False)))
+    tuned.save_pretrained(tmp_path)
+    again = mask_adapters(mask_adapters(peft.PeftModel.from_pretrained(base, tmp_path)))
+    assert again.eval()(x).equal(tuned.eval()(x)) and copy.deepcopy(tuned)(x).equal(tuned(x))
+
+def test_adapters_that_cannot_be_masked():
+    "Law 10: before anything changed, with the way out"
+    peft = pytest.importorskip('peft')
+    config = peft.LoraConfig(target_modules=['0'], r=4)
+    with pytest.raises(ValueError, match='keep_zeros'): mask_adapters(peft.get_peft_model(lora_nets()['linear'][0], config))
+    net,_ = lora_nets()['linear']
+    prune_magnitude(net, .5)
+    tuned = peft.get_peft_model(net, config)
+    tuned.merge_adapter()
+    with pytest.raises(ValueError, match='unmerge'): mask_adapters(tuned)
