@@ -38,7 +38,7 @@ class MaskHooks:
     def is_held(self, w): return not self.handles or any(c.only is None or c.only==(w.module,w.attr) for c in self.handles)
 
     def __call__(self, module, args):
-        if torch.compiler.is_compiling(): return self.traced()
+        if torch.compiler.is_compiling(): return None if torch.compiler.is_exporting() else self.traced()
         if vars(module).get('_is_replica'): return
         self.look(module)
         ddp = DistributedDataParallel._active_ddp_module
@@ -84,7 +84,7 @@ def traced(self:MaskHooks):
     "Look at the weights now, and before each call of the code that is being compiled"
     f,callers = sys._getframe(),[]
     while (f := f.f_back) is not None:
-        if f.f_code is nn.Module.__call__.__code__: callers.append(f.f_locals['self'])
+        if f.f_code is nn.Module.__call__.__code__ and isinstance(m := f.f_locals['self'], nn.Module): callers.append(m)
     if not callers: return
     outer = next((m for m in callers if '_orig_mod' in m._modules or m._compiled_call_impl), callers[0])
     self.look_within(outer)
