@@ -6,7 +6,9 @@ from fastsparse.compat.dmx import blocks_along_inputs,BlockTopK,from_shorthand,i
 from fastsparse.masks.selection import count_live
 from fastsparse.masks.structures import InputGroups,OutputGroups
 from fastsparse.model.layers import register_layer
-from fastsparse.train.learned import Bernoulli,Dense,Sparsify
+from fastsparse.compat.sparselearning import MagnitudePruneDecay,masking_settings
+from fastsparse.train.learned import as_sparseness,Bernoulli,Dense,Sparsify
+from fastsparse.train.method import Method
 from helpers import *
 from hypothesis import given,settings,strategies as st
 from torch import nn
@@ -216,3 +218,40 @@ def test_picture_by_hand():
 def test_picture_of_nothing(shape):
     "A mask without places has an empty picture"
     assert mask_picture(torch.zeros(shape, dtype=torch.bool))==''
+
+# --- words of others that were misread
+
+def test_a_list_of_steps_is_one():
+    "Cerebras' update schedule `{'steps': [...]}`, in rules too"
+    updates = Method(updates={'steps':[3,1]}, drop_fraction=.3).bind(10)
+    assert [t for t in range(10) if updates.is_time(t)]==[1,3]
+    assert [t for t in range(250) if Method(updates={'steps':100}, drop_fraction=.3).bind(250).is_time(t)]==[0,100,200]
+
+def test_blocks_come_back_along_their_own_dimension():
+    "A state dict of BlockTopK, loaded into a model prepared with another kind: the same masks after a training forward"
+    torch.manual_seed(0)
+    one,two = [Conv1D(8, 16) for _ in range(2)]
+    learn_masks(one, {'*':BlockTopK(2, 4, 0)}, seed=0)
+    learn_masks(two, {'*':'dense'}, seed=0)
+    two.load_state_dict(one.state_dict())
+    x = torch.randn(5,16)
+    assert one(x).equal(two(x)) and one.weight_mask.equal(two.weight_mask) and (two.weight_mask.view(4,4,8).sum(1)==2).all()
+
+@pytest.mark.parametrize('text', ['top 0.5 fan-in','2:4','2:4 flat','block 2x2 max','dense (M)'])
+def test_what_has_no_shorthand_is_refused(text):
+    if text.startswith('block'): text = 'top 0.5 '+text
+    with pytest.raises(ValueError, match='no shorthand'): to_shorthand(as_sparseness(text))
+
+def test_kinds_are_classes_with_the_keywords_of_the_peer():
+    kind = BlockTopK(K=4, block_size=8, block_dim=-1)
+    assert isinstance(kind, BlockTopK) and isinstance(TopK(.5), TopK) and not isinstance(kind, TopK)
+    assert as_sparseness(str(kind)).mask(torch.arange(16.)).equal(kind.mask(torch.arange(16.)))
+    for text in ('TOPK{0.5}(U)','BERN','DENSE','BTOPK{4:8,-1}(M)'):
+        with pytest.raises(ValueError, match='from_shorthand'): Sparsify((4,8), text)
+
+@pytest.mark.parametrize('kwargs,way', [(dict(prune_mode='global-magnitude'),"sparse_f='global'"), (dict(sparse_init='resume'),'load_sparse'),
+    (dict(sparse_init='struct-random'),"structure='kernels'"), (dict(growth_mode='nonsense'),'growth_mode'), (dict(redistribution_mode='x'),'redistribution_mode')])
+def test_modes_of_sparselearning_that_are_elsewhere(kwargs, way):
+    "An error names the way out"
+    with pytest.raises(ValueError, match=way): masking_settings(**kwargs)
+    with pytest.raises(ValueError, match='batches_per_update=100'): MagnitudePruneDecay(interval=100)

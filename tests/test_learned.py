@@ -178,11 +178,11 @@ def test_counts_and_forward():
     assert x.grad.tolist()==[[1.,0.],[10.,0.]] and sp.score.grad.tolist()==[31.,42.]
     with pytest.raises(ValueError, match=r'\(2, 3\).*\(2,\)'): sp(torch.randn(2,3))
 
-texts = [('','structure is'), ('FOO','structure is'), ('dense x','structure is'), ('TOPK{0.5}(U)','structure is'), ('top 0.5 (X)','structure is'),
+texts = [('','structure is'), ('FOO','structure is'), ('dense x','structure is'), ('TOPK{0.5}(U)','from_shorthand'), ('top 0.5 (X)','structure is'),
     ('top 1.5',r'1\.5.*\[0,1\]'), ('top -.1',r'-0\.1.*\[0,1\]'),
     ('fan-in',"'top 0.1 fan-in'"), (None,'has no density'), ('5:4','5')]
 
-changes = [(dict(backward_mode='ste'),"'STE', 'supermask', 'joint'"), (dict(sparseness='TOPK'),'structure is'), (dict(every=0),'whole number from 1'),
+changes = [(dict(backward_mode='ste'),"'STE', 'supermask', 'joint'"), (dict(sparseness='TOPK'),'from_shorthand'), (dict(every=0),'whole number from 1'),
     (dict(score_func=lambda s,x: s[:1]),'shape'), (dict(density=2.),r'\[0,1\]'), (dict(colour=1),'choose from sparseness, backward_mode'),
     (dict(k=2),'choose from'), (dict(sparseness='1:3'),'1:3 needs an axis 1')]
 

@@ -8,6 +8,7 @@ __all__ = ['TopK', 'BlockTopK', 'from_shorthand', 'to_shorthand', 'LazySparsify'
 
 # %% ../../nbs/86_compat.dmx.ipynb #7471e17d
 import re,torch
+from dataclasses import fields
 from fastcore.basics import *
 from ..masks.structures import NM,Unstructured
 from ..model.layers import axes_of
@@ -17,25 +18,24 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer,UninitializedParameter
 
 # %% ../../nbs/86_compat.dmx.ipynb #8378e587
-def TopK(
-    density:float=0.5, # Fraction live, in [0,1]
-    mask_gradient:bool=False, # Does the score get a gradient at live places only?
-) -> TopOf:
+class TopK(TopOf):
     "The weights of the `round(density*n)` highest scores are live"
-    return TopOf(density=density, mask_gradient=mask_gradient)
-
-class _AsWritten(TopOf):
-    "N:M along the dimension that its structure names, whichever axis holds the layer's inputs"
+    def __init__(self,
+        density:float=0.5, # Fraction live, in [0,1]
+        mask_gradient:bool=False, # Does the score get a gradient at live places only?
+    ): super().__init__(density=density, mask_gradient=mask_gradient)
     def for_axes(self, axes): return self
+    def with_fields(self, **changes): return TopOf(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changes})
 
-def BlockTopK(
-    k:int=4, # Live weights in a block
-    block:int=8, # Weights in a block
-    dim:int=-1, # Dimension along which blocks lie
-    mask_gradient:bool=False, # Does the score get a gradient at live places only?
-) -> TopOf:
-    "The weights of the `k` highest scores in each block are live"
-    return _AsWritten(NM(k, block, axis=dim), mask_gradient=mask_gradient)
+class BlockTopK(TopOf):
+    "The weights of the `K` highest scores in each block are live"
+    def __init__(self,
+        K:int=4, # Live weights in a block
+        block_size:int=8, # Weights in a block
+        block_dim:int=-1, # Dimension of the weight along which blocks lie
+        mask_gradient:bool=False, # Does the score get a gradient at live places only?
+    ): super().__init__(NM(K, block_size, axis=block_dim), as_written=True, mask_gradient=mask_gradient)
+    with_fields = TopK.with_fields
 
 # %% ../../nbs/86_compat.dmx.ipynb #031b8d0f
 _shorthands = {r'DENSE': lambda: Dense(), r'BERN(\(M\))?': lambda flag: Bernoulli(mask_gradient=bool(flag)),
@@ -54,12 +54,14 @@ def from_shorthand(
 def to_shorthand(
     sparseness:Sparseness, # What `from_shorthand` returns
 ) -> str:
-    "The shorthand of a sparseness"
-    flag = 'M' if sparseness.mask_gradient else 'U'
-    s = getattr(sparseness, 'structure', None)
-    if isinstance(s, NM): return f'BTOPK{{{s.n}:{s.m},{s.axis}}}({flag})'
+    "The shorthand of a sparseness; a `ValueError` if it has none"
+    flag,s = 'M' if sparseness.mask_gradient else 'U',getattr(sparseness, 'structure', None)
+    if isinstance(s, NM) and s==NM(s.n, s.m, axis=s.axis) and sparseness.as_written and sparseness.density is None:
+        return f'BTOPK{{{s.n}:{s.m},{s.axis}}}({flag})'
     if isinstance(s, Unstructured): return f'TOPK{{{sparseness.density}}}({flag})'
-    return 'DENSE' if isinstance(sparseness, Dense) else 'BERN'+'(M)'*sparseness.mask_gradient
+    if type(sparseness) is Bernoulli: return 'BERN'+'(M)'*sparseness.mask_gradient
+    if type(sparseness) is Dense and not sparseness.mask_gradient: return 'DENSE'
+    raise ValueError(f"{str(sparseness)!r} has no shorthand: those are of Dense, TopK, BlockTopK and Bernoulli")
 
 # %% ../../nbs/86_compat.dmx.ipynb #b348519b
 class _LazyMask(UninitializedBuffer):
@@ -138,7 +140,7 @@ def blocks_along_inputs(
     sp = module._modules[f'{attr}_sparsifier']
     axis = getattr(getattr(sp.sparseness, 'structure', None), 'axis', None)
     if axis is None: return True
-    return axis%sp.weight.ndim==input_axis(module, attr) if isinstance(sp.sparseness, _AsWritten) else axis==1
+    return axis%sp.weight.ndim==input_axis(module, attr) if sp.sparseness.as_written else axis==1
 
 # %% ../../nbs/86_compat.dmx.ipynb #efaab186
 def mask_picture(

@@ -7,6 +7,7 @@ __all__ = ['CosineDecay', 'LinearDecay', 'MagnitudePruneDecay', 'masking_setting
 
 # %% ../../nbs/87_compat.sparselearning.ipynb #5a741730
 from fastcore.basics import *
+from ..core.checks import need_choice
 from .cerebras import CosineDecaySchedule,LinearSchedule
 from ..masks.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
 from ..masks.schedules import CubicSchedule
@@ -35,8 +36,10 @@ def MagnitudePruneDecay(
     final_sparsity:float=.3, # Sparsity from `T_max` on
     T_max:int=30000, # Step at which pruning ends
     T_start:int=350, # Step at which it begins
+    interval:int=None, # None: the time from one update to the next is the method's `batches_per_update`
 ): # For `sparsity=`
     "Gradual pruning: a cubic rise of the sparsity"
+    if interval is not None: raise ValueError(f"interval is {interval}: leave it out, and pass batches_per_update={interval} to the method")
     return CubicSchedule(initial_sparsity, final_sparsity, stop=T_max, start=T_start)
 
 # %% ../../nbs/87_compat.sparselearning.ipynb #d66ab361
@@ -55,5 +58,12 @@ def masking_settings(
     decay=None, # `CosineDecay` or `LinearDecay`; None is the default half cosine
 ) -> dict: # Keyword arguments of `DynamicSparseTraining` or its callback
     "The settings of this library for arguments of `Masking`"
+    if 'struct-' in sparse_init+prune_mode+growth_mode: raise ValueError("struct- modes are structures here: pass structure='kernels' to the method")
+    if sparse_init=='resume': raise ValueError("sparse_init is 'resume': load weights and masks with load_sparse(model, file) instead")
+    if prune_mode=='global-magnitude':
+        raise ValueError("prune_mode is 'global-magnitude': take GMP_presets with sparse_f='global', which compares magnitudes of all layers")
+    args = dict(sparse_init=(sparse_init, _init), prune_mode=(prune_mode, _prune), growth_mode=(growth_mode, _growth),
+        redistribution_mode=(redistribution_mode, _redistribution))
+    for name,(x,known) in args.items(): need_choice(name, x, list(known))
     return dict(sparsity=1-density, sparse_f=_init[sparse_init], keep_score_f=_prune[prune_mode], grow_score_f=_growth[growth_mode],
         redistribute_f=_redistribution[redistribution_mode], drop_fraction=decay)

@@ -383,6 +383,7 @@ def make_update_schedule(
     "Make an update schedule from `spec`"
     if isinstance(spec, UpdateSchedule): return spec
     if spec is None: return FreqSchedule()
+    if isinstance(spec, dict) and isinstance(spec.get('steps'), (list,tuple,range)): return ListSchedule(**spec)
     if isinstance(spec, (list,tuple,range)): return ListSchedule(spec)
     if isinstance(spec, Real) or isinstance(spec, dict) and set(spec) & set(_units): return FreqSchedule(spec)
     if isinstance(spec, dict): return FreqSchedule(**spec)

@@ -36,6 +36,7 @@ class Sparseness:
     def __str__(self): return self.text()+' (M)'*self.mask_gradient
     def __repr__(self): return str(self)
     def for_axes(self, axes): return self
+    def with_fields(self, **changes): return replace(self, **changes)
 
     def mask(self,
         score:torch.Tensor, # Scores, any shape
@@ -48,11 +49,12 @@ class Sparseness:
                 f"{tuple(score.shape)}")
         return mask
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TopOf(Sparseness):
     "A mask of the highest scores, with a structure"
     structure:object='unstructured' # A `Structure` or its text
     density:float=None # Fraction that lives, in [0,1]; None is the structure's own
+    as_written:bool=field(default=False, kw_only=True) # Is an axis that of the parameter, whichever axis holds the layer's inputs?
     def __post_init__(self):
         s,density = as_structure(self.structure),self.density
         if isinstance(s, Unstructured): s,density = Unstructured(),s.density if density is None else density
@@ -62,11 +64,14 @@ class TopOf(Sparseness):
         object.__setattr__(self, 'structure', s)
         object.__setattr__(self, 'density', density if density is None else float(density))
 
+    def __eq__(self, o): return isinstance(o, TopOf) and vars(self)==vars(o)
+    def __hash__(self): return hash(tuple(vars(self).values()))
+
     def text(self):
         structure = [] if self.structure==Unstructured() else [str(self.structure)]
-        return ' '.join(structure if self.density is None else [f'top {self.density}', *structure])
+        return ' '.join(structure if self.density is None else [f'top {self.density}', *structure])+' as written'*self.as_written
 
-    def for_axes(self, axes): return replace(self, structure=self.structure.for_axes(axes))
+    def for_axes(self, axes): return self if self.as_written else replace(self, structure=self.structure.for_axes(axes))
     def choose(self, score):
         s = self.structure
         n = n_live(score.numel(), s.sparsity) if self.density is None else round(self.density*score.numel())
@@ -87,10 +92,11 @@ def as_sparseness(
     "Convert a text or a `Structure` to a `Sparseness`"
     if isinstance(spec, Sparseness): return spec
     if not isinstance(spec, str): return TopOf(spec)
-    density,text,flag = re.fullmatch(r'(?:top ([-+.e\d]+))? ?(.*?) ?(\(M\))?', spec, re.ASCII).groups()
+    density,text,as_is,flag = re.fullmatch(r'(?:top ([-+.e\d]+))? ?(.*?)( as written)? ?(\(M\))?', spec, re.ASCII).groups()
     kind = dict(dense=Dense, bernoulli=Bernoulli).get(text)
     if kind and not density: return kind(mask_gradient=bool(flag))
-    return TopOf(text or ('unstructured' if density else text), density and float(density), mask_gradient=bool(flag))
+    if re.match('DENSE|BERN|B?TOPK', text): raise ValueError(f"{spec!r} is a shorthand: pass from_shorthand({spec!r}) of fastsparse.compat.dmx")
+    return TopOf(text or ('unstructured' if density else text), density and float(density), as_written=bool(as_is), mask_gradient=bool(flag))
 
 # %% ../../nbs/61_train.learned.ipynb #2c367cb2
 class _MaskedForward(torch.autograd.Function):
@@ -254,7 +260,8 @@ def validate_settings(self:Sparsify,
     known = [o.name for o in fields(sparseness)]
     if bad := first(k for k in changes if k not in known):
         raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
-    new = _parsed(**new | dict(sparseness=replace(sparseness, **changes)))
+    if changes: sparseness = sparseness.with_fields(**changes)
+    new = _parsed(**new | dict(sparseness=sparseness))
     return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
 
 @patch
