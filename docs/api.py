@@ -73,9 +73,9 @@ def described(name, o):
     return parts
 
 def example(name, o):
-    "The import line of `name`, and an example: its docstring's, if that has one"
-    line,said = examples.of(name, o)
-    return f"{line}\n\n{NumpyDocString(inspect.getdoc(o) or '')['Examples'] or said}"
+    "The example of `name`, its docstring's if that has one, below what it imports"
+    text = NumpyDocString(inspect.getdoc(o) or '')['Examples'] or examples.of(name, o)
+    return f'{examples.imports(name, text, public)}\n\n{text}'
 
 def entry_md(name, room):
     "The entry of `name`, whose link to its room is `room`"

@@ -24,11 +24,15 @@ def scene():
 learned = 'supermask_presets STE_presets SRSTE_presets TopKAST_presets'.split()  # presets of `learn_masks`
 
 def of(name, o):
-    "Import line and example of `name`, which is `o`; no example where its docstring has one"
-    if '.' in name: return 'from fastsparse.all import *  # adds it to every Learner',said.get(name, '')
-    if name in learned: return f'from fastsparse.all import {name},learn_masks',f'learn_masks(model, **{name})'
-    if isinstance(o, dict): return f'from fastsparse.all import {name},DynamicSparseTrainingCallback',f'learn.fit_one_cycle(1, 1e-2, cbs=DynamicSparseTrainingCallback(sparsity=.9, **{name}))'
-    return f'from fastsparse.all import {name}',said.get(name, '')
+    "The example of `name`, which is `o`; empty where its docstring has one"
+    if name in learned: return f'learn_masks(model, **{name})'
+    if isinstance(o, dict): return f'learn.fit_one_cycle(1, 1e-2, cbs=DynamicSparseTrainingCallback(sparsity=.9, **{name}))'
+    return said.get(name, '')
+
+def imports(name, text, public):
+    "The line that imports `name` and the other `public` names that example `text` uses"
+    if '.' in name: return 'from fastsparse.all import *  # adds it to every Learner'
+    return f"from fastsparse.all import {','.join(uniqueify([name, *(o for o in re.findall(r'[A-Za-z_]+', text) if o in public)]))}"
 
 _text = '''
 # api/train

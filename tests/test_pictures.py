@@ -64,7 +64,7 @@ def test_curves_over_the_whole_depth():
     eq(names, ['0','8','16','23','31','39'])
 
 def test_a_dense_first_layer_is_no_picture():
-    "The inputs shown are those of the first layer that has dead weights, where there is one"
+    "The inputs shown are those of the first layer that is half dead, where there is one"
     model = nn.Sequential(nn.Linear(16,16), nn.Linear(16,9))
     sparsify_model(model, .2, layers_dense('0.*'), seed=0)
     fig = plot_topology(model)

@@ -33,15 +33,13 @@ def test_an_entry_says_what_help_says(name):
 @pytest.mark.parametrize('name', [n for n in sorted(api.page_of()) if 'Examples\n' not in (inspect.getdoc(api.find(n)) or '')])
 def test_an_entry_has_an_example_that_runs(name, tmp_path, monkeypatch):
     "With its import line, and with the objects that each page of the API tells of"
-    line,said = examples.of(name, api.find(name))
+    said = examples.of(name, api.find(name))
     assert said, f'{name} has no example in docs/examples.py'
-    monkeypatch.chdir(tmp_path)
-    names = examples.scene()
     if 'peft' in said: pytest.importorskip('peft')
-    exec('from fastai.vision.all import *\nfrom fastsparse.all import *', names)
+    monkeypatch.chdir(tmp_path)
+    exec('from fastai.vision.all import *', names := {})
     names |= examples.scene()
-    exec(line, names)
-    with names['learn'].no_bar(): exec(said, names)
+    exec(api.example(name, api.find(name)), names)
 
 def test_arguments_of_a_page_stand_there_once():
     "Entries that share many arguments with one above name them, and do not describe them again"

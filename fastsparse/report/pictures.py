@@ -24,7 +24,8 @@ def plot_topology(
     "Plot the live connections of each input, the degrees of units, and the density of each layer"
     os = need_masks(model)
     fig,axs = _panels(os, history is not None)
-    _plot_inputs(axs['inputs'], first(o for o in os if count_live(o.mask)<o.mask.numel()) or os[0], image_shape)
+    density = lambda o: count_live(o.mask)/max(o.mask.numel(), 1)
+    _plot_inputs(axs['inputs'], first(o for o in os if density(o)<=.5) or min(os, key=density), image_shape)
     _plot_degrees(axs['degrees'], degrees(model))
     _plot_densities(axs['layers'], os)
     if history is not None: _plot_moves(axs['updates'], history)
@@ -59,7 +60,7 @@ def _plot_inputs(ax, o, image_shape):
     m = _as_matrix(o)
     inputs = m.sum((0,1)) if m.shape[2]>1 else m.sum((0,2))
     shape = _image_shape(len(inputs), tuple(o.mask.shape[2:]) if m.shape[2]>1 and o.mask.ndim==4 else image_shape)
-    ax.set_title(f"{'inputs' if m.shape[2]==1 else 'kernel'} of {_short(o.name, 12)}", fontsize='medium')
+    ax.set_title(f"{'inputs' if m.shape[2]==1 else 'kernel'} of {_short(o.name, 9)}", fontsize='medium')
     if shape is None:
         ax.bar(range(len(inputs)), inputs.cpu(), color=colors[0], width=1.)
         return ax.set(xlabel='input', ylabel='live connections')
