@@ -1,7 +1,7 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
 # The parts of the sidebar, as globs of pages, how-tos in the order of need
-howtos = """faster save_and_load resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share
+howtos = """faster save resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained research deployment many_processes *'.split()],

@@ -36,6 +36,8 @@ def imports(name, text, public):
 
 _text = '''
 # api/train
+Learner.fine_tune_sparse
+    learn.fine_tune_sparse(2, .5)
 DynamicSparseTrainingCallback
     learn.fit_one_cycle(2, 1e-2, cbs=DynamicSparseTrainingCallback(sparsity=.9, method='rigl'))
 SparseTrainerCallback
@@ -70,6 +72,8 @@ sparse_params
     for p,mask,sparsity in sparse_params(net): print(tuple(p.shape), int(mask.sum()), float(sparsity))
 sparsify_parameter
     sparsify_parameter(model, '0.weight', .9)
+unsparsify_parameter
+    unsparsify_parameter(net, '0.weight')
 apply_masks
     net[0].weight.data.fill_(1.)
     apply_masks(net)
@@ -139,6 +143,9 @@ SampledGradient
     DynamicSparseTrainingCallback(method='rigl', grow_score_f=SampledGradient(.5))
 random_score
     random_score(p)
+given_value
+    start = partial(given_value, values=model.state_dict())
+    DynamicSparseTrainingCallback(method='rigl', grow_init_f=start)
 momentum_redistribution
     DynamicSparseTrainingCallback(method='rigl', redistribute_f=momentum_redistribution)
 gradient_redistribution
@@ -165,6 +172,8 @@ prune_wanda
     prune_wanda(model, .5, [xb])
 prune_sparsegpt
     prune_sparsegpt(model, '2:4', [xb])
+prune_refit
+    prune_refit(model, .5, [xb])
 prune_snip
     prune_snip(model, .9, [(xb,yb)], loss_func=F.cross_entropy)
 prune_grasp
@@ -179,6 +188,10 @@ find_ticket
 keep_zeros
     plain = plain_copy(net)  # zeros, and no masks
     keep_zeros(plain)
+mask_adapters
+    from peft import LoraConfig,get_peft_model
+    tuned = get_peft_model(net, LoraConfig(target_modules=['0','2']))
+    mask_adapters(tuned)
 merge_sparse
     from peft import LoraConfig,get_peft_model
     tuned = get_peft_model(net, LoraConfig(target_modules=['0','2']))
@@ -232,6 +245,9 @@ sparse_compute
     report = sparse_compute(net, xb)
 export_sparse
     path,report = export_sparse(net, 'safetensors', xb, 'net.safetensors')
+store_dense
+    sparse_compute(net, xb)
+    store_dense(net)
 plain_copy
     plain = plain_copy(net)
 shrink
