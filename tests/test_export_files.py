@@ -197,6 +197,27 @@ def test_any_number_of_inputs(suffix, tmp_path):
     xs = torch.randn(3,8),torch.randn(3,8)
     assert export_sparse(many(), 'onnx' if suffix=='onnx' else 'live', xs, tmp_path/f'm.{suffix}', batch_sizes=[1,3])[1].error<1e-5
 
+class Named(nn.Module):
+    "Two inputs, and outputs by name"
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, left, right, scale=None):
+        both = self.layer(left)+right
+        return dict(logits=both, other=(both, 2*both))
+
+@pytest.mark.parametrize('make,x,names', [(lambda: nn.Sequential(nn.Linear(8,4)), torch.randn(3,8), (['input'],['output'])),
+    (lambda: Named(), (torch.randn(3,8),torch.randn(3,4)), (['left','right'],['logits','other_0','other_1'])),
+    (lambda: Named(), dict(right=torch.randn(3,4), left=torch.randn(3,8)), (['right','left'],['logits','other_0','other_1'])),
+    (lambda: net(lambda m, seq: m.r(seq), r=nn.GRU(8, 4)), torch.randn(3,5,8), (['seq'],['output_0','output_1']))])
+def test_an_onnx_file_has_the_names_of_the_forward(make, x, names, tmp_path):
+    "Arguments by their names, the output called so, or by its key; several of one are numbered"
+    onnx,model = pytest.importorskip('onnx'),make()
+    sparsify_model(model, .5, seed=0)
+    path,report = export_sparse(model, 'onnx', x, tmp_path/'m.onnx')
+    graph = onnx.load(path).graph
+    assert ([o.name for o in graph.input],[o.name for o in graph.output])==names and report.error<1e-5
+
 def branch(m, x):
     h = m.a(x).relu()
     return m.b((2*h if x.shape[1]>6 else h).mean(1))

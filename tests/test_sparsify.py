@@ -74,6 +74,43 @@ def test_the_default_device_decides_nothing():
     for case in (('random',None), ('magnitude','2:4'), ('checkerboard','fan-in'), ('random','block 2x2')):
         assert all(torch.equal(a, b) for a,b in zip(run('cpu', *case), run('meta', *case))), case
 
+# --- which layers, and how sparse
+
+def nets(): return mlp((8,16,12,4))
+def thin(m): return {o.name:int(o.mask.sum()) for o in masked_params(m) if not o.mask.all()}
+
+@pytest.mark.parametrize('exclude', ['4', '4.weight', ['4.weight'], lambda n,p: len(p)==4, 2])
+def test_what_is_excluded_stays_dense(exclude):
+    "By every kind of pattern, in `sparsify_model` and pruning alike; the others have the sparsity"
+    for f,args in ((sparsify_model,[]), (prune_magnitude,[]), (prune_synflow,[torch.ones(2,8)])):
+        f(m := nets(), .5, *args, exclude=exclude)
+        assert list(thin(m))==['0.weight','2.weight'] and sum(thin(m).values())==(8*16+16*12)//2
+    sparsify_model(m := nets(), .5, chosen=['2','4'], exclude=exclude)
+    assert list(thin(m))==['2.weight']
+    prune_magnitude(m := nets(), .5, chosen='0')
+    assert list(thin(m))==['0.weight']
+    sparsify_model(m := nets(), .5, exclude=())
+    assert len(thin(m))==3
+
+@pytest.mark.parametrize('rules', [{'0':.75, '2.weight':.5}, [('0.weight',.75), ('2',.5)], [(nn.Linear,None)], [('4',None), ('0.*',.75), ('*',.5)]])
+def test_rules_are_read_alike_by_sparsifying_and_pruning(rules):
+    "A dict or pairs; the first that names a layer decides, None and no rule leave it dense"
+    for f in (sparsify_model, prune_magnitude):
+        if rules==[(nn.Linear,None)]:
+            with pytest.raises(ValueError, match='0.weight, 2.weight, 4.weight'): f(nets(), rules)
+            continue
+        f(m := nets(), rules)
+        assert thin(m)=={'0.weight':32, '2.weight':96}
+
+def test_old_names_are_told_of():
+    "And mean the same; both together are refused"
+    for f,kwargs in ((sparsify_model, dict(model_sparsity=.5)), (prune_magnitude, dict(target=.5)), (prune_synflow, dict(target=.5, xb=torch.ones(2,8)))):
+        with pytest.warns(FutureWarning, match='is called sparsity= now'): f(m := nets(), **kwargs)
+        assert sum(live(m))==(8*16+16*12+12*4)//2
+        with pytest.raises(TypeError, match='are one argument'): f(nets(), sparsity=.5, **kwargs)
+    with pytest.warns(FutureWarning): assert uniform_sparsity([torch.ones(2,2)], model_sparsity=.5)==[.5]
+    with pytest.warns(FutureWarning): assert auto_presets(320, updates=16)==auto_presets(320, 16)
+
 # --- bad input (law 10)
 
 def layer(of): return lambda m: sparsify_model(of(), .5)
@@ -96,6 +133,12 @@ refused = [(lambda m: sparsify_model(m, 1.), r'sparsity is 1.0.*\[0,1\)'), (lamb
     (lambda m: sparsify_parameter(m, '0.weight', 1.5), 'sparsity is 1.5'), (lambda m: sparse_mask((4,), 'x'), "sparsity is 'x'"),
     (lambda m: sparsify_model(5, .5), 'model is 5'), (layer(nn.ReLU), 'no weights'), (layer(lambda: nn.Sequential(nn.BatchNorm1d(3))), 'no weights'),
     (layer(lambda: nn.Embedding(3,3)), 'no weights'), (dense_layer, '0.weight: requires_dense'),
+    (lambda m: sparsify_model(m, .5, exclude='5'), "exclude is '5' and names none.*0.weight"), (lambda m: sparsify_model(m, .5, exclude=nn.Linear), 'leaves nothing'),
+    (lambda m: sparsify_model(m, {'5':.5}), 'rules that name none'), (lambda m: sparsify_model(m, {'0':1.5}), 'a given sparsity is 1.5'),
+    (lambda m: sparsify_model(m, [.5]), "sparsity is 0.5, and must be pairs"), (lambda m: sparsify_model(m, {'0':.5}, 'erk'), 'sparse_f shares it out too'),
+    (lambda m: sparsify_model(m, .5, structure='block 4x4'), "take another structure, or leave it dense by exclude='0.weight'"),
+    (lambda m: sparsify_model(m, .5, structure='4x4'), "structure is '4x4'.{0,99}did you mean 'block 4x4'"),
+    (lambda m: prune_snip(m, .5, [torch.randn(4, 6)]), 'returns a Tensor, which has no loss: pass loss_func='),
     (lambda m: sparsify_model(m, .5, chosen=['0','5']), "chosen is '5' and names none.*0.weight")]
 
 @pytest.mark.parametrize('call,match', refused)

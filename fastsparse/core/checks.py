@@ -73,9 +73,10 @@ def renamed(
         @wraps(f)
         def taken(*args, **kwargs):
             for old in [o for o in names if o in kwargs]:
-                if names[old] in kwargs: raise TypeError(f"{f.__name__} got {old} and {names[old]}, which are one argument: leave out {old}")
-                warn(f"{old}= of {f.__name__} is called {names[old]}= now; the old name goes in the next minor version", FutureWarning, 2)
-                kwargs[names[old]] = kwargs.pop(old)
+                new = names[old]
+                if new in kwargs: raise TypeError(f"{f.__name__} got {old} and {new}, which are one argument: leave out {old}")
+                warn(f"{old}= of {f.__name__} is called {new}= now; the old name goes in the next minor version", FutureWarning, 2)
+                kwargs[new] = kwargs.pop(old)
             return f(*args, **kwargs)
         return taken
     return decorate

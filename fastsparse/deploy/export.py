@@ -60,7 +60,8 @@ def _exported(model, format, xb, path, sizes, dynamic_shapes):
         write_sparse(plain.state_dict(), masks, path)
         plain.load_state_dict({k:v for k,v in read_file(path).items() if k in plain.state_dict()})
     elif format=='onnx':
-        note = _save_onnx(plain, path, xb, dynamic_shapes, [*_by_name(answers if isinstance(answers, Mapping) else dict(output=answers))])
+        outputs = answers if isinstance(answers, Mapping) else dict(output=answers)
+        note = _save_onnx(plain, path, xb, dynamic_shapes, [*_by_name(outputs)])
         run,dense = _open_onnx(path),_open_onnx(_without_zeros(path))
     new = _as_given(model, run) if path is None else None
     if path is not None and format not in _files: run = _save_module(run, path, xb, dynamic_shapes)
@@ -295,7 +296,8 @@ def _save_traced(model, path, xb, outputs):
     axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
     with preserved(model), _quiet(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter('always', torch.jit.TracerWarning)
-        torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, input_names=[*inputs], output_names=outputs, dynamic_axes=axes)
+        names = dict(input_names=[*inputs], output_names=outputs)
+        torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, dynamic_axes=axes, **names)
     own = [o for o in told if issubclass(o.category, torch.jit.TracerWarning)
         and not Path(o.filename).is_relative_to(Path(torch.__file__).parent)]
     return "The model's forward reads sizes or values in Python, and the file holds them as they were for the sample." if own else ''

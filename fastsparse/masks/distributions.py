@@ -78,7 +78,7 @@ def usual_sparsity(
     axes:list=None, # As in `erdos_renyi_sparsity`
     structure=None, # The `Structure` of the masks
 ) -> list: # A sparsity for each parameter
-    "The distribution where none is named: Erdős–Rényi-Kernel, and uniform for a structure that has a sparsity of its own, such as '2:4'"
+    "The distribution where none is named: Erdős–Rényi-Kernel, and uniform for a structure that has a sparsity, such as '2:4'"
     if getattr(structure, 'sparsity', None) is not None: return uniform_sparsity(params, sparsity)
     return erdos_renyi_sparsity(params, sparsity, axes=axes)
 

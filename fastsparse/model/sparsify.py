@@ -223,7 +223,8 @@ def fitting(
     structure = as_structure(structure)
     for o in os:
         try: structure_of(structure, o).check(o.shape)
-        except ValueError as e: raise ValueError(f"{o.name}: {e}, or leave it dense by exclude={o.name!r} where the model is made sparse") from None
+        except ValueError as e:
+            raise ValueError(f"{o.name}: {e}, or leave it dense by exclude={o.name!r} where the model is made sparse") from None
     if structure.sparsity is not None and sparsity not in (0, structure.sparsity):
         raise ValueError(f"the sparsity is {sparsity}, and the structure {str(structure)!r} has a sparsity of {structure.sparsity}: "
             "pass that, or another structure")

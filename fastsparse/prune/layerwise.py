@@ -143,7 +143,7 @@ def _sparsegpt(block, damp, o, statistic):
 
 def _check_sparsegpt(o):
     ok = o.free or not _prunable(o) or isinstance(s := getattr(o.structure, 'inner', o.structure), NM) and s.axis==1
-    if not ok: raise ValueError(f"the structure of {o.name} is {o.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
+    if not ok: raise ValueError(f"{o.name} is to be {o.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
     _check_finite(o)
 
 def _check_finite(o):

@@ -79,17 +79,21 @@ def _sparsity_at_start(settings, sparsity, n_epoch, n_iter):
 def _to_be_made(learn, n_epoch, sparsity, settings, sparse_f, mask_init, which):
     "Arguments of `sparsify_model`, or None where it isn't called, and settings that lead to `sparsity`"
     model,structure,by_rule = learn.model,settings.get('structure'),isinstance(sparsity, (dict,list))
-    gradual,asked = settings.get('sparsity_path') is not None,dict(sparsity=sparsity, **({} if sparse_f is None else dict(sparse_f=sparse_f)))
+    gradual,asked = settings.get('sparsity_path') is not None,dict(sparsity=sparsity)
+    if sparse_f is not None: asked['sparse_f'] = sparse_f
     os,which = masked_params(model),{k:o for k,o in which.items() if o is not None}
-    if by_rule and (gradual or os): raise ValueError("sparsity has rules, which only a dense model and a method of constant sparsity take: pass a number")
-    if os and which: raise ValueError(f"the model is sparse already, and {first(which)} chooses layers of a dense one: call unsparsify(learn) first")
+    if by_rule and (gradual or os):
+        raise ValueError("sparsity has rules, which only a dense model and a method of constant sparsity take: pass a number")
+    if os and which:
+        raise ValueError(f"the model is sparse already, and {first(which)} chooses layers of a dense one: call unsparsify(learn) first")
     if os and not gradual:
         n,legal = sum(o.mask.numel() for o in os),fitting(structure, os, sparsity)
         return None,{} if sparse_f is None and has_live(os, legal, n_live(n, sparsity)) else asked
     if not os:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # `sparsify_model` warns
-            fitting(structure, choose(model, **which)[0], 0 if by_rule else sparsity)
+            new,_ = choose(model, **which)
+            if not by_rule: fitting(structure, new, sparsity)
     if gradual and not which: return None,asked
     start = _sparsity_at_start(settings, sparsity, n_epoch, len(learn.dls.train)) if gradual else sparsity
     if mask_init=='random' and start and shows_training(learn, model):
@@ -210,7 +214,8 @@ def fine_tune_sparse(self:Learner,
     kwargs |= dict(mask_init=mask_init, pct_start=pct_start, div=div)
     prepared(self, epochs, sparsity, rates, method, make=False, **kwargs)  # checks before anything changes
     self.freeze()
-    if freeze_epochs: self.fit_one_cycle(freeze_epochs, slice(base_lr), cbs=[OwnHypers(), *L(kwargs.get('cbs'))], **{**of_cycle(kwargs), 'pct_start':.99, 'div':25.})
+    cycle,cbs = {**of_cycle(kwargs), 'pct_start':.99, 'div':25.},[OwnHypers(), *L(kwargs.get('cbs'))]
+    if freeze_epochs: self.fit_one_cycle(freeze_epochs, slice(base_lr), cbs=cbs, **cycle)
     self.unfreeze()
     return self.fit_sparse(epochs, sparsity, rates, method, **kwargs)
 
@@ -295,9 +300,11 @@ def sparse_lr_find(self:Learner,
     if not (_is_rate(start_lr) and _is_rate(end_lr) and start_lr<end_lr):
         raise ValueError(f"start_lr is {start_lr!r} and end_lr {end_lr!r}, and must be 0 < start_lr < end_lr, e.g. 1e-5 and 10")
     need_number('num_it', num_it, 10, whole=True)
-    if bool(masked_params(self.model))==(sparsity is not None):
-        raise ValueError(f"sparsity is {sparsity}, and the model has masks: leave sparsity out, or call unsparsify(learn) first" if sparsity is not None
-            else "the model is dense, and a sparse one takes other rates: pass sparsity=0.9, as fit_sparse will have, or call lr_find for a dense fit")
+    is_sparse = bool(masked_params(self.model))
+    if is_sparse and sparsity is not None:
+        raise ValueError(f"sparsity is {sparsity}, and the model has masks: leave sparsity out, or call unsparsify(learn) first")
+    if not is_sparse and sparsity is None: raise ValueError("the model is dense, and a sparse one takes other rates: "
+        "pass sparsity=0.9, as fit_sparse will have, or call lr_find for a dense fit")
     if sparsity is not None:
         other = copy_of(self)
         sparsify_model(other, sparsity, **{'seed':0, **kwargs})
