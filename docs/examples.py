@@ -37,7 +37,7 @@ def imports(name, text, public):
 _text = '''
 # api/train
 Learner.fine_tune_sparse
-    learn.fine_tune_sparse(2, .5)
+    learn.fine_tune_sparse(2, .8)
 DynamicSparseTrainingCallback
     learn.fit_one_cycle(2, 1e-2, cbs=DynamicSparseTrainingCallback(sparsity=.9, method='rigl'))
 SparseTrainerCallback
@@ -160,6 +160,10 @@ CubicSchedule
     [round(sparsity(t), 3) for t in (0, 250, 750)]
 FreqSchedule
     DynamicSparseTrainingCallback(method='rigl', updates=FreqSchedule(freq=50, start=100, stop=800))
+given_value
+    dense = deepcopy(model.state_dict())
+    sparsify_model(model, .9)
+    DynamicSparseTraining(model, opt, n_steps=1000, grow_init_f=partial(given_value, values=dense))
 # api/rules
 configure
     rules = configure([dict(params='0.*', method='static', sparsity=.5), dict(method='rigl', sparsity=.9)])
@@ -241,6 +245,9 @@ pack_masks
 unpack_masks
     state = unpack_masks(pack_masks(net.state_dict()))
 # api/deploy
+store_dense
+    sparse_compute(net, xb)
+    store_dense(net)
 sparse_compute
     report = sparse_compute(net, xb)
 export_sparse
