@@ -160,10 +160,6 @@ CubicSchedule
     [round(sparsity(t), 3) for t in (0, 250, 750)]
 FreqSchedule
     DynamicSparseTrainingCallback(method='rigl', updates=FreqSchedule(freq=50, start=100, stop=800))
-given_value
-    dense = deepcopy(model.state_dict())
-    sparsify_model(model, .9)
-    DynamicSparseTraining(model, opt, n_steps=1000, grow_init_f=partial(given_value, values=dense))
 # api/rules
 configure
     rules = configure([dict(params='0.*', method='static', sparsity=.5), dict(method='rigl', sparsity=.9)])
@@ -252,9 +248,6 @@ sparse_compute
     report = sparse_compute(net, xb)
 export_sparse
     path,report = export_sparse(net, 'safetensors', xb, 'net.safetensors')
-store_dense
-    sparse_compute(net, xb)
-    store_dense(net)
 plain_copy
     plain = plain_copy(net)
 shrink
