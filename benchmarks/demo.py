@@ -44,7 +44,7 @@ def train_all(methods=tuple(methods_of), sparsities=(.9,.95,.99), seeds=3, epoch
 def table_of(runs):
     "Mean and standard deviation of accuracy, live weights, and FLOPs against dense, for each method and sparsity"
     groups = runs.groupby(['sparsity','method'], sort=False)
-    acc = groups.accuracy.agg(lambda o: f'{100*o.mean():.1f} ± {100*o.std():.1f}')
+    acc = groups.accuracy.agg(lambda o: f'{100*o.mean():.1f}'+(f' ± {100*o.std():.1f}' if len(o)>1 else ''))
     flops = groups[['inference','training']].mean().map('{:.3f}x'.format)
     table = pd.concat([acc, groups.live.mean().map('{:,.0f}'.format), flops], axis=1).reset_index()
     names = ['sparsity','method','accuracy %','live weights','inference FLOPs','training FLOPs']

@@ -144,6 +144,36 @@ def test_load_sparse_reads_what_others_wrote(writer, tmp_path):
     assert torch.equal(fresh[0].weight, m[0].weight)
 
 @pytest.mark.filterwarnings('ignore')
+@pytest.mark.filterwarnings('ignore')
+def test_what_looks_like_masks_and_is_not():
+    "Weights of zeros and ones beside their masks; a model given for a file; dead values that are no numbers; a single layer of a larger file"
+    m = nn.Linear(4,2)
+    nn.init.ones_(m.weight), nn.init.zeros_(m.bias)
+    sparsify_model(m, .5, seed=0, sparse_init_mode=None)
+    for file in (m.state_dict(), m, plain_copy(m), dict(fc=_named(m.state_dict(), 'fc.'))):
+        load_sparse(fresh := nn.Linear(4,2), file)
+        assert agree(m.state_dict(), fresh.state_dict())
+    mask = m.weight_mask
+    load_sparse(fresh := nn.Linear(4,2), dict(weight_orig=torch.where(mask, 2., torch.nan), weight_mask=mask.float(), bias=torch.ones(2)))
+    assert torch.equal(fresh.weight, 2.*mask) and torch.equal(fresh.weight_mask, mask)
+    with pytest.raises(ValueError, match="after each of '0.', '2.'.*removeprefix"): load_sparse(nn.Linear(4,2), mlp((4,4,4)).state_dict())
+
+class Versioned(nn.Linear):
+    "Its weight was stored negated in version 1"
+    _version = 2
+    def _load_from_state_dict(self, state, prefix, about, *args):
+        if about.get('version', 1)<2: state[f'{prefix}weight'] = -state[f'{prefix}weight']
+        super()._load_from_state_dict(state, prefix, about, *args)
+
+def test_modules_hear_their_version_in_the_file(tmp_path):
+    "As `load_state_dict` tells them, under a prefix too"
+    m = nn.Sequential(Versioned(4,4))
+    sparsify_model(m, .5, seed=0, sparse_init_mode=None)
+    torch.save(dict(model=nn.DataParallel(m).state_dict()), tmp_path/'m.pth')
+    for file in (m.state_dict(), tmp_path/'m.pth', save_run(tmp_path/'run.pt', m)):
+        load_sparse(fresh := nn.Sequential(Versioned(4,4)), file)
+        assert torch.equal(m[0].weight, fresh[0].weight), file
+
 def test_masks_alone_keep_the_values_of_the_model():
     "By names of weights, of modules or of buffers; scores and wrong shapes are refused, and change nothing"
     m = mlp((8,12,6))

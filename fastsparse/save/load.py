@@ -7,7 +7,7 @@ __all__ = ['read_file', 'load_sparse', 'save_sparse', 'write_sparse', 'restore_s
 
 # %% ../../nbs/66_save.load.ipynb #95f2f916
 import json,numpy as np,os,pickle,re,torch,zipfile,zlib
-from collections import Counter
+from collections import Counter,OrderedDict
 from collections.abc import Mapping
 from copy import copy
 from fastcore.basics import *
@@ -96,14 +96,15 @@ def _prefix(d, own, where):
             if not {n, n.removesuffix('_orig'), n.removesuffix('_mask'), f'{n}.weight'}.isdisjoint(own): hits['.'.join([*parts[:i],''])] += 1
     best = [o for o,n in hits.items() if n==max(hits.values())]
     if '' in best or len(best)<2: return None if not best else '' if '' in best else best[0]
-    raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best))}: pass those of one, "
+    raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
 # %% ../../nbs/66_save.load.ipynb #406f1c84
 def _are_masks(d):
-    "Are all tensors in `d` masks?"
-    ts = [v for k,v in d.items() if isinstance(v, torch.Tensor) and not k.endswith('_sparsity')]
-    return all(t.dtype==torch.bool or bool(((t==0)|(t==1)).all()) for t in ts)
+    "Are all tensors in `d` masks? Not where a weight stands beside its mask, or a bias among them"
+    ts = {k:v for k,v in d.items() if isinstance(v, torch.Tensor) and not k.endswith('_sparsity')}
+    if any(k.endswith('_mask') and k.removesuffix('_mask') in ts for k in ts): return False
+    return all(t.dtype==torch.bool or (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all()) for t in ts.values())
 
 def _only(found, what):
     "The one dict of `found`, which holds them by place; None if there is none"
@@ -111,21 +112,24 @@ def _only(found, what):
     a,b = list(found)[:2]
     raise ValueError(f"the file has {what} of this model in {a} and in {b}: pass one of them, load_sparse(model, torch.load(file){a})")
 
-def _state_for(module, found, file):
-    "The state dict for `module` in what was read from `file`, with bool masks"
-    if not isinstance(found, Mapping): return dict(module_of(found).state_dict())
+def _state_for(module, found, folder=None):
+    "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
+    if not isinstance(found, Mapping): found = module_of(found).state_dict()
     own,weights,masks = dict(module.named_parameters(remove_duplicate=False)),{},{}
     for where,d in _dicts(found).items():
         p = _prefix(d, own, where)
         if p is None: continue
+        versions = {k[len(p):]:v for k,v in (getattr(d, '_metadata', None) or {}).items() if k.startswith(p[:-1])}
         d = {k.removeprefix(p):v for k,v in d.items() if isinstance(k, str) and k.startswith(p)}
         if _are_masks(d): masks[where] = {f"{k.removesuffix('_mask') if k.endswith('_mask') else k if k in own else f'{k}.weight'}_mask":v
             for k,v in d.items() if not k.endswith('_sparsity')}
-        elif not weights or where.count('[')==next(iter(weights)).count('['): weights[where] = d
+        elif not weights or where.count('[')==next(iter(weights)).count('['):
+            weights[where] = OrderedDict(d)
+            weights[where]._metadata = versions  # of modules, which decide how they load
     state,alone = _only(weights, 'the weights'),_only(masks, 'masks')
     if state is None and alone is None:
         raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: build the architecture that was saved")
-    if Path(file).is_dir() if isinstance(file, (str,Path)) else False: state = _converted(module, file, state, list(own))
+    if folder is not None: state = _converted(module, folder, state, list(own))
     return _with_masks(module, state, alone)
 
 # %% ../../nbs/66_save.load.ipynb #ff74882a
@@ -133,24 +137,27 @@ def _as_bool(name, mask, shape):
     "`mask` as a bool tensor"
     if mask.dtype==torch.uint8 and mask.ndim==1 and mask.shape!=shape: return bits_to_mask(mask, shape)
     if mask.shape!=shape: raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: build the architecture that was saved")
-    if mask.dtype==torch.bool or bool(((mask==0)|(mask==mask.max())).all()): return mask.ne(0)
+    one = mask.max() if mask.dtype==torch.uint8 else 1
+    if mask.dtype==torch.bool or bool(((mask==0)|(mask==one)).all()): return mask.ne(0)
     raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: pass scores through top_k_mask")
 
 def _with_masks(module, state, alone):
     "`state`, or the model's own if None, with its masks, those in `alone`, or those of its zeros"
-    new = dict(module.state_dict() if state is None else state)
+    new = copy(module.state_dict() if state is None else state)
     for n in [k.removesuffix('_orig') for k in new if k.endswith('_orig') and f"{k.removesuffix('_orig')}_mask" in new]:
-        new[n] = new.pop(f'{n}_orig')*new[f'{n}_mask']
+        new[n] = new.pop(f'{n}_orig')
+        new[n] = new[n].masked_fill(new[f'{n}_mask']==0, 0)
     for k,v in (alone or {}).items():
         if state is not None and k in new and not torch.equal(new[k].ne(0), v.ne(0)):
             raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: leave one of them out")
         new[k] = v
     names = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
-    new |= {k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names}
-    if not masks_in(new): new |= _zero_masks(module, new)
+    new.update({k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names})
+    if not masks_in(new): new.update(_zero_masks(module, new))
     own = module.state_dict()  # learned masks have no sparsity beside them
     shown = {n:m for n,m in masks_in(new).items() if f'{n}_mask' not in own or f'{n}_sparsity' in own}
-    return {**{f'{n}_sparsity':torch.tensor(sparsity_from_tensor(m)) for n,m in shown.items()}, **new}
+    for n,m in shown.items(): new.setdefault(f'{n}_sparsity', torch.tensor(sparsity_from_tensor(m)))
+    return new
 
 def _zero_masks(module, state, least=.05):
     "Masks of the zeros in `state`, in weights with a fraction `least` of them"
@@ -202,8 +209,9 @@ def load_sparse(
     """
     if file is None and isinstance(model, (str,Path)): return _old_load(model)
     decide(module := module_of(model))  # refuses weights that are computed, by name
-    found = read_file(file, trust) if isinstance(file, (str,Path)) else file
-    state = _with_ties(module, _state_for(module, found, file))
+    path = as_path(file) if isinstance(file, (str,Path)) else None
+    found = file if path is None else read_file(path, trust)
+    state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
     if masked_params(module): check_masks(module.state_dict(), state)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
     own = module.state_dict()
@@ -216,7 +224,8 @@ def _with_ties(module, state):
     "`state` with all names of tied tensors; safetensors files have only one of them"
     own = {k:(v.data_ptr(), v.shape) for k,v in module.state_dict().items() if isinstance(v, torch.Tensor) and v.numel()}
     held = {place:k for k,place in own.items() if k in state}
-    return {**state, **{k:state[held[place]] for k,place in own.items() if k not in state and place in held}}
+    state.update({k:state[held[place]] for k,place in own.items() if k not in state and place in held})
+    return state
 
 # %% ../../nbs/66_save.load.ipynb #65a47de1
 def save_sparse(

@@ -9,6 +9,7 @@ __all__ = ['file_of_run', 'collect_run', 'refuse_sharded', 'engine_part', 'write
 
 # %% ../../nbs/64_save.run_file.ipynb #726717d8
 import inspect,numpy as np,random,re,torch
+from collections import OrderedDict
 from fastcore.basics import *
 from fastcore.foundation import L
 from ..core.files import as_path,check_seal,read_tensors,reading,seal,whole_file
@@ -38,14 +39,15 @@ def collect_run(
     for m in model.modules(): before_state(m)
     for n,k in written_behind(model).items():
         warn(f"{n} has {k} dead weights that are not zero, written where its `Weight` can't see it: they are saved as they are; {ways_out}")
-    pack,one = _Packer(),first(engines) or dict(state=None, methods=None)
+    pack,one,state = _Packer(),first(engines) or dict(state=None, methods=None),model.state_dict()
     return dict(
         about=dict(  # must be equal in the resumed run
             model=type(model).__name__,
             params={n:[list(p.shape), str(p.dtype)] for n,p in model.named_parameters()},
             opt=None if opt is None else opt_facts(opt, model),
             methods=one['methods']),
-        model=_pack_model(plain(model.state_dict(), 'model'), pack),
+        model=_pack_model(plain(state, 'model'), pack),
+        versions=plain(getattr(state, '_metadata', {}), 'versions of modules'),
         opt=None if opt is None else _packed_opt(model, opt, pack),
         engine=one['state'],
         engines=list(engines),
@@ -103,7 +105,8 @@ def read_run(
         if type(schema) is not int or schema!=_schema:
             raise ValueError(f"{str(path)!r} has schema {schema!r}, and this version reads {_schema}: "
                 "load it with the version that wrote it")
-        run['model'] = _unpack_model(run['model'])
+        run['model'] = OrderedDict(_unpack_model(run['model']))
+        run['model']._metadata = run.pop('versions', {})
         if run['opt'] is not None:
             masks,names = masks_in(run['model']),run['opt']['names']
             run['opt'] = _each_state(run['opt']['state'], lambda t,i: _unpack(t, masks.get(names[i])))
