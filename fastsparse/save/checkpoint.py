@@ -82,11 +82,11 @@ def _check_run(run, model, opt, engine, others):
     if (others or opt is not None) and (odd := sorted(others.keys()^saved.keys())):
         raise ValueError(f"{odd[0]} is {'not in the file' if odd[0] in others else 'in the file and was not given'}: "
             f"name the same things as in save_run, {sorted(saved) or 'none'}")
+    facts = {k:o for k,o in about.get('others', {}).items() if k in others and _is_opt(others[k])}
+    for k,o in facts.items(): check_opt(others[k], o, model)
     for k,kind in about.get('kinds', {}).items():
-        if k in others and kind!=type(others[k]).__name__:
+        if k in others and k not in facts and kind!=type(others[k]).__name__:
             raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: make it as in the run that was saved")
-    for k,facts in about.get('others', {}).items():
-        if k in others: check_opt(others[k], facts, model)
 
 def _put_others(others, saved):
     "Load objects with a `state_dict` of their own; if one refuses, those that were loaded go back to what they were"
