@@ -235,7 +235,7 @@ save_sparse
     save_sparse(net, 'net.safetensors')
 load_sparse
     save_sparse(net, 'net.safetensors')
-    model.load_state_dict(load_sparse('net.safetensors'))
+    load_sparse(model, 'net.safetensors')
 pack_masks
     torch.save(pack_masks(net.state_dict()), 'net.pt')
 unpack_masks

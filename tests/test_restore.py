@@ -193,7 +193,7 @@ def test_what_fits_twice_is_refused_with_a_line_that_reads_one():
     "Two state dicts, two prefixes, two masks for one weight that differ"
     m,other = mlp((8,12,6)),mlp((8,12,6))
     for o,seed in ((m,0),(other,1)): sparsify_model(o, .7, seed=seed)
-    for file,what in [(dict(model=m.state_dict(), ema=other.state_dict()),r"in \['model'\] and in \['ema'\]: pass one.*torch.load\(file\)\['model'\]"),
+    for file,what in [(dict(model=m.state_dict(), ema=other.state_dict()),r"in \['model'\] and in \['ema'\]: open it by torch.load, and pass one.*load_sparse\(model, file\['model'\]\)"),
         ({**_named(m.state_dict(), 'student.'), **_named(other.state_dict(), 'teacher.')},r"after each of 'student.', 'teacher.'.*removeprefix\('student.'\)"),
         (dict(model=m.state_dict(), masks=_masks(other)),'two masks for 0.weight, and they differ')]:
         with pytest.raises(ValueError, match=what): load_sparse(mlp((8,12,6)), file)

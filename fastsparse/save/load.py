@@ -110,7 +110,7 @@ def _only(found, what):
     "The one dict of `found`, which holds them by place; None if there is none"
     if len(found)<2: return first(found.values())
     a,b = list(found)[:2]
-    raise ValueError(f"the file has {what} of this model in {a} and in {b}: pass one of them, load_sparse(model, torch.load(file){a})")
+    raise ValueError(f"the file has {what} of this model in {a} and in {b}: open it by torch.load, and pass one of them, load_sparse(model, file{a})")
 
 def _state_for(module, found, folder=None):
     "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
