@@ -1,6 +1,7 @@
 "Shrunk models give the dense model's outputs, without the channels that are dead or unread, and no channel more is gone"
 import copy,pytest,torch,torch.nn.functional as F,torchvision
 from fastsparse.all import *
+from helpers import assert_dead
 from hypothesis import given,settings,strategies as st
 from torch import nn
 
@@ -359,7 +360,7 @@ def test_a_sparse_model_is_shrunk_as_its_plain_copy_is(live):
     if live: sparse_compute(m, x, torch.optim.SGD(m.parameters(), lr=.1), plan={'0.weight':'rows','2.weight':'rows'})
     before = {k:v.clone() for k,v in m.state_dict().items()}
     small,removed = shrink(m, x)
-    assert removed==gone and removed and not any('mask' in k for k in small.state_dict())
+    assert removed==gone and removed and all(not w[~m].any() for w,m,_ in sparse_params(small))
     torch.testing.assert_close(small(x), m(x))
     torch.testing.assert_close(small(x), want(x))
     assert all(torch.equal(v, before[k]) for k,v in m.state_dict().items())
@@ -371,3 +372,49 @@ def test_weights_that_were_written_behind_a_mask_are_warned_of():
     m[0].weight.data[0] = 1.
     with pytest.warns(UserWarning, match='0.weight was written to through .data'): small,_ = shrink(m, x := torch.randn(2,8))
     torch.testing.assert_close(small(x), m(x))
+
+# --- training the copy further
+
+def unread_net(conv):
+    "Two layers between which half of the channels are dead, and whose masks have other dead weights"
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)] if conv else [nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8)]
+    net = nn.Sequential(*layers)
+    masks = {f'{i}.weight':torch.rand_like(net[i].weight)<.5 for i in (0, len(net)-1)}
+    masks['0.weight'][::2] = False
+    masks[f'{len(net)-1}.weight'][:,::2] = False
+    sparsify_model(net, 0., mask_init=masks, seed=0)
+    return net,torch.randn(6, *((3,8,8) if conv else (12,)))
+
+@pytest.mark.parametrize('conv', [False,True])
+@pytest.mark.parametrize('make', [lambda ps: torch.optim.Adam(ps, 1e-2), lambda ps: torch.optim.SGD(ps, .1, momentum=.9)])
+def test_the_copy_trains_on_sparse_with_its_optimizer(conv, make):
+    "Masks are cut with their weights; given the optimizer, the next steps are those of the whole model, and BatchNorm is there"
+    net,x = unread_net(conv)
+    opt = make(net.parameters())
+    def step(m, o):
+        o.zero_grad()
+        m(x).square().mean().backward()
+        o.step()
+    for _ in range(3): step(net, opt)
+    if not conv:
+        for p in net[0].bias, : p.data[::2] = 0.
+    small,removed,own = shrink(net, x, opt)
+    assert removed=={'0':8} or removed=={'0':8,'1':8}
+    last = str(len(net)-1)
+    assert small[0].weight_mask.equal(net[0].weight_mask[1::2]) and small.get_submodule(last).weight_mask.equal(net.get_submodule(last).weight_mask[:,1::2])
+    small.train()
+    for _ in range(3):
+        step(net, opt)
+        step(small, own)
+    assert_dead(small)
+    if not conv: assert torch.allclose(small[0].weight, net[0].weight[1::2], atol=1e-5)
+    assert not conv or isinstance(small[1], nn.BatchNorm2d)
+
+def test_a_copy_without_other_dead_weights_is_dense():
+    "Whole channels only: no masks, and a state dict as that of a plain model; another optimizer than torch's is refused"
+    net,x = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8)),torch.randn(4,12)
+    sparsify_model(net, .5, structure='output channels', chosen='0.weight', seed=0, sparse_init_mode=None)
+    small,_ = shrink(net, x)
+    assert sorted(small.state_dict())==['0.bias','0.weight','2.bias','2.weight'] and small[0].weight.shape==(8,12)
+    with pytest.raises(ValueError, match='torch optimizer'): shrink(net, x, 3)

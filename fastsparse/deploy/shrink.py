@@ -8,19 +8,19 @@ __all__ = ['shrink', 'shrink_plain', 'masked_copy', 'plain_copy', 'shared_copy',
 
 # %% ../../nbs/81_deploy.shrink.ipynb #3c6d7af8
 import inspect,operator,torch,torch.nn.functional as F
-from collections import Counter
+from collections import Counter,defaultdict
 from copy import deepcopy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.timing import float_outputs,fresh,output_error
 from ..model.live_layers import store_dense
-from ..weights.find import apply_masks
+from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
 from ..model.state import ways_out,written_behind
 from ..model.running import evaluating
 from ..model.layers import axes_of,layer_of
 from .compact import has_hooks,replace_layers
-from ..model.sparsify import module_copy,module_of,unsparsify
+from ..model.sparsify import module_copy,module_of,sparsify_model,unsparsify
 from torch import fx,nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -31,9 +31,17 @@ from torch.utils._pytree import tree_map_only
 def shrink(
     model:nn.Module, # A sparse module, or a dense one with zeros; it isn't changed
     xb, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
-) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer
-    "A smaller copy without dead and unread neurons and channels, and with BatchNorm folded"
-    return shrink_plain(plain_copy(model), xb)
+    opt=None, # A torch optimizer of `model`: BatchNorm stays, and an optimizer of the copy with its state is returned too
+) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer; with `opt` its optimizer too
+    "A smaller copy without dead and unread neurons and channels, with BatchNorm folded; masks stay on what is left"
+    if opt is not None and not isinstance(opt, torch.optim.Optimizer):
+        raise ValueError(f"opt is a {type(opt).__name__}, and must be a torch optimizer")
+    masks = {w.name:w.full_mask() for w in masked_params(module_of(model)) if not w.learned}
+    new,removed,cuts = _shrunk(plain_copy(model), xb, fold=opt is None)
+    masks = {k:_cut_as(m, cuts.get(k)) for k,m in masks.items()}
+    masks = {k:m for k,m in masks.items() if not m.all()}
+    if masks: sparsify_model(new, 0., mask_init=masks, seed=0, chosen=list(masks), also=list(masks))
+    return (new,removed) if opt is None else (new,removed,_carried(opt, module_of(model), new, cuts))
 
 @torch.inference_mode(False)
 def shrink_plain(
@@ -41,25 +49,45 @@ def shrink_plain(
     xb, # As for `shrink`
 ) -> tuple: # As from `shrink`
     "What `shrink` does to a plain copy"
+    return _shrunk(plain, xb)[:2]
+
+def _shrunk(plain, xb, fold=True):
+    "The smaller copy, channels removed by layer, and pairs of dimension and indices that stay, by parameter"
     new,xb = _exact(plain, positional(plain, xb))
-    fold_norms(new, f := follow_model(new, xb))
+    f = follow_model(new, xb)
+    if fold: fold_norms(new, f)
     while True:
         r = Spaces(follow_model(new, xb))
         free = [s for s in r.spaces if not s.pinned and r.readers[s]]
         if not any([r.absorb_constants(s) for s in free]+[r.zero_unread(s) for s in free]): break
-    names,removed = {m:n for n,m in new.named_modules()},{}
+    names,removed,cuts = {m:n for n,m in new.named_modules()},{},defaultdict(list)
     for s in free:
         gone = r.unread(s)
         if not gone.any(): continue
         keep = (~gone).nonzero().flatten()
-        for m,v in r.readers[s]: cut_columns(m, v, keep)
+        for m,v in r.readers[s]: cuts[f'{names[m]}.weight'.lstrip('.')].append((1, cut_columns(m, v, keep)))
         for m in r.writers[s]:
             cut_rows(m, keep)
+            for k in ('weight','bias'): cuts[f'{names[m]}.{k}'.lstrip('.')].append((0, keep))
             removed[names[m]] = int(gone.sum())
     if off := _off(f.outputs, _outputs(new, xb)):
         raise ValueError(f"without dead channels the outputs would differ by {off:.2g}: "
             "the forward reads more than its layers' results, such as their sizes; export as 'dense', or let 'auto' choose")
-    return _like_types(new, plain),removed
+    return _like_types(new, plain),removed,cuts
+
+def _cut_as(t, cuts):
+    for dim,idx in cuts or (): t = t.index_select(dim, idx.to(t.device))
+    return t
+
+def _carried(opt, model, new, cuts):
+    "An optimizer like `opt` for the parameters of `new`, with the state of those that are left"
+    names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
+    kept = {p:(ps[n], cuts.get(n)) for p,n in names.items() if n in ps}
+    res = type(opt)([{**g, 'params':[kept[p][0] for p in g['params'] if p in kept]} for g in opt.param_groups])
+    def own(t, p): return _cut_as(t.cell.dense() if hasattr(t, 'cell') else t, kept[p][1] if t.shape==p.shape else None).clone()
+    for p,state in opt.state.items():
+        if p in kept: res.state[kept[p][0]] = {k:own(t, p) if isinstance(t, torch.Tensor) else t for k,t in state.items()}
+    return res
 
 # %% ../../nbs/81_deploy.shrink.ipynb #66bffd96
 @torch.inference_mode(False)
@@ -370,11 +398,12 @@ def cut_columns(
     m:nn.Module, # A linear layer or convolution, changed in place
     v:Value, # What it reads
     keep:torch.Tensor, # Indices of the channels that stay
-):
+) -> torch.Tensor: # Indices of the columns of its weight that stay
     "Cut the inputs of `m`"
     idx = torch.arange(m.weight.shape[1], device=m.weight.device).view(-1, v.width)[keep].flatten()
     m.weight = _cut(m.weight, idx, 1)
     setattr(m, 'in_features' if isinstance(m, nn.Linear) else 'in_channels', len(idx))
+    return idx
 
 # %% ../../nbs/81_deploy.shrink.ipynb #b0f6244b
 def _like_types(new, plain):

@@ -539,9 +539,9 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     keep_from_broadcast(model)
     vars(model).pop('_rescaled', None)
     signal = look(untouched) if look else None
+    repaired = signal.repaired if signal else untouched and repair_alone(model)
     res = enforce_masks(model) if enforce_mask else HookHandle()
     res.signal = signal
-    repaired = signal.repaired if signal else untouched and repair_alone(model)
     if untouched and not repaired: mark_fresh(model)
     return res
 
