@@ -245,7 +245,7 @@ def write_site(proc):
     parts = dict(in_parts([*L(rest).attrgot('name'), *api.groups]))
     folds = write_folds(parts)
     index.save(*(toctree(parts[k], k) for k in contents.parts), toctree([*folds, *(p.stem for p in texts.values())], 'Reference'))
-    rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', docs, src, site]).returncode
+    rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', *([] if sys.stdout.isatty() else ['-q']), '-c', docs, src, site]).returncode
     wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
     if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
 

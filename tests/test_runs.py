@@ -217,11 +217,12 @@ def loop_of(m, run, method, seed, half=slice(None)):
     return dict(first=first, last=snapshot(m), seed=dst.seed, n_updates=dst.n_updates)
 
 def loop_on_ranks(rank, method):
-    "A run in a loop whose mask is no part of the broadcast"
+    "A run in a loop whose masks are those of rank 0 from the first batch on, and no part of later broadcasts"
     m = mlp((6,12,9,3), seed=4, dtype=torch.double)
     torch.manual_seed(1000+rank)
     sparsify_model(m, .6)
     ddp = DDP(m)
+    ddp(data(m)[0])
     was = snapshot(m)
     if rank==1: m[0].weight_mask[0].logical_not_()
     mine = m[0].weight_mask.clone()
