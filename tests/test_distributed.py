@@ -125,7 +125,7 @@ def meet(rank, folder, world, jobs):
 
 def on_ranks(folder, world, jobs):
     "What `f(rank, world, *args)` returned on each of `world` processes, for each job `(name, f, args)`"
-    torch.multiprocessing.start_processes(meet, (str(folder), world, jobs), nprocs=world, start_method='fork')  # nothing is imported anew
+    on_processes(meet, str(folder), world, jobs, n=world)
     return {name:[torch.load(folder/f'{name}.{r}.pt', weights_only=False) for r in range(world)] for name,*_ in jobs}
 
 def whole_run(rank, world, case, kind):
@@ -169,10 +169,10 @@ across = [dict(structure=o, mask_init='magnitude') for o in ('block 4x2','2:4 ax
 across += [dict(mask_init=lambda p: p.abs()/p.abs().sum(0, keepdim=True)), dict(mask_init='checkerboard'),
     dict(sparse_f=lambda ps, s: [float(p.abs().max()) and s for p in ps])]
 
-def chosen(rank, world, many, sharded=True):
+def chosen(rank, world, ways, sharded=True):
     "The masks of each way to choose, or its error"
     out = []
-    for kwargs in many:
+    for kwargs in globals()[ways]:
         torch.manual_seed(0)
         m = nn.Sequential(nn.Linear(16,16), nn.Tanh(), nn.Linear(16,12)) if kwargs.get('structure')!='kernels' else nn.Sequential(nn.Conv2d(8,16,3), nn.Tanh(),
             nn.Conv2d(16,12,1))
@@ -184,12 +184,11 @@ def chosen(rank, world, many, sharded=True):
     return out
 
 def check_chosen(folder, world, ways):
-    jobs = {name:globals()[name] for name in ways}
-    got = on_ranks(folder, world, [(name, chosen, (many,)) for name,many in jobs.items()])
-    for name,many in jobs.items():
-        one = chosen(0, 1, many, False)
+    got = on_ranks(folder, world, [(name, chosen, (name,)) for name in ways])
+    for name in ways:
+        one = chosen(0, 1, name, False)
         for masks in got[name]:
-            for how,a,b in zip(many, one, masks): assert not isinstance(a, str) and agree(a, b), (how,
+            for how,a,b in zip(globals()[name], one, masks): assert not isinstance(a, str) and agree(a, b), (how,
                 a if isinstance(a, str) else b if isinstance(b, str) else '')
 
 def test_masks_of_shards_are_those_of_one_process(tmp_path): check_chosen(tmp_path, 2, ['starts'])

@@ -265,6 +265,17 @@ def fit_dense(folder, compute):
     with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-3, cbs=[cb, watch])
     return learn,watch,cb
 
+def test_a_layer_that_becomes_dense_trains_on(tmp_path):
+    "From .97 to .5: layers are stored masked again, with a gradient that fastai can set to zero"
+    torch.manual_seed(0)
+    x,y = digits(640)
+    net = nn.Sequential(nn.Linear(64,1024), nn.ReLU(), nn.Linear(1024,1024), nn.ReLU(), nn.Linear(1024,10)).double()
+    learn = Learner(loaders(x, y), net, loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    sparsify_model(net, .97, seed=0)
+    with learn.no_bar(),learn.no_logging(): learn.fit_sparse(1, .5, seed=0)
+    with learn.no_bar(),learn.no_logging(): learn.fit(1)
+    assert abs(sum(int(m.sum()) for _,m,_ in sparse_params(net))/sum(m.numel() for _,m,_ in sparse_params(net))-.5)<1e-5
+
 @pytest.mark.parametrize('settings,opt_func,match', [(dict(sparse_compute={'nobody':'rows'}),FastaiAdam,'names nobody'),
     (dict(sparse_compute=whole_plan),lambda ps, lr: Lookahead(FastaiSGD(ps, lr=lr)),'Lookahead'),
     (dict(SNFS_presets),FastaiAdam,'dense history'),
@@ -324,7 +335,7 @@ def two_ranks(rank, folder):
 
 def test_two_ranks(tmp_path):
     "Masks and weights of both are the masked run's, whose gradients are averaged; rank 0's plan holds on both"
-    torch.multiprocessing.start_processes(two_ranks, (str(tmp_path),), nprocs=2, start_method='fork')
+    on_processes(two_ranks, str(tmp_path))
     a,b = [torch.load(tmp_path/f'{r}.pt') for r in (0,1)]
     assert a['plan']==b['plan']
     for o in (a,b):

@@ -64,14 +64,16 @@ class MaskedLora:
 
     def delta(self, layer, name):
         "What the adapter adds to live weights"
-        base = layer.get_base_layer()
-        return torch.where(base.weight_mask, layer.get_delta_weight(name), 0)
+        mask = layer.get_base_layer()._buffers.get('weight_mask')
+        if mask is None: raise ValueError("the masks under which an adapter was trained are gone: call merge_and_unload() before that, or before an export")
+        return torch.where(mask, layer.get_delta_weight(name), 0)
 
     def factor(self, layer, name, weight):
         "DoRA's scale of each output, for a base `weight` with its delta; 1 for plain LoRA"
         if self.was is None: return 1.
         axis = 1 if getattr(layer, 'fan_in_fan_out', False) else 0
         norm = weight.detach().movedim(axis, 0).flatten(1).norm(dim=1)
+        norm = norm+(norm==0)  # an output without live weights stays zero
         return (layer.lora_magnitude_vector[name].weight.flatten()/norm).view([-1 if d==axis else 1 for d in range(weight.ndim)])
 
     def merge_safe(self, layer, name, weight):

@@ -8,7 +8,7 @@ __all__ = ['layer_masks', 'global_masks', 'prune_magnitude', 'prune_by', 'prune_
 # %% ../../nbs/74_prune.magnitude.ipynb #31bd60e0
 import torch
 from fastcore.basics import *
-from ..masks.apportion import live_counts
+from ..masks.apportion import live_counts,regrow_counts
 from ..core.patterns import assign,read_rules
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
@@ -128,9 +128,11 @@ def plan_pruning(
     for o,n in zip(free, live_counts([o.p.numel() for o in free], [o.sparsity for o in free])): o.n = n
     live = [o.p.numel() if o.live is None else count_live(o.live) for o in free]
     if sum(o.n for o in free)>sum(live):
-        raise ValueError(f"the target asks for {sum(o.n for o in free)} live weights, and the model has {sum(live)}: "
+        raise ValueError(f"sparsity asks for {sum(o.n for o in free)} live weights, and the model has {sum(live)}: "
             "take a higher sparsity, or call unsparsify(model) first")
-    for o,n in zip(free, live): o.n = min(o.n, n)
+    own,short = [min(o.n, n) for o,n in zip(free, live)],sum(o.n for o in free)-sum(min(o.n, n) for o,n in zip(free, live))
+    room = [n-k for n,k in zip(live, own)]  # what layers that are sparser leave, others keep
+    for o,k,more in zip(free, own, regrow_counts(room, short, room)): o.n = k+more
     return plan
 
 def set_masks(

@@ -24,6 +24,7 @@ from ..model.init import output_spread
 from ..model.running import batch_of,call_model,same_random_state
 from ..model.sparsify import choose,draw_seed,fitting,has_live,module_copy,shows_training,sparsify_model
 from ..core.checks import need_bools,need_fraction,need_number,renamed
+from ..core.registry import get_part
 from ..masks.schedules import Interval
 from inspect import signature
 from numbers import Real
@@ -62,9 +63,11 @@ def _check_cycle(n_epoch, div=25., div_final=1e5, pct_start=.25, wd=None, moms=N
     need_bools(reset_opt=reset_opt)
     need_number('start_epoch', start_epoch, 0, n_epoch-1, whole=True)
 
-def _check_fit(n_epoch, sparsity, lr_max, cbs):
+def _check_fit(n_epoch, sparsity, lr_max, cbs, mask_init):
     need_number('n_epoch', n_epoch, 1, whole=True)
+    if isinstance(sparsity, str): raise ValueError(f"sparsity is {sparsity!r}, and must be a fraction in [0,1): a structure goes by its name, structure={sparsity!r}")
     if not isinstance(sparsity, (dict,list)): check_sparsity(sparsity)
+    if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     _check_rate('lr_max', lr_max)
     bad = [o for o in L(cbs) if not (issubclass(o, Callback) if isinstance(o, type) else isinstance(o, Callback))]
     if bad: raise TypeError(f"cbs holds {bad[0]!r}, and must be a callback or a list of callbacks")
@@ -105,7 +108,7 @@ def _to_be_made(learn, n_epoch, sparsity, settings, sparse_f, mask_init, which):
 def prepared(learn, n_epoch, sparsity, lr_max=None, method=None, sparse_f=None, mask_init='random', seed=None, scale_rates=True, cbs=None,
     structure=None, chosen=None, also=None, exclude=None, make=True, **kwargs):
     "The callback of a fit, for which the model has been made sparse, unless `make` is False"
-    _check_fit(n_epoch, sparsity, lr_max, cbs)
+    _check_fit(n_epoch, sparsity, lr_max, cbs, mask_init)
     cycle,kwargs = of_cycle(kwargs),{k:o for k,o in kwargs.items() if k not in _of_cycle}
     _check_cycle(n_epoch, **cycle)
     if structure is not None: kwargs['structure'] = structure

@@ -17,9 +17,10 @@ from torch import nn
 
 # %% ../../nbs/34_weights.find.ipynb #f652a1ff
 def masked_params(
-    module:nn.Module, # Any module
+    module, # Any module, or a `Learner`
 ) -> list: # A `Weight` for each parameter that has a mask, in parameter order, tied ones once
     "The parameters of `module` that have a mask"
+    if not isinstance(module, nn.Module): module = getattr(module, 'model', module)  # of a `Learner`
     if not isinstance(module, nn.Module): raise TypeError(f"model is {module!r}, and must be a torch module")
     found = {}
     for prefix,m in module.named_modules():

@@ -312,6 +312,7 @@ def grad_state(self:Masked):
 def load_grad_state(self:Masked, state):
     "Set the gradient from `grad_state`"
     grad = state['grad']
+    if grad is not None and grad._is_view(): grad = grad.clone()  # fastai detaches gradients in place
     self.watched.grad = grad
     if grad is None: return
     self.grad_stamp = None
