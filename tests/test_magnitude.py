@@ -190,3 +190,10 @@ def test_layers_that_are_sparser_stay():
     masks = masks_of(net)
     prune_magnitude(net, .5)
     assert same_masks(masks, masks_of(net))
+
+def test_rankings_by_name():
+    a,b = net_of(),net_of()
+    prune_magnitude(a, .8, 'global')
+    prune_magnitude(b, .8, global_masks)
+    assert same_masks(masks_of(a), masks_of(b))
+    with pytest.raises(ValueError, match="'layer', 'global'"): prune_magnitude(net_of(), .8, 'nonsense')

@@ -15,7 +15,7 @@ from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
 from ..model.sparsify import check_score,choose,draw_seed,fitting,keep_from_broadcast,module_of,refuse_locked,register_mask
 from ..model.sparsify import sparsify_model,structure_of
-from ..core.checks import renamed
+from ..core.checks import need_choice,renamed
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
 from torch import nn
@@ -38,12 +38,14 @@ def global_masks(
     mask = top_k_mask(torch.cat([o.among_live(scores[o.name]).reshape(-1) for o in free]), sum(o.n for o in free))
     return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
 
+_rankings = {'layer':layer_masks, 'global':global_masks}
+
 # %% ../../nbs/74_prune.magnitude.ipynb #e9481422
 @renamed(target='sparsity')
 def prune_magnitude(
     model, # A dense module or a `Learner`
     sparsity, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and one of these, or None
-    ranking=layer_masks, # `layer_masks` prunes each layer alike, `global_masks` compares all layers
+    ranking=layer_masks, # `layer_masks` prunes each layer alike, `global_masks` or 'global' compares all layers
     also=None, # Parameters of unknown layers to prune too, as in `sparsify_model`
     chosen=None, # Parameters to prune, as in `sparsify_model`
     exclude=None, # Parameters to leave dense, as in `sparsify_model`
@@ -65,6 +67,9 @@ def prune_by(
     plan = sparsity if planned else plan_pruning(model, sparsity, **kwargs)
     if callable(scores): scores = {o.name: scores(o.p) for o in plan}
     for o in plan: check_score(scores[o.name], o.masked.shape, o.name)
+    if isinstance(ranking, str):
+        need_choice('ranking', ranking, list(_rankings))
+        ranking = _rankings[ranking]
     masks = ranking({o.name: scores[o.name].detach() for o in plan}, plan)
     return set_masks(module_of(model), plan, masks)
 
