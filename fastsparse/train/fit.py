@@ -46,7 +46,7 @@ def _is_rate(x): return isinstance(x, Real) and not isinstance(x, bool) and 0<x<
 def _check_rate(name, lr):
     rates = [lr.stop, ifnone(lr.start, lr.stop)] if isinstance(lr, slice) else [] if lr is None else [lr]
     if all(map(_is_rate, rates)): return
-    hint = f"; a method goes by its name, method='rigl'" if isinstance(lr, str) else ''
+    hint = "; a method goes by its name, method='rigl'" if isinstance(lr, str) else ''
     raise ValueError(f"{name} is {lr!r}, and must be a number above 0, a slice of such numbers, or None for the learner's{hint}")
 
 _of_cycle = 'div','div_final','pct_start','wd','moms','reset_opt','start_epoch'
