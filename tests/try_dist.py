@@ -34,9 +34,9 @@ def main(folder):
         run(*install, f'{wheel}[fast]')
         print(run(python.with_name('fastsparse'), '--version', cwd=tmp).strip())
         print(run(python, '-c', f'{readme_lines()}\nprint(learn.final_record)', cwd=tmp).strip().splitlines()[-1])
-        with tarfile.open(sdist) as f: f.extractall(tmp, filter='data')
+        with tarfile.open(sdist) as f: f.extractall(tmp, **(dict(filter='data') if hasattr(tarfile, 'data_filter') else {}))  # Python 3.11.4 has it
         source = next(o for o in tmp.iterdir() if (o/'PKG-INFO').is_file())
         run(*install, 'pytest', 'hypothesis', 'nbdev')
-        print(run(python, '-m', 'pytest', '-q', *few, cwd=source).strip().splitlines()[-1])
+        print(run(python, '-m', 'pytest', '-q', '-k', 'not example_that_runs', *few, cwd=source).strip().splitlines()[-1])
 
 if __name__=='__main__': main(sys.argv[1])
