@@ -58,7 +58,8 @@ def masking_settings(
     decay=None, # `CosineDecay` or `LinearDecay`; None is the default half cosine
 ) -> dict: # Keyword arguments of `DynamicSparseTraining` or its callback
     "The settings of this library for arguments of `Masking`"
-    if 'struct-' in sparse_init+prune_mode+growth_mode: raise ValueError("struct- modes are structures here: pass structure='kernels' to the method")
+    if 'struct-' in sparse_init+prune_mode+growth_mode:
+        raise ValueError("struct- modes are structures here: pass structure='kernels' to the method")
     if sparse_init=='resume': raise ValueError("sparse_init is 'resume': load weights and masks with load_sparse(model, file) instead")
     if prune_mode=='global-magnitude':
         raise ValueError("prune_mode is 'global-magnitude': take GMP_presets with sparse_f='global', which compares magnitudes of all layers")

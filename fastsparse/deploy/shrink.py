@@ -16,7 +16,7 @@ from ..kernels.timing import float_outputs,fresh,output_error
 from ..model.live_layers import store_dense
 from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
-from ..model.state import ways_out,written_behind
+from ..model.state import refuse_written_behind
 from ..model.running import evaluating
 from ..model.layers import axes_of,layer_of
 from .compact import has_hooks,replace_layers
@@ -96,9 +96,7 @@ def masked_copy(
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
     before_state(model := module_of(model))
-    for n,k in written_behind(model).items():
-        raise ValueError(f"{n} has {k} dead weights that are not zero, written past the hooks that keep masks, "
-            f"and an export would lose them: {ways_out}")
+    refuse_written_behind(model)
     new = module_copy(model).eval()
     store_dense(new)
     apply_masks(new)

@@ -24,7 +24,7 @@ from ..weights.find import refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle,mask_hooks,unhook
 from .layers import axes_of,layer_of
 from ..masks.selection import count_live,keyed_generator,local_part,mask_from_tensor,sparsity_from_tensor,zero_dead_
-from ..core.patterns import assign,need_named,read_rules
+from ..core.patterns import need_named,wanted
 from ..masks.scores import random_score,weight_magnitude
 from .running import batch_of
 from .init import init_kaiming_normal_sparse_,mark_fresh,output_spread,repair_alone,repair_signal
@@ -425,8 +425,7 @@ def choose(
 
 def _by_rules(rules, os, idxs, model):
     "What `rules` say of `os`: those that become sparse, their indices, the sparsity in total and the distribution"
-    rules = read_rules(rules, 'sparsity')
-    taken = [None if k is None else rules[k][1] for k in assign(rules, [o.name for o in os], [o.p for o in os], model)]
+    taken = wanted(rules, [o.name for o in os], [o.p for o in os], model, 'sparsity')
     kept = [(o, i, s) for o,i,s in zip(os, idxs, taken) if s is not None]
     if not kept: raise ValueError(f"sparsity has rules that name none of the weights: {', '.join(o.name for o in os)}")
     os,idxs,sparsities = map(list, zip(*kept))

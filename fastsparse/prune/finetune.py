@@ -65,7 +65,8 @@ class MaskedLora:
     def delta(self, layer, name):
         "What the adapter adds to live weights"
         mask = layer.get_base_layer()._buffers.get('weight_mask')
-        if mask is None: raise ValueError("the masks under which an adapter was trained are gone: call merge_and_unload() before that, or before an export")
+        if mask is None:
+            raise ValueError("the masks under which an adapter was trained are gone: call merge_and_unload() before that, or before an export")
         return torch.where(mask, layer.get_delta_weight(name), 0)
 
     def factor(self, layer, name, weight):
@@ -107,7 +108,8 @@ def mask_adapters(
     for m in masked:
         odd = [type(m).__name__] if not hasattr(m, 'get_delta_weight') else [] if not m.merged else ['merged: call unmerge_adapter() first']
         odd += [k for o in m.lora_variant.values() if not (k := type(o).__name__).startswith(('Dora','MaskedLora'))]
-        if odd: raise ValueError(f"an adapter is {odd[0]}, and mask_adapters takes LoRA, rsLoRA and DoRA on linear and convolutional layers")
+        if odd:
+            raise ValueError(f"an adapter is {odd[0]}, and mask_adapters takes LoRA, rsLoRA and DoRA on linear and convolutional layers")
     for m in masked:
         for name in m.lora_A:
             if not isinstance(was := m.lora_variant.get(name), MaskedLora): m.lora_variant[name] = MaskedLora(was)

@@ -9,7 +9,7 @@ __all__ = ['layer_masks', 'global_masks', 'prune_magnitude', 'prune_by', 'prune_
 import torch
 from fastcore.basics import *
 from ..masks.apportion import live_counts,regrow_counts
-from ..core.patterns import assign,read_rules
+from ..core.patterns import wanted
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
@@ -123,9 +123,7 @@ def plan_pruning(
     for w in masked_params(model): refuse_locked(w)
     entries,_ = choose(model, chosen, also, exclude)
     names,taken = [o.name for o in entries],[None if 'lm_head' in o.name else sparsity for o in entries]
-    if isinstance(sparsity, (dict,list)):
-        rules = read_rules(sparsity, 'sparsity')
-        taken = [None if k is None else rules[k][1] for k in assign(rules, names, [o.p for o in entries], model)]
+    if isinstance(sparsity, (dict,list)): taken = wanted(sparsity, names, [o.p for o in entries], model, 'sparsity')
     plan = [Goal(o, t) for o,t in zip(entries, taken) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and sparsity leaves all of them dense; also= brings in others")
@@ -135,9 +133,9 @@ def plan_pruning(
     if sum(o.n for o in free)>sum(live):
         raise ValueError(f"sparsity asks for {sum(o.n for o in free)} live weights, and the model has {sum(live)}: "
             "take a higher sparsity, or call unsparsify(model) first")
-    own,short = [min(o.n, n) for o,n in zip(free, live)],sum(o.n for o in free)-sum(min(o.n, n) for o,n in zip(free, live))
+    own = [min(o.n, n) for o,n in zip(free, live)]
     room = [n-k for n,k in zip(live, own)]  # what layers that are sparser leave, others keep
-    for o,k,more in zip(free, own, regrow_counts(room, short, room)): o.n = k+more
+    for o,k,more in zip(free, own, regrow_counts(room, sum(o.n for o in free)-sum(own), room)): o.n = k+more
     return plan
 
 def set_masks(

@@ -19,7 +19,7 @@ from ..weights.find import apply_masks,masked_params,refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle
 from ..weights.loads import load_checked
 from ..model.sparsify import decide,module_of,need_masks
-from ..model.state import check_masks,masks_in,need_same_tensors,taking_masks,ways_out,written_behind
+from ..model.state import check_masks,masks_in,need_same_tensors,refuse_written_behind,taking_masks
 from .run_file import read_run
 from pathlib import Path
 from warnings import warn
@@ -235,9 +235,7 @@ def save_sparse(
     "Save live values and packed masks to a safetensors file"
     refuse_learned(need_masks(model))
     before_state(module := module_of(model))
-    for n,k in written_behind(module).items():
-        raise ValueError(f"{n} has {k} dead weights that are not zero, written past the hooks that keep masks, "
-            f"and an export would lose them: {ways_out}")
+    refuse_written_behind(module)
     masks = {o.name:o.mask for o in masked_params(module)}
     marks = {f'{n}_{kind}' for n in masks for kind in ('mask','sparsity')}
     with whole_file(path) as new: write_sparse({k:v for k,v in module.state_dict().items() if k not in marks}, masks, new)

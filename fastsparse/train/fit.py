@@ -65,7 +65,8 @@ def _check_cycle(n_epoch, div=25., div_final=1e5, pct_start=.25, wd=None, moms=N
 
 def _check_fit(n_epoch, sparsity, lr_max, cbs, mask_init):
     need_number('n_epoch', n_epoch, 1, whole=True)
-    if isinstance(sparsity, str): raise ValueError(f"sparsity is {sparsity!r}, and must be a fraction in [0,1): a structure goes by its name, structure={sparsity!r}")
+    if isinstance(sparsity, str):
+        raise ValueError(f"sparsity is {sparsity!r}, and must be a fraction in [0,1): a structure goes by its name, structure={sparsity!r}")
     if not isinstance(sparsity, (dict,list)): check_sparsity(sparsity)
     if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     _check_rate('lr_max', lr_max)

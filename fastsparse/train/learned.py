@@ -95,8 +95,10 @@ def as_sparseness(
     density,text,as_is,flag = re.fullmatch(r'(?:top ([-+.e\d]+))? ?(.*?)( as written)? ?(\(M\))?', spec, re.ASCII).groups()
     kind = dict(dense=Dense, bernoulli=Bernoulli).get(text)
     if kind and not density: return kind(mask_gradient=bool(flag))
-    if re.match('DENSE|BERN|B?TOPK', text): raise ValueError(f"{spec!r} is a shorthand: pass from_shorthand({spec!r}) of fastsparse.compat.dmx")
-    return TopOf(text or ('unstructured' if density else text), density and float(density), as_written=bool(as_is), mask_gradient=bool(flag))
+    if re.match('DENSE|BERN|B?TOPK', text):
+        raise ValueError(f"{spec!r} is a shorthand: pass from_shorthand({spec!r}) of fastsparse.compat.dmx")
+    structure = text or ('unstructured' if density else text)
+    return TopOf(structure, density and float(density), as_written=bool(as_is), mask_gradient=bool(flag))
 
 # %% ../../nbs/61_train.learned.ipynb #2c367cb2
 class _MaskedForward(torch.autograd.Function):

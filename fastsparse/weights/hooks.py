@@ -63,7 +63,8 @@ class MaskHooks:
             tied = {k:w for k,p in m._parameters.items() if p is not None and (w := weight_of(p)) and w.module is not m}
             if tied: vars(m).setdefault('_weights', {}).update(tied)
         self.register_load_hooks(model)
-        masked,now = {id(p) for w in ws for p in (w.p, w.module._parameters.get(w.attr))},dict(model.named_parameters(remove_duplicate=False))
+        masked = {id(p) for w in ws for p in (w.p, w.module._parameters.get(w.attr))}
+        now = dict(model.named_parameters(remove_duplicate=False))
         for n in (n for n in had if n in now and id(now[n]) not in masked):
             warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: "
                 f"sparsify_parameter(model, '{n}', ...) makes it sparse; "
