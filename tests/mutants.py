@@ -6,11 +6,16 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'starts', 'masks.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
-    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement',
-    'model.sparsify': 'sparsify enforcement',
-    'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets', 'train.callback': 'callback learner'}  # and the tests of each
-edges = {'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers', 'model.live_layers': 'live_layers fast_way geometry',
-    'weights.live': 'live_layers geometry', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint', 'core.files': 'files'}  # where memory and files are written
+    'masks.schedules': 'schedules', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
+    'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'weights.live': 'live_layers geometry',
+    'core.files': 'files', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint',
+    'model.sparsify': 'sparsify enforcement', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'model.live_layers': 'live_layers fast_way geometry', 'model.plan': 'plan live fast_way',
+    'model.running': 'init sparsify', 'model.state': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets', 'train.callback': 'callback learner',
+    'train.checks': 'refusals engine enforcement', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'train.learned': 'learned learned_models', 'train.live': 'live_layers updates resume rules',
+    'train.param': 'updates growth engine laws', 'train.presets': 'presets', 'train.rules': 'rules', 'train.state': 'resume restore callback', 'train.trainers': 'trainers schedules',
+    'prune.finetune': 'finetune trainers', 'prune.inputs': 'inputs layerwise refit', 'prune.layerwise': 'layerwise inputs refit', 'prune.magnitude': 'magnitude saliency sparsify', 'prune.saliency': 'saliency sparsify',
+    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink export restore',
+    'circuits.draw': 'circuits', 'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.run': 'circuits cli', 'circuits.search': 'circuits', 'circuits.train': 'circuits'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
 swaps = {a:b for x,y in pairs for a,b in ((x,y),(y,x))}|{ast.FloorDiv:ast.Div}
@@ -109,9 +114,9 @@ def main():
     p.add_argument('--jobs', type=int, default=os.cpu_count(), help='how many at a time')
     p.add_argument('--seconds', type=int, default=600, help='after which tests that go on count as failed')
     p.add_argument('--to', default='mutants.csv', help='a row for each; a run that was stopped goes on')
-    p.add_argument('--edges', action='store_true', help='in kernels, live layers, checkpoints and files, not in the core')
+    p.add_argument('--rooms', nargs='+', default=['masks','weights','train','model'], help='where to make them: packages, or modules')
     args = p.parse_args()
-    chosen = edges if args.edges else rooms
+    chosen = {k:v for k,v in rooms.items() if k in args.rooms or k.partition('.')[0] in args.rooms}
     processes = multiprocessing.get_context('forkserver')
     processes.set_forkserver_preload(['fastai.vision.all', 'numba', 'pytest', 'hypothesis', 'execnb.shell'])
     every = list(sites(chosen))

@@ -242,6 +242,19 @@ def test_resume_with_collected_gradients(tmp_path):
     "What a score has collected is sharded too"
     check_resume(tmp_path, 'fisher', [(('before',2),('before',4))])
 
+def asked_alone(rank, world):
+    "The engine's state before, between and after updates, taken on the first rank only and then on all"
+    parts,alone = started('RigL', 'before'),[]
+    for ts in (range(2), range(2, 9)):
+        steps(*parts, ts, rank, world)
+        if rank==0: alone.append(parts[3].state_dict())
+    return dict(alone=alone[-1:] or None, all=parts[3].state_dict())
+
+def test_engine_state_on_one_rank_only(tmp_path):
+    "It doesn't wait for the others, and is what all would have saved"
+    first,second = on_ranks(tmp_path, 2, [('alone', asked_alone, ())])['alone']
+    assert first['alone']==[first['all']]==[second['all']] and first['all']['n_updates']==2
+
 def zeros(rank, world):
     "RigL with an optimizer whose state is shared out: what belongs to dead weights"
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -497,3 +497,28 @@ def test_a_gradient_assigned_in_place_of_a_freed_one_is_read_whole(same_address)
         del grad
         opt.step()
     assert (w.mask&~before).flatten().nonzero().flatten().equal(big)
+
+@pytest.mark.parametrize('kind', ['masked','live'])
+@pytest.mark.parametrize('swap', [False,True])
+def test_another_dtype_between_backward_and_update(kind, swap):
+    "Grown weights are chosen by the gradient that the backward left, also if torch swaps tensors where it converts"
+    def run(change):
+        m = mlp((32,24,4))
+        sparsify_model(m, .8, seed=0)
+        opt = t.SGD(m.parameters(), lr=.1, momentum=.9)
+        if kind=='live': sparse_compute(m, None, opt, plan=plan)
+        dst = DynamicSparseTraining(m, opt, 30, method='rigl', batches_per_update=2, seed=0)
+        g = torch.Generator().manual_seed(0)
+        for i in range(7):
+            opt.zero_grad()
+            m(torch.randn(16, 32, generator=g).to(m[0].bias)).square().sum().backward()
+            if i==3 and change: change(m)
+            opt.step()
+        return [w.full_mask() for w in masked_params(m)],m
+    def change(m):
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+        try: m.double()
+        finally: torch.__future__.set_swap_module_params_on_conversion(False)
+    (got,m),(want,_) = run(change),run(None)
+    assert all(map(torch.equal, got, want)) and m[0].weight.dtype==torch.double
+    assert not any(w.p[~w.mask].any() for w in masked_params(m))

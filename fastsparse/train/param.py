@@ -10,6 +10,7 @@ import torch
 from fastcore.basics import *
 from functools import cached_property
 from ..masks.apportion import whole_up
+from ..core.ranks import in_many
 from ..core.registry import call_with,needs_of
 from ..masks.schedules import min_max_end
 from ..masks.selection import count_live,live_places,n_live,put_
@@ -118,6 +119,7 @@ def why_stuck(self:SparseParam):
 def attach(self:SparseParam):
     "Tell the weight what the method needs"
     self.w.dense_history,self.w.why_rests = self.method.dense_history,self.why_stuck
+    if in_many(): self.w.checksum()
 
 @patch
 def detach(self:SparseParam, opt=None):

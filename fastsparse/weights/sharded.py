@@ -9,7 +9,7 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'gathered', 'Sharded', 'fi
 import sys,torch,weakref
 from fastcore.basics import *
 from ..masks.selection import local_part,put_,zero_dead_
-from .weight import Masked
+from .weight import has_stamp,Masked,stamp_of
 from torch import nn
 
 # %% ../../nbs/33_weights.sharded.ipynb #6ff96055
@@ -47,6 +47,7 @@ def gathered(
 # %% ../../nbs/33_weights.sharded.ipynb #4e37f640
 class Sharded(Masked):
     "A masked parameter of which each process holds some rows"
+    summed = None  # the mask's stamp when all ranks made its checksum, and that
     summary_note = property(lambda self: f'{len(local_part(self.p))} of {self.shape[0]} rows here', lambda self, v: None)
     p = property(lambda self: sharded_param(self.module, self.attr))
 
@@ -75,6 +76,12 @@ class Sharded(Masked):
     def whole(self, grad=None): return self.view(gathered(self.p.detach()), grad)
     def dense_state(self, state): return {k:gathered(v) if isinstance(v, torch.Tensor) else v for k,v in state.items()}
     def full_mask(self): return gathered(self.mask)
+
+    def checksum(self):
+        "That of the whole mask; a rank can tell it alone if all have told it since the mask changed"
+        if self.summed is None or not has_stamp(self.mask, self.summed[0]): self.summed = stamp_of(self.mask),super().checksum()
+        return self.summed[1]
+
     def gradient(self, dense): return self.dense_grad() if dense else gathered(self.grad),
     def live_grad(self, grad): return local_part(grad.detach())[local_part(self.mask)]
     def follow(self, p): pass
@@ -126,6 +133,7 @@ def put(self:Sharded, gone, new, opt, start=None):
     super(Sharded, self).put(gone, new, opt, start)
     if terms and grad is not None: put_(local_part(grad), new, 0).put_(new, terms[0].take(new))
     self.dense.terms = terms
+    self.checksum()
 
 # %% ../../nbs/33_weights.sharded.ipynb #c02b9d8f
 _fsdp1_error = ("the model is wrapped in FullyShardedDataParallel (FSDP1), which flattens weights, so that masks can't follow: "

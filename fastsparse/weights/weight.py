@@ -12,7 +12,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt,is_fastai
 from ..masks.selection import count_live,local_part,put_,zero_dead_
-from .gradient import DenseGradient,grad_stamp
+from .gradient import DenseGradient,grad_stamp,is_stamped
 from .optimizers import grad_history,keeps_zero,lift_dead,mixes_weights,settle_dead,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
@@ -241,8 +241,8 @@ class Masked(Weight):
         "Set the gradient of dead weights to zero, unless it is masked already"
         mask,stamp = self.mask,self.grad_stamp
         if mask is None or grad is None: return
-        same = stamp is not None and stamp[0]() is grad
-        if same and stamp[1]==grad._version and self.probe.are_zero(grad): return
+        same = is_stamped(grad, stamp)
+        if same and stamp[2]==grad._version and self.probe.are_zero(grad): return
         if self.wants_dense and not same and not self.probe.are_zero(grad, wait=True): self.take(grad)
         zero_dead_(grad, mask)
         self.grad_stamp = grad_stamp(grad)
