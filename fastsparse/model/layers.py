@@ -81,9 +81,10 @@ def layer_of(
 def axes_of(
     module:nn.Module, # The module that holds the parameter
     attr:str='weight', # Its attribute there
-) -> Axes: # An unknown parameter with three dimensions is taken as (experts, outputs, inputs)
+) -> Axes: # An unknown parameter with three dimensions is taken as (experts, outputs, inputs), or as its module's `is_transposed` says
     "The axes of a parameter"
     layer = layer_of(module)
     if layer is not None and layer.has(attr): return layer.axes
     p = getattr(module, attr, None)
-    return Axes(1, 2, 0) if p is not None and p.ndim==3 else Axes()
+    if p is None or p.ndim!=3: return Axes()
+    return Axes(2, 1, 0) if getattr(module, 'is_transposed', False) else Axes(1, 2, 0)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_sparsegpt', 'fitting_mask', 'least_squares',
-           'prune_refit', 'prune_layerwise']
+           'prune_refit', 'experts_of', 'prune_layerwise']
 
 # %% ../../nbs/76_prune.layerwise.ipynb #405b4904
 import torch
@@ -18,10 +18,12 @@ from ..masks.apportion import share_out
 from ..masks.selection import count_live,highest_in_rows,top_k_mask,zero_dead_
 from ..masks.structures import NM
 from ..model.layers import axes_of
-from .inputs import Calibration,Dense,layer_calls,layers_in_order,product_of,Unreached
-from .magnitude import plan_pruning,set_masks
+from .inputs import Calibration,Dense,holds_experts,layer_calls,layers_in_order,product_of,Unreached
+from .magnitude import Goal,plan_pruning,set_masks
 from ..model.running import unfused
+from ..model.sparsify import Param
 from functools import partial
+from torch import nn
 from warnings import warn
 
 # %% ../../nbs/76_prune.layerwise.ipynb #2e305a40
@@ -245,10 +247,51 @@ def prune_refit(
     need_number('damp', damp, 0)
     return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, n_samples, bs, progress, True, **kwargs)
 
+# %% ../../nbs/76_prune.layerwise.ipynb #2256f6e7
+def experts_of(
+    o:Goal, # A parameter that holds experts
+) -> list: # A `Goal` for each expert
+    "The experts in a parameter, as linear layers that share its memory"
+    def each(t): return t.detach().permute(axes_of(o.module, o.attr).order(3))
+    parts,masks = [],None if o.live is None else each(o.live)
+    for e,w in enumerate(each(o.p)):
+        layer = nn.Linear(w.shape[1], w.shape[0], bias=False, device='meta')
+        layer.weight = nn.Parameter(w)
+        if masks is not None: layer.register_buffer('weight_mask', masks[e])
+        parts.append(Goal(Param(f'{o.name}[{e}]', layer, 'weight', layer.weight), o.target))
+    room = [p.p.numel() if p.live is None else count_live(p.live) for p in parts]
+    if o.free:
+        for p,n in zip(parts, share_out([o.n*r/max(sum(room), 1) for r in room], o.n)): p.n = n
+    return parts
+
+def _by_expert(solve, idle):
+    "Solve each expert by itself; names of those that no token reached are added to `idle`"
+    def _solve(o, statistic):
+        sums = None
+        def own(e, part, f):
+            nonlocal sums
+            if sums is None: sums = statistic(f)
+            if e in sums: return sums[e]
+            idle.append(part.name)
+            return f(torch.eye(part.p.shape[1], device=part.p.device)[None]),part.p.shape[1]
+        found = [solve(part, partial(own, e, part)) for e,part in enumerate(experts_of(o))]
+        return tuple(_own_order(o, torch.stack(ts)) for ts in zip(*found))
+    return _solve
+
+@contextmanager
+def _eager_experts(model):
+    "Experts of transformers multiply one after the other during the `with` block"
+    configs = {id(c):c for m in model.modules() if hasattr(c := getattr(m, 'config', None), '_experts_implementation')}.values()
+    was = [(c, c._experts_implementation) for c in configs]
+    for c in configs: c._experts_implementation = 'eager'
+    try: yield
+    finally:
+        for c,o in was: c._experts_implementation = o
+
 # %% ../../nbs/76_prune.layerwise.ipynb #0cf61be2
 def _prunable(o):
     product = product_of(o.module)
-    return product in ('linear','conv','attention') or product=='recurrent' and o.attr.startswith('weight_ih')
+    return holds_experts(o) or product in ('linear','conv','attention') or product=='recurrent' and o.attr.startswith('weight_ih')
 
 @contextmanager
 def _all_or_nothing(ps):
@@ -267,19 +310,20 @@ def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
     reached,calls = layer_calls(calib, plan)
-    todo,masks = [o for o in reached if _prunable(o)],{}
+    todo,masks,idle = [o for o in reached if _prunable(o)],{},[]
     if not todo: raise ValueError("no layer to prune was reached by the data: check data and sparsity")
     dense = Dense.of(calib) if beside and calib.loop is None else None
-    with _all_or_nothing([o.p for o in todo]):
+    with _eager_experts(calib.model),_all_or_nothing([o.p for o in todo]):
         for o,statistic in shown(layers_in_order(calib, todo, calls, dense), progress, total=len(todo), leave=False):
-            try: mask,w = solve(o, statistic)
+            try: mask,w = (_by_expert(solve, idle) if holds_experts(o) else solve)(o, statistic)
             except Unreached: continue  # with earlier layers pruned, a forward may skip this one
             with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
             masks[o.name] = mask
+    if idle: warn(f"no token of the data reached {', '.join(idle)}, which are pruned by magnitude: pass more data")
     if left := [o.name for o in plan if o.name not in masks]:
         wanted,got = sum(o.n for o in plan),sum(o.n if o.name in masks else o.p.numel() for o in plan)
         total = sum(o.p.numel() for o in plan)
         warn(f"{', '.join(left)} can't be pruned by inputs, and stay dense "
-            "(linear, convolutional and attention layers and input weights of recurrent ones can, if data reach them): "
+            "(linear, convolutional and attention layers, input weights of recurrent ones and experts can, if data reach them): "
             f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
     return set_masks(calib.model, plan, masks)

@@ -97,7 +97,7 @@ class Goal(GetAttr):
         if sparsity is None or not 0<=sparsity<1:
             raise ValueError(f"sparsity is {target!r}, and must be a fraction in [0,1), a structure that has one, or both: "
                 "0.8, '2:4' or (0.8, 'block 4x4')")
-        self.masked,self.sparsity,self.structure = masked,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
+        self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
         self.live = masked.module._buffers.get(f'{masked.attr}_mask')  # the mask that it has already, or None
