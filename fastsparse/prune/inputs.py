@@ -77,7 +77,7 @@ class Calibration:
             warn("attention_mask has zeros, and padding counts as any other token: pass sequences that are cut to one length")
 
     @property
-    def device(self): return first(self.model.parameters()).device
+    def device(self): return first((p.device for p in self.model.parameters() if not p.is_meta), default=torch.device('cpu'))
     def batch(self, i): return to_device(self.batches[i], self.device)
 
     def run(self, which=None):
@@ -271,6 +271,10 @@ class Part(Calibration):
     "A module inside a model, to be run on the arguments of its calls"
     def __init__(self, model, batches): self.model,self.batches,self.loop,self.i = model,batches,None,0
     def batch(self, i): return deepcopy(self.batches[i])
+
+    def all(self):
+        "What the module returns for each batch"
+        with evaluating(self.model) as m: return [m(*args, **kwargs) for args,kwargs,_ in map(self.batch, range_of(self.batches))]
 
     def outputs(self, i):
         "Tensors that the module returns for the `i`-th batch"

@@ -9,6 +9,7 @@ __all__ = ['row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_spa
 # %% ../../nbs/76_prune.layerwise.ipynb #405b4904
 import torch
 from contextlib import contextmanager
+from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..core.progress import shown
@@ -22,6 +23,8 @@ from .inputs import Calibration,Dense,holds_experts,layer_calls,layers_in_order,
 from .magnitude import Goal,plan_pruning,set_masks
 from ..model.running import unfused
 from ..model.sparsify import Param
+from .shards import blocks_of,is_elsewhere,open_model,prune_blocks,shapes_only
+from pathlib import Path
 from functools import partial
 from torch import nn
 from warnings import warn
@@ -58,16 +61,17 @@ def _wanda(o, statistic):
 @renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_wanda(
-    model, # A dense module or a `Learner`
+    model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`
     data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=None, # Show a progress bar? None shows it if it takes long
+    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
     **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
-): # A `HookHandle`, whose `remove()` ends enforcement
+): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune by the magnitude of each weight times the norm of its input (Wanda, arXiv:2306.11695)"
-    return prune_layerwise(model, sparsity, data, _wanda, noop, n_samples, bs, progress, **kwargs)
+    return prune_layerwise(model, sparsity, data, _wanda, noop, n_samples, bs, progress, to, **kwargs)
 
 # %% ../../nbs/76_prune.layerwise.ipynb #52025a51
 def inverse_factor(
@@ -156,7 +160,7 @@ def _check_finite(o):
 @renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_sparsegpt(
-    model, # A dense module or a `Learner`
+    model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`; of structures only N:M along inputs
     data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
     block:int=128, # Columns that are pruned together, 1 or more
@@ -164,12 +168,13 @@ def prune_sparsegpt(
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=None, # Show a progress bar? None shows it if it takes long
+    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
     **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
-): # A `HookHandle`, whose `remove()` ends enforcement
+): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune, and adjust the live weights to keep each layer's outputs (SparseGPT, arXiv:2301.00774)"
     need_number('block', block, 1, whole=True)
     need_number('damp', damp, 0)
-    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, **kwargs)
+    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, to, **kwargs)
 
 # %% ../../nbs/76_prune.layerwise.ipynb #5f2ed28e
 def fitting_mask(
@@ -234,18 +239,19 @@ def _refit(damp, o, statistic):
 
 @delegates(plan_pruning)
 def prune_refit(
-    model, # A dense module or a `Learner`
+    model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`
     data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
     damp:float=0.01, # Damping: this fraction of the mean diagonal of the Gram matrix is added to it, 0 or more
     n_samples:int=256, # Examples to read, in whole batches
     bs:int=32, # Batch size for a dataset
     progress:bool=None, # Show a progress bar? None shows it if it takes long
+    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
     **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
-): # A `HookHandle`, whose `remove()` ends enforcement
+): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune, and fit the live weights to the outputs that each layer has in the dense network"
     need_number('damp', damp, 0)
-    return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, n_samples, bs, progress, True, **kwargs)
+    return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, n_samples, bs, progress, to, True, **kwargs)
 
 # %% ../../nbs/76_prune.layerwise.ipynb #2256f6e7
 def experts_of(
@@ -303,27 +309,57 @@ def _all_or_nothing(ps):
             for p,o in zip(ps, old): p.copy_(o)
         raise
 
-@unfused()
-def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=32, progress=None, beside=False, **kwargs):
-    "Prune layer by layer; `solve(o, statistic)` → the mask of a `Goal`, and its new weight; `beside`: run the dense model too"
-    plan = plan_pruning(model, sparsity, **kwargs)
-    for o in plan: check(o)
-    calib = Calibration(model, data, n_samples, bs)
+def _solved(plan, calib, dense, solve, progress=False):
+    "Prune the weights of `plan` that data reach, in their order; masks by name"
     reached,calls = layer_calls(calib, plan)
     todo,masks,idle = [o for o in reached if _prunable(o)],{},[]
-    if not todo: raise ValueError("no layer to prune was reached by the data: check data and sparsity")
-    dense = Dense.of(calib) if beside and calib.loop is None else None
-    with _eager_experts(calib.model),_all_or_nothing([o.p for o in todo]):
+    with _all_or_nothing([o.p for o in todo]):
         for o,statistic in shown(layers_in_order(calib, todo, calls, dense), progress, total=len(todo), leave=False):
             try: mask,w = (_by_expert(solve, idle) if holds_experts(o) else solve)(o, statistic)
             except Unreached: continue  # with earlier layers pruned, a forward may skip this one
             with torch.no_grad(): zero_dead_(o.p.copy_(w), mask)
             masks[o.name] = mask
     if idle: warn(f"no token of the data reached {', '.join(idle)}, which are pruned by magnitude: pass more data")
-    if left := [o.name for o in plan if o.name not in masks]:
-        wanted,got = sum(o.n for o in plan),sum(o.n if o.name in masks else o.p.numel() for o in plan)
+    return masks
+
+def _warn_of_dense(plan, done):
+    if not done: raise ValueError("no layer to prune was reached by the data: check data and sparsity")
+    if left := [o.name for o in plan if o.name not in done]:
+        wanted,got = sum(o.n for o in plan),sum(o.n if o.name in done else o.p.numel() for o in plan)
         total = sum(o.p.numel() for o in plan)
         warn(f"{', '.join(left)} can't be pruned by inputs, and stay dense "
             "(linear, convolutional and attention layers, input weights of recurrent ones and experts can, if data reach them): "
             f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
+
+@unfused()
+def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=32, progress=None, to=None, beside=False, **kwargs):
+    "Prune layer by layer; `solve(o, statistic)` → the mask of a `Goal`, and its new weight; `beside`: run the dense model too"
+    if isinstance(model, (str,Path)): model = open_model(model)
+    if to is not None or is_elsewhere(model): return _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, beside, **kwargs)
+    plan = plan_pruning(model, sparsity, **kwargs)
+    for o in plan: check(o)
+    calib = Calibration(model, data, n_samples, bs)
+    with _eager_experts(calib.model):
+        dense = Dense.of(calib) if beside and calib.loop is None else None
+        masks = _solved(plan, calib, dense, solve, progress)
+    _warn_of_dense(plan, masks)
     return set_masks(calib.model, plan, masks)
+
+# %% ../../nbs/76_prune.layerwise.ipynb #badefccc
+def _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, beside, **kwargs):
+    "Prune block by block, into the folder `to`"
+    if to is None: raise ValueError("weights of the model are on disk or offloaded, so that they can't be pruned in place: pass to=, a folder for the pruned model")
+    with shapes_only(model): plan = plan_pruning(model, sparsity, **kwargs)
+    done = {o.name for o in plan if o.name.startswith(tuple(f'{b}.' for b in blocks_of(model)))}
+    about = dict(method=getattr(solve, 'func', solve).__name__, settings=repr(getattr(solve, 'args', ())), sparsity=repr(sparsity), rest=repr(kwargs))
+    def prune(name, part, dense):
+        goals = [copy(o) for o in plan if o.name.startswith(f'{name}.')]  # they go with the block
+        for o in goals:
+            m = part.model.get_submodule(o.name.removeprefix(f'{name}.').rpartition('.')[0])
+            o.masked = Param(o.name, m, o.attr, m._parameters[o.attr])
+            check(o)
+        masks = _solved(goals, part, dense and Dense(dense, dict(zip(part.model.modules(), dense.model.modules()))), solve)
+        done.difference_update(o.name for o in goals if o.name not in masks)
+    with _eager_experts(model): res = prune_blocks(model, to, prune, Calibration(model, data, n_samples, bs), about, beside, progress)
+    _warn_of_dense(plan, done)
+    return res

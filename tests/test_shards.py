@@ -1,0 +1,113 @@
+"A model on disk, pruned block by block, beside the same call on the model in memory"
+import copy,pytest,torch
+from fastsparse.all import *
+from helpers import *
+from test_experts import small
+
+tf = pytest.importorskip('transformers')
+st = pytest.importorskip('safetensors.torch')
+quick = dict(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2)
+
+def _llama(): return tf.LlamaForCausalLM(tf.LlamaConfig(**quick, num_key_value_heads=1, tie_word_embeddings=True))
+def _bert(): return tf.BertForMaskedLM(tf.BertConfig(**quick))
+def _gpt2(): return tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=3, n_head=2))
+def _gpt_oss(): return tf.GptOssForCausalLM(tf.GptOssConfig(**small, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4))
+def _vit():
+    sizes = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
+    return tf.ViTForImageClassification(tf.ViTConfig(**sizes, image_size=8, patch_size=4))
+
+def texts(n=3): return [dict(input_ids=torch.randint(64, (4,12), generator=torch.Generator().manual_seed(i))) for i in range(n)]
+def images(n=3): return [dict(pixel_values=torch.randn(4,3,8,8, generator=torch.Generator().manual_seed(i))) for i in range(n)]
+
+def on_disk(make, folder, **kwargs):
+    torch.manual_seed(0)
+    model = make().eval()
+    model.save_pretrained(folder, **kwargs)
+    return model
+
+def read(folder, model):
+    "What `from_pretrained` reads"
+    return type(model).from_pretrained(folder).eval()
+
+@pytest.mark.parametrize('f', [prune_wanda, prune_sparsegpt, prune_refit])
+@pytest.mark.parametrize('make,also,exclude', [(_llama,None,None), (_bert,None,'cls*'), (_gpt2,None,None), (_gpt_oss,'*experts*_proj','lm_head*'),
+    (_vit,None,['*embeddings*','classifier*'])])
+def test_the_folder_holds_what_memory_would(f, make, also, exclude, tmp_path):
+    "Equal zeros and weights, in one file or in several; the model in the first folder is as it was"
+    model,data = on_disk(make, tmp_path/'dense', max_shard_size='8KB'),images() if make is _vit else texts()
+    f(copied := copy.deepcopy(model), '2:4', data, also=also, exclude=exclude)
+    assert f(tmp_path/'dense', '2:4', data, also=also, exclude=exclude, to=tmp_path/'new')==tmp_path/'new'
+    got = dict(read(tmp_path/'new', model).named_parameters())
+    for n,p in copied.named_parameters(): assert torch.allclose(got[n], p, atol=1e-4) and (got[n]==0).equal(p==0), n
+    assert all(torch.equal(p, model.get_parameter(n)) for n,p in read(tmp_path/'dense', model).named_parameters())
+    assert not (tmp_path/'new'/'pruning.json').exists()
+
+@pytest.mark.parametrize('f', [prune_sparsegpt, prune_refit])
+def test_a_call_that_was_stopped_goes_on(f, tmp_path, monkeypatch):
+    "Written blocks aren't pruned again, and the folder is that of one call"
+    from fastsparse.prune import layerwise
+    on_disk(_llama, tmp_path/'dense')
+    f(tmp_path/'dense', .5, texts(), to=tmp_path/'whole')
+    solved,real = [],layerwise.layers_in_order
+    def until(n):
+        def _f(*args):
+            for o in real(*args):
+                solved.append(o[0].name)
+                if len(solved)==n: raise KeyboardInterrupt
+                yield o
+        return _f
+    monkeypatch.setattr(layerwise, 'layers_in_order', until(10))  # each block has 7: stopped in the second
+    with pytest.raises(KeyboardInterrupt): f(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+    with pytest.raises(ValueError, match="new' was begun as .*0.5.*, and this is .*0.6"): f(tmp_path/'dense', .6, texts(), to=tmp_path/'new')
+    with pytest.raises(ValueError, match='was begun as .*batches'): f(tmp_path/'dense', .5, texts(2), to=tmp_path/'new')
+    monkeypatch.setattr(layerwise, 'layers_in_order', until(100))
+    solved.clear()
+    f(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+    assert len(solved)==14 and not any('layers.0.' in n for n in solved)
+    assert sorted(o.name for o in (tmp_path/'new').iterdir())==sorted(o.name for o in (tmp_path/'whole').iterdir())
+    for file in (tmp_path/'whole').glob('*.safetensors'):
+        a,b = st.load_file(file),st.load_file(tmp_path/'new'/file.name)
+        assert a.keys()==b.keys() and all(a[k].equal(b[k]) for k in a)
+
+@pytest.mark.parametrize('how', ['disk','cpu','mixed'])
+def test_a_model_that_accelerate_offloads(how, tmp_path):
+    "The same call with device_map; the model in the call stays dense, and still computes"
+    model,data = on_disk(_llama, tmp_path/'dense'),texts()
+    where = dict.fromkeys(['model.embed_tokens','model.rotary_emb','model.norm','lm_head',*[f'model.layers.{i}' for i in range(3)]], 'cpu')
+    if how!='cpu': where |= {f'model.layers.{i}':'disk' for i in range(3) if how=='disk' or i!=1}
+    loaded = type(model).from_pretrained(tmp_path/'dense', device_map=where, offload_folder=tmp_path/'off')
+    with torch.no_grad(): want = loaded(**data[0]).logits
+    if how!='cpu':
+        with pytest.raises(ValueError, match='pass to='): prune_wanda(loaded, .5, data)
+    prune_wanda(loaded, .5, data, to=tmp_path/'new')
+    with torch.no_grad(): assert loaded(**data[0]).logits.equal(want)
+    prune_wanda(model, .5, data)
+    got = read(tmp_path/'new', model)
+    assert all(p.equal(model.get_parameter(n)) for n,p in got.named_parameters())
+    load_sparse(got, tmp_path/'new')
+    assert all(o.mask.equal(model.get_buffer(f'{o.name}_mask')) for o in masked_params(got))
+
+def test_what_is_refused(tmp_path):
+    "A folder that isn't empty, one without a model, data that can't be read twice, and a block that sees more than the one before"
+    model,data = on_disk(_llama, tmp_path/'dense'),texts()
+    (tmp_path/'full').mkdir()
+    (tmp_path/'full'/'mine.txt').write_text('mine')
+    for to in (tmp_path/'full', tmp_path/'dense'):
+        with pytest.raises(ValueError, match="isn't empty, and is no run that was stopped"): prune_wanda(tmp_path/'dense', .5, data, to=to)
+    with pytest.raises(ValueError, match='data is a function'): prune_wanda(tmp_path/'dense', .5, lambda m: m(**data[0]), to=tmp_path/'new')
+    with pytest.raises(ValueError, match='to= ?|pass to='): prune_wanda(tmp_path/'dense', .5, data)
+    skip = type(model).from_pretrained(tmp_path/'dense')
+    first,last = skip.model.layers[0],skip.model.layers[2]
+    first.register_forward_hook(lambda m,args,out: setattr(skip, 'seen', out))
+    last.register_forward_pre_hook(lambda m,args: (args[0]+skip.seen, *args[1:]))
+    with pytest.raises(ValueError, match='a block reads more than'): prune_wanda(skip, .5, data, to=tmp_path/'skip')
+
+@pytest.mark.parametrize('f', [prune_wanda, prune_refit])
+def test_half_precision_stays(f, tmp_path):
+    "Files keep their dtype, and zeros are exact"
+    torch.manual_seed(0)
+    _llama().to(torch.bfloat16).save_pretrained(tmp_path/'dense')
+    f(tmp_path/'dense', '2:4', texts(), to=tmp_path/'new')
+    got = tf.LlamaForCausalLM.from_pretrained(tmp_path/'new', dtype='auto')
+    assert got.dtype==torch.bfloat16
+    assert all((p==0).float().mean()==.5 for n,p in got.named_parameters() if '_proj' in n)
