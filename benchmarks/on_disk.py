@@ -41,10 +41,11 @@ def main():
     p.add_argument('--methods', nargs='+', default=['wanda','sparsegpt'], help='some of wanda, sparsegpt and refit')
     p.add_argument('--batches', type=int, default=4, help='of 4 sequences each')
     p.add_argument('--tokens', type=int, default=128, help='of a sequence')
+    p.add_argument('--layers', type=int, default=48, help='of the model: memory does not depend on it, size and seconds do')
     p.add_argument('--one', nargs=2, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one: return prune(args.folder/'dense', *args.one[:1], args.one[1], args.batches, args.tokens)
-    if not (args.folder/'dense'/'model.safetensors.index.json').is_file(): generate(args.folder/'dense')
+    if not (args.folder/'dense'/'model.safetensors.index.json').is_file(): generate(args.folder/'dense', args.layers)
     size = sum(f.stat().st_size for f in (args.folder/'dense').glob('*.safetensors'))
     print(f'model {size/1e9:.2f} GB, {args.batches*4*args.tokens} tokens')
     for m in args.methods:

@@ -32,7 +32,7 @@ def open_model(
     folder, # A folder that `save_pretrained` wrote
 ) -> nn.Module: # All its weights are on disk
     "The model of transformers in a folder"
-    tf,_ = need_package('transformers', 'examples'),need_package('accelerate', 'examples')
+    tf,_ = need_package('transformers', 'hf'),need_package('accelerate', 'hf')
     config = tf.AutoConfig.from_pretrained(folder)
     kind = getattr(tf, first(config.architectures or ()) or '', tf.AutoModelForCausalLM)
     return kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=Path(folder)/'offloaded')
