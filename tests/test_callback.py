@@ -11,6 +11,7 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai_data import *
 from fastcore.all import partial
 from fastsparse.all import *
+from fastsparse.train.callback import _lacks
 from fastsparse.all import fisher_saliency
 from fastsparse.core.registry import declares
 from helpers import agree,engine,live,masked_params,masks_of,same_masks,snapshot,states,warned
@@ -319,3 +320,14 @@ def test_two_callbacks_train_different_connections(tmp_path):
     with pytest.raises(ValueError, match='two callbacks would move the connections of .*sparse_modules'):
         learn.fit(1, cbs=[DST(**SET_presets), DST(**RigL_presets)])
     for i in (0,2): learn.fit(1, cbs=[DST(**SET_presets, sparse_modules=learn.model[i]), DST(**RigL_presets, sparse_modules=[learn.model[2-i]])])
+
+def test_how_much_sparsity_is_missing():
+    "In fractions of the weights, up to one weight a parameter; nothing without a schedule"
+    m = nn.Sequential(nn.Linear(10,20), nn.ReLU(), nn.Linear(20,10))
+    engine = SparseEngine(m, torch.optim.SGD(m.parameters(), .1), 100, seed=0, **GMP_presets(sparsity=.8))
+    lacks = _lacks(engine, engine.methods[0])
+    live = sum(s.live for s in engine.slots)
+    assert lacks==pytest.approx(.8-(1-(live-2)/400)) and live==400
+    sparsify_model(n := nn.Sequential(nn.Linear(10,20), nn.ReLU(), nn.Linear(20,10)), .5, seed=0)
+    steady = SparseEngine(n, torch.optim.SGD(n.parameters(), .1), 100, seed=0, **SET_presets)
+    assert _lacks(steady, steady.methods[0])==0

@@ -399,3 +399,12 @@ def test_an_optimizer_holds_what_moves(kw):
     with pytest.raises(ValueError, match=r"optimizer doesn't hold 0\.weight"): made()
     made(only=True)
     made(frozen=True)
+
+@pytest.mark.parametrize('t', [-1,1.5,None,'3'])
+def test_an_update_at_no_step_is_refused(t):
+    "Before a mask has changed"
+    m = mlp((6,8,4))
+    sparsify_model(m, .5, seed=0)
+    engine,before = SparseEngine(m, torch.optim.SGD(m.parameters(), .1), 10, seed=0, **SET_presets),masks_of(m)
+    with pytest.raises(ValueError, match=r'^t is'): engine.update(t)
+    assert all(map(torch.equal, masks_of(m), before)) and engine.n_updates==0

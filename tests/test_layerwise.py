@@ -310,20 +310,24 @@ def test_padded_sequences(method):
         method(_Padded(), .5, [dict(x=x, attention_mask=torch.ones_like(mask))])
 
 @pytest.mark.parametrize('kind', [nn.LSTM,nn.GRU,nn.RNN])
-def test_wanda_for_recurrent_inputs(kind):
-    "Each layer's input projection is pruned by what it sees, both ways; recurrent weights stay dense, and the number that is reached is said"
+@pytest.mark.parametrize('started', [False,True])
+def test_wanda_for_recurrent_inputs(kind, started):
+    "Each layer's input projection is pruned by what it sees, both ways and from the states it starts in; recurrent weights stay dense, and the number that is reached is said"
     torch.manual_seed(0)
     net,x = kind(6, 4, num_layers=2, bidirectional=True, batch_first=True),torch.randn(9,5,6)*torch.arange(1,7)
-    dense = copy.deepcopy(net)
+    h,dense = 3*torch.randn(4,9,4),copy.deepcopy(net)
+    def start(h): return (h,h.flip(0)) if kind is nn.LSTM else h
     n_all = sum(p.numel() for p in net.parameters() if p.ndim>1)
     n_ih = sum(p.numel() for n,p in net.named_parameters() if 'weight_ih' in n)
-    with pytest.warns(UserWarning, match=f'weight_hh_l0.*stay dense.*sparsity of {.5*n_ih/n_all:.4g} instead of 0.5'): prune_wanda(net, .5, [x], n_samples=9)
+    with pytest.warns(UserWarning, match=f'weight_hh_l0.*stay dense.*sparsity of {.5*n_ih/n_all:.4g} instead of 0.5'):
+        prune_wanda(net, .5, [dict(input=x, hx=start(h)) if started else x], n_samples=9)
     for d in ('','_reverse'):
         w = getattr(dense, f'weight_ih_l0{d}').detach()
         assert torch.equal(getattr(net, f'weight_ih_l0{d}_mask'), _row_oracle(w, x.reshape(-1,6).double().norm(dim=0), w.numel()//2))
     one = kind(6, 4, bidirectional=True, batch_first=True)
     one.load_state_dict({k: v for k,v in net.state_dict().items() if '_l0' in k and not k.endswith(('_mask','_sparsity'))})
-    seen = one(x)[0].detach().reshape(-1,8).double().norm(dim=0)
+    states = (h[:2],h.flip(0)[:2]) if kind is nn.LSTM else h[:2]
+    seen = one(x, states if started else None)[0].detach().reshape(-1,8).double().norm(dim=0)
     for d in ('','_reverse'):
         w = getattr(dense, f'weight_ih_l1{d}').detach()
         assert torch.equal(getattr(net, f'weight_ih_l1{d}_mask'), _row_oracle(w, seen, w.numel()//2))
