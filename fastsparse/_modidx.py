@@ -2571,6 +2571,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastsparse/train/engine.py'),
                                          'fastsparse.train.engine.DynamicSparseTraining._listen': ( 'train.engine.html#dynamicsparsetraining._listen',
                                                                                                     'fastsparse/train/engine.py'),
+                                         'fastsparse.train.engine.DynamicSparseTraining._refuse_both': ( 'train.engine.html#dynamicsparsetraining._refuse_both',
+                                                                                                         'fastsparse/train/engine.py'),
                                          'fastsparse.train.engine.DynamicSparseTraining.load_state_dict': ( 'train.engine.html#dynamicsparsetraining.load_state_dict',
                                                                                                             'fastsparse/train/engine.py'),
                                          'fastsparse.train.engine.DynamicSparseTraining.remove': ( 'train.engine.html#dynamicsparsetraining.remove',

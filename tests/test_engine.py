@@ -1,5 +1,5 @@
 "The engine in a loop: when it moves the topology, whose loops it follows, what users hand it, and what it says"
-import gc, math, pytest, torch, weakref
+import copy, gc, math, pytest, torch, weakref
 from fastsparse.all import *
 from fastsparse.core.registry import declares
 from fastsparse.masks.scores import MeanGradient
@@ -408,3 +408,21 @@ def test_an_update_at_no_step_is_refused(t):
     engine,before = SparseEngine(m, torch.optim.SGD(m.parameters(), .1), 10, seed=0, **SET_presets),masks_of(m)
     with pytest.raises(ValueError, match=r'^t is'): engine.update(t)
     assert all(map(torch.equal, masks_of(m), before)) and engine.n_updates==0
+
+@pytest.mark.parametrize('way', ['masks','live'])
+@pytest.mark.parametrize('order', ['opt first','engine first'])
+def test_both_ways_to_step_for_one_gradient(way, order):
+    "Refused before the second, which would step twice; one way at a time is as it was"
+    m = mlp((6,32,4))
+    sparsify_model(m, .8, seed=0)
+    opt = torch.optim.SGD(m.parameters(), .1)
+    if way=='live': sparse_compute(m, None, opt, plan={'0.weight':'rows'})
+    dst = DynamicSparseTraining(m, opt, 40, seed=0, **SET_presets(batches_per_update=4))
+    first,second = (opt.step,dst.step) if order=='opt first' else (dst.step,opt.step)
+    for f in (first, second, first):
+        opt.zero_grad()
+        m(torch.ones(3,6)).sum().backward()
+        f()
+    before = copy.deepcopy(m.state_dict())
+    with pytest.raises(ValueError, match='both were called for one gradient'): second()
+    assert all(v.equal(before[k]) for k,v in m.state_dict().items()) and dst.t==3

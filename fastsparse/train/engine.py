@@ -29,6 +29,7 @@ from .method import Method,method_or_auto,settings_of
 from .param import Move,Scorer,SparseParam
 from .state import engine_state,load_engine_state
 from ..weights.find import masked_params
+from ..weights.gradient import grad_stamp,is_stamped
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
 from ..weights.optimizers import grad_history
 from ..weights.sharded import gathered,is_sharded
@@ -554,7 +555,7 @@ class DynamicSparseTraining(SparseEngine):
         if any(isinstance(getattr(h, '__self__', None), DynamicSparseTraining) for h in base._optimizer_step_pre_hooks.values()):
             raise ValueError("a DynamicSparseTraining is attached to this optimizer already: call its remove() first")
         super().__init__(model, opt, n_steps, **kwargs)
-        self.t = 0
+        self.t,self.inside,self.stepped = 0,False,(False,None)
         if not base.state and is_fresh(model) and not repair_alone(model): FirstLook(model)
         endless = sparse_compute is None and n_steps is None
         try: self.live = LiveRun(self, False if endless else sparse_compute)
@@ -577,6 +578,7 @@ def _before(self:DynamicSparseTraining, opt, args, kwargs):
     if closure is not None:
         with torch.enable_grad(): loss = closure()
         args,kwargs = args[:1],dict(closure=lambda: loss)
+    else: self._refuse_both()
     base = base_opt(opt)
     join_groups(base)
     if self.before_step(self.t):  # without gradients the optimizer changes nothing
@@ -593,16 +595,27 @@ def _after(self:DynamicSparseTraining, opt, args, kwargs):
     self.live.end() if self.t==self.n_steps else self.live.after_step()
     if self.t==self.n_steps: warn_if_ended(self)
     self.unseen.reset(self.slots)
+    grad = self.slots[self.unseen.i].w.grad
+    self.stepped = self.inside,None if grad is None else grad_stamp(grad)
     self.prepare(self.t)
 
 # %% ../../nbs/55_train.engine.ipynb #28c013d2
 @patch
 def step(self:DynamicSparseTraining, *args, **kwargs):
     "`opt.step()`"
-    return self.opt.step(*args, **kwargs)
+    self.inside = True
+    try: return self.opt.step(*args, **kwargs)
+    finally: self.inside = False
 
 @patch
-def __getstate__(self:DynamicSparseTraining): return {k:v for k,v in vars(self).items() if k not in ('handles','unseen')}
+def _refuse_both(self:DynamicSparseTraining):
+    "Raise a `ValueError` if the same gradients have been stepped with, by the optimizer or by this engine, and now by the other"
+    grad,(by_engine,stamp) = self.slots[self.unseen.i].w.grad,self.stepped
+    if by_engine!=self.inside and grad is not None and is_stamped(grad, stamp) and grad._version==stamp[2]:
+        raise ValueError("opt.step() and step() of the engine are the same, and both were called for one gradient: leave one of them out")
+
+@patch
+def __getstate__(self:DynamicSparseTraining): return {k:v for k,v in vars(self).items() if k not in ('handles','unseen')}|dict(stepped=(False,None))
 
 @patch
 def __setstate__(self:DynamicSparseTraining, state):
