@@ -255,6 +255,21 @@ def test_engine_state_on_one_rank_only(tmp_path):
     first,second = on_ranks(tmp_path, 2, [('alone', asked_alone, ())])['alone']
     assert first['alone']==[first['all']]==[second['all']] and first['all']['n_updates']==2
 
+def one_bad_gradient(rank, world):
+    "RigL on shards, with a gradient that isn't finite on the last rank in the step of an update"
+    m,net,opt,dst = started('RigL', 'before')
+    for t in range(5):
+        opt.zero_grad()
+        net(batch(t)[0]).square().sum().backward()
+        if t==4 and rank==world-1: local_part(m[0].weight.grad).view(-1)[0] = float('nan')
+        opt.step()
+    return dict(updates=dst.n_updates, masks=[full(o.mask) for o in masked_params(m)], before=[full(o.mask) for o in masked_params(started('RigL', 'before')[0])])
+
+def test_a_gradient_that_is_not_finite_on_one_rank(tmp_path):
+    "No rank changes its masks, which stay alike"
+    found = on_ranks(tmp_path, 2, [('bad', one_bad_gradient, ())])['bad']
+    assert all(o['updates']==0 and all(map(torch.equal, o['masks'], o['before'])) for o in found)
+
 def zeros(rank, world):
     "RigL with an optimizer whose state is shared out: what belongs to dead weights"
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -351,3 +351,10 @@ def test_masks_written_by_hand_are_followed():
     backward(m, *xy)
     assert m[2].weight.grad is not None
 
+
+def test_a_measurement_needs_a_batch():
+    "Or a plan; refused by name before anything is measured or stored"
+    m = mlp((8,64,4))
+    sparsify_model(m, .75, seed=0)
+    with pytest.raises(TypeError, match='^xb is None'): sparse_compute(m, None)
+    assert not any(o.kind for o in masked_params(m))

@@ -522,3 +522,12 @@ def test_another_dtype_between_backward_and_update(kind, swap):
     (got,m),(want,_) = run(change),run(None)
     assert all(map(torch.equal, got, want)) and m[0].weight.dtype==torch.double
     assert not any(w.p[~w.mask].any() for w in masked_params(m))
+
+def test_the_summary_sees_what_is_enforced():
+    "After a write through .data too"
+    m = mlp((8,16,4))
+    sparsify_model(m, .75, seed=0)
+    m(torch.ones(2,8))
+    m[0].weight.data.fill_(1)
+    with pytest.warns(UserWarning, match='written to through .data'): df = sparse_summary(m).df
+    assert not m[0].weight[~m[0].weight_mask].any()

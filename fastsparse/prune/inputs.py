@@ -243,8 +243,9 @@ def layer_statistic(
     def _f(m, args, kwargs):
         mine = _patches(m, o, args, kwargs)
         for e,*xs in mine if dense is None else _pairs(mine, theirs, args, kwargs):
-            total,rows = sums.get(e, (0,0))
-            sums[e] = total+f(*xs),rows+xs[0].shape[1]
+            total,rows = sums.pop(e, (0,0))
+            total = total.add_(f(*xs)) if rows else f(*xs)
+            sums[e] = total,rows+xs[0].shape[1]
         if once: raise EndForward
     with suppress(_Unaligned),_listening(_owners(calib.model, o), _f):
         if dense is None: calib.run()

@@ -226,13 +226,15 @@ def least_squares(
 
 # %% ../../nbs/76_prune.layerwise.ipynb #070bbe20
 def _refit(damp, o, statistic):
-    (H,C),_ = statistic(lambda x, y=None: torch.stack([(x := x.double()).mT@x, (x if y is None else y.double()).mT@x]))
-    weight = _outputs_first(o, o.p.detach().double())
+    both,_ = statistic(lambda x, y=None: torch.stack([(x := x.double()).mT@x, (x if y is None else y.double()).mT@x]))
+    H,weight = both[0].clone(),_outputs_first(o, o.p.detach().double())
     w,diag = weight.reshape(len(H), -1, H.shape[-1]),H.diagonal(dim1=-2, dim2=-1)
     dead,ridge = diag==0,damp*diag.mean(-1)[:,None]
-    w,eye = torch.where(dead[:,None], 0, w),torch.diag_embed(torch.where(dead, 1, ridge))
+    w = torch.where(dead[:,None], 0, w)
+    R = w@both[1]+ridge[:,None]*w
+    del both  # each is as large as the square of a layer's inputs
+    diag += torch.where(dead, 1, ridge)
     def top(score): return _outputs_first(o, o.top(_own_order(o, score.reshape(weight.shape)))).reshape(w.shape)
-    H,R = H+eye,w@(C+eye)
     mask,v = fitting_mask(w, H, R, top)
     v = least_squares(v, H, R, mask)
     return tuple(_own_order(o, t.reshape(weight.shape)) for t in (mask,v))
