@@ -1,14 +1,14 @@
 "Measure what sparse training costs and what it is worth: `python benchmarks/run.py [--quick]`"
 import argparse,json,multiprocessing,os,time
 os.environ['OMP_NUM_THREADS'] = '1'
-import compute,costs,fits,inference,quality,roofline,structures,vision
+import billion,compute,costs,fits,inference,quality,roofline,structures,vision
 import matplotlib.pyplot as plt,numpy as np
 from concurrent.futures import ProcessPoolExecutor
 from measure import machine,spread
 from models import titles
 from pathlib import Path
 
-goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, reads=80, steady=1, update_peak=2)
+goals = dict(resnet18=1.05, resnet18_cifar=1.02, gpt=1.02, learner=1.05, reads=80, steady=1, update_peak=2, billion=2)
 
 speed_goals = dict(mlp={.9:(2.9,3.1), .95:(4.2,4.4), .98:(5.5,5.8)}, ffn={.9:(2.8,3.1), .95:(4.5,4.7), .98:(6.4,8.)},
     gpt={.9:(2.1,2.4), .95:(2.4,2.8), .98:(2.7,3.2)})  # floor and goal
@@ -113,6 +113,12 @@ def measure_adam(quick):
     return {name:{k:in_new_process(compute.adam_memory, name, s) for k,s in (('dense',0),('sparse',.9))}
         for name in (['mlp'] if quick else ['mlp','ffn','gpt'])}
 
+def measure_billion(quick):
+    "Networks that are born sparse, in processes of their own"
+    if not Path('/proc/self/clear_refs').exists(): return []
+    return [dict(width=w, weights=billion.depth*w**2, peak=in_new_process(billion.memory, w), **in_new_process(billion.speed, w))
+        for w in billion.widths[:1 if quick else None]]
+
 def measure_layers(quick):
     "Inference of one large layer"
     cases = {(32,.9):7} if quick else layer_goals
@@ -129,7 +135,7 @@ def measure_roofline(quick):
 
 sections = dict(roofline=measure_roofline, fits=measure_fits, steps=measure_steps, updates=measure_updates, growth=measure_growth, memory=measure_memory,
     evaluation=measure_evaluation, training=measure_training, vision=measure_vision, structures=measure_structures, table=measure_table,
-    adam=measure_adam, layers=measure_layers, models=measure_models, quality=measure_quality)
+    adam=measure_adam, billion=measure_billion, layers=measure_layers, models=measure_models, quality=measure_quality)
 
 def show(rows, heads):
     "Print `rows` of strings under `heads`, aligned"
@@ -213,6 +219,11 @@ def show_adam(rows):
     lines = [[compute.titles[k], f"{r['dense']:.1f}", f"{r['sparse']:.1f}", f"{r['sparse']/r['dense']:.2f}", '0.5 '+('met' if r['sparse']<.5*r['dense'] else 'missed')] for k,r in rows.items()]
     show(lines, ['peak bytes a weight with Adam', 'dense', 'at 0.9', 'ratio', 'goal'])
 
+def show_billion(rows):
+    lines = [[f"{r['weights']:,}", f"{r['peak']/1e9:.2f} GB", verdict(r['peak']/1e9, goals['billion'] if r['weights']>1e9 else None),
+        *[f'{r[k]:.2f} s' for k in ('make','step','update')], *[f'{np.mean(o):.2f}' for o in (r['losses'][:5], r['losses'][-5:])]] for r in rows]
+    show(lines, ['weights, born 0.99 sparse', 'peak', 'goal', 'to make', 'a step', 'with an update', 'loss, first 5 steps', 'last 5 of 42'])
+
 def show_layers(rows):
     lines = [[f"4096x4096, {r['rows']} rows", f"{r['sparsity']}", f"{r['dense_ms']:.2f} ms", *[quartiles(r[k], 2) if k in r else '' for k in ('onednn','bfloat16','scipy','sparselab','sparse')],
         reached(r['sparse']['median'], r['goal'])] for r in rows]
@@ -284,6 +295,17 @@ def plot_adam(rows):
     ax.set(xticks=range(len(rows)), xticklabels=labels, ylabel='peak bytes a weight with Adam')
     return fig
 
+def plot_billion(rows):
+    "Seconds and memory against the number of weights"
+    fig,axs = plt.subplots(1, 2, figsize=(7,3.2), layout='constrained')
+    n = [r['weights'] for r in rows]
+    for key,label,marker,ls in (('make','to make',':','s'), ('update','a step with an update','--','^'), ('step','a step','-','o')):
+        axs[0].plot(n, [r[key] for r in rows], ls=marker, marker=ls, color='0', label=label)
+    axs[1].plot(n, [r['peak']/1e9 for r in rows], '-D', color='0', label='peak memory')
+    axs[1].plot(n, [16*x/1e9 for x in n], '--', color='.5', label='dense weights, gradients and Adam')
+    for ax,what in zip(axs, ('seconds, one core','GB')): ax.set(xscale='log', yscale='log', xlabel='weights', ylabel=what)
+    return fig
+
 def plot_quality(rows):
     "Accuracy against sparsity, a line a method"
     fig,ax = plt.subplots(figsize=(6.4,4), layout='constrained')
@@ -303,8 +325,8 @@ def plot(rows, f, path):
 
 shows = dict(roofline=show_roofline, fits=show_fits, steps=show_steps, updates=show_updates, growth=show_growth, memory=show_memory,
     evaluation=show_evaluation, training=show_training, vision=show_vision, structures=show_structures, table=show_table,
-    adam=show_adam, layers=show_layers, models=show_models, quality=show_quality)
-plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, quality=plot_quality)
+    adam=show_adam, billion=show_billion, layers=show_layers, models=show_models, quality=show_quality)
+plots = dict(steps=plot_steps, updates=plot_updates, growth=plot_growth, training=plot_training, adam=plot_adam, billion=plot_billion, quality=plot_quality)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)

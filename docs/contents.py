@@ -1,7 +1,7 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
 # The parts of the sidebar, as globs of pages, how-tos in the order of need
-howtos = """faster save resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share
+howtos = """faster save resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained research deployment many_processes *'.split()],
@@ -86,6 +86,7 @@ searches = {
     'howto/save': '''save and load, learn.load, learn.save, load_learner, load_state_dict, load_from_checkpoint, unexpected key, unexpected keys in state_dict, weight_mask, state_dict, save_pretrained,
         load a sparse model, restore, missing masks''',
     'howto/smaller_files': 'smaller files, file size, compress checkpoint, model size, safetensors',
+    'howto/billion': 'billion weights, large model, huge layer, out of memory, meta device, wide network, torch.device meta, does not fit in memory',
     'howto/stay_sparse': 'LoRA, peft, adapter, stay sparse, fine-tune a pruned model, keep zeros, merge',
     'concepts/anatomy': 'anatomy, how does it work, drop and grow, dynamic sparse training',
     'concepts/exact_counts': 'exact counts, budget, density of layers, rounding',

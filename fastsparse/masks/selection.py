@@ -160,7 +160,7 @@ def highest(
     need_number('the number to choose', k, 0, n)
     cut = _cut(s, among, n, k)
     if cut is not None:
-        idx = live_places(_above(s, cut) & among)
+        idx = live_places(_above(s, cut).logical_and_(among))
         if len(idx)>=k: return _pick(idx, _exact_top(s.index_select(0, idx), k))
         ties = live_places((s==cut)&among)
         if len(idx)+len(ties)>=k: return torch.cat([idx, ties[:k-len(idx)]]).sort().values

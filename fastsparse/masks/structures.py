@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
 from ..core.registry import call_with,closest_name
-from .selection import count_live,highest,highest_in_rows,live_places,lowest,put_
+from .selection import count_live,highest,highest_in_rows,live_places,lowest,put_,top_k_mask
 from .transposable import best_tiles
 from torch import nn
 from typing import NamedTuple
@@ -243,6 +243,8 @@ class Unstructured(Structure):
     def n_weights(self, shape, k): return k
     def least_drop(self, shape): return 1
     def units_per_group(self, shape, n): return n if 0<=n==int(n)<=math.prod(shape) else super().units_per_group(shape, n)
+    def legal(self, mask): return True
+    def top(self, score, n): return top_k_mask(score.detach(), self.units_per_group(score.shape, n))
 
     def _lowest(self, mask, live, keep_f, n):
         "The places of the `n` lowest live weights; if few are live, only their scores are computed"

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LiveLayer', 'LiveLinear', 'LiveProjection', 'LiveConv1d', 'LiveConv2d', 'LiveConv3d', 'LiveSequential',
-           'LiveAttention', 'live_weights', 'store_dense', 'swappable', 'SparseCompute', 'sparse_compute',
-           'follow_rule', 'check_live']
+           'LiveAttention', 'live_weights', 'sync_classes', 'store_dense', 'swappable', 'SparseCompute',
+           'sparse_compute', 'follow_rule', 'check_live']
 
 # %% ../../nbs/45_model.live_layers.ipynb #8d51de07
-import pandas as pd,torch,torch.distributed as dist,torch.nn.functional as F
+import torch,torch.distributed as dist,torch.nn.functional as F
 from collections import Counter
 from collections.abc import Mapping
 from fastcore.basics import *
@@ -22,7 +22,7 @@ from ..core.checks import need_batch
 from ..core.registry import needs_of
 from ..weights.weight import Masked
 from ..weights.find import masked_params
-from .sparsify import module_of
+from .running import module_of
 from torch import nn
 from torch.nn.modules import module
 from torch.nn.modules.conv import _ConvNd
@@ -130,7 +130,9 @@ def _set_class(m, live):
     "Give the layer `m` its live class, or take it away"
     if live!=isinstance(m, LiveLayer): m.__class__ = (_live_types if live else _dense_types)[type(m)]
 
-def _sync_classes(model):
+def sync_classes(
+    model:nn.Module, # Any module
+):
     "Give each module of `model` the class and the settings that fit its live weights"
     for m in model.modules():
         if type(m) in (nn.Sequential,LiveSequential): m.__class__ = LiveSequential if any(map(live_weights, m)) else nn.Sequential
@@ -150,7 +152,7 @@ def store_dense(
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
     for w in ifnone(ws, [w for m in model.modules() for w in live_weights(m)]): store_masked(w, Masked(w.module, w.attr))
-    _sync_classes(model)
+    sync_classes(model)
 
 # %% ../../nbs/45_model.live_layers.ipynb #b242b82e
 def _why_no_layer(m):
@@ -162,12 +164,14 @@ def _why_no_layer(m):
     if 'forward' in vars(m): return 'its forward was replaced'
     if isinstance(m, nn.MultiheadAttention) and (m.bias_k is not None or m.add_zero_attn): return 'attention with bias_k or add_zero_attn'
     if not isinstance(m, _ConvNd) or is_pointwise(m): return ''
-    return why_no_kernel(m) or ('' if fits_kernel(m.weight) else 'convolutions have kernels for float32 and float64 on the CPU')
+    w = torch.empty(0, dtype=m.weight.dtype) if m.weight.is_meta else m.weight
+    return why_no_kernel(m) or ('' if fits_kernel(w) else 'convolutions have kernels for float32 and float64 on the CPU')
 
 def swappable(
-    model:nn.Module, # A sparse module
+    model:nn.Module, # Any module
+    os:list=None, # `Param`s or `Weight`s of it; all with a mask by default
 ) -> dict: # Parameter → why it can't be swapped; empty if it can
-    "Which masked parameters of `model` can be computed with live weights only"
+    "Which parameters of `model` can be computed with live weights only"
     counts = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     attention_of = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     def why(o):
@@ -175,16 +179,17 @@ def swappable(
         if len(o.p._backward_hooks or ())+len(o.p._post_accumulate_grad_hooks or ())>len(o.handles): return 'it has hooks of its own'
         if o.learned: return 'its mask is learned'
         return _why_no_layer(o.module) or (_why_no_layer(attention_of[o.module]) if o.module in attention_of else '')
-    return {o.name:why(o) for o in masked_params(model)}
+    return {o.name:why(o) for o in ifnone(os, masked_params(model))}
 
 # %% ../../nbs/45_model.live_layers.ipynb #fed3ca8c
 class SparseCompute:
     "The choice of `sparse_compute`: `plan` (name → 'rows' or 'dense'), `ratios` (name → speed-up), `df` (table); `remove()` undoes it"
     def __init__(self, model, weights, plan, ratios, notes):
+        import pandas as pd  # takes long to import
         store_attr('model,weights,plan,ratios,notes')
         rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
         self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=float('nan'), note=why) for n,why in notes.items()])
-        for n,w in weights.items(): w.summary_note = 'live weights only'+(f', {ratios[n]:.1f} times as fast' if n in ratios else '')
+        for n,w in weights.items(): w.summary_note += f', {ratios[n]:.1f} times as fast' if n in ratios else ''
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
@@ -256,7 +261,7 @@ def sparse_compute(
     except ValueError:
         store_dense(model, chosen.values())
         raise
-    _sync_classes(model)
+    sync_classes(model)
     plan,ratios = _measured(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
     return SparseCompute(model, chosen, plan, ratios, notes)
 

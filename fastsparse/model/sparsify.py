@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_sparseable_module', 'sparseable_modules', 'Param', 'decide', 'draw_seed', 'check_score', 'as_mask', 'need_values',
-           'candidates', 'structure_of', 'has_live', 'fitting', 'layer_counts', 'starting_masks', 'warn_if_missed',
-           'module_of', 'need_masks', 'need_dense', 'module_copy', 'show_sparsity', 'register_mask',
+           'candidates', 'structure_of', 'has_live', 'fitting', 'layer_counts', 'starting_masks', 'mask_makers',
+           'warn_if_missed', 'need_masks', 'need_dense', 'module_copy', 'show_sparsity', 'register_mask',
            'keep_from_broadcast', 'choose', 'shows_training', 'sparsify_model', 'SparseSummary', 'sparse_summary',
            'refuse_locked', 'unsparsify', 'sparsify_parameter', 'unsparsify_parameter']
 
@@ -13,6 +13,7 @@ __all__ = ['is_sparseable_module', 'sparseable_modules', 'Param', 'decide', 'dra
 import copy,math,operator,re,torch
 import torch.distributed as dist
 from fastcore.basics import *
+from functools import partial
 from ..core.checks import need_batch,need_choice,need_fraction,renamed
 from ..core.registry import call_with,declares,get_part,needs_of,register_part,wants
 from ..masks.apportion import live_counts
@@ -26,7 +27,7 @@ from .layers import axes_of,layer_of
 from ..masks.selection import count_live,keyed_generator,local_part,mask_from_tensor,sparsity_from_tensor,zero_dead_
 from ..core.patterns import need_named,wanted
 from ..masks.scores import random_score,weight_magnitude
-from .running import batch_of
+from .running import batch_of,module_of
 from .init import init_kaiming_normal_sparse_,mark_fresh,output_spread,repair_alone,repair_signal
 from ..masks.structures import as_structure,Structure
 from torch import nn
@@ -63,7 +64,7 @@ class Param(NamedTuple):
     attr:str
     p:torch.Tensor
     dense_reason:str='' # Why it is left dense, if it is
-    mask = None
+    mask,handles,learned = None,(),False
 
     @property
     def shape(self): return self.p.shape
@@ -188,9 +189,13 @@ def candidates(
     model:nn.Module, # Any module
     also=None, # As for `decide`
 ) -> list: # A `Param` for each, in parameter order
-    "The parameters that `decide` would make sparse"
-    os = [o for o in decide(model, also) if not o.dense_reason]
+    "The parameters that `decide` would make sparse; a `ValueError` if one has no values"
+    os = _candidates(model, also)
     need_values(**{o.name:o.p for o in os})
+    return os
+
+def _candidates(model, also):
+    os = [o for o in decide(model, also) if not o.dense_reason]
     for o in os:
         if hasattr(o.module, f'{o.attr}_mask') and o.module._buffers.get(f'{o.attr}_mask') is None:
             raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
@@ -247,6 +252,7 @@ def layer_counts(
 
 # %% ../../nbs/43_model.sparsify.ipynb #277a9c81
 def _given_masks(init, os, structure):
+    "A function of each of `os` that returns its mask"
     names = [o.name for o in os]
     if not init or (unknown := set(init)-set(names)):
         named = first(sorted(map(str, unknown))) if init else 'no parameter'
@@ -254,7 +260,7 @@ def _given_masks(init, os, structure):
     def mask_of(o):
         mask = init.get(o.name, torch.ones(o.shape)).to(o.p.device).bool()
         return as_mask(mask, None, o, structure_of(structure, o))
-    return [mask_of(o) for o in os]
+    return [mask_of]*len(os)
 
 def _tell_rounding(counts, wanted, structure):
     "Warn if rounding to the structure's units changes the number of live weights a lot"
@@ -263,19 +269,23 @@ def _tell_rounding(counts, wanted, structure):
         warn(f"the structure {str(structure)!r} rounds to its own unit: {live} weights live, and {asked} were asked for; "
             "wider layers or a lower sparsity come nearer")
 
-def starting_masks(os, idxs, sparsity, sparse_f, init, seed, structure):
-    "A mask for each of `os`; `idxs` are the indices for the random choices"
+def starting_masks(os, *args):
+    "A mask for each of `os`, with the arguments of `mask_makers`"
+    return [make(o) for make,o in zip(mask_makers(os, *args), os)]
+
+def mask_makers(os, idxs, sparsity, sparse_f, init, seed, structure):
+    "A function of each of `os` that returns its mask; `idxs` are the indices for the random choices"
     if isinstance(init, dict): return _given_masks(init, os, structure)
     f = init if callable(init) else get_part('mask', init, 'mask_init')
     counts = [None]*len(os) if needs_of(f).brings_count else layer_counts(os, sparsity, sparse_f, structure)
-    def draw(i, o, n):
+    def draw(o, i, n):
         own = structure_of(structure, o)
         score = call_with(f, gathered(o.p), name=o.name, module=o.module, axes=axes_of(o.module, o.attr), n=n, step=0, structure=own,
             generator=keyed_generator(seed, i))
         return as_mask(score, n, o, own)
     free = as_structure(None)
     if structure!=free and counts[:1]!=[None]: _tell_rounding(counts, layer_counts(os, sparsity, sparse_f, free), structure)
-    return [draw(i, o, n) for i,o,n in zip(idxs, os, counts)]
+    return [partial(draw, i=i, n=n) for i,n in zip(idxs, counts)]
 
 # %% ../../nbs/43_model.sparsify.ipynb #d1fbb71b
 def _moved(m):
@@ -305,11 +315,12 @@ def _is_uneven(w):
 
 def _looks_trained(model, zeros):
     "Do norms, gradients (with `zeros` also those of zero), version counters or the weights themselves show training?"
+    if any(p.is_meta for p in model.parameters()): return False
     norms = [m for m in model.modules() if isinstance(m, _never) and not isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     def used(p): return p.grad is not None and (zeros or bool(p.grad.any())) or not p.is_inference() and p._version>20
     if any(map(_moved, norms)) or any(map(used, model.parameters())): return True
     ps = [p for m in model.modules() if is_sparseable_module(m) for p in m._parameters.values() if p is not None and p.ndim>1]
-    return any(_is_uneven(p) for p in ps if p.is_floating_point() and not p.is_meta)
+    return any(_is_uneven(p) for p in ps if p.is_floating_point())
 
 # %% ../../nbs/43_model.sparsify.ipynb #a72ef3f3
 _aside = re.compile('emb|pos|bias|token|norm', re.I)
@@ -333,15 +344,6 @@ def warn_if_missed(
         f"bring them in with also=, e.g. also={largest[0].name!r} or a type, or pass also=() to leave them dense without this warning")
 
 # %% ../../nbs/43_model.sparsify.ipynb #43a5f11e
-def module_of(
-    model, # A module or a `Learner`
-) -> nn.Module:
-    "The module of `model`; a `TypeError` if there is none"
-    if isinstance(model, nn.Module): return model
-    if not isinstance(getattr(model, 'model', None), nn.Module):
-        raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
-    return model.model
-
 def need_masks(
     model, # A module or a `Learner`
 ) -> list: # As from `masked_params`
@@ -409,8 +411,13 @@ def choose(
     also=None, # As in `sparsify_model`
     exclude=None, # As in `sparsify_model`
 ) -> tuple: # A list of `Param`s, and their indices among the candidates
-    "The parameters to make sparse"
-    os = candidates(model, also)
+    "The parameters to make sparse; a `ValueError` if one has no values"
+    os,idxs = _choose(model, chosen, also, exclude)
+    need_values(**{o.name:o.p for o in os})
+    return os,idxs
+
+def _choose(model, chosen, also, exclude):
+    os = _candidates(model, also)
     if not os:
         kept = ''.join(f'; {o.name}: {o.dense_reason}' for o in decide(model))
         raise ValueError(f"{type(model).__name__} has no weights to make sparse: "
@@ -465,6 +472,60 @@ def _is_untouched(learn, model, sparsity, init, mode):
         warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
     return is_random and mode=='auto' and not trained
 
+# %% ../../nbs/43_model.sparsify.ipynb #d226ae5c
+def _unset(m): return [(ts, k, t) for ts in (m._parameters,m._buffers) for k,t in ts.items() if t is not None and t.is_meta]
+def _initialiser(m): return getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', None))
+
+def _check_new(model, os, xb, sparse_f):
+    "Raise a `ValueError` if a model on the meta device can't get its values layer by layer, and live ones for `os`"
+    from fastsparse.model.live_layers import swappable
+    for n,m in model.named_modules():
+        if (found := _unset(m)) and _initialiser(m) is None:
+            raise ValueError(f"{f'{n}.{found[0][1]}'.lstrip('.')} is on the meta device, and {type(m).__name__} has no reset_parameters() "
+                "to give it values: write one, or make it with device='cpu'")
+    if bad := first(swappable(model, os).items(), lambda o: o[1]):
+        raise ValueError(f"{bad[0]} is on the meta device, and can't be stored as live values ({bad[1]}): leave it dense with "
+            f"exclude={bad[0]!r}, or call model.to_empty(device='cpu') and initialise all layers first")
+    if xb is not None: raise ValueError("xb measures the signal of dense weights, and a model on the meta device has none: leave it out")
+    if wants(sparse_f, 'scores'):
+        raise ValueError("sparse_f compares the weights of all layers, and on the meta device there are none: take another, such as 'erk'")
+
+# %% ../../nbs/43_model.sparsify.ipynb #cf984bb0
+def _with_values(t):
+    "An uninitialised tensor on the CPU in the place of `t`"
+    new = torch.empty_like(t, device='cpu')
+    if isinstance(t, nn.Parameter): new = nn.Parameter(new, t.requires_grad)
+    vars(new).update(vars(t))
+    return new
+
+def _make_live(model, os, makers, seed, fans, is_random):
+    "Give each layer values, masks and live storage in turn, outer ones last; the model is left as it was if that fails"
+    from fastsparse.model.live_layers import sync_classes
+    from fastsparse.weights.live import store_live
+    modules,made = list(enumerate(model.modules())),{}
+    was = [(ts, dict(ts)) for _,m in modules for ts in (m._parameters,m._buffers)]
+    try:
+        with torch.device('cpu'), torch.random.fork_rng(devices=[]):
+            for i,m in reversed(modules):
+                for ts,k,t in (found := _unset(m)): ts[k] = made[id(t)] = made[id(t)] if id(t) in made else _with_values(t)
+                if not found: continue
+                torch.default_generator.manual_seed(keyed_generator(seed, -1-i).initial_seed())
+                own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(os, makers) if o.module is m]
+                if not is_random: _initialiser(m)()
+                masks = [make(o) for o,make in own]
+                if is_random: _initialiser(m)()  # until here the weight takes no memory
+                for (o,_),mask in zip(own, masks): register_mask(o, mask, fans)
+                for w in (w for w in masked_params(m) if w.module is m and 4*w.n_live()<=w.mask.numel()):
+                    w.check()
+                    store_live(w)
+    except BaseException:
+        for _,m in modules: vars(m).pop('_weights', None)
+        for ts,old in was:
+            ts.clear()
+            ts.update(old)
+        raise
+    sync_classes(model)
+
 # %% ../../nbs/43_model.sparsify.ipynb #066d1ff6
 @renamed(model_sparsity='sparsity')
 def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
@@ -474,7 +535,7 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     Parameters
     ----------
     model
-        A module or a `Learner`.
+        A module or a `Learner`. One that was made under `torch.device('meta')` gets values too, and stores live ones only.
     sparsity
         Fraction of the weights that is dead, in [0,1); or rules, a dict or pairs of a pattern and a sparsity: the first that names
         a parameter decides, and those without a rule stay dense.
@@ -510,7 +571,8 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     Raises
     ------
     ValueError
-        If the model is sparse already, has no weights to make sparse, or does not fit the structure; the model is left as it was.
+        If the model is sparse already, has no weights to make sparse, does not fit the structure, or is on the meta device and has
+        layers that can't store live values alone; the model is left as it was.
 
     References
     ----------
@@ -529,19 +591,25 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     need_dense(model)
     need_choice('sparse_init_mode', sparse_init_mode, ('auto',None,'fan_in','fan_out','fan_in_out'))
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
-    os,idxs = choose(model, chosen, also, exclude)
+    os,idxs = _choose(model, chosen, also, exclude)
     if by_rule: os,idxs,sparsity,sparse_f = _by_rules(sparsity, os, idxs, model)
-    masks = starting_masks(os, idxs, sparsity, sparse_f, mask_init, seed, fitting(structure, os, sparsity))
+    if is_new := all(o.p.is_meta for o in os): _check_new(model, os, xb, sparse_f)
+    else: need_values(**{o.name:o.p for o in os})
+    makers = mask_makers(os, idxs, sparsity, sparse_f, mask_init, seed, fitting(structure, os, sparsity))
+    masks = None if is_new else [make(o) for make,o in zip(makers, os)]
     untouched = _is_untouched(learn, model, sparsity, mask_init, sparse_init_mode)
-    look = _looker(learn, xb) if sparse_init_mode=='auto' and sparsity else None
-    for o,mask in zip(os, masks): register_mask(o, mask, None if sparse_init_mode=='auto' else sparse_init_mode)
+    look = _looker(learn, xb) if sparse_init_mode=='auto' and sparsity and not is_new else None
+    fans = None if sparse_init_mode=='auto' else sparse_init_mode
+    if is_new: _make_live(model, os, makers, seed, fans, mask_init=='random')
+    else:
+        for o,mask in zip(os, masks): register_mask(o, mask, fans)
     keep_from_broadcast(model)
     vars(model).pop('_rescaled', None)
     signal = look(untouched) if look else None
     repaired = signal.repaired if signal else untouched and repair_alone(model)
     res = enforce_masks(model) if enforce_mask else HookHandle()
     res.signal = signal
-    if untouched and not repaired: mark_fresh(model)
+    if untouched and not repaired and not is_new: mark_fresh(model)
     return res
 
 # %% ../../nbs/43_model.sparsify.ipynb #20657d38

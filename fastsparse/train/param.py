@@ -13,7 +13,7 @@ from ..masks.apportion import whole_up
 from ..core.ranks import in_many
 from ..core.registry import call_with,needs_of
 from ..masks.schedules import min_max_end
-from ..masks.selection import count_live,live_places,n_live,put_
+from ..masks.selection import count_live,highest,live_places,n_live,put_
 from ..weights.find import asked_sparsity
 from ..weights.optimizers import keeps_zero
 from ..model.layers import axes_of
@@ -159,10 +159,9 @@ def choose(self:SparseParam,
 @patch
 def write(self:SparseParam, move, opt):
     "Write `move` into mask, weight and optimizer state; returns the indices of weights that weren't live before"
-    w,after = self.w,self.w.full_mask()
-    new = move.grown[~after.take(move.grown)]
-    after = put_(put_(after.clone(), move.dropped, False), move.grown, True)
-    gone = move.dropped[~after.take(move.dropped)]
+    w,before = self.w,self.w.full_mask()
+    new = move.grown[~before.take(move.grown)]
+    gone = move.dropped[~torch.isin(move.dropped, move.grown)]
     w.put(gone, new, opt, move.start)
     self.live = self.live-len(gone)+len(new)
     self.target,self.budget,self.last_update = self.live,move.budget,(len(gone),len(new))
@@ -181,6 +180,8 @@ def check_choice(s, mask, chosen, n):
 # %% ../../nbs/51_train.param.ipynb #eee7f897
 class Scorer:
     "The scores of the weights of `s` for a mask, its own by default; `choices` holds those that are bool masks"
+    piece = 2**18  # weights whose scores are made at a time, if only live ones are stored
+
     def __init__(self,
         f, # A score function
         s:SparseParam, # The parameter
@@ -192,7 +193,8 @@ class Scorer:
             initial=s.initial, structure=s.structure, n_updates=s.method.n_updates)
         self.reads = self.needs.reads_grad or self.needs.dense_history or f is s.method.keep_score_f and not self.needs.elementwise
         self.at = self._at if self.needs.elementwise else None
-        self.drawn = self._drawn if self.needs.sample is not None else None
+        large = self.w.kind and self.s.n>self.piece and self.needs.elementwise and self.needs.collector is None
+        self.drawn = self._drawn if self.needs.sample is not None else self._best if large else None
 
     def __call__(self, mask=None):
         mask = self.w.full_mask() if mask is None else mask
@@ -226,3 +228,17 @@ class Scorer:
         "At least `n` indices of dead weights of `mask`, and their scores"
         places = self.needs.sample.draw(mask, n, self.generator)
         return places,self.checked(mask, self.w.at(places, True), places)
+
+    def _best(self, mask, n):
+        "The indices of some dead weights of `mask` and their scores, the `n` highest among them"
+        found,size,least = [],0,None
+        for i,p in self.w.pieces(self.piece, self.needs.reads_grad):
+            score,dead = self.checked(mask, p),mask.view(-1)[i:i+len(p)].logical_not()
+            at = live_places(dead if least is None else dead.logical_and_(score>least))
+            found,size = [*found, (at+i, score.index_select(0, at))],size+len(at)
+            if size<=2*n+self.piece: continue
+            places,scores = map(torch.cat, zip(*found))
+            best = highest(scores, n, torch.ones_like(places, dtype=torch.bool))
+            found,size = [(places[best], scores[best])],n
+            least = None if (low := found[0][1].min()).isnan() else low  # what comes later must be higher
+        return tuple(map(torch.cat, zip(*found)))

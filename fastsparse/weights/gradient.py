@@ -96,9 +96,10 @@ def follow(self:DenseGradient, grad, live):
 
 @patch
 def summed(self:DenseGradient, index=None):
-    "The sum of the terms, everywhere or at the weights of a `SparseIndex` only"
+    "The sum of the terms, everywhere, in a slice of rows, or at the weights of a `SparseIndex` only"
+    rows = slice(None) if index is None else index if isinstance(index, slice) else None
     def part(t):
-        if isinstance(t, torch.Tensor): return t if index is None else t.reshape(-1)[index.places]
-        return t[0]@t[1].t() if index is None else sampled_product(index, *t)
+        if isinstance(t, torch.Tensor): return t.reshape(-1)[index.places] if rows is None else t if index is None else t[rows]
+        return sampled_product(index, *t) if rows is None else t[0][rows]@t[1].t()
     first,*others = map(part, self.terms)
     return sum(others, first.view_as(others[0]) if others else first)

@@ -145,7 +145,7 @@ class _Dense(Function):
 # %% ../../nbs/37_weights.live.ipynb #b4bb4ea9
 class Live(Weight):
     "A parameter that stores its live values, in the order of the mask"
-    kind = 'rows'
+    kind,summary_note = 'rows','live weights only'
     locked_reason = f'is stored sparse: {_way_out}, first'
     opts = handles = ()
     calls = None  # a list: record inputs, for a measurement
@@ -346,14 +346,31 @@ def at(self:Live, idx, grad=False):
     return self.view(values, self.grad_at(idx) if grad else None)
 
 @patch
+def pieces(self:Live, n, grad):
+    "Rows of some `n` weights, each with the place of its first weight; with the dense gradient if `grad`"
+    index,width,crow,places = self.index,self.index.shape[1],self.index.crow.tolist(),self.index.places
+    given = self.live_grad(self.p.grad) if grad else None
+    known = grad and self.dense.is_of(self.p.grad)
+    if known and not self.dense.follow(self.p.grad, given): warn_of_replaced(self)
+    step = max(n//width, 1)
+    for i in range(0, index.shape[0], step):
+        rows = slice(i, min(i+step, index.shape[0]))
+        live = slice(crow[rows.start], crow[rows.stop])
+        at = places[live]-i*width
+        def spread(t, values): return t.view(-1).scatter_(0, at, values.detach()[live])
+        def zeros(): return self.values.new_zeros((rows.stop-i)*width)
+        g = self.dense.summed(rows).to(self.values.dtype) if known else zeros()
+        yield i*width,self.view(spread(zeros(), self.values), spread(g, given) if grad else None)
+
+@patch
 def dense_state(self:Live, state): return {k:_plain(t) if isinstance(t, LiveTensor) else t for k,t in state.items()}
 
 # %% ../../nbs/37_weights.live.ipynb #28a92369
 def _survivors(old, new, mask):
-    "Indices of the values of `old` that still live in `new`, the index of `mask`; and a bool for each of `new`: did it live in `old`?"
+    "Indices of the values of `old` that still live in `new`, the index of `mask`, and their indices in `new`"
     before = old.places
-    known = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device).index_fill_(0, before, True).index_select(0, new.places)
-    return live_places(mask.reshape(-1).index_select(0, before)),known
+    surviving = live_places(mask.reshape(-1).index_select(0, before))
+    return surviving,torch.searchsorted(new.places, before.index_select(0, surviving))
 
 @patch
 @torch.inference_mode(False)
@@ -361,9 +378,9 @@ def _survivors(old, new, mask):
 def sync_to_mask(self:Live):
     "Let values, gradient and optimizer state follow the mask"
     p,old,new = self.p,self.index,SparseIndex(self.mask)
-    surviving,known = _survivors(old, new, self.mask)
+    surviving,to = _survivors(old, new, self.mask)
     if len(surviving)==len(old)==len(new): return
-    self._conv,to,n = None,live_places(known),len(new)
+    self._conv,n = None,len(new)
     def move(cell):
         cell.values = cell.values.new_zeros(n).scatter_(0, to, cell.values.detach().index_select(0, surviving))
         cell.index = new
@@ -372,9 +389,10 @@ def sync_to_mask(self:Live):
     for state in (opt.state for opt in self.opts if p in opt.state): state[p] = self.live_state(state[p])
     ts = p,p.grad,*(t for opt in self.opts for t in opt.state.get(p, {}).values())
     for cell in {id(t.cell):t.cell for t in ts if isinstance(t, LiveTensor)}.values(): move(cell)  # optimizers may share some
-    self.vector = None
+    self.vector,old._t,old.starts = None,None,{}  # a graph may keep `old`
     if not dense: return
-    p.grad.cell.values[live_places(~known)] = dense.summed(new.part(~known)).to(p.dtype)
+    grown = torch.ones(n, dtype=torch.bool, device=p.device).index_fill_(0, to, False)
+    p.grad.cell.values[live_places(grown)] = dense.summed(new.part(grown)).to(p.dtype)
     dense.belong_to(p.grad, p.grad.cell.values)
 
 @patch
