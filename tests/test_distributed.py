@@ -261,7 +261,7 @@ def one_bad_gradient(rank, world):
     for t in range(5):
         opt.zero_grad()
         net(batch(t)[0]).square().sum().backward()
-        if t==4 and rank==world-1: local_part(m[0].weight.grad).view(-1)[0] = float('nan')
+        if t==4 and rank==world-1: local_part(m[0].weight.grad)[local_part(m[0].weight_mask)] = float('nan')
         opt.step()
     return dict(updates=dst.n_updates, masks=[full(o.mask) for o in masked_params(m)], before=[full(o.mask) for o in masked_params(started('RigL', 'before')[0])])
 
