@@ -3243,6 +3243,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastsparse/weights/hooks.py'),
                                           'fastsparse.weights.hooks.MaskHooks.check_load': ( 'weights.hooks.html#maskhooks.check_load',
                                                                                              'fastsparse/weights/hooks.py'),
+                                          'fastsparse.weights.hooks.MaskHooks.enter': ( 'weights.hooks.html#maskhooks.enter',
+                                                                                        'fastsparse/weights/hooks.py'),
                                           'fastsparse.weights.hooks.MaskHooks.forget': ( 'weights.hooks.html#maskhooks.forget',
                                                                                          'fastsparse/weights/hooks.py'),
                                           'fastsparse.weights.hooks.MaskHooks.is_held': ( 'weights.hooks.html#maskhooks.is_held',

@@ -443,6 +443,31 @@ def test_a_write_is_masked_before_a_compiled_forward(by, make):
     run(torch.ones(2,6))
     assert all(p.eq(1).all() for p in inner.parameters())
 
+@pytest.mark.parametrize('trains', [False,True])
+def test_a_write_is_masked_before_a_compiled_function(trains):
+    "One that no module calls; a whole training step too"
+    torch.compiler.reset()
+    graphs,m = [],mlp()
+    sparsify_model(m, .6, seed=0)
+    opt = torch.optim.SGD(m.parameters(), .1)
+    f = torch.compile(lambda x: m(x).square().sum(), backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)
+    for i in range(3):
+        with torch.no_grad():
+            for p in m.parameters(): p.add_(1.)
+        y = f(torch.ones(2,6))
+        assert_dead(m)
+        torch.testing.assert_close(y, plain_copy(m)(torch.ones(2,6)).square().sum())
+        if trains:
+            opt.zero_grad()
+            y.backward()
+            opt.step()
+    assert len(graphs)==1
+    unsparsify(m)
+    with torch.no_grad():
+        for p in m.parameters(): p.fill_(1.)
+    f(torch.ones(2,6))
+    assert all(p.eq(1).all() for p in m.parameters())
+
 @pytest.mark.parametrize('frozen_first', [False,True])
 def test_freeze_and_unfreeze(frozen_first):
     "A weight that was frozen when masks were made, or is later, is left as it is, and enforced whenever it trains"

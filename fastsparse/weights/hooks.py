@@ -9,6 +9,7 @@ __all__ = ['MaskHooks', 'share_masks', 'owner', 'serves_masks', 'before_state', 
 # %% ../../nbs/36_weights.hooks.ipynb #0c23f5f2
 import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
+from fastcore.imports import noop
 from .find import masked_params,param_names,refuse_computed
 from .loads import check_masks_of_load,how_loaded,refuse_load,trial_load
 from .sharded import find_sharded
@@ -83,10 +84,15 @@ class MaskHooks:
 @patch
 def traced(self:MaskHooks):
     "Look at the weights now, and before each call of the code that is being compiled"
-    f,callers = sys._getframe(),[]
+    f,callers,context = sys._getframe(),[],None
     while (f := f.f_back) is not None:
+        if f.f_code.co_name=='compile_wrapper': context = f.f_locals['self']  # of a compiled function, whose hooks are called before it
         if f.f_code is nn.Module.__call__.__code__ and isinstance(m := f.f_locals['self'], nn.Module): callers.append(m)
-    if not callers: return
+    if not callers:
+        self.look_within()
+        hooks = getattr(context, 'enter_exit_hooks', [])
+        if self.enter not in hooks: hooks.append(self.enter)
+        return
     outer = next((m for m in callers if '_orig_mod' in m._modules or m._compiled_call_impl), callers[0])
     self.look_within(outer)
     compiled = outer._compiled_call_impl
@@ -100,10 +106,16 @@ def traced(self:MaskHooks):
 MaskHooks.traced._dynamo_marked_constant = True  # `torch.compiler.assume_constant_result` does so too, but imports a compiler
 
 @patch
-def look_within(self:MaskHooks, module, *args):
+def enter(self:MaskHooks):
+    "Look, and return what is to be called at the end"
+    self.look_within()
+    return noop
+
+@patch
+def look_within(self:MaskHooks, module=None, *args):
     "Look at the weights of the part of `module` that has this hook, in a copy too"
     root = self.root and self.root()
-    if root is None: root = first(m for m in module.modules() if self in m._forward_pre_hooks.values())
+    if root is None and module is not None: root = first(m for m in module.modules() if self in m._forward_pre_hooks.values())
     if root is not None and self in root._forward_pre_hooks.values(): self.look(root)
 
 # %% ../../nbs/36_weights.hooks.ipynb #47737591
