@@ -49,11 +49,10 @@ def test_any_linear(n_out, n_in, rows, density, how, dtype):
 @pytest.mark.parametrize('how', plain)
 @pytest.mark.parametrize('nd,stride', [(1,1), (2,1), (2,2), (3,1)])
 def test_pointwise_convolutions(how, nd, stride):
-    "A product for each pixel, also with strides"
+    "A product for each pixel, also with strides, and of one image without a batch"
     conv = [nn.Conv1d,nn.Conv2d,nn.Conv3d][nd-1]
     m = layer(lambda w,b: conv(6, 8, 1, stride=stride, bias=b), sparse((8,6)+(1,)*nd))
-    x = torch.randn(2, 6, *[5]*nd)
-    torch.testing.assert_close(packed(m, how)(x), m(x), rtol=1e-5, atol=1e-5)
+    for x in (torch.randn(2, 6, *[5]*nd), torch.randn(6, *[5]*nd)): torch.testing.assert_close(packed(m, how)(x), m(x), rtol=1e-5, atol=1e-5)
 
 def masks(kind):
     if kind=='none': return {}
