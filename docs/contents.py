@@ -4,7 +4,7 @@
 howtos = """faster save resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
-    'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained research deployment many_processes *'.split()],
+    'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained trained_to_small research deployment many_processes *'.split()],
     'How-to': [*(f'howto/{o}' for o in howtos), 'cli', 'coming_from'],
     'Concepts': [*(f'concepts/{o}' for o in 'anatomy update exact_counts initialisation *'.split()), 'measured', 'leaderboard']}
 
@@ -18,7 +18,7 @@ folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms}
 
 # A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
 thumbs = {f'tutorials/{k}': v for k,v in dict(digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
-    control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922').items()}
+    control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', trained_to_small='beec18be', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922').items()}
 circuit = 'c1rc3003'
 
 # What the sidebar calls pages whose own title is that of a room
@@ -63,6 +63,7 @@ searches = {
     'tutorials/fine_tuning': '''prune, prune a pretrained model, prune a model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
         make a model smaller''',
     'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model',
+    'tutorials/trained_to_small': 'prune_refit, MiniLM, sentence-transformers, prune further, prune and quantize, llm-compressor, llmcompressor, modelopt, smaller model step by step',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',
