@@ -18,10 +18,10 @@ def kill(m, rows=(), cols=()):
     for r in rows: m.weight[r] = 0
     for c in cols: m.weight[:,c] = 0
 
-def check(model, x, removed, tol=1e-4):
+def check(model, x, removed, tol=1e-4, **kwargs):
     "Equal outputs, for other inputs as well, the channels gone that are expected, and the model as it was"
     before = copy.deepcopy(model.state_dict())
-    small,got = shrink(model, x)
+    small,got = shrink(model, x, **kwargs)
     assert got==removed and all(torch.equal(v, before[k]) for k,v in model.state_dict().items())
     for o in (x, torch.randn_like(x), x[:1]): torch.testing.assert_close(small(o), model(o), rtol=tol, atol=tol)
     return small
@@ -74,7 +74,9 @@ def test_batchnorm_is_folded():
     "Before or behind a layer without bias; where it can't be folded, it is cut"
     m = settle(nn.Sequential(nn.Conv2d(2,4,3,bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4,3,1), nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3,2,1)))
     kill(m[3], cols=[0]), kill(m[6], cols=[1,2])
-    small = check(m, torch.randn(2,2,5,5), {'0':1,'3':2,'5':2})
+    x = torch.randn(2,2,5,5)
+    assert check(m, x, {'0':1,'1':1,'3':2,'5':2})[1].num_features==3
+    small = check(m, x, {'0':1,'3':2,'5':2}, fold=True)
     assert isinstance(small[1], nn.Identity) and small[5].num_features==1 and len(small[5].running_var)==1
 
 def test_batchnorm_over_another_dimension_is_not_folded():
@@ -138,7 +140,7 @@ class Branch(nn.Module):
 
 def test_what_cannot_be_followed_is_refused_by_name():
     "A forward that depends on values"
-    with pytest.raises(ValueError, match="the graph of Branch can't be followed .*'dense' or 'auto'"): shrink(Branch(), torch.ones(2))
+    with pytest.raises(ValueError, match="Branch can't be followed .*depends on values.*'dense' or 'auto'"): shrink(Branch(), torch.ones(2))
 
 def ragged(kind, sizes, dead, seed):
     "A random network with random dead rows, columns and weights"
@@ -173,7 +175,7 @@ def test_resnet18():
                 kill(conv, rows=half(len(conv.weight)))
                 for t in (bn.bias,bn.running_mean): t[:len(t)//2] = 0
     m.bn1.weight[:32],m.bn1.bias[:32] = 0,0
-    small,removed = shrink(m, x := torch.randn(2,3,64,64))
+    small,removed = shrink(m, x := torch.randn(2,3,64,64), fold=True)
     torch.testing.assert_close(small(x), m(x), rtol=1e-4, atol=1e-4)
     assert removed['conv1']==32 and removed['layer1.1.conv2']==32 and removed['layer2.0.downsample.0']==removed['layer2.1.conv2']==64
     assert small.layer2[1].conv2.weight.shape==(64,64,3,3) and not any(isinstance(o, nn.BatchNorm2d) for o in small.modules())
@@ -213,17 +215,20 @@ def test_a_pool_over_features_pins_them():
     kill(m[0], rows=[2,3,4])
     check(m, torch.randn(5,8), {})
 
-def test_a_forward_that_reads_sizes_is_refused():
-    "A channel less changes what the forward computes with"
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
-        def forward(self, x): return self.b(F.relu(self.a(x)))*self.b.in_features
+class Scaled(nn.Module):
+    "A forward that reads a size"
+    def __init__(self, by):
+        super().__init__()
+        self.a,self.b,self.by = nn.Linear(8,16),nn.Linear(16,4),by
+    def forward(self, x): return self.b(F.relu(self.a(x)))*(1+self.by*self.b.in_features)
+
+@pytest.mark.parametrize('by', [1,1e-7])
+def test_a_forward_that_reads_sizes_keeps_them(by):
+    "A channel less changes what the forward computes with, a lot or a little"
     torch.manual_seed(0)
-    m = settle(Scaled())
+    m = settle(Scaled(by))
     kill(m.a, rows=[1,2])
-    with pytest.raises(ValueError, match='sizes'): shrink(m, torch.randn(5,8))
+    with pytest.warns(UserWarning, match='2 of a: the outputs would differ by .*: the forward reads their number'): check(m, torch.randn(5,8), {})
 
 class InPlace(nn.Module):
     "A value is read, and changed in place afterwards"
@@ -255,16 +260,6 @@ class Alias2(nn.Module):
         h += self.b(h)
         return self.d(i)
 
-class Branch(nn.Module):
-    "A side of an `if` that the recorded graph doesn't take"
-    def __init__(self):
-        super().__init__()
-        self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
-    def forward(self, x):
-        h = self.a(x)
-        if isinstance(x, torch.fx.Proxy): h = h*2
-        return self.b(h)
-
 class Hidden(nn.Module):
     "A forward that keeps what it computed"
     def __init__(self):
@@ -274,13 +269,12 @@ class Hidden(nn.Module):
         if self.h is None: self.h = x.new_zeros(16)
         return self.b(self.a(x)+self.h)
 
-@pytest.mark.parametrize('make', [Alias2,Branch])
-def test_graphs_that_compute_something_else_are_refused(make):
-    "By comparison of their outputs with the model's"
+def test_a_value_that_is_changed_in_place_is_followed_under_its_other_name():
     torch.manual_seed(0)
-    m = settle(make())
-    kill(m.a, rows=[1,2])
-    with pytest.raises(ValueError, match=f'the graph of {make.__name__} can.t be followed .its outputs are off by'): shrink(m, torch.randn(3,8))
+    m = settle(Alias2())
+    for o in (m.a,m.b): kill(o, rows=[1,2])
+    for o in (m.a,m.b): o.bias[[1,2]] = 0
+    check(m, torch.randn(3,8), {'a':2,'b':2}, 1e-6)
 
 class Optional(nn.Module):
     "A second input that need not be given"
@@ -329,18 +323,6 @@ def test_layers_with_hooks_stay_as_they_are(where, before):
     torch.testing.assert_close(small(x), m(x), rtol=1e-5, atol=1e-5)
     assert len(calls)==2
 
-def test_small_differences_are_refused():
-    "A forward that reads a size is noticed where it makes little of a difference"
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
-        def forward(self, x): return self.b(self.a(x).relu())*(1+1e-5/self.a.out_features)
-    torch.manual_seed(0)
-    m = settle(Scaled())
-    kill(m.a, rows=[1,2])
-    with pytest.raises(ValueError, match='sizes'): shrink(m, torch.randn(5,8))
-
 @pytest.mark.parametrize('dtype', [torch.float,torch.double,torch.bfloat16])
 def test_types_are_kept(dtype):
     "Numbers are shrunk in 64 bits, and come back in the type that they had; also next to a part that insists on another"
@@ -348,7 +330,7 @@ def test_types_are_kept(dtype):
     m = settle(nn.Sequential(nn.Conv2d(3,6,1,bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6,4,1))).to(dtype)
     kill(m[0], rows=[1])
     small,removed = shrink(m, x := torch.randn(2,3,4,4).to(dtype))
-    assert {t.dtype for t in [*small.parameters(),*small.buffers()]}=={dtype} and removed=={'0':1}
+    assert {t.dtype for t in [*small.parameters(),*small.buffers()] if t.ndim}=={dtype} and removed=={'0':1,'1':1}
     torch.testing.assert_close(small(x), m(x), rtol=.05 if dtype==torch.bfloat16 else 1e-5, atol=.05 if dtype==torch.bfloat16 else 1e-5)
 
 @pytest.mark.parametrize('live', [False,True])

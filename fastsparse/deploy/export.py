@@ -17,7 +17,8 @@ from ..core.files import check_place,whole_file
 from ..core.registry import closest_name
 from ..model.running import call_model,evaluating,preserved
 from .compact import pack,packed,put_packed,storable
-from .shrink import masked_copy,shared_copy,shrink_plain
+from .shrink import masked_copy,shrink_plain
+from ..model.groups import shared_copy
 from ..save.load import read_file,write_sparse
 from ..weights.find import masked_params
 from ..model.sparsify import module_of,need_masks,unsparsify

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
-from .shrink import Spaces,cut_columns,cut_rows,follow_model,positional
+from ..model.groups import cut_channels,exact_copy,follow_groups,outputs_of,shared_copy
 from ..core.progress import shown
 from ..core.checks import need_batch,need_fraction
 from ..masks.selection import count_live,keyed_generator
@@ -37,21 +37,31 @@ def narrow_like(
 # %% ../../nbs/83_deploy.narrow.ipynb #359a8aad
 def _narrow_graph(model, fraction, xb, seed):
     "Keep a fraction of the channels of each space between layers"
-    new = module_copy(model).eval()
-    spaces = Spaces(follow_model(new, positional(new, xb), norms=True))
-    names = {m:n for n,m in new.named_modules()}
-    stuck = [names[m] for s in spaces.spaces if s.pinned and s not in spaces.outputs for m in spaces.writers[s]]
-    if stuck:
-        raise ValueError(f"the channels that {stuck[0]!r} writes can't be followed to the layers that read them: "
-            "make narrower models yourself, and pass them as widths, a dict of models by name")
-    for i,s in enumerate(s for s in spaces.spaces if not s.pinned):
-        n = max(round(fraction*s.n), 1)
-        keep = torch.randperm(s.n, generator=keyed_generator(seed, i))[:n].sort().values
-        for m,v in spaces.readers[s]:
-            cut_columns(m, v, keep)
-            m.weight.data *= (s.n/n)**.5
-        for m in spaces.writers[s]: cut_rows(m, keep)
+    exact,xb = exact_copy(new := module_copy(model), xb)
+    groups,written,gone = follow_groups(exact, xb, norms=True),{},torch.zeros(0, dtype=torch.bool)
+    for p in groups.products:
+        if p.rows is not None and p.name: written |= dict.fromkeys(groups.root[p.rows].flatten().tolist(), p.name.rpartition('.')[0])
+    gone,i = groups.mask([]),0
+    for _,gs in groups.spaces():
+        if gs[0] not in written or groups.held.get(gs[0])=='it leaves the model': continue
+        n = max(round(fraction*len(gs)), 1)
+        own = groups.mask([gs[j] for j in torch.randperm(len(gs), generator=keyed_generator(seed, i))[n:]])
+        if gs[0] in groups.held or not _runs_without(exact, xb, groups.cuts(own)):
+            raise ValueError(f"the channels that {written[gs[0]]!r} writes can't be followed to the layers that read them: "
+                "make narrower models yourself, and pass them as widths, a dict of models by name")
+        gone,i = gone|own,i+1
+    fan_in = {p.name: (p.rows, groups.root[p.cols]) for p in groups.products if p.name and p.cols is not None}
+    for name,(rows,cols) in fan_in.items():
+        if rows is None or not any(a>1 and b>1 for a,b in zip(rows.shape, cols.shape)):  # not depthwise
+            new.get_parameter(name).data *= (cols.numel()/float((~gone[cols]).sum()))**.5
+    cut_channels(new, groups.cuts(gone))
     return new.train()
+
+def _runs_without(model, xb, cuts):
+    cut_channels(small := shared_copy(model), cuts)
+    try: outputs_of(small, xb)
+    except Exception: return False
+    return True
 
 # %% ../../nbs/83_deploy.narrow.ipynb #7b59f5c7
 def _narrow_config(model, fraction):
