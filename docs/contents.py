@@ -1,7 +1,7 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
 # The parts of the sidebar, as globs of pages, how-tos in the order of need
-howtos = """faster save resume works_with messages sparse_or_narrow stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
+howtos = """faster save resume works_with messages sparse_or_narrow channels stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained trained_to_small research deployment many_processes *'.split()],
@@ -41,7 +41,7 @@ api = dict(
         CubicSchedule FreqSchedule given_value'''),
     rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp
-        prune_synflow prune_to find_ticket'''),
+        prune_synflow prune_channels ChannelPruning taylor_scores channel_groups prune_to find_ticket'''),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros mask_adapters merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
         STE_presets SRSTE_presets TopKAST_presets'''),
@@ -86,6 +86,8 @@ searches = {
     'howto/resume': 'resume, checkpoint, continue training, restart after a crash',
     'howto/save': '''save and load, learn.load, learn.save, load_learner, load_state_dict, load_from_checkpoint, unexpected key, unexpected keys in state_dict, weight_mask, state_dict, save_pretrained,
         load a sparse model, restore, missing masks''',
+    'howto/channels': '''structured pruning, channel pruning, filter pruning, prune filters, prune channels, prune heads, head pruning, Torch-Pruning, torch_pruning, DepGraph, dependency graph,
+        remove neurons, slim network, as large as before''',
     'howto/smaller_files': 'smaller files, file size, compress checkpoint, model size, safetensors',
     'howto/billion': 'billion weights, large model, huge layer, out of memory, meta device, wide network, torch.device meta, does not fit in memory',
     'howto/stay_sparse': 'LoRA, peft, adapter, stay sparse, fine-tune a pruned model, keep zeros, merge',

@@ -180,6 +180,16 @@ prune_grasp
     prune_grasp(model, .9, [(xb,yb)], loss_func=F.cross_entropy)
 prune_synflow
     prune_synflow(model, .9, xb, rounds=10)
+prune_channels
+    prune_channels(model, .5, xb)
+    small,removed = shrink(model, xb)
+ChannelPruning
+    learn.fit_one_cycle(2, 1e-2, cbs=ChannelPruning(.5))
+    small,removed = shrink(learn.model, xb)
+taylor_scores
+    prune_channels(model, .5, xb, scores=taylor_scores(model, [(xb,yb)], F.cross_entropy))
+channel_groups
+    print(channel_groups(model, xb))
 prune_to
     prune_to(net, .95)
 find_ticket

@@ -12,6 +12,7 @@ from .model.layers import register_layer
 from .model.init import init_kaiming_normal_sparse_
 from .model.sparsify import is_sparseable_module,sparseable_modules,sparsify_model,sparse_summary,unsparsify,sparsify_parameter
 from .model.sparsify import unsparsify_parameter
+from .model.groups import channel_groups
 from .model.live_layers import sparse_compute,store_dense
 from .train.method import register_method
 from .train.engine import SparseEngine,DynamicSparseTraining
@@ -37,6 +38,7 @@ from .report.pictures import plot_topology,animate_masks
 from .prune.magnitude import prune_magnitude
 from .prune.layerwise import prune_wanda,prune_sparsegpt,prune_refit
 from .prune.saliency import prune_snip,prune_grasp,prune_synflow
+from .prune.channels import prune_channels,ChannelPruning,taylor_scores
 from .prune.tickets import prune_to,find_ticket
 from .deploy.narrow import compare_with_narrow,narrow_like
 from .deploy.search import find_sparsity

@@ -24,7 +24,8 @@ FACE = '''
 COMING = '''
     find_sparsity Interval auto_presets SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
     SparseLightningCallback keep_zeros mask_adapters merge_sparse register_layer declares register_method methods_table SoftMEST_presets
-    log_updates store_dense unsparsify_parameter given_value save_delta load_delta animate_masks WaitForSparsity compare_with_narrow narrow_like'''
+    log_updates store_dense unsparsify_parameter given_value save_delta load_delta animate_masks WaitForSparsity compare_with_narrow narrow_like
+    channel_groups prune_channels ChannelPruning taylor_scores'''
 
 
 root = Path(__file__).parent.parent

@@ -9,12 +9,11 @@ __all__ = ['shrink', 'shrink_plain', 'masked_copy', 'plain_copy', 'fold_norms', 
 import torch
 from collections import Counter,defaultdict
 from fastcore.basics import *
-from ..kernels.timing import float_outputs,output_error
 from ..model.live_layers import store_dense
 from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
 from ..model.state import refuse_written_behind
-from ..model.groups import cut_channels,cut_tensor,exact_copy,follow_groups,outputs_of,Product,shared_copy
+from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of,Product
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import module_copy,module_of,sparsify_model,unsparsify
 from torch import nn
@@ -67,31 +66,9 @@ def _shrunk(plain, xb, fold=False):
     if fold and fold_norms(new, groups.walk): groups = follow_groups(new, xb)
     dead = groups.dead()
     move_constants(groups)
-    gone = groups.unneeded()
-    *res,why = _tried(new, xb, want, cuts := groups.cuts(gone))
-    if why:
-        for _,gs in groups.spaces():
-            own = gone&groups.mask(gs)
-            if own.any() and (reason := _tried(new, xb, want, groups.cuts(own))[-1]):
-                gone &= ~own
-                groups.held |= dict.fromkeys(gs, reason)
-        *res,why = _tried(new, xb, want, cuts := groups.cuts(gone))
-    if why: raise ValueError(f"without dead channels the model fails ({why}): export as 'dense', or let 'auto' choose")
-    small,removed = res
-    return _like(small, plain),removed,cuts,_staying(groups, dead&~gone)
-
-def _tried(new, xb, want, cuts):
-    "A cut copy, channels removed by layer, and why it isn't right"
-    removed = cut_channels(small := shared_copy(new), cuts)
-    try: off = _off(want, outputs_of(small, xb))
-    except Exception as e: return small,removed,f"the forward fails without them: {first(str(e).splitlines())}"
-    return small,removed,f"the outputs would differ by {off:.2g}: the forward reads their number" if off else None
-
-def _off(want, got):
-    "The largest difference of two outputs, 0 if it is within rounding"
-    sizes = [t[t.isfinite()].abs().max() for t in float_outputs(want) if t.isfinite().any()]
-    off,tol = output_error(want, got),max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
-    return 0. if off<=tol*float(max(sizes, default=0.)) else off
+    gone = groups.can_go(groups.unneeded(), want)
+    small,removed,_ = groups.without(gone, want)
+    return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone)
 
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Seen', 'Product', 'Walk', 'joined_labels', 'Groups', 'shared_copy', 'exact_copy', 'outputs_of', 'follow_groups',
-           'channel_groups', 'cut_tensor', 'cut_channels']
+           'channel_groups', 'cut_tensor', 'cut_channels', 'differs']
 
 # %% ../../nbs/47_model.groups.ipynb #760b96bf
 import torch
@@ -13,8 +13,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..kernels.timing import fresh,output_tensors
+from ..kernels.timing import float_outputs,fresh,output_error,output_tensors
 from .running import call_model,evaluating,unfused
+from .sparsify import module_copy,module_of,unsparsify
 from itertools import repeat
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel
@@ -72,7 +73,7 @@ class Walk(TorchDispatchMode):
         norms=False, # May LayerNorm lose channels? It changes the outputs
     ):
         super().__init__()
-        self.model,self.norms,self.n,self.joined,self.pinned,self.products,self.axes,self.stack = model,norms,0,[],[],[],{},['']
+        self.model,self.norms,self.n,self.joined,self.pinned,self.products,self.axes,self.stack,self.heads = model,norms,0,[],[],[],{},[''],[]
         self.names = {id(t):n for n,t in [*model.named_buffers(), *model.named_parameters()]}
         self.stores = {t.untyped_storage().data_ptr():n for n,t in model.named_parameters()}
         self.known,self.uses,self.made,self.normed = WeakIdKeyDictionary(),WeakIdKeyDictionary(),WeakIdKeyDictionary(),[]
@@ -315,6 +316,7 @@ def summed(self:Walk, layers, k, op, noted):
     "Layers after a sum over the axis `k`; what is summed over is read by a product that was noted, or else held"
     for l in layers:
         if _vary(l)=={k} and not noted: self.pin(l, self.at(op))
+        elif k in _vary(l) and not noted: self.heads.append(l.unique())
     kept = [self.hold(l, {k}, op) for l in layers if _vary(l)!={k}]
     return [l for l in kept if k not in _vary(l)]
 
@@ -420,10 +422,12 @@ class Groups:
     "The groups of a model: what has the same number in `axes` goes together"
     def __init__(self,
         walk:Walk, # That has run
+        xb, # The inputs on which it has
     ):
-        self.walk,self.model,self.products,self.n = walk,walk.model,walk.products,walk.n
+        self.walk,self.xb,self.model,self.products,self.n = walk,xb,walk.model,walk.products,walk.n
         self.root = joined_labels(walk.n, torch.cat([torch.zeros(2, 0, dtype=torch.long), *walk.joined], 1))
         self.axes = {(n,d):self.root[l] for n,own in walk.axes.items() for d,l in own.items()}
+        self.heads = {o for l in walk.heads for o in self.root[l].tolist()}
         self.held = {}  # group → what holds it
         for l,why in walk.pinned:
             for o in self.root[l].unique().tolist(): self.held.setdefault(o, why)
@@ -519,17 +523,18 @@ def follow_groups(
     norms=False, # May LayerNorm lose channels? It changes the outputs
 ) -> Groups:
     "The groups of a model on the CPU"
-    try: return Groups(Walk(model, norms).run(xb))
+    try: return Groups(Walk(model, norms).run(xb), xb)
     except Exception as e:
         raise ValueError(f"the graph of {type(model).__name__} can't be followed ({first(str(e).splitlines()) or type(e).__name__}): "
             "export it as 'dense' or 'auto', or call shrink on its parts that can") from e
 
 def channel_groups(
-    model:nn.Module, # A module without masks
+    model, # A module or a `Learner`, dense or sparse
     xb, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
 ) -> Groups:
     "What goes together with each channel, neuron, head or hidden unit"
-    return follow_groups(*exact_copy(model, xb))
+    unsparsify(new := module_copy(module_of(model)))
+    return follow_groups(*exact_copy(new, xb))
 
 # %% ../../nbs/47_model.groups.ipynb #b3d4017f
 _sizes = {kind:[o.split(' ') for o in own.split(', ')] for kind,own in (line.split(': ') for line in '''Linear: out_features weight 0, in_features weight 1
@@ -585,3 +590,36 @@ def cut_channels(
             if not i and (n := (was if isinstance(was, int) else was[-1])-now): removed[names[m]] = n
             setattr(m, k, now if isinstance(was, int) else (now,))
     return removed
+
+# %% ../../nbs/47_model.groups.ipynb #e3903a3d
+def differs(
+    want, # Outputs
+    got, # Others
+) -> float: # 0 if it is within rounding
+    "The largest difference of two outputs"
+    sizes = [t[t.isfinite()].abs().max() for t in float_outputs(want) if t.isfinite().any()]
+    off,tol = output_error(want, got),max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
+    return 0. if off<=tol*float(max(sizes, default=0.)) else off
+
+@patch
+def without(self:Groups,
+    gone:torch.Tensor, # Bool tensor over all labels
+    want=None, # Outputs that the copy must have
+) -> tuple: # The copy, outputs removed by layer, and why it doesn't run as it should, or None
+    "A copy without the groups `gone`"
+    removed = cut_channels(small := shared_copy(self.model), self.cuts(gone))
+    try: off = differs(want, got) if (got := outputs_of(small, self.xb)) is not None and want is not None else 0
+    except Exception as e: return small,removed,f"the forward fails without them: {first(str(e).splitlines())}"
+    return small,removed,f"the outputs would differ by {off:.2g}: the forward reads their number" if off else None
+
+@patch
+def can_go(self:Groups, gone, want=None) -> torch.Tensor: # Without groups with which the model fails, which are held from now on
+    "Those of the groups `gone` without which the model runs as it should"
+    if not self.without(gone, want)[-1]: return gone
+    for _,gs in self.spaces():
+        own = gone&self.mask(gs)
+        if not own.any() or not (why := self.without(own, want)[-1]): continue
+        gone = gone&~own
+        self.held |= dict.fromkeys(gs, why)
+    if why := self.without(gone, want)[-1]: raise ValueError(f"without some of its channels the model fails ({why}): leave it as it is")
+    return gone

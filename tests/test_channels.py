@@ -1,0 +1,138 @@
+"Channels that `prune_channels` kills are dead behind their norms, stay so in training, and go"
+import copy,pytest,torch,torch.nn.functional as F,warnings
+from fastai.basics import accuracy,CrossEntropyLossFlat,Learner
+from fastsparse.all import count_flops,load_sparse,save_sparse,shrink,sparse_summary,sparsify_model
+from fastsparse.demo import digits_dls,digits_mlp
+from fastsparse.kernels.timing import output_error
+from fastsparse.prune.channels import ChannelPruning,prune_channels,taylor_scores
+from helpers import assert_dead
+from test_groups import cases
+from test_shrink import settle
+from torch import nn
+
+def n_weights(m): return sum(p.numel() for p in m.parameters())
+
+@pytest.mark.parametrize('kind', cases)
+def test_half_of_the_channels_go(kind):
+    "Whatever the shifts of the norms are: nothing of them stays, without a word"
+    torch.manual_seed(0)
+    make,shape,want = cases[kind]
+    model,x,y = settle(make()),torch.randn(shape),torch.randn(shape)
+    prune_channels(model, .5, x)
+    with warnings.catch_warnings(action='error'): small,_ = shrink(model, x)
+    for (n,d),k in want.items(): assert small.get_parameter(n).shape[d]*2==model.get_parameter(n).shape[d] or k%2
+    assert output_error(small(y), model(y))<1e-5 and not any('mask' in k for k in small.state_dict())
+
+def net(): return nn.Sequential(nn.Conv2d(3,16,3,padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16,8,3,padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8,4))
+
+def test_magnitudes_of_a_whole_group_decide():
+    "The row of the writer, its bias, its scale and the column of the reader"
+    model = nn.Sequential(nn.Linear(2,3), nn.ReLU(), nn.Linear(3,1)).requires_grad_(False)
+    for p,v in zip(model.parameters(), ([[1.,1.],[5.,0.],[0.,0.]], [0.,1.,0.], [[3.,0.,9.]], [0.])): p.copy_(torch.tensor(v))  # 5, 6 and 9
+    prune_channels(model, .34, torch.randn(2,2))
+    assert model[0].weight_mask.tolist()==[[False]*2,[True]*2,[True]*2] and model[0].bias_mask.tolist()==[False,True,True]
+    assert model[2].weight_mask.tolist()==[[False,True,True]] and not hasattr(model[2], 'bias_mask')
+
+@pytest.mark.parametrize('opt', [lambda ps: torch.optim.Adam(ps, 1e-2), lambda ps: torch.optim.SGD(ps, .1, momentum=.9, weight_decay=.1)])
+def test_dead_channels_stay_dead_in_training(opt):
+    torch.manual_seed(0)
+    model,x = net(),torch.randn(8,3,6,6)
+    opt = opt(model.parameters())
+    def step():
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+    step()
+    prune_channels(model, .5, x)
+    for _ in range(3): step()
+    model(x)
+    assert_dead(model)
+    h = model[:3](x)
+    assert (h[:,~model[1].bias_mask]==0).all() and h[:,model[1].bias_mask].any()
+    small,_,own = shrink(model, x, opt)
+    assert small[0].out_channels==8 and {tuple(v.shape) for s in own.state.values() for k,v in s.items() if k!='step'}=={tuple(p.shape) for p in small.parameters()}
+
+@pytest.mark.parametrize('budget', ['channels','weights','flops',lambda m, x: m[0].out_channels])
+@pytest.mark.parametrize('ranking', ['space','global'])
+def test_a_budget_is_met(budget, ranking):
+    torch.manual_seed(0)
+    model,x = net(),torch.randn(2,3,6,6)
+    prune_channels(model, .4, x, budget=budget, ranking=ranking)
+    small,_ = shrink(model, x)
+    costs = dict(channels=lambda m: sum(o.out_channels for o in m if isinstance(o, nn.Conv2d)), weights=n_weights, flops=lambda m: count_flops(m, x))
+    cost = costs.get(budget) or (lambda m: budget(m, x))
+    assert .4<cost(small)/cost(model)<=.6+.05*(budget=='channels')
+
+def test_pruned_again_and_further():
+    "What was dead stays dead"
+    torch.manual_seed(0)
+    model,x = net(),torch.randn(2,3,6,6)
+    prune_channels(model, .25, x)
+    before = model[1].bias_mask.clone()
+    with torch.no_grad(): model[0].weight.mul_(1-2*torch.rand_like(model[0].weight))
+    prune_channels(model, .5, x)
+    assert model[1].bias_mask.sum()==8 and not (model[1].bias_mask&~before).any()
+    model = net()
+    sparsify_model(model, .5, 'uniform', seed=0)
+    alive = int(model[3].weight_mask.sum())
+    prune_channels(model, .5, x)
+    small,_ = shrink(model, x)
+    assert small[3].weight.shape[:2]==(4,8) and small[3].weight_mask.sum()==model[3].weight_mask.sum()<alive
+    assert output_error(small(x), model.eval()(x))<1e-5
+
+def test_heads_alone():
+    torch.manual_seed(0)
+    layer = nn.Sequential(settle(cases['heads'][0]()), nn.Linear(8,32), nn.ReLU(), nn.Linear(32,2))
+    x = torch.randn(2,5,8)
+    prune_channels(layer, .5, x, structure='heads')
+    small,_ = shrink(layer, x)
+    assert small[0].q.out_features==small[0].o.in_features==8 and small[1].out_features==32
+    with pytest.raises(ValueError, match='Sequential has no heads that can go'): prune_channels(net(), .5, torch.randn(2,3,6,6), structure='heads')
+
+def test_taylor():
+    "A neuron that the loss doesn't depend on goes first, however large it is; the sum over its weights is the change of the loss, to first order"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8,6), nn.Tanh(), nn.Linear(6,3))
+    with torch.no_grad():
+        model[0].weight[2] *= 100
+        model[2].weight[:,2] = 0
+    data = [(torch.randn(16,8), torch.randint(3, (16,))) for _ in range(3)]
+    scores = taylor_scores(model, data, nn.CrossEntropyLoss())
+    loss = sum(F.cross_entropy(model(x), y) for x,y in data)/3
+    for p,g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+        torch.testing.assert_close(next(s for n,s in scores.items() if model.get_parameter(n) is p), p*g, rtol=1e-4, atol=1e-6)
+    prune_channels(model, .17, data[0][0], scores=scores)
+    assert model[0].bias_mask.tolist()==[True,True,False,True,True,True]
+
+@pytest.mark.parametrize('args,match', [(dict(sparsity=1.), 'sparsity is 1.0'), (dict(sparsity=.5, structure='kernels'), 'structure is'), (dict(sparsity=.5, budget='joules'), 'budget is'),
+    (dict(sparsity=.99, budget='weights'), 'with one channel in each layer'), (dict(sparsity=.5, ranking='layer'), 'ranking is')])
+def test_refusals(args, match):
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=match): prune_channels(model, xb=torch.randn(2,3,6,6), **args)
+    assert all(v.equal(before[k]) for k,v in model.state_dict().items())
+
+def test_files_and_tables(tmp_path):
+    torch.manual_seed(0)
+    model,x = net().eval(),torch.randn(2,3,6,6)
+    prune_channels(model, .5, x)
+    assert 'whole model' in repr(sparse_summary(model)) and count_flops(model, x, sparse=True)<count_flops(model, x)
+    other = net().eval()
+    prune_channels(other, .25, x)
+    other.load_state_dict(model.state_dict())
+    assert other(x).equal(model(x))
+    save_sparse(model, tmp_path/'m.safetensors')
+    load_sparse(third := net().eval(), tmp_path/'m.safetensors')
+    assert third(x).equal(model(x)) and not third[1].bias_mask.all()
+
+@pytest.mark.parametrize('kwargs', [{}, dict(scores='taylor', ranking='global')])
+def test_a_fit_that_prunes(kwargs):
+    "In ten steps; nothing is dead at first, and all that was asked for at the end"
+    learn = Learner(digits_dls(), digits_mlp(), CrossEntropyLossFlat(), metrics=accuracy)
+    cb = ChannelPruning(.75, n_steps=4, **kwargs)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(4, 1e-2, cbs=cb)
+    alive = [int(learn.model[i].bias_mask.sum()) for i in (0,2)]
+    assert sum(alive)==128 and (alive==[64,64] or kwargs)
+    assert_dead(learn.model)
+    assert learn.validate()[1]>.9
