@@ -1962,6 +1962,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastsparse/prune/channels.py'),
                                            'fastsparse.prune.channels._fraction_for': ( 'prune.channels.html#_fraction_for',
                                                                                         'fastsparse/prune/channels.py'),
+                                           'fastsparse.prune.channels._rounded': ( 'prune.channels.html#_rounded',
+                                                                                   'fastsparse/prune/channels.py'),
                                            'fastsparse.prune.channels._seconds': ( 'prune.channels.html#_seconds',
                                                                                    'fastsparse/prune/channels.py'),
                                            'fastsparse.prune.channels.choose_groups': ( 'prune.channels.html#choose_groups',

@@ -81,6 +81,16 @@ def test_pruned_again_and_further():
     assert small[3].weight.shape[:2]==(4,8) and small[3].weight_mask.sum()==model[3].weight_mask.sum()<alive
     assert output_error(small(x), model.eval()(x))<1e-5
 
+@pytest.mark.parametrize('ranking', ['space','global'])
+def test_what_stays_is_a_multiple(ranking):
+    "Of eight where a layer has sixteen or more; smaller layers aren't rounded"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4,40), nn.ReLU(), nn.Linear(40,10), nn.ReLU(), nn.Linear(10,2))
+    prune_channels(model, .3, x := torch.randn(2,4), multiple=8, ranking=ranking)
+    small,_ = shrink(model, x)
+    assert small[0].out_features in (24,32) and small[2].out_features<10
+    if ranking=='space': assert (small[0].out_features,small[2].out_features)==(32,7)
+
 def test_heads_alone():
     torch.manual_seed(0)
     layer = nn.Sequential(settle(cases['heads'][0]()), nn.Linear(8,32), nn.ReLU(), nn.Linear(32,2))

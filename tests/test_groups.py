@@ -3,6 +3,7 @@ import pytest,torch,torch.nn.functional as F,torchvision,warnings
 from fastsparse.all import shrink
 from fastsparse.kernels.timing import output_error
 from fastsparse.model.groups import channel_groups,joined_labels
+from hypothesis import given,settings,strategies as st
 from test_shrink import kill,settle
 from torch import nn
 
@@ -186,3 +187,59 @@ def test_a_walk_leaves_the_model_as_it_was():
     before = {k:v.clone() for k,v in model.state_dict().items()}
     channel_groups(model, torch.randn(image))
     assert all(v.equal(before[k]) for k,v in model.state_dict().items()) and model.training and not model._forward_hooks
+
+class Random(nn.Module):
+    "A network of random operations on values of earlier ones"
+    def __init__(self, ops, seed):
+        super().__init__()
+        self.ops,self.layers,sizes = ops,nn.ModuleList(),[3]
+        g = torch.Generator().manual_seed(seed)
+        def pick(n): return int(torch.randint(n, (), generator=g))
+        self.at = []
+        for op in ops:
+            i = pick(len(sizes))
+            same = [k for k,n in enumerate(sizes) if n==sizes[i]]
+            j = same[pick(len(same))]
+            n = sizes[i]
+            if op in ('add','mul'): m = nn.Identity()
+            elif op=='cat': n,m = n+sizes[j],nn.Identity()
+            elif op=='half': n,m = max(n//2, 1),nn.Conv2d(n, 2*max(n//2, 1), 1)
+            elif op=='norm': m = nn.BatchNorm2d(n)
+            elif op=='depthwise': m = nn.Conv2d(n, n, 3, padding=pick(2), groups=n)
+            elif op=='squeeze': m = nn.Conv2d(n, n, 1)
+            else: n,m = 2+pick(4),None
+            self.layers.append(m if m is not None else nn.Conv2d(sizes[i], n, 3, padding=1, bias=bool(pick(2))))
+            self.at.append((i,j))
+            sizes.append(n)
+        self.head = nn.Conv2d(sizes[-1], 2, 1)
+
+    def forward(self, x):
+        hs = [x]
+        for op,m,(i,j) in zip(self.ops, self.layers, self.at):
+            a,b = hs[i],hs[j]
+            n = min(a.shape[-1], b.shape[-1])
+            a,b = a[...,:n,:n],b[...,:n,:n]
+            if op=='add': h = a+b
+            elif op=='mul': h = a*torch.sigmoid(b)
+            elif op=='cat': h = torch.cat([a,b], 1)
+            elif op=='half': h = torch.mul(*m(a).chunk(2, 1))
+            elif op=='squeeze': h = a*torch.relu(m(a.mean((2,3), keepdim=True)))
+            else: h = F.relu(m(a)) if op=='conv' else m(a)
+            hs.append(h)
+        return self.head(hs[-1])
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(['conv','conv','norm','depthwise','add','mul','cat','half','squeeze']), min_size=1, max_size=9), st.floats(0, .8), st.integers(0, 10**6))
+def test_any_network(ops, dead, seed):
+    "Whatever is dead, in weights, biases and norms: outputs are equal for other inputs, and a second time nothing more goes"
+    model = settle(Random(['conv',*ops], seed), seed).double()
+    g = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        for d in range(min(p.ndim, 2)): p.movedim(d, 0)[torch.rand(p.shape[d], generator=g)<dead/2] = 0
+    x,y = torch.randn(2,3,24,24, dtype=torch.double),torch.randn(2,3,24,24, dtype=torch.double)
+    with warnings.catch_warnings(action='ignore'):
+        for fold in (False,True):
+            small,_ = shrink(model, x, fold=fold)
+            want = model(y)
+            assert output_error(small(y), want)<=1e-8*max(float(want.abs().max()), 1)
+        assert not shrink(small, x, fold=True)[1]
