@@ -172,7 +172,7 @@ class ChannelPruning(Callback):
         n = self.n_epoch*len(self.dls.train)
         last = max(int(self.stop_pct*n)-1, 0)
         self.due = {round(last*(i+1)/self.n_steps) for i in range(self.n_steps)}
-        self.path,self.groups = CubicSchedule(0., self.sparsity, max(last, 1)),None
+        self.levels,self.groups = CubicSchedule(0., self.sparsity, max(last, 1)),None
 
     def before_step(self):
         t,model = self.epoch*len(self.dls.train)+self.iter,self.learn.model
@@ -180,4 +180,4 @@ class ChannelPruning(Callback):
         if self.groups is None: self.groups = removable_groups(model, self.xb)
         own = dict(self.kwargs)
         if own.get('scores')=='taylor': own['scores'] = {n: p.detach()*p.grad for n,p in model.named_parameters() if p.grad is not None}
-        mask_groups(model, self.groups, lowest_groups(model, self.groups, self.path(t), **own), self.opt)
+        mask_groups(model, self.groups, lowest_groups(model, self.groups, self.levels(t), **own), self.opt)
