@@ -294,6 +294,10 @@ def test_gpt2_of_transformers_has_circuits():
     torch.manual_seed(0)
     m = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(vocab), n_positions=48, n_embd=16, n_layer=2, n_head=2)).eval()
     links = gpt2_links(m)
+    gate = next(l for l in links if l.kind=='gate').weight
+    own = torch.zeros(16,16)
+    own[:8,:8] = own[8:,8:] = 1  # two heads of 8 channels
+    assert gate[32:,:32].equal(torch.cat([own,own], 1)) and gate.sum()==2*own.sum()
     nodes = list(dict.fromkeys(l.source for l in links))
     t = make_task('quotes', 64)
     opt = torch.optim.Adam(m.parameters(), lr=1e-2)

@@ -3,7 +3,7 @@ import copy,gc,math,pytest,warnings,weakref
 from fastai.optimizer import Adam,SGD
 from fastsparse.all import *
 from fastsparse.weights.hooks import enforce_masks
-from fastsparse.model.sparsify import module_of
+from fastsparse.model.sparsify import _by_rules,choose,module_of
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -363,3 +363,18 @@ def test_starts_by_hand(start, s, w, live):
     with torch.no_grad(): m.weight.copy_(torch.tensor([w]))
     sparsify_model(m, s, mask_init=start)
     assert m.weight_mask.int().tolist()==[live] and torch.equal(m.weight, torch.tensor([w])*torch.tensor(live)) and is_positive_zero(m.weight[~m.weight_mask])
+
+def test_rules_in_total():
+    "The sparsity of all that becomes sparse, by number of weights"
+    os,_ = choose(nn.Sequential(nn.Linear(10,20), nn.Linear(20,30)))
+    kept,_,total,_ = _by_rules({'0.weight':.5, '1.weight':.9}, os, range(2), None)
+    assert [o.name for o in kept]==['0.weight','1.weight'] and total==pytest.approx((.5*200+.9*600)/800)
+
+def test_one_entry_of_a_norm_shows_training():
+    "Its weights are all one in a new network"
+    net = nn.Sequential(nn.Linear(64,64), nn.LayerNorm(64), nn.Linear(64,8))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        sparsify_model(copy.deepcopy(net), .9)
+    net[1].weight.data[3] = 1.1
+    with pytest.warns(UserWarning, match='look trained'): sparsify_model(net, .9)
