@@ -9,12 +9,12 @@ rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'mask
     'masks.schedules': 'schedules', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
     'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'weights.live': 'live_layers geometry',
     'core.files': 'files', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint',
-    'model.sparsify': 'sparsify enforcement', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'model.live_layers': 'live_layers fast_way geometry', 'model.plan': 'plan live fast_way',
-    'model.running': 'init sparsify', 'model.state': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets', 'train.callback': 'callback learner',
+    'model.sparsify': 'sparsify enforcement layers', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'model.live_layers': 'live_layers fast_way geometry', 'model.plan': 'plan live fast_way',
+    'model.running': 'init sparsify', 'model.state': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets runs init', 'train.callback': 'callback learner init restore',
     'train.checks': 'refusals engine enforcement', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'train.learned': 'learned learned_models', 'train.live': 'live_layers updates resume rules',
     'train.param': 'updates growth engine laws', 'train.presets': 'presets', 'train.rules': 'rules', 'train.state': 'resume restore callback', 'train.trainers': 'trainers schedules',
     'prune.finetune': 'finetune trainers', 'prune.inputs': 'inputs layerwise refit experts', 'prune.layerwise': 'layerwise inputs refit experts', 'prune.shards': 'shards', 'prune.magnitude': 'magnitude saliency sparsify', 'prune.saliency': 'saliency sparsify',
-    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink export restore',
+    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink groups', 'model.groups': 'groups shrink channels', 'prune.channels': 'channels',
     'circuits.draw': 'circuits', 'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.run': 'circuits cli', 'circuits.search': 'circuits', 'circuits.train': 'circuits'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
