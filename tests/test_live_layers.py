@@ -358,3 +358,14 @@ def test_a_measurement_needs_a_batch():
     sparsify_model(m, .75, seed=0)
     with pytest.raises(TypeError, match=r'^xb is .None,'): sparse_compute(m, None)
     assert not any(o.kind for o in masked_params(m))
+
+def test_a_run_without_an_end_stays_masked():
+    "Else its weights would stay live after the last step, whichever that is; the summary of the run says so"
+    m = nn.Sequential(nn.Linear(1024,1024), nn.ReLU(), nn.Linear(1024,4))
+    sparsify_model(m, .98, seed=0)
+    opt = torch.optim.SGD(m.parameters(), .1)
+    dst = DynamicSparseTraining(m, opt, method='set', updates=FreqSchedule(4), drop_fraction=.1, seed=0)
+    for _ in range(3):
+        m(torch.ones(64,1024)).sum().backward()
+        opt.step()
+    assert not any(o.kind for o in masked_params(m)) and dst.live.why_masked.startswith('n_steps is not given')
