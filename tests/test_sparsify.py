@@ -378,3 +378,10 @@ def test_one_entry_of_a_norm_shows_training():
         sparsify_model(copy.deepcopy(net), .9)
     net[1].weight.data[3] = 1.1
     with pytest.warns(UserWarning, match='look trained'): sparsify_model(net, .9)
+
+def test_also_brings_in_a_matrix_that_stays_dense_by_default():
+    "An embedding, by name"
+    m = nn.Sequential(nn.Embedding(16,8), nn.Linear(8,4))
+    sparsify_model(copy.deepcopy(m), .5, 'uniform')
+    sparsify_model(m, .5, 'uniform', also='0.weight', seed=0)
+    assert {o.name:o.n_live() for o in masked_params(m)}=={'0.weight':64, '1.weight':16}
