@@ -42,6 +42,10 @@ def test_the_entropy_is_that_of_the_choices():
     w.pick(['only'])
     w.pick(['a','b'], [.25,.75])
     assert w.nats-math.log(2) in (pytest.approx(math.log(4)), pytest.approx(math.log(4/3)))
+    many = [Writer(f'1.{i}') for i in range(3)]
+    for o in many:
+        while len(o.tokens)<=context: o.line()
+    assert programs(3, 1)[1]==pytest.approx(sum(o.nats for o in many)/sum(len(o.tokens)-1 for o in many))  # the first token is always the same
     assert programs(3, 1)[0].equal(programs(3, 1)[0]) and not programs(3, 1)[0].equal(programs(3, 2)[0])
 
 @pytest.mark.parametrize('name', [*tasks, *nonsense])
