@@ -1,7 +1,7 @@
 "The fastai side: when the callback moves the topology, what it leaves alone, and how it lives with fastai's other callbacks"
 import copy,math,pytest
 import torch, torch.nn.functional as F
-from fastai.callback.core import CancelBatchException,CancelStepException,Callback
+from fastai.callback.core import CancelBatchException,CancelFitException,CancelStepException,Callback
 from fastai.callback.schedule import *
 from fastai.callback.training import GradientAccumulation,GradientClip
 from fastai.data.core import DataLoaders
@@ -331,3 +331,16 @@ def test_how_much_sparsity_is_missing():
     sparsify_model(n := nn.Sequential(nn.Linear(10,20), nn.ReLU(), nn.Linear(20,10)), .5, seed=0)
     steady = SparseEngine(n, torch.optim.SGD(n.parameters(), .1), 100, seed=0, **SET_presets)
     assert _lacks(steady, steady.methods[0])==0
+
+def test_a_fit_that_goes_on_in_another_epoch_than_its_state(tmp_path):
+    "Refused before the first batch, with the epoch to pass"
+    class Stop(Callback):
+        def after_epoch(self):
+            if self.epoch==1: raise CancelFitException
+    learn,cb = sparse_learner(tmp_path),DST(**{**RigL_presets, 'batches_per_update':4})
+    learn.fit(4, cbs=[cb, Stop()])
+    again = DST(**{**RigL_presets, 'batches_per_update':4})
+    again.load_state_dict(cb.state_dict())
+    before = copy.deepcopy(learn.model.state_dict())
+    with pytest.raises(ValueError, match=r'goes on in epoch 2, and this fit starts in epoch 1: pass start_epoch=2'): learn.fit(4, start_epoch=1, cbs=again)
+    assert all(v.equal(before[k]) for k,v in learn.model.state_dict().items())
