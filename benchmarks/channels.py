@@ -139,7 +139,7 @@ def draw(df):
     fig.supxlabel('channels pruned', fontsize=9)
     fig.supylabel('left, dense = 1', fontsize=9)
     handles,labels = axs[0,0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc='outside lower center', ncols=4, fontsize=8)
+    fig.legend(handles, labels, loc='outside upper center', ncols=4, fontsize=8)
     fig.savefig(here/'results/channels.png', dpi=110)
 
 if __name__=='__main__':
