@@ -1,7 +1,9 @@
 "A weight as others see it: whoever reads, writes, copies, averages or steps a masked or a live weight meets the dense weight, with zeros where it is dead"
-import copy,io,math,pickle,pytest
+import copy,io,math,pickle,pytest,warnings
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
 from fastsparse.all import *
+from fastsparse.masks.selection import zero_dead_
+from fastsparse.weights.gradient import mask_grad_
 from fastsparse.weights.hooks import enforce_masks
 from functools import partial
 from helpers import *
@@ -190,6 +192,29 @@ def test_hooks_that_spoil_a_dead_gradient_do_no_harm():
     m,o,_ = started('masked', 'sgd')
     for w in masked_params(m): w.p.register_hook(lambda g, mask=w.mask: g.masked_fill(~mask, math.nan))
     stays_dead(m, o)
+
+@pytest.mark.parametrize('dtype', [torch.float,torch.double,torch.half,torch.bfloat16])
+def test_large_gradients_are_masked_as_small_ones(dtype, monkeypatch):
+    "Law 3: a kernel, in two threads too, leaves the bits that `zero_dead_` leaves, and autograd sees the write"
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
+    mask = torch.rand(1030, 1025)<.1
+    grad = torch.randn(1030, 1025).to(dtype)
+    grad.view(-1)[:4] = torch.tensor([math.nan,-1.,-0.,math.inf])
+    mask.view(-1)[:4] = False
+    expect,version = zero_dead_(grad.clone(), mask),grad._version
+    assert mask_grad_(grad, mask) is grad and grad._version>version
+    ints = {2:torch.int16, 4:torch.int32, 8:torch.int64}[grad.element_size()]
+    assert grad.view(ints).equal(expect.view(ints))
+
+def test_a_compiled_backward_masks_large_gradients_in_silence():
+    m = nn.Linear(600, 600)
+    sparsify_model(m, .9, seed=0)
+    @torch.compile(backend='eager')
+    def backward(x): m(x).sum().backward()
+    with torch._dynamo.config.patch(compiled_autograd=True), warnings.catch_warnings():
+        warnings.filterwarnings('error', message='Dynamo detected')
+        backward(torch.randn(8, 600))
+    assert m.weight.grad.ne(0).equal(m.weight_mask)
 
 @pytest.mark.parametrize('to_none', [True,False])
 def test_gradients_that_accumulate_are_masked(to_none):

@@ -12,7 +12,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt,is_fastai
 from ..masks.selection import count_live,local_part,put_,zero_dead_
-from .gradient import DenseGradient,grad_stamp,is_stamped
+from .gradient import DenseGradient,grad_stamp,is_stamped,mask_grad_
 from .optimizers import grad_history,keeps_zero,lift_dead,mixes_weights,settle_dead,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
@@ -230,7 +230,7 @@ class Masked(Weight):
         now,mask = self.p,self.mask
         if now is not p: self.lost(now, mask)
         if not self.dense_history and mask is not None:
-            zero_dead_(p.grad, mask)
+            mask_grad_(p.grad, mask)
             self.grad_stamp = grad_stamp(p.grad)
         if self.wants_dense: self.dense.arrive(p.grad, self.live_grad(p.grad))
         if self.on_grad is not None: self.on_grad(p)
@@ -244,7 +244,7 @@ class Masked(Weight):
         same = is_stamped(grad, stamp)
         if same and stamp[2]==grad._version and self.probe.are_zero(grad): return
         if self.wants_dense and not same and not self.probe.are_zero(grad, wait=True): self.take(grad)
-        zero_dead_(grad, mask)
+        mask_grad_(grad, mask)
         self.grad_stamp = grad_stamp(grad)
 
     def take(self, grad):
