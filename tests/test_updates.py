@@ -9,6 +9,7 @@ from helpers import *
 from hypothesis import given,settings,strategies as st
 from reference import Reference
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 inf,nan = math.inf,math.nan
 state_opts = dict(SGD=dict(momentum=.9), Adam={}, AdamW={}, NAdam={}, RAdam={}, Adamax={}, RMSprop=dict(momentum=.9, centered=True), Adagrad={},
@@ -361,3 +362,44 @@ def test_what_can_not_move_by_choice_has_no_note(settings):
     if 'sparsity' not in settings: sparsify_model(m, .95, seed=0)
     engine(m, torch.optim.SGD(m.parameters(), lr=.1, momentum=.9), **({} if settings['method']=='static' else dict(every=5)), **settings)
     assert not any("can't move" in o for o in sparse_summary(m).df.note)
+
+# --- what it asks of a device
+
+class Count(TorchDispatchMode):
+    "Counts operations that compute, and those whose result the processor must wait for if tensors are on another device"
+    views = {'view','detach','alias','t','transpose','slice','select','expand','unsqueeze','as_strided','empty','empty_like','new_empty',
+        'lift_fresh','_local_scalar_dense','is_nonzero'}
+    waiting = {'_local_scalar_dense','is_nonzero','nonzero','masked_select','allclose','equal','unique'}
+    ops = waits = 0
+    def __enter__(self):
+        self.tolist = torch.Tensor.tolist
+        torch.Tensor.tolist = lambda t: (setattr(self, 'waits', self.waits+1), self.tolist(t))[1]
+        return super().__enter__()
+
+    def __exit__(self, *args):
+        torch.Tensor.tolist = self.tolist
+        return super().__exit__(*args)
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        name = f._schema.name.removeprefix('aten::')
+        self.ops += name not in self.views
+        self.waits += name in self.waiting or name=='index' and any(t is not None and t.dtype==torch.bool for t in args[1])
+        return f(*args, **kwargs or {})
+
+@pytest.mark.parametrize('n', [1,4])
+def test_an_update_waits_ten_times_a_parameter_and_once_for_all(n):
+    "Clipping has halved the gradients, so each parameter finds the factor"
+    torch.manual_seed(0)
+    m = nn.Sequential(*[nn.Linear(32, 32) for _ in range(n)])
+    sparsify_model(m, .9, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = SparseEngine(m, opt, 1000, method='rigl', batches_per_update=2, seed=0)
+    for t in range(3):
+        dst.prepare(t)
+        m(torch.randn(8, 32)).square().sum().backward()
+        for p in m.parameters(): p.grad.mul_(.5)
+        with Count() as count: moved = dst.before_step(t)
+        assert moved==(t==2)
+        if not moved: opt.step()
+        opt.zero_grad()
+    assert count.waits<=10*n+1 and count.ops<=135*n, (count.waits,count.ops)

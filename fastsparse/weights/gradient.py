@@ -56,12 +56,16 @@ def is_stamped(
 def scale_since(
     was:torch.Tensor, # A gradient as it arrived, a vector
     now:torch.Tensor, # The same gradient now
-) -> float: # 1 if unknown
+) -> tuple: # The factor, 1 if unknown; and is `now` that multiple of `was`?
     "The factor by which a gradient was multiplied since it arrived, by unscaling or clipping"
-    if not len(now): return 1.
+    if not len(now): return 1.,True
     at = now.abs().argmax()
-    scale = now[at]/was[at]
-    return scale.item() if now[at]!=0 and scale.isfinite() and (scale-1).abs()>=1e-5 else 1.
+    high = now.take(at)
+    scale = high/was.take(at)
+    scale = torch.where((high!=0)&scale.isfinite()&((scale-1).abs()>=1e-5), scale, 1.)
+    fits = (was*scale).isclose(now, rtol=1e-3, equal_nan=True).all()
+    scale,fits = torch.stack([scale, fits.to(scale.dtype)]).tolist()
+    return scale,bool(fits)
 
 # %% ../../nbs/31_weights.gradient.ipynb #e886f812
 class DenseGradient:
@@ -106,17 +110,16 @@ class DenseGradient:
 def follow(self:DenseGradient, grad, live):
     "Average and scale the terms as `grad`, whose live values are `live`, was since it arrived"
     self.live_grad = self.live_grad.to(live.dtype)
-    def is_scaled(a, b): return torch.allclose(a*scale_since(a, b), b, rtol=1e-3, equal_nan=True)
+    scale,fits = scale_since(self.live_grad, live)
     many = dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
-    if many and not self.averaged and not is_scaled(self.live_grad, live):
+    if many and not self.averaged and not fits:
         self.terms = [self.summed()]
         for t in (self.terms[0], self.live_grad):
             dist.all_reduce(t)
             t /= dist.get_world_size()
         self.averaged = True
-    fits = is_scaled(self.live_grad, live)
-    scale = scale_since(self.live_grad, live) if fits else 1.
-    if scale!=1: self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
+        scale,fits = scale_since(self.live_grad, live)
+    if fits and scale!=1: self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
     self.belong_to(grad, live)
     return fits
 

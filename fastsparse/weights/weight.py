@@ -14,7 +14,7 @@ from ..core.optimizers import base_opt,is_fastai
 from ..masks.selection import count_live,local_part,put_,zero_dead_
 from .gradient import DenseGradient,grad_stamp,is_stamped,mask_grad_
 from .optimizers import grad_history,keeps_zero,lift_dead,mixes_weights,settle_dead,slow_weights,state_tensors
-from functools import wraps
+from functools import cached_property,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -43,16 +43,21 @@ def has_stamp(
 # %% ../../nbs/32_weights.weight.ipynb #46a93515
 class DeadPlaces:
     "Up to 64 dead places of a mask, spread over it"
-    def __init__(self, mask):
-        own = local_part(mask).reshape(-1)
+    def __init__(self, mask): self.mask = mask
+
+    @cached_property
+    def at(self):
+        own = local_part(self.mask).reshape(-1)
         n = own.numel()
         at = torch.linspace(0, max(n-1, 0), min(1024, n), device=own.device, dtype=torch.double).long()
-        self.at = at[~own[at]][:64]
-        self.at_numpy = self.at.cpu().numpy()
+        return at[~own[at]][:64]
+
+    @cached_property
+    def at_numpy(self): return self.at.numpy()
 
     def are_zero(self, t, wait=False):
         "Is `t` zero there? True for tensors of other devices, unless you `wait` for the answer"
-        if len(self.at)==0 or not (wait or t.device.type=='cpu') or torch._C._functorch.maybe_current_level() is not None: return True
+        if not (wait or t.device.type=='cpu') or torch._C._functorch.maybe_current_level() is not None or len(self.at)==0: return True
         own = (t if type(t) in _plain else local_part(t)).detach()
         quick = own.device.type=='cpu' and own.is_contiguous() and own.dtype in (torch.float,torch.double)
         if quick: return not own.view(-1).numpy()[self.at_numpy].any()
