@@ -314,8 +314,8 @@ def test_padded_sequences(method):
 def test_wanda_for_recurrent_inputs(kind, started):
     "Each layer's input projection is pruned by what it sees, both ways and from the states it starts in; recurrent weights stay dense, and the number that is reached is said"
     torch.manual_seed(0)
-    net,x = kind(6, 4, num_layers=2, bidirectional=True, batch_first=True),torch.randn(9,5,6)*torch.arange(1,7)
-    h,dense = 3*torch.randn(4,9,4),copy.deepcopy(net)
+    net,x = kind(6, 4, num_layers=3, bidirectional=True, batch_first=True),torch.randn(9,5,6)*torch.arange(1,7)
+    h,dense = 3*torch.randn(6,9,4),copy.deepcopy(net)
     def start(h): return (h,h.flip(0)) if kind is nn.LSTM else h
     n_all = sum(p.numel() for p in net.parameters() if p.ndim>1)
     n_ih = sum(p.numel() for n,p in net.named_parameters() if 'weight_ih' in n)
