@@ -6,7 +6,7 @@
 __all__ = ['is_elsewhere', 'open_model', 'value_of', 'in_memory', 'shapes_only', 'blocks_of', 'arguments_of', 'prune_blocks']
 
 # %% ../../nbs/75a_prune.shards.ipynb #414a63e2
-import json,torch,zlib
+import json,logging,torch,zlib
 from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
@@ -35,7 +35,12 @@ def open_model(
     tf,_ = need_package('transformers', 'hf'),need_package('accelerate', 'hf')
     config = tf.AutoConfig.from_pretrained(folder)
     kind = getattr(tf, first(config.architectures or ()) or '', tf.AutoModelForCausalLM)
-    return kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=Path(folder)/'offloaded')
+    log = logging.getLogger('accelerate.big_modeling')  # says what was asked for
+    level = log.level
+    try:
+        log.setLevel(logging.ERROR)
+        return kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=Path(folder)/'offloaded')
+    finally: log.setLevel(level)
 
 def value_of(
     m:nn.Module, # A module
