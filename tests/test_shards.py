@@ -40,6 +40,7 @@ def test_the_folder_holds_what_memory_would(f, make, also, exclude, tmp_path):
     got = dict(read(tmp_path/'new', model).named_parameters())
     for n,p in copied.named_parameters(): assert torch.allclose(got[n], p, atol=1e-4) and (got[n]==0).equal(p==0), n
     assert all(torch.equal(p, model.get_parameter(n)) for n,p in read(tmp_path/'dense', model).named_parameters())
+    assert all(o.is_file() for o in (tmp_path/'dense').iterdir())
     assert not (tmp_path/'new'/'pruning.json').exists()
 
 @pytest.mark.parametrize('f', [prune_sparsegpt, prune_refit])

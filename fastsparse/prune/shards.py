@@ -6,7 +6,7 @@
 __all__ = ['is_elsewhere', 'open_model', 'value_of', 'in_memory', 'shapes_only', 'blocks_of', 'arguments_of', 'prune_blocks']
 
 # %% ../../nbs/75a_prune.shards.ipynb #414a63e2
-import json,logging,torch,zlib
+import json,logging,shutil,torch,weakref,zlib
 from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
@@ -18,6 +18,7 @@ from .inputs import Calibration,EndForward,Part
 from ..model.sparsify import module_of
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from torch import nn
 from torch.utils._pytree import tree_leaves,tree_map
 
@@ -39,8 +40,10 @@ def open_model(
     level = log.level
     try:
         log.setLevel(logging.ERROR)
-        return kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=Path(folder)/'offloaded')
+        model = kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=(new := mkdtemp()))
     finally: log.setLevel(level)
+    weakref.finalize(model, shutil.rmtree, new, ignore_errors=True)  # it has what transformers converts, such as experts
+    return model
 
 def value_of(
     m:nn.Module, # A module
