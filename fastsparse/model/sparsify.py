@@ -372,10 +372,11 @@ def module_copy(
 # %% ../../nbs/43_model.sparsify.ipynb #97d322d7
 def show_sparsity(
     o, # A `Weight`
+    live:int=None, # How many weights live, if that is known
 ):
     "Write the sparsity of a mask to its sparsity buffer"
     shown = o.module._buffers.get(f'{o.attr}_sparsity')
-    if shown is not None: shown.fill_(sparsity_from_tensor(o.mask))
+    if shown is not None: shown.fill_(sparsity_from_tensor(o.mask) if live is None else 1-live/max(o.shape.numel(), 1))
 
 def register_mask(
     o, # A `Param`

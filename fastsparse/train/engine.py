@@ -26,14 +26,14 @@ from .checks import check_fit,check_held,check_method,check_on_update,check_reac
 from .checks import warn_if_ended,warn_if_frozen,warn_if_gone,warn_if_idle,warn_if_lost,warn_of_missed
 from .live import check_way,LiveRun
 from .method import Method,method_or_auto,settings_of
-from .param import Move,Scorer,SparseParam
+from .param import choose_all,Move,Scorer,SparseParam
 from .state import engine_state,load_engine_state
 from ..weights.find import masked_params
 from ..weights.gradient import grad_stamp,is_stamped
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
 from ..weights.optimizers import grad_history
 from ..weights.sharded import gathered,is_sharded
-from ..weights.weight import join_groups,set_groups
+from ..weights.weight import follow_all,join_groups,set_groups
 from torch.nn.parallel import DistributedDataParallel
 from warnings import warn
 
@@ -327,7 +327,9 @@ def update(self:SparseEngine,
         need_number('t', times, 0, whole=True)
         for m in self.methods: self._refuse_masked(m)
         times = {m:times for m in self.methods}
-    with _unscaled_grads(self.opt): chosen = {m:self._moves_of(m, t) for m,t in times.items()}
+    with _unscaled_grads(self.opt):
+        follow_all([s.w for s in self.slots])
+        chosen = {m:self._moves_of(m, t) for m,t in times.items()}
     chosen = {m:[o._replace(start=self._start(m, o)) for o in moves] for m,moves in chosen.items()}
     moved = [m for m,moves in chosen.items() if moves]
     with uninterrupted(): self._write(chosen, times, moved)
@@ -358,7 +360,8 @@ def _moves_of(self:SparseEngine, m, t):
     else:
         budgets = self._redistribute(m, slots, n_keep, targets, t)
         targets = legal_counts(slots, budgets)
-    moves = [Move(s, *self._places_for(s, k, n, t), budget) for s,k,n,budget in zip(slots, n_keep, targets, budgets)]
+    places = choose_all([(s, *self._scorers(s, k, n, t), k, n) for s,k,n in zip(slots, n_keep, targets)])
+    moves = [Move(s, *o, budget) for s,o,budget in zip(slots, places, budgets)]
     for o in moves: check_storage(m, o.slot.w, self.opt)
     return moves
 
@@ -385,11 +388,11 @@ def _redistribute(self:SparseEngine, m, slots, n_keep, targets, t):
 
 # %% ../../nbs/55_train.engine.ipynb #aa73db1f
 @patch
-def _places_for(self:SparseEngine, s, n_keep, target, t):
-    "The weights that `s` drops and grows"
+def _scorers(self:SparseEngine, s, n_keep, target, t):
+    "The keep and the grow scores of `s`; None for the latter if nothing grows"
     m,g = s.method,keyed_generator(self.seed, s.index, self.n_updates+1)
     grow = None if m.grow_score_f is None else self._scorer(m.grow_score_f, s, max(target-n_keep, 0), t, g)
-    return s.choose(self._scorer(m.keep_score_f, s, n_keep, t, g), grow, n_keep, target)
+    return self._scorer(m.keep_score_f, s, n_keep, t, g),grow
 
 @patch
 def _scorer(self:SparseEngine, f, s, n, t, generator=None, seeded=True):

@@ -54,18 +54,17 @@ def is_stamped(
 
 # %% ../../nbs/31_weights.gradient.ipynb #0140777c
 def scale_since(
-    was:torch.Tensor, # A gradient as it arrived, a vector
-    now:torch.Tensor, # The same gradient now
-) -> tuple: # The factor, 1 if unknown; and is `now` that multiple of `was`?
-    "The factor by which a gradient was multiplied since it arrived, by unscaling or clipping"
-    if not len(now): return 1.,True
-    at = now.abs().argmax()
-    high = now.take(at)
-    scale = high/was.take(at)
+    was:list, # Gradients as they arrived, vectors of one device
+    now:list, # The same gradients now
+) -> torch.Tensor: # For each, the factor (1 if unknown); is it that multiple (1 or 0)? has it any value but zero?
+    "The factors by which gradients were multiplied since they arrived, by unscaling or clipping"
+    was,now = [[o if len(o) else o.new_zeros(1) for o in os] for os in (was,now)]
+    at = [o.abs().argmax() for o in now]
+    high,before = [torch.stack([*map(torch.take, os, at)]) for os in (now,was)]
+    scale = high/before
     scale = torch.where((high!=0)&scale.isfinite()&((scale-1).abs()>=1e-5), scale, 1.)
-    fits = (was*scale).isclose(now, rtol=1e-3, equal_nan=True).all()
-    scale,fits = torch.stack([scale, fits.to(scale.dtype)]).tolist()
-    return scale,bool(fits)
+    off = torch.stack([torch.addcmul(n, w, s, value=-1).abs_().max() for n,w,s in zip(now, was, scale)])
+    return torch.stack([scale, off<=1e-3*high.abs(), high!=0], 1)
 
 # %% ../../nbs/31_weights.gradient.ipynb #e886f812
 class DenseGradient:
@@ -73,13 +72,13 @@ class DenseGradient:
     def __init__(self): self.clear()
 
     def clear(self):
-        self.terms,self.averaged = [],False
+        self.terms,self.averaged,self.followed = [],False,False  # averaged over ranks? scaled as the gradient was since it arrived?
         self.live_grad = self.stamp = None  # of live weights, and which tensor it was
         self.pending = {}  # terms of backward passes that still run
 
     def belong_to(self, grad, live):
         "The terms belong to `grad` as it is now; `live` is its vector of live values"
-        self.live_grad,self.stamp = live.detach().clone(),grad_stamp(grad)
+        self.live_grad,self.stamp,self.followed = live.detach().clone(),grad_stamp(grad),False
 
     def is_of(self, grad):
         "Are there terms, and was `grad`, the gradient of live weights, not set to zero since they came?"
@@ -107,10 +106,10 @@ class DenseGradient:
 # %% ../../nbs/31_weights.gradient.ipynb #c4f794cf
 @patch
 @torch.no_grad()
-def follow(self:DenseGradient, grad, live):
-    "Average and scale the terms as `grad`, whose live values are `live`, was since it arrived"
+def follow(self:DenseGradient, grad, live, found=None):
+    "Average and scale the terms as `grad`, whose live values are `live`, was since it arrived: by what was `found`, if that is known"
     self.live_grad = self.live_grad.to(live.dtype)
-    scale,fits = scale_since(self.live_grad, live)
+    scale,fits = found or scale_since([self.live_grad], [live])[0,:2].tolist()
     many = dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
     if many and not self.averaged and not fits:
         self.terms = [self.summed()]
@@ -118,10 +117,11 @@ def follow(self:DenseGradient, grad, live):
             dist.all_reduce(t)
             t /= dist.get_world_size()
         self.averaged = True
-        scale,fits = scale_since(self.live_grad, live)
+        scale,fits = scale_since([self.live_grad], [live])[0,:2].tolist()
     if fits and scale!=1: self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
     self.belong_to(grad, live)
-    return fits
+    self.followed = True
+    return bool(fits)
 
 @patch
 def summed(self:DenseGradient, index=None):
