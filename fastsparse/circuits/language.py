@@ -20,10 +20,11 @@ context = 48
 
 def show_tokens(
     tokens, # Tokens, or their ids
+    texts:list=vocab, # Texts of all tokens; those of other vocabularies hold their own spaces
 ) -> str:
     "Tokens as a readable line"
-    text = [vocab[int(o)] if not isinstance(o, str) else o for o in tokens]
-    return ' '.join({'\n':'⏎', '\n\t':'⏎⇥'}.get(o, o) for o in text)
+    found = [o if isinstance(o, str) else texts[int(o)] for o in tokens]
+    return (' ' if texts==vocab else '').join(found).replace('\n', '⏎').replace('\t', '⇥')
 
 # %% ../../nbs/90_circuits.language.ipynb #cdcb6ca4
 class Writer:

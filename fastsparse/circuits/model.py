@@ -36,7 +36,7 @@ def _rms(x): return F.rms_norm(x, x.shape[-1:], eps=1e-5)
 
 class Block(nn.Module):
     "Attention and an MLP; the outputs of the modules in `at` are nodes"
-    def __init__(self, d, d_head, n_layers, slopes, sink, top):
+    def __init__(self, d, d_head, n_layers, slopes, sink, top, context):
         super().__init__()
         self.n_heads,self.at = d//d_head,_places(sites, d, top)
         self.q,self.k,self.v,self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
@@ -73,7 +73,7 @@ class Link(NamedTuple):
 def joined(source, target, w): return Link(source, target, w.detach())
 
 class Decoder(nn.Module):
-    "A transformer for the language of `circuits.language`, with names of its nodes and links between them"
+    "A transformer with names of its nodes and links between them, by default for the language of `circuits.language`"
     def __init__(self,
         d:int=128, # Width
         n_layers:int=2, # Blocks
@@ -82,13 +82,16 @@ class Decoder(nn.Module):
         sink:bool=True, # Give each head an attention sink?
         bigram:bool=True, # Add a dense bigram table to the logits?
         top:float=None, # Fraction of the channels that AbsTopK keeps at each node module; None keeps all
+        vocab:list=vocab, # Texts of the tokens, or their number
+        context:int=context, # Most tokens of an input
     ):
         super().__init__()
-        store_attr('d,n_layers,d_head,slopes,sink,bigram,top')
-        self.config = {k:getattr(self, k) for k in 'd n_layers d_head slopes sink bigram top'.split()}
-        self.emb,self.head = nn.Embedding(len(vocab), d),nn.Linear(d, len(vocab), bias=False)
-        self.table = nn.Embedding(len(vocab), len(vocab)) if bigram else None
-        self.blocks = nn.Sequential(*(Block(d, d_head, n_layers, slopes, sink, top) for _ in range(n_layers)))
+        vocab = [str(i) for i in range(vocab)] if isinstance(vocab, int) else list(vocab)
+        store_attr('d,n_layers,d_head,slopes,sink,bigram,top,vocab,context')
+        self.config,n = {k:getattr(self, k) for k in 'd n_layers d_head slopes sink bigram top vocab context'.split()},len(vocab)
+        self.emb,self.head = nn.Embedding(n, d),nn.Linear(d, n, bias=False)
+        self.table = nn.Embedding(n, n) if bigram else None
+        self.blocks = nn.Sequential(*(Block(d, d_head, n_layers, slopes, sink, top, context) for _ in range(n_layers)))
         self.at = _places(['emb','read'], d, top)
         nn.init.normal_(self.head.weight, std=d**-.5)
         if bigram: nn.init.zeros_(self.table.weight)
