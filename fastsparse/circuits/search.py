@@ -178,7 +178,7 @@ class Search:
         self.look = self.train.rows(slice(128))
         self.means = node_means(model, nodes, task.x if xb is None else xb)
         self.live = [l._replace(weight=l.weight!=0) for l in links or ()]
-        self.aim = .6*goal
+        self.aims = [share*goal for share in (.6,.3,.1)]
         store_attr('model,links')
 
     def whole(self, masks):
@@ -203,14 +203,14 @@ class Search:
         return task_loss(margin, task.side, fit or calibrate(margin, task.side)).item()
 
     def sweep(self, bar, n_steps, prices, lr, n_pairs, every, g):
-        """One pass with a rising price: the smallest circuit that reaches the aim, and the lowest loss seen
+        """One pass with a rising price: the smallest circuit that reaches each aim, and the lowest loss seen
 
-        The circuit is a tuple of its size, its masks and the numbers of all nodes, or None."""
+        A circuit is a tuple of its size, its masks and the numbers of all nodes."""
         numbers,fit = {k:.1+.01*torch.randn(v.shape, generator=g) for k,v in self.means.items()},torch.tensor([1.,0.])
         for p in (*numbers.values(), fit): p.requires_grad_()
         groups = [dict(params=list(numbers.values()), weight_decay=1e-3), dict(params=[fit], weight_decay=0.)]
         opt = torch.optim.AdamW(groups, lr=lr, betas=(.9,.95))
-        best,least = None,math.inf
+        best,least = {},math.inf
         for t,_ in zip(range(n_steps), bar):
             i = 2*torch.randperm(len(self.train)//2, generator=g)[:n_pairs]
             batch,masks = self.train.rows(torch.cat([i,i+1])),{k:Heaviside.apply(v) for k,v in numbers.items()}
@@ -224,18 +224,19 @@ class Search:
             kept = self.core({k:v.detach()>0 for k,v in numbers.items()})
             size,loss = self.size(kept),self.loss(kept, self.look)
             least = min(least, loss)
-            if loss<=self.aim and (best is None or size<=best[0]): best = size,kept,{k:v.detach().clone() for k,v in numbers.items()}
+            for aim in self.aims:
+                if loss<=aim and (aim not in best or size<=best[aim][0]): best[aim] = size,kept,{k:v.detach().clone() for k,v in numbers.items()}
             if not any(v.any() for v in kept.values()): break
         return best,least
 
-    def trim(self, kept, numbers):
-        "Cut nodes, lowest numbers first, if the loss stays at most the aim: eight at once, and halves of these where that fails"
+    def trim(self, kept, numbers, aim):
+        "Cut nodes, lowest numbers first, if the loss stays at most `aim`: eight at once, and halves of these where that fails"
         order = sorted((float(numbers[k][i]),k,i) for k,v in kept.items() for i in v.nonzero()[:,0].tolist())
         todo = [order[i:i+8] for i in range(0, len(order), 8)]
         while todo:
             group,less = [o for o in todo.pop(0) if kept[o[1]][o[2]]],{k:v.clone() for k,v in kept.items()}
             for _,k,i in group: less[k][i] = False
-            if not group or self.loss(less := self.core(less), self.look)<=self.aim: kept = less
+            if not group or self.loss(less := self.core(less), self.look)<=aim: kept = less
             elif len(group)>1: todo[:0] = [group[:len(group)//2], group[len(group)//2:]]
         return kept
 
@@ -280,10 +281,16 @@ def find_circuit(
     nodes,links = nodes or model.nodes,links if links is not None or nodes else model.links()
     with frozen(model):
         search,g,found,least = Search(model, task, nodes, links, xb, goal),torch.Generator(),[],math.inf
-        bar = iter(shown(range(starts*n_steps), progress))
-        for i in range(starts):
+        bar = iter(shown(range((starts+1)*n_steps), progress))
+        knows = search.loss({k:torch.ones_like(v) for k,v in search.means.items()}, search.look)<=goal
+        for i in range(starts+knows):
+            if i==starts:
+                if any(c.loss<=goal for c in found): break
+                prices = [o/10 for o in prices]
             best,loss = search.sweep(bar, n_steps, prices, lr, n_pairs, every, g.manual_seed(1000*seed+i))
-            if best: found.append(search.circuit(search.trim(*best[1:])))
+            for aim in search.aims:
+                if aim in best: found.append(search.circuit(search.trim(*best[aim][1:], aim)))
+                if found and found[-1].loss<=goal: break
             least = min(least, loss)
     if not found: return Circuit(task.name, {}, None, search.means, (1.,0.), least, math.nan, math.nan, False)
     best = min(found, key=lambda c: (c.loss>goal, c.n_nodes if c.edges is None else c.n_edges))
