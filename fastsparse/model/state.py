@@ -10,7 +10,7 @@ __all__ = ['ways_out', 'masks_in', 'new_masks', 'check_masks', 'need_same_tensor
 import torch
 from contextlib import contextmanager
 from torch import nn
-from ..weights.weight import has_stamp
+from ..weights.gradient import has_stamp
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
 from ..weights.loads import how_loaded,refuse_load,trial_load

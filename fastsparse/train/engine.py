@@ -29,7 +29,7 @@ from .method import Method,method_or_auto,settings_of
 from .param import choose_all,Move,Scorer,SparseParam
 from .state import engine_state,load_engine_state
 from ..weights.find import masked_params
-from ..weights.gradient import grad_stamp,is_stamped
+from ..weights.gradient import has_stamp,stamp_of
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
 from ..weights.optimizers import grad_history
 from ..weights.sharded import gathered,is_sharded
@@ -599,7 +599,7 @@ def _after(self:DynamicSparseTraining, opt, args, kwargs):
     if self.t==self.n_steps: warn_if_ended(self)
     self.unseen.reset(self.slots)
     grad = self.slots[self.unseen.i].w.grad
-    self.stepped = self.inside,None if grad is None else grad_stamp(grad)
+    self.stepped = self.inside,None if grad is None else stamp_of(grad)
     self.prepare(self.t)
 
 # %% ../../nbs/55_train.engine.ipynb #28c013d2
@@ -614,7 +614,7 @@ def step(self:DynamicSparseTraining, *args, **kwargs):
 def _refuse_both(self:DynamicSparseTraining):
     "Raise a `ValueError` if the same gradients have been stepped with, by the optimizer or by this engine, and now by the other"
     grad,(by_engine,stamp) = self.slots[self.unseen.i].w.grad,self.stepped
-    if by_engine!=self.inside and grad is not None and is_stamped(grad, stamp) and grad._version==stamp[2]:
+    if by_engine!=self.inside and grad is not None is not stamp and has_stamp(grad, stamp):
         raise ValueError("opt.step() and step() of the engine are the same, and both were called for one gradient: leave one of them out")
 
 @patch

@@ -13,8 +13,8 @@ from ..kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,
 from ..kernels.ops import need_plain_backward,sparse_conv1x1,sparse_linear,SparseIndex
 from ..masks.scores import Live as Places
 from ..masks.selection import live_places,put_
-from .gradient import is_stamped
-from .weight import has_stamp,Masked,stamp_of,warn_of_replaced,Weight
+from .gradient import has_stamp,is_at,stamp_of
+from .weight import Masked,warn_of_replaced,Weight
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -312,7 +312,7 @@ def mask_grad(self:Live, grad):
             "as the backward made it: register hooks before the run, which keeps such weights masked, or pass sparse_compute=False")
     if not isinstance(grad, LiveTensor): return self.load_grad_state(dict(grad=grad.detach()))
     dense = self.dense
-    if not self.wants_dense or not dense.pending or is_stamped(grad, dense.stamp): return
+    if not self.wants_dense or not dense.pending or is_at(grad, dense.stamp): return
     *_,(_,terms) = dense.pending.values()  # of `torch.autograd.grad`, which assigns nothing
     dense.terms = terms
     dense.belong_to(grad, grad.cell.values)

@@ -9,7 +9,8 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'gathered', 'Sharded', 'fi
 import sys,torch,weakref
 from fastcore.basics import *
 from ..masks.selection import local_part,put_,zero_dead_
-from .weight import has_stamp,Masked,stamp_of
+from .gradient import has_stamp,stamp_of
+from .weight import Masked
 from torch import nn
 
 # %% ../../nbs/33_weights.sharded.ipynb #6ff96055
