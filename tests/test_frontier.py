@@ -8,7 +8,8 @@ spec.loader.exec_module(frontier)
 
 def rows(*points):
     "Points are method, seed, loss and edges (None: no circuit)"
-    return pd.DataFrame([dict(method=m, seed=s, size=i, task='quotes', valid_loss=l, edges=e, found=e is not None, full_loss=.01, fails='') for i,(m,s,l,e) in enumerate(points)])
+    df = pd.DataFrame(points, columns='method seed valid_loss edges'.split()).assign(task='quotes', full_loss=.01, fails='')
+    return df.assign(size=df.index, found=df.edges.notna())
 
 def test_edges_are_compared_at_equal_loss():
     "At a loss of 1 to 2, 16 to 4 edges against 4 to 1 (in the middle of 16 at 0 and 1 at 2): 4 times as many"
