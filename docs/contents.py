@@ -18,7 +18,7 @@ folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms}
 
 # A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
 thumbs = {f'tutorials/{k}': v for k,v in dict(digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
-    control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', trained_to_small='beec18be', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922').items()}
+    control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', trained_to_small='beec18be', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922', own_text='b52draw0').items()}
 circuit = 'c1rc3003'
 
 # What the sidebar calls pages whose own title is that of a room
@@ -76,6 +76,7 @@ searches = {
     'howto/share': 'hub, huggingface, huggingface hub, push_to_hub, from_pretrained, model card, share a model, upload a model',
     'howto/sparse_or_narrow': 'narrow network, smaller network, width, small dense, sparse or dense, is sparse worth it, when to use sparsity, compare_with_narrow',
     'howto/quantize': 'quantize, quantization, int8, 8 bit, quantize_dynamic, sparse and quantized',
+    'tutorials/own_text': 'own tokens, own tokenizer, train on source code, bpe, circuit of own text, circuit_sparsity, sparse_pretrain',
     'tutorials/circuits': 'interpretability, mechanistic interpretability, circuits, weight-sparse transformer, explain a network, wiring',
     'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
     'howto/faster': 'faster training, speed up training, speedup, acceleration, slow training, sparse kernels, cpu',
