@@ -111,11 +111,11 @@ def jobs(out, data, seeds, n_steps, n_choice):
                     o = sizes(m)[i]
                     f = out/f'{m}_{o}_{seed}_{task}.json'
                     yield f,f.exists(),(out/f'{m}_{o}_{seed}.pt').exists(),search,(out,m,o,seed,task)
-        for task in tasks:
-            for m in ('rigl','recipe','set','dense')[:4*(seed==0)]:
-                o = sizes(m)[1]
-                f = out/f'critics_{m}_{o}_0_{task}.json'
-                yield f,f.exists(),(out/f'{m}_{o}_0.pt').exists(),criticize,(out,m,o,0,task)
+    for task in tasks:
+        for m in rates:
+            o = sizes(m)[1]
+            f = out/f'critics_{m}_{o}_0_{task}.json'
+            yield f,f.exists(),(out/f'{m}_{o}_0.pt').exists(),criticize,(out,m,o,0,task)
 
 def work(out, *args):
     "Do all jobs that no other process has taken, and wait for the others"
@@ -136,9 +136,9 @@ def table(out):
 def ratios(df, one, other, n=50):
     """Edges of `one` divided by those of `other` at equal loss, a geometric mean for each seed and task
 
-    Log edges are interpolated in the loss between the networks in which a circuit was found, and compared where both have some."""
+    Log edges are interpolated in the loss between the networks in which a circuit was found, and compared where both have some. Circuits of networks that don't know the task don't count."""
     out = {}
-    for (seed,task),d in df[df.found].groupby(['seed','task']):
+    for (seed,task),d in df[df.found & (df.full_loss<=.15)].groupby(['seed','task']):
         curves = [d[d.method==m].sort_values('valid_loss') for m in (one,other)]
         if min(len(c) for c in curves)<2: continue
         low,high = max(c.valid_loss.min() for c in curves),min(c.valid_loss.max() for c in curves)
@@ -172,12 +172,13 @@ def summary(df, n_seeds):
     return '\n'.join(lines)+'\n'
 
 def picture(df):
+    df = df.assign(edges=df.edges.where(df.full_loss<=.15))
     fig,ax = plt.subplots(figsize=(7,4.4), layout='constrained')
     for m,marker,color in zip(rates, 'soDv', ['#d55e00','#0072b2','#009e73','#666666']):
         d = df[df.method==m]
         if not len(d): continue
         for i,g in enumerate((['seed','size'], ['size'])):
-            e = d.groupby(g).agg(loss=('valid_loss','mean'), edges=('edges', lambda v: np.exp(np.log(v.dropna().astype(float)).mean())), missed=('found', lambda v: int((~v).sum())))
+            e = d.groupby(g).agg(loss=('valid_loss','mean'), edges=('edges', lambda v: np.exp(np.log(v.dropna().astype(float)).mean())), missed=('edges', lambda v: int(v.isna().sum())))
             if not i: ax.scatter(e.loss, e.edges, s=14, color=color, alpha=.4, marker=marker)
             else:
                 ax.plot(e.loss, e.edges, color=color, marker=marker, label=dict(rigl='RigL', set='SET').get(m, m))

@@ -107,16 +107,17 @@ def draw_circuit(
     colors = '#131416 #e6e6e6 #8b9099 #56b4e9 #e69f00' if dark else 'white #222222 #8a8a8a #0072b2 #d55e00'
     paper,ink,grey,plus,minus = colors.split()
     ys,few = [y for _,y in at.values()],len(at)<=40
-    fig,ax = plt.subplots(figsize=(7.2,min(9, 2.4+.8*(max(ys)-min(ys)))), facecolor=paper, layout='constrained')
+    fig,ax = plt.subplots(figsize=(max(7.2, .65*len(headings)),min(9, 2.4+.8*(max(ys)-min(ys)))), facecolor=paper, layout='constrained')
     s = torch.linspace(0, 1, 30)[:,None]
     for a,b,w in lines:
         p,q,r = (torch.tensor(o) for o in (at[a], bend(at[a], at[b]), at[b]))
         color,style,wide = (plus,'-',.6+2.4*w) if w>0 else (minus,'--',.6-2.4*w) if w<0 else (grey,':',1.)
         ax.plot(*((1-s)**2*p+2*s*(1-s)*q+s**2*r).T, color=color, ls=style, lw=wide, zorder=2 if w else 1)
+    name_size = 'small' if len(headings)<=11 else 'x-small'
     for o,(x,y) in at.items():
         is_node = o[0] in circuit.nodes
         ax.scatter(x, y, s=60, color=paper, edgecolor=ink, marker='o' if is_node else 's', zorder=3)
-        texts = [(7, label(*o, circuit, texts_of(model)).split('.')[-1], 'small' if is_node else 'x-large')]*(few or not is_node)
+        texts = [(7, label(*o, circuit, texts_of(model)).split('.')[-1], name_size if is_node else 'x-large')]*(few or not is_node)
         if few:
             strong = [f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2] if abs(v)>=abs(words[o][0][0])/4]
             texts.append((-9, '\n'.join(strong), 'x-small'))
