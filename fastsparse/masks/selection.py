@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['n_live', 'floor_product', 'sparse_mask', 'sparse_mask_like', 'local_part', 'count_live', 'mask_from_tensor',
-           'sparsity_from_tensor', 'maybe_float', 'live_places', 'highest', 'lowest', 'top_k_mask', 'highest_in_rows',
-           'put_', 'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
+           'sparsity_from_tensor', 'maybe_float', 'live_places', 'above', 'cut_above', 'highest', 'lowest',
+           'top_k_mask', 'highest_in_rows', 'put_', 'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
 
 # %% ../../nbs/10_masks.selection.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
@@ -109,7 +109,10 @@ def _pick(idx, m):
     return torch.from_numpy(np.compress(m.numpy(), idx.numpy())) if m.device.type=='cpu' else idx[m]
 
 # %% ../../nbs/10_masks.selection.ipynb #90e79865
-def _above(s, cut):
+def above(
+    s:torch.Tensor, # Scores
+    cut:torch.Tensor, # One element
+) -> torch.Tensor: # Bool tensor of `s`'s shape
     "Where the scores `s` exceed the one-element tensor `cut`; NaN never does"
     if s.device.type!='cpu' or s.dtype==torch.bfloat16: return s>cut
     return torch.from_numpy(np.asarray(s.numpy()>cut.to(s.dtype).numpy()))
@@ -140,7 +143,13 @@ def _exact_top(v, k):
 # %% ../../nbs/10_masks.selection.ipynb #d0004c00
 _n_sample = 2**14
 
-def _cut(s, among, n, k, sign=1):
+def cut_above(
+    s:torch.Tensor, # Scores, a vector
+    among:torch.Tensor, # Bool vector: the places to choose from
+    n:int, # How many these are
+    k:int, # How many to choose
+    sign:int=1, # -1 to choose the lowest
+) -> torch.Tensor: # One element, or None
     "A value estimated from a sample: slightly more than `k` of the `n` entries of `sign*s` in `among` exceed it; None if that can't help"
     if n<=4*_n_sample or not k or not s.is_floating_point(): return
     step = n//_n_sample|1  # odd, so that it doesn't walk down one column of a weight
@@ -158,9 +167,9 @@ def highest(
     s,among = score.reshape(-1),among.reshape(-1)
     n = count_live(among)
     need_number('the number to choose', k, 0, n)
-    cut = _cut(s, among, n, k)
+    cut = cut_above(s, among, n, k)
     if cut is not None:
-        idx = live_places(_above(s, cut).logical_and_(among))
+        idx = live_places(above(s, cut).logical_and_(among))
         if len(idx)>=k: return _pick(idx, _exact_top(s.index_select(0, idx), k))
         ties = live_places((s==cut)&among)
         if len(idx)+len(ties)>=k: return torch.cat([idx, ties[:k-len(idx)]]).sort().values
@@ -177,8 +186,8 @@ def lowest(
     s,among = score.reshape(-1),among.reshape(-1)
     n = count_live(among)
     need_number('the number to choose', k, 0, n)
-    cut = _cut(s, among, n, k, sign=-1)
-    idx = live_places(among if cut is None else _above(s, -cut).logical_not_().logical_and_(among))
+    cut = cut_above(s, among, n, k, sign=-1)
+    idx = live_places(among if cut is None else above(s, -cut).logical_not_().logical_and_(among))
     if len(idx)<k: idx = live_places(among)
     return _pick(idx, ~_exact_top(s.index_select(0, idx), len(idx)-k))
 

@@ -6,14 +6,14 @@
 __all__ = ['at_once', 'together_at_most', 'Move', 'SparseParam', 'choose_all', 'check_choice', 'Scorer']
 
 # %% ../../nbs/51_train.param.ipynb #2d808ec7
-import torch
+import math,torch
 from fastcore.basics import *
 from functools import cached_property
 from ..masks.apportion import whole_up
 from ..core.ranks import in_many
 from ..core.registry import call_with,needs_of
 from ..masks.schedules import min_max_end
-from ..masks.selection import count_live,highest,live_places,n_live,put_
+from ..masks.selection import above,count_live,cut_above,live_places,n_live,put_
 from ..weights.find import asked_sparsity
 from ..weights.optimizers import keeps_zero
 from ..model.layers import axes_of
@@ -254,15 +254,14 @@ class Scorer:
         return places,self.checked(mask, self.w.at(places, True), places)
 
     def _best(self, mask, n):
-        "The indices of some dead weights of `mask` and their scores, the `n` highest among them"
-        found,size,least = [],0,None
-        for i,p in self.w.pieces(self.piece, self.needs.reads_grad):
-            score,dead = self.checked(mask, p),mask.view(-1)[i:i+len(p)].logical_not()
-            at = live_places(dead if least is None else dead.logical_and_(score>least))
-            found,size = [*found, (at+i, score.index_select(0, at))],size+len(at)
-            if size<=2*n+self.piece: continue
-            places,scores = map(torch.cat, zip(*found))
-            best = highest(scores, n, torch.ones_like(places, dtype=torch.bool))
-            found,size = [(places[best], scores[best])],n
-            least = None if (low := found[0][1].min()).isnan() else low  # what comes later must be higher
-        return tuple(map(torch.cat, zip(*found)))
+        "The indices of some dead weights of `mask` and their scores, the `n` highest among them: those above a cut, which a sample of the first piece tells"
+        share = 1.5*n/(self.s.n-count_live(mask))
+        while True:
+            found,cut = [],None
+            for i,p in self.w.pieces(self.piece, self.needs.reads_grad):
+                score,dead = self.checked(mask, p),mask.view(-1)[i:i+len(p)].logical_not()
+                if not found: cut = cut_above(score, dead, n_dead := count_live(dead), math.ceil(share*n_dead))
+                at = live_places(dead if cut is None else dead.logical_and_(above(score, cut)))
+                found.append((at+i, score.index_select(0, at)))
+            if cut is None or sum(len(at) for at,_ in found)>=n: return tuple(map(torch.cat, zip(*found)))
+            share *= 4
