@@ -369,8 +369,8 @@ def dense_state(self:Live, state): return {k:_plain(t) if isinstance(t, LiveTens
 def _survivors(old, new, mask):
     "Indices of the values of `old` that still live in `new`, the index of `mask`, and their indices in `new`"
     before = old.places
-    surviving = live_places(mask.reshape(-1).index_select(0, before))
-    return surviving,torch.searchsorted(new.places, before.index_select(0, surviving))
+    was = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device).index_fill_(0, before, True)
+    return live_places(mask.reshape(-1).index_select(0, before)),live_places(was.index_select(0, new.places))
 
 @patch
 @torch.inference_mode(False)
