@@ -291,10 +291,8 @@ def grad_at(self:Live, idx):
     known = self.dense.is_of(grad)
     if known: self.dense.follow(grad, values)
     out = self.dense.summed(SparseIndex.of_places(self.index.shape, idx)).to(values.dtype) if known else values.new_zeros(len(idx))
-    i = torch.searchsorted(places, idx).clamp(max=max(len(places)-1, 0))
-    lives = places[i]==idx if len(places) else torch.zeros_like(idx, dtype=torch.bool)
-    out[lives] = values[i[lives]]
-    return out
+    lives = live_places(self.mask.reshape(-1).index_select(0, idx))
+    return out.index_copy_(0, lives, values.index_select(0, torch.searchsorted(places, idx.index_select(0, lives))))
 
 @patch
 def gradient(self:Live, dense):
