@@ -614,7 +614,7 @@ def step(self:DynamicSparseTraining, *args, **kwargs):
 def _refuse_both(self:DynamicSparseTraining):
     "Raise a `ValueError` if the same gradients have been stepped with, by the optimizer or by this engine, and now by the other"
     grad,(by_engine,stamp) = self.slots[self.unseen.i].w.grad,self.stepped
-    if by_engine!=self.inside and grad is not None is not stamp and has_stamp(grad, stamp):
+    if by_engine!=self.inside and grad is not None and stamp is not None and has_stamp(grad, stamp):
         raise ValueError("opt.step() and step() of the engine are the same, and both were called for one gradient: leave one of them out")
 
 @patch

@@ -168,12 +168,15 @@ def choose_all(
     found,groups = {},[]
     for i,(s,keep,grow,*_) in enumerate(jobs):
         if not s.joins(grow): continue
-        if not groups or sum(jobs[j][0].n for j in groups[-1])+s.n>together_at_most or jobs[groups[-1][0]][0].p.device!=s.p.device: groups.append([])
+        last = [jobs[j][0] for j in groups[-1]] if groups else []
+        fits = last and last[0].p.device==s.p.device and sum(o.n for o in last)+s.n<=together_at_most
+        groups = groups if fits else [*groups, []]
         groups[-1].append(i)
     for group in groups:
         slots,keeps,grows,n_keep,targets = zip(*[jobs[i] for i in group])
         moves = move_together([s.mask for s in slots], [s.live for s in slots], keeps, grows, n_keep, targets)
-        if not any(f.choices for f in (*keeps,*grows) if f): found.update(zip(group, moves))  # masks that were returned as scores are checked alone
+        masks = any(f.choices for f in (*keeps,*grows) if f)  # returned as scores: `choose` checks them
+        if not masks: found.update(zip(group, moves))
     return [found[i] if i in found else s.choose(*args) for i,(s,*args) in enumerate(jobs)]
 
 @patch
