@@ -392,7 +392,7 @@ class Count(TorchDispatchMode):
 @pytest.fixture
 def elsewhere(monkeypatch):
     "Updates as on a device that the processor runs ahead of"
-    monkeypatch.setattr(param, 'at_once', [])
+    monkeypatch.setattr(param, '_at_once', [])
     monkeypatch.setattr(Masked, 'live_grad', lambda self, grad: grad.detach().reshape(-1))
     monkeypatch.setattr(DeadPlaces, 'are_zero', lambda self, t, wait=False: not wait or not t.take(self.at).any())
 
@@ -463,7 +463,31 @@ def test_moves_chosen_together_are_those_chosen_alone(dtype, seed):
     grows,targets = (None,n_keep) if seed==4 else (grow,targets)
     def f(scores): return [(lambda *stay, s=s: s) for s in scores] if scores else [None]*len(masks)
     moves = move_together(masks, lives, f(keep), f(grows), n_keep, targets)
-    for (gone,new),mask,live,k,n,(keep_f,grow_f) in zip(moves, masks, lives, n_keep, targets, zip(f(keep), f(grows))):
+    for (gone,new,*_),mask,live,k,n,(keep_f,grow_f) in zip(moves, masks, lives, n_keep, targets, zip(f(keep), f(grows))):
         dropped,grown = Unstructured().move(mask, keep_f, grow_f, live-k, n)
         assert set(gone.tolist())==set(dropped.tolist())-set(grown.tolist()) and gone.tolist()==sorted(gone.tolist())
         assert set(new.tolist())==set(grown.tolist())-set(dropped.tolist()) and new.tolist()==sorted(new.tolist())
+
+def test_elsewhere_a_mask_as_score_draws_once(request):
+    "Beside a score that draws: each is made once, so the same weights grow; and a mask of another number is refused by name"
+    def keep(p, mask, few=0):
+        out = torch.zeros_like(mask)
+        out.view(-1)[mask.view(-1).nonzero()[:20-few]] = True
+        return out
+    def grow(p, generator): return torch.rand(p.shape, generator=generator)
+    def run(keep):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(10,10), nn.Linear(10,10))
+        sparsify_model(m, .6, seed=0)
+        opt = torch.optim.SGD(m.parameters(), lr=.1)
+        dst = SparseEngine(m, opt, 9, seed=0, keep_score_f=keep, grow_score_f=grow, batches_per_update=1, replace_step=False, drop_fraction=.5)
+        for t in range(3):
+            dst.prepare(t)
+            m(torch.ones(4,10)).sum().backward()
+            dst.before_step(t)
+            opt.zero_grad()
+        return [o.mask.clone() for o in masked_params(m)]
+    alone = run(keep)
+    request.getfixturevalue('elsewhere')
+    assert all(map(torch.equal, alone, run(keep)))
+    with pytest.raises(ValueError, match='a mask for 0.weight has 19 live weights, and must have 20'): run(partial(keep, few=1))

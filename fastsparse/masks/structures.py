@@ -291,16 +291,17 @@ def move_together(
     grows:list, # The same; None for all if nothing grows
     n_keep:list, # How many live weights of each may stay
     targets:list, # How many live afterwards
-) -> list: # For each, the indices of weights that die and of those that come alive, row-major and ascending
+) -> list: # For each, the indices of weights that die and that come alive, row-major and ascending, and bool vectors of those that stayed and of those live now
     "Move as `Unstructured().move` does, and leave out what is dropped and grown at once"
     sizes,n_keep = [o.numel() for o in masks],[*map(min, n_keep, targets)]
     def joined(scores): return torch.cat([o.detach().reshape(-1) for o in scores])
     before = joined(masks)
     live = _known(before, sum(lives))
-    stay = torch.zeros_like(before).index_fill_(0, live[best_of_each(joined(f() for f in keeps)[live], lives, n_keep)], True)
+    score = joined(f() if k<n else o for f,o,k,n in zip(keeps, masks, n_keep, lives))
+    stay = torch.zeros_like(before).index_fill_(0, live[best_of_each(score[live], lives, n_keep)], True)
     after,dead,n_grow = stay,[n-k for n,k in zip(sizes, n_keep)],[n-k for n,k in zip(targets, n_keep)]
     if grows[0] is not None and any(n_grow):
-        score = joined(f(o.view(mask.shape)) for f,o,mask in zip(grows, stay.split(sizes), masks))
+        score = joined(f(o.view(mask.shape)) if n else o for f,o,mask,n in zip(grows, stay.split(sizes), masks, n_grow))
         free = _known(~stay, sum(dead))
         after = stay.index_fill(0, free[best_of_each(score[free], dead, n_grow)], True)
     else: n_grow = [0]*len(n_grow)
@@ -312,7 +313,7 @@ def move_together(
     each = counts.tolist()
     starts = torch.tensor([0,*itertools.accumulate(sizes)][:-1]*2, device=at.device).repeat_interleave(counts, output_size=sum(each))
     parts = (at[_known(changes, sum(each))]-starts).split(each)
-    return [*zip(parts[:len(sizes)], parts[len(sizes):])]
+    return [*zip(parts[:len(sizes)], parts[len(sizes):], stay.split(sizes), after.split(sizes))]
 
 # %% ../../nbs/14_masks.structures.ipynb #59a9e52c
 @dataclass(frozen=True)
