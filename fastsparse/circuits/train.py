@@ -186,6 +186,35 @@ def _resumed(file, facts, default):
             "give the arguments of that run, or another file")
     return done
 
+def _model_for(ids, model, seed, kwargs):
+    "`model`, or a new decoder for texts as long as `ids`; with all tokens that these have"
+    torch.manual_seed(seed)
+    if model is None: model = Decoder(**{**(dict(context=max(o.shape[1] for o in ids)-1) if ids else {}), **kwargs})
+    if isinstance(model, Decoder) and (most := max((int(o.max()) for o in ids), default=0))>=len(model.vocab):
+        raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: pass vocab=")
+    return model
+
+def _start(model, stream, live, method, n_steps, density, every, seed, floor, lr, anneal, **_):
+    "The optimizer, and by name what makes and keeps the model sparse"
+    named,kw = matrices_of(model),{**settings[method], **({'lr':lr} if lr else {})}
+    matrices = list(named.values())
+    others = [p for p in model.parameters() if not any(p is o for o in matrices)]
+    parts = {}
+    if method in presets:
+        def chosen(n, p): return n in named
+        xb = next(stream)[:,:-1].to(matrices[0].device)
+        parts['masks'] = sparsify_model(model, 1-density, also=chosen, chosen=chosen, seed=seed, xb=xb)
+    groups = [dict(params=matrices, weight_decay=kw.pop('weight_decay')), dict(params=others, weight_decay=0.)]
+    opt = torch.optim.AdamW(groups, betas=(.9,.95), **kw)
+    if method=='recipe': parts['keep_largest'] = KeepLargest(matrices, opt, n_steps, density, anneal, floor)
+    if method in presets:
+        way = presets[method](batches_per_update=every)
+        parts['engine'] = DynamicSparseTraining(model, opt, n_steps, **way, seed=seed, sparse_compute=None if live else False)
+        if live: parts['live'] = sparse_compute(model, None, opt, {o.name:'rows' for o in masked_params(model) if _is_linear(model, o.name)})
+    return opt,parts
+
+def _is_linear(model, name): return isinstance(model.get_submodule(name.rpartition('.')[0]), nn.Linear)
+
 def train_decoder(
     method:str, # 'dense', 'recipe', 'set' or 'rigl'
     data:tuple, # Texts to train on and to validate with, as from `load_programs`; see above. Without the latter, the loss is nan
@@ -207,36 +236,18 @@ def train_decoder(
     **kwargs # Arguments of `Decoder`
 ) -> Trained:
     "Train a decoder, or any module, on rows of token ids"
-    train,valid = (data,None) if not isinstance(data, (tuple,list)) else data[:2] if len(data)>1 else (*data,None)
-    shapes = [o for o in (train,valid) if isinstance(o, torch.Tensor)]
-    torch.manual_seed(seed)
-    if model is None: model = Decoder(**{**(dict(context=max(o.shape[1] for o in shapes)-1) if shapes else {}), **kwargs})
-    if isinstance(model, Decoder) and (most := max((int(o.max()) for o in shapes), default=0))>=len(model.vocab):
-        raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: pass vocab=")
+    train,valid = (*data,None)[:2] if isinstance(data, (tuple,list)) else (data,None)
+    model = _model_for([o for o in (train,valid) if isinstance(o, torch.Tensor)], model, seed, kwargs)
     facts = dict(method=method, n_steps=n_steps, density=density, batch_size=batch_size, every=every, seed=seed, floor=floor, lr=lr, anneal=anneal)
-    done = _resumed(file, facts, dict(t=0, seconds=0., facts=facts))
-    kw,home = {**settings[method], **({'lr':lr} if lr else {})},next(model.parameters()).device
-    device = model.to(device or home) and torch.device(device or home)
-    stream,named,start,parts,engine = _stream(train, batch_size, seed),matrices_of(model),time.process_time(),[],None
-    matrices = list(named.values())
-    others = [p for p in model.parameters() if not any(p is o for o in matrices)]
-    if method in presets:
-        def chosen(n, p): return n in named
-        parts.append(sparsify_model(model, 1-density, also=chosen, chosen=chosen, seed=seed, xb=next(stream)[:,:-1].to(device)))
-    groups = [dict(params=matrices, weight_decay=kw['weight_decay']), dict(params=others, weight_decay=0.)]
-    opt = torch.optim.AdamW(groups, lr=kw['lr'], betas=(.9,.95), eps=kw['eps'])
-    if method=='recipe': parts.append(KeepLargest(matrices, opt, n_steps, density, anneal, floor))
-    if method in presets:
-        live = device.type=='cpu' and not bf16
-        engine = DynamicSparseTraining(model, opt, n_steps, **presets[method](batches_per_update=every), seed=seed, sparse_compute=None if live else False)
-        parts.append(engine)
-        if live: parts.append(sparse_compute(model, None, opt, {o.name:'rows' for o in masked_params(model) if _is_linear(model, o.name)}))
-    saved = dict(model=model, opt=opt, engine=engine, **{'keep_largest':o for o in parts if isinstance(o, KeepLargest)})
+    done,start,home = _resumed(file, facts, dict(t=0, seconds=0., facts=facts)),time.process_time(),next(model.parameters()).device
+    device,stream = torch.device(device or home),_stream(train, batch_size, seed)
+    opt,parts = _start(model.to(device), stream, device.type=='cpu' and not bf16, **facts)
+    saved = dict(model=model, opt=opt, **{k:parts[k] for k in ('engine','keep_largest') if k in parts})
     if done['t']: load_run(file, **saved)
     for _ in range(done['t']): next(stream)
     def save(t): save_run(file, position=dict(t=t, seconds=done['seconds']+time.process_time()-start, facts=facts), **saved)
     for t in shown(range(done['t'], n_steps), progress):
-        for group in opt.param_groups: group['lr'] = kw['lr']*min(1, (t+1)/(.05*n_steps))*(1-t/n_steps)
+        for group in opt.param_groups: group['lr'] = opt.defaults['lr']*min(1, (t+1)/(.05*n_steps))*(1-t/n_steps)
         with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext(): loss = lm_loss(model, next(stream))
         opt.zero_grad()
         loss.backward()
@@ -245,9 +256,7 @@ def train_decoder(
         if stop_at is not None and t%50==49 and valid_loss(model, valid)<=stop_at: break
         if file and t+1<n_steps and (t+1)%save_every==0: save(t+1)
     if file and done['t']<n_steps: save(n_steps)
-    for o in reversed(parts): o.remove()
+    for o in reversed(parts.values()): o.remove()
     if masked_params(model): unsparsify(model)
     loss = math.nan if valid is None else valid_loss(model, valid)
     return Trained(model.eval().to(home), method, seed, loss, done['seconds']+time.process_time()-start)
-
-def _is_linear(model, name): return isinstance(model.get_submodule(name.rpartition('.')[0]), nn.Linear)
