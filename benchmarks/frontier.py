@@ -32,7 +32,7 @@ def taken(file):
             mark.unlink(missing_ok=True)
             return taken(file)
 
-def choose(out, data, method, o, n_steps):
+def choose(out, data, method, o, n_steps, more):
     "The rate (and annealing) of the lowest validation loss after a short run with another seed; a best rate at the edge moves the edge"
     file = out/f'choice_{method}_{o}.json'
     tried = json.loads(file.read_text())['tried'] if file.exists() else []
@@ -40,7 +40,7 @@ def choose(out, data, method, o, n_steps):
         for t in tried:
             if (t['i'],t['anneal'])==(i,anneal): return t['loss']
         kw = dict(lr=rates[method]*2**i, **(dict(anneal=anneal) if method=='recipe' else {}))
-        trained = train_decoder(method, data, n_steps, seed=100, progress=False, **size(method, o), **kw)
+        trained = train_decoder(method, data, n_steps, seed=100, progress=False, **size(method, o), **kw, **more)
         tried.append(dict(i=i, anneal=anneal, loss=trained.valid_loss, kw=kw))
         write(file, json.dumps(dict(tried=tried)))
         return trained.valid_loss
@@ -53,11 +53,11 @@ def choose(out, data, method, o, n_steps):
     if method=='recipe': loss(best, .8)
     write(file, json.dumps(dict(tried=tried, best=min(tried, key=lambda t: t['loss'])['kw']), indent=1))
 
-def train(out, data, method, o, seed, n_steps):
+def train(out, data, method, o, seed, n_steps, more):
     ends = sizes(method)[0],sizes(method)[-1]
     near = ends[sizes(method).index(o)*2//len(sizes(method))]
     kw = json.loads((out/f'choice_{method}_{near}.json').read_text())['best']
-    t = train_decoder(method, data, n_steps, seed=seed, progress=False, **size(method, o), **kw)
+    t = train_decoder(method, data, n_steps, seed=seed, progress=False, **size(method, o), **kw, **more)
     t.save(out/f'{method}_{o}_{seed}.part')
     (out/f'{method}_{o}_{seed}.part').replace(out/f'{method}_{o}_{seed}.pt')
     print(method, o, seed, t, f'{t.train_seconds:.0f} s', kw, flush=True)
@@ -93,18 +93,18 @@ def criticize(out, method, o, seed, task):
     write(out/f'critics_{method}_{o}_{seed}_{task}.json', json.dumps(rows))
     print('critics', method, o, seed, task, [r['disjoint'] for r in rows], flush=True)
 
-def jobs(out, data, seeds, n_steps, n_choice):
+def jobs(out, data, seeds, n_steps, n_choice, more):
     "Tuples of the file that a job writes, whether it is written, whether it can begin, a function, and its arguments"
     def chosen(file): return file.exists() and 'best' in json.loads(file.read_text())
     choice = [(m, o, out/f'choice_{m}_{o}.json') for m in rates for o in (sizes(m)[0],sizes(m)[-1])]
-    for m,o,f in choice: yield f,chosen(f),True,choose,(out,data,m,o,n_choice)
+    for m,o,f in choice: yield f,chosen(f),True,choose,(out,data,m,o,n_choice,more)
     ready = all(chosen(f) for *_,f in choice)
     for seed in range(seeds):
         for i in range(4):
             for m in rates:
                 o = sizes(m)[i]
                 f = out/f'{m}_{o}_{seed}.pt'
-                yield f,f.exists(),ready,train,(out,data,m,o,seed,n_steps)
+                yield f,f.exists(),ready,train,(out,data,m,o,seed,n_steps,more)
         for task in tasks:
             for i in range(4):
                 for m in rates:
@@ -154,6 +154,17 @@ def interval(logs):
     half = student.ppf(.975, n-1)*np.std(logs, ddof=1)/n**.5 if n>1 else np.nan
     return mean,mean-half,mean+half
 
+def ratio_table(df):
+    "The ratios of edges, a geometric mean with its interval over seeds, and that of each task"
+    rows = []
+    for one,other in (('recipe','rigl'), ('recipe','set'), ('set','rigl'), ('dense','rigl'), ('dense','recipe')):
+        logs = np.log(ratios(df, one, other))
+        if not len(logs): continue
+        seeds = logs.groupby(level=0).mean()
+        mean,low,high = np.exp(interval(seeds))
+        rows.append(dict(edges=f'{one}/{other}', ratio=mean, low=low, high=high, seeds=len(seeds), **np.exp(logs.groupby(level=1).mean())))
+    return pd.DataFrame(rows)
+
 def summary(df, n_seeds):
     "Text: what is missing, failures, and the ratios with an interval over seeds"
     n,every = len(df),n_seeds*len(tasks)*sum(len(sizes(m)) for m in rates)
@@ -161,14 +172,9 @@ def summary(df, n_seeds):
     lines = [f'{n} of {every} searches'+('' if n==every else ': INCOMPLETE'),
         f'circuits found in {int(knows.found.sum())} of {len(knows)} searches where the network knows the task, {int((df.found & (df.full_loss>.15)).sum())} of {n-len(knows)} elsewhere',
         f'failed tests of {int(df.found.sum())} circuits: '+', '.join(f'{k} {v}' for k,v in df[df.found].fails.str.split(', ').explode().replace('', np.nan).value_counts().items())]
-    for one,other in (('recipe','rigl'), ('recipe','set'), ('set','rigl'), ('dense','rigl'), ('dense','recipe')):
-        r = ratios(df, one, other)
-        if not len(r): continue
-        logs = np.log(r).groupby(level=0).mean()
-        mean,low,high = np.exp(interval(logs))
-        by_task = ', '.join(f'{k} {v:.2f}' for k,v in np.exp(np.log(r).groupby(level=1).mean()).items())
-        over = f'95 % interval {low:.2f} to {high:.2f} over {len(logs)} seeds' if len(logs)>1 else 'one seed'
-        lines.append(f'{one}/{other} at equal loss: {mean:.2f}, {over} ({by_task})')
+    for r in ratio_table(df).to_dict('records'):
+        over = f"95 % interval {r['low']:.2f} to {r['high']:.2f} over {r['seeds']} seeds" if r['seeds']>1 else 'one seed'
+        lines.append(f"{r['edges']} at equal loss: {r['ratio']:.2f}, {over}")
     return '\n'.join(lines)+'\n'
 
 def picture(df):
@@ -194,6 +200,7 @@ def write_results(out, to, n_seeds):
     to.mkdir(parents=True, exist_ok=True)
     df.round(6).to_csv(to/'frontier.csv', index=False)
     text = summary(df, n_seeds)
+    ratio_table(df).round(3).to_csv(to/'frontier_ratios.csv', index=False)
     critics = [r for f in sorted(out.glob('critics_*.json')) for r in json.loads(f.read_text())]
     if critics: pd.DataFrame(critics).round(6).to_csv(to/'critics.csv', index=False)
     choice = {f.stem[7:]:json.loads(f.read_text()) for f in sorted(out.glob('choice_*.json'))}
@@ -209,13 +216,15 @@ def main():
     p.add_argument('--seeds', type=int, default=3)
     p.add_argument('--steps', type=int, default=1500, help='of training')
     p.add_argument('--choice', type=int, default=500, help='steps of a run that chooses a rate')
+    p.add_argument('--blocks', type=int, default=2, help='of each network')
+    p.add_argument('--device', help="to train on, such as 'cuda'; the searches stay on the processor")
     p.add_argument('--write', action='store_true', help='do no job; write the results of those done')
     p.add_argument('--to', type=Path, default=Path(__file__).parent/'results'/'circuits')
     a = p.parse_args()
     if not a.write:
         torch.set_num_threads(1)
         a.out.mkdir(parents=True, exist_ok=True)
-        work(a.out, load_programs(), a.seeds, a.steps, a.choice)
+        work(a.out, load_programs(), a.seeds, a.steps, a.choice, dict(n_layers=a.blocks, device=a.device))
     write_results(a.out, a.to, a.seeds)
 
 if __name__=='__main__': main()

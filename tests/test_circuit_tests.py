@@ -1,6 +1,7 @@
 "The critics' tests of circuits: values of another prompt, circuits that share no node, searches with other seeds"
 import pytest,torch
 from fastsparse.circuits import *
+from fastsparse.circuits.search import Search
 from torch import nn
 
 log2 = pytest.approx(.6931, abs=1e-3)
@@ -52,3 +53,10 @@ def test_overlap_by_hand():
     "{1,2} and {2,3} share one of three nodes, {1,2} and {1,2} two of two, {2,3} and {1,2} one of three: 5/9"
     one,two,three = (Circuit('t', dict(a=o), [], {}, (1.,0.), 0., 1., 1.) for o in ([1,2],[2,3],[1,2]))
     assert overlap([one,two,three])==pytest.approx(5/9)
+
+def test_where_the_network_knows_the_task_a_tenth_of_the_price_is_tried(monkeypatch):
+    "10 nats a node leave nothing; another pass at 1 finds it, and one in a network that doesn't know the task would be in vain"
+    prices,sweep = [],Search.sweep
+    monkeypatch.setattr(Search, 'sweep', lambda self, bar, n, price, *args: prices.append(tuple(price)) or sweep(self, bar, n, price, *args))
+    assert search(find_circuit, Both(8.,0.), task(1.,0.), prices=(10.,10.), every=50).nodes==dict(a=[0]) and prices==[(10.,10.),(1.,1.)]
+    assert not search(find_circuit, Both(0.,0.), task(1.,0.), prices=(10.,10.), every=50).found and prices[2:]==[(10.,10.)]

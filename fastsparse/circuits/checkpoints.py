@@ -43,7 +43,8 @@ class PublishedBlock(nn.Module):
 
     def forward(self, x, pos):
         at,act = self.at,_acts[self.c['residual_activation_type']]
-        def read(norm, i): return norm(x) if pos is None else torch.cat([norm(x), at[f'pos{i}'](self.get_submodule(f'ln_p{i}')(pos).expand(len(x), -1, -1))], -1)
+        def placed(i): return at[f'pos{i}'](self.get_submodule(f'ln_p{i}')(pos).expand(len(x), -1, -1))
+        def read(norm, i): return norm(x) if pos is None else torch.cat([norm(x), placed(i)], -1)
         y = at.read1(read(self.ln_1, 1))
         x = at.stream1(act(x+at.write1(self.o(self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))))))
         y = at.read2(read(self.ln_2, 2))
@@ -75,7 +76,8 @@ class PublishedDecoder(nn.Module):
     @property
     def sites(self):
         changed = self.c['residual_activation_type']!='identity'
-        return ['pos1','pos2']*bool(self.c['d_pos_emb'])+[o for o,name in places.items() if 'stream' not in o or changed or (self.c['afrac'] and name in self.c['afrac_loctypes'])]
+        def differs(name): return changed or self.c['afrac'] and name in self.c['afrac_loctypes']
+        return ['pos1','pos2']*bool(self.c['d_pos_emb'])+[o for o,name in places.items() if 'stream' not in o or differs(name)]
 
     @property
     def nodes(self): return ['at.emb', *(f'blocks.{i}.at.{o}' for i in range(self.c['n_layer']) for o in self.sites), 'at.read']
@@ -98,8 +100,8 @@ class PublishedDecoder(nn.Module):
                 out += [Link(o, read, wide, 'same') for o in writes]
                 if more: out.append(Link(f'blocks.{i}.at.pos{j}', read, torch.eye(d+more, dtype=torch.bool)[:,d:], 'same'))
                 out += [joined(read, o, m.weight) for o,m in products]
-                if j==1: out += [Link(q, k, pair, 'pair'), Link(q, v, of_head, 'gate'), Link(k, v, of_head, 'gate'), joined(v, write, b.o.weight)]
-                else: out.append(joined(hidden, write, b.down.weight))
+                if j==1: out += [Link(q, k, pair, 'pair'), Link(q, v, of_head, 'gate'), Link(k, v, of_head, 'gate')]
+                out.append(joined(v, write, b.o.weight) if j==1 else joined(hidden, write, b.down.weight))
                 writes.append(write)
                 if f'stream{j}' in self.sites:
                     out += [Link(o, stream, same, 'same') for o in writes]
@@ -148,6 +150,7 @@ def load_circuit_model(
     if c['sink']: c['sink'] = len(state.get('blocks.0.sink', [0]))
     model = PublishedDecoder(c)
     if odd := sorted(state.keys()^model.state_dict().keys()):
-        raise ValueError(f"{odd[0]} is {'in' if odd[0] in state else 'not in'} {str(file)!r}, and the network {'has no such part' if odd[0] in state else 'has it'}")
+        there,part = ('in','has no such part') if odd[0] in state else ('not in','has it')
+        raise ValueError(f"{odd[0]} is {there} {str(file)!r}, and the network {part}")
     model.load_state_dict(state)
     return model.eval()

@@ -124,7 +124,8 @@ def draw_circuit(
         for dy,text,size in texts:
             ax.annotate(text, (x,y), (0,dy), textcoords='offset points', ha='center', fontsize=size, color=ink, zorder=4,
                 va='bottom' if dy>0 else 'top', path_effects=[Stroke(linewidth=2, foreground=paper), Normal()])
-    ax.set_xticks(range(len(headings)), [fill(o, 10) for o in headings], rotation=0 if len(headings)<=11 else 90, fontsize='small', color=ink)
+    turned = 0 if len(headings)<=11 else 90
+    ax.set_xticks(range(len(headings)), [fill(o, 10) for o in headings], rotation=turned, fontsize='small', color=ink)
     ax.set(yticks=[], xlim=(-.6,len(headings)-.4), facecolor=paper,
         ylim=[f([*ys, *(f(o.get_ydata()) for o in ax.lines)])+o for f,o in ((min,-.6), (max,.6))])
     ax.set_title(f'{circuit.task}: {circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}', fontsize='medium', color=ink)
@@ -132,7 +133,8 @@ def draw_circuit(
     ax.tick_params(length=0, colors=ink)
     return fig
 
-def label(name, c, circuit, texts=vocab): return short_name(name, c) if name in circuit.nodes else c if name=='token' else show_tokens([c], texts)
+def label(name, c, circuit, texts=vocab):
+    return short_name(name, c) if name in circuit.nodes else c if name=='token' else show_tokens([c], texts)
 
 # %% ../../nbs/94_circuits.draw.ipynb #796db6ec
 _head = '''<!doctype html><html lang="en"><meta charset="utf-8">

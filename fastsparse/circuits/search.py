@@ -239,7 +239,8 @@ class Search:
             size,loss = self.size(kept),self.loss(kept, self.look)
             least = min(least, loss)
             for aim in self.aims:
-                if loss<=aim and (aim not in best or size<=best[aim][0]): best[aim] = size,kept,{k:v.detach().clone() for k,v in numbers.items()}
+                if loss>aim or aim in best and size>best[aim][0]: continue
+                best[aim] = size,kept,{k:v.detach().clone() for k,v in numbers.items()}
             if not any(v.any() for v in kept.values()): break
         return best,least
 

@@ -210,7 +210,8 @@ def _start(model, stream, live, method, n_steps, density, every, seed, floor, lr
     if method in presets:
         way = presets[method](batches_per_update=every)
         parts['engine'] = DynamicSparseTraining(model, opt, n_steps, **way, seed=seed, sparse_compute=None if live else False)
-        if live: parts['live'] = sparse_compute(model, None, opt, {o.name:'rows' for o in masked_params(model) if _is_linear(model, o.name)})
+        ways = {o.name:'rows' for o in masked_params(model) if _is_linear(model, o.name)}
+        if live: parts['live'] = sparse_compute(model, None, opt, ways)
     return opt,parts
 
 def _is_linear(model, name): return isinstance(model.get_submodule(name.rpartition('.')[0]), nn.Linear)
@@ -238,7 +239,8 @@ def train_decoder(
     "Train a decoder, or any module, on rows of token ids"
     train,valid = (*data,None)[:2] if isinstance(data, (tuple,list)) else (data,None)
     model = _model_for([o for o in (train,valid) if isinstance(o, torch.Tensor)], model, seed, kwargs)
-    facts = dict(method=method, n_steps=n_steps, density=density, batch_size=batch_size, every=every, seed=seed, floor=floor, lr=lr, anneal=anneal)
+    facts = dict(method=method, n_steps=n_steps, density=density, batch_size=batch_size, every=every, seed=seed)
+    facts |= dict(floor=floor, lr=lr, anneal=anneal)
     done,start,home = _resumed(file, facts, dict(t=0, seconds=0., facts=facts)),time.process_time(),next(model.parameters()).device
     device,stream = torch.device(device or home),_stream(train, batch_size, seed)
     opt,parts = _start(model.to(device), stream, device.type=='cpu' and not bf16, **facts)

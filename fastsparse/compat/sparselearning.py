@@ -62,7 +62,8 @@ def masking_settings(
         raise ValueError("struct- modes are structures here: pass structure='kernels' to the method")
     if sparse_init=='resume': raise ValueError("sparse_init is 'resume': load weights and masks with load_sparse(model, file) instead")
     if prune_mode=='global-magnitude':
-        raise ValueError("prune_mode is 'global-magnitude': take GMP_presets with sparse_f='global', which compares magnitudes of all layers")
+        raise ValueError("prune_mode is 'global-magnitude': "
+            "take GMP_presets with sparse_f='global', which compares magnitudes of all layers")
     args = dict(sparse_init=(sparse_init, _init), prune_mode=(prune_mode, _prune), growth_mode=(growth_mode, _growth),
         redistribution_mode=(redistribution_mode, _redistribution))
     for name,(x,known) in args.items(): need_choice(name, x, list(known))

@@ -291,7 +291,7 @@ def move_together(
     grows:list, # The same; None for all if nothing grows
     n_keep:list, # How many live weights of each may stay
     targets:list, # How many live afterwards
-) -> list: # For each, the indices of weights that die and that come alive, row-major and ascending, and bool vectors of those that stayed and of those live now
+) -> list: # For each, indices of weights that die and that come alive, ascending, and bool vectors: which stayed, and which are live now
     "Move as `Unstructured().move` does, and leave out what is dropped and grown at once"
     sizes,n_keep = [o.numel() for o in masks],[*map(min, n_keep, targets)]
     def joined(scores): return torch.cat([o.detach().reshape(-1) for o in scores])

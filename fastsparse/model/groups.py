@@ -73,7 +73,8 @@ class Walk(TorchDispatchMode):
         norms=False, # May LayerNorm lose channels? It changes the outputs
     ):
         super().__init__()
-        self.model,self.norms,self.n,self.joined,self.pinned,self.products,self.axes,self.stack,self.heads = model,norms,0,[],[],[],{},[''],[]
+        self.model,self.norms,self.n,self.axes,self.stack = model,norms,0,{},['']
+        self.joined,self.pinned,self.products,self.heads = [],[],[],[]
         self.names = {id(t):n for n,t in [*model.named_buffers(), *model.named_parameters()]}
         self.stores = {t.untyped_storage().data_ptr():n for n,t in model.named_parameters()}
         self.known,self.uses,self.made,self.normed = WeakIdKeyDictionary(),WeakIdKeyDictionary(),WeakIdKeyDictionary(),[]
@@ -213,7 +214,8 @@ def _pointwise(self, f, op, args, kw, ts):
 def _moved(self, f, op, args, kw, ts):
     x,s = ts[0],self.seen(ts[0])
     def move(l):
-        a,k = tree_map_only(torch.Tensor, lambda t: l.expand(x.shape).clone(memory_format=torch.contiguous_format) if t is x else t, (args, kw))
+        def label(t): return l.expand(x.shape).clone(memory_format=torch.contiguous_format) if t is x else t
+        a,k = tree_map_only(torch.Tensor, label, (args, kw))
         return tree_leaves(f(*a, **k))
     layers,v = [move(l) for l in s.layers],[] if isinstance(s.varies, bool) else move(s.varies)
     if not (layers or v): return repeat(Seen([], s.varies))
@@ -238,7 +240,8 @@ def in_a_row(self:Walk, along, shapes, d, op):
     axes,parts = {d}.union(*(_vary(l) for ls in along for l in ls)),[]
     for ls,shape in zip(along, shapes):
         if not ls:
-            ls = self.new_labels([n if i==d else 1 for i,n in enumerate(shape)]) or [self.new_labels([1]*d+[2]+[1]*(len(shape)-d-1))[0].narrow(d, 0, 1)]
+            ls = self.new_labels([n if i==d else 1 for i,n in enumerate(shape)])
+            ls = ls or [self.new_labels([1]*d+[2]+[1]*(len(shape)-d-1))[0].narrow(d, 0, 1)]
             self.pin(ls[0], self.at(op))
         parts.append(ls[0].expand([n if i in axes else 1 for i,n in enumerate(shape)]))
     return torch.cat(parts, d)
@@ -275,7 +278,8 @@ def _resized(self, f, op, args, kw, ts):
 def _batch_norm(self, f, op, args, kw, ts):
     x,w = args[0],args[1]
     def at(l): return l.view(1, -1, *[1]*(x.ndim-2))
-    layers = self.combine([(self.seen(x).layers, x.shape), *[([at(l) for l in self.seen(t).layers], at(t).shape) for t in ts[1:]]], 'batch_norm')
+    more = [([at(l) for l in self.seen(t).layers], at(t).shape) for t in ts[1:]]
+    layers = self.combine([(self.seen(x).layers, x.shape), *more], 'batch_norm')
     v = self.seen(x).varies
     if w is not None and not args[5] and v is not False: v = _as_tensor(v)&at(w!=0)
     if x in self.made: self.normed.append((x, self.made[x], self.stack[-1]))
@@ -386,19 +390,22 @@ def _convolution(self, f, op, args, kw, ts):
         self.multiplied(w, rows if rows is None or turned else rows[:,:1], cols, *map(sp.to_w, read), padded=turned or any(padding))
         v = sp.to_y((sp.of_w(_any_at(w!=0, (*w.shape[:2],*ones)))&moves).any(3, keepdim=True))
     shape = (len(x),g*sp.O,*ones)
-    return [Seen(self.with_bias([sp.to_y(l) for l in self.summed(layers, 3, op, noted)], shape, bias, op, lambda t: t.view(1, -1, *ones)), v)]
+    out = [sp.to_y(l) for l in self.summed(layers, 3, op, noted)]
+    return [Seen(self.with_bias(out, shape, bias, op, lambda t: t.view(1, -1, *ones)), v)]
 
 # %% ../../nbs/47_model.groups.ipynb #937125e2
 _products = 'convolution','mm','addmm'
 _table = {
     _factory: 'zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty',
     _pointwise: '_to_copy copy clone hardswish native_dropout lift_fresh detach alias',
-    _moved: '_unsafe_view repeat flip roll unsafe_split unsafe_split_with_sizes index_select pixel_shuffle pixel_unshuffle transpose squeeze unsqueeze t',
+    _moved: '''_unsafe_view repeat flip roll unsafe_split unsafe_split_with_sizes index_select pixel_shuffle pixel_unshuffle transpose
+        squeeze unsqueeze t''',
     _cat: 'cat stack',
     _reduced: 'mean sum amax amin max min var',
     _along: '_softmax _safe_softmax _log_softmax cumsum cumprod',
-    _resized: '''max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d
-        adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d constant_pad_nd''',
+    _resized: '''max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+        adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
+        constant_pad_nd''',
     _batch_norm: 'native_batch_norm', _layer_norm: 'native_layer_norm', _embedding: 'embedding', _item: '_local_scalar_dense',
     _convolution: 'convolution', _mm: 'mm addmm bmm baddbmm'}
 _rules = {op:rule for rule,ops in _table.items() for op in ops.split()}
@@ -537,7 +544,7 @@ def channel_groups(
     return follow_groups(*exact_copy(new, xb))
 
 # %% ../../nbs/47_model.groups.ipynb #b3d4017f
-_sizes = {kind:[o.split(' ') for o in own.split(', ')] for kind,own in (line.split(': ') for line in '''Linear: out_features weight 0, in_features weight 1
+_sizes = '''Linear: out_features weight 0, in_features weight 1
 _ConvNd: out_channels weight 0, in_channels weight 1
 _ConvTransposeNd: out_channels weight 1, in_channels weight 0
 _NormBase: num_features weight 0
@@ -545,7 +552,8 @@ LayerNorm: normalized_shape weight 0
 Embedding: embedding_dim weight 1
 RNNBase: hidden_size weight_hh_l0 1, input_size weight_ih_l0 1
 RNNCellBase: hidden_size weight_hh 1, input_size weight_ih 1
-Conv1D: nf weight 1, nx weight 0'''.splitlines())}
+Conv1D: nf weight 1, nx weight 0'''
+_sizes = {kind:[o.split(' ') for o in own.split(', ')] for kind,own in (line.split(': ') for line in _sizes.splitlines())}
 
 def _sizes_of(m):
     "Name → size of each attribute that says how large `m` is, that of its outputs first"

@@ -90,7 +90,8 @@ def _fraction_for(choose, groups, cost, sparsity):
         return cost(small, groups.xb)
     goal,low,high = (1-sparsity)*cost(groups.model, groups.xb),0.,1.
     if (least := left(1.))>goal:
-        raise ValueError(f"sparsity is {sparsity}, and with one channel in each layer {least/goal*(1-sparsity):.3g} of the cost is left: take a lower one")
+        raise ValueError(f"sparsity is {sparsity}, and with one channel in each layer {least/goal*(1-sparsity):.3g} of the cost is left: "
+            "take a lower one")
     for _ in range(12):
         mid = (low+high)/2
         low,high = (mid,high) if left(mid)>goal else (low,mid)
@@ -150,7 +151,8 @@ def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='c
     if callable(scores): scores = {n: scores(p.detach()) for n,p in model.named_parameters()}
     score = group_scores(groups, scores)
     def choose(fraction): return choose_groups(groups, score, fraction, ranking, groups.heads if structure=='heads' else None, multiple)
-    if not choose(1.).any(): raise ValueError(f"{type(model).__name__} has no {structure} that can go: print(channel_groups(model, xb)) says what holds them")
+    if not choose(1.).any():
+        raise ValueError(f"{type(model).__name__} has no {structure} that can go: print(channel_groups(model, xb)) says what holds them")
     if budget!='channels': sparsity = _fraction_for(choose, groups, budget if callable(budget) else _costs[budget], sparsity)
     return choose(sparsity)
 

@@ -66,7 +66,8 @@ class MaskedLora:
         "What the adapter adds to live weights"
         mask = layer.get_base_layer()._buffers.get('weight_mask')
         if mask is None:
-            raise ValueError("the masks under which an adapter was trained are gone: call merge_and_unload() before that, or before an export")
+            raise ValueError("the masks under which an adapter was trained are gone: "
+                "call merge_and_unload() before that, or before an export")
         return torch.where(mask, layer.get_delta_weight(name), 0)
 
     def factor(self, layer, name, weight):

@@ -154,15 +154,17 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kind = getattr(func, '__name__', '')
-        if kind in ('linear','matmul','__matmul__','mm','bmm') and len(args)>1: self.note(args[0], args[1] if kind=='linear' else args[1].mT)
+        if len(args)>1 and kind=='linear': self.note(*args[:2])
+        elif len(args)>1 and kind in ('matmul','__matmul__','mm','bmm'): self.note(args[0], args[1].mT)
         return func(*args, **(kwargs or {}))
 
     def note(self, x, w):
         p,axes = self.o.p,axes_of(self.o.module, self.o.attr)
         if w.untyped_storage().data_ptr()!=p.untyped_storage().data_ptr(): return
         if w.stride()[-2:]!=(p.stride(axes.outputs),p.stride(axes.inputs)):
-            raise ValueError(f"{self.o.name} of shape {tuple(p.shape)} is multiplied along another axis than {axes.inputs}, that of its inputs: "
-                f"call register_layer({type(self.o.module).__name__}, '{self.o.attr}', inputs={axes.outputs}, outputs={axes.inputs}, experts={axes.experts})")
+            turned = f'inputs={axes.outputs}, outputs={axes.inputs}, experts={axes.experts}'
+            raise ValueError(f"{self.o.name} of shape {tuple(p.shape)} is multiplied along another axis than {axes.inputs}, "
+                f"that of its inputs: call register_layer({type(self.o.module).__name__}, '{self.o.attr}', {turned})")
         e = (w.storage_offset()-p.storage_offset())//p.stride(axes.experts)
         for i,rows in enumerate(x if w.ndim==3 else [x]): self.found[e+i].append(rows.reshape(1, -1, x.shape[-1]))
 

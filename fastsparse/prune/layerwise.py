@@ -337,7 +337,8 @@ def _warn_of_dense(plan, done):
 def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=32, progress=None, to=None, beside=False, **kwargs):
     "Prune layer by layer; `solve(o, statistic)` → the mask of a `Goal`, and its new weight; `beside`: run the dense model too"
     if isinstance(model, (str,Path)): model = open_model(model)
-    if to is not None or is_elsewhere(model): return _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, beside, **kwargs)
+    if to is not None or is_elsewhere(model):
+        return _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, beside, **kwargs)
     plan = plan_pruning(model, sparsity, **kwargs)
     for o in plan: check(o)
     calib = Calibration(model, data, n_samples, bs)
@@ -350,10 +351,13 @@ def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=
 # %% ../../nbs/76_prune.layerwise.ipynb #badefccc
 def _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, beside, **kwargs):
     "Prune block by block, into the folder `to`"
-    if to is None: raise ValueError("weights of the model are on disk or offloaded, so that they can't be pruned in place: pass to=, a folder for the pruned model")
+    if to is None:
+        raise ValueError("weights of the model are on disk or offloaded, so that they can't be pruned in place: "
+            "pass to=, a folder for the pruned model")
     with shapes_only(model): plan = plan_pruning(model, sparsity, **kwargs)
     done = {o.name for o in plan if o.name.startswith(tuple(f'{b}.' for b in blocks_of(model)))}
-    about = dict(method=getattr(solve, 'func', solve).__name__, settings=repr(getattr(solve, 'args', ())), sparsity=repr(sparsity), rest=repr(kwargs))
+    method,settings = getattr(solve, 'func', solve).__name__,getattr(solve, 'args', ())
+    about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity), rest=repr(kwargs))
     def prune(name, part, dense):
         goals = [copy(o) for o in plan if o.name.startswith(f'{name}.')]  # they go with the block
         for o in goals:

@@ -64,7 +64,8 @@ def in_memory(
     new = deepcopy(block, memo)
     if memo: need_package('accelerate.hooks').remove_hook_from_module(new, recurse=True)
     for m,own in zip(block.modules(), new.modules()):
-        for k in [k for k,p in m._parameters.items() if p is not None]: own._parameters[k] = nn.Parameter(value_of(m, k).clone(), requires_grad=False)
+        for k in [k for k,p in m._parameters.items() if p is not None]:
+            own._parameters[k] = nn.Parameter(value_of(m, k).clone(), requires_grad=False)
         for k in [k for k,b in m._buffers.items() if b is not None and b.is_meta]: own._buffers[k] = value_of(m, k)
     return new
 
@@ -110,7 +111,8 @@ def arguments_of(
         for i in range_of(calib.batches):
             now = outs[i] if outs else None
             calib.run([i])
-        if len(found)!=len(calib.batches): raise ValueError(f"each batch must call each block once, and {len(found)} calls came of {len(calib.batches)}: {_whole}")
+        if len(found)!=len(calib.batches):
+            raise ValueError(f"each batch must call each block once, and {len(found)} calls came of {len(calib.batches)}: {_whole}")
         now,earlier = outs and outs[0],partial(tree_map, lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t)
         calib.run([0])
     finally:
@@ -134,7 +136,8 @@ def _crc(batches):
 def _begin(to, about):
     "Make the folder `to`, or go on in it if it is `about` the same"
     note,about = to/'pruning.json',json.loads(json.dumps(about))
-    if to.exists() and any(to.iterdir()) and not note.is_file(): raise ValueError(f"{str(to)!r} isn't empty, and is no run that was stopped: name another folder")
+    if to.exists() and any(to.iterdir()) and not note.is_file():
+        raise ValueError(f"{str(to)!r} isn't empty, and is no run that was stopped: name another folder")
     if note.is_file() and (was := json.loads(note.read_text()))!=about:
         raise ValueError(f"{str(to)!r} was begun as {was}, and this is {about}: repeat that call, or name another folder")
     to.mkdir(exist_ok=True)
@@ -150,7 +153,7 @@ def prune_blocks(
     progress:bool=None, # Show a progress bar?
 ) -> Path: # `to`
     "Prune the blocks of a model, one after the other, and write each"
-    to,blocks,save = as_path(to),blocks_of(model),need_package('safetensors.torch').save_file
+    to,blocks,files_of = as_path(to),blocks_of(model),need_package('safetensors.torch')
     if calib.loop is not None: raise ValueError("data is a function, and each block needs the same batches: pass these")
     _begin(to, {**about, 'batches':_crc(calib.batches)})
     tied = getattr(model, 'all_tied_weights_keys', None) or {}
@@ -158,7 +161,8 @@ def prune_blocks(
     parts = groupby(names, lambda n: first(b for b in blocks if n.startswith(f'{b}.')) or n.rpartition('.')[0])
     files = {o:f'model-{i:05d}-of-{len(parts):05d}.safetensors' for i,o in enumerate(parts, 1)}
     def write(o, tensors):
-        with whole_file(to/files[o]) as part: save({n:t.cpu().contiguous() for n,t in tensors.items()}, part, dict(format='pt'))
+        tensors = {n:t.cpu().contiguous() for n,t in tensors.items()}
+        with whole_file(to/files[o]) as part: files_of.save_file(tensors, part, dict(format='pt'))
     model.config.save_pretrained(to)
     if model.can_generate(): model.generation_config.save_pretrained(to)
     outs,dense_outs = [],[]
@@ -168,7 +172,9 @@ def prune_blocks(
         dense_args = arguments_of(calib, upto, dense_outs) if beside and i else args
         done,own = (to/files[b]).is_file(),in_memory(block)
         part,dense = Part(own, args),Part(deepcopy(own), dense_args) if beside else None
-        if done: own.load_state_dict({n.removeprefix(f'{b}.'):t for n,t in need_package('safetensors.torch').load_file(to/files[b]).items()}, strict=False)
+        if done:
+            saved = files_of.load_file(to/files[b])
+            own.load_state_dict({n.removeprefix(f'{b}.'):t for n,t in saved.items()}, strict=False)
         else:
             prune(b, part, dense)
             write(b, {n:t for n,t in own.state_dict(prefix=f'{b}.').items() if n in names})
@@ -177,6 +183,7 @@ def prune_blocks(
         if o not in blocks and not (to/files[o]).is_file(): write(o, {n:value_of(mods[o], n.rpartition('.')[2]) for n in parts[o]})
     total = sum((to/f).stat().st_size for f in files.values())
     with whole_file(to/'model.safetensors.index.json') as part:
-        part.write_text(json.dumps(dict(metadata=dict(total_size=total), weight_map={n:files[o] for o,ns in parts.items() for n in ns}), indent=1))
+        where = {n:files[o] for o,ns in parts.items() for n in ns}
+        part.write_text(json.dumps(dict(metadata=dict(total_size=total), weight_map=where), indent=1))
     (to/'pruning.json').unlink()
     return to

@@ -93,7 +93,8 @@ def _prefix(d, own, where):
     for parts in (k.split('.') for k,v in d.items() if isinstance(k, str) and isinstance(v, torch.Tensor)):
         for i in range(len(parts)):
             n = '.'.join(parts[i:])
-            if not {n, n.removesuffix('_orig'), n.removesuffix('_mask'), f'{n}.weight'}.isdisjoint(own): hits['.'.join([*parts[:i],''])] += 1
+            names = n,n.removesuffix('_orig'),n.removesuffix('_mask'),f'{n}.weight'
+            if any(o in own for o in names): hits['.'.join([*parts[:i],''])] += 1
     best = [o for o,n in hits.items() if n==max(hits.values())]
     if '' in best or len(best)<2: return None if not best else '' if '' in best else best[0]
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
@@ -110,7 +111,8 @@ def _only(found, what):
     "The one dict of `found`, which holds them by place; None if there is none"
     if len(found)<2: return first(found.values())
     a,b = list(found)[:2]
-    raise ValueError(f"the file has {what} of this model in {a} and in {b}: open it by torch.load, and pass one of them, load_sparse(model, file{a})")
+    raise ValueError(f"the file has {what} of this model in {a} and in {b}: "
+        f"open it by torch.load, and pass one of them, load_sparse(model, file{a})")
 
 def _state_for(module, found, folder=None):
     "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
@@ -136,7 +138,8 @@ def _state_for(module, found, folder=None):
 def _as_bool(name, mask, shape):
     "`mask` as a bool tensor"
     if mask.dtype==torch.uint8 and mask.ndim==1 and mask.shape!=shape: return bits_to_mask(mask, shape)
-    if mask.shape!=shape: raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: build the architecture that was saved")
+    if mask.shape!=shape:
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: build the architecture that was saved")
     one = mask.max() if mask.dtype==torch.uint8 else 1
     if mask.dtype==torch.bool or bool(((mask==0)|(mask==one)).all()): return mask.ne(0)
     raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: pass scores through top_k_mask")

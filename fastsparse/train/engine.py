@@ -618,7 +618,8 @@ def _refuse_both(self:DynamicSparseTraining):
         raise ValueError("opt.step() and step() of the engine are the same, and both were called for one gradient: leave one of them out")
 
 @patch
-def __getstate__(self:DynamicSparseTraining): return {k:v for k,v in vars(self).items() if k not in ('handles','unseen')}|dict(stepped=(False,None))
+def __getstate__(self:DynamicSparseTraining):
+    return {k:v for k,v in vars(self).items() if k not in ('handles','unseen')}|dict(stepped=(False,None))
 
 @patch
 def __setstate__(self:DynamicSparseTraining, state):

@@ -260,7 +260,7 @@ class Scorer:
         return places,self.checked(mask, self.w.at(places, True), places)
 
     def _best(self, mask, n):
-        "The indices of some dead weights of `mask` and their scores, the `n` highest among them: those above a cut, which a sample of the first piece tells"
+        "Indices of dead weights of `mask` and their scores, the `n` highest among them: those above a cut, which a sample tells"
         share = 1.5*n/(self.s.n-count_live(mask))
         while True:
             found,cut = [],None

@@ -267,15 +267,14 @@ def after_step(self:Masked, opt, known):
 def dense_grad(self:Masked):
     "The gradient of all weights, if it was asked for before the backward; else that of live ones"
     grad = self.watched.grad
-    if grad is None or self.dense_history: return grad
-    if not self.dense.is_of(grad): return grad
-    self.follow_grad(grad)
-    return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype))
+    return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype)) if self.follow_grad(grad) else grad
 
 @patch
 def follow_grad(self:Masked, grad):
-    "Let the dense gradient follow what was done to the masked `grad`, unless it has"
-    if not self.dense.followed and not self.dense.follow(grad, self.live_grad(grad)): warn_of_replaced(self)
+    "Let the dense gradient follow what was done to the masked `grad`, unless it has; is there one?"
+    known = not self.dense_history and self.dense.is_of(grad)
+    if known and not self.dense.followed and not self.dense.follow(grad, self.live_grad(grad)): warn_of_replaced(self)
+    return known
 
 def follow_all(
     ws:list, # Weights of a model
@@ -293,8 +292,7 @@ def follow_all(
 def put(self:Masked, gone, new, opt, start=None):
     "Move the mask from the places `gone` to `new`; weight, gradient and state follow, grown weights start at 0 or at `start`"
     grad,p,changed = self.watched.grad,self.watched,torch.cat([gone, new])
-    known = not self.dense_history and self.dense.is_of(grad)
-    if known: self.follow_grad(grad)
+    known = self.follow_grad(grad)
     put_(put_(self.mask, gone, False), new, True)
     opts = {base_opt(o):o for o in (*self.clean, opt)}.values()  # all optimizers that have stepped it
     for t in [p, *(s for o in opts for s in slow_weights(o, p))]:
