@@ -144,6 +144,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'fastsparse.circuits.model._places': ( 'circuits.model.html#_places',
                                                                                   'fastsparse/circuits/model.py'),
                                            'fastsparse.circuits.model._rms': ('circuits.model.html#_rms', 'fastsparse/circuits/model.py'),
+                                           'fastsparse.circuits.model.block_links': ( 'circuits.model.html#block_links',
+                                                                                      'fastsparse/circuits/model.py'),
                                            'fastsparse.circuits.model.gpt2_links': ( 'circuits.model.html#gpt2_links',
                                                                                      'fastsparse/circuits/model.py'),
                                            'fastsparse.circuits.model.joined': ( 'circuits.model.html#joined',

@@ -79,14 +79,18 @@ def silence(model, groups, gone):
         own = torch.tensor([gone[o] and (n not in ps or ps[n].ndim==1 or (n,int(o)) in written and d==int(n.startswith('up'))) for o in r])
         if n in ps: ps[n].data.movedim(d, 0)[own] = 0
 
-@pytest.mark.parametrize('kind', cases)
-def test_groups(kind):
-    "Half of the groups of each space are silenced, shifts and all: what is left has exactly the size that the groups allow, and gives the same outputs"
+def case(kind):
+    "A network, two inputs, its axes with their numbers of groups, and its groups"
     torch.manual_seed(0)
     make,shape,want = cases[kind]
     model = settle(make())
     x,y = torch.randn(shape),torch.randn(shape)
-    groups = channel_groups(model, x)
+    return model,x,y,want,channel_groups(model, x)
+
+@pytest.mark.parametrize('kind', cases)
+def test_groups(kind):
+    "Half of the groups of each space are silenced, shifts and all: what is left has exactly the size that the groups allow, and gives the same outputs"
+    model,x,y,want,groups = case(kind)
     found = {at:len(groups.axes[at].unique()) for at in want}
     assert found==want and not any(o in groups.held for at in want for o in groups.axes[at].tolist())
     gone = groups.mask([])
@@ -103,11 +107,7 @@ def test_groups(kind):
 @pytest.mark.parametrize('kind', ['swiglu','mbconv','residual','gru','lstm','heads','cat'])
 def test_what_is_not_read_goes(kind):
     "Columns of the readers are dead, and what writes them isn't"
-    torch.manual_seed(0)
-    make,shape,want = cases[kind]
-    model = settle(make())
-    x,y = torch.randn(shape),torch.randn(shape)
-    groups = channel_groups(model, x)
+    model,x,y,want,groups = case(kind)
     gone = groups.mask([o for at in want for o in groups.axes[at].unique()[1::2].tolist()])
     for p in groups.products:
         if p.cols is None or p.name is None: continue

@@ -8,7 +8,7 @@ __all__ = ['places', 'PublishedBlock', 'PublishedDecoder', 'load_circuit_model']
 # %% ../../nbs/92a_circuits.checkpoints.ipynb #a2fc3c42
 import json,torch
 from fastcore.basics import *
-from .model import AbsTopK,joined,Link
+from .model import AbsTopK,block_links,joined
 from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
@@ -88,25 +88,8 @@ class PublishedDecoder(nn.Module):
 
     def links(self):
         "The links by the present weights, a list of `Link`"
-        d,more = self.c['d_model'],self.c['d_pos_emb'] or 0
-        heads = torch.arange(self.c['n_head']*self.c['d_head'])//self.c['d_head']
-        of_head,same,pair = heads[:,None]==heads,torch.eye(d, dtype=torch.bool),torch.eye(len(heads), dtype=torch.bool)
-        wide = torch.cat([same, torch.zeros(more, d, dtype=torch.bool)])  # positions come after the stream
-        out,writes = [],['at.emb']
-        for i,b in enumerate(self.blocks):
-            q,k,v,hidden = (f'blocks.{i}.at.{o}' for o in ('q','k','v','hidden'))
-            for j,products in ((1, [(q,b.q),(k,b.k),(v,b.v)]), (2, [(hidden,b.up)])):
-                read,write,stream = (f'blocks.{i}.at.{o}{j}' for o in ('read','write','stream'))
-                out += [Link(o, read, wide, 'same') for o in writes]
-                if more: out.append(Link(f'blocks.{i}.at.pos{j}', read, torch.eye(d+more, dtype=torch.bool)[:,d:], 'same'))
-                out += [joined(read, o, m.weight) for o,m in products]
-                if j==1: out += [Link(q, k, pair, 'pair'), Link(q, v, of_head, 'gate'), Link(k, v, of_head, 'gate')]
-                out.append(joined(v, write, b.o.weight) if j==1 else joined(hidden, write, b.down.weight))
-                writes.append(write)
-                if f'stream{j}' in self.sites:
-                    out += [Link(o, stream, same, 'same') for o in writes]
-                    writes = [stream]
-        return out+[Link(o, 'at.read', same, 'same') for o in writes]+[joined('at.read', 'lm_head', self.lm_head.weight)]
+        out = block_links(self.blocks, self.c['d_model'], self.c['d_head'], self.sites)
+        return [*out, joined('at.read', 'lm_head', self.lm_head.weight)]
 
 # %% ../../nbs/92a_circuits.checkpoints.ipynb #eff25052
 _second = dict(block_size='n_ctx', bias='use_bias', rms_norm='use_rms_norm', activation_type='activation', tied_unembed='tie_embeddings',
