@@ -277,6 +277,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastsparse/circuits/train.py'),
                                            'fastsparse.circuits.train.Trained.save_pretrained': ( 'circuits.train.html#trained.save_pretrained',
                                                                                                   'fastsparse/circuits/train.py'),
+                                           'fastsparse.circuits.train._batches': ( 'circuits.train.html#_batches',
+                                                                                   'fastsparse/circuits/train.py'),
                                            'fastsparse.circuits.train._is_linear': ( 'circuits.train.html#_is_linear',
                                                                                      'fastsparse/circuits/train.py'),
                                            'fastsparse.circuits.train._model_for': ( 'circuits.train.html#_model_for',

@@ -35,6 +35,15 @@ def test_a_function_and_an_iterable_give_the_batches(method):
     two = train_decoder(method, ((text(8, 100+i) for i in range(30)),valid), 10, **small)
     assert same(one, two)
 
+def test_batches_begin_again(tmp_path):
+    "A list of three batches, a function that yields them, and a loader of tuples give the first again after the third; an iterator ends"
+    def batches():
+        for i in range(3): yield text(8, 100+i)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.cat([*batches()])), 8)
+    want = train_decoder('dense', (lambda i: text(8, 100+i%3),valid), 7, **small)
+    for o in ([*batches()],batches,loader): assert same(want, train_decoder('dense', (o,valid), 7, **small))
+    with pytest.raises(ValueError, match='no more batches after 3: give a list'): train_decoder('dense', (batches(),valid), 7, **small)
+
 class Stop(Exception): pass
 
 @pytest.mark.parametrize('method', ['dense','recipe','set','rigl'])

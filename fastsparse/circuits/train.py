@@ -22,6 +22,7 @@ from ..model.sparsify import sparsify_model,unsparsify
 from ..train.engine import DynamicSparseTraining
 from ..save.checkpoint import load_run,save_run
 from ..train.presets import RigL_presets,SET_presets
+from inspect import isgeneratorfunction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from torch import nn
@@ -172,11 +173,19 @@ class Trained:
 _file,_card = 'trained.pt','---\ntags: [sparse]\n---\n{}\n\n`fastsparse.circuits.Trained.from_pretrained` reads it.\n'
 
 # %% ../../nbs/92_circuits.train.ipynb #a6dd3ce2
-def _stream(train, batch_size, seed):
-    "The batches of a tensor, a function or an iterable"
-    g = torch.Generator().manual_seed(seed)
-    if isinstance(train, torch.Tensor): return (train[torch.randint(len(train), (batch_size,), generator=g)] for _ in itertools.count())
-    return map(train, itertools.count()) if callable(train) else iter(train)
+def _batches(train, batch_size, seed):
+    "Batches without end"
+    if isinstance(train, torch.Tensor):
+        g = torch.Generator().manual_seed(seed)
+        while True: yield train[torch.randint(len(train), (batch_size,), generator=g)]
+    if callable(train) and not isgeneratorfunction(train): yield from map(train, itertools.count())
+    n = 0
+    while True:
+        before = n
+        for n,o in enumerate(train() if callable(train) else train, n+1): yield o
+        if n==before: raise ValueError(f"there are no more batches after {n}: give a list, a DataLoader or a function, which begin again")
+
+def _stream(*args): return (first(o) if isinstance(o, (tuple,list)) else o for o in _batches(*args))
 
 def _resumed(file, facts, default):
     "The position in the file of a run, which must have the same settings"
