@@ -1,6 +1,7 @@
 "Loss against circuit size: dense networks of several widths, and recipe, RigL and SET at several densities"
 import argparse,json,matplotlib.pyplot as plt,numpy as np,os,pandas as pd,time,torch
-from fastsparse.circuits import check_circuit,disjoint_circuits,find_circuit,load_programs,make_task,overlap,programs,shuffled,together,train_decoder,Trained
+from fastsparse.circuits import check_circuit,disjoint_circuits,find_circuit,overlap,shuffled,together
+from fastsparse.circuits import load_programs,make_task,programs,train_decoder,Trained
 from pathlib import Path
 from scipy.stats import t as student
 
@@ -65,8 +66,9 @@ def train(out, data, method, o, seed, n_steps, more):
 def load(out, method, o, seed, task):
     "A network, the facts of it, and the arguments of its search"
     t = Trained.load(out/f'{method}_{o}_{seed}.pt')
-    facts = dict(method=method, size=o, seed=seed, task=task, valid_loss=t.valid_loss, train_seconds=t.train_seconds, live_weights=t.live_weights)
-    return t.model,facts,dict(task=make_task(task), xb=programs(200, 'means')[0][:,:-1], starts=1, seed=seed, progress=False)
+    facts = dict(method=method, size=o, seed=seed, task=task, **{k:getattr(t, k) for k in ('valid_loss','train_seconds','live_weights')})
+    xb = programs(200, 'means')[0][:,:-1]
+    return t.model,facts,dict(task=make_task(task), xb=xb, starts=1, seed=seed, progress=False)
 
 def search(out, method, o, seed, task):
     "The circuit of a task in a network, and its tests"
@@ -86,9 +88,11 @@ def criticize(out, method, o, seed, task):
     for name,m in (('trained',model), ('shuffled',shuffled(model, seed))):
         found = disjoint_circuits(m, **kw)
         again = [c for c in found[:1]+[find_circuit(m, **{**kw, 'seed':100+i}) for i in range(2)] if c.found]
-        row = dict(facts, network=name, disjoint=len(found), edges=', '.join(str(c.n_edges) for c in found), overlap=overlap(again) if len(again)>1 else None)
+        row = dict(facts, network=name, disjoint=len(found), edges=', '.join(str(c.n_edges) for c in found))
+        row['overlap'] = overlap(again) if len(again)>1 else None
         tests = [check_circuit(m, c, new, seed=seed) for c in [*found[:1], *([together(found)] if len(found)>1 else [])]]
-        for t,end in zip(tests, ('','_together')): row |= {f'{k}{end}':t[k] for k in ('necessity_loss','random_loss','swap_loss','rest_loss','full_loss','fails')}
+        kept = 'necessity_loss random_loss swap_loss rest_loss full_loss fails'.split()
+        for t,end in zip(tests, ('','_together')): row |= {f'{k}{end}':t[k] for k in kept}
         rows.append(row)
     write(out/f'critics_{method}_{o}_{seed}_{task}.json', json.dumps(rows))
     print('critics', method, o, seed, task, [r['disjoint'] for r in rows], flush=True)
@@ -136,7 +140,8 @@ def table(out):
 def ratios(df, one, other, n=50):
     """Edges of `one` divided by those of `other` at equal loss, a geometric mean for each seed and task
 
-    Log edges are interpolated in the loss between the networks in which a circuit was found, and compared where both have some. Circuits of networks that don't know the task don't count."""
+    Log edges are interpolated in the loss between the networks in which a circuit was found, and compared where both have some.
+    Circuits of networks that don't know the task don't count."""
     out = {}
     for (seed,task),d in df[df.found & (df.full_loss<=.15)].groupby(['seed','task']):
         curves = [d[d.method==m].sort_values('valid_loss') for m in (one,other)]
@@ -162,16 +167,18 @@ def ratio_table(df):
         if not len(logs): continue
         seeds = logs.groupby(level=0).mean()
         mean,low,high = np.exp(interval(seeds))
-        rows.append(dict(edges=f'{one}/{other}', ratio=mean, low=low, high=high, seeds=len(seeds), **np.exp(logs.groupby(level=1).mean())))
+        by_task = np.exp(logs.groupby(level=1).mean())
+        rows.append(dict(edges=f'{one}/{other}', ratio=mean, low=low, high=high, seeds=len(seeds), **by_task))
     return pd.DataFrame(rows)
 
 def summary(df, n_seeds):
     "Text: what is missing, failures, and the ratios with an interval over seeds"
     n,every = len(df),n_seeds*len(tasks)*sum(len(sizes(m)) for m in rates)
-    knows = df[df.full_loss<=.15]
+    knows,others,own = df[df.full_loss<=.15],df[df.full_loss>.15],df[df.found]
+    fails = own.fails.str.split(', ').explode().replace('', np.nan).value_counts()
     lines = [f'{n} of {every} searches'+('' if n==every else ': INCOMPLETE'),
-        f'circuits found in {int(knows.found.sum())} of {len(knows)} searches where the network knows the task, {int((df.found & (df.full_loss>.15)).sum())} of {n-len(knows)} elsewhere',
-        f'failed tests of {int(df.found.sum())} circuits: '+', '.join(f'{k} {v}' for k,v in df[df.found].fails.str.split(', ').explode().replace('', np.nan).value_counts().items())]
+        f'circuits found in {knows.found.sum()} of {len(knows)} searches where the network knows the task, {others.found.sum()} of {len(others)} elsewhere',
+        f'failed tests of {len(own)} circuits: '+', '.join(f'{k} {v}' for k,v in fails.items())]
     for r in ratio_table(df).to_dict('records'):
         over = f"95 % interval {r['low']:.2f} to {r['high']:.2f} over {r['seeds']} seeds" if r['seeds']>1 else 'one seed'
         lines.append(f"{r['edges']} at equal loss: {r['ratio']:.2f}, {over}")
@@ -184,7 +191,8 @@ def picture(df):
         d = df[df.method==m]
         if not len(d): continue
         for i,g in enumerate((['seed','size'], ['size'])):
-            e = d.groupby(g).agg(loss=('valid_loss','mean'), edges=('edges', lambda v: np.exp(np.log(v.dropna().astype(float)).mean())), missed=('edges', lambda v: int(v.isna().sum())))
+            def middle(v): return np.exp(np.log(v.dropna().astype(float)).mean())
+            e = d.groupby(g).agg(loss=('valid_loss','mean'), edges=('edges',middle), missed=('edges', lambda v: int(v.isna().sum())))
             if not i: ax.scatter(e.loss, e.edges, s=14, color=color, alpha=.4, marker=marker)
             else:
                 ax.plot(e.loss, e.edges, color=color, marker=marker, label=dict(rigl='RigL', set='SET').get(m, m))
@@ -204,7 +212,8 @@ def write_results(out, to, n_seeds):
     critics = [r for f in sorted(out.glob('critics_*.json')) for r in json.loads(f.read_text())]
     if critics: pd.DataFrame(critics).round(6).to_csv(to/'critics.csv', index=False)
     choice = {f.stem[7:]:json.loads(f.read_text()) for f in sorted(out.glob('choice_*.json'))}
-    trials = [dict(network=k, lr=t['kw']['lr'], anneal=t['kw'].get('anneal'), valid_loss=t['loss'], chosen=t['kw']==c.get('best')) for k,c in choice.items() for t in c['tried']]
+    trials = [dict(network=k, **{'lr':None, 'anneal':None, **t['kw']}, valid_loss=t['loss'], chosen=t['kw']==c.get('best'))
+        for k,c in choice.items() for t in c['tried']]
     pd.DataFrame(trials).round(6).to_csv(to/'frontier_rates.csv', index=False)
     (to/'frontier.txt').write_text(text)
     picture(df).savefig(to/'frontier.png', dpi=150)
