@@ -184,3 +184,27 @@ def test_pictures_name_the_tokens_of_the_decoder(tmp_path):
     assert {o[1] for o in found['at.emb',3]}<={*words}|{'⏎'}
     assert "'" in [o.get_text() for o in draw_circuit(model, c, found).axes[0].texts]
     assert '&#x27;' in circuit_page(model, [c], tmp_path/'p.html', words={'end':found}).read_text()
+
+@pytest.mark.parametrize('kind', [torch.uint8, torch.int32, 'numpy'])
+def test_ids_of_any_whole_numbers_train_the_same(kind):
+    one,two = [(o.numpy(),v.numpy()) if kind=='numpy' else (o.to(kind),v.to(kind)) if kind else (o,v) for kind,o,v in ((None,train,valid), (kind,train,valid))]
+    assert same(train_decoder('rigl', one, 5, **small), train_decoder('rigl', two, 5, **small))
+
+@pytest.mark.parametrize('kw,text', [
+    (dict(method='RigL'), "method is 'RigL', and must be one of 'dense', 'recipe', 'set', 'rigl'"), (dict(density=0), r'density is 0, and must lie in \(0,1\]'),
+    (dict(density=math.nan), 'density is nan'), (dict(method='recipe', anneal=0), 'anneal is 0'), (dict(n_steps=0), 'n_steps is 0'),
+    (dict(file='x.pt', save_every=0), 'save_every is 0'), (dict(batch_size=0), 'batch_size is 0'), (dict(file='no/x.pt'), "path is 'no/x.pt'"),
+    (dict(data=train, stop_at=1.), 'stop_at is a validation loss, and there are no texts to validate with'),
+    (dict(data=[train,train]), r'data is a list, and must be a tensor or a tuple \(train, valid\)'), (dict(data=(train,[valid])), 'valid is a list'),
+    (dict(data=train.flatten()), r'ids of shape \(2600,\)'), (dict(data=train[:,:1]), r'ids of shape \(200, 1\)'), (dict(data=train[:0]), r'ids of shape \(0, 13\)'),
+    (dict(d=20), 'd is 20, and must be a multiple of d_head, 8')], ids=lambda o: None if isinstance(o, str) else ' '.join(o))
+def test_what_would_train_something_else_is_refused_before_the_first_step(kw, text):
+    steps = []
+    def data(i): return steps.append(i) or train
+    with pytest.raises((ValueError,TypeError), match=text): train_decoder(**{**small, 'method':'rigl', 'data':(data,valid), 'n_steps':5, **kw})
+    assert len(steps)<=1
+
+def test_a_rate_of_zero_is_zero():
+    torch.manual_seed(0)
+    new = Decoder(d=16, n_layers=1, d_head=8, vocab=20, context=12)
+    assert all(map(torch.equal, new.parameters(), train_decoder('dense', train, 3, lr=0., **small).model.parameters()))

@@ -76,7 +76,7 @@ def block_links(
     blocks, # Each has the layers `q`, `k`, `v`, `o`, `up` and `down`, and node modules in `at`
     d:int, # Channels of the residual stream
     d_head:int, # Channels of a head
-    sites:list, # Names of the node modules; `stream1` and `stream2` are the sums after attention and after the MLP, `pos1` and `pos2` positions
+    sites:list, # Names of the node modules: `stream1` and `stream2` are sums after attention and MLP, `pos1` and `pos2` positions
 ) -> list: # Of `Link`
     "The links from `at.emb` through all blocks to `at.read`, by the present weights"
     inner,n_in = blocks[0].q.weight.shape
@@ -113,6 +113,7 @@ class Decoder(nn.Module):
         context:int=context, # Most tokens of an input
     ):
         super().__init__()
+        if d%d_head: raise ValueError(f"d is {d}, and must be a multiple of d_head, {d_head}")
         vocab = [str(i) for i in range(vocab)] if isinstance(vocab, int) else list(vocab)
         store_attr('d,n_layers,d_head,slopes,sink,bigram,top,vocab,context')
         self.config,n = {k:getattr(self, k) for k in 'd n_layers d_head slopes sink bigram top vocab context'.split()},len(vocab)

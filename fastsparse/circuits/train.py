@@ -7,10 +7,11 @@ __all__ = ['settings', 'presets', 'keep_largest_', 'KeepLargest', 'load_programs
            'Trained', 'train_decoder']
 
 # %% ../../nbs/92_circuits.train.ipynb #718f8248
-import itertools,math,time,torch
+import itertools,math,numpy as np,time,torch
 from contextlib import nullcontext
 from fastcore.basics import *
-from ..core.checks import need_package
+from ..core.checks import need_choice,need_fraction,need_number,need_package
+from ..core.files import check_place
 from .language import programs
 from .model import Decoder
 from ..model.live_layers import sparse_compute
@@ -185,7 +186,21 @@ def _batches(train, batch_size, seed):
         for n,o in enumerate(train() if callable(train) else train, n+1): yield o
         if n==before: raise ValueError(f"there are no more batches after {n}: give a list, a DataLoader or a function, which begin again")
 
-def _stream(*args): return (first(o) if isinstance(o, (tuple,list)) else o for o in _batches(*args))
+def _ids(o):
+    "A batch as a tensor of whole numbers that torch can look up"
+    o = torch.as_tensor(first(o) if isinstance(o, (tuple,list)) else o)
+    return o if o.is_floating_point() else o.long()
+
+def _texts(data):
+    "What trains and what validates"
+    if isinstance(data, list): raise TypeError("data is a list, and must be a tensor or a tuple (train, valid), of which train may be a list")
+    pair = (*data,None)[:2] if isinstance(data, tuple) else (data,None)
+    train,valid = [torch.as_tensor(o) if isinstance(o, np.ndarray) else o for o in pair]
+    if not isinstance(valid, (torch.Tensor,type(None))): raise TypeError(f"valid is a {type(valid).__name__}, and must be a tensor of ids")
+    for o in (train,valid):
+        if isinstance(o, torch.Tensor) and (o.ndim!=2 or not len(o) or o.shape[1]<2):
+            raise ValueError(f"ids of shape {tuple(o.shape)} are no rows of two tokens or more: ids.unfold(0, 129, 128) makes rows of a long text")
+    return train,None if valid is None else _ids(valid)
 
 def _resumed(file, facts, default):
     "The position in the file of a run, which must have the same settings"
@@ -205,7 +220,7 @@ def _model_for(ids, model, seed, kwargs):
 
 def _start(model, stream, live, method, n_steps, density, every, seed, floor, lr, anneal, **_):
     "The optimizer, and by name what makes and keeps the model sparse"
-    named,kw = matrices_of(model),{**settings[method], **({'lr':lr} if lr else {})}
+    named,kw = matrices_of(model),{**settings[method], **({} if lr is None else {'lr':lr})}
     matrices = list(named.values())
     others = [p for p in model.parameters() if not any(p is o for o in matrices)]
     parts = {}
@@ -246,12 +261,18 @@ def train_decoder(
     **kwargs # Arguments of `Decoder`
 ) -> Trained:
     "Train a decoder, or any module, on rows of token ids"
-    train,valid = (*data,None)[:2] if isinstance(data, (tuple,list)) else (data,None)
+    need_choice('method', method, settings)
+    for k,v in dict(density=density, anneal=anneal).items(): need_fraction(k, v, '(0,1]')
+    for k,v in dict(n_steps=n_steps, batch_size=batch_size, save_every=save_every).items(): need_number(k, v, 1, whole=True)
+    if file is not None: check_place(file)
+    train,valid = _texts(data)
+    if stop_at is not None and valid is None:
+        raise ValueError("stop_at is a validation loss, and there are no texts to validate with: pass (train, valid)")
     model = _model_for([o for o in (train,valid) if isinstance(o, torch.Tensor)], model, seed, kwargs)
     facts = dict(method=method, n_steps=n_steps, density=density, batch_size=batch_size, every=every, seed=seed)
     facts |= dict(floor=floor, lr=lr, anneal=anneal)
     done,start,home = _resumed(file, facts, dict(t=0, seconds=0., facts=facts)),time.process_time(),next(model.parameters()).device
-    device,stream = torch.device(device or home),_stream(train, batch_size, seed)
+    device,stream = torch.device(device or home),map(_ids, _batches(train, batch_size, seed))
     opt,parts = _start(model.to(device), stream, device.type=='cpu' and not bf16, **facts)
     saved = dict(model=model, opt=opt, **{k:parts[k] for k in ('engine','keep_largest') if k in parts})
     if done['t']: load_run(file, **saved)
