@@ -193,13 +193,13 @@ def _ids(o):
 
 def _texts(data):
     "What trains and what validates"
-    if isinstance(data, list): raise TypeError("data is a list, and must be a tensor or a tuple (train, valid), of which train may be a list")
+    if isinstance(data, list): raise TypeError("data is a list, and must be a tensor or a tuple (train, valid); train may be a list")
     pair = (*data,None)[:2] if isinstance(data, tuple) else (data,None)
     train,valid = [torch.as_tensor(o) if isinstance(o, np.ndarray) else o for o in pair]
     if not isinstance(valid, (torch.Tensor,type(None))): raise TypeError(f"valid is a {type(valid).__name__}, and must be a tensor of ids")
     for o in (train,valid):
         if isinstance(o, torch.Tensor) and (o.ndim!=2 or not len(o) or o.shape[1]<2):
-            raise ValueError(f"ids of shape {tuple(o.shape)} are no rows of two tokens or more: ids.unfold(0, 129, 128) makes rows of a long text")
+            raise ValueError(f"ids of shape {tuple(o.shape)} are no rows of two or more tokens: ids.unfold(0, 129, 128) cuts a long text")
     return train,None if valid is None else _ids(valid)
 
 def _resumed(file, facts, default):
