@@ -208,3 +208,34 @@ def test_a_rate_of_zero_is_zero():
     torch.manual_seed(0)
     new = Decoder(d=16, n_layers=1, d_head=8, vocab=20, context=12)
     assert all(map(torch.equal, new.parameters(), train_decoder('dense', train, 3, lr=0., **small).model.parameters()))
+
+def test_another_network_is_no_continuation(tmp_path):
+    args = dict(small, file=tmp_path/'run.pt')
+    train_decoder('rigl', (train,valid), 12, **args)
+    for kw in (dict(slopes=(0.,)), dict(top=.5), dict(bf16=True), dict(vocab=[f'w{i}' for i in range(20)])):
+        with pytest.raises(ValueError, match=f'of a run with {[*kw][0]}='): train_decoder('rigl', (train,valid), 12, **{**args, **kw})
+
+def test_arguments_of_a_decoder_have_no_place_beside_a_model():
+    with pytest.raises(TypeError, match='vocab is an argument of a new Decoder, and model is given'): train_decoder('dense', train, 2, model=Recurrent(), vocab=20)
+
+@pytest.mark.parametrize('method', ['recipe','rigl'])
+def test_a_given_model_trains_with_dropout_and_frozen_layers_stay(method):
+    torch.manual_seed(0)
+    m,modes = Recurrent().eval(),[]
+    m.hidden.requires_grad_(False)
+    before = m.hidden.weight.clone()
+    m.drop.register_forward_hook(lambda m, x, y: modes.append(m.training))
+    train_decoder(method, train, 10, density=1/4, every=4, model=m, progress=False)
+    assert modes[-1] and before.equal(m.hidden.weight)
+
+@pytest.mark.parametrize('method', ['recipe','rigl'])
+def test_an_error_in_the_middle_leaves_a_model_without_masks_and_hooks(method):
+    def batch(i):
+        if i==8: raise Stop
+        return text(8, i)
+    m = Recurrent()
+    names,hooks = [*m.state_dict()],len(m._forward_pre_hooks)+len(m._forward_hooks)
+    args = dict(n_steps=20, density=1/4, every=4, model=m, progress=False)
+    with pytest.raises(Stop): train_decoder(method, batch, **args)
+    assert [*m.state_dict()]==names and len(m._forward_pre_hooks)+len(m._forward_hooks)==hooks
+    train_decoder(method, train, **args)

@@ -6,6 +6,7 @@ from fastsparse.masks.scores import MeanGradient
 from functools import partial
 from helpers import *
 from torch import nn
+from unittest import mock
 
 inf,nan = math.inf,math.nan
 
@@ -426,3 +427,16 @@ def test_both_ways_to_step_for_one_gradient(way, order):
     before = copy.deepcopy(m.state_dict())
     with pytest.raises(ValueError, match='both were called for one gradient'): second()
     assert all(v.equal(before[k]) for k,v in m.state_dict().items()) and dst.t==3
+
+@pytest.mark.filterwarnings('error')
+def test_an_engine_that_is_collected_after_its_masks_went_says_nothing():
+    m = nn.Sequential(nn.Linear(8,8))
+    sparsify_model(m, .5, seed=0)
+    dst = SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 10, method='rigl', batches_per_update=2)
+    slots = dst.slots
+    dst.remove()
+    unsparsify(m)
+    with mock.patch('sys.unraisablehook') as told:
+        del dst
+        gc.collect()
+    assert not told.called and len(slots)==1

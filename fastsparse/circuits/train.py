@@ -106,8 +106,8 @@ def valid_loss(model, ids):
     with evaluating(model): return sum(lm_loss(model, o).item()*len(o) for o in ids.split(100))/len(ids)
 
 def matrices_of(model):
-    "The weights to make sparse, by name: `model.matrices()`, or all matrices of a module without it"
-    return model.matrices() if hasattr(model, 'matrices') else {n:p for n,p in model.named_parameters() if p.ndim>1}
+    "The weights to make sparse, by name: `model.matrices()`, or all matrices of a module without it that aren't frozen"
+    return model.matrices() if hasattr(model, 'matrices') else {n:p for n,p in model.named_parameters() if p.ndim>1 and p.requires_grad}
 
 # %% ../../nbs/92_circuits.train.ipynb #63a70472
 def _packed(v):
@@ -213,6 +213,7 @@ def _resumed(file, facts, default):
 def _model_for(ids, model, seed, kwargs):
     "`model`, or a new decoder for texts as long as `ids`; with all tokens that these have"
     torch.manual_seed(seed)
+    if model is not None and kwargs: raise TypeError(f"{first(kwargs)} is an argument of a new Decoder, and model is given")
     if model is None: model = Decoder(**{**(dict(context=max(o.shape[1] for o in ids)-1) if ids else {}), **kwargs})
     if isinstance(model, Decoder) and (most := max((int(o.max()) for o in ids), default=0))>=len(model.vocab):
         raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: pass vocab=")
@@ -263,6 +264,7 @@ def train_decoder(
     "Train a decoder, or any module, on rows of token ids"
     need_choice('method', method, settings)
     for k,v in dict(density=density, anneal=anneal).items(): need_fraction(k, v, '(0,1]')
+    if method in presets: need_number('every', every, 2, whole=True)
     for k,v in dict(n_steps=n_steps, batch_size=batch_size, save_every=save_every).items(): need_number(k, v, 1, whole=True)
     if file is not None: check_place(file)
     train,valid = _texts(data)
@@ -270,25 +272,29 @@ def train_decoder(
         raise ValueError("stop_at is a validation loss, and there are no texts to validate with: pass (train, valid)")
     model = _model_for([o for o in (train,valid) if isinstance(o, torch.Tensor)], model, seed, kwargs)
     facts = dict(method=method, n_steps=n_steps, density=density, batch_size=batch_size, every=every, seed=seed)
-    facts |= dict(floor=floor, lr=lr, anneal=anneal)
+    facts |= dict(floor=floor, lr=lr, anneal=anneal, stop_at=stop_at, bf16=bf16)
+    if isinstance(model, Decoder): facts |= {k:list(v) if isinstance(v, tuple) else v for k,v in model.config.items()}
     done,start,home = _resumed(file, facts, dict(t=0, seconds=0., facts=facts)),time.process_time(),next(model.parameters()).device
     device,stream = torch.device(device or home),map(_ids, _batches(train, batch_size, seed))
     opt,parts = _start(model.to(device), stream, device.type=='cpu' and not bf16, **facts)
-    saved = dict(model=model, opt=opt, **{k:parts[k] for k in ('engine','keep_largest') if k in parts})
-    if done['t']: load_run(file, **saved)
-    for _ in range(done['t']): next(stream)
-    def save(t): save_run(file, position=dict(t=t, seconds=done['seconds']+time.process_time()-start, facts=facts), **saved)
-    for t in shown(range(done['t'], n_steps), progress):
-        for group in opt.param_groups: group['lr'] = opt.defaults['lr']*min(1, (t+1)/(.05*n_steps))*(1-t/n_steps)
-        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext(): loss = lm_loss(model, next(stream))
-        opt.zero_grad()
-        loss.backward()
-        if method!='recipe': torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
-        opt.step()
-        if stop_at is not None and t%50==49 and valid_loss(model, valid)<=stop_at: break
-        if file and t+1<n_steps and (t+1)%save_every==0: save(t+1)
-    if file and done['t']<n_steps: save(n_steps)
-    for o in reversed(parts.values()): o.remove()
-    if masked_params(model): unsparsify(model)
+    model.train()
+    try:
+        saved = dict(model=model, opt=opt, **{k:parts[k] for k in ('engine','keep_largest') if k in parts})
+        if done['t']: load_run(file, **saved)
+        for _ in range(done['t']): next(stream)
+        def save(t): save_run(file, position=dict(t=t, seconds=done['seconds']+time.process_time()-start, facts=facts), **saved)
+        for t in shown(range(done['t'], n_steps), progress):
+            for group in opt.param_groups: group['lr'] = opt.defaults['lr']*min(1, (t+1)/(.05*n_steps))*(1-t/n_steps)
+            with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext(): loss = lm_loss(model, next(stream))
+            opt.zero_grad()
+            loss.backward()
+            if method!='recipe': torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+            opt.step()
+            if stop_at is not None and t%50==49 and valid_loss(model, valid)<=stop_at: break
+            if file and t+1<n_steps and (t+1)%save_every==0: save(t+1)
+        if file and done['t']<n_steps: save(n_steps)
+    finally:
+        for o in reversed(parts.values()): o.remove()
+        if masked_params(model): unsparsify(model)
     loss = math.nan if valid is None else valid_loss(model, valid)
     return Trained(model.eval().to(home), method, seed, loss, done['seconds']+time.process_time()-start)

@@ -164,7 +164,8 @@ def _attach(self:SparseEngine, pairs, targets, initial):
 
 def _detach(slots):
     for s in slots:
-        if (s := s()) is not None and getattr(s.w.why_rests, '__self__', None) is s: s.detach()
+        if (s := s()) is None or s.attr not in vars(s.module).get('_weights', ()): continue  # gone, or unsparsified
+        if getattr(s.w.why_rests, '__self__', None) is s: s.detach()
 
 def _detach_at_end(engine):
     "When `engine` is garbage collected, let its parameters train with masks alone, unless another engine has them"
