@@ -3,7 +3,7 @@ import json,math,matplotlib.pyplot as plt,pandas as pd,pytest,re,shutil,subproce
 from fastsparse.circuits import *
 from fastsparse.circuits.draw import bend,layout
 from fastsparse.circuits.language import context,words
-from fastsparse.circuits.run import Study
+from fastsparse.circuits.run import main,Study
 from fastsparse.circuits.train import lm_loss,valid_loss
 from torch import nn
 
@@ -418,3 +418,8 @@ def test_a_click_opens_a_node_in_chromium(tmp_path):
     flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
     res = subprocess.run([browser, *flags.split(), f'--user-data-dir={tmp_path}/u', '--dump-dom', f'file://{path}'], capture_output=True, text=True, timeout=120)
     assert 'class="node open"' in res.stdout and '<b>emb:3</b> embedding' in res.stdout.split('</svg>')[1].split('<script')[0]
+
+@pytest.mark.parametrize('kw', [dict(ways='sparse,desne'), dict(todo='quotes,bracket')])
+def test_the_command_refuses_a_name_before_it_trains(kw, tmp_path):
+    with pytest.raises(ValueError, match="is '(desne|bracket)', and must be one of"): main(str(tmp_path/'out'), **kw)
+    assert not (tmp_path/'out').exists()

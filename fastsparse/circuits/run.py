@@ -10,6 +10,7 @@ import json,matplotlib.pyplot as plt,numpy as np,pandas as pd,time,torch
 from fastcore.basics import *
 from fastcore.script import *
 from fastprogress.fastprogress import progress_bar
+from ..core.checks import need_choice
 from .draw import circuit_page,draw_circuit,node_words,plot_edges
 from .language import make_task,nonsense,programs,tasks
 from .search import check_circuit,Circuit,faithfulness_table,find_circuit,shuffled
@@ -122,9 +123,12 @@ def main(
     todo:str=None, # Tasks, separated by commas; all by default
 ):
     "Train a dense and a sparse decoder, find the circuits of eight tasks, test them, and draw them"
+    ways,todo = ways.split(','),todo and todo.split(',')
+    for o in ways: need_choice('ways', o, methods)
+    for o in todo or []: need_choice('todo', o, [*tasks, *nonsense])
     torch.set_num_threads(1)
     steps = dict(rigl=1500, set=1500, recipe=1500, dense=400)
-    study = Study(out, {k:methods[k] for k in ways.split(',')}, steps, seeds, todo=todo and todo.split(','), search=dict(starts=1)).run()
+    study = Study(out, {k:methods[k] for k in ways}, steps, seeds, todo=todo, search=dict(starts=1)).run()
     shown = study.table.drop(columns=['margin','accuracy','search_seconds','train_seconds'])
     print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3f}'.format)}\n")
     for o in study.ways:
