@@ -215,6 +215,11 @@ def test_another_network_is_no_continuation(tmp_path):
     for kw in (dict(slopes=(0.,)), dict(top=.5), dict(bf16=True), dict(vocab=[f'w{i}' for i in range(20)])):
         with pytest.raises(ValueError, match=f'of a run with {[*kw][0]}='): train_decoder('rigl', (train,valid), 12, **{**args, **kw})
 
+def test_the_run_of_a_module_is_none_of_a_decoder(tmp_path):
+    args = dict(density=1/4, file=tmp_path/'run.pt', progress=False)
+    train_decoder('dense', train, 2, model=Recurrent(), **args)
+    with pytest.raises(ValueError, match='of a run with d=None, and this has 128'): train_decoder('dense', train, 2, vocab=20, **args)
+
 def test_arguments_of_a_decoder_have_no_place_beside_a_model():
     with pytest.raises(TypeError, match='vocab is an argument of a new Decoder, and model is given'): train_decoder('dense', train, 2, model=Recurrent(), vocab=20)
 

@@ -205,8 +205,9 @@ def _texts(data):
 def _resumed(file, facts, default):
     "The position in the file of a run, which must have the same settings"
     done = load_run(file, default=default) if file else default
-    if odd := [k for k,v in facts.items() if done['facts'][k]!=v]:
-        raise ValueError(f"{str(file)!r} is of a run with {odd[0]}={done['facts'][odd[0]]!r}, and this has {facts[odd[0]]!r}: "
+    was = done['facts']
+    if odd := [k for k,v in facts.items() if was.get(k)!=v]:
+        raise ValueError(f"{str(file)!r} is of a run with {odd[0]}={was.get(odd[0])!r}, and this has {facts[odd[0]]!r}: "
             "give the arguments of that run, or another file")
     return done
 
