@@ -58,9 +58,10 @@ docs: $(READY) ## README.md, and the site in docs/_build/html
 notebooks: $(READY) ## open the notebooks in Jupyter
 	jupyter notebook --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: $(READY) ## time sparse training against dense training and its peers, where they can be installed
+bench: $(READY) ## time sparse training against dense training and its peers, where they can be installed; fails if a usual line became slow
 	-uv pip install -q -e '.[bench]'
 	python benchmarks/run.py
+	python benchmarks/floors.py --pictures
 
 gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead, updates, 2:4 training and export
 	-uv pip install -q -e '.[bench]'

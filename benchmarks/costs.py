@@ -127,7 +127,7 @@ def rewirer(model, case):
     sparsify_model(model, sparsity, erdos_renyi_sparsity, seed=0)
     opt = sgd(model)
     dst = rigl(model, opt)
-    starts = [(s, s.mask.clone(), *gradients(case, s.mask)) for s in dst.slots]
+    starts = [(s, s.mask.clone(), *gradients(case, s.mask)) for s in dst.moving]
     for s,_,g,_ in starts: s.p.grad = g.clone()
     opt.step()
     @torch.no_grad()
@@ -137,7 +137,7 @@ def rewirer(model, case):
             s.p.copy_(w)
             s.p.grad = g
             s.w.check()
-        for s in dst.slots: s.sync()
+        for s in dst.moving: s.recount()
     reset()
     return dst,reset
 
@@ -145,15 +145,15 @@ def update_reads(model, case, rounds):
     "A whole update of masks, weights and state, in reads of the weights"
     torch.manual_seed(0)
     dst,reset = rewirer(model, case)
-    n,before = sum(s.n for s in dst.slots),[s.mask.clone() for s in dst.slots]
+    n,before = sum(s.n for s in dst.moving),[s.mask.clone() for s in dst.moving]
     seconds,reads = [],[]
     for i in range(rounds+1):
         reset()
         read = statistics.median(one_read(4*n) for _ in range(3))
         seconds.append(cpu_time(lambda: dst.update(every)))
         reads.append(seconds[-1]/read)
-    same = [int(s.mask.sum())==int(m.sum()) for s,m in zip(dst.slots, before)]
-    assert all(same) and any(not s.mask.equal(m) for s,m in zip(dst.slots, before))
+    same = [int(s.mask.sum())==int(m.sum()) for s,m in zip(dst.moving, before)]
+    assert all(same) and any(not s.mask.equal(m) for s,m in zip(dst.moving, before))
     return dict(weights=n, ms=1e3*statistics.median(seconds[1:]), reads=spread(reads[1:]))
 
 def peer_reads(name, rounds):
@@ -212,5 +212,5 @@ def memory(name, rounds):
         backward()
         peaks.append(peak_over_resident(lambda: dst.update(every)))
         opt.step()
-    n = sum(s.n for s in dst.slots)
+    n = sum(s.n for s in dst.moving)
     return dict(weights=n, steady=steady/n, update_peak=spread([p/n for p in peaks]))

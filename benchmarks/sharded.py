@@ -21,7 +21,7 @@ def rank(i, world, folder):
     from fastsparse.train.presets import RigL_presets
     from fastsparse.weights.sharded import bytes_sent
     from fastsparse.model.sparsify import sparsify_model
-    from fastsparse.train.engine import DynamicSparseTraining
+    from fastsparse.train.loop import DynamicSparseTraining
     from torch.distributed.fsdp import fully_shard
     torch.set_num_threads(1)
     dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=i, world_size=world)

@@ -13,9 +13,10 @@ from .model.init import init_kaiming_normal_sparse_
 from .model.sparsify import is_sparseable_module,sparseable_modules,sparsify_model,sparse_summary,unsparsify,sparsify_parameter
 from .model.sparsify import unsparsify_parameter
 from .model.groups import channel_groups
-from .model.live_layers import sparse_compute,store_dense
-from .train.method import register_method
-from .train.engine import SparseEngine,DynamicSparseTraining
+from .live.compute import sparse_compute,store_dense
+from .train.method import auto_presets,register_method
+from .train.engine import SparseEngine
+from .train.loop import DynamicSparseTraining
 from .train.growth import given_value,supar_init_,supar_splitter,supar_lrs
 from .train.presets import Static_presets,SET_presets,SNFS_presets,RigL_presets,ITOP_presets,GSE_presets,GMP_presets,GraNet_presets
 from .train.presets import MEST_presets,SoftMEST_presets,SRigL_presets,ACDC_presets,DSD_presets,CHT_presets,methods_table
@@ -27,7 +28,6 @@ from .deploy.export import export_sparse
 from .train.trainers import SparseTrainerCallback,SparseLightningCallback,log_updates
 from .prune.finetune import keep_zeros,mask_adapters,merge_sparse,save_delta,load_delta
 from .train.callback import DynamicSparseTrainingCallback,WaitForSparsity
-from .train.fit import auto_presets
 from .train.learned import supermask_presets,STE_presets,SRSTE_presets,TopKAST_presets,Sparsify,learn_masks,fold_masks,mask_penalty
 from .train.learned import LearnedMaskCallback
 from .save.checkpoint import save_run,load_run,SparseCheckpoint

@@ -78,22 +78,28 @@ def settings_of_run(engine):
     "The settings of an engine's first method, as text"
     return engine.state_dict()['methods'][0]['settings']
 
-def states(opt, p):
-    "Every tensor that `opt`, or an optimizer inside it, shows for the single weights of `p`; law 3 binds what is shown, so its state dict is read first"
-    opt.state_dict()
+second_moments = 'sqr_avg','exp_avg_sq','max_exp_avg_sq','square_avg','sum'
+
+def named_states(opt, p):
+    "Every tensor that `opt`, or an optimizer inside it, keeps for the single weights of `p`, with its name"
     found = []
-    if vars(opt).get('slow_weights') is not None: found += [s for ss,ps in zip(opt.slow_weights, opt.param_lists) for s,q in zip(ss, ps) if q is p]
+    if vars(opt).get('slow_weights') is not None: found += [('slow',s) for ss,ps in zip(opt.slow_weights, opt.param_lists) for s,q in zip(ss, ps) if q is p]
     while 'opt' in vars(opt): opt = opt.opt
-    return found+[v for v in opt.state.get(p, {}).values() if isinstance(v, torch.Tensor) and v.shape==p.shape]
+    return found+[(k,v) for k,v in opt.state.get(p, {}).items() if isinstance(v, torch.Tensor) and v.shape==p.shape]
+
+def states(opt, p): return [t for _,t in named_states(opt, p)]
 
 def assert_dead(model, opt=None, state=True):
-    "Law 3: dead weights, and optimizer state at their places, are exactly `+0.0`"
+    "Law 3: dead weights, and optimizer state at their places, are exactly `+0.0`; a second moment is at most 1.2e-30"
     os = masked_params(model)
     assert os
     for o in os:
         assert is_positive_zero(o.p[~o.mask]), f'{o.name}: a dead weight is not +0'
-        for t in (states(opt, o.p) if opt is not None and state else []):
-            if t.shape==o.mask.shape: assert is_positive_zero(t[~o.mask]), f'{o.name}: state of a dead weight'
+        for k,t in (named_states(opt, o.p) if opt is not None and state else []):
+            if t.shape!=o.mask.shape: continue
+            dead = t[~o.mask]
+            if k in second_moments: dead = dead.where((dead<0)|(dead>1.2e-30)|dead.isnan(), 0.)
+            assert is_positive_zero(dead), f'{o.name}: {k} of a dead weight'
 
 def masks_of(model): return [o.mask.clone() for o in masked_params(model)]
 def same_masks(a, b): return len(a)==len(b) and all(torch.equal(x.cpu(), y.cpu()) for x,y in zip(a, b))
@@ -139,3 +145,30 @@ def on_processes(f, *args, n=2):
     a fork of a process that has may not run one"""
     multiprocessing.get_context('forkserver').set_forkserver_preload(['fastsparse.all','helpers'])
     torch.multiprocessing.start_processes(f, args, nprocs=n, start_method='forkserver')
+
+# --- live weights, by what users see; `places_of` and `is_live` alone know how they are stored
+
+def is_live(t):
+    "Does a tensor store live values only?"
+    from fastsparse.live.tensor import LiveTensor
+    return isinstance(t, LiveTensor)
+
+def places_of(p): return p.cell.index.places
+
+def dense_of(t):
+    "A plain tensor with what `t` holds, of whatever kind it is"
+    with torch.no_grad(): return torch.empty(t.shape, dtype=t.dtype).copy_(t.detach())
+
+def go_live(m, opt=None, *names):
+    "Store the weights of `names`, all that have masks if none is named, by their live values; the report"
+    report = sparse_compute(m, None, opt, plan={o.name:'rows' for o in masked_params(m) if not names or o.name in names})
+    assert all(is_live(o.p) for o in masked_params(m) if not names or o.name in names)
+    return report
+
+def assert_index_fits(m):
+    "Live values stand at the places of the mask, and a dense reading has zeros elsewhere"
+    for o in masked_params(m):
+        if not is_live(o.p): continue
+        d = dense_of(o.p)
+        assert places_of(o.p).equal(o.mask.flatten().nonzero()[:,0]), o.name
+        assert is_positive_zero(d[~o.mask]) and d.shape==o.mask.shape, o.name

@@ -7,12 +7,12 @@ from pathlib import Path
 root = Path(__file__).resolve().parent.parent
 rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'starts', 'masks.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
     'masks.schedules': 'schedules', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
-    'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'weights.live': 'live_layers geometry',
+    'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan', 'live.weight': 'live_layers geometry live',
     'core.files': 'files', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint',
-    'model.sparsify': 'sparsify enforcement layers', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'model.live_layers': 'live_layers fast_way geometry', 'model.plan': 'plan live fast_way',
+    'model.sparsify': 'sparsify enforcement layers', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'live.compute': 'live_layers fast_way geometry plan live',
     'model.running': 'init sparsify', 'model.state': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets runs init', 'train.callback': 'callback learner init restore',
-    'train.checks': 'refusals engine enforcement', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'train.learned': 'learned learned_models', 'train.live': 'live_layers updates resume rules',
-    'train.param': 'updates growth engine laws', 'train.presets': 'presets', 'train.rules': 'rules', 'train.state': 'resume restore callback', 'train.trainers': 'trainers schedules',
+    'train.fits': 'refusals engine enforcement', 'train.groups': 'updates growth engine laws', 'train.loop': 'engine resume', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'train.learned': 'learned learned_models', 'live.run': 'live live_layers updates resume rules', 'train.moves': 'updates engine',
+    'train.presets': 'presets', 'train.rules': 'rules', 'train.trainers': 'trainers schedules',
     'prune.finetune': 'finetune trainers', 'prune.inputs': 'inputs layerwise refit experts', 'prune.layerwise': 'layerwise inputs refit experts', 'prune.shards': 'shards', 'prune.magnitude': 'magnitude saliency sparsify', 'prune.saliency': 'saliency sparsify',
     'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink groups', 'model.groups': 'groups shrink channels', 'prune.channels': 'channels',
     'circuits.draw': 'circuits', 'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.run': 'circuits cli', 'circuits.search': 'circuits', 'circuits.train': 'circuits'}  # and the tests of each

@@ -6,8 +6,8 @@ from fastai.learner import Learner
 from fastsparse.all import *
 from fastsparse.masks.selection import highest
 from fastsparse.masks.starts import checkerboard
-from fastsparse.model.live_layers import store_dense
-from fastsparse.train.param import Scorer
+from fastsparse.live.compute import store_dense
+from fastsparse.train.engine import ask_dense,Score
 from helpers import *
 
 def net(n=64): return nn.Sequential(nn.Linear(12,n), nn.ReLU(), nn.Linear(n,n), nn.ReLU(), nn.Linear(n,5))
@@ -194,7 +194,7 @@ def test_the_best_in_pieces(case, n):
     m = born(lambda: nn.Linear(512, 600), .9, sparse_f='uniform')
     w, = masked_params(m)
     dst = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), .1), 40, method='rigl', batches_per_update=5)
-    dst.slots[0].want_dense(True)
+    ask_dense(dst.moving[0].weight, True)
     torch.manual_seed(0)
     g = torch.randn(600, 512)
     if case=='ties': g = g.round()
@@ -204,8 +204,8 @@ def test_the_best_in_pieces(case, n):
     if case=='late': g[:400] *= .01  # the first piece tells nothing of the others
     if case=='early': g[400:] *= .01  # or promises too much
     (m.weight*1).backward(g)
-    class Small(Scorer): piece = 2**17
-    score = Small(gradient_magnitude, dst.slots[0])
+    class Small(Score): piece = 2**17
+    score = Small(gradient_magnitude, dst.moving[0])
     places,scores = score.drawn(w.mask, n)
     if case=='plain': assert len(places)<=2*n+1000
     chosen = places[highest(scores, n, torch.ones_like(places, dtype=torch.bool))]

@@ -273,7 +273,7 @@ def test_levels_of_a_schedule_as_under_fasterai(world, row, schedule, levels):
     own = names['scene']()
     for o in names['imports_of'](lines[row], own): exec(o, own)
     made = own['DynamicSparseTrainingCallback']
-    def look(engine, t): seen.add(round(1-sum(o.live for o in engine.all)/sum(o.n for o in engine.all), 2))
+    def look(engine, t): seen.add(round(1-sum(o.live for o in engine.tallies)/sum(o.n for o in engine.tallies), 2))
     own['DynamicSparseTrainingCallback'] = lambda **kwargs: made(**kwargs, on_update=look)
     with own['learn'].no_bar(), own['learn'].no_logging(): exec(lines[row], own)
     assert seen==levels

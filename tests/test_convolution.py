@@ -1,7 +1,7 @@
 "Convolutions of live weights give what dense convolutions of masked weights give"
 import pytest,torch
 from fastsparse.kernels import convolution as convolutions
-from fastsparse.model.live_layers import sparse_compute,swappable
+from fastsparse.live.compute import reasons,sparse_compute
 from fastsparse.kernels.convolution import ConvIndex,sparse_conv2d
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import why_not
@@ -70,8 +70,17 @@ def test_bad_input_is_refused_by_name():
     with pytest.raises(ValueError, match='float32'): sparse_conv2d(torch.ones(1,3,5,5).half(), v, index)
     with pytest.raises(ValueError, match='kernel'): sparse_conv2d(torch.ones(1,3,2,2), v, index)
     with pytest.raises(ValueError, match='53 weights are given, and 54 live'): sparse_conv2d(torch.ones(1,3,5,5), v[1:], index)
-    y = sparse_conv2d(torch.ones(1,3,5,5), v.requires_grad_(), index)
-    with pytest.raises(RuntimeError, match='twice'): torch.autograd.grad(y.sum(), v, create_graph=True)
+
+def test_second_derivatives_are_those_of_the_dense_layer():
+    w = torch.randn(4,3,3,3).double()
+    mask = w.abs()>.7
+    index,found = ConvIndex(mask, 2, 1),[]
+    for live in (True,False):
+        x,v = torch.linspace(-1, 1, 2*3*49).double().view(2,3,7,7).requires_grad_(),w[mask].requires_grad_()
+        y = sparse_conv2d(x, v, index) if live else nnf.conv2d(x, torch.zeros_like(w).masked_scatter(mask, v), stride=2, padding=1)
+        first = torch.autograd.grad(y.pow(3).sum(), (x,v), create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(t.sin().sum() for t in first), (x,v))])
+    for mine,torchs in zip(*found): torch.testing.assert_close(mine, torchs)
 
 def test_a_bias_of_another_type_or_one_number_is_as_torch_has_it():
     x,mask = torch.randn(2,3,6,6),torch.ones(4,3,3,3, dtype=torch.bool)
@@ -88,7 +97,7 @@ def test_a_table_with_places_beyond_32_bits_is_left_to_the_dense_product(monkeyp
     sparse_compute(model, None, plan={'weight':'rows'})
     torch.testing.assert_close(model(x), want)
     def _no(*args): raise AssertionError('a kernel was chosen')
-    monkeypatch.setattr('fastsparse.weights.live.sparse_conv2d', _no)
+    monkeypatch.setattr('fastsparse.live.products.sparse_conv2d', _no)
     with pytest.raises(AssertionError): model(x)
     monkeypatch.setattr(convolutions, '_most', 16*3*2*50)
     torch.testing.assert_close(model(x), want)
@@ -107,7 +116,7 @@ def test_a_kernel_of_some_pixels_is_no_product_for_each():
     for kernel,stays in (((1,1,1),False), ((1,2,1),True), ((3,1,1),True)):
         layer = nn.Conv3d(2, 3, kernel)
         sparsify_model(layer, .5, seed=0)
-        assert bool(swappable(layer)['weight'])==stays
+        assert bool(reasons(layer)['weight'])==stays
 
 def test_an_index_keeps_lists_of_eight_cuts():
     "Images of many sizes do not fill the memory, and an old size is listed anew"

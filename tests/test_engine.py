@@ -303,12 +303,48 @@ def test_steps_that_are_never_seen(way, compute_live):
     "Law 10: gradients arrive and weights change, but the optimizer of the engine never steps: one warning that names optimizer, weight and the way out"
     m,_,batch = two_layers()
     opt = (SAM if way is by_sam else torch.optim.SGD)(m.parameters(), lr=.1)
-    dst = engine(m, opt)
+    dst = engine(m, opt, replace_step=way is not by_sam)
     if compute_live: sparse_compute(m, batch[0], opt, plan=dict.fromkeys(['0.weight','2.weight'], 'rows'))
     if way is not by_sam: train(m, opt, 4, *batch)
     done = dst.n_updates
     found, = unseen(warned(way, m, opt, 8))
     assert type(opt).__name__ in found and '.weight' in found and 'remove()' in found and dst.n_updates==done
+
+def test_an_update_that_replaces_a_step_of_two_is_refused():
+    "An engine with RigL's rule on SAM itself: by name, with the way out, and nothing is changed; without replacement, and with no updates, it's taken"
+    m,_,batch = two_layers()
+    opt = SAM(m.parameters(), lr=.1)
+    with pytest.raises(ValueError, match='step of SAM is two of its base_optimizer: make the engine with opt.base_optimizer'): engine(m, opt)
+    for kw in (dict(replace_step=False), dict(method='static', every=None)): engine(m, opt, **kw).remove()
+    engine(m, opt.base_optimizer)
+
+@pytest.mark.parametrize('n_calls', [1, 2])
+def test_an_optimizer_may_call_its_closure_again(n_calls):
+    "The closure is called as often as the optimizer does, each time with a gradient of its own; an update comes after the first call, and takes the step"
+    class Again(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for _ in range(n_calls):
+                loss = closure()
+                with torch.no_grad():
+                    for p in m.parameters():
+                        if p.grad is not None: p.sub_(p.grad, alpha=.1)
+            return loss
+    m,_,batch = two_layers()
+    opt = Again(m.parameters(), {})
+    dst,losses = engine(m, opt, every=3),[]
+    def closure():
+        opt.zero_grad()
+        losses.append(backward(m, *batch))
+        return losses[-1]
+    for t in range(7):
+        before,n = snapshot(m),dst.n_updates
+        opt.step(closure)
+        assert len(losses)==n_calls*(t+1)
+        if dst.n_updates==n: continue
+        for i in (0,2):
+            stays = m[i].weight_mask & before[f'{i}.weight_mask']
+            assert torch.equal(m[i].weight[stays], before[f'{i}.weight'][stays]) and torch.equal(m[i].bias, before[f'{i}.bias'])
+    assert dst.n_updates==2 and all(a!=b for a,b in zip(losses[:n_calls*3], losses[1:n_calls*3]))
 
 def test_steps_that_are_seen_give_no_warning():
     "Of an optimizer inside a wrapper; accumulation, an engine that has taken over, and gradients that nothing follows"
@@ -433,7 +469,7 @@ def test_an_engine_that_is_collected_after_its_masks_went_says_nothing():
     m = nn.Sequential(nn.Linear(8,8))
     sparsify_model(m, .5, seed=0)
     dst = SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 10, method='rigl', batches_per_update=2)
-    slots = dst.slots
+    slots = dst.moving
     dst.remove()
     unsparsify(m)
     with mock.patch('sys.unraisablehook') as told:

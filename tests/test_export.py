@@ -375,9 +375,9 @@ def test_missing_packages_are_named(format, package, tmp_path, monkeypatch):
         export_sparse(vector(), format, x8, path=tmp_path/'m')
 
 def test_weights_written_behind_the_hooks():
-    "As LoRA's merge does: dead weights are zero again, with a warning, and the export is the model that is left"
+    "As LoRA's merge does: dead weights are zero again, and the export is the model that is left"
     model = layers(8, 8, 4)
     model(x8)
     model[0].weight.data += .1
-    with pytest.warns(UserWarning, match='0.weight was written to through .data.*unsparsify.*prune_magnitude'): new,report = export_sparse(model, 'dense', x8)
+    new,report = export_sparse(model, 'dense', x8)
     assert report.error<1e-6 and int(new[0].weight.count_nonzero())==int(model[0].weight_mask.sum())

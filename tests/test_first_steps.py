@@ -21,7 +21,7 @@ def test_a_plain_loop_needs_model_optimizer_and_steps(kwargs):
     "The recommended method: about 32 intervals, of which those before .75 of the run end in an update"
     m = sparse()
     dst,n,before = loop(m, 128, **kwargs),live(m),masks_of(m)
-    assert parts(dst)==recommended(128) and "method='auto'" in repr(dst)
+    assert parts(dst)==recommended(128) and "Auto_presets(" in repr(dst)
     spin(dst, 128)
     assert dst.n_updates>8 and not same_masks(before, masks_of(m)) and sum(live(m))==sum(n)
     assert_dead(m, dst.opt)

@@ -50,7 +50,7 @@ def test_an_interval_of_one_s_own_keeps_the_looks_of_a_run(every):
     learn = learner()
     cb = learn.fit_sparse(1, .9, 1e-3, seed=0, batches_per_update=every)
     n_updates = max(math.ceil(.75*len(learn.dls.train)/max(every, 8)), 1)
-    assert needs_of(cb.settings['grow_score_f']).sample.times==pytest.approx(1/n_updates, rel=.5) and cb.settings['batches_per_update']==every
+    assert needs_of(cb.method.grow_score_f).sample.times==pytest.approx(1/n_updates, rel=.5) and cb.method.batches_per_update==every
 
 @pytest.mark.parametrize('opt,lr', [(momentum, .1), (Adam, 1e-3), (Adam, 1e-2)])
 def test_fit_sparse_learns_at_one_weight_in_a_hundred(opt, lr):
@@ -212,7 +212,7 @@ def test_fine_tuning_goes_as_fastai_s(method):
     cb = learn.fine_tune_sparse(3, .9, 4e-3, freeze_epochs=2, method=method, seed=0, cbs=Look())
     assert [o[0] for o in seen]==[1,1,0,0,0] and [o[1] for o in seen]==[False]*2+[True]*3 and all(torch.equal(o[2], was) for o in seen[:2])
     assert_sparse(learn, .9)
-    assert learn.validate()[1]>.85 and (cb.settings.get('sparsity_path') is None)==(method=='rigl')
+    assert learn.validate()[1]>.85 and (cb.method.sparsity_path is None)==(method=='rigl')
     assert max(learn.recorder.hps['lr'])==pytest.approx(2e-3, rel=.01)
     other,fitted = learner(split=True),[]
     other.fit_one_cycle = lambda n, lr, **kwargs: fitted.append((n, lr, {k:kwargs.get(k) for k in ('pct_start','div','wd')}))

@@ -3,8 +3,8 @@ import ctypes,numpy as np,pytest,torch,warnings
 from copy import deepcopy
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.kernels import linear as kernels
-from fastsparse.model.live_layers import sparse_compute,swappable
-from fastsparse.weights.live import Live
+from fastsparse.live.compute import reasons,sparse_compute
+from fastsparse.live.weight import Live
 from fastsparse.weights.find import masked_params
 from fastsparse.kernels.linear import call,empty
 from fastsparse.model.sparsify import sparsify_model
@@ -26,7 +26,7 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
         warnings.simplefilter('ignore')  # weights without a live one
         sparsify_model(layer, sparsity, structure=structure, sparse_init_mode=None, seed=0)
     plain.load_state_dict(layer.state_dict(), strict=False)
-    why = swappable(layer)
+    why = reasons(layer)
     sparse_compute(layer, None, plan={n:'rows' for n,o in why.items() if not o})
     os,live = masked_params(layer),[n for n,o in why.items() if not o]
     assert live==[o.name for o in os if isinstance(o, Live)] and bool(live)!=stays

@@ -16,10 +16,10 @@ fast = dict(RigL_presets, batches_per_update=4, seed=0)
 class Plain:
     "Clones of the masks at the start and after each update, kept in full"
     def __init__(self): self.steps,self.masks,self.fractions = [],[],[]
-    def begin(self, engine): self.masks.append([s.mask.clone() for s in engine.all])
+    def begin(self, engine): self.masks.append([s.mask.clone() for s in engine.tallies])
     def __call__(self, engine, t):
         self.steps.append(t)
-        self.masks.append([s.mask.clone() for s in engine.all])
+        self.masks.append([s.mask.clone() for s in engine.tallies])
 
 def steps_of(model, opt, begin, end):
     for t in range(begin, end):

@@ -94,7 +94,7 @@ class Laws(RuleBasedStateMachine):
     def move_by_hand(self):
         "An update between steps, with dense gradients where it reads them"
         self.opt.zero_grad()
-        for s in self.engine.slots: s.p.grad = None
+        for s in self.engine.moving: s.p.grad = None
         try: self.engine.update(1)
         except ValueError as e: assert 'grad' in str(e)
         self.moved()

@@ -5,11 +5,10 @@ from fastai.callback.schedule import *
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner,load_learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.optimizer import Adam as FastaiAdam,Lookahead,OptimWrapper,SGD as FastaiSGD
+from fastai.optimizer import Adam as FastaiAdam,OptimWrapper
 from fastai_data import digits,loaders
 from fastsparse.all import *
 from fastsparse.kernels.vectors import why_not
-from fastsparse.train.growth import reset_state
 from functools import partial
 from helpers import *
 from torch.nn import functional as F
@@ -164,10 +163,9 @@ def test_what_a_loop_did_by_hand_stays():
     assert lives(m)==[True]*3 and dst.live.report is None and 'already' in dst.live.why_masked
     report.remove()
 
-@pytest.mark.parametrize('odd,why', [(dict(compiled='before'),'compiled'), (dict(compiled='after'),'compiled'), (dict(opt='odd'),'treats each weight'),
-    (dict(method='snfs', opt='sgd'),'dense history')])
+@pytest.mark.parametrize('odd,why', [(dict(compiled='before'),'compiled'), (dict(compiled='after'),'compiled'), (dict(method='snfs', opt='sgd'),'dense history')])
 def test_what_needs_dense_weights_stays_masked_and_says_why(odd, why):
-    "A compiler, before or after the engine was made, an optimizer, a method; nothing stays in the summary"
+    "A compiler, before or after the engine was made, a method; nothing stays in the summary"
     compiled = odd.pop('compiled', None)
     m,o,dst = start(**odd)
     run = m
@@ -187,12 +185,15 @@ def test_a_given_batch_size_goes_before_the_one_seen():
     go(m, o, 0, 2)
     assert lives(m)==[False]*3 and 'batches of 8' in dst.live.report.df.note[1]
 
-def test_a_hook_on_a_live_weight_sees_its_gradient():
-    "Of the dense shape; one that changes it in another way than by a factor is warned of, since growth reads dead ones as the backward made them"
-    m,o,_ = start()
-    go(m, o, 0, 1)
-    m.b.weight.register_hook(lambda g: g*torch.linspace(0, 1, g.shape[1]))
-    with pytest.warns(UserWarning, match='hooks on a weight.*sparse_compute=False'): go(m, o, 1, 5)
+def test_a_hook_on_a_live_weight_sees_and_changes_its_gradient():
+    "Of the dense shape, as under a mask"
+    (m,o,_),(masked,p,_),seen = start(method='static'),start(False, method='static'),[]
+    for n,opt in ((m,o), (masked,p)):
+        go(n, opt, 0, 1)
+        n.b.weight.register_hook(lambda g: seen.append(g.shape) or g*torch.linspace(0, 1, g.shape[1]).double())
+        go(n, opt, 1, 5)
+    assert set(seen)=={m.b.weight.shape}
+    same(m, masked)
 
 # --- in a fit, and on two ranks
 
@@ -229,7 +230,7 @@ def test_a_fit_is_the_masked_one(n_acc, opt_func, tmp_path):
         (tmp_path/name).mkdir()
         learn,watch,cb = fitted(tmp_path/name, compute, opt_func=opt_func, cbs=[Saving(), *[GradientAccumulation(n_acc)]*bool(n_acc)])
         loaded = load_learner(tmp_path/name/'now.pkl').model
-        assert all(is_positive_zero(o.weight[~o.mask]) for o in masked_params(loaded))
+        assert all(is_positive_zero(o.p[~o.mask]) for o in masked_params(loaded))
         runs.append((watch.losses, learn, cb, torch.load(tmp_path/name/'models'/'now.pth', weights_only=False), watch.lives, loaded))
     (la,a,_,fa,na,ea),(lb,b,cb,fb,nb,eb) = runs
     assert la==pytest.approx(lb, abs=1e-9) and cb.report.plan==whole_plan and cb.state['n_updates']>2 and max(na)==0 and min(nb)==2 and not live_ones(b.model)
@@ -254,7 +255,7 @@ def test_a_fit_that_starts_dense_is_measured_again_when_half_has_died(compute, t
     def ratio(weight, *args, **kwargs):
         seen.append(1)
         return 2. if len(seen)>4 else .5
-    monkeypatch.setattr('fastsparse.model.plan._layer_speedup', ratio)
+    monkeypatch.setattr('fastsparse.live.compute._speedup', ratio)
     (a,wa,_),(b,wb,cb) = [fit_dense(tmp_path, o) for o in (None, compute)]
     assert wa.losses==pytest.approx(wb.losses, abs=1e-9) and bool(seen)==(compute is True) and max(wb.lives)==2
     equal(a.model, b.model)
@@ -277,9 +278,7 @@ def test_a_layer_that_becomes_dense_trains_on(tmp_path):
     assert abs(sum(int(m.sum()) for _,m,_ in sparse_params(net))/sum(m.numel() for _,m,_ in sparse_params(net))-.5)<1e-5
 
 @pytest.mark.parametrize('settings,opt_func,match', [(dict(sparse_compute={'nobody':'rows'}),FastaiAdam,'names nobody'),
-    (dict(sparse_compute=whole_plan),lambda ps, lr: Lookahead(FastaiSGD(ps, lr=lr)),'Lookahead'),
     (dict(SNFS_presets),FastaiAdam,'dense history'),
-    (dict(grow_state_f=reset_state),FastaiAdam,'grow_state_f'),
     (dict(rules=[('2.weight', {}), ('*', dict(grow_score_f=gradient_momentum))]),FastaiAdam,'dense history')])
 def test_a_fit_that_is_refused_leaves_a_dense_model_dense(tmp_path, settings, opt_func, match):
     "Weights that a sparsity would have zeroed are there"
@@ -295,7 +294,7 @@ def test_a_vision_learner_trains_on_live_weights(tmp_path, monkeypatch):
     from fastai.data.core import DataLoaders
     from fastai.vision.learner import vision_learner
     from torchvision.models import resnet18
-    monkeypatch.setattr('fastsparse.model.plan._layer_speedup', lambda *args: 2.)
+    monkeypatch.setattr('fastsparse.live.compute._speedup', lambda *args: 2.)
     g = torch.Generator().manual_seed(0)
     items = [(torch.randn(3, 32, 32, generator=g), i%2) for i in range(12)]
     dls = DataLoaders.from_dsets(items, items[:4], bs=4, num_workers=0, device='cpu')

@@ -6,7 +6,7 @@ from fastsparse.core.registry import declares
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
 from fastsparse.masks.scores import MeanGradient
-from fastsparse.train.method import auto_settings,check_sparsity,drop_of_live,drop_of_target,Method
+from fastsparse.train.method import check_sparsity,drop_of_live,drop_of_target,Method
 from functools import partial
 from helpers import *
 from hypothesis import given, strategies as st
@@ -74,7 +74,7 @@ def test_cycling_counts_updates():
     "The first value from the start, the next at each update, and again from the first"
     m = method(drop_fraction=[.1,.2,.3], sparsity=[.5,.6]).bind(100)
     got = []
-    for m.n_updates in range(5): got.append((m.fraction(0), m.sparsity_at(0)))
+    for n in range(5): got.append((m.fraction(0, n), m.sparsity_at(0, n)))
     assert got==[(.1,.5),(.2,.6),(.3,.5),(.1,.6),(.2,.5)]
 
 # --- times
@@ -204,7 +204,7 @@ def test_wrong_scores_are_refused_with_nothing_changed(i):
     with pytest.raises(ValueError, match=said): train(m, opt, 1, *batch)
     assert agree(before, (m.state_dict(), opt.state_dict()['state'])) and dst.n_updates==0
 
-@pytest.mark.parametrize('kwargs', [dict(n_steps=0), dict(n_steps=1.5), dict(n_steps=10, updates=0), dict(n_steps=10, updates=1.5)])
+@pytest.mark.parametrize('kwargs', [dict(n_steps=0), dict(n_steps=1.5), dict(n_steps=10, n_updates=0), dict(n_steps=10, n_updates=1.5)])
 def test_auto_takes_whole_numbers(kwargs):
     "Of steps and of updates, from one"
-    with pytest.raises(ValueError, match='must be'): auto_settings(**kwargs)
+    with pytest.raises(ValueError, match='must be'): auto_presets(**kwargs)

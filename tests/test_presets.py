@@ -7,7 +7,7 @@ from fastsparse.all import MagnitudePlusGradient,SampledGradient,SoftMEST_preset
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
 from fastsparse.train import presets as methods
-from fastsparse.train.presets import Preset
+from fastsparse.train.method import Method
 from functools import partial
 from helpers import *
 from torch import nn
@@ -151,9 +151,9 @@ alone = partial(global_sparsity, min_live=0)
 def test_preset_is_a_dict(name):
     "It spreads, merges, copies, pickles and compares as the dict that it is, and a changed copy leaves it alone"
     p = methods.preset_by_name[name]
-    assert isinstance(p, dict) and {**p}==dict(p)==p and dict(p, sparsity=.5)==p(sparsity=.5)!=p
+    assert isinstance(p, Method) and isinstance(p, dict) and {**p}==dict(p)==p and dict(p, sparsity=.5)==p(sparsity=.5)!=p
     for o in (p(), p.copy(), copy(p), deepcopy(p), pickle.loads(pickle.dumps(p))):
-        assert type(o) is Preset and o==p and not o!=p and (o.name,o.about,o.paper)==(p.name,p.about,p.paper)
+        assert type(o) is Method and o==p and not o!=p and (o.name,o.about,o.paper)==(p.name,p.about,p.paper)
     assert 'sparsity' not in p
     assert p.paper is None or re.fullmatch(r'\d{4}\.\d{5}', p.paper)
     assert methods_table().loc[name, 'preset']==f'{p.name}_presets' and vars(methods)[f'{p.name}_presets'] is p

@@ -7,7 +7,7 @@ from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import PiecewiseSchedule,cubic_path,epochs,samples
 from fastsparse.train.growth import supar_groups
-from fastsparse.train.method import Method,check_sparsity,find_method,settings_of
+from fastsparse.train.method import Method,check_sparsity,find_method
 from functools import partial
 from helpers import *
 from torch import nn
@@ -99,8 +99,8 @@ calls = [
     (bound(None, updates=[.5], drop_fraction=.3), 'n_steps'), (bound(None), 'n_steps is None.*drop_fraction= in steps'), (bound(0), 'n_steps is 0.*whole number from 1'),
     (bound(10.5), 'n_steps is 10.5'), (bound(updates=1), 'every step.*replace_step=False'), (bound(batch_size=64, updates=FreqSchedule(samples(70))), 'every step'),
     *[(lambda o, n=n: method(drop_count_f=lambda live, target, f: n).n_keep(50, 50, .3), r'drop_count_f returned.*\[0,50\]') for n in (51, -1, 2.5, None, nan)],
-    (lambda o: setattr(method(), 'stop_pct', .5), "can't be changed", AttributeError),
-    (lambda o: method(sparsity_path=cubic_path()), 'sparsity_path wants the number'),
+    (lambda o: setattr(method(), 'stop_pct', .5), "cannot assign to field 'stop_pct'", AttributeError),
+    (bound(sparsity_path=cubic_path()), 'sparsity_path wants the number'),
     # names
     *[(f, f"did you mean '{meant}'") for f,meant in ((lambda o: as_distribution('unifrom'), 'uniform'), (lambda o: method(sparse_f='erkk'), 'erk'),
         (lambda o: find_method('rigle'), 'rigl'), (lambda o: method(keep_score_f='magnitude'), 'weight_magnitude'), (lambda o: DST(mask_init='rand'), 'random'),
@@ -112,8 +112,8 @@ calls = [
     *[(f, f'pass {instead}= instead of {list(kw)[0]}=') for preset,kw,instead in ((CHT_presets, dict(batches_per_update=3), 'updates'),
         (MEST_presets, dict(batches_per_update=3), 'updates'), (MEST_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'),
         (CHT_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'), (MEST_presets, dict(stop_pct=.5), 'updates'), (ACDC_presets, dict(stop_pct=.5), 'updates'))
-        for f in (hidden(preset, **kw), lambda o, preset=preset, kw=kw: settings_of(preset.name.lower(), kw))],
-    *[(lambda o, name=name: settings_of(name, dict(batches_per_update=3)), 'pass updates= instead') for name in ('softmest','dsd')],
+        for f in (hidden(preset, **kw), lambda o, preset=preset, kw=kw: Method.named(preset.name.lower(), **kw))],
+    *[(lambda o, name=name: Method.named(name, batches_per_update=3), 'pass updates= instead') for name in ('softmest','dsd')],
     (lambda o: SparseTrainerCallback(sparsity=.8, method='cht', batches_per_update=3), 'pass updates= instead'),
     # a callback
     *[(lambda o, way=way: DST(sparse_compute=way), 'sparse_compute is .*None .by a fixed rule., True .measured., False or a plan') for way in ('x', 1, ['0.weight'])],

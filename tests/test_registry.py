@@ -76,10 +76,10 @@ def test_methods_by_name():
     "A setting beside it goes before the method's own, and the repr says what runs"
     m,_ = engine_of(random_score)
     e = SparseEngine(m, torch.optim.SGD(m.parameters(), lr=0.), 1000, method='rigl', batches_per_update=50)
-    assert e.methods[0].grow_score_f is gradient_magnitude and e.methods[0].batches_per_update==50
-    assert "method='rigl', batches_per_update=50, sparsity=0.5" in repr(e)
+    assert e.methods[0].grow_score_f is gradient_magnitude and e.methods[0].every==50
+    assert "batches_per_update=50), sparsity=0.5" in repr(e)
     cb = DynamicSparseTrainingCallback(method='rigl', sparsity=.9)
-    assert cb.settings['batches_per_update']==100 and 'sparsity=0.9' in repr(cb)
+    assert cb.method.batches_per_update==100 and 'sparsity=0.9' in repr(cb)
     for make in (lambda: DynamicSparseTrainingCallback(RigL_presets), lambda: engine_of(random_score, sparse_modules=RigL_presets)):
         with pytest.raises(ValueError, match='two stars'): make()
 

@@ -267,7 +267,7 @@ computes = dict(masked=None, linear={'3.weight':'rows', '6.weight':'rows'}, conv
     marks=pytest.mark.full) for k in computes for n in (1,2,3)])
 def test_a_fit_goes_on_from_any_batch(kind, n_acc, stops, tmp_path, monkeypatch):
     "Measured: the plan comes from the file, and weights are stored so before their gradients are read"
-    monkeypatch.setattr('fastsparse.model.plan._layer_speedup', lambda *args: 2.)
+    monkeypatch.setattr('fastsparse.live.compute._speedup', lambda *args: 2.)
     (tmp_path/'whole').mkdir()
     whole = conv_fit(tmp_path/'whole'/'run.pt', computes[kind], n_acc, cbs=[Copy(tmp_path/'whole'/'run.pt')])
     assert whole['engine']['n_updates']>2

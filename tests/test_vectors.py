@@ -1,7 +1,7 @@
 "Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
 import numpy as np,os,pytest,subprocess,sys
 from fastcore.test import test_eq as eq
-from fastsparse.kernels.vectors import _lowered,add,at,axpy,fma,full,gate,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16,why_not,zero
+from fastsparse.kernels.vectors import _lowered,add,at,axpy,fma,full,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16,why_not,zero
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
@@ -17,7 +17,6 @@ def words(x, y, n):
     store(b, 3*N, lane_products(u, v))
     store(b, 3*N+16, sums16(a, 5))
     turn16(a, 2, 18, b, 3*N+32, 17)
-    store(b, 3*N+32+16*17, gate(u, v))
     put(b, n, at(a, n))
 
 @kernel
@@ -57,12 +56,8 @@ def test_numbers_are_taken_from_listed_places(kind, places, width):
     eq(y, listed[1:]+3.)
     eq(take(width, x, 3, listed, 1), y[:width])
 
-def test_a_gate_is_open_where_numbers_are_positive_or_nan():
-    x,y = np.arange(1, 6, dtype=np.float32),np.array([-1, 0, -0., 2, np.nan], np.float32)
-    eq(gate(x, y).tolist(), [0,0,0,4,5])
-
 def test_each_word_is_known_to_the_compiler():
-    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','lane_products','gate','total','sums16','take','turn16'})
+    eq({w.__name__ for w in _lowered}, {'numbers','at','put','load','store','zero','full','add','axpy','fma','lane_products','total','sums16','take','turn16'})
 
 @needs_numba
 def test_not_a_number_and_infinity_pass_as_ieee_says():

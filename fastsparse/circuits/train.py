@@ -14,13 +14,13 @@ from ..core.checks import need_choice,need_fraction,need_number,need_package
 from ..core.files import check_place
 from .language import programs
 from .model import Decoder
-from ..model.live_layers import sparse_compute
+from ..live.compute import sparse_compute
 from ..model.running import evaluating
 from ..core.progress import shown
 from ..masks.selection import n_live,top_k_mask
 from ..weights.find import masked_params
 from ..model.sparsify import sparsify_model,unsparsify
-from ..train.engine import DynamicSparseTraining
+from ..train.loop import DynamicSparseTraining
 from ..save.checkpoint import load_run,save_run
 from ..train.presets import RigL_presets,SET_presets
 from inspect import isgeneratorfunction

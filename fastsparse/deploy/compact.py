@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['storages', 'pack', 'put_packed', 'replace_layers', 'LiveMatrix', 'CSRMatrix', 'CondensedMatrix', 'BlockMatrix',
-           'SemiStructured', 'PackedLayer', 'PackedLinear', 'PackedConv', 'PackedAttention', 'has_hooks', 'storable',
-           'packed']
+           'SemiStructured', 'PackedLayer', 'PackedLinear', 'PackedConv', 'Attends', 'PackedAttention', 'has_hooks',
+           'storable', 'packed']
 
 # %% ../../nbs/80_deploy.compact.ipynb #37c50ff5
 import torch,torch.nn.functional as F
@@ -13,7 +13,7 @@ from fastcore.basics import *
 from ..kernels.convolution import is_pointwise
 from ..core.checks import need_choice
 from ..weights.hooks import serves_masks
-from ..kernels.ops import Attends,sparse_product,SparseIndex
+from ..kernels.ops import sparse_product,SparseIndex
 from torch import nn
 
 # %% ../../nbs/80_deploy.compact.ipynb #34b1ca2b
@@ -213,6 +213,42 @@ class PackedConv(PackedLayer):
         if input.ndim==len(self.stride)+1: return self(input[None])[0]
         x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)].movedim(1, -1)
         return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.matrix.shape[0]).movedim(-1, 1).contiguous()
+
+# %% ../../nbs/80_deploy.compact.ipynb #1f3256de
+def _scores_bias(key_padding_mask, attn_mask, q):
+    "Both masks as one that fits batch x heads x queries x keys, to add to scores; where a bool one is true, attention is not allowed"
+    def bias(mask):
+        return mask.to(q.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+    masks = []
+    if key_padding_mask is not None: masks.append(bias(key_padding_mask)[:,None,None])
+    if attn_mask is not None: masks.append(bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2])))
+    return sum(masks) if masks else None
+
+def _attend(q, k, v, bias, need_weights, dropout):
+    "The outputs of all heads, and their attention weights if these are wanted"
+    if not need_weights: return F.scaled_dot_product_attention(q, k, v, bias, dropout),None
+    s = q@k.transpose(-2, -1)*q.shape[-1]**-.5
+    w = F.dropout((s if bias is None else s+bias).softmax(-1), dropout)
+    return w@v,w
+
+class Attends:
+    "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
+    dropout = 0.
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
+        is_causal=False):
+        if is_causal and attn_mask is None:
+            raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
+        batched,rows = query.ndim==3,self.batch_first or query.ndim==2
+        def batch_first(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
+        q = batch_first(query)
+        k = q if key is query else batch_first(key)
+        v = k if value is key else batch_first(value)
+        q,k,v = [t.unflatten(-1, (self.num_heads,-1)).transpose(1, 2) for t in self.projected(q, k, v)]
+        if not batched and key_padding_mask is not None: key_padding_mask = key_padding_mask[None]
+        y,w = _attend(q, k, v, _scores_bias(key_padding_mask, attn_mask, q), need_weights, self.dropout if self.training else 0.)
+        y = self.out_proj(y.permute(*((0,2) if rows else (2,0)), 1, 3).flatten(2))  # in the layout of what is returned
+        if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
+        return (y if batched else y[0]),w
 
 # %% ../../nbs/80_deploy.compact.ipynb #b5058b07
 class PackedAttention(Attends, nn.Module):

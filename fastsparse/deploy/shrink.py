@@ -9,10 +9,9 @@ __all__ = ['shrink', 'shrink_plain', 'masked_copy', 'plain_copy', 'fold_norms', 
 import torch
 from collections import Counter,defaultdict
 from fastcore.basics import *
-from ..model.live_layers import store_dense
+from ..live.compute import store_dense
 from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
-from ..model.state import refuse_written_behind
 from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of,Product
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import module_copy,module_of,sparsify_model,unsparsify
@@ -89,7 +88,6 @@ def masked_copy(
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
     before_state(model := module_of(model))
-    refuse_written_behind(model)
     new = module_copy(model).eval()
     store_dense(new)
     apply_masks(new)

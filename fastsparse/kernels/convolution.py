@@ -11,7 +11,7 @@ __all__ = ['IMAGES', 'CHANNELS', 'HEIGHT', 'WIDTH', 'STRIDE_H', 'STRIDE_W', 'PAR
 # %% ../../nbs/23_kernels.convolution.ipynb #fc62c168
 import math,numpy as np,torch
 from .linear import call,empty,kinds,split_work
-from .ops import need_all_values,need_plain_backward,need_same_count
+from .ops import dense_weight,need_all_values,need_plain_backward,need_same_count
 from .vectors import add,at,axpy,caches,full,kernel,lane_products,load,numbers,put,store
 from .vectors import sums16,turn16,vector_bytes,why_not,zero
 from torch import nn
@@ -38,6 +38,7 @@ class ConvIndex:
         self.slots = np.full(self.stride[0]*self.stride[1], -1)  # the number of each part, -1 where no weight reads it
         for i,(a,b) in enumerate((a, b) for a in rows for b in cols): self.slots[a*self.stride[1]+b] = i
         self.n_parts = len(rows)*len(cols)
+        self.places = mask.cpu().reshape(-1).nonzero().view(-1)
         o,c,*kernel = [v.numpy() for v in mask.cpu().nonzero(as_tuple=True)]
         at = [k*d-p for k,d,p in zip(kernel, self.dilation, self.padding)]
         (self.shift_h,self.shift_w),rest = [[f(a, s) for a,s in zip(at, self.stride)] for f in (np.floor_divide, np.mod)]
@@ -404,12 +405,16 @@ class _Conv(Function):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
         need_same_count(values, ctx.index)
-        if ctx.grad_hook is not None and ctx.needs_input_grad[1]:
-            o = ctx.index
-            ctx.grad_hook(torch.nn.grad.conv2d_weight(x, o.shape, g, o.stride, o.padding, o.dilation))
+        o,(of_x,of_values,of_bias) = ctx.index,ctx.needs_input_grad[:3]
+        geometry = o.stride,o.padding,o.dilation
+        if ctx.grad_hook is not None and of_values: ctx.grad_hook(torch.nn.grad.conv2d_weight(x, o.shape, g, *geometry).detach())
+        if torch.is_grad_enabled():
+            w = dense_weight(values, o.shape, o.places, ctx.grad_hook)
+            dw = torch.nn.grad.conv2d_weight(x, o.shape, g, *geometry).reshape(-1).index_select(0, o.places) if of_values else None
+            return torch.nn.grad.conv2d_input(x.shape, w, g, *geometry) if of_x else None,dw,g.sum((0,2,3)) if of_bias else None,None,None
         dx = dw = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]: dx,dw = _backward(ctx.index, values, x, g, ctx.needs_input_grad[0])
-        return dx,dw,g.sum((0,2,3)) if ctx.needs_input_grad[2] else None,None,None
+        if of_x or of_values: dx,dw = _backward(o, values, x, g, of_x)
+        return dx,dw,g.sum((0,2,3)) if of_bias else None,None,None
 
 # %% ../../nbs/23_kernels.convolution.ipynb #9c2b47d9
 def sparse_conv2d(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['late_text', 'SparseIndex', 'sparse_product', 'sampled_product', 'need_plain_backward', 'need_same_count',
-           'need_all_values', 'sparse_linear', 'sparse_conv1x1', 'Attends']
+           'need_all_values', 'dense_weight', 'sparse_linear', 'sparse_conv1x1']
 
 # %% ../../nbs/22_kernels.ops.ipynb #b8226e00
 import torch,torch.nn.functional as F
@@ -50,15 +50,15 @@ class SparseIndex:
     def __init__(self,
         mask:torch.Tensor, # Bool tensor, outputs first; all other dimensions are flattened
     ):
-        mask = mask.flatten(1)
-        self.shape,self.fours,self._t,self.starts = tuple(mask.shape),_in_fours(mask),None,{}
+        mask = mask.flatten(1).view(torch.uint8).ne(0)  # after `to_empty` its bytes may be anything
+        self.shape,self.fours,self._t,self.starts,self.convs = tuple(mask.shape),_in_fours(mask),None,{},{}
         self.crow,self.col = (list_rows if _has_kernels(mask) else _list_rows)(mask)
 
     @classmethod
     def of_parts(cls, shape, crow, col, fours=False):
         "The index of a matrix of `shape` from `crow` and `col`, both 32-bit integers"
         new = object.__new__(cls)
-        new.shape,new.crow,new.col,new.fours,new._t,new.starts = shape,crow,col,fours,None,{}
+        new.shape,new.crow,new.col,new.fours,new._t,new.starts,new.convs = shape,crow,col,fours,None,{},{}
         return new
 
     @classmethod
@@ -133,13 +133,12 @@ def sparse_product(
     values:torch.Tensor, # Their values, in the index's order
     x:torch.Tensor, # Inputs of shape `(batch, inputs)`
     bias:torch.Tensor=None, # One number for each output
-    relu=False, # Does a ReLU follow?
 ) -> torch.Tensor: # Outputs of shape `(batch, outputs)`, without a gradient
-    "`F.linear` with live weights only, followed by a ReLU if `relu`; without autograd"
-    if kernels_take(x, values): return multiply(index, values, x, bias, relu=relu)
+    "`F.linear` with live weights only, without autograd"
+    if kernels_take(x, values): return multiply(index, values, x, bias)
     y = _torch_product(index, values.detach(), x.detach())
     if bias is not None: y.add_(bias.detach())
-    return y.relu_() if relu else y
+    return y
 
 def sampled_product(
     index:SparseIndex, # Where the live weights are
@@ -152,9 +151,9 @@ def sampled_product(
 
 # %% ../../nbs/22_kernels.ops.ipynb #1dd4892b
 def need_plain_backward(g):
-    "Raise RuntimeError in a backward that is itself differentiated, or whose gradient `g` is many at once"
-    if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(g) or torch._C._functorch.maybe_current_level() is not None:
-        raise RuntimeError("a product of live weights can't be differentiated twice (create_graph=True) or for many gradients at once "
+    "Raise RuntimeError in a backward whose gradient `g` is many at once"
+    if torch._C._functorch.is_legacy_batchedtensor(g) or torch._C._functorch.maybe_current_level() is not None:
+        raise RuntimeError("a product of live weights can't be differentiated for many gradients at once "
             "(is_grads_batched=True): call remove() of the report of sparse_compute, or store_dense(model), first")
 
 # %% ../../nbs/22_kernels.ops.ipynb #f2a00b75
@@ -183,25 +182,34 @@ def _check_input(x, values, index, n, what):
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
 
 # %% ../../nbs/22_kernels.ops.ipynb #572fa203
+def dense_weight(values, shape, places, grad_hook):
+    "A dense weight, made in autograd for a backward that is differentiated again; its own gradient goes to `grad_hook`"
+    w = values.new_zeros(torch.Size(shape).numel()).scatter(0, places, values).view(shape)
+    def hand_over(g): return None if torch.is_grad_enabled() else grad_hook(g.detach().flatten(1))
+    if grad_hook is not None and w.requires_grad: w.register_hook(hand_over)
+    return w
+
 class _Linear(Function):
     @staticmethod
-    def forward(ctx, x, values, bias, index, grad_hook, relu):
-        y = sparse_product(index, values, x, bias, relu)
-        ctx.save_for_backward(values, y if relu else None, x if ctx.needs_input_grad[1] else None)
+    def forward(ctx, x, values, bias, index, grad_hook):
+        y = sparse_product(index, values, x, bias)
+        ctx.save_for_backward(values, x if ctx.needs_input_grad[1] else None)
         ctx.index,ctx.grad_hook = index,grad_hook
         return y
 
     @staticmethod
     def backward(ctx, g):
         need_plain_backward(g)
-        (values,y,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
+        (values,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
         need_same_count(values, index)
-        before_relu = g.clone if y is None else lambda: torch.ops.aten.threshold_backward(g, y, 0)
-        if of_values and ctx.grad_hook is not None: ctx.grad_hook(before_relu().t(), x.clone().t())
-        if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias, y=y),None,None,None
-        if y is not None: g = before_relu()
+        if of_values and ctx.grad_hook is not None: ctx.grad_hook(g.detach().clone().t(), x.detach().clone().t())
+        if torch.is_grad_enabled():
+            gx = g@dense_weight(values, index.shape, index.places, ctx.grad_hook) if of_x else None
+            gv = (g.t()@x).reshape(-1).index_select(0, index.places) if of_values else None
+            return gx,gv,g.sum(0) if of_bias else None,None,None
+        if of_values and kernels_take(g, values): return *gradients(index, values, x, g, of_x, of_bias),None,None
         gx = sparse_product(index.t, values.index_select(0, index.t.order), g) if of_x else None
-        return gx,_torch_sampled(index, g.contiguous(), x) if of_values else None,g.sum(0) if of_bias else None,None,None,None
+        return gx,_torch_sampled(index, g.contiguous(), x) if of_values else None,g.sum(0) if of_bias else None,None,None
 
 # %% ../../nbs/22_kernels.ops.ipynb #f8f8043f
 def sparse_linear(
@@ -210,12 +218,11 @@ def sparse_linear(
     index:SparseIndex, # Where they are
     bias:torch.Tensor=None, # One number for each output
     grad_hook=None, # Function that the backward calls with `gT` and `xT`, which it may keep: the dense gradient is `gT@xT.t()`
-    relu=False, # Apply a ReLU to the result?
 ) -> torch.Tensor: # Outputs of shape `(..., outputs)`
-    "`F.linear` with live weights only, followed by a ReLU if `relu`"
+    "`F.linear` with live weights only"
     x,values,bias = _autocast(x, values, bias)
     _check_input(x, values, index, x.shape[-1] if x.ndim else 0, 'features')
-    y = _Linear.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, grad_hook, relu)
+    y = _Linear.apply(x if x.ndim==2 else x.reshape(-1, x.shape[-1]), values, bias, index, grad_hook)
     return y if x.ndim==2 else y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../../nbs/22_kernels.ops.ipynb #aca78c62
@@ -235,39 +242,3 @@ def sparse_conv1x1(
     at = x[(slice(None),)*2+tuple(slice(None, None, s) for s in stride)]
     y = sparse_linear(at.movedim(1, -1), values, index, bias, grad_hook).movedim(-1, 1)
     return y.contiguous() if x.is_contiguous() else y
-
-# %% ../../nbs/22_kernels.ops.ipynb #1f3256de
-def _scores_bias(key_padding_mask, attn_mask, q):
-    "Both masks as one that fits batch x heads x queries x keys, to add to scores; where a bool one is true, attention is not allowed"
-    def bias(mask):
-        return mask.to(q.dtype) if mask.dtype!=torch.bool else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
-    masks = []
-    if key_padding_mask is not None: masks.append(bias(key_padding_mask)[:,None,None])
-    if attn_mask is not None: masks.append(bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2])))
-    return sum(masks) if masks else None
-
-def _attend(q, k, v, bias, need_weights, dropout):
-    "The outputs of all heads, and their attention weights if these are wanted"
-    if not need_weights: return F.scaled_dot_product_attention(q, k, v, bias, dropout),None
-    s = q@k.transpose(-2, -1)*q.shape[-1]**-.5
-    w = F.dropout((s if bias is None else s+bias).softmax(-1), dropout)
-    return w@v,w
-
-class Attends:
-    "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
-    dropout = 0.
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
-        is_causal=False):
-        if is_causal and attn_mask is None:
-            raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
-        batched,rows = query.ndim==3,self.batch_first or query.ndim==2
-        def batch_first(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
-        q = batch_first(query)
-        k = q if key is query else batch_first(key)
-        v = k if value is key else batch_first(value)
-        q,k,v = [t.unflatten(-1, (self.num_heads,-1)).transpose(1, 2) for t in self.projected(q, k, v)]
-        if not batched and key_padding_mask is not None: key_padding_mask = key_padding_mask[None]
-        y,w = _attend(q, k, v, _scores_bias(key_padding_mask, attn_mask, q), need_weights, self.dropout if self.training else 0.)
-        y = self.out_proj(y.permute(*((0,2) if rows else (2,0)), 1, 3).flatten(2))  # in the layout of what is returned
-        if w is not None: w = (w.mean(1) if average_attn_weights else w)[slice(None) if batched else 0]
-        return (y if batched else y[0]),w

@@ -479,12 +479,12 @@ def _initialiser(m): return getattr(m, 'reset_parameters', getattr(m, '_reset_pa
 
 def _check_new(model, os, xb, sparse_f):
     "Raise a `ValueError` if a model on the meta device can't get its values layer by layer, and live ones for `os`"
-    from fastsparse.model.live_layers import swappable
+    from fastsparse.live.compute import reasons
     for n,m in model.named_modules():
         if (found := _unset(m)) and _initialiser(m) is None:
             raise ValueError(f"{f'{n}.{found[0][1]}'.lstrip('.')} is on the meta device, and {type(m).__name__} has no reset_parameters() "
                 "to give it values: write one, or make it with device='cpu'")
-    if bad := first(swappable(model, os).items(), lambda o: o[1]):
+    if bad := first(reasons(model, os).items(), lambda o: o[1]):
         raise ValueError(f"{bad[0]} is on the meta device, and can't be stored as live values ({bad[1]}): leave it dense with "
             f"exclude={bad[0]!r}, or call model.to_empty(device='cpu') and initialise all layers first")
     if xb is not None: raise ValueError("xb measures the signal of dense weights, and a model on the meta device has none: leave it out")
@@ -501,8 +501,7 @@ def _with_values(t):
 
 def _make_live(model, os, makers, seed, fans, is_random):
     "Give each layer values, masks and live storage in turn, outer ones last; the model is left as it was if that fails"
-    from fastsparse.model.live_layers import sync_classes
-    from fastsparse.weights.live import store_live
+    from fastsparse.live.weight import store_live
     modules,made = list(enumerate(model.modules())),{}
     was = [(ts, dict(ts)) for _,m in modules for ts in (m._parameters,m._buffers)]
     try:
@@ -517,7 +516,7 @@ def _make_live(model, os, makers, seed, fans, is_random):
                 if is_random: _initialiser(m)()  # until here the weight takes no memory
                 for (o,_),mask in zip(own, masks): register_mask(o, mask, fans)
                 for w in (w for w in masked_params(m) if w.module is m and 4*w.n_live()<=w.mask.numel()):
-                    w.check()
+                    w.project()
                     store_live(w)
     except BaseException:
         for _,m in modules: vars(m).pop('_weights', None)
@@ -525,7 +524,6 @@ def _make_live(model, os, makers, seed, fans, is_random):
             ts.clear()
             ts.update(old)
         raise
-    sync_classes(model)
 
 # %% ../../nbs/43_model.sparsify.ipynb #066d1ff6
 @renamed(model_sparsity='sparsity')

@@ -76,14 +76,14 @@ def _costing(settings):
     "`settings`, those in rules included, without what moves no count"
     return settings and {k:[(p, _costing(kw)) for p,kw in o] if k=='rules' and o else o for k,o in settings.items() if k not in _free}
 
-def _foresee(engine, m, t):
-    "Set the counts that an update of `m` at step `t` would leave"
-    f,slots = m.fraction(t),engine.slots_of(m)
-    for s,n in zip(slots, engine.targets(m, t)):
-        if not s.p.requires_grad: continue
-        s.live = n if m.grow_score_f is not None else m.n_keep(s.live, n, f, s.target_is_explicit)
-        s.target = s.live
-    m.n_updates += 1
+def _foresee(engine, group, t):
+    "Set the counts that an update of `group` at step `t` would leave"
+    method,f = group.method,group.fraction(t)
+    for o,n in zip(group.tallies, engine.targets(group, t)):
+        if not o.p.requires_grad: continue
+        o.live = n if method.grow_score_f is not None else method.n_keep(o.live, n, f, o.target_is_explicit)
+        o.target = o.live
+    group.n_updates += 1
 
 def predict_cost(
     model, # A module or a `Learner`; it isn't changed
@@ -100,14 +100,13 @@ def predict_cost(
         return cost
     model,settings = deepcopy((model, _costing(settings)))
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0.), n_steps, **{'seed':0, **settings})
-    profile,slots = flop_profile(model, xb),{id(s.mask):s for s in engine.all}
-    for s in engine.all: s.live = count_live(s.mask)
+    profile,slots = flop_profile(model, xb),{id(o.mask):o for o in engine.tallies}
     def live(v): return round(v.numel*(s := slots[id(v.root())]).live/s.n)
     for t in range(n_steps):
         engine.prepare(t)
         cost.add(*batch_flops(profile, dead_read(engine), live))
         engine.last_t = t
-        for m in [m for m in engine.methods if engine.due_for(m, t)]: _foresee(engine, m, t)
+        for group in [g for g in engine.groups if g.is_due(t)]: _foresee(engine, group, t)
     return cost
 
 # %% ../../nbs/72_report.cost.ipynb #eba80e02
@@ -196,22 +195,22 @@ def model_bits(
     return sum(param_bits(m.numel(), n_live(p, m), ifnone(bits, 8*p.element_size())) for p,m in sizes)
 
 # %% ../../nbs/72_report.cost.ipynb #78867d7c
-def _part_read(engine, m):
-    "The fraction of the dead weights of each parameter of `m` whose gradient is read in the batch of an update"
-    f,slots = m.fraction(engine.last_t+1),engine.slots_of(m)
+def _part_read(engine, group):
+    "The fraction of the dead weights of each parameter of `group` whose gradient is read in the batch of an update"
+    t,m,tallies = engine.last_t+1,group.method,group.tallies
     sample = needs_of(m.grow_score_f).sample
-    if sample is None or dense_batches(m.keep_score_f, None, m.redistribute_f): return [1. for _ in slots]
-    pairs = [(s, n, max(n-m.n_keep(s.live, n, f, s.target_is_explicit), 0)) for s,n in zip(slots, engine.targets(m, engine.last_t+1))]
-    return [sample.size(s.n, n, grown)/max(s.n-s.live, 1) if grown else 0. for s,n,grown in pairs]
+    if sample is None or dense_batches(m.keep_score_f, None, m.redistribute_f): return [1. for _ in tallies]
+    grown = [max(n-m.n_keep(o.live, n, group.fraction(t), o.target_is_explicit), 0) for o,n in zip(tallies, engine.targets(group, t))]
+    return [sample.size(o.n, n, k)/max(o.n-o.live, 1) if k else 0. for o,n,k in zip(tallies, engine.targets(group, t), grown)]
 
 def dead_read(
     engine:SparseEngine, # An engine that has prepared a batch
 ) -> dict: # Id of a mask → fraction in (0,1]
     "The fraction of dead weights whose gradients this batch computes, for each mask"
-    res = {id(s.mask):1. for s in engine.slots if s.w.dense_history}
-    for m in engine.methods:
-        reads = [s for s in engine.slots_of(m) if s.w.wants_dense] if dense_batches(*m.score_parts) else []
-        if reads: res |= {id(s.mask):min(x, 1.) for s,x in zip(engine.slots_of(m), _part_read(engine, m)) if s in reads and x}
+    res = {id(o.mask):1. for o in engine.moving if o.method.dense_history}
+    for group in engine.groups:
+        if not (group.wants_dense and dense_batches(*group.method.score_parts)): continue
+        res |= {id(o.mask):min(x, 1.) for o,x in zip(group.tallies, _part_read(engine, group)) if x}
     return res
 
 # %% ../../nbs/72_report.cost.ipynb #ee70f3cc

@@ -34,13 +34,13 @@ class SparseHistory:
 
     def begin(self, engine):
         "Note the starting masks; an engine calls this when it is made"
-        params = [(s.name, tuple(s.shape)) for s in engine.all]
+        params = [(s.name, tuple(s.shape)) for s in engine.tallies]
         if self.params and params!=self.params:
             raise ValueError(f"the history is of parameters {self.params}, and this model's are {params}: "
                 "take a new SparseHistory() for another model")
         self.fresh = True
         if self.params: return
-        self.params,self.last = params,[pack_mask(s.mask) for s in engine.all]
+        self.params,self.last = params,[pack_mask(s.mask) for s in engine.tallies]
         self.start,self.ever = list(self.last),list(self.last)
         self._add(engine, 0, [math.nan]*len(params))
 
@@ -52,13 +52,13 @@ class SparseHistory:
         if not self.params:
             raise ValueError("the history has not seen the masks before the first update: "
                 "pass it as on_update= when the engine is made, or call begin(engine) before training")
-        if self.fresh and self.moved and max(m.n_updates for m in engine.methods)==1: self.offset,self.moved = self.offset+self.length,False
+        if self.fresh and self.moved and max(g.n_updates for g in engine.groups)==1: self.offset,self.moved = self.offset+self.length,False
         self.length,self.fresh,self.moved = ifnone(engine.n_steps, t+1),False,True
-        self._add(engine, self.offset+t, [s.method.fraction(t) if s.method and s.method.is_time(t) else math.nan for s in engine.all])
+        self._add(engine, self.offset+t, _fractions(engine, t))
 
     def _add(self, engine, step, fractions):
-        record,now = [],[pack_mask(s.mask) for s in engine.all]
-        for i,(s,bits,last) in enumerate(zip(engine.all, now, self.last)):
+        record,now = [],[pack_mask(s.mask) for s in engine.tallies]
+        for i,(s,bits,last) in enumerate(zip(engine.tallies, now, self.last)):
             self.ever[i] |= bits
             live,stayed,survivors,ever = [o.bit_count() for o in (bits, bits&last, bits&self.start[i], self.ever[i])]
             record.append([ifnone(s.target, live), live, last.bit_count()-stayed, live-stayed, survivors, ever, fractions[i]])
@@ -66,6 +66,11 @@ class SparseHistory:
         self.steps.append(step)
         self.records.append(np.array(record, dtype=float))
         if self.keep_masks: self.masks.append(now)
+
+def _fractions(engine, t):
+    "The drop fraction of each tally in an update at step `t`; NaN without one"
+    found = {id(o):group.fraction(t) for group in engine.groups if group.method.is_time(t) for o in group.tallies}
+    return [found.get(id(o), math.nan) for o in engine.tallies]
 
 # %% ../../nbs/71_report.history.ipynb #f12a9636
 _counts = ['target','live','dropped','grown','survivors','ever']
@@ -239,13 +244,13 @@ def status(self:SparseEngine,
 ) -> SparseStatus:
     "The sparsity and target of each parameter, what the last update changed, and whether one is due"
     t,targets = max(ifnone(t, self.last_t), 0),{}
-    for m in self.methods:
-        slots = self.slots_of(m)
-        for s in slots: s.sync()
-        known = m.path is not None and not wants(m.sparse_f, 'scores')
-        targets |= zip(map(id, slots), self.targets(m, t) if known else [s.target for s in slots])
-    rows = [(s.name, s.n, live := count_live(s.mask), targets.get(id(s), live), s.last_update, s.method.fraction(t) if s.method else 0.)
-        for s in self.all]
+    for group in self.groups:
+        for o in group.tallies: o.recount()
+        known = group.method.path is not None and not wants(group.method.sparse_f, 'scores')
+        targets |= zip(map(id, group.tallies), group.targets(t) if known else [o.target for o in group.tallies])
+    fractions = {id(o):group.fraction(t) for group in self.groups for o in group.tallies}
+    rows = [(o.name, o.n, live := count_live(o.mask), targets.get(id(o), live), o.last_update, fractions.get(id(o), 0.))
+        for o in self.tallies]
     return SparseStatus(t, self.due(t), self.n_updates, rows)
 
 @patch

@@ -78,7 +78,7 @@ def _check_run(run, model, opt, engine, others):
     about,saved = run['about'],run.get('others', {})
     if model is not None: check_model(model, run['model'])
     if opt is not None: check_opt(opt, about['opt'], model)
-    if engine is not None: check_engine(engine, about['methods'], run['engine'])
+    if engine is not None: check_engine(engine, run['engine'])
     if (others or opt is not None) and (odd := sorted(others.keys()^saved.keys())):
         raise ValueError(f"{odd[0]} is {'not in the file' if odd[0] in others else 'in the file and was not given'}: "
             f"name the same things as in save_run, {sorted(saved) or 'none'}")
@@ -298,11 +298,11 @@ def check(self:SparseCheckpoint, run):
         check_opt(self.learn.opt, run['about']['opt'], model)
     except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
     theirs,mine = _sparsity_of(masks_in(run['model'])),_sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
-    moves = any(cb.settings.get(k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))
+    moves = any(getattr(cb.method, k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))
     if None not in (theirs, mine) and theirs!=mine and not moves:
         raise ValueError(f"the sparsity is {theirs:.4f} in {path}, and {mine:.4f} here: {_other_run}")
-    if new_masks(model, run['model']) and not any(cb.settings.get('sparsity') is not None for cb in self.engines):
-        put_model(model, run['model'])
+    ends = any(cb.method.sparsity is not None for cb in self.engines)
+    if new_masks(model, run['model']) and not ends: put_model(model, run['model'])
 
 # %% ../../nbs/65_save.checkpoint.ipynb #0e9b346e
 @patch
@@ -310,7 +310,7 @@ def take(self:SparseCheckpoint):
     "Load the file"
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
-    for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['methods'], o['state'])
+    for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['state'])
     put_model(model, run['model'])
     put_opt(self.learn.opt, run['opt'])
     for cb,o in zip(self.engines, run['engines']): cb.load_state_dict(o['state'])
@@ -350,4 +350,4 @@ _load = Learner.load
 @delegates(_load)
 def load(self:Learner, file, device=None, **kwargs):
     "Load model, masks and optimizer state (if `with_opt`) from `self.path/self.model_dir/file` using `device`"
-    with taking_masks(get_model(self.model)): return _load(self, file, device, **kwargs)
+    with taking_masks(get_model(self.model), kwargs.get('strict', True)): return _load(self, file, device, **kwargs)

@@ -17,9 +17,8 @@ from ..core.files import as_path,checksum,reading,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,masked_params,refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle
-from ..weights.loads import load_checked
 from ..model.sparsify import decide,module_of,need_masks
-from ..model.state import check_masks,masks_in,need_same_tensors,refuse_written_behind,taking_masks
+from ..model.state import check_masks,load_checked,masks_in,need_same_tensors,taking_masks
 from .run_file import read_run
 from pathlib import Path
 from warnings import warn
@@ -238,7 +237,6 @@ def save_sparse(
     "Save live values and packed masks to a safetensors file"
     refuse_learned(need_masks(model))
     before_state(module := module_of(model))
-    refuse_written_behind(module)
     masks = {o.name:o.mask for o in masked_params(module)}
     marks = {f'{n}_{kind}' for n in masks for kind in ('mask','sparsity')}
     with whole_file(path) as new: write_sparse({k:v for k,v in module.state_dict().items() if k not in marks}, masks, new)

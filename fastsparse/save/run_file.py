@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['file_of_run', 'collect_run', 'refuse_sharded', 'engine_part', 'write_run', 'read_run', 'plain', 'opt_facts',
-           'random_state', 'set_random_state', 'described', 'methods_facts', 'check_model', 'check_opt', 'check_engine',
-           'put_model', 'put_opt', 'put_grads']
+           'random_state', 'set_random_state', 'check_model', 'check_opt', 'check_engine', 'put_model', 'put_opt',
+           'put_grads']
 
 # %% ../../nbs/64_save.run_file.ipynb #726717d8
-import inspect,numpy as np,random,re,torch
+import numpy as np,random,torch
 from collections import OrderedDict
 from fastcore.basics import *
 from fastcore.foundation import L
@@ -18,14 +18,11 @@ from ..masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
 from ..weights.weight import weight_of
 from ..weights.find import apply_masks,masked_params,param_names
 from ..weights.hooks import before_state
-from ..weights.loads import load_checked
 from ..weights.sharded import is_sharded
-from ..model.state import check_masks,masks_in,new_masks,taking_masks,ways_out,written_behind
-from ..train.method import Method
-from ..train.state import check_same_run
+from ..model.state import check_masks,load_checked,masks_in,new_masks,taking_masks
+from ..train.engine import check_same_run
 from torch import nn
 from torch.utils._pytree import tree_map
-from warnings import warn
 
 # %% ../../nbs/64_save.run_file.ipynb #7eea5429
 def collect_run(
@@ -37,8 +34,6 @@ def collect_run(
 ) -> dict:
     "The state of a run, for a file"
     for m in model.modules(): before_state(m)
-    for n,k in written_behind(model).items():
-        warn(f"{n} has {k} dead weights that are not zero, written where its `Weight` can't see it: they are saved as they are; {ways_out}")
     pack,one,state = _Packer(),first(engines) or dict(state=None, methods=None),model.state_dict()
     return dict(
         about=dict(  # must be equal in the resumed run
@@ -68,7 +63,7 @@ def engine_part(
     state:dict, # Its present or last state
 ) -> dict:
     "The part of an engine in the state of a run"
-    return dict(state=plain(state, 'engine'), methods=None if engine is None else methods_facts(engine))
+    return dict(state=plain(state, 'engine'), methods=None if engine is None else [m.settings for m in engine.methods])
 
 def _grad_part(p):
     "What the next step and update need of the gradient of `p`; None if it is zero"
@@ -132,9 +127,7 @@ def plain(
 # %% ../../nbs/64_save.run_file.ipynb #786d79cf
 _ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 
-def _n_set(t):
-    "The number of entries of `t` whose bits aren't those of `+0`"
-    return int(t.detach().view(_ints[t.element_size()]).count_nonzero())
+def _bits(t): return t.detach().view(_ints[t.element_size()])
 
 class _Packer:
     "Packs tensors by their mask; a tensor with two names is packed once"
@@ -149,8 +142,10 @@ class _Packer:
     def packed(self, t, mask):
         at = self.at(mask)
         if at is None: return t
-        values = t.detach().reshape(-1).index_select(0, at.to(t.device))
-        return dict(live=values, shape=list(t.shape)) if _n_set(values)==_n_set(t) else t
+        values,dead = t.detach().reshape(-1).index_select(0, at.to(t.device)),~mask.to(t.device)
+        fill = t.detach()[dead][:1].clone()  # zero, or what keeps second moments above it
+        if not _bits(t)[dead].eq(_bits(fill)).all(): return t
+        return dict(live=values, shape=list(t.shape), fill=fill)
 
     def at(self, mask):
         "Indices of the live weights, or None if more than half live"
@@ -161,7 +156,7 @@ class _Packer:
 def _unpack(o, mask):
     "Undo `_Packer`"
     if not isinstance(o, dict) or 'live' not in o: return o
-    return o['live'].new_zeros(o['shape']).masked_scatter_(mask, o['live'])
+    return o.get('fill', o['live'].new_zeros(1)).expand(o['shape']).clone().masked_scatter_(mask, o['live'])
 
 # %% ../../nbs/64_save.run_file.ipynb #d0e6f741
 def _pack_model(state, pack):
@@ -228,26 +223,6 @@ def set_random_state(
     if torch.cuda.is_available():
         for i,s in enumerate(state['cuda'][:torch.cuda.device_count()]): torch.cuda.set_rng_state(s, i)
 
-# %% ../../nbs/64_save.run_file.ipynb #fbb1b706
-def described(
-    o, # A setting
-) -> str:
-    "A text for `o` that is the same in every process"
-    if isinstance(o, (list,tuple)): return f"[{', '.join(map(described, o))}]"
-    if isinstance(o, dict): return f"dict({', '.join(f'{k}={described(v)}' for k,v in o.items())})"
-    if hasattr(o, 'func'):
-        return f"{described(o.func)}({', '.join([*map(described, o.args), *[f'{k}={described(v)}' for k,v in o.keywords.items()]])})"
-    if inspect.isroutine(o) or isinstance(o, type): return o.__qualname__
-    if isinstance(o, torch.Tensor): return f'a tensor of shape {tuple(o.shape)}'
-    if hasattr(o, '__dict__') and type(o).__repr__ is object.__repr__:
-        return f"{type(o).__name__}({', '.join(f'{k}={described(v)}' for k,v in vars(o).items())})"
-    return re.sub(' at 0x[0-9a-f]+', '', repr(o))  # without addresses of functions
-
-def methods_facts(engine):
-    "The settings of the methods of `engine`, as texts"
-    names = list(inspect.signature(Method).parameters)
-    return [{k:described(getattr(m, k)) for k in names} for m in engine.methods]
-
 # %% ../../nbs/64_save.run_file.ipynb #603386e0
 _as_saved = "as in the run that was saved"
 
@@ -285,15 +260,10 @@ def check_opt(
 
 def check_engine(
     engine, # A `SparseEngine`
-    methods:list, # `methods_facts` in the file; None doesn't compare them
     state:dict, # State in the file; None if there is none
 ):
-    "Raise a `ValueError` unless the engine has these settings, and can load the state"
+    "Raise a `ValueError` unless the engine can load the state"
     if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
-    for mine,theirs in zip(methods_facts(engine), methods or []):
-        if odd := first(k for k in mine if k in theirs and mine[k]!=theirs[k]):
-            raise ValueError(f"{odd} of the method is {theirs[odd]} in the file, and {mine[odd]} here: "
-                "pass the settings of the run that was saved, or start a new run in another file")
     mine = engine.state_dict()
     names = [[o['name'] for o in s['slots']] for s in (mine,state)]
     if (mine.keys()^state.keys())-{'seen'} or names[0]!=names[1]:

@@ -17,16 +17,16 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from ..core.checks import need_bools,need_choice
 from ..core.optimizers import is_adaptive
-from ..masks.schedules import Interval
-from ..masks.scores import fisher_saliency,gradient_magnitude,weight_magnitude
+from ..masks.scores import fisher_saliency
 from ..model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
 from ..model.sparsify import draw_seed
-from .checks import check_settings,warn_if_ended
-from .engine import check_names,method_text,SparseEngine
-from .live import check_way,LiveRun
-from .method import settings_of
+from .engine import SparseEngine
+from .fits import check_run
+from ..live.run import check_live,check_way,LiveRun
+from .loop import warn_if_ended
+from .method import check_names,Method,run_settings
 from ..weights.hooks import share_masks
 from itertools import takewhile
 from warnings import warn
@@ -79,25 +79,16 @@ class DynamicSparseTrainingCallback(Callback):
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
             grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
         given = {k:v for k,v in given.items() if v is not ...}
-        grows = given.get('grow_score_f', gradient_magnitude) is not None
-        usual = dict(batches_per_update=None, grow_score_f=gradient_magnitude,
-            keep_score_f=fisher_saliency if method is None and grows else weight_magnitude)
-        self.method,self.repair,self.scale_rates,self.given = method,repair,scale_rates,given
-        self.settings = {**usual, **settings_of(method, given, 1000), **given, 'sparse_modules':sparse_modules, 'seed':draw_seed(seed)}
-        check_names(self.settings)
-        check_settings(self.settings)
+        check_names(given)
+        self.of_run = dict(sparse_modules=sparse_modules, **{k:given.pop(k) for k in run_settings if k in given})
+        if method is None and given.get('grow_score_f', True) is not None: given = dict(keep_score_f=fisher_saliency)|given
+        self.method,self.auto = Method.named(method, 1000, **given),given if method=='auto' else None  # made for the length of the fit
+        check_run(self.method, sparse_modules, **{k:v for k,v in self.of_run.items() if k!='sparse_modules'})
+        self.seed,self.repair,self.scale_rates,self.sparse_compute = draw_seed(seed),repair,scale_rates,sparse_compute
         self.engine = self.live = self.report = self.state = self.saved = self.signal = None
-        self.sparse_compute = sparse_compute
 
     def _init_state(self): self.engine = self.live = self.report = None  # what a pickle leaves out
-
-    def __repr__(self):
-        said = {k:getattr(v, '__name__', v) for k,v in self.settings.items()}
-        sparsity = '' if said.get('sparsity') is None else f", sparsity={said['sparsity']}"
-        return f"{type(self).__name__}({method_text(said, self.method)}{sparsity})"
-
-    @property
-    def seed(self): return self.settings['seed']
+    def __repr__(self): return f"{type(self).__name__}({self.method!r})"
 
     @property
     def learn(self): return vars(self).get('_learn')
@@ -138,8 +129,8 @@ class DynamicSparseTrainingCallback(Callback):
     def before_step(self):
         if self.engine is None: return
         if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
-        for s in self.engine.all:
-            if 'rate' in s.growth_state: s.w.rate = s.growth_state['rate']
+        for o in self.engine.tallies:
+            if 'rate' in o.growth_state: o.weight.rate = o.growth_state['rate']
 
     def after_step(self):
         if self.engine is None: return
@@ -160,12 +151,10 @@ def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
     "Make an engine for `n_epoch` epochs of `n_iter` batches, and load the saved state"
     if in_many() and self.saved is None:  # masks that were drawn before the process group was initialised may differ
         share_masks(self.learn.model)
-        self.settings['seed'] = of_first_rank(self.seed)
-    if self.method=='auto': self.settings.update(settings_of('auto', self.given, self.n_epoch*n_iter))
-    every = ifnone(self.settings['batches_per_update'], Interval(max(n_iter, 1)))
-    settings = dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter) | self.settings | dict(batches_per_update=every)
-    engine = SparseEngine(self.learn.model, self.learn.opt, self.n_epoch*n_iter, **settings)
-    engine.method = self.method
+        self.seed = of_first_rank(self.seed)
+    n_steps,run = self.n_epoch*n_iter,dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter)|self.of_run
+    if self.auto is not None: self.method = Method.named('auto', n_steps, **self.auto)
+    engine = SparseEngine(self.learn.model, self.learn.opt, n_steps, seed=self.seed, method=self.method, **run)
     if self.state: engine.n_updates = self.state['n_updates']
     try:
         if self.saved is not None: engine.load_state_dict(self.saved)
@@ -179,8 +168,8 @@ def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
 def _refuse_shared(self:DynamicSparseTrainingCallback, engine):
     "Raise a `ValueError` if a callback before this one updates the same parameters"
     earlier = takewhile(lambda cb: cb is not self, self.learn.cbs)
-    taken = {id(s.p):s for cb in earlier if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine for s in cb.engine.slots}
-    if s := first(s for s in engine.slots if id(s.p) in taken):
+    taken = {id(s.p):s for cb in earlier if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine for s in cb.engine.moving}
+    if s := first(s for s in engine.moving if id(s.p) in taken):
         engine.remove()
         raise ValueError(f"two callbacks would move the connections of {s.name}: take one of them, or give each its own "
             "sparse_modules; remove_cb takes one off the learner")
@@ -207,14 +196,13 @@ def _take_rates(self:DynamicSparseTrainingCallback):
     model,lrs = get_model(self.learn.model),_highest_rates(self.learn)
     def rate_of(p): return lrs.get(id(p), max(lrs.values()))
     factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
-    for s in self.engine.all:
-        if factors.get(s.name, 1.)!=1.: s.growth_state['rate'] = factors[s.name]
+    for o in self.engine.tallies:
+        if factors.get(o.name, 1.)!=1.: o.growth_state['rate'] = factors[o.name]
 
 @patch
 def _check_compute(self:DynamicSparseTrainingCallback):
     "Check `sparse_compute` before the model gets masks"
-    from fastsparse.model.live_layers import check_live
-    check_live(self.learn.opt, self.settings)
+    check_live(dict(self.method, rules=self.of_run.get('rules')))
     names = [n for n,_ in self.learn.model.named_parameters()]
     for n in self.sparse_compute if isinstance(self.sparse_compute, dict) else ():
         if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
@@ -234,7 +222,7 @@ def _let_go(self:DynamicSparseTrainingCallback):
     "Detach from the model, and keep what a later fit needs"
     if self.engine is None: return
     self.state = self.engine.state_dict()
-    for s in self.engine.all: s.w.rate = 1.
+    for weight in self.engine.weights: weight.rate = 1.
     self.engine.remove()
     if self.live is not None: self.live.end()
     self.engine = self.live = None
@@ -255,7 +243,7 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
     else:
         self.engine.load_state_dict(state)
         if self.live is not None: self.live.restart()
-    self.settings['seed'] = state['seed']
+    self.seed = state['seed']
 
 # %% ../../nbs/59_train.callback.ipynb #ab0c5179
 def _highest_rates(learn):
@@ -278,7 +266,7 @@ class WaitForSparsity(Callback):
         if self.learn.lock.locked(): return
         if not self.trackers: self.trackers = [cb for cb in self.learn.cbs if isinstance(cb, TrackerCallback) and cb.run]
         engines = [cb.engine for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine is not None]
-        self.lack = max((_lacks(e, m) for e in engines for m in e.methods), default=0.)
+        self.lack = max((_lacks(group) for engine in engines for group in engine.groups), default=0.)
         for cb in self.trackers: cb.run = not self.lack
 
     def after_fit(self):
@@ -286,8 +274,8 @@ class WaitForSparsity(Callback):
             warn(f"the sparsity never reached the one that was asked for and lacks {self.lack:.3f}, so no model was saved or compared: "
                 "train longer, or let the schedule end earlier")
 
-def _lacks(engine, m):
-    "By how much the sparsity is below the final one of the schedule of `m`; 0 without a schedule"
-    slots = engine.slots_of(m)
-    if m.path is None or not slots: return 0.
-    return max(0., m.sparsity_at(engine.n_steps)-(1-sum(s.live-1 for s in slots)/sum(s.n for s in slots)))
+def _lacks(group):
+    "By how much the sparsity is below the final one of the schedule; 0 without a schedule"
+    method,tallies = group.method,group.tallies
+    if method.path is None: return 0.
+    return max(0., method.sparsity_at(method.n_steps, group.n_updates)-(1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)))

@@ -5,64 +5,25 @@
 # %% auto #0
 __all__ = ['preset_by_name', 'Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GSE_presets',
            'GMP_presets', 'GraNet_presets', 'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets',
-           'DSD_presets', 'CHT_presets', 'Preset', 'methods_table']
+           'DSD_presets', 'CHT_presets', 'methods_table']
 
 # %% ../../nbs/57_train.presets.ipynb #179ba8c9
 from fastcore.basics import *
 from functools import partial
-from inspect import isfunction,signature
 from ..masks.distributions import global_sparsity
 from .growth import reset_state
-from .method import drop_of_target,overridden,register_method
+from .method import drop_of_target,Method,register_method
 from ..masks.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
 from ..masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
 from ..masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
-from .engine import check_names
-
-# %% ../../nbs/57_train.presets.ipynb #8a33b59c
-_also = 'n_steps','sparse_compute','repair','scale_rates'  # what engines and callbacks take besides
-
-class Preset(dict):
-    "The settings of a method: a dict that knows its paper, and makes changed copies when it is called"
-    def __init__(self,
-        name:str, # What the method is called, such as 'RigL'
-        about:str, # What it does, in one line
-        paper:str=None, # The id of its paper on arXiv, such as '1911.11134'
-        /,
-        **settings # Settings of the engine or the callback
-    ):
-        super().__init__(settings)
-        self.name,self.about,self.paper = name,about,paper
-
-    def __call__(self, **changes):
-        "A copy with some settings changed, or added"
-        check_names(changes, _also)
-        return type(self)(self.name, self.about, self.paper, **overridden(self, changes))
-
-    def copy(self): return self()
-    def __eq__(self, o):
-        "Are the settings equal? Objects and functions with arguments are compared by what they hold"
-        def same(a, b): return a==b or not isfunction(a) and _short(a)==_short(b)
-        return isinstance(o, dict) and self.keys()==o.keys() and all(same(v, o[k]) for k,v in self.items())
-
-    def __ne__(self, o): return not self==o
-    def __repr__(self): return f"{self.name}_presets({', '.join(f'{k}={_short(v)}' for k,v in self.items())})"
-
-# %% ../../nbs/57_train.presets.ipynb #baf4efcf
-def _short(o):
-    "`o` as a reader would call it: a function by its name, and what it holds in brackets"
-    if isinstance(o, partial): name,args,kwargs = _short(o.func).strip('_'),o.args,o.keywords
-    elif isinstance(o, BasicRepr): name,args,kwargs = type(o).__name__,(),{k:vars(o)[k] for k in signature(type(o)).parameters}
-    else: return o.__name__ if hasattr(o, '__qualname__') else repr(o)
-    return f"{name}({', '.join([*map(_short, args), *(f'{k}={_short(v)}' for k,v in kwargs.items())])})"
 
 # %% ../../nbs/57_train.presets.ipynb #26bf0223
 preset_by_name = {}  # names in lower case
 
 def _preset(name, about, paper=None, /, **settings):
     "Make a preset, and let its method be known by that name"
-    res = preset_by_name[name.lower()] = Preset(name, about, paper, **settings)
-    register_method(name.lower(), res)
+    res = preset_by_name[name.lower()] = Method(**settings, name=name, about=about, paper=paper, chosen=settings)
+    register_method(name, res)
     return res
 
 # %% ../../nbs/57_train.presets.ipynb #6761c02c

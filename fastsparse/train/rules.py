@@ -13,8 +13,7 @@ from ..core.files import read_data,reading
 from ..core.patterns import named
 from ..masks.schedules import Interval
 from ..model.sparsify import decide,module_of
-from .method import Method,find_method,may_be_none,overridden,part_kinds
-from .presets import Preset
+from .method import find_method,may_be_none,method_settings,part_kinds
 from functools import partial
 from inspect import signature
 from numbers import Real
@@ -73,11 +72,9 @@ def _rule(spec):
     if method in (None,'dense') and spec:
         raise ValueError(f"a rule says {first(spec)!r}, and one whose method is dense can say params alone")
     if method in (None,'dense'): return pattern,None
-    known = signature(Method).parameters
-    if bad := set(spec)-set(known): raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(known)}")
-    settings = Preset(str(method).lower(), '', **overridden(find_method(method), {k: part(k, v) for k,v in spec.items()}))
-    Method(**{'batches_per_update':100, **settings})  # refuses what no method can do
-    return pattern,settings
+    if bad := set(spec)-set(method_settings):
+        raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(method_settings)}")
+    return pattern,find_method(method)(**{k: part(k, v) for k,v in spec.items()})
 
 def _rules(data):
     if isinstance(data, (int,float)) and not isinstance(data, bool): data = dict(sparsity=float(data))

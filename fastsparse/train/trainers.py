@@ -14,10 +14,11 @@ from ..masks.distributions import usual_sparsity
 from ..core.files import read_tensors,whole_file
 from ..weights.find import apply_masks,copy_masks,masked_params
 from ..weights.hooks import share_masks
-from .method import find_method,overridden
+from .method import check_names,find_method,method_settings
 from ..model.sparsify import sparsify_model
 from ..model.state import new_masks,taking_masks
-from .engine import check_names,DynamicSparseTraining,SparseEngine
+from .engine import SparseEngine
+from .loop import DynamicSparseTraining
 from pathlib import Path
 
 # %% ../../nbs/62_train.trainers.ipynb #4bdd9562
@@ -57,7 +58,9 @@ class _Driver:
         if sparse_compute not in (None,False):
             raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule) or False here: "
                 "for a measured or written plan call sparse_compute(model, xb) before training")
-        settings = dict(settings, method=method) if method=='auto' else overridden(find_method(method), settings)
+        own = {k:v for k,v in settings.items() if k in method_settings}
+        if method not in (None,'auto'): settings |= find_method(method)(**own)
+        elif method: settings['method'] = method
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
         self.engine,self.saved,self.sparse_compute = None,None,sparse_compute
 
@@ -95,7 +98,7 @@ class _Driver:
     def numbers(self):
         "What a log shows"
         if self.engine is None: return {}
-        counts = [(s.n, s.live) for s in self.engine.all]
+        counts = [(o.n, o.live) for o in self.engine.tallies]
         return dict(sparsity=1-sum(l for _,l in counts)/sum(n for n,_ in counts), topology_updates=self.engine.n_updates)
 
 # %% ../../nbs/62_train.trainers.ipynb #501043f2
@@ -158,7 +161,7 @@ def _expect_masks(module):
         vars(module).pop('on_load_checkpoint')
         module.on_load_checkpoint(checkpoint)
         if not new_masks(module, state := checkpoint['state_dict']): return
-        with taking_masks(module): module.load_state_dict(state, module.strict_loading)
+        with taking_masks(module, module.strict_loading): module.load_state_dict(state, module.strict_loading)
     if not masked_params(module): vars(module)['on_load_checkpoint'] = on_load_checkpoint
 
 
@@ -238,9 +241,9 @@ def log_updates(
     "Log each update to a tracker: sparsity, weights dropped and grown, and the number of updates"
     write = _writer(tracker)
     def _log(engine, t):
-        n,live = [sum(o) for o in zip(*[(s.n, s.live) for s in engine.all])]
-        dropped,grown = [sum(o) for o in zip(*[s.last_update for s in engine.all])]
+        n,live = [sum(o) for o in zip(*[(o.n, o.live) for o in engine.tallies])]
+        dropped,grown = [sum(o) for o in zip(*[o.last_update for o in engine.tallies])]
         d = dict(sparsity=1-live/n, dropped=dropped, grown=grown, updates=engine.n_updates)
-        if layers: d |= {f'density/{s.name}':s.live/s.n for s in engine.all}
+        if layers: d |= {f'density/{s.name}':s.live/s.n for s in engine.tallies}
         write({prefix+k:v for k,v in d.items()}, t)
     return _log

@@ -9,7 +9,6 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'gathered', 'Sharded', 'fi
 import sys,torch,weakref
 from fastcore.basics import *
 from ..masks.selection import local_part,put_,zero_dead_
-from .gradient import has_stamp,stamp_of
 from .weight import Masked
 from torch import nn
 
@@ -52,12 +51,12 @@ class Sharded(Masked):
     summary_note = property(lambda self: f'{len(local_part(self.p))} of {self.shape[0]} rows here', lambda self, v: None)
     p = property(lambda self: sharded_param(self.module, self.attr))
 
-    def check(self):
+    def project(self):
         p,mask = self.p,self.mask
         if mask is None or not is_sharded(p): return
         if not is_sharded(mask): self.module._buffers[f'{self.attr}_mask'] = as_sharded(self.own_rows(mask).clone(), p)
         if p is not self.watched: self.watch(p)
-        return super().check()
+        super().project()
 
     @property
     def first(self):
@@ -80,7 +79,7 @@ class Sharded(Masked):
 
     def checksum(self):
         "That of the whole mask; a rank can tell it alone if all have told it since the mask changed"
-        if self.summed is None or not has_stamp(self.mask, self.summed[0]): self.summed = stamp_of(self.mask),super().checksum()
+        if self.summed is None or self.summed[0]!=self.mask_stamp: self.summed = self.mask_stamp,super().checksum()
         return self.summed[1]
 
     def gradient(self, dense): return self.dense_grad() if dense else gathered(self.grad),
@@ -114,8 +113,9 @@ def take(self:Sharded, grad):
     self.dense.terms = [local_part(grad).detach().clone()]
 
 @patch
-def mask_grad(self:Sharded, grad):
-    if grad is None or self.mask is None: return
+def mask_grad(self:Sharded):
+    grad = self.watched.grad
+    if grad is None or self.mask is None or self.dense_history: return
     if self.wants_dense and not self.dense.terms: self.take(grad)
     zero_dead_(grad, self.mask)
 

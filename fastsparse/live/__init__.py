@@ -1,0 +1,2 @@
+"Live weights: tensors of the dense shape that store their live values, and compute with them"
+from . import products,values
