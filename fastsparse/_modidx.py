@@ -2260,6 +2260,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastsparse.prune.inputs._first': ('prune.inputs.html#_first', 'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._has_padding': ( 'prune.inputs.html#_has_padding',
                                                                                    'fastsparse/prune/inputs.py'),
+                                         'fastsparse.prune.inputs._in_a_row': ('prune.inputs.html#_in_a_row', 'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._inside': ('prune.inputs.html#_inside', 'fastsparse/prune/inputs.py'),
                                          'fastsparse.prune.inputs._listening': ( 'prune.inputs.html#_listening',
                                                                                  'fastsparse/prune/inputs.py'),

@@ -325,3 +325,28 @@ def test_an_expert_that_no_batch_reaches_any_more_stays_dense():
     net = Experts()
     with pytest.warns(UserWarning, match=r'^b\.weight can.t be pruned'): prune_wanda(net, '2:4', _vectors())
     assert {o.name:float(o.mask.float().mean()) for o in masked_params(net)}=={'a.weight':.5, 'b.weight':1., 'c.weight':.5}
+
+class Between(nn.Module):
+    "Layers in a row, with a function in between that writes to what the first hands on, or doesn't"
+    def __init__(self, in_place):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers,self.in_place = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)]),in_place
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            x = nn.functional.relu_(x) if self.in_place else nn.functional.relu(x)
+        return x
+
+def test_what_is_written_between_layers_is_seen():
+    "The same masks as where it isn't written in place"
+    data,models = [torch.randn(8, 16) for _ in range(3)],[Between(o) for o in (True,False)]
+    for m in models: prune_wanda(m, .5, data)
+    for p,q in zip(*[m.parameters() for m in models]): assert p.equal(q)
+
+def test_layers_in_a_row_run_twice_a_batch():
+    "Once for what sums up their inputs, and once with their new weights"
+    m,counts = nn.Sequential(*[o for _ in range(8) for o in (nn.Linear(16, 16), nn.ReLU())]),[]
+    for layer in m: layer.register_forward_hook(lambda *args: counts.append(args[0]))
+    prune_wanda(m, .5, [torch.randn(8, 16) for _ in range(4)])
+    assert sum(isinstance(o, nn.Linear) for o in counts)<=3*8*4

@@ -209,13 +209,15 @@ def layer_calls(
     plan:list, # From `plan_pruning`
 ) -> tuple: # The `Goal`s that data reach, in the order of their first calls; and for each call of a module its batch and what it follows
     "The order of layers, and the calls of all modules"
-    calls,names,found,last = defaultdict(list),defaultdict(list),{},(None,None,{})
+    def version_of(t): return None if not isinstance(t, torch.Tensor) or t.is_inference() else t._version
+    calls,names,found,last = defaultdict(list),defaultdict(list),{},(None,None,None,{})
     for o in plan:
         for m in _owners(calib.model, o): names[m].append(o.name)
     def _before(m, args, kwargs):
-        before,out,others = last
+        before,out,version,others = last
         now = dict(enumerate(args[1:])) | kwargs
-        follows = args and args[0] is out and now.keys()==others.keys() and all(now[k] is others[k] for k in now)
+        same = args and args[0] is out and version==version_of(out)
+        follows = same and now.keys()==others.keys() and all(now[k] is others[k] for k in now)
         calls[m].append((calib.i, before if follows else None))
         if m not in names: return
         x = _data_of(_first(args, kwargs))
@@ -224,7 +226,7 @@ def layer_calls(
 
     def _after(m, args, kwargs, out):
         nonlocal last
-        last = m,_one(out),dict(enumerate(args[1:])) | kwargs
+        last = m,_one(out),version_of(_one(out)),dict(enumerate(args[1:])) | kwargs
 
     with _listening([m for m in calib.model.modules() if not isinstance(m, torch.jit.ScriptModule)], _before, _after): calib.run()
     goals = {o.name:o for o in plan}
@@ -333,6 +335,11 @@ class Dense:
         return part and Dense(part, self.twins)
 
 # %% ../../nbs/75_prune.inputs.ipynb #1f2e7c93
+def _in_a_row(model, path):
+    "Do the modules of `path` follow each other in an `nn.Sequential` of `model`?"
+    rows = [list(m) for m in model.modules() if type(m) is nn.Sequential and 'forward' not in vars(m)]
+    return any(path==row[i:i+len(path)] for row in rows for i,m in enumerate(row) if m is path[0])
+
 def _inside(calib, m, before=None, path=None):
     "The `Part` that `m` is when `calib` runs, or that it is behind the part `before`; None if it depends on more than its arguments"
     kept,out = {},[]
@@ -347,6 +354,7 @@ def _inside(calib, m, before=None, path=None):
     close = lambda a,b: a.shape==b.shape and (a.double()-b.double()).norm()<=.01*b.double().norm()
     try:
         i,part = (calib.i+1)%len(calib.batches),before.after(path) if path else None
+        if path and _in_a_row(calib.model, path): return part
         mine = part and part.outputs(i)
         with _listening([m], _keep, _end, prepend=True): calib.run(part and [i])
         if part is None:
