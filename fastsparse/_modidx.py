@@ -3251,6 +3251,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastsparse/train/method.py'),
                                          'fastsparse.train.method.Method.__eq__': ( 'train.method.html#method.__eq__',
                                                                                     'fastsparse/train/method.py'),
+                                         'fastsparse.train.method.Method.__ne__': ( 'train.method.html#method.__ne__',
+                                                                                    'fastsparse/train/method.py'),
                                          'fastsparse.train.method.Method.__post_init__': ( 'train.method.html#method.__post_init__',
                                                                                            'fastsparse/train/method.py'),
                                          'fastsparse.train.method.Method.__repr__': ( 'train.method.html#method.__repr__',

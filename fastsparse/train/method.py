@@ -132,6 +132,9 @@ def __eq__(self:Method, o):
     def same(a, b): return a is b or (part_text(a)==part_text(b) if not inspect.isfunction(a) else a==b)
     return isinstance(o, dict) and self.keys()==o.keys() and all(same(v, o[k]) for k,v in self.items())
 
+@patch
+def __ne__(self:Method, o): return not self==o
+
 # %% ../../nbs/50_train.method.ipynb #b2017222
 run_settings = 'sparse_modules','seed','rules','batch_size','steps_per_epoch','on_update','method'
 
