@@ -3313,6 +3313,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastsparse.train.moves.batches': ('train.moves.html#batches', 'fastsparse/train/moves.py'),
                                         'fastsparse.train.moves.choose': ('train.moves.html#choose', 'fastsparse/train/moves.py'),
                                         'fastsparse.train.moves.choose_all': ('train.moves.html#choose_all', 'fastsparse/train/moves.py'),
+                                        'fastsparse.train.moves.has_choices': ('train.moves.html#has_choices', 'fastsparse/train/moves.py'),
                                         'fastsparse.train.moves.joins': ('train.moves.html#joins', 'fastsparse/train/moves.py'),
                                         'fastsparse.train.moves.refuse_choices': ( 'train.moves.html#refuse_choices',
                                                                                    'fastsparse/train/moves.py')},

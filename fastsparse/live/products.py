@@ -7,7 +7,6 @@ __all__ = ['attention', 'Values', 'product_of', 'linear', 'conv_index', 'convolu
 
 # %% ../../nbs/27_live.products.ipynb #fb636545
 import torch,torch.nn.functional as F
-
 from types import FunctionType,SimpleNamespace
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad,Function
