@@ -19,7 +19,7 @@ def rank(i, world, folder):
     "One rank; alone it trains an ordinary model"
     from fastsparse.masks.selection import local_part
     from fastsparse.train.presets import RigL_presets
-    from fastsparse.weights.sharded import bytes_sent
+    from fastsparse.shards.weight import bytes_sent
     from fastsparse.model.sparsify import sparsify_model
     from fastsparse.train.loop import DynamicSparseTraining
     from torch.distributed.fsdp import fully_shard

@@ -20,7 +20,6 @@ from .tensor import Cell,LiveParameter
 from .weight import Live,store_live,store_masked
 from ..model.running import call_model,evaluating,module_of
 from ..weights.find import masked_params
-from ..weights.weight import Masked
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
@@ -84,7 +83,7 @@ def store_dense(
     ws:list=None, # `Live` weights of it, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
-    for w in ifnone(ws, live_weights(model)): store_masked(w, Masked(w.module, w.attr))
+    for w in list(ifnone(ws, live_weights(model))): store_masked(w)
     rest_packing(model)
 
 # %% ../../nbs/45_live.compute.ipynb #f330d989
@@ -157,7 +156,7 @@ class SparseCompute:
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
-        store_dense(self.model, [w for w in self.weights.values() if vars(w.module).get('_weights', {}).get(w.attr) is w])
+        store_dense(self.model, [w for w in self.weights.values() if isinstance(w, Live)])
         self.weights = {}
 
 # %% ../../nbs/45_live.compute.ipynb #a4ea1001
@@ -176,9 +175,6 @@ def refuse_history():
         "and sparse compute keeps nothing of them: take another, or call remove() of the report of sparse_compute, or store_dense(model)")
 
 def _check_plan(plan, names, notes):
-    if not isinstance(plan, dict):
-        raise ValueError(f"plan is a {type(plan).__name__}, and must be a dict of routes by parameter, as report.plan, "
-            "or None, which measures")
     for n,route in plan.items():
         if n in notes: raise ValueError(f"plan names {n}, which stays dense ({notes[n]}): leave it out")
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
@@ -206,7 +202,9 @@ def sparse_compute(
     try:
         for w in ws:
             w.project()
-            if is_chosen(w): chosen[w.name] = store_live(w, opts)
+            if not is_chosen(w): continue
+            store_live(w, opts)
+            chosen[w.name] = w
     except ValueError:
         store_dense(model, chosen.values())
         raise

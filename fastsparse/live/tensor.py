@@ -67,6 +67,9 @@ class LiveTensor(torch.Tensor):
     def __repr__(self): return f'{type(self).__name__}({tuple(self.shape)}, {len(self.cell.values)} live)'
 
     @property
+    def stored(self): return self.cell.values
+
+    @property
     def data(self): return self.detach() if self.requires_grad else self
 
     @data.setter
@@ -259,7 +262,7 @@ def become(
     "Give the parameter `p` the storage of `t`, without a gradient"
     p.grad,new = None,nn.Parameter(t, p.requires_grad)
     if p.requires_grad: torch.autograd.graph.get_gradient_edge(p).node.register_prehook(_refuse_late)
-    p.__class__,new.__class__,p.__dict__,new.__dict__ = new.__class__,p.__class__,new.__dict__,p.__dict__
+    for q,(kind,attributes) in zip((p,new), [(type(q), vars(q)) for q in (new,p)]): q.__class__,q.__dict__ = kind,attributes
     torch._C._swap_tensor_impl(p, new)
     p._backward_hooks = p._post_accumulate_grad_hooks = None  # of the old tensor
 

@@ -12,7 +12,6 @@ import inspect,math,torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
-from ..weights.weight import Masked
 from ..weights.find import masked_params
 from .running import call_model,evaluating
 from ..core.ranks import in_many,joined_batch,of_first_rank
@@ -88,7 +87,7 @@ def is_fresh(
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    whole = all(type(o) is Masked for o in masked_params(model))  # others can't be filled
+    whole = all(o.plain for o in masked_params(model))  # others can't be filled
     return bool(marks) and whole and marks==_fingerprints(model)
 
 # %% ../../nbs/42_model.init.ipynb #65ea26da

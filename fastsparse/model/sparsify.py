@@ -15,11 +15,10 @@ import torch.distributed as dist
 from fastcore.basics import *
 from functools import partial
 from ..core.checks import need_batch,need_choice,need_fraction,renamed
-from ..core.registry import call_with,declares,get_part,needs_of,register_part,wants
+from ..core.registry import call_with,declares,get_part,needs_of,parts_of,register_part,wants
 from ..masks.apportion import live_counts
 from ..masks.distributions import as_distribution,given_sparsity,uniform_sparsity,usual_sparsity
-from ..weights.sharded import find_sharded,gathered,Sharded
-from ..weights.weight import computed_weights
+from ..weights.weight import computed_weights,gathered,kind_of,notice
 from ..weights.find import asked_sparsity,masked_params
 from ..weights.find import refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle,mask_hooks,unhook
@@ -111,7 +110,7 @@ def decide(
 ) -> list: # A `Param` for each, tied ones once; its `dense_reason` is empty if it becomes sparse
     "Decide for all parameters of `model` whether they become sparse"
     owners,adapters = {},_adapters(model)
-    find_sharded(model)
+    notice(model)
     for name,m in model.named_modules():
         if is_sparseable_module(m): _refuse(name, m)
         for attr,p in m._parameters.items():
@@ -387,7 +386,7 @@ def register_mask(
     m,attr,p = o.module,o.attr,o.p
     m.register_buffer(f'{attr}_mask', torch.empty_like(p, dtype=torch.bool, requires_grad=False))
     held = m._buffers[f'{attr}_mask']
-    local_part(held).copy_(mask if held is local_part(held) else Sharded(m, attr).own_rows(mask))
+    local_part(held).copy_(kind_of(m, attr).own_part(p, mask))
     m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(held), device=p.device))
     if p.numel() and not count_live(held): warn(f"{o.name} is left without live weights")
     with torch.no_grad():
@@ -473,58 +472,6 @@ def _is_untouched(learn, model, sparsity, init, mode):
         warn("the weights look trained, and a random mask throws most of that away: consider mask_init='magnitude'")
     return is_random and mode=='auto' and not trained
 
-# %% ../../nbs/43_model.sparsify.ipynb #d226ae5c
-def _unset(m): return [(ts, k, t) for ts in (m._parameters,m._buffers) for k,t in ts.items() if t is not None and t.is_meta]
-def _initialiser(m): return getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', None))
-
-def _check_new(model, os, xb, sparse_f):
-    "Raise a `ValueError` if a model on the meta device can't get its values layer by layer, and live ones for `os`"
-    from fastsparse.live.compute import reasons
-    for n,m in model.named_modules():
-        if (found := _unset(m)) and _initialiser(m) is None:
-            raise ValueError(f"{f'{n}.{found[0][1]}'.lstrip('.')} is on the meta device, and {type(m).__name__} has no reset_parameters() "
-                "to give it values: write one, or make it with device='cpu'")
-    if bad := first(reasons(model, os).items(), lambda o: o[1]):
-        raise ValueError(f"{bad[0]} is on the meta device, and can't be stored as live values ({bad[1]}): leave it dense with "
-            f"exclude={bad[0]!r}, or call model.to_empty(device='cpu') and initialise all layers first")
-    if xb is not None: raise ValueError("xb measures the signal of dense weights, and a model on the meta device has none: leave it out")
-    if wants(sparse_f, 'scores'):
-        raise ValueError("sparse_f compares the weights of all layers, and on the meta device there are none: take another, such as 'erk'")
-
-# %% ../../nbs/43_model.sparsify.ipynb #cf984bb0
-def _with_values(t):
-    "An uninitialised tensor on the CPU in the place of `t`"
-    new = torch.empty_like(t, device='cpu')
-    if isinstance(t, nn.Parameter): new = nn.Parameter(new, t.requires_grad)
-    vars(new).update(vars(t))
-    return new
-
-def _make_live(model, os, makers, seed, fans, is_random):
-    "Give each layer values, masks and live storage in turn, outer ones last; the model is left as it was if that fails"
-    from fastsparse.live.weight import store_live
-    modules,made = list(enumerate(model.modules())),{}
-    was = [(ts, dict(ts)) for _,m in modules for ts in (m._parameters,m._buffers)]
-    try:
-        with torch.device('cpu'), torch.random.fork_rng(devices=[]):
-            for i,m in reversed(modules):
-                for ts,k,t in (found := _unset(m)): ts[k] = made[id(t)] = made[id(t)] if id(t) in made else _with_values(t)
-                if not found: continue
-                torch.default_generator.manual_seed(keyed_generator(seed, -1-i).initial_seed())
-                own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(os, makers) if o.module is m]
-                if not is_random: _initialiser(m)()
-                masks = [make(o) for o,make in own]
-                if is_random: _initialiser(m)()  # until here the weight takes no memory
-                for (o,_),mask in zip(own, masks): register_mask(o, mask, fans)
-                for w in (w for w in masked_params(m) if w.module is m and 4*w.n_live()<=w.mask.numel()):
-                    w.project()
-                    store_live(w)
-    except BaseException:
-        for _,m in modules: vars(m).pop('_weights', None)
-        for ts,old in was:
-            ts.clear()
-            ts.update(old)
-        raise
-
 # %% ../../nbs/43_model.sparsify.ipynb #066d1ff6
 @renamed(model_sparsity='sparsity')
 def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
@@ -592,14 +539,14 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
     os,idxs = _choose(model, chosen, also, exclude)
     if by_rule: os,idxs,sparsity,sparse_f = _by_rules(sparsity, os, idxs, model)
-    if is_new := all(o.p.is_meta for o in os): _check_new(model, os, xb, sparse_f)
-    else: need_values(**{o.name:o.p for o in os})
+    birth = first(parts_of('birth').values())(model, os, xb, sparse_f) if all(o.p.is_meta for o in os) else None
+    if not birth: need_values(**{o.name:o.p for o in os})
     makers = mask_makers(os, idxs, sparsity, sparse_f, mask_init, seed, fitting(structure, os, sparsity))
-    masks = None if is_new else [make(o) for make,o in zip(makers, os)]
+    masks = None if birth else [make(o) for make,o in zip(makers, os)]
     untouched = _is_untouched(learn, model, sparsity, mask_init, sparse_init_mode)
-    look = _looker(learn, xb) if sparse_init_mode=='auto' and sparsity and not is_new else None
+    look = _looker(learn, xb) if sparse_init_mode=='auto' and sparsity and not birth else None
     fans = None if sparse_init_mode=='auto' else sparse_init_mode
-    if is_new: _make_live(model, os, makers, seed, fans, mask_init=='random')
+    if birth: birth.give_values(makers, seed, fans, mask_init=='random')
     else:
         for o,mask in zip(os, masks): register_mask(o, mask, fans)
     keep_from_broadcast(model)
@@ -608,7 +555,7 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     repaired = signal.repaired if signal else untouched and repair_alone(model)
     res = enforce_masks(model) if enforce_mask else HookHandle()
     res.signal = signal
-    if untouched and not repaired and not is_new: mark_fresh(model)
+    if untouched and not repaired and not birth: mark_fresh(model)
     return res
 
 # %% ../../nbs/43_model.sparsify.ipynb #20657d38

@@ -24,8 +24,7 @@ from ..core.ranks import in_many,of_first_rank
 from ..model.sparsify import draw_seed
 from .engine import SparseEngine
 from .fits import check_run
-from ..live.run import check_live,check_way,LiveRun
-from .loop import warn_if_ended
+from .loop import storage_of_runs,warn_if_ended
 from .method import check_names,Method,run_settings
 from ..weights.hooks import share_masks
 from itertools import takewhile
@@ -75,7 +74,7 @@ class DynamicSparseTrainingCallback(Callback):
     ):
         need_bools(repair=repair)
         need_choice('scale_rates', scale_rates, (None,True,False))
-        check_way(sparse_compute)
+        storage_of_runs().check_way(sparse_compute)
         given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
             grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
         given = {k:v for k,v in given.items() if v is not ...}
@@ -105,11 +104,12 @@ class DynamicSparseTrainingCallback(Callback):
         if self.learn.lock.locked(): return
         self._let_go()
         if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-        if self.sparse_compute: self._check_compute()
+        settings = dict(self.method, rules=self.of_run.get('rules'))
+        if self.sparse_compute: storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
         self._make_engine(len(self.dls.train))
         if self.repair and not self.resumed: self._repair()
         if not self.resumed: self._take_rates()
-        self.live = LiveRun(self.engine, self.sparse_compute)
+        self.live = storage_of_runs()(self.engine, self.sparse_compute)
         self._say()
         self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
@@ -198,14 +198,6 @@ def _take_rates(self:DynamicSparseTrainingCallback):
     factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
     for o in self.engine.tallies:
         if factors.get(o.name, 1.)!=1.: o.growth_state['rate'] = factors[o.name]
-
-@patch
-def _check_compute(self:DynamicSparseTrainingCallback):
-    "Check `sparse_compute` before the model gets masks"
-    check_live(dict(self.method, rules=self.of_run.get('rules')))
-    names = [n for n,_ in self.learn.model.named_parameters()]
-    for n in self.sparse_compute if isinstance(self.sparse_compute, dict) else ():
-        if n not in names: raise ValueError(f"sparse_compute names {n}, and the parameters are {', '.join(names)}")
 
 @patch
 def _follow(self:DynamicSparseTrainingCallback):

@@ -7,7 +7,7 @@ __all__ = ['SparseEngine', 'with_distribution', 'attach', 'detach', 'ask_dense',
            'stored_values', 'refuse_masked', 'warn_if_lost', 'warn_of_missed', 'state_checksum', 'check_same_run']
 
 # %% ../../nbs/55_train.engine.ipynb #a95e33d3
-import json,math,torch,torch.distributed as dist,weakref,zlib
+import json,math,torch,weakref,zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from fastcore.basics import *
@@ -29,8 +29,7 @@ from .method import check_names,is_timed,Method
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
 from ..weights.optimizers import grad_history
-from ..weights.sharded import gathered,is_sharded,sharded_dim
-from ..weights.weight import follow_all,mask_grads
+from ..weights.weight import follow_all,gathered,kind_of,mask_grads
 from numbers import Real
 from torch.nn.parallel import DistributedDataParallel
 from warnings import warn
@@ -98,8 +97,7 @@ def _begin(self:SparseEngine, params, rules, keeps_shares):
     for method,os in pairs:
         fits.refuse_not_held(self.model, self.opt, os)
         fits.refuse_unfit(method, os, beside, is_dense)
-        for o in os:
-            if is_sharded(o.p): sharded_dim(o.p)
+        for o in os: kind_of(o.module, o.attr).check(o.p)
     initial = {id(o.p):gathered(o.p.detach()).clone() for method,os in pairs if needs_of(method.grow_init_f).reads_initial or
         callable(method.grow_init_f) and wants(method.grow_init_f, 'initial') for o in os}
     targets = {} if is_dense else {id(o.p):n for method,os in pairs for o,n in zip(os, fits.requested(method, os, beside, keeps_shares))}
@@ -148,7 +146,7 @@ def ask_dense(weight, wanted):
 def _detach_all(refs):
     for ref in refs:
         tally = ref()
-        if tally is None or tally.held.attr not in vars(tally.held.module).get('_weights', ()): continue  # gone, or unsparsified
+        if tally is None or tally.weight.attr not in vars(tally.weight.module).get('_weights', ()): continue  # gone, or unsparsified
         if getattr(tally.weight.why_rests, '__self__', None) is tally: detach(tally)  # no other engine has taken it
 
 @patch
@@ -279,15 +277,12 @@ def finite_grads(
     values = [o for g in grads if (o := stored_values(g)).numel()]
     ends = [o.to(values[0].device) for g in values for o in g.aminmax()]
     finite = not ends or bool(torch.stack(ends).isfinite().all())
-    sharded = first(w.p for w in weights if is_sharded(w.p))
-    if sharded is None: return finite
-    flag = torch.tensor(int(finite), device=local_part(sharded).device)
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag)
+    for w in {type(w):w for w in weights}.values(): finite = w.agree(finite)
+    return finite
 
 def stored_values(g):
     "The values that `g` stores, as a plain tensor of real numbers"
-    if hasattr(g, 'cell'): return g.cell.values
+    if hasattr(g, 'stored'): return g.stored
     return g.coalesce().values() if g.is_sparse else torch.view_as_real(g) if g.is_complex() else local_part(g)
 
 # %% ../../nbs/55_train.engine.ipynb #7c1952ef

@@ -22,7 +22,7 @@ from ..model.sparsify import candidates,fitting,has_live,shows_training,sparsify
 from .groups import counts_at
 from .method import check_sparsity,Method,why_dense
 from ..weights.find import masked_params,refuse_computed,refuse_learned
-from ..weights.sharded import find_sharded
+from ..weights.weight import notice
 from itertools import islice
 from numbers import Real
 from torch import nn
@@ -141,7 +141,7 @@ def params_of(
     opt, # The optimizer that trains it
 ) -> list: # `Weight`s, or the `Param`s of a dense model
     "The parameters that an engine may move"
-    find_sharded(model)
+    notice(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
     if not hasattr(base_opt(opt), 'param_groups'):

@@ -23,7 +23,7 @@ from functools import cached_property
 @dataclass(eq=False)
 class Tally:
     "How many connections of a weight live, and how many should"
-    held:object # The `Weight` as it was stored at first
+    weight:object # The `Weight`
     index:int # Its place among the masked parameters of the model
     method:BoundMethod=None # The method that moves it; None leaves it as it is
     live:int=None # Connections that live
@@ -36,12 +36,10 @@ class Tally:
     growth_state:dict=field(default_factory=dict) # What `grow_state_f` notes, and a factor of the learning rate
     counted:tuple=None # The version of the mask that was counted
 
-    # a weight that is stored in another way is another object
-    weight = property(lambda self: vars(self.held.module).get('_weights', {}).get(self.held.attr, self.held))
     p,mask = property(lambda self: self.weight.p),property(lambda self: self.weight.mask)
-    name,shape = property(lambda self: self.held.name),property(lambda self: self.held.shape)
+    name,shape = property(lambda self: self.weight.name),property(lambda self: self.weight.shape)
     n = property(lambda self: self.shape.numel())
-    structure = cached_property(lambda self: structure_of(self.method.structure, self.held)) # Which masks are legal
+    structure = cached_property(lambda self: structure_of(self.method.structure, self.weight)) # Which masks are legal
     def __post_init__(self): self.recount()
     def __getstate__(self): return {k:v for k,v in vars(self).items() if k!='counted'}|dict(counted=None)
 
@@ -175,7 +173,7 @@ class Score:
         # a keep score that says nothing of itself may read the gradient too
         self.reads = self.needs.reads_grad or self.needs.dense_history or f is tally.method.keep_score_f and not self.needs.elementwise
         self.at = self.of_places if self.needs.elementwise else None
-        large = weight.kind and tally.n>self.piece and self.needs.elementwise and self.needs.collector is None
+        large = weight.pieces and tally.n>self.piece and self.needs.elementwise and self.needs.collector is None
         self.drawn = self.of_sample if self.needs.sample is not None else self.best if large else None
 
     def __call__(self, mask=None):

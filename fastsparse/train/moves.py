@@ -12,7 +12,6 @@ from fastcore.basics import *
 from ..masks.selection import count_live,put_
 from ..masks.structures import move_together,Unstructured
 from .groups import Tally
-from ..weights.weight import Masked
 
 # %% ../../nbs/54_train.moves.ipynb #3ad82848
 def has_choices(*scores): return any(getattr(o, 'choices', ()) for o in scores)
@@ -48,7 +47,7 @@ _at_most = 2**25  # weights whose scores are in memory at once
 
 def joins(tally, grow_score):
     "Can this weight be chosen for together with others?"
-    simple = type(tally.structure) is Unstructured and type(tally.weight) is Masked and getattr(grow_score, 'drawn', None) is None
+    simple = type(tally.structure) is Unstructured and tally.weight.plain and getattr(grow_score, 'drawn', None) is None
     return simple and tally.p.device.type not in _alone
 
 def batches(jobs):

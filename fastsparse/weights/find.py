@@ -10,9 +10,9 @@ __all__ = ['masked_params', 'asked_sparsity', 'sparse_params', 'apply_masks', 'c
 import torch
 from fastcore.basics import *
 from ..core.checks import need_bools
+from ..core.registry import plug_in
 from ..masks.selection import sparsity_from_tensor,zero_dead_
-from .sharded import is_sharded,Sharded,sharded_param
-from .weight import Masked,refuse_lost
+from .weight import kind_of,refuse_lost
 from torch import nn
 
 # %% ../../nbs/34_weights.find.ipynb #f652a1ff
@@ -22,25 +22,26 @@ def masked_params(
     "The parameters of `module` that have a mask"
     if not isinstance(module, nn.Module): module = getattr(module, 'model', module)  # of a `Learner`
     if not isinstance(module, nn.Module): raise TypeError(f"model is {module!r}, and must be a torch module")
+    plug_in()
     found = {}
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
             mask = f'{attr}_mask'
             if p is None or mask not in m._buffers or m._buffers[mask] is None: continue  # scripted modules have no `get`
-            p = sharded_param(m, attr)
+            kind = kind_of(m, attr)
+            p = kind.param_of(m, attr)
             if id(p) in found: continue
-            w = found[id(p)] = _weight(m, attr, p)
+            w = found[id(p)] = _weight(m, attr, kind)
             w.name = f'{prefix}.{attr}'.lstrip('.')
             _check_mask(w)
     return list(found.values())
 
-def _weight(m, attr, p):
-    "The `Weight` of a parameter, a new one if it has none or is stored in another way now"
+def _weight(m, attr, kind):
+    "The `Weight` of a parameter, a new one if it has none or is of another kind now"
     held = vars(m).setdefault('_weights', {})
     w = held.get(attr)
-    if w is None or is_sharded(p)!=isinstance(w, Sharded):
-        if w is not None: w.release()
-        w = held[attr] = (Sharded if is_sharded(p) else Masked)(m, attr)
+    if w is None: w = held[attr] = kind(m, attr)
+    elif not w.may_stay(kind): w.become(kind)
     return w
 
 def _check_mask(w):
@@ -77,9 +78,7 @@ def apply_masks(
     "Set every dead weight of `module` to zero, except under learned masks, where dead weights keep values"
     need_bools(inplace=inplace)
     for o in masked_params(module):
-        if o.learned or o.kind: continue
-        if inplace: zero_dead_(o.p, o.mask)
-        else: o.p.data = zero_dead_(o.p.data.clone(), o.mask)
+        if not o.learned: o.zero_dead(inplace)
 
 # %% ../../nbs/34_weights.find.ipynb #6236c3e6
 @torch.no_grad()

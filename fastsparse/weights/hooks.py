@@ -11,8 +11,7 @@ import torch,torch.distributed as dist,weakref
 from fastcore.basics import *
 from .find import masked_params,param_names,refuse_computed
 from .loads import check_masks_of_load
-from .sharded import find_sharded
-from .weight import add_hooks,Masked,weight_of
+from .weight import add_hooks,notice,weight_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from warnings import warn
@@ -56,7 +55,7 @@ class MaskHooks:
 @patch
 def attach(self:MaskHooks, model):
     "Enforce the masks of `model`"
-    find_sharded(model)
+    notice(model)
     refuse_computed(model)
     for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
     had,held = self.names,[w for w in masked_params(model) if self.is_held(w)]
@@ -93,9 +92,8 @@ def traced_projection(
     "Project the weights of `model`, in operations that a compiler follows"
     for m in model.modules():
         for w in m.__dict__.get('_weights', {}).values():
-            if w.kind or w.passive or w.module is not m: continue
-            p,mask = m._parameters[w.attr],m._buffers[w.attr+'_mask']
-            with torch.no_grad(): p.copy_(torch.where(mask, p, 0.))
+            with torch.no_grad():
+                if w.module is m: w.traced()
 
 # %% ../../nbs/36_weights.hooks.ipynb #4044ae9f
 def _has_masks(module):
@@ -110,18 +108,12 @@ def watch_loads(self:MaskHooks, module):
 
 @patch
 def check_load(self:MaskHooks, module, state, prefix, about, *args):
-    "Refuse what would be lost, and load the masks of live weights first: values are taken at their places"
+    "Refuse what would be lost, and tell weights what comes"
     if prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
     ws = [w for w in masked_params(module) if self.is_held(w) and not w.learned]
     check_masks_of_load(ws, param_names(module), state, prefix)
-    live,self.rested = [w for w in ws if w.kind],False
-    if live and about.get('assign_to_params_buffers'):
-        raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: "
-            "pass assign=False, or call remove() of the report of sparse_compute first")
-    for w in live:
-        mask = state.get(f'{prefix}{w.name}_mask')
-        if mask is not None and mask.shape==w.shape: w.mask.copy_(mask)
-        w.project()
+    self.rested = False
+    for w in ws: w.before_load(state.get(f'{prefix}{w.name}_mask'), about.get('assign_to_params_buffers'))
 
 # %% ../../nbs/36_weights.hooks.ipynb #cb9b3302
 @torch.no_grad()
@@ -130,7 +122,7 @@ def share_masks(
     group=None, # A process group, torch's default one if None
 ) -> list: # Names of the parameters whose masks differed
     "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
-    ws = [w for w in masked_params(model) if type(w) is Masked]
+    ws = [w for w in masked_params(model) if w.plain]
     sums,found = {w.name:w.checksum() for w in ws},[None]*dist.get_world_size(group)
     dist.all_gather_object(found, sums, group)
     differ = [w for w in ws if len({f.get(w.name) for f in found})>1 and all(w.name in f for f in found)]

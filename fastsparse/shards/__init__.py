@@ -1,0 +1,2 @@
+"Weights whose rows are sharded over processes"
+from . import weight
