@@ -5,7 +5,7 @@ from copy import deepcopy
 from costs import amortised,every,rigl,sgd,stepper,stepper_at
 from fastsparse.all import *
 from fastsparse.weights.find import masked_params
-from fastsparse.model.sparsify import decide
+from fastsparse.model.choose import decide
 from measure import *
 from models import GPT
 from shutil import which

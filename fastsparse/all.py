@@ -10,7 +10,9 @@ from .masks.distributions import balanced_flops_sparsity,given_sparsity
 from .weights.find import sparse_params,apply_masks
 from .model.layers import register_layer
 from .model.init import init_kaiming_normal_sparse_
-from .model.sparsify import is_sparseable_module,sparseable_modules,sparsify_model,sparse_summary,unsparsify,sparsify_parameter
+from .model.choose import is_sparseable_module,sparseable_modules
+from .model.sparsify import sparsify_model,unsparsify,sparsify_parameter
+from .model.summary import sparse_summary
 from .model.sparsify import unsparsify_parameter
 from .model.groups import channel_groups
 from .live.compute import sparse_compute,store_dense

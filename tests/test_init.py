@@ -9,7 +9,7 @@ from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.model.init import dense_spread,output_spread,rate_scales
 from fastsparse.model.layers import Axes
 from fastsparse.model.running import batch_of
-from fastsparse.model.sparsify import shows_training
+from fastsparse.model.trained import shows_training
 from helpers import *
 
 def conv(): return nn.Sequential(nn.Conv2d(1,4,3), nn.BatchNorm2d(4), nn.Dropout(.5), nn.Flatten(), nn.Linear(4*36,3))
@@ -160,7 +160,7 @@ def norm_model(*change):
     (lambda m: [m[0].weight.detach().add_(0) for _ in range(5)], False)])
 def test_what_shows_training(change, trained):
     "One batch through a norm, one entry of its mean or weight that differs, a gradient, or many writes show it, each by itself"
-    assert shows_training(model := norm_model(change), model)==trained
+    assert shows_training(norm_model(change))==trained
 
 inits = {k: getattr(nn.init, f'{k}_') for k in 'uniform normal xavier_uniform xavier_normal kaiming_uniform kaiming_normal trunc_normal orthogonal zeros'.split()}
 inits |= dict(constant=lambda w: w.fill_(.1), sparse=lambda w: nn.init.sparse_(w, .1) if w.ndim==2 else w)
@@ -179,7 +179,7 @@ def test_no_usual_initialisation_looks_trained(name):
         for p in m.parameters():
             if p.ndim>1: inits[name](p)
     m = deepcopy(m)  # some write column by column, which is counted
-    assert not shows_training(m, m)
+    assert not shows_training(m)
 
 def fresh_models():
     "Networks as their libraries make them, each in a line"
@@ -197,13 +197,13 @@ def fresh_models():
 
 def test_no_fresh_network_looks_trained():
     "Of fastai, torch and torchvision, of transformers where it is installed"
-    for name,make in fresh_models(): assert not shows_training(m := make(), m), name
+    for name,make in fresh_models(): assert not shows_training(m := make()), name
     hf = pytest.importorskip('transformers')
     size = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=300)
-    for name in ('Bert','Llama','GPTNeoX','ViT','Mamba','Bloom'): assert not shows_training(m := getattr(hf, f'{name}Model')(getattr(hf, f'{name}Config')(**size)), m), name
+    for name in ('Bert','Llama','GPTNeoX','ViT','Mamba','Bloom'): assert not shows_training(getattr(hf, f'{name}Model')(getattr(hf, f'{name}Config')(**size))), name
     gpt,t5 = hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=300),hf.T5Config(d_model=64, num_layers=2, num_heads=4, vocab_size=300)
     net = hf.EfficientNetConfig(width_coefficient=.5, depth_coefficient=.5)
-    for m in (hf.GPT2Model(gpt), hf.T5Model(t5), hf.EfficientNetModel(net)): assert not shows_training(m, m), type(m)
+    for m in (hf.GPT2Model(gpt), hf.T5Model(t5), hf.EfficientNetModel(net)): assert not shows_training(m), type(m)
 
 @pytest.mark.parametrize('way', ['deepcopy','state_dict'])
 @pytest.mark.parametrize('opt,lr', [('Adam',1e-3),('SGD',.1)])
@@ -211,7 +211,7 @@ def test_a_trained_network_without_norms_is_known_in_a_copy(way, opt, lr):
     "Ten epochs on the digits bring it above .9; random masks on the copy are warned of, and `fit_sparse` refuses them before anything changed"
     dls,m = digits_dls(),digits_mlp()
     opt = getattr(torch.optim, opt)(m.parameters(), lr)
-    assert not shows_training(m, m)
+    assert not shows_training(m)
     for _ in range(10):
         for xb,yb in dls.train:
             nn.functional.cross_entropy(m(xb), yb).backward()

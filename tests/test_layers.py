@@ -1,7 +1,7 @@
 "Which weights are chosen: layers of the table, and those that it doesn't know (law 9)"
 import pytest,torch.nn.utils.prune,warnings
 from fastsparse.all import *
-from fastsparse.model.sparsify import decide
+from fastsparse.model.choose import decide
 from helpers import *
 from test_weights import stays_dead
 

@@ -3,7 +3,9 @@ import copy,gc,math,pytest,warnings,weakref
 from fastai.optimizer import Adam,SGD
 from fastsparse.all import *
 from fastsparse.weights.hooks import enforce_masks
-from fastsparse.model.sparsify import _by_rules,choose,module_of
+from fastsparse.model.choose import choose
+from fastsparse.model.running import module_of
+from fastsparse.model.starting import by_rules
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -367,7 +369,7 @@ def test_starts_by_hand(start, s, w, live):
 def test_rules_in_total():
     "The sparsity of all that becomes sparse, by number of weights"
     os,_ = choose(nn.Sequential(nn.Linear(10,20), nn.Linear(20,30)))
-    kept,_,total,_ = _by_rules({'0.weight':.5, '1.weight':.9}, os, range(2), None)
+    kept,_,total,_ = by_rules({'0.weight':.5, '1.weight':.9}, os, range(2), None)
     assert [o.name for o in kept]==['0.weight','1.weight'] and total==pytest.approx((.5*200+.9*600)/800)
 
 def test_one_entry_of_a_norm_shows_training():

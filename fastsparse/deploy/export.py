@@ -21,7 +21,9 @@ from .shrink import masked_copy,shrink_plain
 from ..model.groups import shared_copy
 from ..save.load import read_file,write_sparse
 from ..weights.find import masked_params
-from ..model.sparsify import module_of,need_masks,unsparsify
+from ..model.choose import need_masks
+from ..model.running import module_of
+from ..model.sparsify import unsparsify
 from functools import partial
 from pathlib import Path
 from torch import nn

@@ -17,7 +17,9 @@ from ..core.checks import need_batch,need_fraction
 from ..masks.selection import count_live,keyed_generator
 from ..weights.find import masked_params
 from ..model.running import same_random_state
-from ..model.sparsify import module_copy,need_dense,shows_training
+from ..model.choose import need_dense
+from ..model.running import module_copy
+from ..model.trained import shows_training
 from ..train.fit import copy_of,inputs_of,OwnHypers,seconds_a_batch,train_quietly
 from torch import nn
 
@@ -178,7 +180,7 @@ def compare_with_narrow(
 ) -> NarrowComparison: # `finding`, `table` and `plot()`
     "Train a sparse network and narrower dense ones for the same time, and compare their validation scores"
     need_dense(learn)
-    if shows_training(learn, learn.model): raise ValueError("the model is trained already: pass a learner with a new dense model")
+    if shows_training(learn): raise ValueError("the model is trained already: pass a learner with a new dense model")
     need_fraction('sparsity', sparsity, '(0,1)')
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

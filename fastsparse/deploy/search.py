@@ -14,7 +14,8 @@ from ..core.progress import shown
 from ..core.checks import need_fraction,need_number,renamed
 from ..masks.selection import count_live
 from ..weights.find import masked_params
-from ..model.sparsify import need_dense,shows_training
+from ..model.choose import need_dense
+from ..model.trained import shows_training
 from ..train.fit import as_was,copy_of,inputs_of,prepared,seconds_a_batch
 
 # %% ../../nbs/84_deploy.search.ipynb #6a148291
@@ -68,7 +69,7 @@ def _trial(learn, s, seed, n_epoch, lr, kwargs):
 def _add_narrow(found, learn, lr, seeds, sign, progress):
     "Train a dense network with about as many weights for the same time, and compare"
     width = round((1-found.suggested)**.5, 2)
-    if shows_training(learn, learn.model): found.why_no_narrow = 'the model is trained, and a narrow one would start anew'
+    if shows_training(learn): found.why_no_narrow = 'the model is trained, and a narrow one would start anew'
     if found.why_no_narrow: return
     try: model = narrow_like(learn.model, width, inputs_of(learn))
     except ValueError as e:

@@ -14,7 +14,8 @@ from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
 from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of,Product
 from .compact import has_hooks,replace_layers
-from ..model.sparsify import module_copy,module_of,sparsify_model,unsparsify
+from ..model.running import module_copy,module_of
+from ..model.sparsify import sparsify_model,unsparsify
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd

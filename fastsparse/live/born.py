@@ -12,7 +12,7 @@ from ..core.registry import register_part,wants
 from .compute import reasons
 from .weight import store_live
 from ..masks.selection import keyed_generator
-from ..model.sparsify import register_mask
+from ..model.buffers import register_mask
 from ..weights.find import masked_params
 from torch import nn
 

@@ -15,7 +15,8 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.timing import float_outputs,fresh,output_error,output_tensors
 from .running import call_model,evaluating,unfused
-from .sparsify import module_copy,module_of,unsparsify
+from .running import module_copy,module_of
+from .sparsify import unsparsify
 from itertools import repeat
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['largest_step', 'least_signal', 'output_spread', 'rescale_live_', 'was_rescaled', 'rate_scales', 'mark_fresh',
-           'is_fresh', 'Signal', 'repair_signal', 'rescued', 'dense_spread', 'dead_signal', 'repair_on_ranks',
-           'repair_alone', 'warn_if_died', 'FirstLook', 'init_kaiming_normal_sparse_']
+           'is_fresh', 'Signal', 'repair_signal', 'signal_measure', 'rescued', 'dense_spread', 'dead_signal',
+           'repair_on_ranks', 'repair_alone', 'warn_if_died', 'FirstLook', 'init_kaiming_normal_sparse_']
 
 # %% ../../nbs/42_model.init.ipynb #62402d77
 import inspect,math,torch
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fastcore.basics import *
 from ..weights.find import masked_params
-from .running import call_model,evaluating
+from .running import batch_of,call_model,evaluating,module_of
 from ..core.ranks import in_many,joined_batch,of_first_rank
 from ..core.checks import need_choice
 from ..masks.selection import count_live,mask_from_tensor,zero_dead_
@@ -120,6 +120,17 @@ def repair_signal(
     "Measure the signal of a sparse `model`, and repair it if it has died"
     res = Signal(dense, output_spread(model, xb))
     return rescued(model, xb, dense) if res.died and may_repair else res
+
+def signal_measure(
+    learn, # A module, or a `Learner`, whose model has no masks yet
+    xb=None, # Inputs, as for `output_spread`; None is a batch of the `Learner`
+): # A function of `may_repair` that measures the sparse signal and repairs it; None without a batch
+    "Measure the signal of a dense model"
+    if xb is None: xb = None if isinstance(learn, nn.Module) or getattr(learn, 'dls', None) is None else batch_of(learn)
+    if xb is None: return None
+    model = module_of(learn)
+    dense = output_spread(model, xb)
+    return lambda may_repair: repair_signal(model, xb, dense, may_repair)
 
 def rescued(
     model:nn.Module, # With masks; its weights are rescaled in place

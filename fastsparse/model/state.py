@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
-from .sparsify import keep_from_broadcast,Param,register_mask
+from .buffers import keep_from_broadcast,register_mask
+from .choose import Param
 
 # %% ../../nbs/46_model.state.ipynb #3d298444
 def masks_in(

@@ -14,7 +14,9 @@ from ..core.patterns import need_named
 from ..weights.find import apply_masks
 from ..model.state import need_same_tensors
 from ..model.running import call_model,evaluating
-from ..model.sparsify import candidates,module_of,need_masks,sparsify_model
+from ..model.choose import candidates,need_masks
+from ..model.running import module_of
+from ..model.sparsify import sparsify_model
 from pathlib import Path
 from torch import nn
 

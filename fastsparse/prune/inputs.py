@@ -18,7 +18,7 @@ from fastai.torch_core import to_device
 from fastcore.basics import *
 from ..model.layers import axes_of,layer_of
 from ..model.running import evaluating,split_batch
-from ..model.sparsify import module_of
+from ..model.running import module_of
 from ..core.checks import need_number
 from .magnitude import Goal
 from functools import partial

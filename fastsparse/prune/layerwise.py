@@ -22,7 +22,7 @@ from ..model.layers import axes_of
 from .inputs import Calibration,Dense,holds_experts,layer_calls,layers_in_order,product_of,Unreached
 from .magnitude import Goal,plan_pruning,set_masks
 from ..model.running import unfused
-from ..model.sparsify import Param
+from ..model.choose import Param
 from .shards import blocks_of,is_elsewhere,open_model,prune_blocks,shapes_only
 from pathlib import Path
 from functools import partial

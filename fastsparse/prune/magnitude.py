@@ -13,8 +13,13 @@ from ..core.patterns import wanted
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
-from ..model.sparsify import check_score,choose,draw_seed,fitting,keep_from_broadcast,module_of,refuse_locked,register_mask
-from ..model.sparsify import sparsify_model,structure_of
+from ..model.buffers import keep_from_broadcast,register_mask
+from ..model.choose import choose,need_values
+from ..model.running import module_of
+from ..model.sparsify import refuse_locked
+from ..model.starting import check_score,draw_seed,fitting
+from ..model.sparsify import sparsify_model
+from ..model.starting import structure_of
 from ..core.checks import need_choice,renamed
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
@@ -122,6 +127,7 @@ def plan_pruning(
     model = module_of(model)
     for w in masked_params(model): refuse_locked(w)
     entries,_ = choose(model, chosen, also, exclude)
+    need_values(**{o.name:o.p for o in entries})
     names,taken = [o.name for o in entries],[None if 'lm_head' in o.name else sparsity for o in entries]
     if isinstance(sparsity, (dict,list)): taken = wanted(sparsity, names, [o.p for o in entries], model, 'sparsity')
     plan = [Goal(o, t) for o,t in zip(entries, taken) if t is not None]

@@ -15,7 +15,7 @@ from ..core.checks import need_package
 from ..core.files import as_path,whole_file
 from ..core.progress import shown
 from .inputs import Calibration,EndForward,Part
-from ..model.sparsify import module_of
+from ..model.running import module_of
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp

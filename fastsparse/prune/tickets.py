@@ -17,7 +17,10 @@ from ..masks.selection import count_live,put_,zero_dead_
 from ..masks.structures import as_structure
 from ..weights.find import apply_masks,masked_params
 from ..model.layers import axes_of
-from ..model.sparsify import check_score,fitting,layer_counts,need_masks,refuse_locked,show_sparsity,sparsify_model
+from ..model.buffers import show_sparsity
+from ..model.choose import need_masks
+from ..model.sparsify import refuse_locked,sparsify_model
+from ..model.starting import check_score,fitting,layer_counts
 from ..train.method import check_sparsity
 from functools import partial
 

@@ -11,7 +11,7 @@ from fastcore.basics import *
 from ..model.layers import axes_of
 from .history import SparseHistory,unpack_mask
 from ..masks.selection import count_live
-from ..model.sparsify import need_masks
+from ..model.choose import need_masks
 from matplotlib.animation import FuncAnimation,PillowWriter
 from pathlib import Path
 

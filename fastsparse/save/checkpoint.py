@@ -18,7 +18,7 @@ from ..core.checks import need_bools,need_choice,need_number
 from ..core.files import as_path,reading
 from ..core.optimizers import base_opt
 from ..masks.selection import count_live
-from ..model.sparsify import module_of
+from ..model.running import module_of
 from ..train.callback import DynamicSparseTrainingCallback
 from ..model.state import masks_in,taking_masks
 from ..weights.find import masked_params

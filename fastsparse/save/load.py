@@ -17,7 +17,8 @@ from ..core.files import as_path,checksum,reading,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,masked_params,refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle
-from ..model.sparsify import decide,module_of,need_masks
+from ..model.choose import decide,need_masks
+from ..model.running import module_of
 from ..model.state import check_masks,load_checked,masks_in,need_same_tensors,taking_masks
 from .run_file import read_run
 from pathlib import Path

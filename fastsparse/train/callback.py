@@ -21,7 +21,7 @@ from ..masks.scores import fisher_saliency
 from ..model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
-from ..model.sparsify import draw_seed
+from ..model.starting import draw_seed
 from .engine import SparseEngine
 from .fits import check_run
 from .loop import storage_of_runs,warn_if_ended

@@ -21,7 +21,8 @@ from ..masks.apportion import legal_counts,regrow_counts
 from ..masks.distributions import usual_sparsity
 from ..masks.scores import densify
 from ..masks.selection import keyed_generator,local_part,put_
-from ..model.sparsify import check_score,draw_seed,show_sparsity
+from ..model.buffers import show_sparsity
+from ..model.starting import check_score,draw_seed
 from . import fits
 from .groups import Group,mask_version,Score,Tally
 from .moves import choose_all,Move

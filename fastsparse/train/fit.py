@@ -20,7 +20,11 @@ from ..masks.selection import count_live,n_live
 from .method import check_sparsity,Method,method_settings
 from ..model.init import output_spread
 from ..model.running import batch_of,call_model,same_random_state
-from ..model.sparsify import choose,draw_seed,fitting,has_live,module_copy,shows_training,sparsify_model
+from ..model.choose import choose,need_values
+from ..model.running import module_copy
+from ..model.sparsify import sparsify_model
+from ..model.starting import draw_seed,fitting,has_live
+from ..model.trained import shows_training
 from ..core.checks import need_bools,need_fraction,need_number,renamed
 from ..core.registry import get_part
 from numbers import Real
@@ -77,10 +81,11 @@ def _to_be_made(learn, n_steps, sparsity, method, sparse_f, mask_init, which):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # `sparsify_model` warns
             new,_ = choose(model, **which)
+            need_values(**{o.name:o.p for o in new})
             if not by_rule: fitting(structure, new, sparsity)
     if gradual and not which: return None,asked
     start = method(sparsity=sparsity).bind(n_steps, steps_per_epoch=len(learn.dls.train)).sparsity_at(0) if gradual else sparsity
-    if mask_init=='random' and start and shows_training(learn, model):
+    if mask_init=='random' and start and shows_training(learn):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
             "pass mask_init='magnitude', or a gradual method such as method='gmp'")
     own = ifnone(sparse_f, method.get('sparse_f', usual_sparsity))

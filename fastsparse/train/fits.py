@@ -18,7 +18,10 @@ from ..masks.distributions import proportional_sparsity
 from ..masks.schedules import Interval,min_max_end,update_due
 from ..masks.selection import count_live
 from ..model.init import mark_fresh
-from ..model.sparsify import candidates,fitting,has_live,shows_training,sparsify_model,starting_masks,structure_of
+from ..model.choose import candidates,need_values
+from ..model.sparsify import sparsify_model
+from ..model.starting import fitting,has_live,starting_masks,structure_of
+from ..model.trained import shows_training
 from .groups import counts_at
 from .method import check_sparsity,Method,why_dense
 from ..weights.find import masked_params,refuse_computed,refuse_learned
@@ -116,7 +119,7 @@ def make_sparse(
     for m,os in pairs:
         found = starting_masks(os, [place[id(o.p)] for o in os], m.sparsity_at(0), m.sparse_f, m.mask_init, seed, m.structure)
         masks |= {o.name:mask for o,mask in zip(os, found)}
-    untouched = all(m.mask_init=='random' for m,_ in pairs) and not shows_training(None, model)
+    untouched = all(m.mask_init=='random' for m,_ in pairs) and not shows_training(model)
     sparsify_model(model, 0., mask_init=masks, sparse_init_mode=None, chosen=[*masks], seed=seed)
     if untouched: mark_fresh(model)
 
@@ -146,7 +149,9 @@ def params_of(
     refuse_learned(masked_params(model))
     if not hasattr(base_opt(opt), 'param_groups'):
         raise ValueError(f"opt is {opt!r}, and must be the optimizer that trains the model, fastai's or torch's")
-    return masked_params(model) or candidates(model)
+    found = masked_params(model) or candidates(model)
+    need_values(**{o.name:o.p for o in found})
+    return found
 
 # %% ../../nbs/52_train.fits.ipynb #64ff827c
 def warn_if_idle(group):

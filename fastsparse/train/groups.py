@@ -14,7 +14,7 @@ from ..masks.apportion import whole_up
 from ..masks.schedules import min_max_end
 from ..masks.selection import above,count_live,cut_above,live_places,local_part,n_live
 from ..model.layers import axes_of
-from ..model.sparsify import check_score,layer_counts,structure_of
+from ..model.starting import check_score,layer_counts,structure_of
 from .method import BoundMethod
 from ..weights.find import asked_sparsity
 from functools import cached_property

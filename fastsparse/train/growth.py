@@ -16,7 +16,8 @@ from ..masks.selection import count_live
 from ..weights.optimizers import grad_history
 from ..weights.find import masked_params
 from ..model.init import was_rescaled
-from ..model.sparsify import decide,module_of
+from ..model.choose import decide
+from ..model.running import module_of
 from torch import nn
 
 # %% ../../nbs/53_train.growth.ipynb #51e7ea20

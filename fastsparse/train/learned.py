@@ -23,7 +23,9 @@ from ..weights.weight import weight_of
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
 from ..model.layers import axes_of
-from ..model.sparsify import decide,draw_seed,module_of,need_values,warn_if_missed
+from ..model.choose import decide,need_values,warn_if_missed
+from ..model.running import module_of
+from ..model.starting import draw_seed
 from torch import nn
 from warnings import warn
 

@@ -12,7 +12,8 @@ from ..core.registry import get_part,parts_of
 from ..core.files import read_data,reading
 from ..core.patterns import named
 from ..masks.schedules import Interval
-from ..model.sparsify import decide,module_of
+from ..model.choose import decide
+from ..model.running import module_of
 from .method import find_method,may_be_none,method_settings,part_kinds
 from functools import partial
 from inspect import signature
