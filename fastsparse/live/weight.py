@@ -228,7 +228,6 @@ def arrived(self:Live, p):
     if p.grad is None: return
     if not (torch.is_grad_enabled() or isinstance(p.grad, LiveTensor)): p.grad = self.as_live(p.grad)
     if self.wants_dense: self.dense.complete(self.live_grad(p.grad.detach()))
-    if self.on_grad is not None: self.on_grad(p)
 
 @patch
 def as_live(self:Live, t):

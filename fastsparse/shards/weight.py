@@ -98,7 +98,6 @@ class Sharded(Masked):
             self.take(p.grad)
             if old: self.dense.terms[0] += old[0]*~mask  # of dead weights `p.grad` holds that of the last batch only
         if not self.dense_history: zero_dead_(p.grad, self.mask)
-        if self.on_grad is not None: self.on_grad(p)
 
 # %% ../../nbs/38_shards.weight.ipynb #4fb63d68
 @patch

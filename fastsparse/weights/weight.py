@@ -42,7 +42,7 @@ class Weight:
     summary_note = locked_reason = ''  # for the summary and `unsparsify`
     rate = 1.  # factor of its learning rate beside that of its group
     dense_history = False  # leave gradient and optimizer state dense, and mask the weight after each step
-    why_rests = on_grad = None  # functions: why no update can move the mask; of the parameter, when its gradient is complete
+    why_rests = on_step = None  # functions: why no update can move the mask; of an optimizer that steps it, and the weight
     watched = None  # the parameter whose gradient is masked
     passive = False  # is this the weight of a copy that no optimizer has stepped?
     name = ''  # in the model whose `masked_params` were asked for last
@@ -193,7 +193,7 @@ def wake(self:Weight):
 @patch
 def become(self:Weight, kind, p=None):
     "Store the weight as this kind does, in the parameter `p`, or where the next projection finds it"
-    kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_grad','rate')}
+    kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_step','rate')}
     self.release()
     self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name)
     vars(self).clear()
@@ -216,7 +216,9 @@ def _before_step(opt, *args):
     ps = [p for group in base.param_groups for p in group['params']]
     _look_for(ps)
     ws = [w for p in ps if (w := weight_of(p)) is not None]
-    for w in ws: w.before_step(opt)
+    for w in ws:
+        w.before_step(opt)
+        if w.on_step is not None: w.on_step(base, w)
     mask_grads(ws)
     if known_state.get(opt) is not base.state:
         for w in ws: w.settle(opt)
@@ -356,7 +358,6 @@ def arrived(self:Masked, p):
     if self.wants_dense:
         self.dense.complete(self.live_grad(p.grad))
         self.dense.place = p.grad.data_ptr()
-    if self.on_grad is not None: self.on_grad(p)
 
 @patch
 def live_grad(self:Masked, grad):
