@@ -114,7 +114,7 @@ def test_every_network_trains_for_the_seconds_of_the_sparse_one(monkeypatch):
 def test_networks_are_trained_as_the_learner_trains():
     "With its momentum, its batch norms and its clipping; what trains otherwise is named"
     from fastai.callback.training import GradientClip
-    from fastsparse.train.fit import copy_of
+    from fastsparse.deploy.rates import copy_of
     class Own(Callback): pass
     learn = Learner(digits_dls(bs=256), mlp(), loss_func=CrossEntropyLossFlat(), cbs=[GradientClip(.1), Own()], moms=(.8,.7,.8), train_bn=False)
     with pytest.warns(UserWarning, match="compared without the learner's Own"): new = copy_of(learn)

@@ -20,7 +20,8 @@ from ..model.running import same_random_state
 from ..model.choose import need_dense
 from ..model.running import module_copy
 from ..model.trained import shows_training
-from ..train.fit import copy_of,inputs_of,OwnHypers,seconds_a_batch,train_quietly
+from .rates import copy_of,inputs_of,seconds_a_batch,train_quietly
+from ..train.fit import OwnHypers
 from torch import nn
 
 # %% ../../nbs/83_deploy.narrow.ipynb #0aff7be9

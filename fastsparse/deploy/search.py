@@ -16,7 +16,8 @@ from ..masks.selection import count_live
 from ..weights.find import masked_params
 from ..model.choose import need_dense
 from ..model.trained import shows_training
-from ..train.fit import as_was,copy_of,inputs_of,prepared,seconds_a_batch
+from .rates import as_was,copy_of,inputs_of,seconds_a_batch
+from ..train.fit import prepared
 
 # %% ../../nbs/84_deploy.search.ipynb #6a148291
 @dataclass
