@@ -77,11 +77,17 @@ def example(name, o):
     text = NumpyDocString(inspect.getdoc(o) or '')['Examples'] or examples.of(name, o)
     return f'{examples.imports(name, text, public)}\n\n{text}'
 
+def source(o):
+    "The code of `o`, folded; a preset has none but its settings"
+    if isinstance(o, dict): return ''
+    return f'<details class="hide">\n<summary>Source</summary>\n\n```python\n{inspect.getsource(o).rstrip()}\n```\n\n</details>'
+
 def entry_md(name, room):
     "The entry of `name`, whose link to its room is `room`"
     o = find(name)
     parts = settings(name, o) if isinstance(o, dict) else described(name, o)
-    return '\n\n'.join([f'## {plain(name)}', *filter(None, parts), f'**Example**\n\n```python\n{example(name, o)}\n```', f'How it is made: {room}'])
+    parts = [f'## {plain(name)}', *parts, f'**Example**\n\n```python\n{example(name, o)}\n```', source(o), f'How it is made: {room}']
+    return '\n\n'.join(filter(None, parts))
 
 def pages(room_link):
     "Text of each page of the API; `room_link(name)` is a link to where a name is explained"

@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import api,contents,functools,itertools,json,subprocess,tomllib
+import api,ast,contents,functools,json,subprocess,tomllib
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -8,14 +8,12 @@ from fastcore.utils import *
 from fnmatch import fnmatchcase
 from importlib import import_module
 from nbdev.config import get_config,nbpath2html
-from nbdev.doclinks import NbdevLookup,nbglob
+from nbdev.doclinks import nbglob
 from nbdev.serve import proc_nbs
-from nbdev.showdoc import show_doc
-from operator import attrgetter
+from nbdev.showdoc import showdoc_nm
 from os.path import relpath
 from shutil import copytree,ignore_patterns
 from urllib.parse import unquote,urlsplit
-from warnings import catch_warnings
 
 cfg = get_config()
 root,nbs,docs = cfg.config_path,cfg.nbs_path,cfg.config_path/'docs'
@@ -26,9 +24,6 @@ api_pages = {n.lower(): page for n,page in api.page_of().items()}
 symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for f,p in pages.items()}  # nbdev's start at the site's root
 
 _re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
-_re_show = re.compile(r'^show_doc\(([\w.]+)', re.MULTILINE)
-_re_source = re.compile(r'\[source\]\([^)]*\)\{[^}]*\}\n*')
-_re_noise = re.compile(r'\b(?:torch|fastai|fastcore|fastsparse|pandas|matplotlib|pathlib)\.(?:\w+\.)*(?=[A-Z])|:(?:NoneType|function|ellipsis)(?==)')
 _re_module = re.compile(r'^#\| *default_exp +(\S+)', re.MULTILINE)
 _re_bar = re.compile(r'[█|\- ]*(\d+\.\d+% \[[^]]*\]\s*)?')
 _re_marks = re.compile(r'\[([^]]*)\]\([^)]*\)|[`*]')
@@ -49,21 +44,21 @@ def title_md(nb, *notes):
 
 # The site
 
-def entry(c):
-    "The symbol whose API entry processed cell `c` is, if any"
-    m = c.cell_type=='code' and _re_show.search(c.source)
-    return m[1] if m else ''
+def is_exported(c): return c.cell_type=='code' and bool({'export','exports'} & c.directives.keys())
+
+def defined(c):
+    "Names of the public functions, classes and patched methods of exported cell `c`, in lower case"
+    defs = [o for o in ast.parse(c.source).body if isinstance(o, (ast.FunctionDef,ast.ClassDef)) and o.name[0]!='_']
+    return L(defs).map(lambda o: L(showdoc_nm(o))).concat().map(str.lower).unique()
+
+def target(f, name):
+    "The target of symbol `name`, in lower case, on the page of notebook `f`; targets are unique on the site"
+    return f'{pages[f].stem}.{name}'
 
 @functools.cache
 def code_of(f):
     "All code of notebook `f`"
     return '\n'.join(c.source for c in read_nb(f).cells if c.cell_type=='code')
-
-def room_entry(name, f):
-    "The API entry of symbol `name` of notebook `f` as markdown, read off the package, which knows more than a notebook that runs"
-    o = attrgetter(name)(import_module(f'{cfg.lib_path.name}.{_re_module.search(code_of(f))[1]}'))
-    with catch_warnings(action='ignore', category=UserWarning): md = show_doc(o, name=name.replace('__', r'\_\_'))._repr_markdown_()  # a class that is made while running has no source
-    return NbdevLookup().linkify(_re_noise.sub('', md).replace('=Ellipsis', '=...'))
 
 def png_width(o):
     "Pixels that the picture of output `o` is wide on a page: as its notebook says, or as many as it has; 0 without one"
@@ -84,51 +79,48 @@ def is_bar(o):
     "Is output `o` what a progress bar leaves behind?"
     return o.output_type=='stream' and all(_re_bar.fullmatch(l) for l in join_out(o.text).splitlines())
 
-def in_order(cells, f):
-    "Processed `cells`, with API entries beside each other in the order of notebook `f`: nbdev reverses those of one cell"
-    code = code_of(f)
-    def _place(c):
-        m = re.search(rf"(?:def|class) {entry(c).split('.')[-1]}\b", code)
-        return m.start() if m else -1
-    for is_entry,run in itertools.groupby(cells, lambda c: bool(entry(c))): yield from sorted(run, key=_place) if is_entry else run
-
 class Page:
-    "Notebook `f`, processed as `nb`, on its way to Sphinx; `entries` are the notebooks and anchors of all API entries"
-    def __init__(self, f, nb, entries):
+    "Notebook `f`, processed as `nb`, on its way to Sphinx; `symbols` are the notebooks and names of all that is exported"
+    def __init__(self, f, nb, symbols):
         store_attr()
         self.path = pages[f]
         self.name = self.path.relative_to(src).with_suffix('').as_posix()
+        self.is_guide = any(fnmatchcase(self.name, o) for o in sum(contents.parts.values(), []))
 
     def _to(self, t, a, is_symbol):
-        "Address of file `t` from this page; a method without an entry is found at its class"
+        "Address of file `t` from this page; a method that no cell defines by itself is found at its class"
         a = a.lower()
         if is_symbol and (name := api_pages.get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
-        if is_symbol: a = first(o for o in (a, a.split('.')[0], '') if not o or (t,o) in self.entries)
-        return relpath((pages|texts).get(t, t), self.path.parent) + a.replace('.', '')
+        to = relpath((pages|texts).get(t, t), self.path.parent)
+        if not is_symbol: return to + a.replace('.', '')
+        name = first(o for o in (a[1:], a[1:].split('.')[0]) if (t,o) in self.symbols)
+        return f'{to}#{target(t, name)}' if name else to
 
     def md(self, s):
         "Markdown `s`, written for Quarto, as a cell for Sphinx"
-        return mk_cell(relink(_re_source.sub('', s).removeprefix('---\n\n'), self.f, self._to), 'markdown')
+        return mk_cell(relink(s, self.f, self._to), 'markdown')
 
     def cell(self, c):
-        "Processed cell `c`: API entries as markdown, Quarto's options as tags, tables in the theme's style"
-        if c.cell_type=='raw': return
-        if c.cell_type=='markdown': return self.md(fills[c.source](self.f) if c.source in fills else c.source)
-        if entry(c): return self.md(room_entry(entry(c), self.f))
-        dirs = c.directives
+        "Processed cell `c`: exported code below the targets of its names, Quarto's options as tags, tables in the theme's style"
+        if c.cell_type=='raw': return []
+        if c.cell_type=='markdown': return [self.md(fills[c.source](self.f) if c.source in fills else c.source)]
+        dirs,exported = c.directives,is_exported(c)
         c.remove_directives()
+        if not c.source: return []
         c.outputs = [o for o in c.outputs if not is_bar(o)]
         image = dict(alt=dirs.get('fig-alt', ''), classes='wide' if is_wide(c) else '')
-        c.metadata = dict(tags=[t for o,t in _tags.items() if o in dirs.items()], mystnb=dict(image=image))
+        tags = [t for o,t in _tags.items() if o in dirs.items()] + ['exported']*exported + ['hide-input']*(exported and self.is_guide)
+        c.metadata = dict(tags=tags, mystnb=dict(image=image))
         for d in L(c.outputs).attrgot('data').filter():
             if 'text/html' in d: d['text/html'] = re.sub('<table[^>]*>', f'<table class="docutils{" wide"*(columns(d)>4)}">', join_out(d['text/html']))
             if 'text/markdown' in d: d['text/markdown'] = self.md(join_out(d['text/markdown'])).source
-        return c
+        targets = [f'({target(self.f, o)})=' for o in defined(c)] if exported else []
+        return [*[mk_cell('\n'.join(targets), 'markdown')]*bool(targets), c]
 
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"
         about = found_by(self.name, nb_frontmatter(self.nb).get('description', ''))
-        cells = [self.md(title_md(self.nb)), *L(in_order(self.nb.cells, self.f)).map(self.cell).filter(), *L(about, *extra).map(self.md)]
+        cells = [self.md(title_md(self.nb)), *L(self.nb.cells).map(self.cell).concat(), *L(about, *extra).map(self.md)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
@@ -145,6 +137,11 @@ def in_parts(names):
         left = [n for n in left if n not in found]
         if found: yield caption,found
 
+def plain_modules(room):
+    "Links to the source of the modules of `room` that have no notebook, a line of markdown each"
+    for p in sorted((cfg.lib_path/room).glob('[!_]*.py')):
+        if 'AUTOGENERATED! DO NOT EDIT!' not in p.read_text(encoding='utf-8'): yield f'- [{room}.{p.stem}]({relpath(p, src/"internals")}): a module without a page'
+
 def write_folds(parts):
     "Write the pages whose links the sidebar folds: the API, and the internals room by room; the names of the two"
     rooms = {f'internals/{k}': about for k,about in contents.rooms.items()}
@@ -157,7 +154,7 @@ def write_folds(parts):
     for name,(title,about,names,text) in pages.items():
         p = src/f'{name}.md'
         p.parent.mkdir(exist_ok=True)
-        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), found_by(name, about)])+'\n', encoding='utf-8')
+        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), *plain_modules(title), found_by(name, about)])+'\n', encoding='utf-8')
     return ['api/index','internals/index']
 
 def gallery(f):
@@ -204,17 +201,15 @@ def lost_searches():
             led = [index['docnames'][i] for i,_,main in index['indexentries'].get(' '.join(o.lower().split()), []) if main]
             if led!=[name]: yield f'{name}: a search for "{o.strip()}" leads to {led}'
 
-def write_api(entries):
-    "Write the API's pages; each name is linked to where its room explains it, at its entry if `entries` has one"
-    rooms = {}
-    for f in pages:
-        if not (m := _re_module.search(code_of(f))): continue
-        mod = import_module(f'{cfg.lib_path.name}.{m[1]}')
-        for n in api.page_of():
-            if n in getattr(mod, '__all__', ()) or '.' in n and api.find(n).__module__==mod.__name__: rooms[n] = f
+def write_api(symbols):
+    "Write the API's pages; each name is linked to the code that makes it, on its page of `symbols` or in a module without a page"
+    modules = {import_module(f'{cfg.lib_path.name}.{m[1]}'): f for f in pages if (m := _re_module.search(code_of(f)))}
     def _link(n):
-        path,anchor = pages[rooms[n]].relative_to(src).with_suffix(''),f'#{n.lower()}'
-        return f"[{path}](../{path}.ipynb{anchor.replace('.', '') if (rooms[n],anchor) in entries else ''})"
+        o = api.find(n)
+        f = first(f for m,f in modules.items() if (o.__module__==m.__name__ if '.' in n else n in getattr(m, '__all__', ()) and getattr(m, n) is o))
+        if not f: return f'[{o.__module__}]({relpath(inspect.getsourcefile(o), src/"api")})'
+        path = pages[f].relative_to(src).with_suffix('')
+        return f"[{path}](../{path}.ipynb{f'#{target(f, n.lower())}' if (f,n.lower()) in symbols else ''})"
     (src/'api').mkdir()
     for name,text in api.pages(_link): (src/f'{name}.md').write_text(f'{text}{found_by(name, api.groups[name][1])}\n', encoding='utf-8')
 
@@ -238,10 +233,10 @@ def write_site(proc):
         about = first(o for o in text.split('\n\n') if o[0]!='#')
         p.write_text('\n'.join([text, found_by(p.stem, ' '.join(about.split())), '']), encoding='utf-8')
     read = {f: read_nb(proc/f.relative_to(nbs)) for f in pages}
-    entries = {(f,f'#{entry(c)}'.lower()) for f,nb in read.items() for c in nb.cells}
-    index,*rest = sorted((Page(f, nb, entries) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
+    symbols = {(f,o) for f,nb in read.items() for c in nb.cells if is_exported(c) for o in defined(c)}
+    index,*rest = sorted((Page(f, nb, symbols) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
     for o in rest: o.save()
-    write_api(entries)
+    write_api(symbols)
     parts = dict(in_parts([*L(rest).attrgot('name'), *api.groups]))
     folds = write_folds(parts)
     index.save(*(toctree(parts[k], k) for k in contents.parts), toctree([*folds, *(p.stem for p in texts.values())], 'Reference'))

@@ -16,7 +16,7 @@ def backward(m): m(torch.arange(8.)[None]+1).sum().backward()
 def test_a_wrong_word_is_an_error():
     "At the place where it is written"
     with pytest.raises(TypeError, match='reads_gard'): declares(reads_gard=True)
-    with pytest.raises(ValueError, match="must be one of 'score'"): declares('skore')
+    with pytest.raises(KeyError, match='skore'): declares('skore')(max)
 
 def test_undeclared_gradient_is_refused():
     "A grow score that reads `p.grad` and didn't say so is refused at its first update, with nothing changed"

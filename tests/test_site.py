@@ -1,10 +1,11 @@
 "The site: which names stand on the API's pages, what the search leads to, and what the pages show"
 import inspect,json,pytest,re,sys
+from nbdev.processors import FilterDefaults
 from pathlib import Path
 
 root = Path(__file__).parent.parent
 sys.path.insert(0, str(root/'docs'))
-import api,contents,examples
+import api,build,contents,examples
 
 pages = {p.relative_to(root/'nbs').with_suffix('').as_posix(): p for p in sorted((root/'nbs').rglob('*.ipynb')) if not set(p.parts) & {'.ipynb_checkpoints','_proc'}}
 shown = [n for n in pages if '/' in n]
@@ -89,3 +90,21 @@ def test_a_tutorial_or_concept_has_a_picture(name):
     if name.startswith('howto/'): return
     outs = [d for c in cells(name) for o in c.get('outputs', []) for d in o.get('data', {})]
     assert 'image/png' in outs
+
+@pytest.mark.parametrize('name,folded', [('00_core.checks', False), ('55_train.engine', False), ('96_cli', True)])
+def test_a_page_shows_the_code_that_it_exports(name, folded):
+    "Once, open where the library is explained and folded in a guide, below the targets of links to its names"
+    nb = build.read_nb(pages[name])
+    FilterDefaults()(nb)
+    page = build.Page(pages[name], nb, set())
+    made = [o for c in nb.cells for o in page.cell(c)]
+    code = [source(c).split('\n', 1)[1] for c in cells(name) if re.match(r'#\| *export\n(?!#\| *hide)', source(c))]
+    shown = [c for c in made if 'exported' in c.metadata.get('tags', [])]
+    assert [c.source for c in shown]==code
+    assert all(('hide-input' in c.metadata['tags'])==folded for c in shown)
+    assert not any('show_doc' in c.source for c in made)
+
+def test_an_entry_folds_its_source():
+    "Once a page of the API; a preset has its settings instead"
+    md = api.entry_md('sparse_mask', 'there')
+    assert md.count('<details')==md.count('def sparse_mask(')==1 and '<details' not in api.entry_md('RigL_presets', 'there')

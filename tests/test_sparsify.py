@@ -109,7 +109,7 @@ def test_old_names_are_told_of():
     for f,kwargs in ((sparsify_model, dict(model_sparsity=.5)), (prune_magnitude, dict(target=.5)), (prune_synflow, dict(target=.5, xb=torch.ones(2,8)))):
         with pytest.warns(FutureWarning, match='is called sparsity= now'): f(m := nets(), **kwargs)
         assert sum(live(m))==(8*16+16*12+12*4)//2
-        with pytest.raises(TypeError, match='are one argument'): f(nets(), sparsity=.5, **kwargs)
+        with pytest.raises(TypeError, match='multiple values'): f(nets(), sparsity=.5, **kwargs)
     with pytest.warns(FutureWarning): assert uniform_sparsity([torch.ones(2,2)], model_sparsity=.5)==[.5]
     with pytest.warns(FutureWarning): assert auto_presets(320, updates=16)==auto_presets(320, 16)
 

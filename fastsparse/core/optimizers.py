@@ -16,6 +16,7 @@ def base_opt(
     while hasattr(opt, '__dict__') and (inner := vars(opt).get('opt', vars(opt).get('optimizer'))) is not None: opt = inner
     return opt
 
+# %% ../../nbs/06_core.optimizers.ipynb #175e8670
 def opt_state(
     opt, # A fastai or torch optimizer, or a wrapper of one
     p:torch.Tensor, # One of its parameters
@@ -26,6 +27,7 @@ def opt_state(
     state = base.state.get(of) or getattr(vars(base).get('optim'), 'state', {}).get(of) or {}  # ZeroRedundancyOptimizer's are inside
     return state if owner is None else owner.dense_state(state)
 
+# %% ../../nbs/06_core.optimizers.ipynb #d2480276
 def group_of(
     opt, # A fastai or torch optimizer, or a wrapper of one
     p:torch.Tensor, # One of its parameters

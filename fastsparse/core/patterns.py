@@ -32,6 +32,7 @@ def _by_text(text, names):
     found = inside or [i for i,n in enumerate(names) if fnmatchcase(n, text)]
     return found or [i for i,n in enumerate(names) if f'.{text}.' in f'{n}.' and not text[:1].isdigit()]
 
+# %% ../../nbs/02_core.patterns.ipynb #0caa90a5
 def _by_type(kind, names, model):
     if model is None:
         raise ValueError(f"the pattern {kind.__name__} is a type, and only names are known here: give a name, a glob or a function instead")
@@ -47,8 +48,7 @@ def check_pattern(
     for o in pattern if isinstance(pattern, (list,tuple,set)) else [pattern]:
         if isinstance(o, (list,tuple,set)): check_pattern(o, what)
         elif isinstance(o, bool) or not (isinstance(o, (str,type,int)) or callable(o)):
-            raise ValueError(f"{what} is {o!r}, and must be a name, a glob, a type, a function of name and parameter, a place, "
-                "or a list of these")
+            raise ValueError(f"{what} is {o!r}, and must be a name, a glob, a type, a function of name and parameter, an index, or a list of these")
 
 # %% ../../nbs/02_core.patterns.ipynb #c0e84957
 def need_named(
@@ -64,17 +64,15 @@ def need_named(
             raise ValueError(f"{what} is {o!r} and names none of the parameters to choose from: {', '.join(names)}")
     return named(pattern, names, params, model)
 
-# %% ../../nbs/02_core.patterns.ipynb #4a9f04f2
+# %% ../../nbs/02_core.patterns.ipynb #5efe6bc5
 def read_rules(
     rules, # A list of pairs of pattern and setting, or a dict
     what:str='rules', # What the error calls them
 ) -> list: # Pairs
     "Read rules as a list of pairs"
     pairs = list(rules.items()) if isinstance(rules, dict) else rules
-    bad = [] if isinstance(pairs, (list,tuple)) else [rules]
-    if bad := bad or [o for o in pairs if not (isinstance(o, (list,tuple)) and len(o)==2)]:
-        raise ValueError(f"{what} is {bad[0]!r:.80}, and must be pairs of a pattern and what is wanted, "
-            "such as ('*.mlp.*', 0.9), or a dict")
+    bad = [o for o in pairs if not isinstance(o, (list,tuple)) or len(o)!=2] if isinstance(pairs, (list,tuple)) else [rules]
+    if bad: raise ValueError(f"{what} is {bad[0]!r:.80}, and must be pairs of a pattern and what is wanted, such as ('*.mlp.*', 0.9), or a dict")
     return [tuple(o) for o in pairs]
 
 # %% ../../nbs/02_core.patterns.ipynb #88d3755a
@@ -93,6 +91,7 @@ def assign(
         elif k not in taken: warn(f"the {what} {pattern!r} serves no parameter: earlier ones take all that it names, so put it before them")
     return taken
 
+# %% ../../nbs/02_core.patterns.ipynb #63fb549a
 def wanted(
     rules, # As in `read_rules`
     names:list, # As in `named`

@@ -14,6 +14,7 @@ def in_many() -> bool:
     "Do several processes train together?"
     return dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
 
+# %% ../../nbs/05_core.ranks.ipynb #72951df3
 def of_first_rank(
     found, # Anything that can be pickled
 ): # The same on every rank
@@ -23,6 +24,7 @@ def of_first_rank(
     dist.broadcast_object_list(found)
     return found[0]
 
+# %% ../../nbs/05_core.ranks.ipynb #91cef07f
 def joined_batch(
     xb, # This rank's inputs, or None
 ): # On the CPU if there are several ranks; None if any rank has none
