@@ -26,7 +26,7 @@ demo: $(READY) ## train dense, static and dynamic sparse networks on real digits
 	python benchmarks/demo.py
 
 test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and a site without warnings
-	chkstyle nbs docs tests benchmarks setup.py
+	chkstyle nbs docs tests benchmarks fastsparse/kernels setup.py
 	ruff check -q
 	python docs/check.py "$(PREPARE)"
 	nbdev-test --timing --do-print

@@ -148,7 +148,7 @@ def write_folds(parts):
     pages = {k: (k.split('/')[1], about, parts[k], []) for k,about in rooms.items()}
     for name,title,about,inside in (
         ('api/index', 'API', 'Everything that `from fastsparse.all import *` gives, by what one wants to do', {k: o[1] for k,o in api.groups.items()}),
-        ('internals/index', 'Internals', 'How the library is made: every module is a notebook, and these are its pages', rooms)):
+        ('internals/index', 'Internals', 'How the library is made: modules are notebooks, and these are their pages', rooms)):
         lines = [f"- [](/{k}.md): {o[:1].lower()+o[1:]}" for k,o in inside.items()]
         pages[name] = (title, about, list(inside), ['\n'.join(lines)])
     for name,(title,about,names,text) in pages.items():

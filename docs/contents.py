@@ -10,7 +10,7 @@ parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'h
 
 # What the sidebar folds: the API, and the internals room by room; the last takes every page that nothing else names
 rooms = dict(core='What is about no mask at all: argument checks, named parts, patterns, files, progress, ranks', masks='Which weights live: selection, structures, distributions, schedules, scores',
-    kernels='Products of live weights: vectors, linear layers, convolutions', weights='One masked parameter: the weight, hooks, optimizers, loads',
+    kernels='Products of live weights, and which of two functions is faster', weights='One masked parameter: the weight, hooks, optimizers, loads',
     model='A model and its masks: layers, `sparsify_model`, initialisation', live='Weights that store live values only: the tensor, its products, when they pay', train='Method, engine, presets, callback, `fit_sparse`, learned masks, trainers',
     save='Run files, checkpoints, mask files', report='FLOPs, costs, history, pictures', prune='Masks at once', deploy='Export, shrinking, search', compat="Other libraries' words",
     circuits='Weight-sparse transformers and their circuits', more='Data and networks of the examples')

@@ -65,7 +65,9 @@ def mutant(room, i):
         setattr(node, attr, value)
     return ast.unparse(ast.fix_missing_locations(tree))
 
-def notebook(room): return next(p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{re.escape(room)}', p.stem))
+def notebook(room):
+    "The notebook of a room; None if its module has none"
+    return next((p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{re.escape(room)}', p.stem)), None)
 
 def run_notebook(path):
     "Run a notebook's examples and tests on the package as it is installed, not on the code that the notebook holds"
@@ -99,7 +101,8 @@ def outcome(site, tests, seconds, processes):
     with tempfile.TemporaryDirectory() as d:
         shutil.copytree(root/'fastsparse', Path(d)/'fastsparse')  # with compiled kernels, which hold for files that don't change
         (Path(d)/file_of(room)).write_text(mutant(room, i), encoding='utf-8')
-        for f,o in ((run_notebook, str(notebook(room))), (run_tests, [str(root/'tests'/f'test_{o}.py') for o in tests.split()])):
+        page = [(run_notebook, str(nb))] if (nb := notebook(room)) else []
+        for f,o in (*page, (run_tests, [str(root/'tests'/f'test_{o}.py') for o in tests.split()])):
             p = processes.Process(target=alone, args=(d, f, o))
             p.start()
             p.join(seconds)

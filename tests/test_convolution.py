@@ -2,7 +2,7 @@
 import pytest,torch
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.live.compute import reasons,sparse_compute
-from fastsparse.kernels.convolution import ConvIndex,sparse_conv2d
+from fastsparse.kernels.convolution import ConvIndex,padding_of,sparse_conv2d
 from fastsparse.model.sparsify import sparsify_model
 from fastsparse.kernels.vectors import why_not
 from torch import nn
@@ -87,6 +87,17 @@ def test_a_bias_of_another_type_or_one_number_is_as_torch_has_it():
     w,index = torch.randn(4,3,3,3),ConvIndex(mask)
     for b in (torch.randn(4).double(), torch.randn(1)):
         torch.testing.assert_close(sparse_conv2d(x, w[mask], index, b), nnf.conv2d(x, w)+b.float().view(-1,1,1), rtol=1e-4, atol=1e-4)
+
+def test_an_index_splits_an_input_into_the_parts_that_are_read():
+    "A stride of two in both directions makes four, of which a kernel of one pixel reads one"
+    index = ConvIndex(torch.ones(1,1,3,3, dtype=torch.bool), stride=2, padding=1)
+    assert (index.n_parts,index.out_size(32, 32))==(4,(16,16))
+    assert ConvIndex(torch.ones(1,1,1,1, dtype=torch.bool), stride=2).n_parts==1
+    wide = ConvIndex(torch.ones(64,64,1,3, dtype=torch.bool))
+    assert [wide.takes(1, 10**5),wide.takes(1, 2*10**6)]==[True,False]
+
+def test_padding_of_both_sides():
+    assert [padding_of(nn.Conv2d(4, 8, k, padding='same', dilation=d)) for k,d in ((3,1),(3,2),(2,1))]==[(1,1),(2,2),None]
 
 def test_a_table_with_places_beyond_32_bits_is_left_to_the_dense_product(monkeypatch):
     "With a smaller limit, since such an input takes gigabytes"

@@ -26,6 +26,7 @@ def times_in_turns(
             times[-1].append(time.perf_counter()-t)
     return list(zip(*times[1:]))
 
+# %% ../../nbs/24_kernels.timing.ipynb #9b654255
 def speedup(
     before, # A function without arguments
     after, # Another that does the same
@@ -35,18 +36,18 @@ def speedup(
     a,b = times_in_turns([before, after], rounds)
     return min(a)/min(b)
 
-# %% ../../nbs/24_kernels.timing.ipynb #9b654255
-def _items(o):
-    if isinstance(o, dict): return o.values()
-    if isinstance(o, (list,tuple)): return o
-    return vars(o).values() if dataclasses.is_dataclass(o) else []
-
+# %% ../../nbs/24_kernels.timing.ipynb #3c892000
 def output_tensors(
     o, # What a model returned
 ) -> list: # Tensors
     "The tensors in an output"
-    return [o] if isinstance(o, torch.Tensor) else [t for item in _items(o) for t in output_tensors(item)]
+    if isinstance(o, torch.Tensor): return [o]
+    if isinstance(o, dict): items = o.values()
+    elif isinstance(o, (list,tuple)): items = o
+    else: items = vars(o).values() if dataclasses.is_dataclass(o) else []
+    return [t for item in items for t in output_tensors(item)]
 
+# %% ../../nbs/24_kernels.timing.ipynb #06822b67
 def float_outputs(
     o, # What a model returned
 ) -> list: # Tensors

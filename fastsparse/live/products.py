@@ -10,9 +10,9 @@ import torch,torch.nn.functional as F
 from types import FunctionType,SimpleNamespace
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad,Function
-from ..kernels.convolution import ConvIndex,fits_kernel,padding_of,sparse_conv2d,why_no_kernel
+from ..kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
 from ..kernels.ops import need_plain_backward,sparse_conv1x1,sparse_linear
-from .tensor import Cell,LiveParameter,LiveTensor,LiveView,products
+from .tensor import AnyLive,Cell,LiveParameter,LiveTensor,products
 
 # %% ../../nbs/27_live.products.ipynb #0e61f4c2
 class Values(Function):
@@ -30,10 +30,12 @@ class Values(Function):
 
 # %% ../../nbs/27_live.products.ipynb #0a06c2ae
 def _is_plain(x, p):
+    "Does a product of inputs `x` and the weight `p` compute with values?"
     if not isinstance(p, LiveParameter) or not isinstance(x, torch.Tensor): return False
-    if isinstance(x, (LiveTensor,LiveView)) or x.is_nested: return False
+    if isinstance(x, AnyLive) or x.is_nested: return False
     return torch._C._functorch.maybe_current_level() is None and forward_ad._current_level<0
 
+# %% ../../nbs/27_live.products.ipynb #de9bdf0e
 def product_of(*fs): # Functions of torch
     "Decorator: compute these with what is decorated, if the weight is a live parameter"
     def add(product):
@@ -52,7 +54,7 @@ def linear(input, weight, bias=None):
     "`F.linear` with what a live parameter stores"
     return sparse_linear(input, Values.apply(weight), weight.cell.index, bias, weight.record)
 
-# %% ../../nbs/27_live.products.ipynb #9ee8bc19
+# %% ../../nbs/27_live.products.ipynb #784582ea
 def _geometry(shape, stride, padding, dilation, groups):
     "What a convolution is called with, in the words of a module"
     n = len(shape)-2
@@ -60,22 +62,19 @@ def _geometry(shape, stride, padding, dilation, groups):
     return SimpleNamespace(kernel_size=tuple(shape[2:]), stride=many(stride), padding=many(padding), dilation=many(dilation),
         groups=groups, in_channels=shape[1]*groups, padding_mode='zeros', transposed=False)
 
+# %% ../../nbs/27_live.products.ipynb #c6c45ec7
 def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
 
 def conv_index(weight, g):
     "The `ConvIndex` of a live parameter in a convolution of the geometry `g`; None if it has no kernel"
     index,key = weight.cell.index,(g.stride,g.padding,g.dilation,weight.shape)
+    if why_no_kernel(g): return None
     if key not in index.convs:
-        def made(): return ConvIndex(_mask(weight), _two(g.stride, 1), _two(padding_of(g), 0), _two(g.dilation, 1))
-        index.convs[key] = None if why_no_kernel(g) else made()
+        mask = index.dense(torch.ones(len(index), dtype=torch.bool)).view(*weight.shape[:2], *_two(weight.shape[2:], 1))
+        index.convs[key] = ConvIndex(mask, _two(g.stride, 1), _two(padding_of(g), 0), _two(g.dilation, 1))
     return index.convs[key]
 
-def _mask(p):
-    "Where a live parameter stores values, as the mask of a convolution of two dimensions"
-    mask = torch.zeros(p.shape.numel(), dtype=torch.bool).index_fill_(0, p.cell.index.places.cpu(), True)
-    return mask.view(p.shape if p.ndim==4 else (*p.shape[:2], 1, p.shape[2:].numel()))
-
-# %% ../../nbs/27_live.products.ipynb #5b3c0c0b
+# %% ../../nbs/27_live.products.ipynb #96047ce1
 @product_of(F.conv1d, F.conv2d, F.conv3d)
 def convolution(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     "`F.conv1d`, `F.conv2d` and `F.conv3d` with what a live parameter stores"
@@ -84,13 +83,12 @@ def convolution(input, weight, bias=None, stride=1, padding=0, dilation=1, group
         y = convolution(input[None], weight, bias, stride, padding, dilation, groups)
         return y if y is NotImplemented else y[0]
     g = _geometry(weight.shape, stride, padding, dilation, groups)
-    if groups==1 and fits_kernel(weight) and input.is_cpu and (index := conv_index(weight, g)) and index.takes(*_two(input.shape[2:], 1)):
+    if fits_kernel(weight) and input.is_cpu and (index := conv_index(weight, g)) and index.takes(*_two(input.shape[2:], 1)):
         x = (input.unsqueeze(2) if n==1 else input).to(weight.dtype)
         y = sparse_conv2d(x, Values.apply(weight), index, bias, weight.record)
         kind = torch.get_autocast_dtype('cpu') if torch.is_autocast_enabled('cpu') else y.dtype
         return (y.squeeze(2) if n==1 else y).to(kind)
-    is_pixel = groups==1 and max(g.kernel_size)==1 and (g.padding=='valid' or g.padding!='same' and not any(g.padding))
-    return sparse_conv1x1(input, Values.apply(weight), weight.cell.index, bias, g.stride, weight.record) if is_pixel else NotImplemented
+    return sparse_conv1x1(input, Values.apply(weight), weight.cell.index, bias, g.stride, weight.record) if is_pointwise(g) else NotImplemented
 
 # %% ../../nbs/27_live.products.ipynb #c1d9b872
 _torchs = F.multi_head_attention_forward

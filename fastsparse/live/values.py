@@ -38,24 +38,23 @@ def fill_after(f, name, args, kwargs):
     dtype = args[0].dtype
     return float(f(*[torch.tensor(a, dtype=dtype) if isinstance(o, LiveTensor) else a for a,o in zip(fills, args)], **kwargs))
 
-# %% ../../nbs/26_live.values.ipynb #add69fc7
+# %% ../../nbs/26_live.values.ipynb #0be73aaa
 def in_place(f, name):
     "`f`, which writes to its first argument, on values"
     def run(self, *args, **kwargs):
-        if not isinstance(self, LiveTensor): return NotImplemented
+        if not isinstance(self, LiveTensor) or (own := stored(self.cell.index, args)) is None: return NotImplemented
         cell = self.cell
-        if (own := stored(cell.index, args)) is None: return NotImplemented
         if cell.fill is not None: cell.fill = fill_after(f, name, (self, *args), kwargs)
         f(cell.values, *own, **kwargs)
         return self
     return run
 
+# %% ../../nbs/26_live.values.ipynb #add69fc7
 def anew(f, name):
     "`f`, which makes a new tensor, on values"
     def run(self, *args, **kwargs):
-        if not isinstance(self, LiveTensor): return NotImplemented
+        if not isinstance(self, LiveTensor) or (own := stored(self.cell.index, args)) is None: return NotImplemented
         cell = self.cell
-        if (own := stored(cell.index, args)) is None: return NotImplemented
         return LiveTensor(Cell(f(cell.values, *own, **kwargs), cell.index, cell.shape, fill_after(f, name, (self, *args), kwargs)))
     return run
 
@@ -71,6 +70,9 @@ ways.update({f:in_place(f, n[:-1]) for n,f in overloads(*[f'{n}_' for n in _writ
 ways.update({f:anew(f, n) for n,f in overloads(*_making)})
 
 # %% ../../nbs/26_live.values.ipynb #f7c52380
+_aten = torch.ops.aten
+_copy_values = in_place(_aten.copy_.default, 'copy')
+
 def _copy(self, src, non_blocking=False):
     if not isinstance(self, LiveTensor) or isinstance(src, LiveView): return NotImplemented
     if isinstance(src, LiveTensor): return _copy_values(self, src)
@@ -78,6 +80,9 @@ def _copy(self, src, non_blocking=False):
     self.cell.take(src.expand(self.shape))
     return self
 
+ways[_aten.copy_.default] = _copy
+
+# %% ../../nbs/26_live.values.ipynb #b118396a
 def _to(self, dtype=None, device=None, **kwargs):
     if not isinstance(self, LiveTensor) or self.cell.index is None or device and torch.device(device).type=='meta': return NotImplemented
     values = self.cell.values.to(dtype=dtype, device=device, copy=True)
@@ -85,13 +90,11 @@ def _to(self, dtype=None, device=None, **kwargs):
 
 def _norm(self, ord=2, dim=None, *args, **kwargs):
     if not isinstance(self, LiveTensor) or self.cell.fill or dim is not None or ord<1: return NotImplemented
-    return torch.ops.aten.linalg_vector_norm(self.cell.values, ord, *args, **kwargs)
+    return _aten.linalg_vector_norm(self.cell.values, ord, *args, **kwargs)
 
-_aten = torch.ops.aten
-_copy_values = in_place(_aten.copy_.default, 'copy')
-ways.update({_aten.copy_.default:_copy, _aten._to_copy.default:_to, _aten.linalg_vector_norm.default:_norm})
+ways.update({_aten._to_copy.default:_to, _aten.linalg_vector_norm.default:_norm})
 
-# %% ../../nbs/26_live.values.ipynb #b118396a
+# %% ../../nbs/26_live.values.ipynb #2b1c605a
 def _is_list(a): return isinstance(a, (list,tuple)) and len(a)>0 and isinstance(a[0], torch.Tensor)
 
 def _fits(t, index):
@@ -101,6 +104,7 @@ def _fits(t, index):
 
 def _values(a): return [t.cell.values if isinstance(t, LiveTensor) else t for t in a] if _is_list(a) else a
 
+# %% ../../nbs/26_live.values.ipynb #87799624
 def on_lists(f, name, kind, writes):
     "`f` of lists on values"
     def run(*args, **kwargs):
@@ -109,14 +113,13 @@ def on_lists(f, name, kind, writes):
         if not all(_fits(t, i) for a in lists for t,i in zip(a, indices)): return NotImplemented
         fills = fills_after(f, name, kind, writes, lists, args, kwargs)
         out = f(*map(_values, args), **{k:_values(a) for k,a in kwargs.items()})
-        if writes: return _set_fills(lists[0], fills)
+        if writes:
+            for t,fill in zip(lists[0], fills):
+                if isinstance(t, LiveTensor) and t.cell.fill is not None: t.cell.fill = fill
+            return
         def live(t, o, fill): return LiveTensor(Cell(o, t.cell.index, t.shape, fill)) if isinstance(t, LiveTensor) and o.ndim else o
         return [live(*o) for o in zip(lists[0], out, fills)]
     return run
-
-def _set_fills(ts, fills):
-    for t,fill in zip(ts, fills):
-        if isinstance(t, LiveTensor) and t.cell.fill is not None: t.cell.fill = fill
 
 # %% ../../nbs/26_live.values.ipynb #34609a74
 def fills_after(f, name, kind, writes, lists, args, kwargs):
@@ -137,6 +140,7 @@ def fills_after(f, name, kind, writes, lists, args, kwargs):
     out = f(*of, **kwargs)
     return [float(t) for t in (of[0] if out is None else out)]
 
+# %% ../../nbs/26_live.values.ipynb #df74d30d
 def way_of(f):
     "The way of an operator that is called for the first time"
     name,kind = f._schema.name.removeprefix('aten::'),f._overloadname
