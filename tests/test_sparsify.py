@@ -2,6 +2,8 @@
 import copy,gc,math,pytest,warnings,weakref
 from fastai.optimizer import Adam,SGD
 from fastsparse.all import *
+from fastsparse.train.method import auto_presets
+from fastsparse.train.rules import rules_table
 from fastsparse.weights.hooks import enforce_masks
 from fastsparse.model.sparsify import _by_rules,choose,module_of
 from functools import partial
