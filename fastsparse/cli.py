@@ -20,6 +20,7 @@ def _weights_in(found):
         if any(isinstance(v, Tensor) for v in d.values()): return d
         todo += [v for v in d.values() if isinstance(v, dict)]
 
+# %% ../nbs/97_cli.ipynb #46672a67
 def read_file(
     path, # A file of weights by name, or of a whole model; or a folder of `save_pretrained`
     trust:bool=False, # Open a whole model, which may run any code?
@@ -36,6 +37,7 @@ def read_file(
     raise CliError(f"{path} holds a {type(model).__name__} without weights by name, and must hold some or a whole model: "
         "write torch.save(model.state_dict(), file), torch.save(model, file) or learn.export()")
 
+# %% ../nbs/97_cli.ipynb #af93e9e8
 def read_model(
     path, # A file of a whole model
     trust:bool=False, # Open it, which may run any code?
@@ -73,7 +75,7 @@ def write_weights(
     save = need_package('safetensors.torch').save_file
     with whole_file(path) as new: save({k:v.contiguous() for k,v in state.items()}, new)
 
-# %% ../nbs/97_cli.ipynb #91342014
+# %% ../nbs/97_cli.ipynb #bda61d32
 def summary_rows(
     state:dict, # Tensors by name
 ) -> list: # Rows of name, shape, weights, live weights and sparsity
@@ -87,13 +89,14 @@ def summary_rows(
     n,live = sum(o[2] for o in rows),sum(o[3] for o in rows)
     return rows+[('all', '', n, live, 1-live/n if n else 0.)]
 
+# %% ../nbs/97_cli.ipynb #ee8acf33
+_head = ['parameter','shape','weights','live','sparsity']
+
 def show_rows(rows, head):
     "A table in plain text"
     cells = [head]+[[f'{o:,}' if isinstance(o, int) else f'{o:.4f}' if isinstance(o, float) else str(o) for o in r] for r in rows]
     widths = [max(len(r[i]) for r in cells) for i in range(len(head))]
     return '\n'.join('  '.join(c.ljust(w) if i==0 else c.rjust(w) for i,(c,w) in enumerate(zip(r, widths))) for r in cells)
-
-_head = ['parameter','shape','weights','live','sparsity']
 
 # %% ../nbs/97_cli.ipynb #751dbaa8
 def _state(read):
@@ -109,7 +112,7 @@ def summary(
     "Show how sparse the tensors in FILE are"
     print(show_rows(summary_rows(_state(read_file(file, trust))), _head))
 
-# %% ../nbs/97_cli.ipynb #6bb6585a
+# %% ../nbs/97_cli.ipynb #39116360
 def prune_weights(
     state:dict, # Tensors by name
     sparsity:float, # Fraction of each matrix to set to zero, in [0,1)
@@ -128,6 +131,7 @@ def prune_weights(
         new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
     return new
 
+# %% ../nbs/97_cli.ipynb #5cce9b82
 def _prune_model(model, sparsity, method, data):
     "Prune a whole model, or a sparse one further"
     from fastsparse.prune.layerwise import prune_wanda
@@ -140,6 +144,7 @@ def _prune_model(model, sparsity, method, data):
     if method=='wanda': prune_wanda(model.eval(), sparsity, [read_batch(data)], progress=True)
     else: prune_magnitude(model.eval(), sparsity)
 
+# %% ../nbs/97_cli.ipynb #d79b5838
 @call_parse
 def prune(
     file:str, # File of weights by name, or of a whole model
@@ -199,6 +204,24 @@ Sparse training for fastai and PyTorch, from a shell
 `fastsparse COMMAND --help` shows the options of a command; --debug shows the traceback of an error"""
 
 # %% ../nbs/97_cli.ipynb #13ac0cbc
+def _run(name, args):
+    "Run a command with the arguments of a shell"
+    sys.argv = [f'fastsparse {name}', *args]
+    f = _commands[name].__wrapped__
+    args,kwargs,_ = parse_cli(f)
+    f(*args, **kwargs)
+
+def _run_quietly(name, args):
+    "Run a command; warnings and errors are one line each"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', FutureWarning)
+            warnings.showwarning = lambda message, *args, **kwargs: print(f'fastsparse: {message}', file=sys.stderr)
+            _run(name, args)
+    except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
+    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: {e} (--debug shows where)') from None
+
+# %% ../nbs/97_cli.ipynb #2c7551d7
 def main(
     argv:list=None, # Arguments, those of the process by default
 ):
@@ -215,18 +238,4 @@ def main(
         near = get_close_matches(name, _commands, 1)
         hint = f'did you mean {near[0]!r}?' if near else f"choose from {', '.join(_commands)}"
         raise SystemExit(f'fastsparse: there is no command {name!r}: {hint}')
-    if debug: return _run(name, args)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore', FutureWarning)
-            warnings.showwarning = lambda message, *args, **kwargs: print(f'fastsparse: {message}', file=sys.stderr)
-            _run(name, args)
-    except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
-    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: {e} (--debug shows where)') from None
-
-def _run(name, args):
-    "Run a command with the arguments of a shell"
-    sys.argv = [f'fastsparse {name}', *args]
-    f = _commands[name].__wrapped__
-    args,kwargs,_ = parse_cli(f)
-    f(*args, **kwargs)
+    (_run if debug else _run_quietly)(name, args)
