@@ -28,27 +28,24 @@ titles = dict(measured='What was measured', cli='From the command line')
 api = dict(
     train=('Train', 'One line, a callback, a loop of your own, or the trainer that you have', '''Learner.fit_sparse Learner.fine_tune_sparse DynamicSparseTrainingCallback DynamicSparseTraining
         SparseTrainerCallback SparseLightningCallback SparseEngine'''),
-    choose=('Find sparsity and learning rate', 'Let your own data answer', 'find_sparsity compare_with_narrow Learner.sparse_lr_find auto_presets supar_init_ supar_splitter supar_lrs'),
+    choose=('Find sparsity and learning rate', 'Let your own data answer', 'find_sparsity compare_with_narrow Learner.sparse_lr_find'),
     sparsify=('Make a model sparse', 'Masks on a model, what they cover, and how to be rid of them', '''sparsify_model sparse_summary sparse_params unsparsify sparsify_parameter unsparsify_parameter
         apply_masks register_layer sparseable_modules is_sparseable_module init_kaiming_normal_sparse_'''),
     distributions=('Share weights out among layers', 'How sparse is each layer?', '''erdos_renyi_sparsity uniform_sparsity first_layer_dense_uniform layers_dense
         balanced_flops_sparsity global_sparsity given_sparsity'''),
     structures=('Patterns in the masks', 'N of M, blocks, constant fan-in', 'NM Block FanIn as_structure'),
-    methods=('Methods by name', 'RigL, SET and the others: settings that name their parts', '''methods_table RigL_presets SET_presets SNFS_presets Static_presets ITOP_presets GSE_presets
-        GMP_presets GraNet_presets MEST_presets SoftMEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets'''),
+    methods=('Methods by name', 'RigL, SET and the others: settings that name their parts', 'methods_table RigL_presets SET_presets SNFS_presets'),
     own_method=('Parts of a method of your own', 'Scores, redistribution, times, and how a part says what it needs', '''declares register_method weight_magnitude gradient_magnitude
         gradient_momentum gradient_saliency fisher_saliency MagnitudePlusGradient MeanGradient SampledGradient random_score momentum_redistribution gradient_redistribution Interval Schedule
         CubicSchedule FreqSchedule given_value'''),
-    rules=('Other settings for some layers', 'Rules by name, and their effect as a table', 'configure rules_table'),
+    rules=('Other settings for some layers', 'Rules by name', 'configure'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp
         prune_synflow prune_channels ChannelPruning taylor_scores channel_groups prune_to find_ticket'''),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros mask_adapters merge_sparse save_delta load_delta'),
-    learned=('Learn the masks', 'Straight-through estimators and scores that are trained', '''learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify supermask_presets
-        STE_presets SRSTE_presets TopKAST_presets'''),
-    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', '''SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse restore_sparse
-        pack_masks unpack_masks'''),
+    learned=('Learn the masks', 'Straight-through estimators and scores that are trained', 'learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify'),
+    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', 'SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse'),
     deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute store_dense export_sparse plain_copy shrink pack narrow_like'),
-    look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates Ledger count_flops flop_profile FlopsCounter predict_cost'),
+    look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates count_flops flop_profile FlopsCounter predict_cost'),
     masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))
 
 # What people search for, where it is answered first; the words are found one by one as well

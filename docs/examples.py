@@ -21,11 +21,8 @@ def scene():
     learn.logger,opt = noop,torch.optim.AdamW(model.parameters(), 1e-2)
     return dict(torch=torch, nn=nn, F=F, deepcopy=deepcopy, model=model, opt=opt, learn=learn, xb=xb, yb=yb, net=net, p=net[0].weight, mask=net[0].weight_mask)
 
-learned = 'supermask_presets STE_presets SRSTE_presets TopKAST_presets'.split()  # presets of `learn_masks`
-
 def of(name, o):
     "The example of `name`, which is `o`; empty where its docstring has one"
-    if name in learned: return f'learn_masks(model, **{name})'
     if isinstance(o, dict): return f'learn.fit_one_cycle(1, 1e-2, cbs=DynamicSparseTrainingCallback(sparsity=.9, **{name}))'
     return said.get(name, '')
 
@@ -58,15 +55,6 @@ compare_with_narrow
 Learner.sparse_lr_find
     sparsify_model(learn, .9)
     lr = learn.sparse_lr_find(num_it=20, show_plot=False)
-auto_presets
-    auto_presets(n_steps=1000)
-supar_init_
-    sparsify_model(model, .9)
-    supar_init_(model)
-supar_splitter
-    groups = supar_splitter(net)
-supar_lrs
-    lrs = supar_lrs(net, 1e-3)
 # api/sparsify
 sparse_params
     for p,mask,sparsity in sparse_params(net): print(tuple(p.shape), int(mask.sum()), float(sparsity))
@@ -163,8 +151,6 @@ FreqSchedule
 # api/rules
 configure
     rules = configure([dict(params='0.*', method='static', sparsity=.5), dict(method='rigl', sparsity=.9)])
-rules_table
-    rules_table(model, configure([dict(params='0.*', sparsity=.5), dict(sparsity=.9)]))
 # api/prune
 prune_magnitude
     prune_magnitude(model, .9)
@@ -223,7 +209,8 @@ LearnedMaskCallback
     learn_masks(model, 'top 0.1')
     learn.fit(1, 1e-2, cbs=LearnedMaskCallback())
 mask_penalty
-    learn_masks(model, **supermask_presets)
+    from fastsparse.train.learned import SRSTE_presets
+    learn_masks(model, **SRSTE_presets)  # dead weights decay
     loss = F.cross_entropy(model(xb), yb)+mask_penalty(model)
 Sparsify
     sp = Sparsify((64,), 'top 0.25')
@@ -239,17 +226,11 @@ load_run
 WaitForSparsity
     gmp = DynamicSparseTrainingCallback(method='gmp', sparsity=.9, batches_per_update=4)
     learn.fit(2, cbs=[gmp, WaitForSparsity(), SaveModelCallback()])
-restore_sparse
-    restore_sparse(model, net.state_dict())
 save_sparse
     save_sparse(net, 'net.safetensors')
 load_sparse
     save_sparse(net, 'net.safetensors')
     load_sparse(model, 'net.safetensors')
-pack_masks
-    torch.save(pack_masks(net.state_dict()), 'net.pt')
-unpack_masks
-    state = unpack_masks(pack_masks(net.state_dict()))
 # api/deploy
 store_dense
     sparse_compute(net, xb)
@@ -280,8 +261,6 @@ SparseHistory
     history.totals()
 log_updates
     learn.fit_sparse(1, .9, on_update=log_updates(print))
-Ledger
-    learn.fit_sparse(1, .9, cbs=Ledger(verbose=False))
 count_flops
     count_flops(net, xb[:1], sparse=True)
 flop_profile

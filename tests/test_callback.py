@@ -13,6 +13,7 @@ from fastcore.all import partial
 from fastsparse.all import *
 from fastsparse.train.callback import _lacks
 from fastsparse.all import fisher_saliency
+from fastsparse.train.presets import GMP_presets
 from fastsparse.core.registry import declares
 from helpers import agree,engine,live,masked_params,masks_of,same_masks,snapshot,states,warned
 from torch import nn

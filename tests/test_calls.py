@@ -84,11 +84,10 @@ good |= dict(DynamicSparseTraining=lambda w: dict(model=w.model, opt=w.opt, n_st
 good |= dict(as_structure=lambda w: dict(x='2:4'), NM=lambda w: dict(n=2, m=4), Block=lambda w: dict(rows=2, cols=2))
 good |= dict(Interval=lambda w: dict(every=10))
 good |= dict(CubicSchedule=lambda w: dict(init=0., end=.9))
-good |= dict(supar_lrs=lambda w: dict(model=w.model, lr=.1))
 good |= dict(save_delta=lambda w: dict(model=w.model, base=w.dense.state_dict(), path=w.folder/'d.safetensors'), SparseCheckpoint=lambda w: dict(path=w.folder/'c.pt'))
 good |= dict(sparse_compute=lambda w: dict(model=w.model, xb=w.xb, plan={'0.weight':'rows','2.weight':'dense'}))
 good |= dict(export_sparse=lambda w: dict(model=w.model, format='dense', sample=w.xb))
-for name in 'DynamicSparseTrainingCallback FlopsCounter FreqSchedule FanIn Ledger MagnitudePlusGradient MeanGradient SampledGradient SparseHistory LearnedMaskCallback'.split(): good[name] = lambda w: {}
+for name in 'DynamicSparseTrainingCallback FlopsCounter FreqSchedule FanIn MagnitudePlusGradient MeanGradient SampledGradient SparseHistory LearnedMaskCallback'.split(): good[name] = lambda w: {}
 
 wrong = {'None':None, "'x'":'x', '-1':-1, '0':0, '.5':.5, '1.5':1.5, 'nan':float('nan'), '[]':[], '{}':{}, '{1:2}':{1:2}, 'object()':object(), 'Identity()':nn.Identity()}
 

@@ -57,6 +57,6 @@ def test_overlap_by_hand():
 def test_where_the_network_knows_the_task_a_tenth_of_the_price_is_tried(monkeypatch):
     "10 nats a node leave nothing; another pass at 1 finds it, and one in a network that doesn't know the task would be in vain"
     prices,sweep = [],Search.sweep
-    monkeypatch.setattr(Search, 'sweep', lambda self, bar, n, price, *args: prices.append(tuple(price)) or sweep(self, bar, n, price, *args))
+    monkeypatch.setattr(Search, 'sweep', lambda self, bar, n, price, **kw: prices.append(tuple(price)) or sweep(self, bar, n, price, **kw))
     assert search(find_circuit, Both(8.,0.), task(1.,0.), prices=(10.,10.), every=50).nodes==dict(a=[0]) and prices==[(10.,10.),(1.,1.)]
     assert not search(find_circuit, Both(0.,0.), task(1.,0.), prices=(10.,10.), every=50).found and prices[2:]==[(10.,10.)]

@@ -163,12 +163,12 @@ def test_push_and_from_pretrained_use_the_hub(tmp_path, monkeypatch):
     t.push_to_hub('me/mine')
     assert same(t, Trained.from_pretrained('me/mine'))
 
-def test_without_the_package_the_message_says_what_to_install(monkeypatch):
+def test_without_the_package_the_error_names_it(monkeypatch):
     import sys
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     t = Trained(Decoder(d=16, n_layers=1), 'dense', 0, 1., 1.)
-    with pytest.raises(ImportError, match=r'huggingface_hub is not installed, and this needs it: pip install .*\[hf\]'): t.push_to_hub('me/mine')
-    with pytest.raises(ImportError, match='huggingface_hub'): Trained.from_pretrained('me/mine')
+    for f in (lambda: t.push_to_hub('me/mine'), lambda: Trained.from_pretrained('me/mine')):
+        with pytest.raises(ImportError, match='huggingface_hub'): f()
 
 def test_pictures_name_the_tokens_of_the_decoder(tmp_path):
     words = ['a','b',' c','\n',"'",'"',*(f'w{i}' for i in range(14))]
@@ -192,8 +192,8 @@ def test_ids_of_any_whole_numbers_train_the_same(kind):
 
 @pytest.mark.parametrize('kw,text', [
     (dict(method='RigL'), "method is 'RigL', and must be one of 'dense', 'recipe', 'set', 'rigl'"), (dict(density=0), r'density is 0, and must lie in \(0,1\]'),
-    (dict(density=math.nan), 'density is nan'), (dict(method='recipe', anneal=0), 'anneal is 0'), (dict(n_steps=0), 'n_steps is 0'),
-    (dict(file='x.pt', save_every=0), 'save_every is 0'), (dict(batch_size=0), 'batch_size is 0'), (dict(file='no/x.pt'), "path is 'no/x.pt'"),
+    (dict(density=math.nan), 'density is nan'), (dict(n_steps=0), 'n_steps is 0'),
+    (dict(file='x.pt', save_every=0), 'save_every is 0'), (dict(batch_size=0), 'batch_size is 0'), (dict(file='no/x.pt'), "file is 'no/x.pt'"),
     (dict(data=train, stop_at=1.), 'stop_at is a validation loss, and there are no texts to validate with'),
     (dict(data=[train,train]), r'data is a list, and must be a tensor or a tuple \(train, valid\)'), (dict(data=(train,[valid])), 'valid is a list'),
     (dict(data=train.flatten()), r'ids of shape \(2600,\)'), (dict(data=train[:,:1]), r'ids of shape \(200, 1\)'), (dict(data=train[:0]), r'ids of shape \(0, 13\)'),

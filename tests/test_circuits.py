@@ -1,10 +1,11 @@
 "Circuits: the little language, its decoder, three ways to train it, the search, its tests, and the pictures"
-import json,math,matplotlib.pyplot as plt,pandas as pd,pytest,re,shutil,subprocess,torch
+import ast,fastsparse.circuits,json,math,matplotlib.pyplot as plt,pandas as pd,pytest,re,shutil,subprocess,torch
 from fastsparse.circuits import *
 from fastsparse.circuits.draw import bend,layout
 from fastsparse.circuits.language import context,words
 from fastsparse.circuits.run import main,Study
 from fastsparse.circuits.train import lm_loss,valid_loss
+from pathlib import Path
 from torch import nn
 
 def lines(ids):
@@ -421,5 +422,12 @@ def test_a_click_opens_a_node_in_chromium(tmp_path):
 
 @pytest.mark.parametrize('kw', [dict(ways='sparse,desne'), dict(todo='quotes,bracket')])
 def test_the_command_refuses_a_name_before_it_trains(kw, tmp_path):
-    with pytest.raises(ValueError, match="is '(desne|bracket)', and must be one of"): main(str(tmp_path/'out'), **kw)
+    with pytest.raises(ValueError, match='(desne|bracket) is none of'): main(str(tmp_path/'out'), **kw)
     assert not (tmp_path/'out').exists()
+
+def test_the_room_needs_only_what_users_have():
+    "Its modules import the star of the library by name, each other, and packages: they could live in another repository"
+    for p in Path(fastsparse.circuits.__file__).parent.glob('*.py'):
+        imports = [o for o in ast.walk(ast.parse(p.read_text())) if isinstance(o, ast.ImportFrom)]
+        assert {o.module for o in imports if o.level==2}<={'all'}
+        assert all(o.module.startswith(('fastsparse.all','fastsparse.circuits')) for o in imports if not o.level and 'fastsparse' in o.module)

@@ -6,6 +6,8 @@ from fastai.callback.schedule import *
 from fastai.callback.training import GradientAccumulation
 from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
+from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import Static_presets
 from fastsparse.masks.schedules import acdc_path,cubic_path,steps
 from fastsparse.masks.scores import MovingGradient,MeanGradient,SampledGradient
 from fastsparse.weights.find import masked_params

@@ -1,6 +1,7 @@
 "What holds on the CPU holds on a CUDA device: `make gpu`; what needs none of CUDA's own runs on `FASTSPARSE_DEVICE`, the CPU if there is no other"
 import os,pytest,torch
 from fastsparse.all import *
+from fastsparse.train.presets import ACDC_presets,CHT_presets,GMP_presets,GraNet_presets,MEST_presets,SRigL_presets
 from fastsparse.weights.find import masked_params
 from torch import nn
 from torch.nn import functional as F

@@ -9,21 +9,19 @@ FACE = '''
     is_sparseable_module sparseable_modules uniform_sparsity first_layer_dense_uniform erdos_renyi_sparsity sparsify_model
     init_kaiming_normal_sparse_ DynamicSparseTrainingCallback SET_presets SNFS_presets RigL_presets random_score weight_magnitude
     gradient_magnitude gradient_momentum momentum_redistribution count_flops FlopsCounter
-    Static_presets ITOP_presets GSE_presets GMP_presets GraNet_presets MEST_presets SRigL_presets ACDC_presets DSD_presets CHT_presets
-    supermask_presets STE_presets SRSTE_presets TopKAST_presets
-    SparseEngine DynamicSparseTraining unsparsify sparsify_parameter sparse_summary pack_masks unpack_masks
+    SparseEngine DynamicSparseTraining unsparsify sparsify_parameter sparse_summary
     layers_dense global_sparsity balanced_flops_sparsity given_sparsity
     Schedule CubicSchedule FreqSchedule
     gradient_saliency fisher_saliency MeanGradient SampledGradient MagnitudePlusGradient gradient_redistribution
     NM Block FanIn as_structure
-    supar_init_ supar_splitter supar_lrs prune_to find_ticket
-    flop_profile SparseHistory predict_cost Ledger configure rules_table
+    prune_to find_ticket
+    flop_profile SparseHistory predict_cost configure
     learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify
-    prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp prune_synflow restore_sparse
+    prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp prune_synflow
     sparse_compute pack shrink plain_copy save_sparse load_sparse export_sparse'''
 COMING = '''
-    find_sparsity Interval auto_presets SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
-    SparseLightningCallback keep_zeros mask_adapters merge_sparse register_layer declares register_method methods_table SoftMEST_presets
+    find_sparsity Interval SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
+    SparseLightningCallback keep_zeros mask_adapters merge_sparse register_layer declares register_method methods_table
     log_updates store_dense unsparsify_parameter given_value save_delta load_delta animate_masks WaitForSparsity compare_with_narrow narrow_like
     channel_groups prune_channels ChannelPruning taylor_scores'''
 

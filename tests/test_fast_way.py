@@ -9,6 +9,7 @@ from fastai.optimizer import Adam,Lamb
 from fastai.torch_core import set_seed
 from fastai_data import TensorData,momentum_sgd
 from fastsparse.all import *
+from fastsparse.train.presets import GMP_presets,Static_presets
 from helpers import masked_params
 from torch import nn
 

@@ -5,7 +5,7 @@ from fastai.basics import Adam,Callback,CancelFitException,CancelStepException,C
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.optimizer import OptimWrapper,QHAdam,RMSProp,ranger
 from fastsparse.all import *
-from fastsparse.all import auto_presets
+from fastsparse.train.method import auto_presets
 from fastsparse.core.optimizers import is_adaptive
 from fastsparse.core.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
@@ -478,6 +478,7 @@ def test_supar_splitter():
     learn.fit(1, rates)
     assert learn.opt.hypers.itemgot('lr')==rates
     learn.fit_one_cycle(1, rates)
+    with pytest.raises(ValueError): supar_lrs(learn.model, float('nan'))
 
 def test_supar_init():
     "Each layer's variance is divided by its density, so that outputs of a sparse layer vary as a dense one's do; dead weights and dense layers are left"

@@ -76,7 +76,7 @@ class Laws(RuleBasedStateMachine):
         self.method = name
         now = 1-sum(self.counts())/80
         goal = dict(sparsity=max(.9, now), sparsity_path=cubic_path(init=now)) if name=='gmp' else {}  # a path that begins at 0 would grow first
-        settings = {**getattr(fastsparse.all, methods[name]), 'batches_per_update':3, **goal}
+        settings = {**getattr(fastsparse.train.presets, methods[name]), 'batches_per_update':3, **goal}
         self.renew_opt()
         self.engine = DynamicSparseTraining(self.model, self.opt, 30, **settings, seed=seed)
         self.expected = self.counts()

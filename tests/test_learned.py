@@ -6,6 +6,7 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastsparse.all import *
+from fastsparse.train.learned import SRSTE_presets,supermask_presets,TopKAST_presets
 from fastsparse.compat.dmx import effective_weight
 from fastsparse.demo import TensorData
 from fastsparse.masks.structures import Unstructured

@@ -7,7 +7,7 @@ from fastsparse.all import *
 from fastsparse.compat.dmx import effective_weight
 from fastsparse.masks.schedules import epochs,PiecewiseSchedule,PositionSchedule,samples
 from fastsparse.prune.tickets import rewind
-from fastsparse.train.learned import dead_decay,LearnedMaskCallback,own_magnitude,sparsifiers,update_all
+from fastsparse.train.learned import dead_decay,LearnedMaskCallback,own_magnitude,sparsifiers,STE_presets,TopKAST_presets,update_all
 from functools import partial
 from helpers import *
 from test_learned import _learner,learned

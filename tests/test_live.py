@@ -8,6 +8,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam as FastaiAdam,OptimWrapper
 from fastai_data import digits,loaders
 from fastsparse.all import *
+from fastsparse.train.presets import GMP_presets
 from fastsparse.kernels.vectors import why_not
 from functools import partial
 from helpers import *

@@ -2,6 +2,7 @@
 import copy,gc,pickle,pytest
 from fastai.optimizer import Adam as FastaiAdam,SGD as FastaiSGD
 from fastsparse.all import *
+from fastsparse.train.presets import GSE_presets,MEST_presets
 from fastsparse.kernels.vectors import why_not
 from fastsparse.masks.scores import MovingGradient
 from fastsparse.train.method import auto_presets

@@ -2,11 +2,12 @@
 import copy, math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
 from fastsparse.all import fisher_saliency
+from fastsparse.train.presets import CHT_presets,MEST_presets
 from fastsparse.core.registry import declares
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
 from fastsparse.masks.scores import MeanGradient
-from fastsparse.train.method import check_sparsity,drop_of_live,drop_of_target,Method
+from fastsparse.train.method import auto_presets,check_sparsity,drop_of_live,drop_of_target,Method
 from functools import partial
 from helpers import *
 from hypothesis import given, strategies as st

@@ -3,7 +3,9 @@ import math, numpy as np, pickle, pytest, re, reference_methods as ref, torch
 import fastsparse.masks.schedules, fastsparse.masks.scores
 from copy import copy,deepcopy
 from fastsparse.all import *
-from fastsparse.all import MagnitudePlusGradient,SampledGradient,SoftMEST_presets,methods_table
+from fastsparse.all import MagnitudePlusGradient,methods_table,SampledGradient
+from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import SoftMEST_presets,SRigL_presets,Static_presets
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
 from fastsparse.train import presets as methods

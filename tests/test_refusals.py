@@ -3,6 +3,7 @@ import copy, fastai.optimizer as fo, math, pytest, torch, types
 from fastai.basics import Adam,Callback,DataLoader,DataLoaders,Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastsparse.all import *
+from fastsparse.train.presets import ACDC_presets,CHT_presets,GMP_presets,MEST_presets
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import PiecewiseSchedule,cubic_path,epochs,samples

@@ -1,10 +1,11 @@
 "Rules by name, from numbers, dicts, lists and files, safely read; who got what and why"
 import copy, json, pandas as pd, pickle, pytest, torch, yaml
 from fastsparse.all import *
+from fastsparse.train.presets import GMP_presets
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import nonzero_redistribution
 from fastsparse.train.growth import fresh_value,initial_value,reset_state
-from fastsparse.train.rules import default_filter
+from fastsparse.train.rules import default_filter,rules_table
 from helpers import *
 from torch import nn
 

@@ -4,6 +4,7 @@ from fastai.callback.core import Callback,CancelFitException
 from fastai.optimizer import Adam,OptimWrapper
 from fastai_data import Probe,Watch,digits,learner,loaders,momentum_sgd,sparse_learner,mlp as digits_mlp
 from fastsparse.all import *
+from fastsparse.train.presets import ACDC_presets,GMP_presets,GraNet_presets,MEST_presets,SRigL_presets
 from fastsparse.masks.schedules import soft_bound_path
 from fastsparse.masks.scores import MovingGradient,MeanGradient,fisher_saliency
 from fastsparse.train.growth import initial_value

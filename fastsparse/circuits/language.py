@@ -47,49 +47,62 @@ class Writer:
         while len(out)<most and self.pick([True,False], [.6,.4]): out.append(self.pick(options))
         return out
 
-    def name(self):
-        "A name to assign to; what it held is forgotten"
-        name = self.pick(names)
-        self.made.pop(name, None)
-        return name
+# %% ../../nbs/90_circuits.language.ipynb #82607316
+@patch
+def name(self:Writer):
+    "A name to assign to; what it held is forgotten"
+    name = self.pick(names)
+    self.made.pop(name, None)
+    return name
 
-    def line(self, kinds=None):
-        "Write a line of a random kind, or of one of `kinds`"
-        share = dict(text=.2, numbers=.2, empty=.15, use=.25 if self.made else 0., loop=.12, load=.08)
-        kind = self.pick(list(share), list(share.values())) if kinds is None else self.pick(kinds)
-        self.tokens += getattr(self, kind)()
-        if self.tokens[-1]==':': self.body()
-        self.tokens.append('\n')
+@patch
+def text(self:Writer):
+    name,quote = self.name(),self.pick(["'",'"'])
+    return [name,'=',quote,*self.some(words),quote]
 
-    def text(self):
-        name,quote = self.name(),self.pick(["'",'"'])
-        return [name,'=',quote,*self.some(words),quote]
+@patch
+def numbers(self:Writer):
+    name,depth = self.name(),self.pick([1,2])
+    return [name,'=',*['[']*depth,*self.some(digits),']'*depth]
 
-    def numbers(self):
-        name,depth = self.name(),self.pick([1,2])
-        return [name,'=',*['[']*depth,*self.some(digits),']'*depth]
+# %% ../../nbs/90_circuits.language.ipynb #4e82d0eb
+@patch
+def empty(self:Writer):
+    name,kind = self.name(),self.pick(['set()',"''"])
+    self.made[name] = kind
+    return [name,'=',kind]
 
-    def empty(self):
-        name,kind = self.name(),self.pick(['set()',"''"])
-        self.made[name] = kind
-        return [name,'=',kind]
+@patch
+def use(self:Writer):
+    name = self.pick(sorted(self.made))
+    return [name,'.add(',self.pick(digits),')'] if self.made[name]=='set()' else [name,'+=',self.pick(words)]
 
-    def use(self):
-        name = self.pick(sorted(self.made))
-        return [name,'.add(',self.pick(digits),')'] if self.made[name]=='set()' else [name,'+=',self.pick(words)]
+# %% ../../nbs/90_circuits.language.ipynb #61032efc
+@patch
+def loop(self:Writer):
+    kind = self.pick(['for','while'])
+    return [kind,self.pick(names),dict(zip(['for','while'], ['in','<']))[kind],self.pick(digits),':']
 
-    def loop(self):
-        kind = self.pick(['for','while'])
-        return [kind,self.pick(names),dict(zip(['for','while'], ['in','<']))[kind],self.pick(digits),':']
+@patch
+def load(self:Writer):
+    kind = self.pick(['with','import'])
+    return [kind,self.pick(words),'as',self.pick(names),*[':']*(kind=='with')]
 
-    def load(self):
-        kind = self.pick(['with','import'])
-        return [kind,self.pick(words),'as',self.pick(names),*[':']*(kind=='with')]
+@patch
+def body(self:Writer):
+    "The lines of a block"
+    while self.pick([True,False], [.4,.6]): self.tokens += ['\n\t','yield',*self.some(words, 3)]
+    self.tokens += ['\n\t','return',*self.some(words, 3)]
 
-    def body(self):
-        "The lines of a block"
-        while self.pick([True,False], [.4,.6]): self.tokens += ['\n\t','yield',*self.some(words, 3)]
-        self.tokens += ['\n\t','return',*self.some(words, 3)]
+# %% ../../nbs/90_circuits.language.ipynb #d1e8e53d
+@patch
+def line(self:Writer, kinds=None):
+    "Write a line of a random kind, or of one of `kinds`"
+    share = dict(text=.2, numbers=.2, empty=.15, use=.25 if self.made else 0., loop=.12, load=.08)
+    kind = self.pick(list(share), list(share.values())) if kinds is None else self.pick(kinds)
+    self.tokens += getattr(self, kind)()
+    if self.tokens[-1]==':': self.body()
+    self.tokens.append('\n')
 
 # %% ../../nbs/90_circuits.language.ipynb #b3974ccf
 def programs(

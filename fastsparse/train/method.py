@@ -217,7 +217,7 @@ def find_method(
     method, # A name, a `Method` or a mapping of settings
 ) -> Method:
     "The method that is meant"
-    if method=='auto': raise ValueError("method 'auto' depends on the length of the run: pass auto_presets(n_steps) with its steps here")
+    if method=='auto': raise ValueError("method 'auto' depends on the length of the run: pass fastsparse.train.method.auto_presets(n_steps) with its steps here")
     import_module('fastsparse.train.presets')  # which registers the methods of the field
     found = _methods.get(method.lower()) if isinstance(method, str) else method if isinstance(method, dict) else None
     if found is None:
