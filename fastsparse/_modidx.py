@@ -1488,6 +1488,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastsparse/masks/scores.py'),
                                          'fastsparse.masks.scores.SampledGradient.__init__': ( 'masks.scores.html#sampledgradient.__init__',
                                                                                                'fastsparse/masks/scores.py'),
+                                         'fastsparse.masks.scores._best_of_outputs': ( 'masks.scores.html#_best_of_outputs',
+                                                                                       'fastsparse/masks/scores.py'),
                                          'fastsparse.masks.scores.among': ('masks.scores.html#among', 'fastsparse/masks/scores.py'),
                                          'fastsparse.masks.scores.ch2_l3_score': ( 'masks.scores.html#ch2_l3_score',
                                                                                    'fastsparse/masks/scores.py'),
