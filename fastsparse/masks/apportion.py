@@ -12,9 +12,7 @@ from ..core.checks import need_number
 from .selection import floor_product
 
 # %% ../../nbs/11_masks.apportion.ipynb #c934713d
-def whole_up(
-    x:float, # A fraction times a count
-) -> int:
+def whole_up(x) -> int:
     "`x` rounded up, or the integer that it exceeds by less than `1e-9` of itself"
     return -floor_product(-x)
 

@@ -135,9 +135,7 @@ class Live:
     shape:tuple
     def spread(self, t): return t.new_zeros(self.shape.numel()).scatter_(0, self.places, t).view(self.shape)
 
-def densify(
-    memo:dict, # From a `GradAverage`
-) -> dict:
+def densify(memo) -> dict:
     "`memo` with a number for each weight, if it was kept for live ones only"
     return memo if memo['live'] is None else dict(memo, total=memo['live'].spread(memo['total']), live=None)
 
@@ -232,11 +230,8 @@ def places(self:DeadWeightSampler,
     yield torch.arange(n, device='cpu')
 
 # %% ../../nbs/16_masks.scores.ipynb #b23d16a3
-def among(
-    chosen:torch.Tensor, # Bool vector
-    places:torch.Tensor, # Some of its places
-) -> torch.Tensor: # Bool vector
-    "`chosen`, but only at `places`"
+def among(chosen, places) -> torch.Tensor:
+    "The bool vector `chosen`, but only at `places`"
     return torch.zeros_like(chosen).index_fill_(0, places.to(chosen.device), True) & chosen
 
 @patch

@@ -21,9 +21,7 @@ def n_live(
     return round((1-float(sparsity))*n)
 
 # %% ../../nbs/10_masks.selection.ipynb #ca0acb1a
-def floor_product(
-    x:float, # A product such as `fraction*n`
-) -> int:
+def floor_product(x) -> int:
     "`x` rounded down, or the integer that it misses by less than `1e-9` of itself"
     near = round(x)
     return near if abs(x-near)<=1e-9*abs(x) else math.floor(x)
@@ -50,9 +48,7 @@ def sparse_mask_like(
     return sparse_mask(param.shape, sparsity, generator).to(param.device)
 
 # %% ../../nbs/10_masks.selection.ipynb #98fa023d
-def count_live(
-    mask:torch.Tensor, # Bool tensor of any shape
-) -> int:
+def count_live(mask) -> int:
     "How many elements of `mask` are `True`"
     if hasattr(mask, 'full_tensor'): return int(mask.sum().full_tensor())
     return int(np.count_nonzero(mask.numpy()) if mask.device.type=='cpu' else mask.count_nonzero())
@@ -88,19 +84,14 @@ def _by_words(m):
     inside = np.flatnonzero(words[some].view(bool))
     return np.concatenate([some[inside>>3]*8+(inside&7), n+np.flatnonzero(m[n:])])
 
-def live_places(
-    m:torch.Tensor, # Bool vector
-) -> torch.Tensor: # Vector of 64-bit integers
-    "The indices where `m` is `True`, in ascending order"
+def live_places(m) -> torch.Tensor:
+    "The indices where the bool vector `m` is `True`, as a vector of 64-bit integers in ascending order"
     if m.device.type!='cpu': return m.nonzero().view(-1)
     few = len(m)>=2**17 and m.is_contiguous() and count_live(m)*10<=len(m)
     return torch.from_numpy(_by_words(m.numpy()) if few else np.flatnonzero(m.numpy()))
 
 # %% ../../nbs/10_masks.selection.ipynb #19e2f4a8
-def above(
-    s:torch.Tensor, # Scores
-    cut:torch.Tensor, # One element
-) -> torch.Tensor: # Bool tensor of `s`'s shape
+def above(s, cut) -> torch.Tensor:
     "Where the scores `s` exceed the one-element tensor `cut`; NaN never does"
     if s.device.type!='cpu' or s.dtype==torch.bfloat16: return s>cut
     return torch.from_numpy(np.asarray(s.numpy()>cut.to(s.dtype).numpy()))
@@ -187,10 +178,8 @@ def lowest(
 # %% ../../nbs/10_masks.selection.ipynb #e00a8ad6
 _plain = torch.Tensor,torch.nn.Parameter
 
-def local_part(
-    t:torch.Tensor, # Any tensor
-) -> torch.Tensor: # `t` itself, unless it is sharded
-    "The part of `t` that this process holds; it shares storage with `t`"
+def local_part(t) -> torch.Tensor:
+    "The part of `t` that this process holds, which is `t` itself unless it is sharded; it shares storage with `t`"
     if type(t) in _plain or not hasattr(t, 'to_local'): return t
     with torch.no_grad(): return t.to_local()
 
@@ -261,10 +250,8 @@ def keyed_generator(
     return torch.Generator().manual_seed(int.from_bytes(key, 'little'))
 
 # %% ../../nbs/10_masks.selection.ipynb #512f00e8
-def mask_to_bits(
-    mask:torch.Tensor, # Bool tensor of any shape
-) -> torch.Tensor: # `uint8` vector, eight weights a byte, row-major; the last byte is padded with zeros
-    "Pack `mask` into one bit a weight"
+def mask_to_bits(mask) -> torch.Tensor:
+    "Pack `mask` into a `uint8` vector, eight weights a byte, row-major; the last byte is padded with zeros"
     return torch.from_numpy(np.packbits(mask.detach().cpu().numpy())).to(mask.device)
 
 def bits_to_mask(
