@@ -238,7 +238,7 @@ class SquareSchedule(Schedule):
 @dataclass(frozen=True)
 class FunctionSchedule(Schedule):
     "The value of a function of the step"
-    f:object # A function of `(step)` or of `(step, n_updates)`
+    f:object # A function of `(step)` or of `(step, n_updates=)`
     counts = cached_property(lambda self: wants(self.f, 'n_updates'))
     def at(self, step, n_updates): return self.f(step, n_updates=n_updates) if self.counts else self.f(step)
 
@@ -275,12 +275,8 @@ def make_schedule(
         "or a dict with its type")
 
 # %% ../../nbs/12_masks.schedules.ipynb #dcb8ebe0
-def min_max_end(
-    schedule:Schedule, # A schedule with times in steps
-    begin:int, # First step
-    end:int, # Last step, at least `begin`
-) -> tuple: # Smallest, largest and last value
-    "The range of `schedule` from `begin` to `end`"
+def min_max_end(schedule, begin, end) -> tuple:
+    "Smallest, largest and last value of `schedule` from step `begin` to `end`"
     vs = schedule.values if isinstance(schedule, CyclingSchedule) else [schedule(t) for t in range(begin, end+1)]
     return min(vs),max(vs),vs[-1]
 
