@@ -1,7 +1,7 @@
 "Files of every format that the library reads, and changes to them: bytes turned and moved, values exchanged"
 import copy,csv,io,json,torch,yaml
 from fastsparse.all import *
-from fastsparse.masks.distributions import read_sparsities
+from fastsparse.compat.str import read_sparsities
 from fastsparse.core.files import seal
 from fastsparse.save.load import read_file
 from helpers import mlp
@@ -181,6 +181,9 @@ def lines(o):
 
 class SparsitiesCsv(SparsitiesYaml):
     name,spec,said = 'sparsities.csv',[['layer','sparsity'],['0.weight',.5],['2.weight','25%']],staticmethod(lines)
+    def read(self):
+        given_sparsity(found := read_sparsities(self.path))
+        return found
 
 formats = {o.__name__:o for o in (Run,History,Delta,Safetensors,RulesYaml,RulesJson,SparsitiesYaml,SparsitiesJson,SparsitiesCsv)}
 binary = ('Run','History','Delta','Safetensors')

@@ -1,8 +1,9 @@
 "How sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
+from fastsparse.compat.str import read_sparsities
 from fastsparse.masks.apportion import fill_budget,live_counts
 from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity
-from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,read_sparsities,uniform_sparsity
+from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,uniform_sparsity
 from fastsparse.report.flops import flop_profile
 from fastsparse.core.registry import call_with,wants
 from fastsparse.model.sparsify import sparsify_model
@@ -324,7 +325,7 @@ def test_csv_of_learned_budgets(tmp_path):
     text = 'Metric,Params,Sparsity (%),,\nOverall,99,79.55,81.27,87.7\nLayer 1 - conv1,40,51.46,51.4,63.02\nLayer 2 - layer1.0.conv1,50,69.36,73.24,87.57\nAP - average pool,0,100,100,100\n'
     for column,expect in ((2,[.5146,.6936]), (4,[.6302,.8757]), ('Sparsity (%)',[.5146,.6936])):
         (tmp_path/'t.csv').write_text(text)
-        f = given_sparsity(tmp_path/'t.csv', column)
+        f = given_sparsity(read_sparsities(tmp_path/'t.csv', column))
         assert f(params([(8,5),(10,5)]), .5, names=['conv1.weight','layer1.0.conv1.weight'])==pytest.approx(expect)
     assert pickle.loads(pickle.dumps(f)).keywords==f.keywords
 
@@ -385,7 +386,7 @@ refusals += [(table(text, column), say) for text,column,say in (('a,b,c\nx,1,2\n
     ('a,b\nx,1\nx,0\n',None,'twice'), ('x,0.5\ny,0.7\n',None,'must be a heading'))]
 refusals += [(lambda _, bad=bad: as_distribution(bad), say) for bad,say in (('x',"'first-dense'"), (3,"'first-dense'"), (None,"'first-dense'"),
     (['erk'],"'first-dense'"), ('proportional_sparsity','makes a distribution'))]
-refusals += [(of_file('b.json', '[50.0]'), '50.0'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
+refusals += [(of_file('b.json', '[50.0]'), '50.0'), (of_file('b.csv', 'layer,sparsity\n1,.5'), 'read_sparsities'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
     (lambda _: erdos_renyi_sparsity(two, .5, erk_power_scale=-1), 'erk_power_scale is -1'),
     (lambda _: global_sparsity(two, .5, scores=[torch.ones(5)]), 'one for each weight'), (lambda _: global_sparsity(two, .5, min_live=-1), 'min_live is'),
     (on(layers_dense, [0,-1], s=.95), 'sparsity is 0.95, and must be below 0.589')]  # the others' density would be negative

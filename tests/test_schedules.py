@@ -251,7 +251,7 @@ class Callable:
     def __call__(self, step): return 2*step
     def method(self, step, n_updates=0): return n_updates
 
-@pytest.mark.parametrize('f,expect', [(lambda step: 3*step, 15), (lambda s,n: s+n, 7), (counted, 25), (optional, 10), (named, 2),
+@pytest.mark.parametrize('f,expect', [(lambda step: 3*step, 15), (lambda s,n_updates: s+n_updates, 7), (counted, 25), (optional, 10), (named, 2),
     (partial(counted, n_updates=1), 25), (Callable(), 10),
     (Callable().method, 2), (lambda *a: a[0], 5), (np.square, 25), (lambda step: np.float32(.5), .5)])
 def test_functions(f, expect):

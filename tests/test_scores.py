@@ -3,7 +3,7 @@ import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastsparse.core.registry import call_with,needs_of
 from fastsparse.core.optimizers import base_opt
-from fastsparse.masks.scores import GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
+from fastsparse.masks.scores import DeadWeightSampler,GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.masks.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient
 from fastsparse.masks.scores import weight_magnitude
@@ -170,7 +170,8 @@ def test_state_tensors_have_the_shape():
 
 @pytest.mark.parametrize('make,say', [(lambda: MagnitudePlusGradient(-1.), 'lam is -1.0.*from 0'), (lambda: MeanGradient(2.5), 'n_batches is 2.5.*whole number from 1'),
     (lambda: MovingGradient(1.), r'decay is 1.0.*\(0,1\)'), (lambda: Sampled('x'), "score_f is 'x'.*must be one of"),
-    (lambda: Sampled(weight_magnitude, 0), 'temperature is 0.*above 0')])
+    (lambda: Sampled(weight_magnitude, 0), 'temperature is 0.*above 0'), (lambda: SampledGradient(0), 'candidates is 0.*above 0'),
+    (lambda: SampledGradient(of='alive'), "must be one of 'live', 'dead', 'grown'")])
 def test_parts_refuse_when_made(make, say):
     "Law 10: a score with arguments that can't work is refused when it is made, not at the first update"
     with pytest.raises(ValueError, match=say): make()
@@ -197,3 +198,30 @@ def test_gradients_of_some_batches_are_declared(f, window, decay):
     "Both read gradients of dead weights, of as many batches as they say"
     needs = needs_of(f)
     assert needs.reads_grad and needs.collector.dense and (needs.collector.window,needs.collector.decay)==(window,decay)
+
+@pytest.mark.parametrize('of', ['live','dead','grown'])
+@pytest.mark.parametrize('times', [.1,1.,3.,100.])
+def test_a_sample_is_of_dead_weights_and_large_enough(times, of):
+    "Each place once and in order, at least as many as grow"
+    mask = torch.arange(100)<10
+    for least in (0,1,30,90):
+        found = DeadWeightSampler(times, of).draw(mask, least)
+        assert least<=len(found)<=90 and (found>=10).all() and (found.diff()>0).all()
+
+def test_the_size_of_a_sample():
+    "At least what grows, at most all dead; some places are drawn twice; none where none is wanted or none is dead"
+    samplers = DeadWeightSampler(3., 'grown'),DeadWeightSampler(2.),DeadWeightSampler(.1),DeadWeightSampler(9.)
+    assert [o.size(100, 15, 5) for o in samplers]==[15,30,5,90]
+    sizes = [len(DeadWeightSampler(1.).draw(torch.arange(100_000)<5000, 0)) for _ in range(20)]
+    assert abs(sum(sizes)/20-5000*(1-5000/95_000/2))<60
+    assert not len(DeadWeightSampler(3., 'grown').draw(torch.arange(100)<10, 0)) and not len(DeadWeightSampler(1.).draw(torch.ones(9).bool(), 0))
+
+def test_scores_of_a_sample():
+    "The gradient's magnitude where a weight was drawn, below zero elsewhere"
+    torch.manual_seed(0)
+    p,live = nn.Parameter(torch.randn(1000)),torch.rand(1000)<.1
+    p.grad = torch.randn(1000)
+    score,drawn = [f(torch.Generator().manual_seed(1)) for f in (lambda g: SampledGradient()(p, live, n=30, generator=g),
+        lambda g: DeadWeightSampler(1.).draw(live, 30, g))]
+    rest = torch.ones(1000).bool().index_fill_(0, drawn, False)
+    assert torch.equal(score[drawn], p.grad.abs()[drawn]) and (score[rest]<0).all() and not live[drawn].any()

@@ -3,7 +3,8 @@ import copy, math, numpy as np, pytest, torch
 from fastsparse.all import *
 from fastsparse.masks.apportion import regrow_counts
 from fastsparse.masks.selection import keyed_generator
-from fastsparse.masks.structures import move_together,Unstructured
+from fastsparse.masks.structures import Unstructured
+from fastsparse.masks.together import move_together
 from fastsparse.train import moves
 from fastsparse.train.growth import fresh_value,reset_state
 from fastsparse.weights.weight import Masked

@@ -11,19 +11,14 @@ import math,torch
 from dataclasses import dataclass,fields
 from fastcore.basics import *
 from ..core.checks import need_fraction,need_number
-from ..masks.schedules import between,ConstantSchedule,CyclingSchedule,first_step,ListSchedule,Schedule
-from ..masks.schedules import Time,Timed
+from ..masks.schedules import between,ConstantSchedule,CyclingSchedule,first_step,ListSchedule,Schedule,Time
 from ..masks.selection import count_live,floor_product,n_live,put_
 from ..masks.structures import as_structure
 from numbers import Real
 
 # %% ../../nbs/85_compat.cerebras.ipynb #ede4afe4
-class _Monotone(Schedule):
-    "A monotonic schedule: it has no turning points"
-    def turns(self, begin, end): return ()
-
 @dataclass(frozen=True)
-class LinearSchedule(_Monotone):
+class LinearSchedule(Schedule):
     "A straight line, without limit"
     init:float # Value at step 0
     slope:float # Change per step
@@ -31,7 +26,7 @@ class LinearSchedule(_Monotone):
 
 # %% ../../nbs/85_compat.cerebras.ipynb #ade9ce30
 @dataclass(frozen=True)
-class ExpSchedule(_Monotone):
+class ExpSchedule(Schedule):
     "Exponential approach from `init` to `final`"
     init:float # Value at step 0
     gamma:float # Rate; below 0 it approaches `final`, e.g. with `math.log(.3)/1000`, .3 of the difference is left after 1000 steps
@@ -39,19 +34,19 @@ class ExpSchedule(_Monotone):
     def at(self, step, n_updates): return self.final+(self.init-self.final)*math.exp(self.gamma*step)
 
 @dataclass(frozen=True)
-class PowerSchedule(_Monotone):
+class PowerSchedule(Schedule):
     "Multiplied by a constant factor at every step"
     init:float # Value at step 0
     beta:float # The factor, 0 or more
     def __post_init__(self):
         super().__post_init__()
-        need_number(self._name_of('beta'), self.beta, 0)
+        need_number(self._name('beta'), self.beta, 0)
 
     def at(self, step, n_updates): return self.init*self.beta**step
 
 # %% ../../nbs/85_compat.cerebras.ipynb #b949cf0b
 @dataclass(frozen=True)
-class CosineDecaySchedule(_Monotone):
+class CosineDecaySchedule(Schedule):
     "Half a cosine from `init` to `minimum`, where it stays"
     init:float # Value at step 0
     stop:Time=.75 # When it reaches `minimum`
@@ -91,12 +86,12 @@ def _plain(o):
     raise ValueError(f"{o!r} can't be written to a file: use a schedule that has a name")
 
 def schedule_spec(
-    schedule:Timed, # A `Schedule` or an `UpdateSchedule`
+    schedule:Schedule, # Of numbers, or of updates
 ): # A number, a list or a dict
     "The spec from which `make_schedule` or `make_update_schedule` builds `schedule` again"
     args = {f.name: _plain(getattr(schedule, f.name)) for f in fields(schedule)}
     if isinstance(schedule, (ConstantSchedule,CyclingSchedule,ListSchedule)): return first(args.values())
-    return dict(type=camel2snake(type(schedule).__name__.removesuffix('Schedule')), **args) if isinstance(schedule, Schedule) else args
+    return args if schedule.returns is bool else dict(type=camel2snake(type(schedule).__name__.removesuffix('Schedule')), **args)
 
 # %% ../../nbs/85_compat.cerebras.ipynb #bb4ea240
 def mask_topk(

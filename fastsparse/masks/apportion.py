@@ -12,9 +12,7 @@ from ..core.checks import need_number
 from .selection import floor_product
 
 # %% ../../nbs/11_masks.apportion.ipynb #c934713d
-def whole_up(
-    x:float, # A fraction times a count
-) -> int:
+def whole_up(x) -> int:
     "`x` rounded up, or the integer that it exceeds by less than `1e-9` of itself"
     return -floor_product(-x)
 
@@ -29,6 +27,7 @@ def share_out(
     for i in order[:total-sum(whole)]: whole[i] += 1
     return whole
 
+# %% ../../nbs/11_masks.apportion.ipynb #19a72286
 def live_counts(
     sizes:list, # Number of weights of each parameter
     sparsities:list, # Sparsity of each parameter, real numbers in [0,1]
@@ -82,23 +81,23 @@ def regrow_counts(
 
 # %% ../../nbs/11_masks.apportion.ipynb #57e68037
 def legal_counts(
-    slots:list, # One for each parameter
+    tallies:list, # One for each parameter
     wanted:list, # The count wanted for each
 ) -> list: # A count for each
     "Counts that structures allow, close to `wanted` one by one and in total"
-    counts = [s.round_up_to_legal(n) for s,n in zip(slots, wanted)]
+    counts = [s.round_up_to_legal(n) for s,n in zip(tallies, wanted)]
     while off := sum(wanted)-sum(counts):
         way = 1 if off>0 else -1
-        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(slots, counts, wanted)) for n in s.adjacent_counts(c, way)]
+        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(tallies, counts, wanted)) for n in s.adjacent_counts(c, way)]
         left,_,i,n = min(steps, default=(abs(off),0,0,0))
         if left>=abs(off): break
         counts[i] = n
-    return _exchange(slots, counts, wanted, off)
+    return _exchange(tallies, counts, wanted, off)
 
 # %% ../../nbs/11_masks.apportion.ipynb #9aef9d59
-def _exchange(slots, counts, wanted, off):
+def _exchange(tallies, counts, wanted, off):
     "`counts`, whose total is short by `off`, with one larger step and the difference given back, where that comes closer"
-    each = enumerate(zip(slots, counts, wanted))
+    each = enumerate(zip(tallies, counts, wanted))
     steps = [(abs(n-c), abs(n-w), i, n) for i,(s,c,w) in each for way in (1,-1) for n in s.adjacent_counts(c, way)]
     size = {i:d for d,_,i,_ in steps}
     best,tried = (abs(off),counts),set()
@@ -109,7 +108,7 @@ def _exchange(slots, counts, wanted, off):
         finer = sorted((j for j in size if size[j]<d), key=size.get)
         new,left = [*counts[:i], n, *counts[i+1:]],off-n+counts[i]
         for j in finer:
-            k = slots[j].round_up_to_legal(min(max(new[j]+left, 0), slots[j].n))
+            k = tallies[j].round_up_to_legal(min(max(new[j]+left, 0), tallies[j].n))
             left,new[j] = left-k+new[j],k
         best = min(best, (abs(left),new), key=lambda o: o[0])
     return best[1]

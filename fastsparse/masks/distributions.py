@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['uniform_sparsity', 'first_layer_dense_uniform', 'erdos_renyi_sparsity', 'usual_sparsity', 'as_distribution',
-           'layers_dense', 'global_sparsity', 'balanced_flops_sparsity', 'given_sparsity', 'proportional_sparsity',
-           'read_sparsities']
+           'layers_dense', 'global_sparsity', 'balanced_flops_sparsity', 'given_sparsity', 'proportional_sparsity']
 
 # %% ../../nbs/17_masks.distributions.ipynb #49c7e7de
-import csv,inspect,math,re,torch
+import inspect,math,torch
 from collections import defaultdict
 from fastcore.basics import *
 from .apportion import fill_budget
@@ -32,6 +31,7 @@ def uniform_sparsity(
     need_fraction('sparsity', sparsity)
     return [sparsity]*len(params)
 
+# %% ../../nbs/17_masks.distributions.ipynb #3a58ed6e
 @renamed(model_sparsity='sparsity')
 def first_layer_dense_uniform(
     params:list, # Parameters, the first layer's first
@@ -59,8 +59,7 @@ def erdos_renyi_sparsity(
     "Erdős–Rényi(-Kernel) sparsities: the smaller a layer, the denser (arXiv:1911.11134)"
     need_fraction('sparsity', sparsity)
     need_number('erk_power_scale', erk_power_scale, 0, 1e3)
-    axes = [(0,1,None)]*len(params) if axes is None else axes
-    shapes = [_sides(p.shape, o) for p,o in zip(params, axes)]
+    shapes = [_sides(p.shape, o) for p,o in zip(params, axes or [(0,1,None)]*len(params))]
     if not include_kernel: shapes = [o[:2] for o in shapes]
     raw = [(sum(o)/max(math.prod(o), 1))**erk_power_scale for o in shapes]
     sizes = [p.numel() for p in params]
@@ -82,6 +81,7 @@ def usual_sparsity(
     if getattr(structure, 'sparsity', None) is not None: return uniform_sparsity(params, sparsity)
     return erdos_renyi_sparsity(params, sparsity, axes=axes)
 
+# %% ../../nbs/17_masks.distributions.ipynb #160fa83b
 def as_distribution(
     spec, # 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk', 'global', the name of a declared one, or a distribution
     what='the distribution', # What the error calls it, such as the name of the setting
@@ -121,6 +121,7 @@ def _with_rest(params, sparsity, given, sparse_f, names=None, **kwargs):
     res = given | dict(zip(rest, _one_each(own, rest, 'sparsities of the other layers')))
     return [res[i] for i in range_of(params)]
 
+# %% ../../nbs/17_masks.distributions.ipynb #2f6d067c
 def _layers_dense(params, sparsity, names=None, patterns=(), sparse_f=uniform_sparsity, **kwargs):
     known,given = names,{}
     if known is None and all(isinstance(o, int) for o in listify(patterns)): known = [f'parameter {i}' for i in range_of(params)]
@@ -129,7 +130,6 @@ def _layers_dense(params, sparsity, names=None, patterns=(), sparse_f=uniform_sp
 
 def _layers_dense_by_score(params, sparsity, scores=None, **kwargs): return _layers_dense(params, sparsity, scores=scores, **kwargs)
 
-# %% ../../nbs/17_masks.distributions.ipynb #2f6d067c
 def layers_dense(
     patterns, # The dense layers: a name of a parameter or module, a glob, a function of name and parameter, an index, or a list of these
     sparse_f=uniform_sparsity, # The distribution of the others, or its name
@@ -144,6 +144,41 @@ register_part('distribution', layers_dense)
 register_part('distribution', layers_dense([0,-1]), 'first-last-dense')
 
 # %% ../../nbs/17_masks.distributions.ipynb #a80e26f1
+def _top_counts(scores, sizes, budget):
+    "How many of the `budget` highest scores are in each parameter; the last one counts in part if the budget isn't whole"
+    if not sizes: return []
+    together = torch.cat([s.detach().reshape(-1).to(scores[0].device) for s in scores])
+    over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.
+    live = top_k_mask(together, round(budget+over))
+    last = int(lowest(together, 1, among=live)) if over else -1
+    return [count_live(m)-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
+
+# %% ../../nbs/17_masks.distributions.ipynb #4b529d96
+def _floor(p, axes, score, min_live):
+    "The smallest count of a parameter: `min_live` weights for each output of each expert, or all whose score isn't -inf"
+    (outputs,_,experts),shape = axes,p.shape
+    n = math.prod(shape[:1]) if outputs>=len(shape) else shape[outputs]*(1 if experts is None else shape[experts])
+    return min(min_live*n, int((score>-math.inf).sum())) if p.numel() else 0
+
+# %% ../../nbs/17_masks.distributions.ipynb #c0c9b4f3
+def _with_floors(scores, sizes, budget, floors, alone):
+    "The counts `alone`, but none below its floor"
+    most,held,low = sum(floors),set(),set(range_of(sizes))
+    if most>=budget: counts = [f*budget/most for f in floors]
+    else:
+        while low:
+            free = [i for i in range_of(sizes) if i not in held]
+            found = _top_counts([scores[i] for i in free], [sizes[i] for i in free], budget-sum(floors[i] for i in held))
+            counts = [floors[i] if i in held else found[free.index(i)] for i in range_of(sizes)]
+            low = {i for i in free if counts[i]<floors[i]}
+            held |= low
+    if sum(max(c-a, 0) for c,a in zip(counts, alone))>.01*budget:
+        warn("scores alone would leave some layers almost no live weights: "
+            "min_live, live weights for each output, decides about more than a hundredth of them; "
+            "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
+    return counts
+
+# %% ../../nbs/17_masks.distributions.ipynb #3a6000ab
 @renamed(model_sparsity='sparsity')
 def global_sparsity(
     params:list, # Parameters
@@ -162,46 +197,10 @@ def global_sparsity(
     budget = (1-float(sparsity))*sum(sizes)
     floors = [_floor(p, o, s, min_live) for p,o,s in zip(params, axes or [(0,1,None)]*len(params), scores)]
     counts = _top_counts(scores, sizes, budget)
-    if any(c<f for c,f in zip(counts, floors)): counts = _lifted(scores, sizes, budget, floors, counts)
+    if any(c<f for c,f in zip(counts, floors)): counts = _with_floors(scores, sizes, budget, floors, counts)
     return [1-c/n if n else 0. for c,n in zip(counts, sizes)]
 
 register_part('distribution', global_sparsity)
-
-# %% ../../nbs/17_masks.distributions.ipynb #4b529d96
-def _floor(p, axes, score, min_live):
-    "The smallest count of a parameter: `min_live` weights for each output of each expert, or all whose score isn't -inf"
-    (outputs,_,experts),shape = axes,p.shape
-    n = math.prod(shape[:1]) if outputs>=len(shape) else shape[outputs]*(1 if experts is None else shape[experts])
-    some = score.n_above(-math.inf) if hasattr(score, 'n_above') else int((score>-math.inf).sum())
-    return min(min_live*n, some) if p.numel() else 0
-
-def _top_counts(scores, sizes, budget):
-    "How many of the `budget` highest scores are in each parameter; the last one counts in part if the budget isn't whole"
-    if not sizes: return []
-    if hasattr(scores[0], 'top_counts'): return scores[0].top_counts(scores, budget)  # scores that are sharded over processes
-    together = torch.cat([s.detach().reshape(-1).to(scores[0].device) for s in scores])
-    over = -budget%1 if abs(budget-round(budget))>1e-6 else 0.
-    live = top_k_mask(together, round(budget+over))
-    last = int(lowest(together, 1, among=live)) if over else -1
-    return [count_live(m)-over*(end-n<=last<end) for m,n,end in zip(live.split(sizes), sizes, accumulate(sizes))]
-
-# %% ../../nbs/17_masks.distributions.ipynb #c0c9b4f3
-def _lifted(scores, sizes, budget, floors, alone):
-    "The counts `alone`, but none below its floor: layers below get it, and the others compete for the rest"
-    most,held,low = sum(floors),set(),set(range_of(sizes))
-    if most>=budget: counts = [f*budget/most for f in floors]
-    else:
-        while low:
-            free = [i for i in range_of(sizes) if i not in held]
-            found = _top_counts([scores[i] for i in free], [sizes[i] for i in free], budget-sum(floors[i] for i in held))
-            counts = [floors[i] if i in held else found[free.index(i)] for i in range_of(sizes)]
-            low = {i for i in free if counts[i]<floors[i]}
-            held |= low
-    if sum(max(c-a, 0) for c,a in zip(counts, alone))>.01*budget:
-        warn("scores alone would leave some layers almost no live weights: "
-            "min_live, live weights for each output, decides about more than a hundredth of them; "
-            "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
-    return counts
 
 # %% ../../nbs/17_masks.distributions.ipynb #bdfbe89e
 def _balanced_flops(params, sparsity, names=None, flops=()):
@@ -230,6 +229,7 @@ def _checked(spec):
     for o in spec if rules is None else [o for _,o in rules]: need_fraction('a given sparsity', o)
     return list(spec) if rules is None else spec if isinstance(spec, dict) else rules
 
+# %% ../../nbs/17_masks.distributions.ipynb #0b771515
 def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
     if isinstance(spec, list) and not any(isinstance(o, tuple) for o in spec):
         found = dict(enumerate(_one_each(spec, params, 'sparsities')))
@@ -246,18 +246,19 @@ def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
 def _given_by_score(params, sparsity, scores=None, **kwargs): return _given(params, sparsity, scores=scores, **kwargs)
 
 # %% ../../nbs/17_masks.distributions.ipynb #72296831
-def _spec_of(spec, column):
+def _spec_of(spec):
     "Checked sparsities, read from a file if `spec` is a path"
     if not isinstance(spec, (str,Path)): return _checked(spec)
-    with reading(spec, 'file of sparsities'): return _checked(read_sparsities(spec, column))
+    if Path(spec).suffix.lower()=='.csv':
+        raise ValueError(f"{spec} is a table: pass what read_sparsities of fastsparse.compat.str reads from it")
+    with reading(spec, 'file of sparsities'): return _checked(read_data(spec, 'file of sparsities'))
 
 def given_sparsity(
-    spec, # Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a file for `read_sparsities`
-    column=None, # Heading or index of a CSV file's column of sparsities, as for `read_sparsities`
+    spec, # Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a JSON or YAML file of these
     rest=None, # A distribution, or its name, for parameters that `spec` doesn't name; None if it must name all
 ): # A distribution
     "Exactly these sparsities; with `rest`, the other parameters bring the model to its sparsity"
-    spec = _spec_of(spec, column)
+    spec = _spec_of(spec)
     if rest is None: return partial(_given, spec=spec)
     rest = as_distribution(rest)
     return partial(_given_by_score if wants(rest, 'scores') else _given, spec=spec, rest=rest)
@@ -277,39 +278,8 @@ def _proportional(params, sparsity, names=None, spec=()):
 
 def proportional_sparsity(
     spec, # As for `given_sparsity`
-    column=None, # Heading or index of a CSV file's column of sparsities, as for `read_sparsities`
 ): # A distribution
     "Densities proportional to the given ones, which meet the model's sparsity"
-    return partial(_proportional, spec=_spec_of(spec, column))
+    return partial(_proportional, spec=_spec_of(spec))
 
 register_part('distribution', proportional_sparsity)
-
-# %% ../../nbs/17_masks.distributions.ipynb #1ce14032
-def _read_csv(text, column):
-    head,*rows = [o for o in csv.reader(text.splitlines()) if o]
-    at = _column(head, rows, column)
-    above = list(accumulate(head, lambda a,b: b or a))[at]  # an empty heading repeats the one before
-    fraction = lambda cell: float(cell.strip().rstrip('%'))/(100 if '%' in cell+above else 1)
-    rows = [o for o in rows if re.match(r'Layer \d+ - ', o[0])] or rows
-    res = {re.sub(r'^Layer \d+ - ', '', o[0]): fraction(o[at]) for o in rows}
-    if len(res)<len(rows): raise ValueError("the file names a layer twice: every row must have a name of its own")
-    return list(res.values()) if list(res)==[str(i+1) for i in range_of(rows)] else res
-
-def _column(head, rows, column):
-    "The index of the column of sparsities"
-    if column is None and len(head)>2:
-        raise ValueError(f"the file has the columns {', '.join(filter(None, head))}: "
-            "say which one holds the sparsities with column=, by heading or place")
-    at = 1 if column is None else head.index(column) if isinstance(column, str) else column
-    if re.fullmatch(r'[\d.]+%?', head[at].strip()): raise ValueError(f"the first row is {', '.join(head)}, and must be a heading")
-    return at
-
-# %% ../../nbs/17_masks.distributions.ipynb #1a671c75
-def read_sparsities(
-    path, # A .json, .yaml, .yml or .csv file
-    column=None, # Heading or index of a CSV file's column of sparsities; by default the second of two
-): # A dict by name, or a list if the names are numbers from 1
-    "Read sparsities from a file"
-    path = Path(path)
-    if path.suffix.lower()!='.csv': return read_data(path, 'file of sparsities')
-    with reading(path, 'file of sparsities'): return _read_csv(path.read_text(encoding='utf-8-sig'), column)

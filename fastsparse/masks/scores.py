@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'output_magnitude', 'gradient_momentum', 'gradient_saliency',
            'MagnitudePlusGradient', 'GradAverage', 'Live', 'densify', 'MovingGradient', 'MeanGradient',
-           'fisher_saliency', 'among', 'DeadWeightSampler', 'SampledGradient', 'Sampled', 'ch2_l3_score',
+           'fisher_saliency', 'DeadWeightSampler', 'among', 'SampledGradient', 'Sampled', 'ch2_l3_score',
            'momentum_redistribution', 'nonzero_redistribution', 'gradient_redistribution']
 
 # %% ../../nbs/16_masks.scores.ipynb #752c3500
@@ -48,6 +48,16 @@ def gradient_magnitude(
     return p.grad.detach().abs()
 
 # %% ../../nbs/16_masks.scores.ipynb #36903880
+def _best_of_outputs(score, mask, axes):
+    "Where the largest live weight of each output is, of each expert on its own"
+    outputs,inputs,experts = axes
+    named = [outputs] if experts is None else [experts,outputs]
+    order = [*named, inputs, *[d for d in range(score.ndim) if d not in (*named, inputs)]]
+    x = score.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(~mask, -math.inf).permute(order).flatten(len(named))
+    best = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, x.argmax(-1, keepdim=True), True) & (x>-math.inf)
+    return best.view([score.shape[o] for o in order]).permute(sorted(range_of(order), key=order.__getitem__))
+
+# %% ../../nbs/16_masks.scores.ipynb #d6e21a77
 @declares()
 def output_magnitude(
     p:torch.Tensor, # Parameter
@@ -58,16 +68,12 @@ def output_magnitude(
     **kwargs
 ) -> torch.Tensor: # `abs(p)`, and infinity at the largest live weight of each output if `n` weights are enough for all outputs
     "Magnitudes, with the largest live weight of each output first"
-    score,(outputs,inputs,experts) = weight_magnitude(p),axes
+    score,(outputs,_,experts) = weight_magnitude(p),axes
     shape = getattr(structure, 'shape', p.shape)  # `p` may be some rows of the parameter
     named = [outputs] if experts is None else [experts,outputs]
     if p.ndim<2 or n is None or not math.prod(shape[o] for o in named)<=n<math.prod(shape) or not p.numel(): return score
     if not isinstance(getattr(structure, 'inner', structure), (Unstructured,type(None))) or p.shape!=shape and 0 not in named: return score
-    order = [*named, inputs, *[d for d in range(p.ndim) if d not in (*named, inputs)]]
-    x = score.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(~mask, -math.inf).permute(order).flatten(len(named))
-    best = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, x.argmax(-1, keepdim=True), True) & (x>-math.inf)
-    best = best.view([p.shape[o] for o in order]).permute(sorted(range_of(order), key=order.__getitem__))
-    return score.masked_fill(best, math.inf)
+    return score.masked_fill(_best_of_outputs(score, mask, axes), math.inf)
 
 # %% ../../nbs/16_masks.scores.ipynb #bd06f73e
 _avgs,_sqrs = ('grad_avg','exp_avg','momentum_buffer'),('sqr_avg','exp_avg_sq')
@@ -97,6 +103,7 @@ def gradient_saliency(
     "How much the loss would change if the weight were zero, to first order"
     return (p.grad.detach()*p.detach()).abs()
 
+# %% ../../nbs/16_masks.scores.ipynb #3f08bdc4
 @declares(reads_grad=True, elementwise=True)
 class MagnitudePlusGradient(BasicRepr):
     "The score `abs(p)+lam*abs(p.grad)` (MEST, arXiv:2110.14032)"
@@ -120,25 +127,6 @@ class GradAverage:
     decay:float=None # Decay of a moving average that continues after updates, in (0,1); None is a mean that starts anew
     dense:bool=False # Include the gradients of dead weights?
 
-    def add(self, memo, grad, live=None):
-        "Add the gradient `grad` to the dict `memo` (None for a new one); with `live`, `grad` holds live weights only"
-        g = grad.detach()
-        memo = memo or dict(total=torch.zeros_like(g), n=0, live=live)
-        if memo['live'] is not live: memo,g = densify(memo),g if live is None else live.spread(g)
-        total,part = memo['total'],1 if self.decay is None else 1-self.decay
-        if self.decay is not None: total.mul_(self.decay)
-        if self.power==2: total.addcmul_(g, g, value=part)
-        else: total.add_(g, alpha=part)
-        return dict(memo, n=memo['n']+1)
-
-    def value(self, memo, at=None):
-        "The average in `memo`, of all weights or those `at` some rows or indices; a moving average is bias-corrected"
-        mine = memo['live'] is not None and isinstance(at, torch.Tensor) and memo['live'].places.equal(at)
-        total = memo['total'] if mine else densify(memo)['total']
-        if isinstance(at, torch.Tensor) and not mine: total = total.reshape(-1).index_select(0, at)
-        elif isinstance(at, slice) and at!=slice(None): total = total[at]
-        return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
-
 # %% ../../nbs/16_masks.scores.ipynb #5120f679
 @dataclass(frozen=True, eq=False)
 class Live:
@@ -147,11 +135,32 @@ class Live:
     shape:tuple
     def spread(self, t): return t.new_zeros(self.shape.numel()).scatter_(0, self.places, t).view(self.shape)
 
-def densify(
-    memo:dict, # From a `GradAverage`
-) -> dict:
+def densify(memo) -> dict:
     "`memo` with a number for each weight, if it was kept for live ones only"
     return memo if memo['live'] is None else dict(memo, total=memo['live'].spread(memo['total']), live=None)
+
+# %% ../../nbs/16_masks.scores.ipynb #06e338f9
+@patch
+def add(self:GradAverage, memo, grad, live=None):
+    "Add the gradient `grad` to the dict `memo` (None for a new one); with `live`, `grad` is a vector of the weights at these places only"
+    g = grad.detach()
+    memo = memo or dict(total=torch.zeros_like(g), n=0, live=live)
+    if memo['live'] is not live: memo,g = densify(memo),g if live is None else live.spread(g)
+    total,part = memo['total'],1 if self.decay is None else 1-self.decay
+    if self.decay is not None: total.mul_(self.decay)
+    if self.power==2: total.addcmul_(g, g, value=part)
+    else: total.add_(g, alpha=part)
+    return dict(memo, n=memo['n']+1)
+
+# %% ../../nbs/16_masks.scores.ipynb #735d33b2
+@patch
+def value(self:GradAverage, memo, at=None):
+    "The average in `memo`, of all weights or those `at` some rows or indices; a moving average is bias-corrected"
+    mine = memo['live'] is not None and isinstance(at, torch.Tensor) and memo['live'].places.equal(at)
+    total = memo['total'] if mine else densify(memo)['total']
+    if isinstance(at, torch.Tensor) and not mine: total = total.reshape(-1).index_select(0, at)
+    elif isinstance(at, slice) and at!=slice(None): total = total[at]
+    return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
 
 # %% ../../nbs/16_masks.scores.ipynb #e2f38501
 @declares(reads_grad=True)
@@ -179,6 +188,7 @@ class MeanGradient(BasicRepr):
 
     def __call__(self, p, history, **kwargs): return history.abs()
 
+# %% ../../nbs/16_masks.scores.ipynb #c83dc011
 @declares(collector=GradAverage('square', power=2), elementwise=True)
 def fisher_saliency(
     p:torch.Tensor, # Parameter
@@ -189,13 +199,6 @@ def fisher_saliency(
     return p.detach().abs()*history.sqrt()
 
 # %% ../../nbs/16_masks.scores.ipynb #23051ff3
-def among(
-    chosen:torch.Tensor, # Bool vector
-    places:torch.Tensor, # Some of its places
-) -> torch.Tensor: # Bool vector
-    "`chosen`, but only at `places`"
-    return torch.zeros_like(chosen).index_fill_(0, places.to(chosen.device), True) & chosen
-
 @dataclass(frozen=True)
 class DeadWeightSampler:
     "Draws a random sample of the dead weights, about `times` the number of those that `of` names"
@@ -211,29 +214,37 @@ class DeadWeightSampler:
         dead = n-live+grown
         return min(max(self.times*dict(live=live, dead=dead, grown=grown)[self.of], grown), dead)
 
-    def places(self,
-        n:int, # Number of weights
-        live:int, # Live weights after the update
-        grown:int, # How many of these grow
-        generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
-    ): # Generator of vectors of indices below `n`, with repetition, each longer than the last; the final one is all indices
-        "Draw places until the caller has enough dead ones"
-        draws = math.ceil(self.size(n, live, grown)*n/max(n-live+grown, 1))
-        while draws<n:
-            yield torch.randint(n, (draws,), generator=generator, device='cpu')
-            draws *= 2
-        yield torch.arange(n, device='cpu')
+# %% ../../nbs/16_masks.scores.ipynb #f277549b
+@patch
+def places(self:DeadWeightSampler,
+    n:int, # Number of weights
+    live:int, # Live weights after the update
+    grown:int, # How many of these grow
+    generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
+): # Generator of vectors of indices below `n`, with repetition, each longer than the last; the final one is all indices
+    "Draw places until the caller has enough dead ones"
+    draws = math.ceil(self.size(n, live, grown)*n/max(n-live+grown, 1))
+    while draws<n:
+        yield torch.randint(n, (draws,), generator=generator, device='cpu')
+        draws *= 2
+    yield torch.arange(n, device='cpu')
 
-    def draw(self,
-        mask:torch.Tensor, # Bool tensor, the live weights before any grow
-        grown:int, # How many will grow, up to the number of dead weights
-        generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
-    ) -> torch.Tensor: # At least `grown` row-major indices, in ascending order
-        "A sample of the dead weights of `mask`"
-        dead = ~mask.reshape(-1)
-        for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
-            found = live_places(among(dead, drawn))
-            if len(found)>=grown: return found
+# %% ../../nbs/16_masks.scores.ipynb #b23d16a3
+def among(chosen, places) -> torch.Tensor:
+    "The bool vector `chosen`, but only at `places`"
+    return torch.zeros_like(chosen).index_fill_(0, places.to(chosen.device), True) & chosen
+
+@patch
+def draw(self:DeadWeightSampler,
+    mask:torch.Tensor, # Bool tensor, the live weights before any grow
+    grown:int, # How many will grow, up to the number of dead weights
+    generator:torch.Generator=None, # Source of randomness on the CPU, torch's own by default
+) -> torch.Tensor: # At least `grown` row-major indices, in ascending order
+    "A sample of the dead weights of `mask`"
+    dead = ~mask.reshape(-1)
+    for drawn in self.places(len(dead), count_live(mask)+grown, grown, generator):
+        found = live_places(among(dead, drawn))
+        if len(found)>=grown: return found
 
 # %% ../../nbs/16_masks.scores.ipynb #63fa8d0c
 @declares(reads_grad=True)
@@ -310,6 +321,7 @@ def nonzero_redistribution(
     "A layer's share of the weights to regrow: its number of live weights"
     return float(mask.count_nonzero())
 
+# %% ../../nbs/16_masks.scores.ipynb #58c408ef
 @declares('redistribution', reads_grad=True)
 def gradient_redistribution(
     p:torch.Tensor, # Parameter with a gradient

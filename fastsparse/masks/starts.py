@@ -14,7 +14,7 @@ from .structures import as_structure,Permuted
 from fractions import Fraction
 from torch import nn
 
-# %% ../../nbs/15_masks.starts.ipynb #9e47dd78
+# %% ../../nbs/15_masks.starts.ipynb #6c67ae3a
 def _diagonals(rows, cols, n):
     "Integer scores whose `n` highest are evenly spaced, shifted by one column in each row"
     total = rows*cols
@@ -22,6 +22,7 @@ def _diagonals(rows, cols, n):
     b = next(b for b in range(1, total+1) if 2*abs(near(b)*total-n*b)<=b)
     return b-1-(torch.arange(cols, device='cpu')-torch.arange(rows, device='cpu')[:,None]+1)*near(b)%b
 
+# %% ../../nbs/15_masks.starts.ipynb #9e47dd78
 def _move_rows(m):
     "Move live places of the bool array `m` within their columns, in place, until its rows differ by at most one"
     live = m.sum(1)
@@ -70,6 +71,7 @@ def _masks_in(source):
     return {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
         and isinstance(v, torch.Tensor)}
 
+# %% ../../nbs/15_masks.starts.ipynb #78bbb55c
 def masks_like(
     source, # A model, a learner, a state dict, a file of `torch.save` or `learn.save`, or a dict from `{name}_mask` to masks
     shuffle=False, # Keep only each parameter's number of live weights, and draw new places?

@@ -31,6 +31,7 @@ def _gains(w, x):
         gain = torch.maximum(gain, g)
     return gain,col
 
+# %% ../../nbs/13_masks.transposable.ipynb #af2781b9
 def _cycles(gain):
     "Tiles with an improving cycle, a row on each cycle, and the row that comes before each row on it"
     M = gain.shape[-1]

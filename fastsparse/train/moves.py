@@ -10,7 +10,8 @@ import torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from ..masks.selection import count_live,put_
-from ..masks.structures import move_together,Unstructured
+from ..masks.structures import Unstructured
+from ..masks.together import move_together
 from .groups import Tally
 
 # %% ../../nbs/54_train.moves.ipynb #3ad82848
