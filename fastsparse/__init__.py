@@ -1,5 +1,5 @@
 __version__ = "0.2.0"
-edges = 'live','shards'  # what the core imports by itself, when the first part is looked up
+edges = 'live','shards','card'  # what the core imports by itself, when the first part is looked up
 
 from typing import TYPE_CHECKING
 if TYPE_CHECKING: from .all import *  # what type checkers and editors read

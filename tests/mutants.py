@@ -6,7 +6,7 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'starts', 'masks.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
-    'masks.schedules': 'schedules', 'masks.together': 'updates', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
+    'masks.schedules': 'schedules', 'card.together': 'updates', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
     'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan', 'live.weight': 'live_layers geometry live',
     'core.files': 'files', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint',
     'model.sparsify': 'sparsify enforcement layers', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'live.compute': 'live_layers fast_way geometry plan live',

@@ -4,8 +4,8 @@ from fastsparse.all import *
 from fastsparse.masks.apportion import regrow_counts
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.structures import Unstructured
-from fastsparse.masks.together import move_together
-from fastsparse.train import moves
+from fastsparse.card.together import move_together
+from fastsparse.card import together as moves
 from fastsparse.train.growth import fresh_value,reset_state
 from fastsparse.weights.weight import Masked
 from fastsparse.weights.weight import Masked

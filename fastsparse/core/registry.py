@@ -29,7 +29,7 @@ class Requirements:
 
 # %% ../../nbs/01_core.registry.ipynb #d5d6642f
 _parts = {kind:{} for kind in ('score','redistribution','distribution','drop_count','start','state','path','mask',
-    'projection','storage','birth')}
+    'projection','storage','birth','chooser')}
 
 def register_part(
     kind:str, # As in `declares`

@@ -1,0 +1,2 @@
+"Choosing on devices that the processor runs ahead of"
+from . import together
