@@ -2,7 +2,7 @@
 import copy,csv,io,json,torch,yaml
 from fastsparse.all import *
 from fastsparse.masks.distributions import read_sparsities
-from fastsparse.core.files import seal
+from fastsparse.save.files import seal
 from fastsparse.save.load import read_file
 from helpers import mlp
 

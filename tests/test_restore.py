@@ -5,7 +5,7 @@ from fastai_data import learner,mlp as double_mlp,sparse_learner
 from fastsparse.all import *
 from torch.nn.utils import prune
 from fastsparse.weights.find import masked_params
-from fastsparse.model.state import load_checked
+from fastsparse.save.state import load_checked
 from helpers import *
 from test_magnitude import data_of,net_of
 from torch import nn

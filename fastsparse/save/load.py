@@ -13,12 +13,14 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.foundation import L
 from ..core.checks import need_package
-from ..core.files import as_path,checksum,reading,whole_file
+from ..core.files import as_path,reading,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,masked_params,refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle
 from ..model.sparsify import decide,module_of,need_masks
-from ..model.state import check_masks,load_checked,masks_in,need_same_tensors,taking_masks
+from ..model.state import masks_in,taking_masks
+from .files import checksum
+from .state import check_masks,load_checked,need_same_tensors
 from .run_file import read_run
 from pathlib import Path
 from warnings import warn
