@@ -2722,6 +2722,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastsparse.save.run_file._unpack': ('save.run_file.html#_unpack', 'fastsparse/save/run_file.py'),
                                           'fastsparse.save.run_file._unpack_model': ( 'save.run_file.html#_unpack_model',
                                                                                       'fastsparse/save/run_file.py'),
+                                          'fastsparse.save.run_file._unpacked': ( 'save.run_file.html#_unpacked',
+                                                                                  'fastsparse/save/run_file.py'),
                                           'fastsparse.save.run_file.check_engine': ( 'save.run_file.html#check_engine',
                                                                                      'fastsparse/save/run_file.py'),
                                           'fastsparse.save.run_file.check_model': ( 'save.run_file.html#check_model',
