@@ -2637,8 +2637,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastsparse/save/checkpoint.py'),
                                             'fastsparse.save.checkpoint._check_run': ( 'save.checkpoint.html#_check_run',
                                                                                        'fastsparse/save/checkpoint.py'),
-                                            'fastsparse.save.checkpoint._has_state': ( 'save.checkpoint.html#_has_state',
-                                                                                       'fastsparse/save/checkpoint.py'),
                                             'fastsparse.save.checkpoint._is_opt': ( 'save.checkpoint.html#_is_opt',
                                                                                     'fastsparse/save/checkpoint.py'),
                                             'fastsparse.save.checkpoint._loader_state': ( 'save.checkpoint.html#_loader_state',
