@@ -23,6 +23,7 @@ def as_path(
     if isinstance(path, (str,os.PathLike)) and str(path)!='': return Path(path)
     raise TypeError(f"path is {path!r}, and must be a file's name or a Path")
 
+# %% ../../nbs/03_core.files.ipynb #efac73cd
 def check_place(
     path, # A file to write
 ) -> Path:
@@ -34,13 +35,14 @@ def check_place(
         raise ValueError(f"path is {str(path)!r}, a device, pipe or socket, and must be a file or a new name: it isn't replaced")
     return path
 
+# %% ../../nbs/03_core.files.ipynb #b64eeb3f
 def part_of(
     path:Path, # A file
 ) -> Path:
     "The path of the new file that will replace `path`; the suffix stays, since some writers depend on it"
     return path.with_name(f'.{path.stem}.part{path.suffix}')
 
-# %% ../../nbs/03_core.files.ipynb #06c47d69
+# %% ../../nbs/03_core.files.ipynb #517e2b0d
 @contextmanager
 def _held(part):
     "Lock the empty file `part` for the `with` block"
@@ -59,6 +61,7 @@ def _held(part):
     finally:
         if flock: os.close(fd)
 
+# %% ../../nbs/03_core.files.ipynb #06c47d69
 def _to_disk(path):
     "Wait until the file or folder `path` is on the disk"
     fd = os.open(path, os.O_RDONLY if Path(path).is_dir() else os.O_RDWR)
@@ -74,6 +77,7 @@ def _disk_error(part, e):
         with open(part, 'ab') as f: f.write(bytes(2**16))
     except OSError as refused: return refused
 
+# %% ../../nbs/03_core.files.ipynb #408b6bc1
 @contextmanager
 def whole_file(
     path, # The file to write
@@ -104,6 +108,7 @@ def older_file(
     path = Path(path)
     return path.with_name(f'{path.stem}.{i}{path.suffix}')
 
+# %% ../../nbs/03_core.files.ipynb #081ac25f
 def _shift(path, keep):
     "Number the file at `path` and older ones, and keep `keep-1` of them"
     # a killed write has done this already

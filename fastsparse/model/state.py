@@ -21,6 +21,7 @@ def masks_in(
     masks = {k.removesuffix('_mask'):v for k,v in state.items() if k.endswith('_mask') and getattr(v, 'dtype', None)==torch.bool}
     return {n:v for n,v in masks.items() if isinstance(state.get(n), torch.Tensor) and state[n].shape==v.shape}
 
+# %% ../../nbs/46_model.state.ipynb #814969a0
 def new_masks(
     model:nn.Module, # Dense or sparse
     state:dict, # State dict of a model
@@ -51,6 +52,12 @@ def refuse_unfit(
     if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, which is as it was:\n\t{lines}")
 
 # %% ../../nbs/46_model.state.ipynb #845927a9
+def _register(module, name, mask):
+    where,_,attr = name.rpartition('.')
+    p = getattr(m := module.get_submodule(where), attr)
+    register_mask(Param(name, m, attr, p), mask.to(p.device))
+
+# %% ../../nbs/46_model.state.ipynb #26828ac2
 @contextmanager
 def taking_masks(
     model:nn.Module, # A dense module; a sparse one has its masks already
@@ -71,8 +78,3 @@ def taking_masks(
     if new:
         keep_from_broadcast(model)
         enforce_masks(model)
-
-def _register(module, name, mask):
-    where,_,attr = name.rpartition('.')
-    p = getattr(m := module.get_submodule(where), attr)
-    register_mask(Param(name, m, attr, p), mask.to(p.device))

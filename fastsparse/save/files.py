@@ -18,11 +18,13 @@ def _pieces(f, n):
     place = memoryview(bytearray(min(n, _piece)))
     while n and (k := f.readinto(place[:min(n, _piece)])): yield (n := n-k, place[:k])[1]
 
+# %% ../../nbs/67_save.files.ipynb #3fa9c29c
 def _fold(piece, crc):
     if len(piece)<_piece: return zlib.crc32(piece, crc)
     words = np.frombuffer(piece, np.uint64).reshape(_rows, -1)
     return zlib.crc32(np.bitwise_xor.reduce(words, 1), zlib.crc32(np.bitwise_xor.reduce(words, 0), crc))
 
+# %% ../../nbs/67_save.files.ipynb #15dd85ab
 def checksum(
     f, # An open file
     n:int, # How many bytes to read
@@ -32,7 +34,7 @@ def checksum(
     for piece in _pieces(f, n): crc = _fold(piece, crc)
     return crc
 
-# %% ../../nbs/67_save.files.ipynb #ab55056b
+# %% ../../nbs/67_save.files.ipynb #0c84d0d6
 def seal(
     path, # A file, which is appended to
     word:bytes, # Up to 7 bytes that say what it is
@@ -45,6 +47,7 @@ def seal(
         f.seek(n)
         f.write(_seal.pack(word, n, crc))
 
+# %% ../../nbs/67_save.files.ipynb #ab55056b
 def check_seal(
     path, # A file
     word:bytes, # As in `seal`

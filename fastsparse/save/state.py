@@ -27,6 +27,7 @@ def check_masks(
     raise ValueError(f"{odd} has a mask in the {'model' if odd in mine else 'file'} only: "
         f"unsparsify(model) first, or build the model as in the run that was saved")
 
+# %% ../../nbs/68_save.state.ipynb #da6c0ef3
 def need_same_tensors(
     own:dict, # A model's state dict
     other:dict, # The one that it is compared with
@@ -44,6 +45,7 @@ def _parts(m, state, prefix):
     for k,v in state.items(): parts.setdefault(k[len(prefix):].partition('.')[0], {})[k] = v
     return [(child, parts.get(name, {}), f'{prefix}{name}.') for name,child in m._modules.items() if child is not None]
 
+# %% ../../nbs/68_save.state.ipynb #22479e31
 def load_checked(
     module:nn.Module, # The module that loads
     state:dict, # A state dict of its names and shapes

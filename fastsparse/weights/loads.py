@@ -8,7 +8,7 @@ __all__ = ['dense_ways_text', 'n_lost', 'check_masks_of_load']
 # %% ../../nbs/35_weights.loads.ipynb #36abd04d
 import torch
 
-# %% ../../nbs/35_weights.loads.ipynb #0c91fda9
+# %% ../../nbs/35_weights.loads.ipynb #a89356b0
 dense_ways_text = ("unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; "
     "fastsparse.prune.tickets.rewind(model, state) keeps the masks on purpose, and drops these values")
 
@@ -19,6 +19,7 @@ def _refuse_no_bools(name, mask):
     raise ValueError(f"{name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be one of bool, "
         f"which is True where a weight lives: {way}")
 
+# %% ../../nbs/35_weights.loads.ipynb #17bcbbcf
 def n_lost(
     t, # Values in a file, of any type
     mask:torch.Tensor, # Bool mask of the weight that loads them
