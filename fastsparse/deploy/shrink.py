@@ -39,6 +39,7 @@ def shrink(
     if masks: sparsify_model(new, 0., mask_init=masks, seed=0, chosen=list(masks), also=list(masks))
     return (new,removed) if opt is None else (new,removed,_carried(opt, module_of(model), new, cuts))
 
+# %% ../../nbs/81_deploy.shrink.ipynb #45184e33
 @torch.inference_mode(False)
 def shrink_plain(
     plain:nn.Module, # A module without masks; it isn't changed
@@ -47,6 +48,7 @@ def shrink_plain(
     "What `shrink` does to a plain copy, with BatchNorm folded"
     return _shrunk(plain, xb, fold=True)[:2]
 
+# %% ../../nbs/81_deploy.shrink.ipynb #94ecc3e6
 def _carried(opt, model, new, cuts):
     "An optimizer like `opt` for the parameters of `new`, with the state of those that are left"
     names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
@@ -69,6 +71,7 @@ def _shrunk(plain, xb, fold=False):
     small,removed,_ = groups.without(gone, want)
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone)
 
+# %% ../../nbs/81_deploy.shrink.ipynb #32fa0e91
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
     counts,layers = Counter(),defaultdict(list)
@@ -93,6 +96,7 @@ def masked_copy(
     apply_masks(new)
     return new
 
+# %% ../../nbs/81_deploy.shrink.ipynb #e6e34273
 def plain_copy(
     model, # A sparse module or a `Learner` of one, masked or computing with live weights
 ) -> nn.Module: # A copy in evaluation mode
@@ -101,12 +105,13 @@ def plain_copy(
     unsparsify(new)
     return new
 
-# %% ../../nbs/81_deploy.shrink.ipynb #7cdf5638
+# %% ../../nbs/81_deploy.shrink.ipynb #177b9320
 def _fused(layer, bn, ndim):
     "`layer` with `bn` folded into its weights, for outputs of `ndim` dimensions; None if that isn't possible"
     if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): return fuse_conv_bn_eval(layer, bn, layer.transposed)
     if isinstance(layer, nn.Linear) and bn.affine and ndim==2: return fuse_linear_bn_eval(layer, bn)
 
+# %% ../../nbs/81_deploy.shrink.ipynb #8006c4ab
 def fold_norms(
     model:nn.Module, # A module in evaluation mode, changed in place
     walk, # A `Walk` over it
@@ -130,6 +135,7 @@ def _bias_of(name, model):
     if attr!='weight' or getattr(m, 'transposed', False): return None
     return m if getattr(m, 'bias', None) is not None or isinstance(m, (nn.Linear,_ConvNd)) else None
 
+# %% ../../nbs/81_deploy.shrink.ipynb #eaf0e617
 def _by_weight(products):
     "One product for each weight; what is constant is so in all of its calls"
     res = {}
@@ -140,6 +146,7 @@ def _by_weight(products):
         own.padded |= p.padded
     return list(res.values())
 
+# %% ../../nbs/81_deploy.shrink.ipynb #8e3b1aa7
 def _into_bias(p, const, model):
     "Move what the weight of the product `p` computes from the inputs `const` into the bias"
     shift = p.w*(const*p.value)
@@ -167,6 +174,7 @@ def move_constants(
         if const.any(): _into_bias(p, const, groups.model)
     for _,gs in groups.spaces(): _gather(groups, ps, [o for o in gs if fixed[o] and not free[o]])
 
+# %% ../../nbs/81_deploy.shrink.ipynb #28a0bd20
 def _gather(groups, ps, gs):
     "Let one of the constant groups `gs` carry what all of them add, if each reader sees one index of each"
     among,found = groups.mask(gs),[]
