@@ -8,11 +8,12 @@ __all__ = ['shrink', 'shrink_plain', 'masked_copy', 'plain_copy', 'fold_norms', 
 # %% ../../nbs/81_deploy.shrink.ipynb #3c6d7af8
 import torch
 from collections import Counter,defaultdict
+from copy import copy
 from fastcore.basics import *
 from ..live.compute import store_dense
 from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
-from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of,Product
+from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import module_copy,module_of,sparsify_model,unsparsify
 from torch import nn
@@ -141,7 +142,7 @@ def _by_weight(products):
     res = {}
     for p in products:
         if p.cols is None: continue
-        own = res.setdefault((p.w.data_ptr(), p.w.shape), Product(**vars(p)))
+        own = res.setdefault((p.w.data_ptr(), p.w.shape), copy(p))
         own.const = own.const&p.const&(p.value==own.value)
         own.padded |= p.padded
     return list(res.values())

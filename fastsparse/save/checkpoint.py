@@ -20,9 +20,9 @@ from ..core.optimizers import base_opt
 from ..masks.selection import count_live
 from ..model.sparsify import module_of
 from ..train.callback import DynamicSparseTrainingCallback
-from ..model.state import masks_in,taking_masks
+from ..model.state import masks_in,new_masks,taking_masks
 from ..weights.find import masked_params
-from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,new_masks,opt_facts,plain
+from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
 from contextlib import suppress
 from copy import deepcopy
