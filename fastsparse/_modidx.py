@@ -2130,7 +2130,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'fastsparse.model.sparsify.warn_if_missed': ( 'model.sparsify.html#warn_if_missed',
                                                                                          'fastsparse/model/sparsify.py')},
             'fastsparse.model.state': { 'fastsparse.model.state._register': ('model.state.html#_register', 'fastsparse/model/state.py'),
-                                        'fastsparse.model.state._renames': ('model.state.html#_renames', 'fastsparse/model/state.py'),
                                         'fastsparse.model.state.masks_in': ('model.state.html#masks_in', 'fastsparse/model/state.py'),
                                         'fastsparse.model.state.new_masks': ('model.state.html#new_masks', 'fastsparse/model/state.py'),
                                         'fastsparse.model.state.refuse_unfit': ( 'model.state.html#refuse_unfit',

@@ -267,8 +267,7 @@ class PackedAttention(Attends, nn.Module):
     def projected(self, q, k, v): return self.q(q),self.k(k),self.v(v)
 
 # %% ../../nbs/80_deploy.compact.ipynb #671ef700
-storages = dict(rows=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
-storages['2:4'] = SemiStructured
+storages = {'rows':LiveMatrix, 'csr':CSRMatrix, 'condensed':CondensedMatrix, 'block':BlockMatrix, '2:4':SemiStructured}
 
 def has_hooks(
     m:nn.Module, # A layer

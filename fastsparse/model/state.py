@@ -31,8 +31,6 @@ def new_masks(
     return [n for n in masks_in(state) if n in own]
 
 # %% ../../nbs/46_model.state.ipynb #856ff67e
-def _renames(m): return not getattr(m._load_from_state_dict, '__module__', '').startswith('torch.')
-
 def refuse_unfit(
     module:nn.Module, # The module that loads
     state:dict, # A state dict
@@ -41,7 +39,7 @@ def refuse_unfit(
 ):
     "Raise the error that torch would raise while it loads, before anything is written"
     own,bad = module.state_dict(),[]
-    if strict and not any(map(_renames, module.modules())):
+    if strict and all(getattr(m._load_from_state_dict, '__module__', '').startswith('torch.') for m in module.modules()):
         missing = [k for k in own if k not in state and not k.endswith('num_batches_tracked')]
         unexpected = [k for k in state if k not in own and k not in also]
         bad += [f"Missing key(s) in state_dict: {', '.join(missing)}"]*bool(missing)

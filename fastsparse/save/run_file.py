@@ -304,8 +304,7 @@ def put_opt(
 ):
     "Load the optimizer's state"
     ps = _opt_params(opt)
-    def to(t, i): return t.to(ps[i].device) if isinstance(t, torch.Tensor) and t.ndim else t
-    state = _each_state(state, to)
+    state = _each_state(state, lambda t,i: t.to(ps[i].device) if isinstance(t, torch.Tensor) and t.ndim else t)
     if 'hypers' in state: state['hypers'] = L(state['hypers'])
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
     opt.load_state_dict(state)
