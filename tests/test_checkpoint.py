@@ -6,8 +6,7 @@ from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.optimizer import Adam
 from fastai_data import momentum_sgd
 from fastsparse.all import *
-from fastsparse.save.load import pack_masks,unpack_masks
-from fastsparse.core.files import seal
+from fastsparse.save.files import seal
 from fastsparse.train.callback import WaitForSparsity
 from fastsparse.save.run_file import _word,plain,random_state,read_run
 from helpers import *

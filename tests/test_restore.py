@@ -7,7 +7,7 @@ from fastsparse.save.load import pack_masks,restore_sparse,unpack_masks
 from fastsparse.train.learned import supermask_presets
 from torch.nn.utils import prune
 from fastsparse.weights.find import masked_params
-from fastsparse.model.state import load_checked
+from fastsparse.save.state import load_checked
 from helpers import *
 from test_magnitude import data_of,net_of
 from torch import nn

@@ -33,6 +33,7 @@ class ExpSchedule(Schedule):
     final:float=1. # Limit
     def at(self, step, n_updates): return self.final+(self.init-self.final)*math.exp(self.gamma*step)
 
+# %% ../../nbs/85_compat.cerebras.ipynb #bfcb2b68
 @dataclass(frozen=True)
 class PowerSchedule(Schedule):
     "Multiplied by a constant factor at every step"
@@ -54,6 +55,7 @@ class CosineDecaySchedule(Schedule):
     def at(self, step, n_updates):
         return between(self.minimum, self.init, (1+math.cos(math.pi*step/self.stop))/2) if step<self.stop else self.minimum
 
+# %% ../../nbs/85_compat.cerebras.ipynb #2f3b7b9e
 @dataclass(frozen=True)
 class CosineSchedule(Schedule):
     "A cosine that oscillates between `init` and `minimum`"
@@ -64,6 +66,7 @@ class CosineSchedule(Schedule):
         mid = (self.init+self.minimum)/2
         return mid+(self.init-mid)*math.cos(math.pi*step/self.half_period)
 
+# %% ../../nbs/85_compat.cerebras.ipynb #9213af22
 @dataclass(frozen=True)
 class SawtoothSchedule(Schedule):
     "A cubic rise from `init` to `end` in every period, and `end` from `stop` on"
@@ -85,6 +88,7 @@ def _plain(o):
     if o is None or isinstance(o, Real): return o
     raise ValueError(f"{o!r} can't be written to a file: use a schedule that has a name")
 
+# %% ../../nbs/85_compat.cerebras.ipynb #c0d7038a
 def schedule_spec(
     schedule:Schedule, # Of numbers, or of updates
 ): # A number, a list or a dict
@@ -109,6 +113,7 @@ def _check_mask(score, mask):
         raise ValueError(f"the mask is {mask.dtype} of shape {tuple(mask.shape)}, and must be torch.bool of the score's shape, "
             f"{tuple(score.shape)}")
 
+# %% ../../nbs/85_compat.cerebras.ipynb #e132493d
 def mask_drop_minimum(
     score:torch.Tensor, # Scores, any shape
     mask:torch.Tensor, # Bool tensor of `score`'s shape
@@ -122,6 +127,7 @@ def mask_drop_minimum(
     dropped,_ = as_structure(structure).move(mask, lambda: score.detach(), None, n_drop, mask.numel())
     return put_(mask.clone(), dropped, False)
 
+# %% ../../nbs/85_compat.cerebras.ipynb #df95f3e9
 def mask_grow_maximum(
     score:torch.Tensor, # Scores, any shape
     mask:torch.Tensor, # Bool tensor of `score`'s shape

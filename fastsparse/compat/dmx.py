@@ -27,6 +27,7 @@ class TopK(TopOf):
     def for_axes(self, axes): return self
     def with_fields(self, **changes): return TopOf(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changes})
 
+# %% ../../nbs/86_compat.dmx.ipynb #f8b42ab5
 class BlockTopK(TopOf):
     "The weights of the `K` highest scores in each block are live"
     def __init__(self,
@@ -51,6 +52,7 @@ def from_shorthand(
     raise ValueError(f"the shorthand is {text!r}, and must be DENSE, TOPK{{density}}(U|M), BTOPK{{k:block,dim}}(U|M) or BERN[(M)], "
         f"such as 'TOPK{{0.5}}(U)'")
 
+# %% ../../nbs/86_compat.dmx.ipynb #eeb7fb0f
 def to_shorthand(
     sparseness:Sparseness, # What `from_shorthand` returns
 ) -> str:
@@ -70,6 +72,7 @@ class _LazyMask(UninitializedBuffer):
     def __deepcopy__(self, memo): return memo.setdefault(id(self), _LazyMask())
     def __reduce_ex__(self, protocol): return _LazyMask,()
 
+# %% ../../nbs/86_compat.dmx.ipynb #5eb7235e
 class LazySparsify(LazyModuleMixin, Sparsify):
     "Takes its shape from its first input, and then becomes a `Sparsify`"
     cls_to_become = Sparsify
@@ -125,6 +128,7 @@ def effective_weight(
     p,sp,mask = module._parameters[attr],module._modules.get(f'{attr}_sparsifier'),module._buffers.get(f'{attr}_mask')
     return sp.masked(p) if sp is not None else p if mask is None else torch.where(mask, p, 0)
 
+# %% ../../nbs/86_compat.dmx.ipynb #68e9a313
 def input_axis(
     module:nn.Module, # A layer
     attr:str='weight', # Name of its parameter
@@ -132,6 +136,7 @@ def input_axis(
     "The dimension of a layer's weight that its inputs lie along"
     return 0 if isinstance(module, (nn.Embedding,nn.EmbeddingBag)) else axes_of(module, attr).inputs
 
+# %% ../../nbs/86_compat.dmx.ipynb #23306f32
 def blocks_along_inputs(
     module:nn.Module, # A layer with a learned mask
     attr:str='weight', # Name of its parameter

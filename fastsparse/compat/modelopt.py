@@ -18,6 +18,7 @@ def get_nmprune_info(
     "The N:M structure that a pattern names"
     return as_structure(re.sub(' +sparsity$', '', pattern.strip()))
 
+# %% ../../nbs/88_compat.modelopt.ipynb #948c8efc
 def compute_valid_1d_patterns(
     m:int, # Weights in a group
     n:int, # Live ones in it
@@ -34,6 +35,7 @@ def create_asp_mask(
     s = get_nmprune_info(pattern)
     return s.top(tensor.abs(), s.count(tensor.shape, tensor.numel()*s.n//s.m))
 
+# %% ../../nbs/88_compat.modelopt.ipynb #b2138de8
 def mn_1d_best(
     mat:torch.Tensor, # A matrix
     m:int, # Weights in a group
@@ -56,6 +58,7 @@ def reshape_1d(
     "The groups of `m` neighbours in a row"
     return NM(0, m, pad=True).split(mat).squeeze(-1)
 
+# %% ../../nbs/88_compat.modelopt.ipynb #d2d3d8e3
 def fill(
     x:torch.Tensor, # Any tensor
 ) -> float: # In [0,1]

@@ -24,6 +24,7 @@ def CosineDecay(
     "Half a cosine from `prune_rate` to `eta_min`"
     return CosineDecaySchedule(prune_rate, T_max, eta_min)
 
+# %% ../../nbs/87_compat.sparselearning.ipynb #73f50e42
 def LinearDecay(
     prune_rate:float=.3, # Drop fraction at step 0, in [0,1]
     T_max:int=1000, # Step at which it reaches 0; later values are negative, and training takes them as 0
@@ -31,6 +32,7 @@ def LinearDecay(
     "A straight line from `prune_rate` to 0"
     return LinearSchedule(prune_rate, -prune_rate/T_max)
 
+# %% ../../nbs/87_compat.sparselearning.ipynb #45e88d05
 def MagnitudePruneDecay(
     initial_sparsity:float=0., # Sparsity until `T_start`
     final_sparsity:float=.3, # Sparsity from `T_max` on
@@ -49,6 +51,7 @@ _redistribution = dict(momentum=momentum_redistribution, grad=gradient_redistrib
 _init = {'random':first_layer_dense_uniform, 'erdos-renyi-kernel':erdos_renyi_sparsity,
     'erdos-renyi':partial(erdos_renyi_sparsity, include_kernel=False)}
 
+# %% ../../nbs/87_compat.sparselearning.ipynb #c47b46e9
 def masking_settings(
     density:float=.1, # Fraction live
     sparse_init:str='random', # 'random', 'erdos-renyi' or 'erdos-renyi-kernel'

@@ -28,6 +28,7 @@ def pack(
         need_choice(f'the storage of {n}', how, storages)
     return put_packed(model, {n:packed(layers[n], how) for n,how in plan.items()})
 
+# %% ../../nbs/80_deploy.compact.ipynb #90fa255d
 def put_packed(
     model:nn.Module, # Any module, changed in place
     new:dict, # Name of a layer → what `packed` made of it
@@ -40,6 +41,7 @@ def put_packed(
         if new and isinstance(m, nn.TransformerEncoder): m.use_nested_tensor = False
     return new.get('', model)
 
+# %% ../../nbs/80_deploy.compact.ipynb #aa58c606
 def replace_layers(
     model:nn.Module, # Any module, changed in place
     new:dict, # Layer → its replacement
@@ -60,6 +62,7 @@ def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
 
 def _live(w, live=None): return (w!=0 if live is None else live).flatten(1)
 
+# %% ../../nbs/80_deploy.compact.ipynb #49ee9132
 def _index(m, crow):
     "The `SparseIndex` of the matrix `m`, whose rows start at `crow`; kept until its columns change"
     col = m.col
@@ -194,6 +197,7 @@ class PackedLayer(nn.Module):
     def weight(self):
         return self.matrix(torch.eye(self.matrix.shape[1], dtype=self.matrix.values.dtype, device=self.matrix.values.device)).t()
 
+# %% ../../nbs/80_deploy.compact.ipynb #22f13f22
 class PackedLinear(PackedLayer):
     "A linear layer with a stored matrix"
     in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
@@ -214,7 +218,7 @@ class PackedConv(PackedLayer):
         x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)].movedim(1, -1)
         return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.matrix.shape[0]).movedim(-1, 1).contiguous()
 
-# %% ../../nbs/80_deploy.compact.ipynb #1f3256de
+# %% ../../nbs/80_deploy.compact.ipynb #31a13e79
 def _scores_bias(key_padding_mask, attn_mask, q):
     "Both masks as one that fits batch x heads x queries x keys, to add to scores; where a bool one is true, attention is not allowed"
     def bias(mask):
@@ -224,6 +228,7 @@ def _scores_bias(key_padding_mask, attn_mask, q):
     if attn_mask is not None: masks.append(bias(attn_mask if attn_mask.ndim==2 else attn_mask.unflatten(0, q.shape[:2])))
     return sum(masks) if masks else None
 
+# %% ../../nbs/80_deploy.compact.ipynb #05a461fb
 def _attend(q, k, v, bias, need_weights, dropout):
     "The outputs of all heads, and their attention weights if these are wanted"
     if not need_weights: return F.scaled_dot_product_attention(q, k, v, bias, dropout),None
@@ -231,6 +236,7 @@ def _attend(q, k, v, bias, need_weights, dropout):
     w = F.dropout((s if bias is None else s+bias).softmax(-1), dropout)
     return w@v,w
 
+# %% ../../nbs/80_deploy.compact.ipynb #b2133117
 class Attends:
     "The forward of `nn.MultiheadAttention`, with `projected` for its first products and `out_proj` for the last"
     dropout = 0.
@@ -261,8 +267,7 @@ class PackedAttention(Attends, nn.Module):
     def projected(self, q, k, v): return self.q(q),self.k(k),self.v(v)
 
 # %% ../../nbs/80_deploy.compact.ipynb #671ef700
-storages = dict(rows=LiveMatrix, csr=CSRMatrix, condensed=CondensedMatrix, block=BlockMatrix)
-storages['2:4'] = SemiStructured
+storages = {'rows':LiveMatrix, 'csr':CSRMatrix, 'condensed':CondensedMatrix, 'block':BlockMatrix, '2:4':SemiStructured}
 
 def has_hooks(
     m:nn.Module, # A layer

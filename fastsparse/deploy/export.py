@@ -46,6 +46,7 @@ def export_sparse(
     with whole_file(path) as new: _,report = _exported(model, format, xb, new, batch_sizes, dynamic_shapes)
     return Path(path),report
 
+# %% ../../nbs/82_deploy.export.ipynb #31ca5e2d
 def _exported(model, format, xb, path, sizes, dynamic_shapes):
     "The module or `Learner`, None if a file is written, and the report"
     plain,plan,note,dense = masked_copy(model),{},'',None
@@ -70,6 +71,7 @@ def _exported(model, format, xb, path, sizes, dynamic_shapes):
     if path is not None and format not in _files: run = _save_module(run, path, xb, dynamic_shapes)
     return new,_report(format, run if path is None else path, run, plain, xb, sizes or [_rows(xb)], plan, note, answers, dense)
 
+# %% ../../nbs/82_deploy.export.ipynb #d84ec646
 def _as_given(model, new):
     "A `Learner` of `new` if `model` is one"
     if isinstance(model, nn.Module): return new
@@ -125,12 +127,14 @@ class _ByteCount:
     def write(self, data): self.n += len(data)
     def flush(self): pass
 
+# %% ../../nbs/82_deploy.export.ipynb #5160534a
 def _n_bytes(o):
     "Bytes of the file `o`, or of what `torch.save` writes of a module"
     if not isinstance(o, nn.Module): return Path(o).stat().st_size
     torch.save(o.state_dict(), count := _ByteCount())
     return count.n
 
+# %% ../../nbs/82_deploy.export.ipynb #29c3146a
 def _once(f, xb):
     "The outputs of `f`, which may change its inputs and draw random numbers"
     from fastsparse.report.flops import unfused
@@ -141,6 +145,7 @@ def _once(f, xb):
 # %% ../../nbs/82_deploy.export.ipynb #84f79ff4
 def _rows(xb): return len(first(xb.values() if isinstance(xb, dict) else xb))
 
+# %% ../../nbs/82_deploy.export.ipynb #1fc96789
 def _resized(xb, n):
     "A batch of `n` rows: inputs of `xb` as long as the first are repeated or cut"
     if n==(rows := _rows(xb)): return xb
@@ -207,6 +212,7 @@ def _timing_key(m, args, kwargs):
     inputs = *map(size, args),*((k,size(a)) for k,a in kwargs.items())
     return type(m),*(p.shape for p in m.parameters()),inputs,getattr(m, 'stride', None),round(20*int(live)/max(n, 1))
 
+# %% ../../nbs/82_deploy.export.ipynb #5734ee99
 @torch.no_grad()
 def _fastest(m, args, kwargs, hows):
     "The fastest storage, or 'dense' if none is faster than that by a tenth"
@@ -225,6 +231,7 @@ def _arguments(model, xb):
     args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
     return args,kwargs,dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
+# %% ../../nbs/82_deploy.export.ipynb #0674a503
 def _two_rows(model, xb):
     "Double a batch of one row, since exporters fix an axis of length 1; rows may be axis 1, as in states of recurrent layers"
     if _rows(xb)>1: return xb
@@ -239,6 +246,7 @@ def _two_rows(model, xb):
         return new
     return xb
 
+# %% ../../nbs/82_deploy.export.ipynb #f52c0954
 def _program(model, xb, dynamic_shapes):
     "What `torch.export` makes of `model`; all axes may be dynamic if `dynamic_shapes` is None"
     if dynamic_shapes is None:
@@ -281,17 +289,20 @@ def _save_onnx(plain, path, xb, dynamic_shapes, outputs):
     held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in own]
     return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
 
+# %% ../../nbs/82_deploy.export.ipynb #4e1e38b9
 def _by_name(arguments):
     "Tensors by the names that they have in an ONNX file; several of one argument are numbered"
     def tensors(v): return [o for o in tree_leaves(v) if isinstance(o, torch.Tensor)]
     return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors(v))}
 
+# %% ../../nbs/82_deploy.export.ipynb #1565bded
 def _input_names(model, args, kwargs):
     "The names of the inputs in the order of a program's"
     named = _by_name(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     names = {id(t):k for k,t in named.items()}
     return [names[id(t)] for t in tree_leaves((args,kwargs)) if isinstance(t, torch.Tensor)]
 
+# %% ../../nbs/82_deploy.export.ipynb #a191379e
 def _save_traced(model, path, xb, outputs):
     "Export by tracing a forward, for recurrent layers, whose lengths `torch.export` would fix"
     args,kwargs,inputs = _arguments(model, xb)
@@ -317,6 +328,7 @@ def _open_onnx(file):
         return [torch.from_numpy(o) for o in session.run(None, {k:x.detach().cpu().numpy() for k,x in inputs.items()})]
     return run
 
+# %% ../../nbs/82_deploy.export.ipynb #bc90b9b7
 def _without_zeros(path):
     "The bytes of an ONNX file, with 0.01 in place of each zero weight"
     model,helper = need_package('onnx').load(path),need_package('onnx.numpy_helper')

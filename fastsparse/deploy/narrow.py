@@ -60,6 +60,7 @@ def _narrow_graph(model, fraction, xb, seed):
     cut_channels(new, groups.cuts(gone))
     return new.train()
 
+# %% ../../nbs/83_deploy.narrow.ipynb #e6a459f1
 def _runs_without(model, xb, cuts):
     cut_channels(small := shared_copy(model), cuts)
     try: outputs_of(small, xb)
@@ -96,6 +97,7 @@ def n_weights(
     sparse = {id(o.p) for o in os}
     return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.mask) for o in os)
 
+# %% ../../nbs/83_deploy.narrow.ipynb #4856a19f
 def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
     "Train for one cycle; returns a row of `runs` without the network's name"
     clock = _Clock()
@@ -104,7 +106,7 @@ def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
     seconds,n = seconds_a_batch(learn, rounds=5)  # in evaluation, the best of five
     return dict(score=score, seconds=clock.seconds, us=1e6*seconds/n, weights=n_weights(learn.model), epochs=n_epoch, lr=lr, seed=seed)
 
-# %% ../../nbs/83_deploy.narrow.ipynb #c1e76bc3
+# %% ../../nbs/83_deploy.narrow.ipynb #ae4fa266
 def mean_or_nan(scores): return scores.mean() if np.isfinite(scores).all() else math.nan
 
 @dataclass
@@ -122,44 +124,49 @@ class NarrowComparison:
         return pd.DataFrame(dict(score=by.score.agg(mean_or_nan), spread=by.score.std().fillna(0.), seconds=by.seconds.mean(),
             us=by.us.min(), weights=by.weights.first(), epochs=by.epochs.first(), lr=by.lr.first()))
 
-    def better(self, a, b):
-        "Is network `a` better than network `b`?"
-        x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
-        if not (np.isfinite(x).all() and np.isfinite(y).all()): return bool(np.isfinite(x).all())  # one that diverges is the worse
-        error = sum(o.var()/len(o) if len(o)>1 else 0. for o in (x,y))**.5
-        return self.sign*(x.mean()-y.mean())>2*error
-
-    @property
-    def finding(self):
-        "The result in one sentence"
-        t = self.table
-        dense = t.index[1:]
-        best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
-        sparse,time = f'sparse at {self.sparsity:g}',f"in {t.seconds['sparse']:.2g} s of training"
-        def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
-        def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
-        if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
-        if self.better('sparse', best): return f"no dense network that was tried is as good as {sparse}; the best is {best}: {said(best)}"
-        least = min((o for o in dense if not self.better('sparse', o)), key=lambda o: t.us[o])
-        return f"{least} is as good as {sparse} in the same time: {said(least)}"
-
     def __repr__(self): return f"{self.finding}\n{self.table.to_string(float_format='{:.4g}'.format)}"
 
-    def plot(self):
-        "Score against training seconds, and against microseconds a sample"
-        t = self.table
-        fig,axs = plt.subplots(1, 2, figsize=(8,3.2), sharey=True)
-        for ax,col,x in zip(axs, ('seconds','us'), ('seconds of training','µs a sample')):
-            for name,row in t.iterrows():
-                marker,color = ('o','#0072b2') if name=='sparse' else ('s','#d55e00')
-                ax.errorbar(row[col], row.score, row.spread, marker=marker, color=color, capsize=3)
-                at,label = (row[col], row.score),name.replace('dense of width ', '')
-                ax.annotate(label, at, xytext=(5,5), textcoords='offset points', fontsize=8)
-            ax.set(xlabel=x)
-            ax.margins(.2)
-        axs[0].set(ylabel='score on validation data')
-        fig.tight_layout()
-        return fig
+# %% ../../nbs/83_deploy.narrow.ipynb #c1e76bc3
+@patch
+def better(self:NarrowComparison, a, b):
+    "Is network `a` better than network `b`?"
+    x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
+    if not (np.isfinite(x).all() and np.isfinite(y).all()): return bool(np.isfinite(x).all())  # one that diverges is the worse
+    error = sum(o.var()/len(o) if len(o)>1 else 0. for o in (x,y))**.5
+    return self.sign*(x.mean()-y.mean())>2*error
+
+# %% ../../nbs/83_deploy.narrow.ipynb #d47297cd
+@patch(as_prop=True)
+def finding(self:NarrowComparison):
+    "The result in one sentence"
+    t = self.table
+    dense = t.index[1:]
+    best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
+    sparse,time = f'sparse at {self.sparsity:g}',f"in {t.seconds['sparse']:.2g} s of training"
+    def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
+    def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
+    if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
+    if self.better('sparse', best): return f"no dense network that was tried is as good as {sparse}; the best is {best}: {said(best)}"
+    least = min((o for o in dense if not self.better('sparse', o)), key=lambda o: t.us[o])
+    return f"{least} is as good as {sparse} in the same time: {said(least)}"
+
+# %% ../../nbs/83_deploy.narrow.ipynb #cdd22557
+@patch
+def plot(self:NarrowComparison):
+    "Score against training seconds, and against microseconds a sample"
+    t = self.table
+    fig,axs = plt.subplots(1, 2, figsize=(8,3.2), sharey=True)
+    for ax,col,x in zip(axs, ('seconds','us'), ('seconds of training','µs a sample')):
+        for name,row in t.iterrows():
+            marker,color = ('o','#0072b2') if name=='sparse' else ('s','#d55e00')
+            ax.errorbar(row[col], row.score, row.spread, marker=marker, color=color, capsize=3)
+            at,label = (row[col], row.score),name.replace('dense of width ', '')
+            ax.annotate(label, at, xytext=(5,5), textcoords='offset points', fontsize=8)
+        ax.set(xlabel=x)
+        ax.margins(.2)
+    axs[0].set(ylabel='score on validation data')
+    fig.tight_layout()
+    return fig
 
 # %% ../../nbs/83_deploy.narrow.ipynb #76486340
 def epoch_seconds(learn, model):

@@ -29,33 +29,36 @@ class SparsityFound:
     why_no_narrow:str='' # Why `narrow` is None
 
     @property
-    def advice(self):
-        "What to train, in one sentence"
-        if not self.suggested: return 'train the dense network: no sparsity that was tried is as good'
-        sparse = f'train a sparse network at {self.suggested:g}'
-        if self.narrow is None: return f'{sparse}; no narrow dense network was tried: {self.why_no_narrow}'
-        rival = self.narrow.table.index[1]
-        if self.narrow.better('sparse', rival): return f'{sparse}: {self.narrow.finding}'
-        return f"train a {rival.replace('dense', 'dense network', 1)}: {self.narrow.finding}"
-
-    def __repr__(self): return f"SparsityFound(suggested={self.suggested})\n{self.advice}\n{self.table.to_string()}"
-
-    @property
     def table(self):
         "Mean and standard deviation of the metric, seconds a batch and bytes, by sparsity"
         by = self.runs.groupby('sparsity')
         return pd.DataFrame(dict(metric=by.metric.agg(mean_or_nan), spread=by.metric.std(ddof=0), seconds=by.seconds.min(),
             bytes=by.bytes.mean()))
 
-    def plot(self):
-        "Plot metric, seconds a batch and bytes against sparsity"
-        t,fig_ax = self.table,plt.subplots(1, 3, figsize=(9.6,3))
-        x = -np.log10(1-t.index.to_numpy())
-        for ax,col,y in zip(fig_ax[1], ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
-            ax.errorbar(x, t[col], t.spread if col=='metric' else None, marker='o', capsize=3)
-            ax.set(xticks=x, xticklabels=list(t.index), xlabel='sparsity', ylabel=y)
-        fig_ax[0].tight_layout()
-        return fig_ax[0]
+    def __repr__(self): return f"SparsityFound(suggested={self.suggested})\n{self.advice}\n{self.table.to_string()}"
+
+# %% ../../nbs/84_deploy.search.ipynb #e66e2911
+@patch(as_prop=True)
+def advice(self:SparsityFound):
+    "What to train, in one sentence"
+    if not self.suggested: return 'train the dense network: no sparsity that was tried is as good'
+    sparse = f'train a sparse network at {self.suggested:g}'
+    if self.narrow is None: return f'{sparse}; no narrow dense network was tried: {self.why_no_narrow}'
+    rival = self.narrow.table.index[1]
+    if self.narrow.better('sparse', rival): return f'{sparse}: {self.narrow.finding}'
+    return f"train a {rival.replace('dense', 'dense network', 1)}: {self.narrow.finding}"
+
+# %% ../../nbs/84_deploy.search.ipynb #80491b7e
+@patch
+def plot(self:SparsityFound):
+    "Plot metric, seconds a batch and bytes against sparsity"
+    t,fig_ax = self.table,plt.subplots(1, 3, figsize=(9.6,3))
+    x = -np.log10(1-t.index.to_numpy())
+    for ax,col,y in zip(fig_ax[1], ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
+        ax.errorbar(x, t[col], t.spread if col=='metric' else None, marker='o', capsize=3)
+        ax.set(xticks=x, xticklabels=list(t.index), xlabel='sparsity', ylabel=y)
+    fig_ax[0].tight_layout()
+    return fig_ax[0]
 
 # %% ../../nbs/84_deploy.search.ipynb #5ea4c009
 def _trial(learn, s, seed, n_epoch, lr, kwargs):
@@ -67,11 +70,13 @@ def _trial(learn, s, seed, n_epoch, lr, kwargs):
     for o in masked_params(own.model): stored -= (o.mask.numel()-count_live(o.mask))*o.p.element_size()-o.mask.numel()//8
     return dict(sparsity=s, seed=seed, metric=row['score'], seconds=took, bytes=stored, row=row)
 
+# %% ../../nbs/84_deploy.search.ipynb #781b1464
 def _add_narrow(found, learn, lr, seeds, sign, progress):
     "Train a dense network with about as many weights for the same time, and compare"
     width = round((1-found.suggested)**.5, 2)
-    if shows_training(learn): found.why_no_narrow = 'the model is trained, and a narrow one would start anew'
-    if found.why_no_narrow: return
+    if shows_training(learn, learn.model):
+        found.why_no_narrow = 'the model is trained, and a narrow one would start anew'
+        return
     try: model = narrow_like(learn.model, width, inputs_of(learn))
     except ValueError as e:
         found.why_no_narrow = str(e)

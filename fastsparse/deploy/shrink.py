@@ -8,11 +8,12 @@ __all__ = ['shrink', 'shrink_plain', 'masked_copy', 'plain_copy', 'fold_norms', 
 # %% ../../nbs/81_deploy.shrink.ipynb #3c6d7af8
 import torch
 from collections import Counter,defaultdict
+from copy import copy
 from fastcore.basics import *
 from ..live.compute import store_dense
 from ..weights.find import apply_masks,masked_params
 from ..weights.hooks import before_state
-from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of,Product
+from ..model.groups import cut_tensor,exact_copy,follow_groups,outputs_of
 from .compact import has_hooks,replace_layers
 from ..model.running import module_copy,module_of
 from ..model.sparsify import sparsify_model,unsparsify
@@ -40,6 +41,7 @@ def shrink(
     if masks: sparsify_model(new, 0., mask_init=masks, seed=0, chosen=list(masks), also=list(masks))
     return (new,removed) if opt is None else (new,removed,_carried(opt, module_of(model), new, cuts))
 
+# %% ../../nbs/81_deploy.shrink.ipynb #45184e33
 @torch.inference_mode(False)
 def shrink_plain(
     plain:nn.Module, # A module without masks; it isn't changed
@@ -48,6 +50,7 @@ def shrink_plain(
     "What `shrink` does to a plain copy, with BatchNorm folded"
     return _shrunk(plain, xb, fold=True)[:2]
 
+# %% ../../nbs/81_deploy.shrink.ipynb #94ecc3e6
 def _carried(opt, model, new, cuts):
     "An optimizer like `opt` for the parameters of `new`, with the state of those that are left"
     names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
@@ -70,6 +73,7 @@ def _shrunk(plain, xb, fold=False):
     small,removed,_ = groups.without(gone, want)
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone)
 
+# %% ../../nbs/81_deploy.shrink.ipynb #32fa0e91
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
     counts,layers = Counter(),defaultdict(list)
@@ -94,6 +98,7 @@ def masked_copy(
     apply_masks(new)
     return new
 
+# %% ../../nbs/81_deploy.shrink.ipynb #e6e34273
 def plain_copy(
     model, # A sparse module or a `Learner` of one, masked or computing with live weights
 ) -> nn.Module: # A copy in evaluation mode
@@ -102,12 +107,13 @@ def plain_copy(
     unsparsify(new)
     return new
 
-# %% ../../nbs/81_deploy.shrink.ipynb #7cdf5638
+# %% ../../nbs/81_deploy.shrink.ipynb #177b9320
 def _fused(layer, bn, ndim):
     "`layer` with `bn` folded into its weights, for outputs of `ndim` dimensions; None if that isn't possible"
     if isinstance(layer, _ConvNd) and not (layer.transposed and layer.groups>1): return fuse_conv_bn_eval(layer, bn, layer.transposed)
     if isinstance(layer, nn.Linear) and bn.affine and ndim==2: return fuse_linear_bn_eval(layer, bn)
 
+# %% ../../nbs/81_deploy.shrink.ipynb #8006c4ab
 def fold_norms(
     model:nn.Module, # A module in evaluation mode, changed in place
     walk, # A `Walk` over it
@@ -131,16 +137,18 @@ def _bias_of(name, model):
     if attr!='weight' or getattr(m, 'transposed', False): return None
     return m if getattr(m, 'bias', None) is not None or isinstance(m, (nn.Linear,_ConvNd)) else None
 
+# %% ../../nbs/81_deploy.shrink.ipynb #eaf0e617
 def _by_weight(products):
     "One product for each weight; what is constant is so in all of its calls"
     res = {}
     for p in products:
         if p.cols is None: continue
-        own = res.setdefault((p.w.data_ptr(), p.w.shape), Product(**vars(p)))
+        own = res.setdefault((p.w.data_ptr(), p.w.shape), copy(p))
         own.const = own.const&p.const&(p.value==own.value)
         own.padded |= p.padded
     return list(res.values())
 
+# %% ../../nbs/81_deploy.shrink.ipynb #8e3b1aa7
 def _into_bias(p, const, model):
     "Move what the weight of the product `p` computes from the inputs `const` into the bias"
     shift = p.w*(const*p.value)
@@ -168,6 +176,7 @@ def move_constants(
         if const.any(): _into_bias(p, const, groups.model)
     for _,gs in groups.spaces(): _gather(groups, ps, [o for o in gs if fixed[o] and not free[o]])
 
+# %% ../../nbs/81_deploy.shrink.ipynb #28a0bd20
 def _gather(groups, ps, gs):
     "Let one of the constant groups `gs` carry what all of them add, if each reader sees one index of each"
     among,found = groups.mask(gs),[]

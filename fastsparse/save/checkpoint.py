@@ -20,15 +20,17 @@ from ..core.optimizers import base_opt
 from ..masks.selection import count_live
 from ..model.running import module_of
 from ..train.callback import DynamicSparseTrainingCallback
-from ..model.state import masks_in,taking_masks
+from ..model.state import masks_in,new_masks,taking_masks
 from ..weights.find import masked_params
-from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,new_masks,opt_facts,plain
+from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
 # %% ../../nbs/65_save.checkpoint.ipynb #ba5ba6a7
+def _is_opt(o): return hasattr(base_opt(o), 'param_groups')
+
 def save_run(
     path, # File to write; its folder must exist
     model, # A module or a `Learner` of one
@@ -40,7 +42,6 @@ def save_run(
     **others # Other objects with a `state_dict`, and torch generators, by name
 ) -> Path: # The file
     "Save the state of a run to one file, completely or not at all"
-    as_path(path)
     need_number('keep', keep, 1, whole=True)
     need_bools(grads=grads)
     refuse_sharded(model := get_model(module_of(model)))
@@ -51,8 +52,6 @@ def save_run(
     run['about']['kinds'] = {k:type(o).__name__ for k,o in others.items()}
     write_run(path, run, keep)
     return Path(path)
-
-def _is_opt(o): return hasattr(base_opt(o), 'param_groups')
 
 # %% ../../nbs/65_save.checkpoint.ipynb #59e1df3f
 def load_run(
@@ -88,6 +87,7 @@ def _check_run(run, model, opt, engine, others):
         if k in others and k not in facts and kind!=type(others[k]).__name__:
             raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: make it as in the run that was saved")
 
+# %% ../../nbs/65_save.checkpoint.ipynb #8b775466
 def _put_others(others, saved):
     "Load objects with a `state_dict` of their own; if one refuses, those that were loaded go back to what they were"
     def put(o, state): o.set_state(state) if isinstance(o, torch.Generator) else o.load_state_dict(state)
@@ -102,6 +102,7 @@ def _put_others(others, saved):
             with suppress(Exception): put(o, before)
         raise ValueError(f"{k} doesn't take its state in the file, and nothing was loaded: {e}") from e
 
+# %% ../../nbs/65_save.checkpoint.ipynb #76843b5c
 def _put_run(run, model, opt, engine):
     "Load a file that `_check_run` has accepted; random states and gradients only with an optimizer"
     if model is not None: put_model(model, run['model'])
@@ -118,15 +119,17 @@ def _sources(dls):
         if (o := nested_attr(dl, attr)) is not None}
     return {k:o for k,o in found.items() if isinstance(o, (random.Random,torch.Generator))}
 
+# %% ../../nbs/65_save.checkpoint.ipynb #09b8843b
+def _orders(dls):
+    "The order in which each loader's next shuffle finds its items, or None: a language model's goes on from epoch to epoch"
+    return [nested_attr(dl, 'items.idxs') for dl in dls.loaders]
+
 def _loader_state(dls):
     "The state that decides which batches come next"
     return dict(random_state(), orders=[o and list(o) for o in _orders(dls)], loaders={k:o.getstate() if isinstance(o, random.Random)
         else o.get_state() for k,o in _sources(dls).items()})
 
-def _orders(dls):
-    "The order in which each loader's next shuffle finds its items, or None: a language model's goes on from epoch to epoch"
-    return [nested_attr(dl, 'items.idxs') for dl in dls.loaders]
-
+# %% ../../nbs/65_save.checkpoint.ipynb #edc42e8e
 def _set_loader_state(dls, state):
     set_random_state(state)
     for o,was in zip(_orders(dls), state.get('orders', ())):
@@ -134,15 +137,7 @@ def _set_loader_state(dls, state):
     for k,o in _sources(dls).items():
         if k in state['loaders']: (o.setstate if isinstance(o, random.Random) else o.set_state)(state['loaders'][k])
 
-def _memory(model):
-    "The hidden states that fastai's recurrent language models take from one batch to the next"
-    own = 'hidden','bs'
-    return {n:{k:vars(m)[k] for k in own} for n,m in model.named_modules() if all(k in vars(m) for k in own)}
-
-def _set_memory(model, state):
-    modules,device = dict(model.named_modules()),first(p.device for p in model.parameters())
-    for n,o in state.items(): vars(modules[n]).update(to_device(o, device))
-
+# %% ../../nbs/65_save.checkpoint.ipynb #2d840e67
 class _Replay(GetAttr):
     "The loader `dl` of `dls`, with the batches of an epoch that began in the state `start`; before batch `n` the random states are `now`"
     _default = 'dl'
@@ -156,25 +151,34 @@ class _Replay(GetAttr):
         set_random_state(self.now)
         yield from it
 
+# %% ../../nbs/65_save.checkpoint.ipynb #300715c9
+def _memory(model):
+    "The hidden states that fastai's recurrent language models take from one batch to the next"
+    own = 'hidden','bs'
+    return {n:{k:vars(m)[k] for k in own} for n,m in model.named_modules() if all(k in vars(m) for k in own)}
+
+def _set_memory(model, state):
+    modules,device = dict(model.named_modules()),first(p.device for p in model.parameters())
+    for n,o in state.items(): vars(modules[n]).update(to_device(o, device))
+
 # %% ../../nbs/65_save.checkpoint.ipynb #b39a3e23
 _numbers = ('best','wait','count')
 _recorded = ('lrs','iters','losses','values')
 
-def _has_state(cb): return hasattr(type(cb), 'state_dict') and hasattr(type(cb), 'load_state_dict')
-
 def _cb_state(cb):
     "The state of a callback, or None if it has none"
-    if _has_state(cb): return dict(state=plain(cb.state_dict(), type(cb).__name__))
+    if all(hasattr(type(cb), k) for k in ('state_dict','load_state_dict')): return dict(state=plain(cb.state_dict(), type(cb).__name__))
     if isinstance(cb, Recorder):
         return dict(plain({k:getattr(cb, k) for k in _recorded}), smooth=plain([cb.smooth_loss.count, cb.smooth_loss.val]))
     return {k:plain(vars(cb)[k]) for k in _numbers if isinstance(vars(cb).get(k), (int,float,np.number))} or None
 
+# %% ../../nbs/65_save.checkpoint.ipynb #de9c4fec
 def _set_cb_state(cb, state):
     if 'state' in state: return cb.load_state_dict(state['state'])
     if isinstance(cb, Recorder): cb.smooth_loss.count,cb.smooth_loss.val = state.pop('smooth')
     for k,v in state.items(): setattr(cb, k, [L(o) for o in v] if k=='values' else v)
 
-# %% ../../nbs/65_save.checkpoint.ipynb #ea570dfa
+# %% ../../nbs/65_save.checkpoint.ipynb #61fc01b2
 class SparseCheckpoint(Callback):
     "Save a fit while it runs, and resume it from the file when it is started again"
     run_valid = False
@@ -198,38 +202,6 @@ class SparseCheckpoint(Callback):
 
     @property
     def engines(self): return [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
-
-    def before_fit(self):
-        "Look for a file to resume from"
-        if self.learn.lock.locked(): return
-        refuse_sharded(get_model(self.learn.model))
-        self.wake()
-        self.saved,self.saves,self.cancelled = None,False,False
-        if hasattr(self.learn, 'lr_finder'): return
-        self.saved = self.find()
-        self.saves = self.saved is None
-
-    def before_epoch(self):
-        "Skip epochs that are done"
-        if self.saved is None or self.learn.lock.locked(): return
-        self.wake()
-        if self.epoch>=self.saved['position']['epoch']: return
-        self.rest()
-        raise CancelEpochException
-
-    def before_train(self):
-        if self.saved is None: self.start = _loader_state(self.dls)
-        else:
-            self.start = self.saved['start']
-            self.learn.dl = _Replay(self.dls, self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
-
-    def before_batch(self):
-        "Skip batches that are done, and load the file before the first one that isn't"
-        if self.saved is None: return
-        self.wake()
-        if self.iter>=self.saved['position']['batch']: return self.take()
-        self.rest()
-        raise CancelBatchException
 
     def after_batch(self):
         due = self.every and self.train_iter%self.every==0 and self.iter+1<self.n_iter
@@ -260,10 +232,17 @@ def wake(self:SparseCheckpoint):
     for cb in self.resting: cb.run = True
     self.resting = []
 
+# %% ../../nbs/65_save.checkpoint.ipynb #0e9b346e
 @patch
-def facts(self:SparseCheckpoint) -> dict:
-    "Facts that must be equal for two fits if one is to resume the other"
-    return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
+def before_fit(self:SparseCheckpoint):
+    "Look for a file to resume from"
+    if self.learn.lock.locked(): return
+    refuse_sharded(get_model(self.learn.model))
+    self.wake()
+    self.saved,self.saves,self.cancelled = None,False,False
+    if hasattr(self.learn, 'lr_finder'): return
+    self.saved = self.find()
+    self.saves = self.saved is None
 
 @patch
 def find(self:SparseCheckpoint):
@@ -282,6 +261,19 @@ def find(self:SparseCheckpoint):
         raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
     with reading(self.path, file_of_run): self.check(run)
     return run
+
+# %% ../../nbs/65_save.checkpoint.ipynb #704dd604
+def _sparsity_of(masks):
+    "The fraction of dead weights under `masks`, None without any"
+    return 1-sum(map(count_live, masks.values()))/n if (n := sum(m.numel() for m in masks.values())) else None
+
+_other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
+
+# %% ../../nbs/65_save.checkpoint.ipynb #454ac32e
+@patch
+def facts(self:SparseCheckpoint) -> dict:
+    "Facts that must be equal for two fits if one is to resume the other"
+    return dict(n_epoch=self.n_epoch, n_batches=len(self.dls.train))
 
 @patch
 def check(self:SparseCheckpoint, run):
@@ -304,7 +296,33 @@ def check(self:SparseCheckpoint, run):
     ends = any(cb.method.sparsity is not None for cb in self.engines)
     if new_masks(model, run['model']) and not ends: put_model(model, run['model'])
 
-# %% ../../nbs/65_save.checkpoint.ipynb #0e9b346e
+# %% ../../nbs/65_save.checkpoint.ipynb #0d441a37
+@patch
+def before_epoch(self:SparseCheckpoint):
+    "Skip epochs that are done"
+    if self.saved is None or self.learn.lock.locked(): return
+    self.wake()
+    if self.epoch>=self.saved['position']['epoch']: return
+    self.rest()
+    raise CancelEpochException
+
+@patch
+def before_train(self:SparseCheckpoint):
+    if self.saved is None: self.start = _loader_state(self.dls)
+    else:
+        self.start = self.saved['start']
+        self.learn.dl = _Replay(self.dls, self.dls.train, self.start, self.saved['position']['batch'], self.saved['random'])
+
+@patch
+def before_batch(self:SparseCheckpoint):
+    "Skip batches that are done, and load the file before the first one that isn't"
+    if self.saved is None: return
+    self.wake()
+    if self.iter>=self.saved['position']['batch']: return self.take()
+    self.rest()
+    raise CancelBatchException
+
+# %% ../../nbs/65_save.checkpoint.ipynb #30f95e4a
 @patch
 def take(self:SparseCheckpoint):
     "Load the file"
@@ -322,6 +340,7 @@ def take(self:SparseCheckpoint):
     _set_memory(model, run.get('memory', {}))
     self.saved,self.saves = None,True
 
+# %% ../../nbs/65_save.checkpoint.ipynb #5621d200
 @patch
 def write(self:SparseCheckpoint, epoch, batch, finished=False):
     "Write the file, for a fit to resume at this epoch and batch; only rank 0 writes"
@@ -335,13 +354,6 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
         fit=self.facts(), finished=finished, start=self.start if batch else now,
         memory=memory, callbacks=callbacks, scaler=scaler and plain(scaler.state_dict()))
     write_run(self.path, dict(run, random=now), self.keep)
-
-# %% ../../nbs/65_save.checkpoint.ipynb #704dd604
-def _sparsity_of(masks):
-    "The fraction of dead weights under `masks`, None without any"
-    return 1-sum(map(count_live, masks.values()))/n if (n := sum(m.numel() for m in masks.values())) else None
-
-_other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
 
 # %% ../../nbs/65_save.checkpoint.ipynb #95c24c57
 _load = Learner.load
