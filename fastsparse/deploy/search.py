@@ -74,7 +74,7 @@ def _trial(learn, s, seed, n_epoch, lr, kwargs):
 def _add_narrow(found, learn, lr, seeds, sign, progress):
     "Train a dense network with about as many weights for the same time, and compare"
     width = round((1-found.suggested)**.5, 2)
-    if shows_training(learn, learn.model):
+    if shows_training(learn):
         found.why_no_narrow = 'the model is trained, and a narrow one would start anew'
         return
     try: model = narrow_like(learn.model, width, inputs_of(learn))

@@ -17,7 +17,8 @@ from ..core.files import as_path,reading,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,masked_params,refuse_learned
 from ..weights.hooks import before_state,enforce_masks,HookHandle
-from ..model.sparsify import decide,module_of,need_masks
+from ..model.choose import decide,need_masks
+from ..model.running import module_of
 from ..model.state import masks_in,taking_masks
 from .files import checksum
 from .state import check_masks,load_checked,need_same_tensors

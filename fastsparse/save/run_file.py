@@ -18,7 +18,7 @@ from ..masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
 from ..weights.weight import weight_of
 from ..weights.find import apply_masks,masked_params,param_names
 from ..weights.hooks import before_state
-from ..weights.sharded import is_sharded
+from ..shards.weight import is_sharded
 from ..model.state import masks_in,new_masks,taking_masks
 from .files import check_seal,seal
 from .state import check_masks,load_checked
