@@ -2229,6 +2229,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastsparse/prune/inputs.py')},
             'fastsparse.prune.layerwise': { 'fastsparse.prune.layerwise._all_or_nothing': ( 'prune.layerwise.html#_all_or_nothing',
                                                                                             'fastsparse/prune/layerwise.py'),
+                                            'fastsparse.prune.layerwise._blocks': ( 'prune.layerwise.html#_blocks',
+                                                                                    'fastsparse/prune/layerwise.py'),
                                             'fastsparse.prune.layerwise._by_block': ( 'prune.layerwise.html#_by_block',
                                                                                       'fastsparse/prune/layerwise.py'),
                                             'fastsparse.prune.layerwise._by_expert': ( 'prune.layerwise.html#_by_expert',

@@ -59,6 +59,7 @@ class Calibration:
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
         else: self.read(data, n_samples, bs)
 
+# %% ../../nbs/75_prune.inputs.ipynb #af30b93c
 @patch
 def read(self:Calibration, data, n_samples, bs):
     "Keep batches until there are `n_samples` examples"
@@ -109,6 +110,15 @@ def layer_patches(
     return x.permute(1, 0, *range(3, 3+n), 2, *range(3+n, 3+2*n)).flatten(1, n+1).flatten(2)
 
 # %% ../../nbs/75_prune.inputs.ipynb #2cd10d5a
+def _before_out_proj(m, qkv, kw):
+    "What `m` returns when its `out_proj` is the identity"
+    out,was = m.out_proj,m.out_proj._parameters
+    bias = None if was['bias'] is None else torch.zeros_like(was['bias'])
+    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=bias)
+    try: return m.forward(*qkv, **kw)[0]
+    finally: out._parameters = was
+
+# %% ../../nbs/75_prune.inputs.ipynb #0074edc4
 def _attention_inputs(m, goal, args, kwargs):
     "What meets the weight of `goal`, one of those of attention"
     names = ('query','key','value','key_padding_mask','need_weights','attn_mask','average_attn_weights','is_causal')
@@ -119,14 +129,6 @@ def _attention_inputs(m, goal, args, kwargs):
     if goal.attr!='in_proj_weight': return xs['qkv'.index(goal.attr[0])][None]
     rows = max(map(len, xs))
     return torch.stack([F.pad(x, (0,0,0,rows-len(x))) for x in xs])
-
-def _before_out_proj(m, qkv, kw):
-    "What `m` returns when its `out_proj` is the identity"
-    out,was = m.out_proj,m.out_proj._parameters
-    bias = None if was['bias'] is None else torch.zeros_like(was['bias'])
-    out._parameters = dict(weight=torch.eye(out.in_features).to(was['weight']), bias=bias)
-    try: return m.forward(*qkv, **kw)[0]
-    finally: out._parameters = was
 
 # %% ../../nbs/75_prune.inputs.ipynb #08eae5f0
 def _first(args, kwargs): return first(args) if args else kwargs.get('input', kwargs.get('query', first(kwargs.values())))
