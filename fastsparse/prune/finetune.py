@@ -13,8 +13,8 @@ from ..core.files import as_path,read_tensors,reading,whole_file
 from ..core.patterns import need_named
 from ..weights.find import apply_masks
 from ..model.state import need_same_tensors
-from ..model.running import call_model,evaluating
-from ..model.sparsify import candidates,module_of,need_masks,sparsify_model
+from ..model.running import call_model,evaluating,module_of
+from ..model.sparsify import candidates,need_masks,sparsify_model
 from pathlib import Path
 from torch import nn
 

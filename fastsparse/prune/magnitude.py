@@ -13,7 +13,8 @@ from ..core.patterns import wanted
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
-from ..model.sparsify import check_score,choose,draw_seed,fitting,keep_from_broadcast,module_of,refuse_locked,register_mask
+from ..model.running import module_of
+from ..model.sparsify import check_score,choose,draw_seed,fitting,keep_from_broadcast,refuse_locked,register_mask
 from ..model.sparsify import sparsify_model,structure_of
 from ..core.checks import need_choice,renamed
 from ..weights.find import masked_params

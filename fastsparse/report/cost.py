@@ -19,7 +19,7 @@ from ..masks.selection import count_live
 from ..core.registry import needs_of
 from ..train.method import dense_batches
 from ..weights.find import masked_params
-from ..model.sparsify import module_of
+from ..model.running import module_of
 from ..train.engine import SparseEngine
 
 # %% ../../nbs/72_report.cost.ipynb #568cbf3d

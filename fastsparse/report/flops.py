@@ -22,8 +22,7 @@ from ..weights.find import masked_params
 from ..masks.selection import count_live
 from ..train.method import dense_batches,find_method,Method
 from ..masks.schedules import Interval
-from ..model.running import call_model,evaluating,unfused
-from ..model.sparsify import module_of
+from ..model.running import call_model,evaluating,module_of,unfused
 from functools import wraps
 from math import prod
 from torch import nn
