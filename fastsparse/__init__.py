@@ -1,3 +1,9 @@
+"""Sparse training for fastai and PyTorch, from one small set of parts
+
+Modules:
+
+- `fastsparse.model.walk`: Runs a model once and finds which channels can only go together, for `model.groups`"""
+
 __version__ = "0.2.0"
 edges = 'live','shards','card'  # what the core imports by itself, when the first part is looked up
 

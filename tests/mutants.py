@@ -14,7 +14,7 @@ rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'mask
     'train.fits': 'refusals engine enforcement', 'train.groups': 'updates growth engine laws', 'train.loop': 'engine resume', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'train.learned': 'learned learned_models', 'live.run': 'live live_layers updates resume rules', 'train.moves': 'updates engine',
     'train.presets': 'presets', 'train.rules': 'rules', 'train.trainers': 'trainers schedules',
     'prune.finetune': 'finetune trainers', 'prune.inputs': 'inputs layerwise refit experts', 'prune.layerwise': 'layerwise inputs refit experts', 'prune.shards': 'shards', 'prune.magnitude': 'magnitude saliency sparsify', 'prune.saliency': 'saliency sparsify',
-    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink groups', 'model.groups': 'groups shrink channels', 'prune.channels': 'channels',
+    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink groups', 'model.groups': 'groups shrink channels', 'model.walk': 'groups shrink channels', 'prune.channels': 'channels',
     'circuits.draw': 'circuits', 'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.run': 'circuits cli', 'circuits.search': 'circuits', 'circuits.train': 'circuits'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
@@ -65,9 +65,7 @@ def mutant(room, i):
         setattr(node, attr, value)
     return ast.unparse(ast.fix_missing_locations(tree))
 
-def notebook(room):
-    "The notebook of a room; None if its module has none"
-    return next((p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{re.escape(room)}', p.stem)), None)
+def notebook(room): return next((p for p in sorted((root/'nbs').glob('*.ipynb')) if re.fullmatch(rf'\d+[a-z]?_{re.escape(room)}', p.stem)), None)
 
 def run_notebook(path):
     "Run a notebook's examples and tests on the package as it is installed, not on the code that the notebook holds"
@@ -101,8 +99,7 @@ def outcome(site, tests, seconds, processes):
     with tempfile.TemporaryDirectory() as d:
         shutil.copytree(root/'fastsparse', Path(d)/'fastsparse')  # with compiled kernels, which hold for files that don't change
         (Path(d)/file_of(room)).write_text(mutant(room, i), encoding='utf-8')
-        page = [(run_notebook, str(nb))] if (nb := notebook(room)) else []
-        for f,o in (*page, (run_tests, [str(root/'tests'/f'test_{o}.py') for o in tests.split()])):
+        for f,o in (*[(run_notebook, str(page)) for page in [notebook(room)] if page], (run_tests, [str(root/'tests'/f'test_{o}.py') for o in tests.split()])):
             p = processes.Process(target=alone, args=(d, f, o))
             p.start()
             p.join(seconds)

@@ -1,5 +1,5 @@
 "Pruned models train on: with fixed masks, with every preset, and with learned masks"
-import pytest,torch
+import copy,pytest,torch
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -160,3 +160,23 @@ def test_adapters_that_cannot_be_masked():
     mask_adapters(tuned)
     unsparsify(net)
     with pytest.raises(ValueError, match='merge_and_unload'): tuned(torch.ones(2,16))
+
+def test_which_zeros_are_kept():
+    "Those of parameters that hold enough of them; a model without any is refused, and so is a fraction that is none"
+    model = nn.Sequential(nn.Linear(8,8), nn.Linear(8,8))
+    with pytest.raises(ValueError, match='prune it first'): keep_zeros(model)
+    model[1].weight.data[:4] = 0
+    for bad in (-1, 2, True, 'x'):
+        with pytest.raises((TypeError,ValueError), match='least is'): keep_zeros(model, bad)
+    keep_zeros(model)
+    assert [n for n,_ in model.named_buffers() if n.endswith('_mask')]==['1.weight_mask']
+
+def test_a_delta_wants_the_same_masks(tmp_path):
+    "One that has moved is refused; so is a merge without any"
+    model = nn.Sequential(nn.Linear(8,8))
+    model[0].weight.data[:4] = 0
+    keep_zeros(model)
+    base = copy.deepcopy(model.state_dict())
+    model[0].weight_mask[0,0] = True
+    with pytest.raises(ValueError, match='has changed'): save_delta(model, base, tmp_path/'task')
+    with pytest.raises(ValueError, match='no masks'): merge_sparse(nn.Linear(2,2))

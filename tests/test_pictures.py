@@ -3,6 +3,7 @@ import matplotlib.pyplot as plt,pytest,torch
 from fastcore.test import test_eq as eq
 from fastsparse.all import *
 from fastsparse.demo import digits_mlp
+from fastsparse.report.pictures import degrees
 from itertools import combinations
 from torch import nn
 from torchvision.models import resnet18
@@ -72,3 +73,8 @@ def test_a_dense_first_layer_is_no_picture():
         eq(fig.axes[0].get_title(), 'inputs of 1')
         eq(fig.axes[0].images[0].get_array().sum(), model[1].weight_mask.sum())
     finally: plt.close(fig)
+
+def test_without_masks(tmp_path):
+    "A dense model has no degrees, and a history without masks no moving picture"
+    with pytest.raises(ValueError, match='no masks'): degrees(nn.Linear(2,2))
+    with pytest.raises(ValueError, match='keep_masks'): animate_masks(SparseHistory(), tmp_path/'a.gif')

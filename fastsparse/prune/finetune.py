@@ -12,11 +12,9 @@ from ..core.checks import need_fraction
 from ..core.files import as_path,read_tensors,reading,whole_file
 from ..core.patterns import need_named
 from ..weights.find import apply_masks
-from ..save.state import need_same_tensors
-from ..model.running import call_model,evaluating
-from ..model.choose import candidates,need_masks
-from ..model.running import module_of
-from ..model.sparsify import sparsify_model
+from ..model.state import need_same_tensors
+from ..model.running import call_model,evaluating,module_of
+from ..model.sparsify import candidates,need_masks,sparsify_model
 from pathlib import Path
 from torch import nn
 
@@ -45,6 +43,7 @@ def _outputs(model, xb):
     out = getattr(out, 'logits', out)
     return out if isinstance(out, torch.Tensor) else first(out)
 
+# %% ../../nbs/79_prune.finetune.ipynb #bc572301
 def merge_sparse(
     model, # A peft model whose base has masks, from `keep_zeros` or `sparsify_model`
     xb=None, # A batch to measure the error on: a tensor, a tuple or a dict of arguments; None skips it
@@ -58,7 +57,7 @@ def merge_sparse(
     after = _outputs(merged, xb)
     return merged,((after-before).abs().max()/before.abs().max().clamp(min=torch.finfo(before.dtype).tiny)).item()
 
-# %% ../../nbs/79_prune.finetune.ipynb #bd0578b9
+# %% ../../nbs/79_prune.finetune.ipynb #73deec3f
 class MaskedLora:
     "A variant of peft's LoRA that moves live weights only"
     def __init__(self, was): self.was = was  # the variant in whose place it is, such as that of DoRA; None is plain LoRA
@@ -72,33 +71,41 @@ class MaskedLora:
                 "call merge_and_unload() before that, or before an export")
         return torch.where(mask, layer.get_delta_weight(name), 0)
 
-    def factor(self, layer, name, weight):
-        "DoRA's scale of each output, for a base `weight` with its delta; 1 for plain LoRA"
-        if self.was is None: return 1.
-        axis = 1 if getattr(layer, 'fan_in_fan_out', False) else 0
-        norm = weight.detach().movedim(axis, 0).flatten(1).norm(dim=1)
-        norm = norm+(norm==0)  # an output without live weights stays zero
-        return (layer.lora_magnitude_vector[name].weight.flatten()/norm).view([-1 if d==axis else 1 for d in range(weight.ndim)])
+# %% ../../nbs/79_prune.finetune.ipynb #a28f2561
+@patch
+def factor(self:MaskedLora, layer, name, weight):
+    "DoRA's scale of each output, for a base `weight` with its delta; 1 for plain LoRA"
+    if self.was is None: return 1.
+    axis = 1 if getattr(layer, 'fan_in_fan_out', False) else 0
+    norm = weight.detach().movedim(axis, 0).flatten(1).norm(dim=1)
+    norm = norm+(norm==0)  # an output without live weights stays zero
+    return (layer.lora_magnitude_vector[name].weight.flatten()/norm).view([-1 if d==axis else 1 for d in range(weight.ndim)])
 
-    def merge_safe(self, layer, name, weight):
-        total = weight+self.delta(layer, name).to(weight.dtype)
-        factor = self.factor(layer, name, total)
-        layer._cache_store(f'{name}-factor', factor)
-        return (factor*total).to(weight.dtype)
+# %% ../../nbs/79_prune.finetune.ipynb #bd0578b9
+@patch
+def merge_safe(self:MaskedLora, layer, name, weight):
+    total = weight+self.delta(layer, name).to(weight.dtype)
+    factor = self.factor(layer, name, total)
+    layer._cache_store(f'{name}-factor', factor)
+    return (factor*total).to(weight.dtype)
 
-    def merge_unsafe(self, layer, name, weight): weight.data = self.merge_safe(layer, name, weight.data)
+@patch
+def merge_unsafe(self:MaskedLora, layer, name, weight): weight.data = self.merge_safe(layer, name, weight.data)
 
-    def unmerge(self, layer, name, weight):
-        return (weight.data/layer._cache_pop(f'{name}-factor')).to(weight.dtype)-self.delta(layer, name).to(weight.dtype)
+@patch
+def unmerge(self:MaskedLora, layer, name, weight):
+    return (weight.data/layer._cache_pop(f'{name}-factor')).to(weight.dtype)-self.delta(layer, name).to(weight.dtype)
 
-    def forward(self, layer, active_adapter, x, result, **kwargs):
-        base,delta,x = layer.get_base_layer(),self.delta(layer, active_adapter),layer.lora_dropout[active_adapter](x)
-        conv = hasattr(base, '_conv_forward')
-        own = base._conv_forward(x, delta, None) if conv else nn.functional.linear(x, delta.T if layer.fan_in_fan_out else delta)
-        if self.was is None: return result+own
-        factor,bias = self.factor(layer, active_adapter, base.weight+delta).flatten(),0 if base.bias is None else base.bias
-        if conv: factor,bias = [t.view(-1, *[1]*(base.weight.ndim-2)) if torch.is_tensor(t) else t for t in (factor, bias)]
-        return factor*(result-bias+own)+bias
+# %% ../../nbs/79_prune.finetune.ipynb #518dbae3
+@patch
+def forward(self:MaskedLora, layer, active_adapter, x, result, **kwargs):
+    base,delta,x = layer.get_base_layer(),self.delta(layer, active_adapter),layer.lora_dropout[active_adapter](x)
+    conv = hasattr(base, '_conv_forward')
+    own = base._conv_forward(x, delta, None) if conv else nn.functional.linear(x, delta.T if layer.fan_in_fan_out else delta)
+    if self.was is None: return result+own
+    factor,bias = self.factor(layer, active_adapter, base.weight+delta).flatten(),0 if base.bias is None else base.bias
+    if conv: factor,bias = [t.view(-1, *[1]*(base.weight.ndim-2)) if torch.is_tensor(t) else t for t in (factor, bias)]
+    return factor*(result-bias+own)+bias
 
 # %% ../../nbs/79_prune.finetune.ipynb #e9b43b94
 def mask_adapters(
@@ -124,6 +131,7 @@ def _fingerprint(state):
     total = sum(float(v.double().nan_to_num(0, 0, 0).sum()) for v in state.values() if torch.is_tensor(v) and v.is_floating_point())
     return [len(state), total]
 
+# %% ../../nbs/79_prune.finetune.ipynb #94dd2ba0
 def save_delta(
     model, # The fine-tuned module or `Learner`
     base:dict, # `state_dict()` of the model before fine-tuning

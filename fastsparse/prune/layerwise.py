@@ -30,13 +30,13 @@ from torch import nn
 from warnings import warn
 
 # %% ../../nbs/76_prune.layerwise.ipynb #2e305a40
-def _outputs_first(o, t):
+def _outputs_first(goal, t):
     "`t`, of the shape of the weight of `o`, with outputs on the first axis and inputs on the second"
-    return t.permute(axes_of(o.module, o.attr).order(t.ndim))
+    return t.permute(axes_of(goal.module, goal.attr).order(t.ndim))
 
-def _own_order(o, t):
+def _own_order(goal, t):
     "Undo `_outputs_first`"
-    return t.permute(sorted(range(t.ndim), key=axes_of(o.module, o.attr).order(t.ndim).__getitem__)).contiguous()
+    return t.permute(sorted(range(t.ndim), key=axes_of(goal.module, goal.attr).order(t.ndim).__getitem__)).contiguous()
 
 # %% ../../nbs/76_prune.layerwise.ipynb #83397bc8
 def row_masks(
@@ -50,12 +50,13 @@ def row_masks(
     k = torch.tensor(share_out([n*a/max(sum(each), 1) for a in each], n), device=s.device)
     return highest_in_rows(s, k[:,None], live).view(score.shape)
 
-def _wanda(o, statistic):
+# %% ../../nbs/76_prune.layerwise.ipynb #aa3fc0da
+def _wanda(goal, statistic):
     norms = statistic(lambda x: x.double().square().sum(1))[0].sqrt()
-    w = _outputs_first(o, o.p.detach().abs().double())
+    w = _outputs_first(goal, goal.p.detach().abs().double())
     score = (w.reshape(len(norms), -1, norms.shape[-1])*norms[:,None]).view(w.shape)
-    live = None if o.live is None else _outputs_first(o, o.live)
-    return _own_order(o, row_masks(score, o.n, live)) if o.free else o.top(_own_order(o, score)),o.p
+    live = None if goal.live is None else _outputs_first(goal, goal.live)
+    return _own_order(goal, row_masks(score, goal.n, live)) if goal.free else goal.top(_own_order(goal, score)),goal.p
 
 # %% ../../nbs/76_prune.layerwise.ipynb #0bd1bac2
 @renamed(target='sparsity')
@@ -87,6 +88,16 @@ def inverse_factor(
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(H)), upper=True),dead
 
 # %% ../../nbs/76_prune.layerwise.ipynb #221f4c6b
+def _blocks(lengths, block):
+    "Runs as (number, begin, end), in lists of at most `block` columns or one run"
+    out,end = [],0
+    for i,n in enumerate(lengths):
+        if not out or end+n-out[-1][0][1]>block: out.append([])
+        out[-1].append((i, end, end+n))
+        end += n
+    return out
+
+# %% ../../nbs/76_prune.layerwise.ipynb #bc2a3c94
 def obs_prune(
     w:torch.Tensor, # Groups by outputs by columns, float64
     U:torch.Tensor, # From `inverse_factor`
@@ -97,33 +108,28 @@ def obs_prune(
 ) -> tuple: # Mask, and new weights
     "Prune column by column, and adjust later columns to compensate"
     w,mask,d = w.clone(),torch.zeros(w.shape, dtype=torch.bool, device=w.device),U.diagonal(dim1=-2, dim2=-1)[:,None]
-    a,runs = 0,list(enumerate(lengths))
-    while runs:
-        b,now = a,[]
-        while runs and (not now or b-a+runs[0][1]<=block):
-            now.append((runs[0][0], b, b+runs[0][1]))
-            b += runs.pop(0)[1]
+    for runs in _blocks(lengths, block):
+        a,b = runs[0][1],runs[-1][2]
         err = torch.zeros_like(w[...,a:b])
-        for k,i,j in now:
+        for k,i,j in runs:
             score = (w/d)[...,i:j].square()
             mask[...,i:j] = choose(score, k) if live is None else choose(score.masked_fill(~live[...,i:j], -1), k) & live[...,i:j]
             for q in range(i,j):
                 e = err[...,q-a] = torch.where(mask[...,q], 0, w[...,q]/d[...,q])
                 w[...,q:b] -= e[...,None]*U[:,None,q,q:b]
         w[...,b:] -= err@U[:,a:b,b:]
-        a = b
     return mask,torch.where(mask, w, 0)
 
-# %% ../../nbs/76_prune.layerwise.ipynb #e2b73f64
-def _runs(o, block, shape, live):
+# %% ../../nbs/76_prune.layerwise.ipynb #0c65fe34
+def _runs(goal, block, shape, live):
     "The order of columns, and `lengths` and `choose` for `obs_prune`"
     G,rows,cols = shape
-    if o.free:
+    if goal.free:
         lengths = [min(block, cols-i) for i in range(0, cols, block)]
         each = lengths if live is None else [count_live(t) for t in live.split(lengths, -1)]
-        counts = share_out([o.n*a/max(sum(each), 1) for a in each], o.n)
+        counts = share_out([goal.n*a/max(sum(each), 1) for a in each], goal.n)
         return torch.arange(cols),lengths,lambda score,k: top_k_mask(score, counts[k])
-    s,channels = getattr(o.structure, 'inner', o.structure),_outputs_first(o, o.p).shape[1]
+    s,channels = getattr(goal.structure, 'inner', goal.structure),_outputs_first(goal, goal.p).shape[1]
     line = cols if s.flat else channels
     order = torch.arange(cols) if s.flat else torch.arange(cols).view(channels, -1).T.flatten()
     lengths = [min(s.m, line-i) for i in range(0, line, s.m)]*(cols//line)
@@ -133,30 +139,32 @@ def _runs(o, block, shape, live):
     return order,lengths,best
 
 # %% ../../nbs/76_prune.layerwise.ipynb #e7b3ef63
-def _sparsegpt(block, damp, o, statistic):
+def _sparsegpt(block, damp, goal, statistic):
     H,rows = statistic(lambda x: (x := x.double()).mT@x)
-    weight = _outputs_first(o, o.p.detach().double())
+    weight = _outputs_first(goal, goal.p.detach().double())
     w = weight.reshape(len(H), -1, H.shape[-1])
-    live = None if o.live is None else _outputs_first(o, o.live).reshape(w.shape)
-    order,lengths,choose = _runs(o, block, w.shape, live)
+    live = None if goal.live is None else _outputs_first(goal, goal.live).reshape(w.shape)
+    order,lengths,choose = _runs(goal, block, w.shape, live)
     order = order.to(w.device)
     try: U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     except torch.linalg.LinAlgError as e:
-        raise ValueError(f"the inputs of {o.name} depend on each other, and damp={damp} is too little: take damp=0.01 or more") from e
+        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: take damp=0.01 or more") from e
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block, None if live is None else live[...,order])
-    back = order.argsort()
-    return tuple(_own_order(o, t[...,back].reshape(weight.shape)) for t in (mask,new))
+    return tuple(_own_order(goal, t[...,order.argsort()].reshape(weight.shape)) for t in (mask,new))
 
-def _check_sparsegpt(o):
-    ok = o.free or not _prunable(o) or isinstance(s := getattr(o.structure, 'inner', o.structure), NM) and s.axis==1
-    if not ok: raise ValueError(f"{o.name} is to be {o.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
-    _check_finite(o)
+# %% ../../nbs/76_prune.layerwise.ipynb #0fffcdc1
+def _check_finite(goal):
+    if not goal.p.isfinite().all():
+        raise ValueError(f"{goal.name} has weights that are not finite, and a fit would spread them: "
+            f"set them to numbers first, or leave {goal.name} dense by a rule")
 
-def _check_finite(o):
-    if not o.p.isfinite().all():
-        raise ValueError(f"{o.name} has weights that are not finite, and a fit would spread them: "
-            f"set them to numbers first, or leave {o.name} dense by a rule")
+# %% ../../nbs/76_prune.layerwise.ipynb #e410399d
+def _check_sparsegpt(goal):
+    ok = goal.free or not _prunable(goal) or isinstance(s := getattr(goal.structure, 'inner', goal.structure), NM) and s.axis==1
+    if not ok: raise ValueError(f"{goal.name} is to be {goal.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
+    _check_finite(goal)
 
+# %% ../../nbs/76_prune.layerwise.ipynb #5f209db6
 @renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_sparsegpt(
@@ -224,21 +232,22 @@ def least_squares(
         p = r/d+size/was.clamp(min=torch.finfo(p.dtype).tiny)*p
     return v
 
-# %% ../../nbs/76_prune.layerwise.ipynb #070bbe20
-def _refit(damp, o, statistic):
+# %% ../../nbs/76_prune.layerwise.ipynb #e20ce723
+def _refit(damp, goal, statistic):
     both,_ = statistic(lambda x, y=None: torch.stack([(x := x.double()).mT@x, (x if y is None else y.double()).mT@x]))
-    H,weight = both[0].clone(),_outputs_first(o, o.p.detach().double())
+    H,weight = both[0].clone(),_outputs_first(goal, goal.p.detach().double())
     w,diag = weight.reshape(len(H), -1, H.shape[-1]),H.diagonal(dim1=-2, dim2=-1)
     dead,ridge = diag==0,damp*diag.mean(-1)[:,None]
     w = torch.where(dead[:,None], 0, w)
     R = w@both[1]+ridge[:,None]*w
     del both  # each is as large as the square of a layer's inputs
     diag += torch.where(dead, 1, ridge)
-    def top(score): return _outputs_first(o, o.top(_own_order(o, score.reshape(weight.shape)))).reshape(w.shape)
+    def top(score): return _outputs_first(goal, goal.top(_own_order(goal, score.reshape(weight.shape)))).reshape(w.shape)
     mask,v = fitting_mask(w, H, R, top)
     v = least_squares(v, H, R, mask)
-    return tuple(_own_order(o, t.reshape(weight.shape)) for t in (mask,v))
+    return tuple(_own_order(goal, t.reshape(weight.shape)) for t in (mask,v))
 
+# %% ../../nbs/76_prune.layerwise.ipynb #d1bd970a
 @delegates(plan_pruning)
 def prune_refit(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
@@ -272,6 +281,7 @@ def experts_of(
         for p,n in zip(parts, share_out([o.n*r/max(sum(room), 1) for r in room], o.n)): p.n = n
     return parts
 
+# %% ../../nbs/76_prune.layerwise.ipynb #410c96d0
 def _by_expert(solve, idle):
     "Solve each expert by itself; names of those that no token reached are added to `idle`"
     def _solve(o, statistic):
@@ -286,6 +296,7 @@ def _by_expert(solve, idle):
         return tuple(_own_order(o, torch.stack(ts)) for ts in zip(*found))
     return _solve
 
+# %% ../../nbs/76_prune.layerwise.ipynb #b34d28f1
 @contextmanager
 def _eager_experts(model):
     "Experts of transformers multiply one after the other during the `with` block"
@@ -296,11 +307,12 @@ def _eager_experts(model):
     finally:
         for c,o in was: c._experts_implementation = o
 
-# %% ../../nbs/76_prune.layerwise.ipynb #0cf61be2
-def _prunable(o):
-    product = product_of(o.module)
-    return holds_experts(o) or product in ('linear','conv','attention') or product=='recurrent' and o.attr.startswith('weight_ih')
+# %% ../../nbs/76_prune.layerwise.ipynb #33c92436
+def _prunable(goal):
+    product = product_of(goal.module)
+    return holds_experts(goal) or product in ('linear','conv','attention') or product=='recurrent' and goal.attr.startswith('weight_ih')
 
+# %% ../../nbs/76_prune.layerwise.ipynb #0cf61be2
 @contextmanager
 def _all_or_nothing(ps):
     "Restore the values of `ps` if the block fails"
@@ -311,6 +323,7 @@ def _all_or_nothing(ps):
             for p,o in zip(ps, old): p.copy_(o)
         raise
 
+# %% ../../nbs/76_prune.layerwise.ipynb #cbf6a908
 def _solved(plan, calib, dense, solve, progress=False):
     "Prune the weights of `plan` that data reach, in their order; masks by name"
     reached,calls = layer_calls(calib, plan)
@@ -324,6 +337,7 @@ def _solved(plan, calib, dense, solve, progress=False):
     if idle: warn(f"no token of the data reached {', '.join(idle)}, which are pruned by magnitude: pass more data")
     return masks
 
+# %% ../../nbs/76_prune.layerwise.ipynb #3c05ea95
 def _warn_of_dense(plan, done):
     if not done: raise ValueError("no layer to prune was reached by the data: check data and sparsity")
     if left := [o.name for o in plan if o.name not in done]:
@@ -333,6 +347,7 @@ def _warn_of_dense(plan, done):
             "(linear, convolutional and attention layers, input weights of recurrent ones and experts can, if data reach them): "
             f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
 
+# %% ../../nbs/76_prune.layerwise.ipynb #d0a375b3
 @unfused()
 def prune_layerwise(model, sparsity, data, solve, check=noop, n_samples=256, bs=32, progress=None, to=None, beside=False, **kwargs):
     "Prune layer by layer; `solve(o, statistic)` → the mask of a `Goal`, and its new weight; `beside`: run the dense model too"

@@ -13,19 +13,15 @@ from ..core.patterns import wanted
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
-from ..model.buffers import keep_from_broadcast,register_mask
-from ..model.choose import choose,need_values
 from ..model.running import module_of
-from ..model.sparsify import refuse_locked
-from ..model.starting import check_score,draw_seed,fitting
-from ..model.sparsify import sparsify_model
-from ..model.starting import structure_of
+from ..model.sparsify import check_score,choose,draw_seed,fitting,keep_from_broadcast,refuse_locked,register_mask
+from ..model.sparsify import sparsify_model,structure_of
 from ..core.checks import need_choice,renamed
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks
 from torch import nn
 
-# %% ../../nbs/74_prune.magnitude.ipynb #d907e2b6
+# %% ../../nbs/74_prune.magnitude.ipynb #4086a4e6
 def layer_masks(
     scores:dict, # Name → score
     plan:list, # From `plan_pruning`
@@ -33,6 +29,7 @@ def layer_masks(
     "Masks of the highest scores in each layer"
     return {o.name: o.top(scores[o.name]) for o in plan}
 
+# %% ../../nbs/74_prune.magnitude.ipynb #d907e2b6
 def global_masks(
     scores:dict, # Name → score
     plan:list, # From `plan_pruning`
@@ -58,7 +55,7 @@ def prune_magnitude(
     "Prune the weights of smallest magnitude; '2:4' keeps the two largest of each group of four (ASP, arXiv:2104.08378)"
     return prune_by(model, weight_magnitude, sparsity, ranking, also=also, chosen=chosen, exclude=exclude)
 
-# %% ../../nbs/74_prune.magnitude.ipynb #8bace1fc
+# %% ../../nbs/74_prune.magnitude.ipynb #7cde993a
 @renamed(target='sparsity')
 def prune_by(
     model, # A dense module or a `Learner`
@@ -78,6 +75,7 @@ def prune_by(
     masks = ranking({o.name: scores[o.name].detach() for o in plan}, plan)
     return set_masks(module_of(model), plan, masks)
 
+# %% ../../nbs/74_prune.magnitude.ipynb #8bace1fc
 @renamed(target='sparsity')
 def prune_random(
     model, # A dense module or a `Learner`
@@ -107,14 +105,29 @@ class Goal(GetAttr):
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
         self.live = masked.module._buffers.get(f'{masked.attr}_mask')  # the mask that it has already, or None
 
-    def among_live(self, score): return score if self.live is None else torch.where(self.live, score, -torch.inf)
-
-    def top(self, score):
-        "The mask of the highest scores; what was dead stays dead"
-        mask = self.structure.top(self.among_live(score), self.n)
-        return mask if self.live is None else mask & self.live
-
 # %% ../../nbs/74_prune.magnitude.ipynb #27f6c846
+@patch
+def among_live(self:Goal, score): return score if self.live is None else torch.where(self.live, score, -torch.inf)
+
+@patch
+def top(self:Goal, score):
+    "The mask of the highest scores"
+    mask = self.structure.top(self.among_live(score), self.n)
+    return mask if self.live is None else mask & self.live
+
+# %% ../../nbs/74_prune.magnitude.ipynb #cba30c66
+def _set_counts(free):
+    "Set the number of live values of goals without a structure"
+    for o,n in zip(free, live_counts([o.p.numel() for o in free], [o.sparsity for o in free])): o.n = n
+    live = [o.p.numel() if o.live is None else count_live(o.live) for o in free]
+    if sum(o.n for o in free)>sum(live):
+        raise ValueError(f"sparsity asks for {sum(o.n for o in free)} live weights, and the model has {sum(live)}: "
+            "take a higher sparsity, or call unsparsify(model) first")
+    own = [min(o.n, n) for o,n in zip(free, live)]
+    room = [n-k for n,k in zip(live, own)]  # what layers that are sparser leave, others keep
+    for o,k,more in zip(free, own, regrow_counts(room, sum(o.n for o in free)-sum(own), room)): o.n = k+more
+
+# %% ../../nbs/74_prune.magnitude.ipynb #6656d8dc
 @renamed(target='sparsity')
 def plan_pruning(
     model, # A dense module or a `Learner`
@@ -133,17 +146,10 @@ def plan_pruning(
     plan = [Goal(o, t) for o,t in zip(entries, taken) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and sparsity leaves all of them dense; also= brings in others")
-    free = [o for o in plan if o.free]
-    for o,n in zip(free, live_counts([o.p.numel() for o in free], [o.sparsity for o in free])): o.n = n
-    live = [o.p.numel() if o.live is None else count_live(o.live) for o in free]
-    if sum(o.n for o in free)>sum(live):
-        raise ValueError(f"sparsity asks for {sum(o.n for o in free)} live weights, and the model has {sum(live)}: "
-            "take a higher sparsity, or call unsparsify(model) first")
-    own = [min(o.n, n) for o,n in zip(free, live)]
-    room = [n-k for n,k in zip(live, own)]  # what layers that are sparser leave, others keep
-    for o,k,more in zip(free, own, regrow_counts(room, sum(o.n for o in free)-sum(own), room)): o.n = k+more
+    _set_counts([o for o in plan if o.free])
     return plan
 
+# %% ../../nbs/74_prune.magnitude.ipynb #3648cc7c
 def set_masks(
     model:nn.Module, # Dense, or with masks
     plan:list, # From `plan_pruning`

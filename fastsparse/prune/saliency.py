@@ -13,8 +13,8 @@ from ..core.progress import shown
 from ..core.checks import need_number,renamed
 from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_
-from ..model.running import call_model,preserved
-from ..model.running import module_copy,module_of
+from ..model.running import call_model,module_of,preserved
+from ..model.sparsify import module_copy
 from .inputs import Calibration,n_items
 from .magnitude import global_masks,plan_pruning,prune_by
 from functools import partial
@@ -27,6 +27,7 @@ def snip_scores(ps, losses):
     "`abs(w*g)` of each of `ps`"
     return [(p.detach()*g).abs() for p,g in zip(ps, mean_grads(ps, losses()))]
 
+# %% ../../nbs/77_prune.saliency.ipynb #c0142ac4
 @renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_snip(
@@ -53,6 +54,7 @@ def grasp_scores(ps, losses):
         Hg = mean_grads(ps, ((flow(loss), n) for loss,n in losses()))
     return [p.detach()*h for p,h in zip(ps, Hg)]
 
+# %% ../../nbs/77_prune.saliency.ipynb #d1934246
 @renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_grasp(
@@ -68,6 +70,16 @@ def prune_grasp(
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune the weights that the gradient flow needs least, before training (GraSP, arXiv:2002.07376)"
     return _prune_by_loss(grasp_scores, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs)
+
+# %% ../../nbs/77_prune.saliency.ipynb #5023d5f7
+def _positive_copy(model):
+    net = module_copy(module_of(model)).double().eval().requires_grad_()
+    with torch.no_grad():
+        for name,t in [*net.named_parameters(), *net.named_buffers()]:
+            attr = name.rpartition('.')[2]
+            is_added = attr=='running_mean' or 'bias' in attr.split('_')
+            if t.is_floating_point(): t.abs_().mul_(not is_added)
+    return net
 
 # %% ../../nbs/77_prune.saliency.ipynb #bd507db7
 def _synflow(net, plan, xs, rounds, progress):
@@ -87,7 +99,7 @@ def _synflow(net, plan, xs, rounds, progress):
         for i,m in zip(free, keep.split([ps[i].numel() for i in free])): zero_dead_(ps[i], masks[i].copy_(m.view(ps[i].shape)))
     return {o.name: s for o,s in zip(plan, scores)}
 
-# %% ../../nbs/77_prune.saliency.ipynb #e97299ac
+# %% ../../nbs/77_prune.saliency.ipynb #12cec2d8
 @renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_synflow(
@@ -102,17 +114,12 @@ def prune_synflow(
     need_number('rounds', rounds, 1, whole=True)
     plan = plan_pruning(model, sparsity, **kwargs)
     xs = Calibration(model, None, 1).batches[0][0] if xb is None else xb
-    net = module_copy(module_of(model)).double().eval().requires_grad_()
+    net = _positive_copy(model)
     xs = tree_map(lambda x: torch.ones_like(x[:1], dtype=torch.double) if x.is_floating_point() else x[:1], xs)
     xs = to_device(xs, first(net.parameters()).device)
-    with torch.no_grad():
-        for name,t in [*net.named_parameters(), *net.named_buffers()]:
-            attr = name.rpartition('.')[2]
-            is_added = attr=='running_mean' or 'bias' in attr.split('_')
-            if t.is_floating_point(): t.abs_().mul_(not is_added)
     return prune_by(model, _synflow(net, plan, xs, rounds, progress), plan, global_masks)
 
-# %% ../../nbs/77_prune.saliency.ipynb #7f280b49
+# %% ../../nbs/77_prune.saliency.ipynb #cce5fc01
 def mean_grads(
     ps:list, # Parameters
     losses, # Iterable of losses and their weights
@@ -126,6 +133,7 @@ def mean_grads(
     if not n: raise ValueError("data has no losses: the function must yield one for each batch")
     return [t/n for t in total]
 
+# %% ../../nbs/77_prune.saliency.ipynb #2ecf6048
 def _losses(calib, loss_func, progress):
     "Loss and number of items of each batch"
     if calib.loop is not None: yield from ((loss, 1) for loss in calib.loop(calib.model))
@@ -137,6 +145,7 @@ def _losses(calib, loss_func, progress):
                 "pass loss_func=, such as F.cross_entropy, and batches with targets, such as [(xb, yb)]")
         yield (out.loss if loss_func is None else loss_func(out, *ys)),n_items(b[0] or b[1])
 
+# %% ../../nbs/77_prune.saliency.ipynb #7f280b49
 def scores_by_loss(score, model, ps, data=None, loss_func=None, n_samples=256, bs=32, progress=None):
     "`score(ps, losses)`, a score for each of the parameters `ps`; `losses()` goes through the losses of all batches"
     calib = Calibration(model, data, n_samples, bs)
@@ -148,6 +157,7 @@ def scores_by_loss(score, model, ps, data=None, loss_func=None, n_samples=256, b
     finally:
         for p in frozen: p.requires_grad_(False)
 
+# %% ../../nbs/77_prune.saliency.ipynb #eafe2a52
 def _prune_by_loss(score, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs):
     plan = plan_pruning(model, sparsity, **kwargs)
     scores = scores_by_loss(score, model, [o.p for o in plan], data, loss_func, n_samples, bs, progress)

@@ -25,6 +25,13 @@ from ..train.method import check_sparsity
 from functools import partial
 
 # %% ../../nbs/78_prune.tickets.ipynb #00e3745d
+def _levels(density, sparsity, rate):
+    "Sparsities to prune to, one after the other"
+    levels = []
+    while not levels or levels[-1]<sparsity: levels.append(min(1-density*(1-rate)**(len(levels)+1), sparsity))
+    return levels
+
+# %% ../../nbs/78_prune.tickets.ipynb #6dd4362c
 def find_ticket(
     model, # A module, dense or with masks
     train, # Function that trains `model`, starting from its present weights
@@ -44,12 +51,35 @@ def find_ticket(
             "pass a higher one, or call unsparsify first")
     if not masks: sparsify_model(model, 0.)
     if warm_up is not None: warm_up(model)
-    state,levels = {k:v.clone() for k,v in model.state_dict().items()},[]
-    while not levels or levels[-1]<sparsity: levels.append(min(1-density*(1-rate)**(len(levels)+1), sparsity))
-    for level in progress_bar(levels):
+    state = {k:v.clone() for k,v in model.state_dict().items()}
+    for level in progress_bar(_levels(density, sparsity, rate)):
         train(model)
         prune_to(model, level, sparse_f)
         rewind(model, state)
+
+# %% ../../nbs/78_prune.tickets.ipynb #2582ed38
+def _prune(o, score, n, sparsity, structure):
+    "The mask of the best `n` live weights that `structure` allows"
+    live = count_live(o.mask)
+    if n>live:
+        raise ValueError(f"sparsity {sparsity} asks for {n} live weights in {o.name}, which has {live}: "
+            "pass a higher sparsity, or another sparse_f")
+    mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
+    if not structure.legal(mask):
+        raise ValueError(f"{n} of the live weights of {o.name} can't form the structure {str(structure)!r}: "
+            f"pass structure={str(structure)!r} to sparsify_model too")
+    return mask
+
+# %% ../../nbs/78_prune.tickets.ipynb #04486d92
+def _ranked(os, sparsity, sparse_f, score_f, structure):
+    "For each weight its score, and how many values of it live"
+    def known(o): return dict(mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
+    scored = [partial(call_with, score_f, o.p, **known(o)) for o in os]
+    scores = [f() for f in scored]
+    for score,o in zip(scores, os): check_score(score, o.shape, o.name)
+    ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
+    counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
+    return [f(n=n) for f,n in zip(scored, counts)] if wants(score_f, 'n') else scores,counts
 
 # %% ../../nbs/78_prune.tickets.ipynb #67143913
 def prune_to(
@@ -64,31 +94,12 @@ def prune_to(
     check_sparsity(sparsity)
     for o in os: refuse_locked(o)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
-    def known(o): return dict(mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
-    scored = [partial(call_with, score_f, o.p, **known(o)) for o in os]
-    scores = [f() for f in scored]
-    for score,o in zip(scores, os): check_score(score, o.shape, o.name)
-    ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
-    counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
-    if wants(score_f, 'n'): scores = [f(n=n) for f,n in zip(scored, counts)]
-    masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, scores, counts)]
+    masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, *_ranked(os, sparsity, sparse_f, score_f, structure))]
     before = sum(count_live(o.mask) for o in os)
     for o,mask in zip(os, masks):
         zero_dead_(o.p, o.mask.copy_(mask))
         show_sparsity(o)
     return before-sum(count_live(o.mask) for o in os)
-
-def _prune(o, score, n, sparsity, structure):
-    "The mask of the best `n` live weights that `structure` allows"
-    live = count_live(o.mask)
-    if n>live:
-        raise ValueError(f"sparsity {sparsity} asks for {n} live weights in {o.name}, which has {live}: "
-            "pass a higher sparsity, or another sparse_f")
-    mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
-    if not structure.legal(mask):
-        raise ValueError(f"{n} of the live weights of {o.name} can't form the structure {str(structure)!r}: "
-            f"pass structure={str(structure)!r} to sparsify_model too")
-    return mask
 
 # %% ../../nbs/78_prune.tickets.ipynb #4905a5ec
 def rewind(

@@ -22,8 +22,7 @@ from ..weights.find import masked_params
 from ..masks.selection import count_live
 from ..train.method import dense_batches,find_method,Method
 from ..masks.schedules import Interval
-from ..model.running import call_model,evaluating,unfused
-from ..model.running import module_of
+from ..model.running import call_model,evaluating,module_of,unfused
 from functools import wraps
 from math import prod
 from torch import nn
@@ -44,6 +43,7 @@ def flop_profile(
     with evaluating(model), record_flops(model) as rec: call_model(model, xb)
     return rec.profile
 
+# %% ../../nbs/70_report.flops.ipynb #82770809
 def count_flops(
     model, # A module or a `Learner`
     xb, # Inputs on the model's device: a tensor, a tuple or list of inputs, or a dict of inputs by name
@@ -59,6 +59,7 @@ def _own_forward(m, forward):
     if forward is not None: vars(m)['forward'] = forward
     return own
 
+# %% ../../nbs/70_report.flops.ipynb #0f539423
 class _Tap:
     "Stands in for the `forward` of `model` once, and calls all of `fs` with that run's inputs and profile"
     def __init__(self, model):
@@ -81,7 +82,7 @@ def _shapes(x):
     if isinstance(x, Mapping): return tuple((k,_shapes(o)) for k,o in x.items())
     return tuple(map(_shapes, x)) if isinstance(x, (tuple,list)) else str(x)
 
-# %% ../../nbs/70_report.flops.ipynb #8d6a09fb
+# %% ../../nbs/70_report.flops.ipynb #116cd018
 class FlopsCounter(Callback):
     "Adds up the forward FLOPs of the training batches"
     order,run_valid,_stateattrs = Recorder.order+1,False,('profiles',)
@@ -93,40 +94,50 @@ class FlopsCounter(Callback):
         store_attr()
         self.n_flops = 0
 
-    def fwd_train_flops(self) -> int:
-        "Forward FLOPs of all training batches so far"
-        return self.n_flops
+# %% ../../nbs/70_report.flops.ipynb #17f826e4
+@patch
+def fwd_train_flops(self:FlopsCounter) -> int:
+    "Forward FLOPs of all training batches so far"
+    return self.n_flops
 
-    def before_fit(self):
-        "Rest in `lr_find` and `get_preds`; name the columns"
-        self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
-        if not (self.run and self.verbose): return
-        names = self.recorder.metric_names
-        i = names.index('valid_loss') if 'valid_loss' in names else 2
-        for k,name in enumerate(self.columns): names.insert(i+k, name)
+@patch
+def before_fit(self:FlopsCounter):
+    "Rest in `lr_find` and `get_preds`; name the columns"
+    self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
+    if not (self.run and self.verbose): return
+    names = self.recorder.metric_names
+    i = names.index('valid_loss') if 'valid_loss' in names else 2
+    for k,name in enumerate(self.columns): names.insert(i+k, name)
 
-    def before_train(self): self.profiles = {}
+# %% ../../nbs/70_report.flops.ipynb #a6703f30
+@patch
+def before_train(self:FlopsCounter): self.profiles = {}
 
-    def before_batch(self):
-        "Have the coming forward recorded if its shapes are new"
-        self.shapes = _shapes(self.xb)
-        if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
+@patch
+def before_batch(self:FlopsCounter):
+    "Have the coming forward recorded if its shapes are new"
+    self.shapes = _shapes(self.xb)
+    if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
 
-    def note(self, xb, profile): self.profiles[_shapes(xb)] = profile
+@patch
+def note(self:FlopsCounter, xb, profile): self.profiles[_shapes(xb)] = profile
 
-    def after_pred(self):
-        "Add this batch"
-        profile = self.profiles[self.shapes]
-        self.n_flops += profile.total(self.sparse)
-        if profile.packed: del self.profiles[self.shapes]
+@patch
+def after_pred(self:FlopsCounter):
+    "Add this batch"
+    profile = self.profiles[self.shapes]
+    self.n_flops += profile.total(self.sparse)
+    if profile.packed: del self.profiles[self.shapes]
 
-    def after_train(self):
-        "Write the column"
-        if self.verbose: self.recorder.log.append(self.n_flops)
+@patch
+def after_train(self:FlopsCounter):
+    "Write the column"
+    if self.verbose: self.recorder.log.append(self.n_flops)
 
-    def after_fit(self):
-        "Don't wait for a forward that was cancelled"
-        if tap := _tap(self.model): tap.remove()
+@patch
+def after_fit(self:FlopsCounter):
+    "Don't wait for a forward that was cancelled"
+    if tap := _tap(self.model): tap.remove()
 
 # %% ../../nbs/70_report.flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}
@@ -165,20 +176,23 @@ class WeightView:
     stride:tuple=()
     def __repr__(self): return f"{self.name or 'model'}{list(self.size) or ''}"
 
-    @property
-    def numel(self):
-        "Entries read, each counted once"
-        return prod(self.size)
+# %% ../../nbs/70_report.flops.ipynb #adf78205
+@patch(as_prop=True)
+def numel(self:WeightView):
+    "Entries read, each counted once"
+    return prod(self.size)
 
-    def mask(self):
-        "The mask of the entries read, or None if the parameter has no mask"
-        if (m := self.src()) is None: return
-        if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
-        return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
+@patch
+def mask(self:WeightView):
+    "The mask of the entries read, or None if the parameter has no mask"
+    if (m := self.src()) is None: return
+    if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
+    return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
 
-    def live(self) -> int:
-        "Number of live entries now; all of them if the parameter has no mask"
-        return self.numel if (m := self.mask()) is None else count_live(m)
+@patch
+def live(self:WeightView) -> int:
+    "Number of live entries now; all of them if the parameter has no mask"
+    return self.numel if (m := self.mask()) is None else count_live(m)
 
 # %% ../../nbs/70_report.flops.ipynb #c9e524f5
 class FlopProfile(dict):
@@ -230,29 +244,6 @@ class FlopRecorder(TorchDispatchMode):
             def root(os=os): return first(mask for _,m,attr in os if (mask := getattr(m, f'{attr}_mask', None)) is not None)
             self.follow(p, os[0][0], root, root)
 
-    def follow(self, t, name, root, src):
-        "Know views of `t` from now on; arguments as in `WeightView`"
-        if (key := _storage(t)) is not None: self.followed[key].append((name, root, src, t))
-
-    def view(self, t):
-        "The `WeightView` that `t` is, or None"
-        for name,root,src,weight in self.followed.get(_storage(t), ()):
-            (lo,hi),(start,end) = _extent(weight),_extent(t)
-            if not (lo<=start and end<=hi and t.itemsize==weight.itemsize): continue
-            size,stride = zip(*[(n,s) for n,s in zip(t.shape,t.stride()) if s]) if any(t.stride()) else ((),())
-            v = WeightView(name, root, src, weight.stride(), start-lo, size, stride)
-            return self.views.setdefault(v, v)
-
-    def add(self, n, t=None):
-        "Add `n` FLOPs that read the tensor `t`"
-        v = self.view(t) or WeightView(self.inside)
-        if n: self.profile[v] = self.profile.get(v, 0)+n
-
-    def follow_result(self, res, args):
-        "What is dead in a weight among `args` is dead in `res` too"
-        v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
-        if v: self.follow(res, v.name, v.root, v.mask)
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         "Run the operation `func`, and count it if it is a product"
         kwargs,op = kwargs or {},getattr(func, '_overloadpacket', func)
@@ -267,6 +258,35 @@ class FlopRecorder(TorchDispatchMode):
             self.add(_formulas[op](*args, **kwargs, out_val=out), weight)
         elif op in _keeps_zeros: self.follow_result(out[0] if isinstance(out, tuple) else out, args)
         return out
+
+# %% ../../nbs/70_report.flops.ipynb #2d5a69bc
+@patch
+def follow(self:FlopRecorder, t, name, root, src):
+    "Know views of `t` from now on; arguments as in `WeightView`"
+    if (key := _storage(t)) is not None: self.followed[key].append((name, root, src, t))
+
+@patch
+def view(self:FlopRecorder, t):
+    "The `WeightView` that `t` is, or None"
+    for name,root,src,weight in self.followed.get(_storage(t), ()):
+        (lo,hi),(start,end) = _extent(weight),_extent(t)
+        if not (lo<=start and end<=hi and t.itemsize==weight.itemsize): continue
+        size,stride = zip(*[(n,s) for n,s in zip(t.shape,t.stride()) if s]) if any(t.stride()) else ((),())
+        v = WeightView(name, root, src, weight.stride(), start-lo, size, stride)
+        return self.views.setdefault(v, v)
+
+# %% ../../nbs/70_report.flops.ipynb #8f7e0d27
+@patch
+def add(self:FlopRecorder, n, t=None):
+    "Add `n` FLOPs that read the tensor `t`"
+    v = self.view(t) or WeightView(self.inside)
+    if n: self.profile[v] = self.profile.get(v, 0)+n
+
+@patch
+def follow_result(self:FlopRecorder, res, args):
+    "What is dead in a weight among `args` is dead in `res` too"
+    v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
+    if v: self.follow(res, v.name, v.root, v.mask)
 
 # %% ../../nbs/70_report.flops.ipynb #7942b002
 @patch

@@ -15,7 +15,7 @@ from ..masks.selection import bits_to_mask,count_live,mask_to_bits
 from ..core.registry import wants
 from ..train.engine import SparseEngine
 
-# %% ../../nbs/71_report.history.ipynb #1ef4b822
+# %% ../../nbs/71_report.history.ipynb #cb1f876c
 class SparseHistory:
     "Records what each topology update changes, for each parameter; pass it as `on_update`"
     def __init__(self,
@@ -27,45 +27,51 @@ class SparseHistory:
 
     def __repr__(self): return f'SparseHistory of {max(len(self.steps)-1, 0)} updates of {len(self.params)} parameters'
 
-    @property
-    def sizes(self):
-        "Number of weights of each parameter"
-        return [math.prod(shape) for _,shape in self.params]
+# %% ../../nbs/71_report.history.ipynb #c748099f
+@patch(as_prop=True)
+def sizes(self:SparseHistory):
+    "Number of weights of each parameter"
+    return [math.prod(shape) for _,shape in self.params]
 
-    def begin(self, engine):
-        "Note the starting masks; an engine calls this when it is made"
-        params = [(s.name, tuple(s.shape)) for s in engine.tallies]
-        if self.params and params!=self.params:
-            raise ValueError(f"the history is of parameters {self.params}, and this model's are {params}: "
-                "take a new SparseHistory() for another model")
-        self.fresh = True
-        if self.params: return
-        self.params,self.last = params,[pack_mask(s.mask) for s in engine.tallies]
-        self.start,self.ever = list(self.last),list(self.last)
-        self._add(engine, 0, [math.nan]*len(params))
+@patch
+def begin(self:SparseHistory, engine):
+    "Note the starting masks; an engine calls this when it is made"
+    params = [(s.name, tuple(s.shape)) for s in engine.tallies]
+    if self.params and params!=self.params:
+        raise ValueError(f"the history is of parameters {self.params}, and this model's are {params}: "
+            "take a new SparseHistory() for another model")
+    self.fresh = True
+    if self.params: return
+    self.params,self.last = params,[pack_mask(s.mask) for s in engine.tallies]
+    self.start,self.ever = list(self.last),list(self.last)
+    self._add(engine, 0, [math.nan]*len(params))
 
-    def __call__(self,
-        engine:SparseEngine, # The engine that has just made an update
-        t:int, # The step, from 0
-    ):
-        "Record an update"
-        if not self.params:
-            raise ValueError("the history has not seen the masks before the first update: "
-                "pass it as on_update= when the engine is made, or call begin(engine) before training")
-        if self.fresh and self.moved and max(g.n_updates for g in engine.groups)==1: self.offset,self.moved = self.offset+self.length,False
-        self.length,self.fresh,self.moved = ifnone(engine.n_steps, t+1),False,True
-        self._add(engine, self.offset+t, _fractions(engine, t))
+# %% ../../nbs/71_report.history.ipynb #01b69cfd
+@patch
+def _add(self:SparseHistory, engine, step, fractions):
+    record,now = [],[pack_mask(s.mask) for s in engine.tallies]
+    for i,(s,bits,last) in enumerate(zip(engine.tallies, now, self.last)):
+        self.ever[i] |= bits
+        live,stayed,survivors,ever = [o.bit_count() for o in (bits, bits&last, bits&self.start[i], self.ever[i])]
+        record.append([ifnone(s.target, live), live, last.bit_count()-stayed, live-stayed, survivors, ever, fractions[i]])
+    self.last = now
+    self.steps.append(step)
+    self.records.append(np.array(record, dtype=float))
+    if self.keep_masks: self.masks.append(now)
 
-    def _add(self, engine, step, fractions):
-        record,now = [],[pack_mask(s.mask) for s in engine.tallies]
-        for i,(s,bits,last) in enumerate(zip(engine.tallies, now, self.last)):
-            self.ever[i] |= bits
-            live,stayed,survivors,ever = [o.bit_count() for o in (bits, bits&last, bits&self.start[i], self.ever[i])]
-            record.append([ifnone(s.target, live), live, last.bit_count()-stayed, live-stayed, survivors, ever, fractions[i]])
-        self.last = now
-        self.steps.append(step)
-        self.records.append(np.array(record, dtype=float))
-        if self.keep_masks: self.masks.append(now)
+# %% ../../nbs/71_report.history.ipynb #1ef4b822
+@patch
+def __call__(self:SparseHistory,
+    engine:SparseEngine, # The engine that has just made an update
+    t:int, # The step, from 0
+):
+    "Record an update"
+    if not self.params:
+        raise ValueError("the history has not seen the masks before the first update: "
+            "pass it as on_update= when the engine is made, or call begin(engine) before training")
+    if self.fresh and self.moved and max(g.n_updates for g in engine.groups)==1: self.offset,self.moved = self.offset+self.length,False
+    self.length,self.fresh,self.moved = ifnone(engine.n_steps, t+1),False,True
+    self._add(engine, self.offset+t, _fractions(engine, t))
 
 def _fractions(engine, t):
     "The drop fraction of each tally in an update at step `t`; NaN without one"
@@ -83,6 +89,7 @@ def to_frame(self:SparseHistory) -> pd.DataFrame: # A row for each update and pa
     index = dict(update=np.repeat(range(n), len(names)), step=np.repeat(self.steps, len(names)), parameter=names*n, weights=self.sizes*n)
     return pd.concat([pd.DataFrame(index), df], axis=1).assign(density=lambda o: o.live/o.weights)
 
+# %% ../../nbs/71_report.history.ipynb #382fb1ac
 @patch
 def totals(self:SparseHistory) -> pd.DataFrame: # A row for each update
     "The sums over all parameters, for each update"
@@ -93,6 +100,7 @@ def totals(self:SparseHistory) -> pd.DataFrame: # A row for each update
     df = df.assign(drop_churn=df.dropped/before, grow_churn=df.grown/before)
     return df.assign(drop_fraction=g.drop_fraction.max()).reset_index()
 
+# %% ../../nbs/71_report.history.ipynb #94aa351b
 @patch(as_prop=True)
 def ever_live(self:SparseHistory) -> float:
     "Fraction of all weights under masks that lived at any record so far"
@@ -109,6 +117,7 @@ def state_dict(self:SparseHistory) -> dict: # Numbers, strings, lists and tensor
     return dict(state, params=[[name, list(shape)] for name,shape in self.params], records=[torch.tensor(o) for o in self.records],
         start=packed(self.start), ever=packed(self.ever), last=packed(self.last), masks=[packed(o) for o in self.masks])
 
+# %% ../../nbs/71_report.history.ipynb #29bfbc31
 @patch
 def load_state_dict(self:SparseHistory,
     state:dict, # From `state_dict`
@@ -150,7 +159,7 @@ def _legend(ax):
     ax.legend(loc='lower left', bbox_to_anchor=(0,1), ncols=2, frameon=False, fontsize='small', borderaxespad=.2)
     return ax
 
-# %% ../../nbs/71_report.history.ipynb #e8abd477
+# %% ../../nbs/71_report.history.ipynb #cf789b92
 @patch
 def plot_schedules(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
@@ -161,6 +170,7 @@ def plot_schedules(self:SparseHistory,
     ax.step(df.step, df.target_sparsity, 'k-', where='post', label='target sparsity')
     return _legend(ax)
 
+# %% ../../nbs/71_report.history.ipynb #ce7df83a
 @patch
 def plot_layers(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
@@ -189,6 +199,7 @@ def plot_churn(self:SparseHistory,
     ax.axhline(0, color='k', lw=.5)
     return _legend(ax)
 
+# %% ../../nbs/71_report.history.ipynb #b3c492a1
 @patch
 def plot_survival(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
@@ -227,17 +238,18 @@ class SparseStatus:
         head = f"step {self.step}, {self.n_updates} updates, {due}, drop fraction {self.drop_fraction:.3f}"
         return f"{head}\n{self.df.to_string(index=False)}"
 
-    @property
-    def sparsity(self) -> float:
-        "Fraction dead of all weights under masks"
-        return 1-self.n_live/self.n_weights
+# %% ../../nbs/71_report.history.ipynb #b9a250b6
+@patch(as_prop=True)
+def sparsity(self:SparseStatus) -> float:
+    "Fraction dead of all weights under masks"
+    return 1-self.n_live/self.n_weights
 
-    @property
-    def target_sparsity(self) -> float:
-        "Fraction of all weights under masks that should be dead"
-        return 1-self.n_target/self.n_weights
+@patch(as_prop=True)
+def target_sparsity(self:SparseStatus) -> float:
+    "Fraction of all weights under masks that should be dead"
+    return 1-self.n_target/self.n_weights
 
-# %% ../../nbs/71_report.history.ipynb #ec1c8bf8
+# %% ../../nbs/71_report.history.ipynb #261fcb0a
 @patch
 def status(self:SparseEngine,
     t:int=None, # Step, from 0; the last one made by default
@@ -253,6 +265,7 @@ def status(self:SparseEngine,
         for o in self.tallies]
     return SparseStatus(t, self.due(t), self.n_updates, rows)
 
+# %% ../../nbs/71_report.history.ipynb #ec1c8bf8
 @patch
 def status(self:DynamicSparseTrainingCallback,
     t:int=None, # Step of the fit, from 0; the last one made by default

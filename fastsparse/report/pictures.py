@@ -39,6 +39,7 @@ def _as_matrix(o):
     if axes.experts is not None: m = m.flatten(0, 1)
     return m.reshape(*m.shape[:2], -1)
 
+# %% ../../nbs/73_report.pictures.ipynb #901d517a
 def degrees(
     model, # A module with masks, or a `Learner`
 ) -> dict: # Name of a parameter → a pair of vectors: live connections of each output, and of each input
@@ -55,6 +56,13 @@ def _image_shape(n, shape):
     side = math.isqrt(n)
     return (side,side) if side*side==n and n>=16 else None
 
+# %% ../../nbs/73_report.pictures.ipynb #ab8102c5
+def _short(name, n=22):
+    "The last `n` characters of `name`, which tell layers apart, without the word that ends most names"
+    name = name.removesuffix('.weight')
+    return name if len(name)<=n else f'…{name[1-n:]}'
+
+# %% ../../nbs/73_report.pictures.ipynb #c9c5f323
 def _plot_inputs(ax, o, image_shape):
     "Live connections of each input of a layer; of each kernel place where that is a convolution"
     m = _as_matrix(o)
@@ -68,12 +76,7 @@ def _plot_inputs(ax, o, image_shape):
     ax.figure.colorbar(im, ax=ax, label='live connections', shrink=.8)
     ax.set(xlabel='column', ylabel='row')
 
-# %% ../../nbs/73_report.pictures.ipynb #ab8102c5
-def _short(name, n=22):
-    "The last `n` characters of `name`, which tell layers apart, without the word that ends most names"
-    name = name.removesuffix('.weight')
-    return name if len(name)<=n else f'…{name[1-n:]}'
-
+# %% ../../nbs/73_report.pictures.ipynb #f85dfff8
 def _plot_degrees(ax, found):
     "Degrees of outputs, sorted, over the fraction of units"
     found,n = list(found.items()),min(len(found), len(colors))
@@ -97,6 +100,7 @@ def _plot_densities(ax, os):
     ax.set_yticks(shown, [names[i] for i in shown], fontsize='x-small')
     ax.set_title('layers', fontsize='medium')
 
+# %% ../../nbs/73_report.pictures.ipynb #195f7651
 def _plot_moves(ax, history):
     df = history.totals()[1:]
     ax.plot(df.step, df.grow_churn, color=colors[0], marker='o', ms=4, label='grown')
