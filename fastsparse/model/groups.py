@@ -14,7 +14,8 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.timing import float_outputs,fresh,output_error
 from .running import call_model,evaluating,module_of
-from .sparsify import module_copy,unsparsify
+from .running import module_copy
+from .sparsify import unsparsify
 from .walk import any_at,Product,Walk
 from torch import nn
 from torch.utils._pytree import tree_map_only

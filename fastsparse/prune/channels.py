@@ -17,7 +17,8 @@ from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
 from ..model.groups import channel_groups,cut_channels,outputs_of,shared_copy
 from ..model.running import batch_of,module_of
-from ..model.sparsify import keep_from_broadcast,Param,register_mask
+from ..model.buffers import keep_from_broadcast,register_mask
+from ..model.choose import Param
 from .saliency import mean_grads,scores_by_loss
 from ..report.flops import count_flops
 from ..weights.find import masked_params

@@ -12,9 +12,10 @@ from ..core.checks import need_fraction
 from ..core.files import as_path,read_tensors,reading,whole_file
 from ..core.patterns import need_named
 from ..weights.find import apply_masks
-from ..model.state import need_same_tensors
+from ..save.state import need_same_tensors
 from ..model.running import call_model,evaluating,module_of
-from ..model.sparsify import candidates,need_masks,sparsify_model
+from ..model.choose import candidates,need_masks
+from ..model.sparsify import sparsify_model
 from pathlib import Path
 from torch import nn
 

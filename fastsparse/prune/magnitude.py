@@ -14,8 +14,12 @@ from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
 from ..model.running import module_of
-from ..model.sparsify import check_score,choose,draw_seed,fitting,keep_from_broadcast,refuse_locked,register_mask
-from ..model.sparsify import sparsify_model,structure_of
+from ..model.buffers import keep_from_broadcast,register_mask
+from ..model.choose import choose,need_values
+from ..model.sparsify import refuse_locked
+from ..model.starting import check_score,draw_seed,fitting
+from ..model.sparsify import sparsify_model
+from ..model.starting import structure_of
 from ..core.checks import need_choice,renamed
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks

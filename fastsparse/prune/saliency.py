@@ -14,7 +14,7 @@ from ..core.checks import need_number,renamed
 from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_
 from ..model.running import call_model,module_of,preserved
-from ..model.sparsify import module_copy
+from ..model.running import module_copy
 from .inputs import Calibration,n_items
 from .magnitude import global_masks,plan_pruning,prune_by
 from functools import partial
