@@ -209,7 +209,7 @@ LearnedMaskCallback
     learn_masks(model, 'top 0.1')
     learn.fit(1, 1e-2, cbs=LearnedMaskCallback())
 mask_penalty
-    from fastsparse.train.learned import SRSTE_presets
+    from fastsparse.learned.masks import SRSTE_presets
     learn_masks(model, **SRSTE_presets)  # dead weights decay
     loss = F.cross_entropy(model(xb), yb)+mask_penalty(model)
 Sparsify

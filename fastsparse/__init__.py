@@ -1,11 +1,5 @@
-"""Sparse training for fastai and PyTorch, from one small set of parts
-
-Modules:
-
-- `fastsparse.model.walk`: Runs a model once and finds which channels can only go together, for `model.groups`"""
-
 __version__ = "0.2.0"
-edges = 'live','shards','card'  # what the core imports by itself, when the first part is looked up
+edges = 'live','shards','card','special'  # what the core imports by itself, when the first part is looked up
 
 from typing import TYPE_CHECKING
 if TYPE_CHECKING: from .all import *  # what type checkers and editors read

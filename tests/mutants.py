@@ -5,16 +5,16 @@ from fastprogress.fastprogress import progress_bar
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.starts': 'starts', 'masks.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
+rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'special.starts': 'starts', 'special.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
     'masks.schedules': 'schedules', 'card.together': 'updates', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
     'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan', 'live.weight': 'live_layers geometry live',
     'core.files': 'files', 'save.files': 'files', 'save.state': 'files restore', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint',
     'model.sparsify': 'sparsify enforcement layers', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'live.compute': 'live_layers fast_way geometry plan live',
-    'model.running': 'init sparsify', 'model.state': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets runs init', 'train.callback': 'callback learner init restore',
-    'train.fits': 'refusals engine enforcement', 'train.groups': 'updates growth engine laws', 'train.loop': 'engine resume', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'train.learned': 'learned learned_models', 'live.run': 'live live_layers updates resume rules', 'train.moves': 'updates engine',
-    'train.presets': 'presets', 'train.rules': 'rules', 'train.trainers': 'trainers schedules',
+    'model.running': 'init sparsify', 'save.masks': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets runs init', 'train.callback': 'callback learner init restore',
+    'train.fits': 'refusals engine enforcement', 'train.groups': 'updates growth engine laws', 'train.loop': 'engine resume', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'learned.masks': 'learned learned_models', 'live.run': 'live live_layers updates resume rules', 'train.moves': 'updates engine',
+    'train.presets': 'presets', 'save.rules': 'rules', 'trainers.callbacks': 'trainers schedules',
     'prune.finetune': 'finetune trainers', 'prune.inputs': 'inputs layerwise refit experts', 'prune.layerwise': 'layerwise inputs refit experts', 'prune.shards': 'shards', 'prune.magnitude': 'magnitude saliency sparsify', 'prune.saliency': 'saliency sparsify',
-    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink groups', 'model.groups': 'groups shrink channels', 'model.walk': 'groups shrink channels', 'prune.channels': 'channels',
+    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink groups', 'channels.groups': 'groups shrink channels', 'channels.walk': 'groups shrink channels', 'channels.prune': 'channels',
     'circuits.draw': 'circuits', 'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.run': 'circuits cli', 'circuits.search': 'circuits', 'circuits.train': 'circuits'}  # and the tests of each
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]

@@ -5,7 +5,7 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastsparse.all import *
 from fastsparse.masks.selection import highest
-from fastsparse.masks.starts import checkerboard
+from fastsparse.special.starts import checkerboard
 from fastsparse.live.compute import store_dense
 from fastsparse.train.engine import ask_dense,Score
 from helpers import *

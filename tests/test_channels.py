@@ -4,7 +4,7 @@ from fastai.basics import accuracy,CrossEntropyLossFlat,Learner
 from fastsparse.all import count_flops,load_sparse,save_sparse,shrink,sparse_summary,sparsify_model
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.kernels.timing import output_error
-from fastsparse.prune.channels import ChannelPruning,prune_channels,taylor_scores
+from fastsparse.channels.prune import ChannelPruning,prune_channels,taylor_scores
 from helpers import assert_dead
 from test_groups import cases
 from test_shrink import settle

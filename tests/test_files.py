@@ -3,7 +3,8 @@ import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
 from contextlib import nullcontext
 from fastsparse.core import files
-from fastsparse.core.files import older_file,uninterrupted,whole_file
+from fastsparse.save.disk import older_file,whole_file
+from fastsparse.train.engine import uninterrupted
 from fastsparse.save.files import check_seal,checksum,seal
 from helpers import full_disk
 from pathlib import Path

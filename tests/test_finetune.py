@@ -10,7 +10,7 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from fastsparse.all import *
 from fastsparse.train.presets import *
-from fastsparse.train.learned import SRSTE_presets,STE_presets,supermask_presets,TopKAST_presets
+from fastsparse.learned.masks import SRSTE_presets,STE_presets,supermask_presets,TopKAST_presets
 from fastsparse.demo import TensorData
 from fastsparse.weights.find import masked_params
 from functools import partial

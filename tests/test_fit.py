@@ -11,7 +11,7 @@ from fastsparse.core.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import usual_sparsity
-from fastsparse.train.growth import supar_groups,supar_init_,supar_lrs,supar_scales,supar_splitter
+from fastsparse.compat.supar import supar_groups,supar_init_,supar_lrs,supar_scales,supar_splitter
 from functools import partial
 from helpers import agree,is_positive_zero,assert_dead,live,masked_params,masks_of,same_masks,snapshot,warned
 

@@ -6,13 +6,13 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastsparse.all import *
-from fastsparse.train.learned import SRSTE_presets,supermask_presets,TopKAST_presets
+from fastsparse.learned.masks import SRSTE_presets,supermask_presets,TopKAST_presets
 from fastsparse.compat.dmx import effective_weight
 from fastsparse.demo import TensorData
 from fastsparse.masks.structures import Unstructured
 from fastsparse.model.sparsify import unsparsify_parameter
-from fastsparse.train.learned import as_sparseness,dead_decay,explore_decay,LearnedMaskCallback,mask_penalty,own_magnitude
-from fastsparse.train.learned import signed_constant_,Sparseness,sparsifiers,TopOf,update_all
+from fastsparse.learned.masks import as_sparseness,dead_decay,explore_decay,LearnedMaskCallback,mask_penalty,own_magnitude
+from fastsparse.learned.masks import signed_constant_,Sparseness,sparsifiers,TopOf,update_all
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st

@@ -7,7 +7,7 @@ from fastsparse.all import *
 from fastsparse.compat.dmx import effective_weight
 from fastsparse.masks.schedules import epochs,PiecewiseSchedule,PositionSchedule,samples
 from fastsparse.prune.tickets import rewind
-from fastsparse.train.learned import dead_decay,LearnedMaskCallback,own_magnitude,sparsifiers,STE_presets,TopKAST_presets,update_all
+from fastsparse.learned.masks import dead_decay,LearnedMaskCallback,own_magnitude,sparsifiers,STE_presets,TopKAST_presets,update_all
 from functools import partial
 from helpers import *
 from test_learned import _learner,learned
@@ -168,7 +168,7 @@ def test_one_step_a_forward():
     twin(torch.randn(2,6))
     assert [sp.step for sp in sparsifiers(twin)]==[5,7,7] and [sp.step for sp in sps]==[4,6,6]
     fold_masks(twin)
-    assert not any(type(getattr(h, '__self__', h)).__module__=='fastsparse.train.learned' for m in twin.modules() for h in (*m._forward_hooks.values(),
+    assert not any(type(getattr(h, '__self__', h)).__module__=='fastsparse.learned.masks' for m in twin.modules() for h in (*m._forward_hooks.values(),
         *m._forward_pre_hooks.values()))
 
 def test_structures_count_along_the_layers_axes():

@@ -7,7 +7,7 @@ from fastsparse.train.presets import ACDC_presets,CHT_presets,GMP_presets,MEST_p
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import PiecewiseSchedule,cubic_path,epochs,samples
-from fastsparse.train.growth import supar_groups
+from fastsparse.compat.supar import supar_groups
 from fastsparse.train.method import Method,check_sparsity,find_method
 from functools import partial
 from helpers import *

@@ -4,7 +4,7 @@ from fastai.learner import load_learner
 from fastai_data import learner,mlp as double_mlp,sparse_learner
 from fastsparse.all import *
 from fastsparse.save.load import pack_masks,restore_sparse,unpack_masks
-from fastsparse.train.learned import supermask_presets
+from fastsparse.learned.masks import supermask_presets
 from torch.nn.utils import prune
 from fastsparse.weights.find import masked_params
 from fastsparse.save.state import load_checked

@@ -8,7 +8,7 @@ from fastai.learner import Learner
 from fastai.optimizer import Adam,OptimWrapper,ranger
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastsparse.all import *
-from fastsparse.train.learned import supermask_presets
+from fastsparse.learned.masks import supermask_presets
 from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
 from fastsparse.train.presets import SRigL_presets,Static_presets
 from fastsparse.save.run_file import plain,read_run

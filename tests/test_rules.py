@@ -5,7 +5,7 @@ from fastsparse.train.presets import GMP_presets
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import nonzero_redistribution
 from fastsparse.train.growth import fresh_value,initial_value,reset_state
-from fastsparse.train.rules import default_filter,rules_table
+from fastsparse.save.rules import default_filter,rules_table
 from helpers import *
 from torch import nn
 

@@ -3,7 +3,7 @@ import copy,gc,math,pytest,warnings,weakref
 from fastai.optimizer import Adam,SGD
 from fastsparse.all import *
 from fastsparse.train.method import auto_presets
-from fastsparse.train.rules import rules_table
+from fastsparse.save.rules import rules_table
 from fastsparse.weights.hooks import enforce_masks
 from fastsparse.model.choose import choose
 from fastsparse.model.running import module_of

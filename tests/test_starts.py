@@ -3,7 +3,7 @@ import math, pickle, pytest, torch
 from fastai.basics import DataLoader,DataLoaders,Learner,MSELossFlat
 from fastsparse.all import *
 from fastsparse.masks.selection import count_live,keyed_generator,n_live
-from fastsparse.masks.starts import checkerboard,masks_like
+from fastsparse.special.starts import checkerboard,masks_like
 from fastsparse.weights.find import masked_params
 from helpers import *
 from hypothesis import given,settings,strategies as st

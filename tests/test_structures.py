@@ -3,7 +3,8 @@ import copy, math, numpy as np, pickle, pytest, re, torch, weakref
 from fastsparse.all import *
 from fastsparse.masks import structures
 from fastsparse.masks.selection import count_live,highest,lowest,put_
-from fastsparse.masks.structures import as_structure,Block,FanIn,InputGroups,Kernels,NM,OutputChannels,OutputGroups,TransposableNM,Unstructured
+from fastsparse.masks.structures import as_structure,Block,FanIn,InputGroups,Kernels,NM,OutputChannels,OutputGroups,Unstructured
+from fastsparse.special.transposable import TransposableNM
 from functools import partial
 from hypothesis import assume,given,settings,strategies as st
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fastsparse.kernels import timing as clocks
 from fastsparse.kernels.timing import float_outputs,output_error,speedup,times_in_turns
 from fastsparse.core import progress as progressing
-from fastsparse.core.progress import shown
+from fastsparse.report.progress import shown
 
 @pytest.fixture
 def clock(monkeypatch):

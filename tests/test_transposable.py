@@ -1,7 +1,8 @@
 "Masks that are N:M both ways, against all masks there are"
 import itertools, math, numpy as np, pytest, torch
 from fastsparse.masks.selection import put_
-from fastsparse.masks.structures import NM,TransposableNM
+from fastsparse.masks.structures import NM
+from fastsparse.special.transposable import TransposableNM
 from hypothesis import given,settings,strategies as st
 
 def as_bool(indices, shape):

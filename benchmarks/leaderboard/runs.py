@@ -1,7 +1,7 @@
 "Settings chosen on validation data, then the trainings that count: what the file of results lacks is run, and saved after each run"
 import json,statistics
 from fastai.basics import *
-from fastsparse.core.files import whole_file
+from fastsparse.save.disk import whole_file
 from .arms import Arm,arms,run,warmed
 from .tasks import tasks
 

@@ -1,0 +1,1 @@
+"Whole channels: which go together, and pruning them"

@@ -1,0 +1,373 @@
+"Runs a model once and finds which channels can only go together, for `channels.groups`"
+# Each index of each axis of a parameter has a number, its *label*. The labels of a tensor are *layers*: integer tensors that
+# broadcast to it, with length 1 along the axes where they don't vary. A weight has one for its rows and one for its columns.
+# Labels that must go together are joined in pairs, those that can't go are pinned. A second question is which values depend
+# on the inputs. What a dead filter writes doesn't, and `deploy.shrink` moves such constants into biases.
+import torch
+from collections import namedtuple
+from dataclasses import dataclass
+from fastcore.basics import *
+from itertools import repeat
+from torch.nn.attention import SDPBackend,sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves,tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+from ..kernels.timing import fresh,output_tensors
+from ..model.running import call_model,evaluating,unfused
+
+def varying(layer):
+    "The axes along which a layer of labels varies"
+    return {d for d,n in enumerate(layer.shape) if n>1}
+
+def compact(t):
+    "`t` with length 1 along each axis where it doesn't vary"
+    for d,n in enumerate(t.shape):
+        if n>1 and (not t.stride(d) or bool((t==t.narrow(d, 0, 1)).all())): t = t.narrow(d, 0, 1)
+    return t
+
+def any_at(hit, shape):
+    "`hit` for a smaller `shape`: True where any of what is put together is"
+    return _without(hit, [d for d,n in enumerate(shape) if n==1]).expand(shape)
+
+def _without(varies, dims):
+    "Does anything along `dims` vary?"
+    for d in () if isinstance(varies, bool) else dims: varies = varies.any(d, keepdim=True)
+    return varies
+
+def _at_rank(t, n): return t[(None,)*(n-t.ndim)]
+def _as_tensor(varies): return torch.tensor(varies) if isinstance(varies, bool) else varies
+
+@dataclass
+class Known:
+    "What is known of a tensor"
+    layers:list # Of labels
+    varies:object=True # Which of its values depend on the inputs: a bool, or a bool tensor that broadcasts to it
+    decides:bool=False # Does it depend on floating-point numbers that depend on the inputs? Then Python must not branch on it
+
+@dataclass
+class Product:
+    "A multiplication by a weight"
+    w:torch.Tensor # The weight, a view of its parameter
+    rows:torch.Tensor # Labels of what it writes, which broadcast to `w`; None if that has a single index
+    cols:torch.Tensor # Labels of what it reads, or None
+    const:torch.Tensor # Which of these are constant
+    value:torch.Tensor # The constants
+    padded:bool # Are zeros put around what it reads?
+    name:str # Name of the parameter; None if the weight is computed
+
+    def reads(self):
+        "Which of `cols` are multiplied by a weight that isn't zero?"
+        return any_at(self.w!=0, self.cols.shape)
+
+Call = namedtuple('Call', 'f op args kwargs tensors')  # an operation of torch, its name, its arguments, and all tensors among them
+
+class Walk(TorchDispatchMode):
+    "Runs `model`, which is on the CPU, and joins the labels of what must go together; with `norms`, LayerNorm may lose channels"
+    def __init__(self, model, norms=False):
+        super().__init__()
+        self.model,self.norms,self.n,self.axes,self.stack = model,norms,0,{},['']
+        self.joined,self.pinned,self.products,self.heads = [],[],[],[]
+        self.names = {id(t):n for n,t in [*model.named_buffers(), *model.named_parameters()]}
+        self.stores = {t.untyped_storage().data_ptr():n for n,t in model.named_parameters()}
+        self.known,self.uses,self.made,self.normed = WeakIdKeyDictionary(),WeakIdKeyDictionary(),WeakIdKeyDictionary(),[]
+
+    def run(self, xb):
+        "Run the model; what leaves it is pinned"
+        modules,xb = {m:n for n,m in self.model.named_modules()},fresh(xb)
+        def push(m, *_): self.stack.append(modules[m])
+        def pop(*_): del self.stack[-1]
+        handles = [h for m in modules for h in (m.register_forward_pre_hook(push), m.register_forward_hook(pop, always_call=True))]
+        for t in tree_leaves(xb):
+            if isinstance(t, torch.Tensor): self.known[t] = Known([], True, t.is_floating_point())
+        try:
+            with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), self: out = call_model(self.model, xb)
+        finally:
+            for h in handles: h.remove()
+        for t in output_tensors(out): self.pin_all(t, 'it leaves the model')
+        return self
+
+    def __torch_dispatch__(self, f, types, args=(), kw=None):
+        "Each operation has a rule: a function of the walk and the call, that gives what is known of each result"
+        kw,name = kw or {},f.overloadpacket.__name__
+        call = Call(f, name.rstrip('_'), args, kw, [t for t in tree_leaves((args, kw)) if isinstance(t, torch.Tensor)])
+        decides = any(self.of(t).decides for t in call.tensors)
+        for t in call.tensors: self.uses[t] = self.uses.get(t, 0)+1
+        rule = _rules.get(call.op) or (_pointwise if torch.Tag.pointwise in f.tags else _moved if f.is_view else _unknown)
+        known = rule(self, call)
+        res = f(*args, **kw)
+        results = [t for t in tree_leaves(res) if isinstance(t, torch.Tensor)]
+        for t,k in zip(results, known): self.keep(t, k, call.op, decides, name!=call.op)
+        return res
+
+    # What is neither parameter nor result, such as an input, has no labels: its size is given, so what meets it is pinned
+    def of(self, t):
+        "What is known of `t`; a parameter gets its labels when it is first read"
+        if (known := self.known.get(t)) is not None: return known
+        name = self.names.get(id(t))
+        known = self.known[t] = Known(self.new_labels(t.shape) if name is not None and t.is_floating_point() else [], False)
+        if known.layers: self.axes[name] = {min(varying(o)):o.flatten() for o in known.layers}
+        return known
+
+    def new_labels(self, shape):
+        "A layer for each axis"
+        def layer(d, n):
+            self.n += n
+            return torch.arange(self.n-n, self.n).view([n if i==d else 1 for i in range(len(shape))])
+        return [layer(d, n) for d,n in enumerate(shape) if n>1]
+
+    def keep(self, t, known, op, decides, in_place):
+        "Keep what is known of the result `t`; a label left alone is that of a channel that was taken out by its number"
+        layers,varies = [compact(o) for o in known.layers],known.varies
+        for layer in layers:
+            if not varying(layer) and t.numel(): self.pin(layer, self.at(op))
+        if not isinstance(varies, bool): varies = bool(varies.any()) and (bool(varies.all()) or compact(varies))
+        self.known[t] = Known([o for o in layers if varying(o)], varies, decides or t.is_floating_point() and varies is not False)
+        if in_place and t._is_view() and t._base in self.known and varies is not False: self.known[t._base].varies = True
+        if op in ('convolution','mm','addmm') and self.products: self.made[t] = self.products[-1].name
+
+    def at(self, op): return f"{op.strip('_')} in {self.stack[-1]!r}" if self.stack[-1] else op.strip('_')
+    def pin(self, layer, why): self.pinned.append((layer.unique(), why))
+    def pin_all(self, t, why):
+        for layer in self.of(t).layers: self.pin(layer, why)
+
+    def join(self, a, b):
+        pairs = torch.stack([o.flatten() for o in torch.broadcast_tensors(a, b)])
+        self.joined.append(pairs[:,pairs[0]!=pairs[1]].unique(dim=1))
+
+    # Attention splits an axis into heads and what is in a head, and sums over the latter: then the heads can still go, each as a whole
+    def uncut(self, layer, axes, op):
+        "The layer if nothing can be cut along `axes`: units of its outer axes go as a whole, or nothing goes"
+        solid,whole = varying(layer)&axes,layer
+        if not solid: return layer
+        if min(varying(layer)) in solid:
+            self.pin(layer, self.at(op))
+            return layer
+        for d in solid: whole = whole.narrow(d, 0, 1)
+        self.join(layer, whole)
+        return whole
+
+    # If one varies along heads and positions in them, and the other along positions alone, as rotary embeddings do, positions can't be cut
+    def merge(self, a, b, op):
+        "The layers of a result of two that vary along the same axis"
+        both = varying(a)&varying(b)
+        if min(varying(a)) in both and min(varying(b)) in both:
+            a,b = [self.uncut(o, varying(o)-both, op) for o in (a,b)]
+            self.join(a, b)
+            return [b]
+        return [o for o in (self.uncut(o, both, op) for o in (a,b)) if not varying(o)&both]
+
+    def combine(self, operands, op):
+        "The layers of a pointwise result of `operands`: pairs of layers and shape, all of the same rank"
+        out,todo = [],[o for layers,_ in operands for o in layers]
+        while todo:
+            layer = todo.pop(0)
+            met = first(out, lambda o: varying(o)&varying(layer))
+            out = [o for o in out if o is not met]
+            if met is None: out.append(layer)
+            else: todo = self.merge(met, layer, op)+todo
+        for layers,shape in operands:
+            solid = {d for d,n in enumerate(shape) if n>1}.difference(*map(varying, layers))
+            out = [self.uncut(o, solid, op) for o in out]
+        return out
+
+def _unknown(walk, call):
+    for t in call.tensors: walk.pin_all(t, walk.at(call.op))
+    return repeat(Known([], any(walk.of(t).varies is not False for t in call.tensors)))
+
+def _factory(walk, call): return [Known(walk.new_labels(call.f(*call.args, **call.kwargs).shape), False)]
+
+def _any_of(found):
+    found = [o for o in found if o is not False]
+    if not found or any(o is True for o in found): return bool(found)
+    n = max(o.ndim for o in found)
+    return sum(_at_rank(o, n).int() for o in found)>0
+
+def _pointwise(walk, call):
+    n = max((t.ndim for t in call.tensors), default=0)
+    ranked = [([_at_rank(o, n) for o in walk.of(t).layers], (1,)*(n-t.ndim)+tuple(t.shape)) for t in call.tensors]
+    varies = _any_of([walk.of(t).varies for t in call.tensors])
+    for t in call.tensors if call.op=='mul' and len(call.tensors)==2 and varies is not False else ():
+        if walk.of(t).varies is not True: varies = _as_tensor(varies)&~((t==0)&~_as_tensor(walk.of(t).varies))
+    return [Known(walk.combine(ranked, call.op), varies)]
+
+def _moved(walk, call):
+    x,known = call.tensors[0],walk.of(call.tensors[0])
+    def move(layer):
+        def label(t): return layer.expand(x.shape).clone(memory_format=torch.contiguous_format) if t is x else t
+        args,kwargs = tree_map_only(torch.Tensor, label, (call.args, call.kwargs))
+        return tree_leaves(call.f(*args, **kwargs))
+    layers,varies = [move(o) for o in known.layers],[] if isinstance(known.varies, bool) else move(known.varies)
+    if not (layers or varies): return repeat(Known([], known.varies))
+    return [Known(own, o) for o,*own in zip(varies or repeat(known.varies), *layers)]
+
+def _cat(walk, call):
+    n = max(t.ndim for t in call.tensors)+(call.op=='stack')
+    d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%n
+    def lift(t): return t.unsqueeze(d) if call.op=='stack' else t
+    ts = [t for t in call.tensors if lift(t).ndim==n]
+    own,shapes = [[lift(o) for o in walk.of(t).layers] for t in ts],[tuple(lift(t).shape) for t in ts]
+    along = [[o for o in layers if d in varying(o)] for layers in own]
+    layers = walk.combine([([o for o in os if d not in varying(o)], (*s[:d],1,*s[d+1:])) for os,s in zip(own, shapes)], call.op)
+    if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
+    found = [walk.of(t).varies for t in ts]
+    if any(o is not found[0] for o in found): found[0] = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
+    return [Known(layers, found[0])]
+
+def _in_a_row(walk, along, shapes, d, op):
+    "The layers `along` the axis `d` one after another, with pinned labels for tensors that have none"
+    axes,parts = {d}.union(*(varying(o) for layers in along for o in layers)),[]
+    for layers,shape in zip(along, shapes):
+        if not layers:
+            layers = walk.new_labels([n if i==d else 1 for i,n in enumerate(shape)])
+            layers = layers or [walk.new_labels([1]*d+[2]+[1]*(len(shape)-d-1))[0].narrow(d, 0, 1)]
+            walk.pin(layers[0], walk.at(op))
+        parts.append(layers[0].expand([n if i in axes else 1 for i,n in enumerate(shape)]))
+    return torch.cat(parts, d)
+
+def _reduced(walk, call):
+    x,dims = call.args[0],call.kwargs.get('dim', call.args[1] if len(call.args)>1 else None)
+    dims = sorted({d%max(x.ndim, 1) for d in ([dims] if isinstance(dims, int) else dims or range(x.ndim))})
+    stays = call.kwargs.get('keepdim', call.args[2] if len(call.args)>2 else False)
+    def cut(t):
+        for d in reversed(dims): t = t.select(d, 0).unsqueeze(d) if stays else t.select(d, 0)
+        return t
+    layers,varies = [walk.uncut(o, {*dims}, call.op) for o in walk.of(x).layers],_without(walk.of(x).varies, dims)
+    return [Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies))]*2
+
+def _along(walk, call):
+    x,dim = call.args[0],{call.args[1]%max(call.args[0].ndim, 1)}
+    return [Known([walk.uncut(o, dim, call.op) for o in walk.of(x).layers], _without(walk.of(x).varies, dim))]
+
+def _resized(walk, call):
+    x,op = call.args[0],call.op
+    if op=='constant_pad_nd': last = {x.ndim-1-i//2 for i,n in enumerate(call.args[1]) if n}
+    else: last = {x.ndim-1-i for i in range(next(int(c) for c in op if c.isdigit()))}
+    layers = [walk.uncut(o, last, op) for o in walk.of(x).layers]
+    return [Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last))]*2
+
+def _batch_norm(walk, call):
+    x,w = call.args[:2]
+    def at(t): return t.view(1, -1, *[1]*(x.ndim-2))
+    more = [([at(o) for o in walk.of(t).layers], at(t).shape) for t in call.tensors[1:]]
+    layers,varies = walk.combine([(walk.of(x).layers, x.shape), *more], 'batch_norm'),walk.of(x).varies
+    if w is not None and not call.args[5] and varies is not False: varies = _as_tensor(varies)&at(w!=0)
+    if x in walk.made: walk.normed.append((x, walk.made[x], walk.stack[-1]))
+    return [Known(layers, varies)]
+
+def _layer_norm(walk, call):
+    x,dims = call.args[0],{call.args[0].ndim-1-i for i in range(0 if walk.norms else len(call.args[1]))}
+    def own(t): return [walk.uncut(_at_rank(o, x.ndim), dims, 'layer_norm') for o in walk.of(t).layers],_at_rank(t, x.ndim).shape
+    return [Known(walk.combine([own(t) for t in call.tensors], 'layer_norm'), walk.of(x).varies is not False)]
+
+def _embedding(walk, call):
+    w,idx = call.args[:2]
+    for layer in walk.of(w).layers:
+        if 0 in varying(layer): walk.pin(layer, walk.at(call.op))
+    return [Known([_at_rank(o[0], idx.ndim+1) for o in walk.of(w).layers if 1 in varying(o)])]
+
+def _item(walk, call):
+    if walk.of(call.args[0]).decides: raise ValueError("its forward depends on values")
+    return []
+
+# A product is a pointwise one in a space with all axes of both operands, followed by a sum over one of them
+
+def _constants(walk, x, axis):
+    "Which indices along `axis` depend on the inputs, which have a constant value, the same everywhere, and the values"
+    flat,varies = x.movedim(axis, 0).flatten(1),walk.of(x).varies
+    moves = torch.full((len(flat),), varies) if isinstance(varies, bool) else varies.movedim(axis, 0).flatten(1).any(1).expand(len(flat))
+    if moves.all(): return moves,~moves,torch.zeros(len(flat), dtype=x.dtype)
+    return moves,~moves&(flat==flat[:,:1]).all(1),flat[:,0].clone()
+
+def _multiplied(walk, w, rows, cols, const, value, padded=False):
+    "Keep a product with the weight `w`"
+    if rows is None and cols is None: return
+    walk.products.append(Product(w, rows, cols, const, value, padded, walk.stores.get(w.untyped_storage().data_ptr())))
+
+def _summed(walk, layers, k, op, kept):
+    "Layers after a sum over the axis `k`; what is summed over is read by a product that was kept, or else can't be cut"
+    for layer in layers:
+        if varying(layer)=={k} and not kept: walk.pin(layer, walk.at(op))
+        elif k in varying(layer) and not kept: walk.heads.append(layer.unique())
+    left = [walk.uncut(o, {k}, op) for o in layers if varying(o)!={k}]
+    return [o for o in left if k not in varying(o)]
+
+def _with_bias(walk, layers, shape, bias, op, at):
+    if bias is None: return layers
+    return walk.combine([(layers, shape), ([at(o) for o in walk.of(bias).layers], at(bias).shape)], op)
+
+def _mm(walk, call):
+    bias,a,b = call.args[:3] if 'add' in call.op else (None,*call.args[:2])
+    k = a.ndim-1
+    A,B = [o.unsqueeze(-1) for o in walk.of(a).layers],[o.unsqueeze(-3) for o in walk.of(b).layers]
+    layers = walk.combine([(A, (*a.shape,1)), (B, (*b.shape[:-2],1,*b.shape[-2:]))], call.op)
+    if kept := walk.of(b).varies is False and (b.ndim==2 or not b.stride(0)):
+        moves,const,value = _constants(walk, a, k)
+        w = b if b.ndim==2 else b[0]
+        cols,rows = [next((o.flatten() for o in layers if varying(o)=={d}), None) for d in (k,k+1)]
+        _multiplied(walk, w, None if rows is None else rows[None], None if cols is None else cols[:,None], const[:,None], value[:,None])
+        varies = ((w!=0)&moves[:,None]).any(0).view(*[1]*k, -1)
+    else: varies = _either_varies(walk, a, b)
+    out = [o.squeeze(k) for o in _summed(walk, layers, k, call.op, kept)]
+    shape = (*a.shape[:-1],b.shape[-1])
+    return [Known(_with_bias(walk, out, shape, bias, call.op, lambda t: _at_rank(t, len(shape))), varies)]
+
+def _either_varies(walk, a, b):
+    "Which entries of `a@b` depend on the inputs"
+    va,vb = walk.of(a).varies,walk.of(b).varies
+    if va is vb and isinstance(va, bool): return va
+    va,vb = [_as_tensor(o).expand(t.shape) for o,t in ((va,a),(vb,b))]
+    return (va.double()@(vb|(b!=0)).double()+(va|(a!=0)).double()@vb.double())>0
+
+# A depthwise convolution has one input and output in each group, which go together; in larger groups all of a group do
+@dataclass
+class _ConvSpace:
+    "Labels of input and weight of a convolution as (batch, groups, outputs of a group, inputs of a group, positions)"
+    g:int # Groups
+    O:int # Outputs of a group
+    I:int # Inputs of a group
+    n:int # Dimensions of a position
+    turned:bool # Is it transposed? Then the weight's first axis counts inputs
+
+    def of_x(self, t): return t.view(len(t), *((self.g,1,self.I) if t.shape[1]>1 else (1,1,1)), *t.shape[2:])
+    def of_w(self, t):
+        outer = (self.g,self.I if self.turned else self.O) if t.shape[0]>1 else (1,1)
+        t = t[:,:,*[slice(0,1)]*self.n].reshape(*outer, t.shape[1], *[1]*self.n)
+        return (t.transpose(1, 2) if self.turned else t)[None]
+
+    def to_w(self, t):
+        "From the space to something that broadcasts to the weight"
+        if self.g>1: t = t.expand(1, self.g, self.O, self.I, *[1]*self.n)
+        return (t.transpose(2, 3) if self.turned else t)[0].flatten(0, 1)
+
+    def to_y(self, t): return t.expand(-1, self.g, self.O, *t.shape[3:]).flatten(1, 3) if varying(t)&{1,2} else t.flatten(1, 3)
+
+def _convolution(walk, call):
+    x,w,bias,_,padding,_,turned,_,g = call.args
+    if x.ndim<w.ndim: return _unknown(walk, call)
+    ones,channels = [1]*(x.ndim-2),x.shape[1]
+    space = _ConvSpace(g, w.shape[1] if turned else len(w)//g, channels//g, len(ones), turned)
+    X = [walk.uncut(space.of_x(o), set(range(4, 2+x.ndim)), call.op) for o in walk.of(x).layers]
+    W = [space.of_w(o) for o in walk.of(w).layers if varying(o)<={0,1}]
+    layers,varies = walk.combine([(X, space.of_x(x).shape), (W, (1,g,space.O,space.I,*ones))], call.op),True
+    if kept := walk.of(w).varies is False:
+        moves,*read = [space.of_x(t.view(1, -1, *ones)) for t in _constants(walk, x, 1)]
+        cols,rows = [next((space.to_w(o) for d in (own,1) for o in layers if d in varying(o)), None) for own in (3,2)]
+        _multiplied(walk, w, rows if rows is None or turned else rows[:,:1], cols, *map(space.to_w, read), padded=turned or any(padding))
+        varies = space.to_y((space.of_w(any_at(w!=0, (*w.shape[:2],*ones)))&moves).any(3, keepdim=True))
+    out = [space.to_y(o) for o in _summed(walk, layers, 3, call.op, kept)]
+    return [Known(_with_bias(walk, out, (len(x),g*space.O,*ones), bias, call.op, lambda t: t.view(1, -1, *ones)), varies)]
+
+# What stands in none of these lines is pointwise or a view by torch's own account of it, or unknown, and then all that it reads is pinned
+_table = {
+    _factory: 'zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty',
+    _pointwise: '_to_copy copy clone hardswish native_dropout lift_fresh detach alias',  # labels at the same place go together
+    _moved: '''_unsafe_view repeat flip roll unsafe_split unsafe_split_with_sizes index_select pixel_shuffle pixel_unshuffle transpose
+        squeeze unsqueeze t''',  # so are their labels
+    _cat: 'cat stack',  # labels along its axis are put one after another, others meet as in a sum
+    _reduced: 'mean sum amax amin max min var', _along: '_softmax _safe_softmax _log_softmax cumsum cumprod',  # no label may go
+    _resized: '''max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+        adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
+        constant_pad_nd''',
+    _batch_norm: 'native_batch_norm', _layer_norm: 'native_layer_norm',  # of all channels, also of dead ones
+    _embedding: 'embedding', _item: '_local_scalar_dense', _convolution: 'convolution', _mm: 'mm addmm bmm baddbmm'}
+_rules = {op:rule for rule,ops in _table.items() for op in ops.split()}
