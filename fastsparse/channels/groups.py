@@ -13,8 +13,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.timing import float_outputs,fresh,output_error
-from ..model.running import call_model,evaluating,module_of
-from ..model.running import module_copy
+from ..contract import call_model,evaluating,module_copy,module_of
 from ..model.sparsify import unsparsify
 from .walk import any_at,Product,Walk
 from torch import nn

@@ -10,19 +10,15 @@ __all__ = ['taylor_scores', 'group_scores', 'choose_groups', 'mask_groups', 'rem
 import torch
 from fastcore.basics import *
 from fastai.callback.core import Callback
-from ..core.checks import need_choice,need_fraction,need_number
+from ..contract import batch_of,enforce_masks,keep_from_broadcast,masked_params,module_of,need_choice,need_fraction,need_number
+from ..contract import Param,register_mask
 from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
 from .groups import channel_groups,cut_channels,outputs_of,shared_copy
-from ..model.running import batch_of,module_of
-from ..model.buffers import keep_from_broadcast,register_mask
-from ..model.choose import Param
 from ..prune.saliency import mean_grads,scores_by_loss
 from ..report.flops import count_flops
-from ..weights.find import masked_params
-from ..weights.hooks import enforce_masks
 from ..weights.optimizers import state_tensors
 from torch import nn
 

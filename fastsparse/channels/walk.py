@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves,tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 from ..kernels.timing import fresh,output_tensors
-from ..model.running import call_model,evaluating,unfused
+from ..contract import call_model,evaluating,unfused
 
 def varying(layer):
     "The axes along which a layer of labels varies"

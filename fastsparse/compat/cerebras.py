@@ -10,7 +10,7 @@ __all__ = ['LinearSchedule', 'ExpSchedule', 'PowerSchedule', 'CosineDecaySchedul
 import math,torch
 from dataclasses import dataclass,fields
 from fastcore.basics import *
-from ..core.checks import need_fraction,need_number
+from ..contract import need_fraction,need_number
 from ..masks.schedules import between,ConstantSchedule,CyclingSchedule,first_step,ListSchedule,Schedule,Time
 from ..masks.selection import count_live,floor_product,n_live,put_
 from ..masks.structures import as_structure

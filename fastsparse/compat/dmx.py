@@ -11,7 +11,7 @@ import re,torch
 from dataclasses import fields
 from fastcore.basics import *
 from ..masks.structures import NM,Unstructured
-from ..model.layers import axes_of
+from ..contract import axes_of
 from ..learned.masks import Bernoulli,Dense,sparsifiers,Sparseness,Sparsify,TopOf,update_all
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin

@@ -7,7 +7,7 @@ __all__ = ['CosineDecay', 'LinearDecay', 'MagnitudePruneDecay', 'masking_setting
 
 # %% ../../nbs/832_compat.sparselearning.ipynb #5a741730
 from fastcore.basics import *
-from ..core.checks import need_choice
+from ..contract import need_choice
 from .cerebras import CosineDecaySchedule,LinearSchedule
 from ..masks.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
 from ..masks.schedules import CubicSchedule

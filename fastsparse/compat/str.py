@@ -8,8 +8,7 @@ __all__ = ['read_sparsities']
 # %% ../../nbs/834_compat.str.ipynb #75f7c02e
 import csv,re
 from fastcore.basics import *
-from ..core.checks import need_fraction
-from ..core.files import read_data,reading
+from ..contract import need_fraction,read_data,reading
 from itertools import accumulate
 from pathlib import Path
 

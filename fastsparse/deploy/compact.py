@@ -11,7 +11,7 @@ __all__ = ['storages', 'pack', 'put_packed', 'replace_layers', 'LiveMatrix', 'CS
 import torch,torch.nn.functional as F
 from fastcore.basics import *
 from ..kernels.convolution import is_pointwise
-from ..core.checks import need_choice
+from ..contract import need_choice
 from ..weights.hooks import serves_masks
 from ..kernels.ops import sparse_product,SparseIndex
 from torch import nn

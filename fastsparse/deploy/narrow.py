@@ -13,13 +13,8 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from ..channels.groups import cut_channels,exact_copy,follow_groups,outputs_of,shared_copy
 from ..report.progress import shown
-from ..core.checks import need_batch,need_fraction
+from ..contract import masked_params,module_copy,need_batch,need_dense,need_fraction,same_random_state,shows_training
 from ..masks.selection import count_live,keyed_generator
-from ..weights.find import masked_params
-from ..model.running import same_random_state
-from ..model.choose import need_dense
-from ..model.running import module_copy
-from ..model.trained import shows_training
 from .rates import copy_of,inputs_of,seconds_a_batch,train_quietly
 from ..train.fit import OwnHypers
 from torch import nn

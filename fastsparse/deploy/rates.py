@@ -13,12 +13,10 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from ..kernels.timing import times_in_turns
 from ..model.init import output_spread
-from ..model.running import batch_of,call_model,module_copy,same_random_state
+from ..contract import batch_of,call_model,masked_params,module_copy,need_number,same_random_state
 from ..model.sparsify import sparsify_model
 from ..train.callback import DynamicSparseTrainingCallback
 from ..train.fit import is_rate,of_cycle,OwnHypers
-from ..weights.find import masked_params
-from ..core.checks import need_number
 from warnings import warn
 
 # %% ../../nbs/803_deploy.rates.ipynb #e3074a42

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from fastai.basics import *
 from .narrow import epoch_seconds,mean_or_nan,narrow_like,NarrowComparison,train_timed
 from ..report.progress import shown
-from ..core.checks import need_fraction,need_number,renamed
+from ..contract import masked_params,need_dense,need_fraction,need_number,renamed,shows_training
 from ..masks.selection import count_live
-from ..weights.find import masked_params
-from ..model.choose import need_dense
-from ..model.trained import shows_training
 from .rates import as_was,copy_of,inputs_of,seconds_a_batch
 from ..train.fit import prepared
 

@@ -11,11 +11,10 @@ from collections import Counter,defaultdict
 from copy import copy
 from fastcore.basics import *
 from ..live.compute import store_dense
-from ..weights.find import apply_masks,masked_params
-from ..weights.hooks import before_state
+from ..contract import before_state,masked_params,module_copy,module_of
+from ..weights.find import apply_masks
 from ..channels.groups import cut_tensor,exact_copy,follow_groups,outputs_of
 from .compact import has_hooks,replace_layers
-from ..model.running import module_copy,module_of
 from ..model.sparsify import sparsify_model,unsparsify
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm

@@ -14,7 +14,7 @@ From above: the words of a loop, as plain functions of arrays; Numba; how LLVM, 
 #     double.compiled(F=np.float32, N=32)(x.ctypes.data, y.ctypes.data, 32)  # machine code, which imports Numba
 
 import hashlib,logging,numpy as np,sys,time
-from ..core.checks import pip_install
+from ..contract import pip_install
 from fastcore.basics import IN_NOTEBOOK
 from functools import cache
 from pathlib import Path

@@ -8,14 +8,12 @@ __all__ = ['keep_zeros', 'merge_sparse', 'MaskedLora', 'mask_adapters', 'save_de
 # %% ../../nbs/716_prune.finetune.ipynb #a6d10ae2
 import torch
 from fastcore.basics import *
-from ..core.checks import need_fraction
-from ..core.files import as_path,reading
+from ..contract import as_path,call_model,evaluating,module_of,need_fraction,need_masks,reading
 from ..save.disk import read_tensors,whole_file
 from ..core.patterns import need_named
 from ..weights.find import apply_masks
 from ..save.state import need_same_tensors
-from ..model.running import call_model,evaluating,module_of
-from ..model.choose import candidates,need_masks
+from ..model.choose import candidates
 from ..model.sparsify import sparsify_model
 from pathlib import Path
 from torch import nn

@@ -16,9 +16,9 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
 from fastcore.basics import *
-from ..model.layers import axes_of,layer_of
-from ..model.running import evaluating,module_of,split_batch
-from ..core.checks import need_number
+from ..contract import axes_of,evaluating,module_of,need_number
+from ..model.layers import layer_of
+from ..model.running import split_batch
 from functools import partial
 from itertools import zip_longest
 from torch import nn

@@ -13,16 +13,13 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..report.progress import shown
-from ..core.checks import need_number,renamed
+from ..contract import axes_of,need_number,Param,renamed,unfused
 from fastcore.meta import delegates
 from ..masks.apportion import share_out
 from ..masks.selection import count_live,highest_in_rows,top_k_mask,zero_dead_
 from ..masks.structures import NM
-from ..model.layers import axes_of
 from .inputs import Calibration,Dense,holds_experts,layer_calls,layers_in_order,product_of,Unreached
 from .magnitude import Goal,plan_pruning,set_masks
-from ..model.running import unfused
-from ..model.choose import Param
 from .shards import blocks_of,is_elsewhere,open_model,prune_blocks,shapes_only
 from pathlib import Path
 from functools import partial

@@ -13,16 +13,11 @@ from ..core.patterns import wanted
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
-from ..model.running import module_of
-from ..model.buffers import keep_from_broadcast,register_mask
-from ..model.choose import choose,need_values
-from ..model.sparsify import refuse_locked
-from ..model.starting import check_score,draw_seed,fitting
+from ..contract import check_score,draw_seed,enforce_masks,fitting,keep_from_broadcast,masked_params,module_of,need_choice
+from ..contract import need_values,refuse_locked,register_mask,renamed
+from ..model.choose import choose
 from ..model.sparsify import sparsify_model
 from ..model.starting import structure_of
-from ..core.checks import need_choice,renamed
-from ..weights.find import masked_params
-from ..weights.hooks import enforce_masks
 from torch import nn
 
 # %% ../../nbs/710_prune.magnitude.ipynb #4086a4e6

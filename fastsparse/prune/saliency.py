@@ -10,11 +10,9 @@ import torch
 from fastai.torch_core import to_device
 from fastcore.basics import *
 from ..report.progress import shown
-from ..core.checks import need_number,renamed
+from ..contract import call_model,module_copy,module_of,need_number,preserved,renamed
 from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_
-from ..model.running import call_model,module_of,preserved
-from ..model.running import module_copy
 from .inputs import Calibration,n_items
 from .magnitude import global_masks,plan_pruning,prune_by
 from functools import partial

@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..core.checks import need_package
-from ..core.files import as_path
+from ..contract import as_path,module_of,need_package
 from ..save.disk import whole_file
 from ..report.progress import shown
-from ..model.running import module_of
 from .inputs import Calibration,EndForward,listening,Part,tensors_in
 from functools import partial
 from pathlib import Path

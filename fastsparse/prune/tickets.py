@@ -9,18 +9,15 @@ __all__ = ['find_ticket', 'prune_to', 'rewind']
 import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
-from ..core.checks import need_fraction
+from ..contract import axes_of,call_with,check_score,fitting,get_part,masked_params,need_fraction,need_masks,refuse_locked,wants
 from ..masks.distributions import as_distribution,global_sparsity
-from ..core.registry import call_with,get_part,wants
 from ..masks.scores import output_magnitude
 from ..masks.selection import count_live,put_,zero_dead_
 from ..masks.structures import as_structure
-from ..weights.find import apply_masks,masked_params
-from ..model.layers import axes_of
+from ..weights.find import apply_masks
 from ..model.buffers import show_sparsity
-from ..model.choose import need_masks
-from ..model.sparsify import refuse_locked,sparsify_model
-from ..model.starting import check_score,fitting,layer_counts
+from ..model.sparsify import sparsify_model
+from ..model.starting import layer_counts
 from ..train.method import check_sparsity
 from functools import partial
 

@@ -11,15 +11,11 @@ from copy import deepcopy
 from dataclasses import asdict,dataclass
 from fastai.torch_core import get_model
 from fastcore.basics import *
-from ..core.checks import need_number
+from ..contract import dense_batches,masked_params,module_of,need_number,needs_of
 from ..train.callback import DynamicSparseTrainingCallback
 from .flops import flop_profile,FlopProfile,FlopsCounter
 from .history import SparseHistory
 from ..masks.selection import count_live
-from ..core.registry import needs_of
-from ..train.method import dense_batches
-from ..weights.find import masked_params
-from ..model.running import module_of
 from ..train.engine import SparseEngine
 
 # %% ../../nbs/623_report.cost.ipynb #568cbf3d

@@ -17,12 +17,9 @@ from fastai.learner import Recorder
 from fastai.torch_core import get_model
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..core.checks import need_number
-from ..weights.find import masked_params
+from ..contract import call_model,dense_batches,evaluating,find_method,masked_params,Method,module_of,need_number,unfused
 from ..masks.selection import count_live
-from ..train.method import dense_batches,find_method,Method
 from ..masks.schedules import Interval
-from ..model.running import call_model,evaluating,module_of,unfused
 from functools import wraps
 from math import prod
 from torch import nn

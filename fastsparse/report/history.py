@@ -10,10 +10,9 @@ import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from ..train.callback import DynamicSparseTrainingCallback
-from ..core.files import as_path,reading
+from ..contract import as_path,reading,wants
 from ..save.disk import read_tensors,whole_file
 from ..masks.selection import bits_to_mask,count_live,mask_to_bits
-from ..core.registry import wants
 from ..train.engine import SparseEngine
 
 # %% ../../nbs/622_report.history.ipynb #cb1f876c

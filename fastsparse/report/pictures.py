@@ -8,10 +8,9 @@ __all__ = ['colors', 'markers', 'plot_topology', 'degrees', 'animate_masks']
 # %% ../../nbs/624_report.pictures.ipynb #dd9d6b1f
 import math,matplotlib.pyplot as plt,numpy as np
 from fastcore.basics import *
-from ..model.layers import axes_of
+from ..contract import axes_of,need_masks
 from .history import SparseHistory,unpack_mask
 from ..masks.selection import count_live
-from ..model.choose import need_masks
 from matplotlib.animation import FuncAnimation,PillowWriter
 from pathlib import Path
 

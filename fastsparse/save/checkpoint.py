@@ -14,14 +14,10 @@ from fastai.torch_core import get_model,rank_distrib,to_device
 from fastcore.basics import *
 from fastcore.foundation import L
 from fastcore.meta import delegates
-from ..core.checks import need_bools,need_choice,need_number
-from ..core.files import as_path,reading
-from ..core.optimizers import base_opt
+from ..contract import as_path,base_opt,masked_params,module_of,need_bools,need_choice,need_number,reading
 from ..masks.selection import count_live
-from ..model.running import module_of
 from ..train.callback import DynamicSparseTrainingCallback
 from .masks import masks_in,new_masks,taking_masks
-from ..weights.find import masked_params
 from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
 from contextlib import suppress

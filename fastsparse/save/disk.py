@@ -8,7 +8,7 @@ __all__ = ['check_place', 'part_of', 'whole_file', 'older_file', 'read_tensors']
 # %% ../../nbs/600_save.disk.ipynb #226f5492
 import os,shutil,stat,torch,zipfile
 from contextlib import contextmanager
-from ..core.files import as_path,reading
+from ..contract import as_path,reading
 from pathlib import Path
 
 # %% ../../nbs/600_save.disk.ipynb #d6c56181

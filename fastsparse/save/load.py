@@ -12,14 +12,11 @@ from collections.abc import Mapping
 from copy import copy
 from fastcore.basics import *
 from fastcore.foundation import L
-from ..core.checks import need_package
-from ..core.files import as_path,reading
+from ..contract import as_path,before_state,decide,enforce_masks,masked_params,module_of,need_masks,need_package,reading
 from .disk import whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
-from ..weights.find import apply_masks,masked_params,refuse_learned
-from ..weights.hooks import before_state,enforce_masks,HookHandle
-from ..model.choose import decide,need_masks
-from ..model.running import module_of
+from ..weights.find import apply_masks,refuse_learned
+from ..weights.hooks import HookHandle
 from .masks import masks_in,taking_masks
 from .files import checksum
 from .state import check_masks,load_checked,need_same_tensors

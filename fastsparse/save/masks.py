@@ -9,10 +9,7 @@ __all__ = ['masks_in', 'new_masks', 'refuse_unfit', 'taking_masks']
 import torch
 from contextlib import contextmanager
 from torch import nn
-from ..weights.find import masked_params
-from ..weights.hooks import enforce_masks
-from ..model.buffers import keep_from_broadcast,register_mask
-from ..model.choose import Param
+from ..contract import enforce_masks,keep_from_broadcast,masked_params,Param,register_mask
 
 # %% ../../nbs/603_save.masks.ipynb #3d298444
 def masks_in(

@@ -12,13 +12,10 @@ import numpy as np,random,torch
 from collections import OrderedDict
 from fastcore.basics import *
 from fastcore.foundation import L
-from ..core.files import as_path,reading
+from ..contract import as_path,base_opt,before_state,masked_params,reading,weight_of
 from .disk import read_tensors,whole_file
-from ..core.optimizers import base_opt
 from ..masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
-from ..weights.weight import weight_of
-from ..weights.find import apply_masks,masked_params,param_names
-from ..weights.hooks import before_state
+from ..weights.find import apply_masks,param_names
 from ..shards.weight import is_sharded
 from .masks import masks_in,new_masks,taking_masks
 from .files import check_seal,seal
