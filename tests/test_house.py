@@ -95,5 +95,4 @@ def test_a_count_stays_within_its_limit(what):
     count = counts[what]()
     assert count<=limits[what], f'{what}: {count}, and at most {limits[what]}'
 
-def test_the_core_imports_no_edge():
-    assert {m.split('.')[0] for m in core()}=={*rooms}
+def test_the_core_imports_no_edge(): assert {m.split('.')[0] for m in core()}=={*rooms}
