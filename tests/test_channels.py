@@ -146,3 +146,27 @@ def test_a_fit_that_prunes(kwargs):
     assert sum(alive)==128 and (alive==[64,64] or kwargs)
     assert_dead(learn.model)
     assert learn.validate()[1]>.9
+
+@pytest.mark.parametrize('n_acc', [64, 128, 256, 1000])
+def test_channels_die_under_accumulation(n_acc):
+    "What falls due between two steps dies at the next: the end is that of a fit without accumulation, 40 of each 80 neurons"
+    from fastai.callback.training import GradientAccumulation
+    learn = Learner(digits_dls(bs=64), nn.Sequential(nn.Linear(64,80), nn.ReLU(), nn.Linear(80,10)), loss_func=CrossEntropyLossFlat(), lr=1e-3)
+    with learn.no_bar(), learn.no_logging(): learn.fit(4, cbs=[ChannelPruning(.5, n_steps=5, stop_pct=.5), GradientAccumulation(n_acc)])
+    assert int(learn.model[0].weight_mask.any(1).sum())==40
+
+def test_a_fit_that_ends_before_the_last_channels_die_says_so():
+    from fastai.callback.core import Callback,CancelFitException
+    class Stop(Callback):
+        def after_batch(self):
+            if self.train_iter==5: raise CancelFitException()
+    learn = Learner(digits_dls(bs=64), digits_mlp(), loss_func=CrossEntropyLossFlat())
+    with learn.no_bar(), learn.no_logging(), pytest.warns(UserWarning, match='ended at batch 5'): learn.fit(2, cbs=[ChannelPruning(.5), Stop()])
+
+@pytest.mark.parametrize('scores,text', [({}, 'must be a function'), ('taylor', 'must be a function'), ([1.], 'must be a function'), ({'_orig_mod.0.weight':torch.ones(80,64)}, 'scores names _orig_mod.0.weight'),
+    ({'0.weight':torch.ones(64,80)}, 'has shape'), ({'0.weight':torch.full((80,64), torch.nan)}, 'holds NaN')])
+def test_scores_that_are_none(scores, text):
+    "Wrong names, shapes and values are refused before anything changed"
+    net = nn.Sequential(nn.Linear(64,80), nn.ReLU(), nn.Linear(80,10))
+    with pytest.raises(ValueError, match=text): prune_channels(net, .5, torch.randn(4,64), scores=scores)
+    assert not list(net.buffers())

@@ -197,3 +197,16 @@ def test_rankings_by_name():
     prune_magnitude(b, .8, global_masks)
     assert same_masks(masks_of(a), masks_of(b))
     with pytest.raises(ValueError, match="'layer', 'global'"): prune_magnitude(net_of(), .8, 'nonsense')
+
+@pytest.mark.parametrize('kw,pruned', [({}, False), (dict(also='lm_head.weight'), True), (dict(chosen='*'), True), (dict(chosen=nn.Linear), True), (dict(chosen='lm_head'), True)])
+def test_a_head_is_pruned_if_it_is_named(kw, pruned):
+    "By default the head of a language model stays dense, and a warning says so"
+    class Tiny(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body,self.lm_head = nn.Linear(8,8),nn.Linear(8,20)
+    net = Tiny()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        prune_magnitude(net, .5, **kw)
+    assert bool(net.lm_head.weight.eq(0).any())==pruned and any('lm_head.weight stays dense' in str(w.message) for w in said)!=pruned

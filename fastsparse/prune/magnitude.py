@@ -9,7 +9,7 @@ __all__ = ['layer_masks', 'global_masks', 'prune_magnitude', 'prune_by', 'prune_
 import torch
 from fastcore.basics import *
 from ..masks.apportion import live_counts,regrow_counts
-from ..core.patterns import wanted
+from ..core.patterns import named,wanted
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
@@ -19,6 +19,7 @@ from ..model.choose import choose
 from ..model.sparsify import sparsify_model
 from ..model.starting import structure_of
 from torch import nn
+from warnings import warn
 
 # %% ../../nbs/710_prune.magnitude.ipynb #4086a4e6
 def layer_masks(
@@ -140,7 +141,12 @@ def plan_pruning(
     for w in masked_params(model): refuse_locked(w)
     entries,_ = choose(model, chosen, also, exclude)
     need_values(**{o.name:o.p for o in entries})
-    names,taken = [o.name for o in entries],[None if 'lm_head' in o.name else sparsity for o in entries]
+    names,params = [o.name for o in entries],[o.p for o in entries]
+    asked = {*range_of(names)} if chosen is not None else {*named(also, names, params, model)} if also is not None else ()
+    heads = [i for i,n in enumerate(names) if 'lm_head' in n and i not in asked]
+    taken = [None if i in heads else sparsity for i in range_of(names)]
+    if heads and not isinstance(sparsity, (dict,list)):
+        warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: name it in also= to prune it too")
     if isinstance(sparsity, (dict,list)): taken = wanted(sparsity, names, [o.p for o in entries], model, 'sparsity')
     plan = [Goal(o, t) for o,t in zip(entries, taken) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
