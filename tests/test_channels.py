@@ -170,3 +170,15 @@ def test_scores_that_are_none(scores, text):
     net = nn.Sequential(nn.Linear(64,80), nn.ReLU(), nn.Linear(80,10))
     with pytest.raises(ValueError, match=text): prune_channels(net, .5, torch.randn(4,64), scores=scores)
     assert not list(net.buffers())
+
+def test_a_batch_of_pictures_is_followed():
+    "fastai's loaders give a `TensorImage`, which no operator trace takes"
+    from fastai.torch_core import TensorImage
+    net = nn.Sequential(nn.Conv2d(3,8,3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8,8,3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8,2)).eval()
+    xb = torch.randn(2,3,8,8)
+    masks = []
+    for batch in (xb, TensorImage(xb)):
+        prune_channels(own := copy.deepcopy(net), .5, batch)
+        masks.append([b for n,b in own.named_buffers() if n.endswith('_mask')])
+        assert output_error(shrink(own, batch)[0](xb), own(xb))<1e-5
+    assert all(map(torch.equal, *masks)) and not masks[0][0].all()

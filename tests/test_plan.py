@@ -208,3 +208,15 @@ def test_what_is_counted_is_the_masked_models():
     for (p,m,s),(q,n,u) in zip(sparse_params(a), sparse_params(b)): assert torch.equal(p.detach(), q.detach()) and torch.equal(m, n) and s==u
     x,y = [sparse_summary(m).df.drop(columns='note') for m in (a,b)]
     assert x.equals(y) and lives(b)
+
+@pytest.mark.parametrize('n', [1, 2, 3])
+def test_convolutions_of_each_rank_are_measured(n):
+    "Each by its own product, in a plain batch and in fastai's"
+    from fastai.torch_core import TensorImage
+    conv,xb = getattr(nn, f'Conv{n}d'),torch.randn(2, 4, *[6]*n)
+    for batch in (xb, TensorImage(xb)):
+        net = nn.Sequential(conv(4, 8, 3, padding=1), nn.ReLU(), conv(8, 8, 3), nn.Flatten(), nn.Linear(8*4**n, 3))
+        sparsify_model(net, .9, seed=0)
+        out = net(xb)
+        report = sparse_compute(net, batch)
+        assert set(report.plan)=={'0.weight','2.weight','4.weight'}-{*report.df.parameter[report.df.note!='']} and torch.allclose(net(xb), out, atol=1e-5)

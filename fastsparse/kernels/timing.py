@@ -58,8 +58,8 @@ def float_outputs(
 def fresh(
     xb, # Inputs: tensors and others, also in tuples, lists and dicts
 ): # The same, with copies of the tensors
-    "Copy inputs, so that a forward may change them"
-    return tree_map_only(torch.Tensor, torch.clone, xb)
+    "Copy inputs as plain tensors, which fastai's are not, so that a forward may change them and a trace can follow it"
+    return tree_map_only(torch.Tensor, lambda t: t.as_subclass(torch.Tensor).clone(), xb)
 
 # %% ../../nbs/511_kernels.timing.ipynb #4ae84e2b
 def _difference(x, y):

@@ -7,6 +7,7 @@ __all__ = ['attention', 'Values', 'product_of', 'linear', 'conv_index', 'convolu
 
 # %% ../../nbs/514_live.products.ipynb #fb636545
 import torch,torch.nn.functional as F
+from functools import partial
 from types import FunctionType,SimpleNamespace
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad,Function
@@ -40,11 +41,11 @@ def product_of(*fs): # Functions of torch
     "Decorator: compute these with what is decorated, if the weight is a live parameter"
     def add(product):
         hidden = _disable_dynamo(product)
-        def f(input, weight, *args, **kwargs):
+        def f(torchs, input, weight, *args, **kwargs):
             if not _is_plain(input, weight): return NotImplemented
             if weight.calls is not None: weight.calls.append((torchs, input, args, kwargs))
             return (hidden if torch.compiler.is_compiling() else product)(input, weight, *args, **kwargs)
-        for torchs in fs: products[torchs] = f
+        for torchs in fs: products[torchs] = partial(f, torchs)
         return product
     return add
 
