@@ -4,7 +4,8 @@ from fastsparse.all import *
 from fastsparse.masks import structures
 from fastsparse.masks.selection import count_live,highest,lowest,put_
 from fastsparse.masks.structures import as_structure,Block,FanIn,Kernels,NM,OutputChannels,Unstructured
-from fastsparse.special.structures import AblatingFanIn,InputGroups,OutputGroups,PaddedBlock
+from fastsparse.special import structures as special
+from fastsparse.special.structures import AblatingFanIn,InputGroups,OutputGroups
 from fastsparse.special.transposable import TransposableNM
 from functools import partial
 from hypothesis import assume,given,settings,strategies as st
@@ -368,7 +369,7 @@ def test_text_round_trip(text):
     s = as_structure(text)
     assert str(s)==text and as_structure(s) is s and as_structure(str(s))==s==as_structure(text.replace(' ', '  '))
     assert pickle.loads(pickle.dumps(s))==copy.deepcopy(s)==s and {s: 1}[as_structure(f'  {text.upper()} ')]==1
-    assert eval(repr(s), vars(structures)|globals())==s
+    assert eval(repr(s), vars(structures)|vars(special)|globals())==s
     with pytest.raises(AttributeError): s.n = 3
     assert len({as_structure(t) for t in texts})==len(texts)
 

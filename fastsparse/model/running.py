@@ -122,9 +122,10 @@ def split_batch(
     return tuple(b[:n]),{},tuple(b[n:])
 
 def batch_of(
-    learn, # A `Learner`
-): # A tuple or a dict; None if the loader is an iterator, which a read would advance
+    learn, # A `Learner`, or a module
+): # A tuple or a dict; None if there are no data, or the loader is an iterator, which a read would advance
     "The inputs of one training batch; the next epoch is unchanged by this"
+    if isinstance(learn, nn.Module) or getattr(learn, 'dls', None) is None: return None
     dl = learn.dls.train
     with same_random_state(learn.dls.loaders):
         if hasattr(dl, 'one_batch'): batch = dl.one_batch()
