@@ -14,6 +14,7 @@ from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
 from ..core.registry import call_with,closest_name,parts_of
 from .selection import count_live,highest,highest_in_rows,live_places,lowest,put_,top_k_mask
+from functools import partialmethod
 from torch import nn
 
 # %% ../../nbs/103_masks.structures.ipynb #da27ce55
@@ -116,12 +117,11 @@ def unit_scores(self:Structure, score):
     if self.reduce is None: return x.squeeze(-1)
     x = x if x.dtype==torch.double else x.float()
     if isinstance(self.reduce, str): return _reductions[self.reduce](x)
-    res,wanted = call_with(self.reduce, x, structure=self),x.shape[:-1]
-    if (got := getattr(res, 'shape', None))!=wanted:
-        came = f'a {type(res).__name__}' if got is None else f'shape {tuple(got)}'
-        raise ValueError(f"the reduction of {type(self).__name__} returned {came}, and must return shape {tuple(wanted)}: "
-            "reduce the last axis only, as in lambda x: x.mean(-1)")
-    return res
+    reduced = call_with(self.reduce, x, structure=self)
+    got,wanted = getattr(reduced, 'shape', type(reduced).__name__),x.shape[:-1]
+    if got==wanted: return reduced
+    raise ValueError(f"the reduction of {type(self).__name__} returned {got}, and must return shape {tuple(wanted)}: "
+        "reduce the last axis only, as in lambda x: x.mean(-1)")
 
 # %% ../../nbs/103_masks.structures.ipynb #5a738269
 @patch
@@ -457,13 +457,13 @@ def check(self:Permuted, shape):
     try: inner.check(seen)
     except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, seen with outputs first)") from e
 
-def _asks(name):
-    def ask(self, shape, *args):
-        inner,seen = self.seen(shape)
-        return getattr(inner, name)(seen, *args)
-    return ask
+@patch
+def ask(self:Permuted, name, shape, *args):
+    "What a method of the inner structure says of `shape`"
+    inner,seen = self.seen(shape)
+    return getattr(inner, name)(seen, *args)
 
-for _name in ('group_size','n_weights','least_drop'): setattr(Permuted, _name, _asks(_name))
+for _name in ('group_size','n_weights','least_drop'): setattr(Permuted, _name, partialmethod(Permuted.ask, _name))
 
 # %% ../../nbs/103_masks.structures.ipynb #9bb28877
 @patch
