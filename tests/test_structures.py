@@ -350,6 +350,10 @@ def test_ablation(seed, gamma, shape, density):
         assert mask.view(-1)[dropped].all() and not after(mask, dropped, grown[:0]).view(-1)[grown].any()
         mask = new
 
+def test_keywords_of_the_core_give_structures_of_the_edge():
+    assert FanIn(ablate=.3)==FanIn(.3)==as_structure('fan-in ablate 0.3') and FanIn()==as_structure('fan-in')!=FanIn(.3)
+    assert Block(2, 4, pad=True)==Block(2, 4, 'mean', True)==as_structure('block 2x4 pad')!=Block(2, 4)
+
 def test_ablated_outputs_stay_out():
     "Without a drop the other outputs grow alike, and without a grow score they shrink alike"
     s,new = AblatingFanIn(.9),torch.tensor([[1,1,0,1,0],[1,1,1,0,0],[1,1,0,1,0],[0]*5]).bool()

@@ -9,7 +9,7 @@ __all__ = ['Structure', 'places_of', 'Unstructured', 'NM', 'FanIn', 'WholeUnits'
 # %% ../../nbs/103_masks.structures.ipynb #5b0e1d2a
 import math,re,torch
 from bisect import bisect_left,bisect_right
-from dataclasses import dataclass,field,replace
+from dataclasses import dataclass,field,InitVar
 from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
 from ..core.registry import call_with,closest_name,parts_of
@@ -22,7 +22,7 @@ class Structure:
     "A rule for the masks of a parameter: its weights form groups of units of entries"
     sparsity,least,across,reduce = None,0,False,None
     experts_join = 'outputs'  # where `for_axes` joins experts, so that none of them shares a group or a unit
-    def __post_init__(self):
+    def __post_init__(self, *args):
         if not callable(self.reduce): need_choice('reduce', self.reduce, [None, *_reductions])
 
     def axes(self,
@@ -307,7 +307,9 @@ def join(self:NM, x, shape):
 @dataclass(frozen=True)
 class FanIn(Structure):
     "Equally many live inputs for every output"
+    ablate:InitVar[float]=None # With a fraction, it is an `AblatingFanIn`, which may drop outputs
     syntax,across = 'fan-in',True
+    def __new__(cls, ablate=None): return object.__new__(cls if ablate is None else parts_of('structure')['AblatingFanIn'])
     def __str__(self): return 'fan-in'
     def axes(self, shape):
         self.need(shape, len(shape)>1, 'a parameter of two or more dimensions')
@@ -352,9 +354,11 @@ class Block(WholeUnits):
     cols:int # Inputs in a block
     # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
     reduce:object='mean'
+    pad:InitVar[bool]=False # May the last blocks of outputs and of inputs be smaller? Then it is a `PaddedBlock`
     experts:bool=field(default=False, repr=False) # Does the third axis count experts? Then no block spans two of them
     syntax,text,experts_join = r'block (?P<rows>\d+)x(?P<cols>\d+)'+WholeUnits.how,'block {rows}x{cols}','kernel'
-    def __post_init__(self):
+    def __new__(cls, rows=1, cols=1, reduce='mean', pad=False, experts=False): return object.__new__(parts_of('structure')['PaddedBlock'] if pad else cls)
+    def __post_init__(self, pad):
         super().__post_init__()
         for name in ('rows','cols'): need_number(name, getattr(self, name), 1, whole=True)
 
@@ -443,7 +447,7 @@ def unpermute(self:Permuted, t, shape):
 def for_experts(self:Structure, n): return self
 
 @patch
-def for_experts(self:Block, n): return replace(self, experts=n>1)
+def for_experts(self:Block, n): return type(self)(self.rows, self.cols, self.reduce, experts=n>1)
 
 @patch
 def seen(self:Permuted, shape):

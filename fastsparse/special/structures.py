@@ -67,7 +67,7 @@ def parts(self:PaddedBlock, shape, k=0) -> list: # Of `Part`
     cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
     parts = []
     for cut in itertools.product(*cuts):
-        block = Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce, self.experts)
+        block = Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce, experts=self.experts)
         size = *[z-a for a,z,_ in cut], *shape[len(cut):]
         parts.append(Part(tuple(slice(a,z) for a,z,_ in cut), block, block.group_size(size), block.n_weights(size, 1), 0))
     total = max(sum(o.n for o in parts), 1)
