@@ -5,7 +5,7 @@ from fastprogress.fastprogress import progress_bar
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'special.starts': 'starts', 'special.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
+rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'special.starts': 'starts', 'special.structures': 'special structures', 'special.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
     'masks.schedules': 'schedules', 'card.together': 'updates', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
     'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'weights.loads': 'enforcement', 'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan', 'live.weight': 'live_layers geometry live',
     'core.files': 'files', 'save.files': 'files', 'save.state': 'files restore', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint',

@@ -4,7 +4,7 @@ from fastsparse.all import *
 from fastsparse.compat.cerebras import mask_drop_minimum,mask_grow_maximum,mask_topk
 from fastsparse.compat.dmx import blocks_along_inputs,BlockTopK,from_shorthand,input_axis,LazySparsify,mask_picture,SparsificationManager,to_shorthand,TopK
 from fastsparse.masks.selection import count_live
-from fastsparse.masks.structures import InputGroups,OutputGroups
+from fastsparse.special.structures import InputGroups,OutputGroups
 from fastsparse.model.layers import register_layer
 from fastsparse.compat.sparselearning import MagnitudePruneDecay,masking_settings
 from fastsparse.learned.masks import as_sparseness,Bernoulli,Dense,Sparsify

@@ -3,7 +3,9 @@ import copy, math, numpy as np, pickle, pytest, re, torch, weakref
 from fastsparse.all import *
 from fastsparse.masks import structures
 from fastsparse.masks.selection import count_live,highest,lowest,put_
-from fastsparse.masks.structures import as_structure,Block,FanIn,InputGroups,Kernels,NM,OutputChannels,OutputGroups,Unstructured
+from fastsparse.masks.structures import as_structure,Block,FanIn,Kernels,NM,OutputChannels,Unstructured
+from fastsparse.special import structures as special
+from fastsparse.special.structures import AblatingFanIn,InputGroups,OutputGroups
 from fastsparse.special.transposable import TransposableNM
 from functools import partial
 from hypothesis import assume,given,settings,strategies as st
@@ -297,7 +299,7 @@ def test_bad_reductions(text, f):
     score,s = torch.rand(4,6,2),type(as_structure(text))(*[2]*2*(text=='block 2x2'), reduce=f)
     wanted,mask = re.escape(str(tuple(s.split(score).shape[:-1]))),s.top(torch.zeros(4,6,2), 48)
     for act in (lambda: s.top(score, 24), lambda: s.move(mask, lambda: score, lambda _: score, 24, 24)):
-        with pytest.raises(ValueError, match=rf'returned (a float|shape).*{wanted}.*x\.mean\(-1\)'): act()
+        with pytest.raises(ValueError, match=rf'returned (float|torch.Size).*{wanted}.*x\.mean\(-1\)'): act()
 
 @pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
 def test_unit_scores_of_any_dtype(dtype):
@@ -335,7 +337,7 @@ def oracle_ablate(gamma, mask, keep, grow, n_drop, n):
 def test_ablation(seed, gamma, shape, density):
     "Five updates as the loops say: ablated outputs stay dead, one always remains, the others have equal fan-in and a count as near `n` as that allows"
     rng = np.random.default_rng(seed)
-    s = FanIn(ablate=gamma)
+    s = AblatingFanIn(gamma)
     n = max(s.count(shape, round(density*math.prod(shape))), shape[0])
     mask = s.top(torch.from_numpy(rng.random(shape)), n)
     for _ in range(5):
@@ -348,9 +350,13 @@ def test_ablation(seed, gamma, shape, density):
         assert mask.view(-1)[dropped].all() and not after(mask, dropped, grown[:0]).view(-1)[grown].any()
         mask = new
 
+def test_keywords_of_the_core_give_structures_of_the_edge():
+    assert FanIn(ablate=.3)==FanIn(.3)==as_structure('fan-in ablate 0.3') and FanIn()==as_structure('fan-in')!=FanIn(.3)
+    assert Block(2, 4, pad=True)==Block(2, 4, 'mean', True)==as_structure('block 2x4 pad')!=Block(2, 4)
+
 def test_ablated_outputs_stay_out():
     "Without a drop the other outputs grow alike, and without a grow score they shrink alike"
-    s,new = FanIn(ablate=.9),torch.tensor([[1,1,0,1,0],[1,1,1,0,0],[1,1,0,1,0],[0]*5]).bool()
+    s,new = AblatingFanIn(.9),torch.tensor([[1,1,0,1,0],[1,1,1,0,0],[1,1,0,1,0],[0]*5]).bool()
     assert s.legal(new) and not FanIn().legal(new) and [len(o) for o in s.move(new, None, None, 0, 8)]==[0,0]
     ones = lambda *_: torch.ones(4,5)
     assert after(new, *s.move(new, ones, ones, 0, 12)).int().tolist()==[[1,1,1,1,0]]*3+[[0]*5]
@@ -367,7 +373,7 @@ def test_text_round_trip(text):
     s = as_structure(text)
     assert str(s)==text and as_structure(s) is s and as_structure(str(s))==s==as_structure(text.replace(' ', '  '))
     assert pickle.loads(pickle.dumps(s))==copy.deepcopy(s)==s and {s: 1}[as_structure(f'  {text.upper()} ')]==1
-    assert eval(repr(s), vars(structures))==s
+    assert eval(repr(s), vars(structures)|vars(special)|globals())==s
     with pytest.raises(AttributeError): s.n = 3
     assert len({as_structure(t) for t in texts})==len(texts)
 
@@ -391,7 +397,7 @@ refusals += [(lambda: as_structure('2:4').move(ones, None, None, 0, 17), 'not le
 refusals += [(lambda x=x: as_structure(x), 'must be None, a Structure, or a text such as') for x in ('', '2;4', '2:4 axis', '2:4 axis x', 'a 2:4', 'block 16', 'block 16x', 'kernels sum', 'fan-in ablate',
     'transposable', 'output groups', 'sparse', '2:4 pad flat', True, .5, 0, [2,4], b'2:4', torch.tensor(1))]
 refusals += [(partial(f, *args), None) for f,*args in ((NM,4,2), (NM,-1,4), (NM,2.5,4), (NM,True,4), (NM,2,4,0,True), (TransposableNM,5,4),
-    (TransposableNM,0,4), (Block,0,4), (Block,2,2.5), (Block,2,2,'sum'), (Kernels,3), (FanIn,1.5), (FanIn,-.1), (FanIn,math.nan), (FanIn,True), (OutputGroups,0),
+    (TransposableNM,0,4), (Block,0,4), (Block,2,2.5), (Block,2,2,'sum'), (Kernels,3), *[(AblatingFanIn,o) for o in (1.5,-.1,math.nan,True)], (OutputGroups,0),
     (InputGroups,2.5), (as_structure,'4:2'), (as_structure,'fan-in ablate 2'), (as_structure,'block 0x4'), (as_structure,'fan-in ablate x'))]
 
 @pytest.mark.parametrize('call,say', refusals)

@@ -93,7 +93,7 @@ def module_of(
         raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
     return model.model
 
-# %% ../../nbs/301_model.running.ipynb #6b78e8cb
+# %% ../../nbs/301_model.running.ipynb #77862339
 def module_copy(
     model:nn.Module, # Any module
 ) -> nn.Module:
@@ -103,6 +103,7 @@ def module_copy(
             and not t.is_leaf}
     return deepcopy(model, past)
 
+# %% ../../nbs/301_model.running.ipynb #6b78e8cb
 def call_model(
     model, # A module, or any function
     xb, # Inputs without targets: a tensor, a tuple or list of inputs, or a dict of inputs by name
@@ -111,6 +112,7 @@ def call_model(
     if isinstance(xb, Mapping): return model(**xb)
     return model(*xb) if isinstance(xb, (tuple,list)) and not isinstance(xb, PackedSequence) else model(xb)
 
+# %% ../../nbs/301_model.running.ipynb #a302ce85
 def split_batch(
     b, # A tensor, a tuple or list of inputs and targets, or a dict of arguments
     n_inp:int=None, # Number of inputs in a tuple; None is all but the last
@@ -121,10 +123,12 @@ def split_batch(
     n = ifnone(n_inp, max(len(b)-1, 1))
     return tuple(b[:n]),{},tuple(b[n:])
 
+# %% ../../nbs/301_model.running.ipynb #160f0355
 def batch_of(
-    learn, # A `Learner`
-): # A tuple or a dict; None if the loader is an iterator, which a read would advance
+    learn, # A `Learner`, or a module
+): # A tuple or a dict; None if there are no data, or the loader is an iterator, which a read would advance
     "The inputs of one training batch; the next epoch is unchanged by this"
+    if isinstance(learn, nn.Module) or getattr(learn, 'dls', None) is None: return None
     dl = learn.dls.train
     with same_random_state(learn.dls.loaders):
         if hasattr(dl, 'one_batch'): batch = dl.one_batch()

@@ -26,12 +26,13 @@ from warnings import warn
 # %% ../../nbs/305_model.starting.ipynb #6af07114
 def structure_of(
     structure:Structure, # The structure of the masks
-    o, # A `Param` or a `Weight`
+    param, # A `Param` or a `Weight`
 ) -> Structure:
     "The structure for the axes of this parameter"
-    axes = axes_of(o.module, o.attr)
-    return structure if axes.is_usual or len(o.shape)<2 else structure.for_axes(axes)
+    axes = axes_of(param.module, param.attr)
+    return structure if axes.is_usual or len(param.shape)<2 else structure.for_axes(axes)
 
+# %% ../../nbs/305_model.starting.ipynb #74f1cf6f
 def fitting(
     structure, # A `Structure`, its text, or None
     params:list, # `Param`s or `Weight`s
@@ -39,10 +40,10 @@ def fitting(
 ) -> Structure:
     "Return the structure; a `ValueError` that names a parameter that doesn't fit it"
     structure = as_structure(structure)
-    for o in params:
-        try: structure_of(structure, o).check(o.shape)
+    for param in params:
+        try: structure_of(structure, param).check(param.shape)
         except ValueError as e:
-            raise ValueError(f"{o.name}: {e}, or leave it dense by exclude={o.name!r} where the model is made sparse") from None
+            raise ValueError(f"{param.name}: {e}, or leave it dense by exclude={param.name!r} where the model is made sparse") from None
     if structure.sparsity is not None and sparsity not in (0, structure.sparsity):
         raise ValueError(f"the sparsity is {sparsity}, and the structure {str(structure)!r} has a sparsity of {structure.sparsity}: "
             "pass that, or another structure")
@@ -126,18 +127,16 @@ def check_score(
 def as_mask(
     score:torch.Tensor, # A score, or a bool mask
     n:int, # Live weights; None takes a mask as it is
-    o, # A `Param` or a `Weight`
+    param, # A `Param` or a `Weight`
     structure:Structure=as_structure(None), # The structure of the mask
 ) -> torch.Tensor: # Bool tensor
     "Make a mask from a score, or check a given mask; a `ValueError` if shape, count or structure is wrong"
-    check_score(score, o.shape, o.name)
+    check_score(score, param.shape, param.name)
     if score.dtype!=torch.bool: return structure.top(score, n)
-    if not structure.legal(score):
-        raise ValueError(f"a mask for {o.name} breaks the structure {str(structure)!r}: "
-            "return a score instead, from which the structure chooses")
-    n_live = count_live(score)
-    if n in (None, n_live): return score
-    raise ValueError(f"a mask for {o.name} has {n_live} live weights, and must have {n}: return a score instead, or a mask with that many")
+    live,name = count_live(score),param.name
+    if not structure.legal(score): raise ValueError(f"a mask for {name} breaks the structure {str(structure)!r}: return a score instead")
+    if n in (None, live): return score
+    raise ValueError(f"a mask for {name} has {live} live weights, and must have {n}: return a score instead, or a mask with that many")
 
 # %% ../../nbs/305_model.starting.ipynb #fdcf4e75
 def given_masks(init, params, structure):
@@ -146,9 +145,12 @@ def given_masks(init, params, structure):
     if not init or (unknown := set(init)-set(names)):
         named = first(sorted(map(str, unknown))) if init else 'no parameter'
         raise ValueError(f"mask_init names {named}, and the parameters to choose from are {', '.join(names)}")
-    return lambda o: as_mask(init.get(o.name, torch.ones(o.shape)).to(o.p.device).bool(), None, o, structure_of(structure, o))
+    def make(param):
+        mask = init.get(param.name, torch.ones(param.shape))
+        return as_mask(mask.to(param.p.device).bool(), None, param, structure_of(structure, param))
+    return make
 
-# %% ../../nbs/305_model.starting.ipynb #7223a93e
+# %% ../../nbs/305_model.starting.ipynb #89c1a706
 def mask_makers(
     params:list, # `Param`s
     places:list, # Their indices among the candidates, for random choices
@@ -160,16 +162,17 @@ def mask_makers(
 ) -> list: # A maker for each
     "How each mask is made"
     if isinstance(init, dict): return [given_masks(init, params, structure)]*len(params)
-    f,free = init if callable(init) else get_part('mask', init, 'mask_init'),as_structure(None)
-    counts = [None]*len(params) if needs_of(f).brings_count else layer_counts(params, sparsity, sparse_f, structure)
+    score_f,free = init if callable(init) else get_part('mask', init, 'mask_init'),as_structure(None)
+    counts = [None]*len(params) if needs_of(score_f).brings_count else layer_counts(params, sparsity, sparse_f, structure)
     if structure!=free and counts[:1]!=[None]: warn_of_rounding(counts, layer_counts(params, sparsity, sparse_f, free), structure)
-    def draw(o, place, n):
-        own = structure_of(structure, o)
-        score = call_with(f, gathered(o.p), name=o.name, module=o.module, axes=axes_of(o.module, o.attr), n=n, step=0, structure=own,
-            generator=keyed_generator(seed, place))
-        return as_mask(score, n, o, own)
-    return [partial(draw, place=place, n=n) for place,n in zip(places, counts)]
+    def make(param, place, n):
+        own = structure_of(structure, param)
+        score = call_with(score_f, gathered(param.p), name=param.name, module=param.module, axes=axes_of(param.module, param.attr),
+            n=n, step=0, structure=own, generator=keyed_generator(seed, place))
+        return as_mask(score, n, param, own)
+    return [partial(make, place=place, n=n) for place,n in zip(places, counts)]
 
+# %% ../../nbs/305_model.starting.ipynb #316e07ab
 def starting_masks(params, *args):
     "A mask for each of `params`, with the arguments of `mask_makers`"
     return [make(o) for make,o in zip(mask_makers(params, *args), params)]

@@ -11,6 +11,7 @@ from fastcore.foundation import L
 from ..core.registry import register_part,same_needs
 from ..masks.selection import count_live
 from ..masks.structures import as_structure,Permuted
+from .structures import PaddedBlock
 from fractions import Fraction
 from torch import nn
 
@@ -43,9 +44,9 @@ def checkerboard(
     s,shape = as_structure(structure),tuple(p.shape)
     if n in (0, p.numel()): return torch.full(shape, n>0, device=p.device)
     if isinstance(s, Permuted): return s.unpermute(checkerboard(s.permute(p), n, s.seen(shape)[0]), shape)
-    if (parts := s.parts(shape, s.units_per_group(shape, n)))[0].block is not s:
+    if isinstance(s, PaddedBlock):
         mask = torch.zeros(shape, dtype=torch.bool, device=p.device)
-        for o in parts: mask[o.at] = checkerboard(p[o.at], o.live*o.entries, o.block)
+        for o in s.parts(shape, s.units_per_group(shape, n)): mask[o.at] = checkerboard(p[o.at], o.live*o.entries, o.block)
         return mask
     sizes,order,(G,U,E) = s.layout(shape)
     rows = sizes[order[0]] if E>1 else shape[0] if len(shape)>1 else 1

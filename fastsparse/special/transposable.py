@@ -12,7 +12,7 @@ from fastcore.basics import *
 from ..core.checks import need_number
 from ..core.registry import register_part
 from ..masks.selection import count_live
-from ..masks.structures import Part,Structure
+from ..masks.structures import Structure
 
 # %% ../../nbs/520_special.transposable.ipynb #9f2929e4
 def _levels(score, must=None):
@@ -96,7 +96,8 @@ class TransposableNM(Structure):
         sizes = shape[0]//self.m,self.m,shape[1]//self.m,self.m,*shape[2:]
         return sizes,[0,2,*range(4, len(sizes))],[1,3]
 
-    def parts(self, shape, k=0): return [Part((), self, self.m, math.prod(shape)//self.m, k)]
+    def group_size(self, shape): return self.m
+    def n_weights(self, shape, k): return k*math.prod(shape)//self.m
     def tiles(self, t): return self.split(t).view(-1, self.m, self.m)
     def choose_units(self, score, k, among): return best_tiles(self.tiles(score.detach()), k).flatten(1)
 
