@@ -1,7 +1,7 @@
 "Files of every format that the library reads, and changes to them: bytes turned and moved, values exchanged"
 import copy,csv,io,json,torch,yaml
 from fastsparse.all import *
-from fastsparse.masks.distributions import read_sparsities
+from fastsparse.compat.str import read_sparsities
 from fastsparse.save.files import seal
 from fastsparse.save.load import read_file
 from helpers import mlp

@@ -53,9 +53,10 @@ def shows_training(
     "Do norms, gradients, version counters, weights, or the optimizer of a `Learner`, show that the model was trained?"
     model,opt = module_of(learn),None if isinstance(learn, nn.Module) else getattr(learn, 'opt', None)
     if any(set(o)-_notes for o in getattr(opt, 'state', {}).values()): return True
+    remembers = any(getattr(getattr(f, 'func', f), '__name__', '').startswith(('average_','step_stat')) for f in getattr(opt, 'cbs', ()))
     ps = list(model.parameters())
     if any(p.is_meta for p in ps): return False
     if any(is_moved(m) for m in model.modules() if isinstance(m, never_sparse) and not isinstance(m, (nn.Embedding,nn.EmbeddingBag))): return True
-    if any(p.grad is not None and (opt is None or p.grad.any()) or not p.is_inference() and p._version>20 for p in ps): return True
+    if any(p.grad is not None and (not remembers or p.grad.any()) or not p.is_inference() and p._version>20 for p in ps): return True
     weights = [p for m in sparseable_modules(model) for p in m._parameters.values() if p is not None and p.ndim>1]
     return any(is_uneven(p) for p in weights if p.is_floating_point())
