@@ -72,11 +72,8 @@ may_be_none = 'grow_score_f','redistribute_f','sparsity_path','grow_init_f','gro
 
 for _f in (cubic_path, soft_bound_path, acdc_path, dsd_path): register_part('path', _f)
 
-def named_part(
-    setting:str, # A setting of `Method` in `part_kinds`
-    value, # A part, or its name
-): # The part
-    "Look up a part by its name; other values are returned unchanged"
+def named_part(setting, value):
+    "The part that a setting in `part_kinds` calls by its name; other values are returned unchanged"
     if setting=='mask_init' or not isinstance(value, str): return value
     if setting=='sparse_f': return as_distribution(value, setting)
     found = get_part(part_kinds[setting], value, setting)
@@ -84,9 +81,7 @@ def named_part(
     return found() if makes and all(o.default is not o.empty for o in inspect.signature(found).parameters.values()) else found
 
 # %% ../../nbs/400_train.method.ipynb #910a3750
-def part_text(
-    v, # A setting
-) -> str:
+def part_text(v) -> str:
     "A text for `v` that is the same in every process"
     if isinstance(v, partial):
         return f"{part_text(v.func)}({', '.join([*map(part_text, v.args), *(f'{k}={part_text(o)}' for k,o in v.keywords.items())])})"
@@ -120,11 +115,8 @@ def __ne__(self:Method, other): return not self==other
 # %% ../../nbs/400_train.method.ipynb #b2017222
 run_settings = 'sparse_modules','seed','rules','batch_size','steps_per_epoch','on_update','method'
 
-def check_names(
-    settings, # Names of settings, or a dict of them
-    also=(), # More names that are allowed
-):
-    "Raise a `TypeError` for the first that is no setting of a method"
+def check_names(settings, also=()):
+    "Raise a `TypeError` for the first name in `settings` that is no setting of a method or a run, nor in `also`"
     known = {*method_settings, *run_settings, *also}
     unknown = sorted(set(settings)-known)
     if unknown: raise TypeError(f"{unknown[0]!r} is no setting of a method: "
@@ -189,13 +181,8 @@ def drop_of_target(live:int, target:int, fraction:float) -> int:
 def moves_sparsity(self:Method): return not (self.sparsity is None or isinstance(self.sparsity, Real) and self.sparsity_path is None)
 
 @patch
-def n_keep(self:Method,
-    live:int, # Live weights before the update
-    target:int, # Live weights after it
-    fraction:float, # Drop fraction
-    target_is_explicit:bool=False, # Did the user request the target?
-) -> int:
-    "How many live weights an update keeps"
+def n_keep(self:Method, live:int, target:int, fraction:float, target_is_explicit:bool=False) -> int:
+    "How many live weights an update keeps; an explicit target is one that the user has requested"
     if self.grow_score_f is None and (target_is_explicit or self.moves_sparsity): return min(live, target)
     n_drop = self.drop_count_f(live, target, fraction)
     if not (isinstance(n_drop, Integral) and 0<=n_drop<=live):
@@ -250,9 +237,7 @@ def sparsity_schedule(self:Method):
 
 # %% ../../nbs/400_train.method.ipynb #09c82444
 @patch
-def is_time(self:BoundMethod,
-    t:int, # Step, from 0
-) -> bool:
+def is_time(self:BoundMethod, t:int) -> bool:
     "Is an update due at step `t`? While the sparsity moves, also where it arrives"
     if self.times is not None: return self.times(t)
     if self.path is None: return update_due(t, self.every, self.n_steps, self.stop_pct)
@@ -260,29 +245,19 @@ def is_time(self:BoundMethod,
     return update_due(t, self.every, self.n_steps, 1.) or t==n_stop<self.n_steps-1
 
 @patch
-def fraction(self:BoundMethod,
-    t:int, # Step, from 0
-    n_updates:int=0, # Updates before it
-) -> float: # In [0,1]
-    "The drop fraction of an update at step `t`"
+def fraction(self:BoundMethod, t:int, n_updates:int=0) -> float:
+    "The drop fraction of an update at step `t`, in [0,1]"
     if self.fractions is None: return cosine_drop(t, self.n_steps, self.initial_drop_grow_pct, self.stop_pct)
     return fraction_at(self.fractions, t, n_updates)
 
 @patch
-def sparsity_at(self:BoundMethod,
-    t:int, # Step, from 0
-    n_updates:int=0, # Updates by then
-) -> float: # In [0,1], or None if the numbers of live weights stay
-    "The target sparsity at step `t`"
+def sparsity_at(self:BoundMethod, t:int, n_updates:int=0) -> float:
+    "The target sparsity at step `t`, in [0,1]; None if the numbers of live weights stay"
     return self.sparsity if self.path is None else fraction_at(self.path, t, n_updates)
 
 # %% ../../nbs/400_train.method.ipynb #65cf6420
-def dense_batches(
-    keep_score_f=None, # As in `Method`
-    grow_score_f=None, # As in `Method`
-    redistribute_f=None, # As in `Method`
-) -> float: # An integer, or infinity for all batches
-    "The number of batches, up to and including that of an update, in which gradients of dead weights are read"
+def dense_batches(keep_score_f=None, grow_score_f=None, redistribute_f=None) -> float:
+    "The number of batches, with that of an update the last, in which gradients of dead weights are read; infinity for all"
     fs = keep_score_f,grow_score_f,redistribute_f
     if any(needs_of(f).dense_history for f in fs): return math.inf
     windows = [ifnone(c.window, math.inf) for f in fs if (c := needs_of(f).collector) and c.dense]
@@ -290,16 +265,11 @@ def dense_batches(
 
 # %% ../../nbs/400_train.method.ipynb #9596febc
 @patch(as_prop=True)
-def score_parts(self:Method) -> tuple: # Functions and None
-    "Keep score, grow score and redistribution"
-    return self.keep_score_f,self.grow_score_f,self.redistribute_f
+def score_parts(self:Method) -> tuple: return self.keep_score_f,self.grow_score_f,self.redistribute_f
 
 @patch
-def collects(self:BoundMethod,
-    average, # A `GradAverage`
-    t:int, # Step, from 0
-) -> bool:
-    "Does `average` need the gradient of step `t`?"
+def collects(self:BoundMethod, average, t:int) -> bool:
+    "Does the `GradAverage` `average` need the gradient of step `t`?"
     return average.window is None or any(self.is_time(u) for u in range(t, t+average.window))
 
 # %% ../../nbs/400_train.method.ipynb #665a7db8
@@ -311,10 +281,8 @@ def dense_history(self:Method) -> bool:
 @patch(as_prop=True)
 def replaces(self:Method): return self.replace_step and not self.update_after_step
 
-def why_dense(
-    method:Method, # A method
-) -> str: # Empty if they needn't
-    "Why weights under `method` must be stored with their dead entries"
+def why_dense(method:Method) -> str:
+    "Why weights under `method` must be stored with their dead entries; empty if they needn't"
     if method.dense_history: reads,way = "a score with a dense history reads an optimizer's state of dead weights",'take another score'
     elif method.grow_state_f: reads,way = "grow_state_f writes an optimizer's state of dead weights",'pass grow_state_f=None'
     elif method.update_after_step: reads,way = 'update_after_step=True keeps gradients of dead weights','pass update_after_step=False'
@@ -331,18 +299,15 @@ def register_method(
     "Register a method, so that `method=` and files can use its name"
     _methods[name.lower()] = preset
 
-def find_method(
-    method, # A name, a `Method` or a mapping of settings
-) -> Method:
-    "The method that is meant"
+def find_method(method) -> Method:
+    "The method that a name, a `Method` or a mapping of settings means"
     if method=='auto': raise ValueError("method 'auto' depends on the length of the run: pass auto_presets(n_steps) of fastsparse.train.method")
     import_module('fastsparse.train.presets')  # which registers the methods of the field
     found = _methods.get(method.lower()) if isinstance(method, str) else method if isinstance(method, dict) else None
     if found is None:
         raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(_methods)}: {closest_name(method, _methods)}")
-    if isinstance(found, Method): return found
-    check_names(found)
-    return Method(**found, chosen=dict(found))
+    if not isinstance(found, Method): check_names(found)
+    return found if isinstance(found, Method) else Method(**found, chosen=dict(found))
 
 # %% ../../nbs/400_train.method.ipynb #2658b786
 class Fitted(Interval):
