@@ -76,9 +76,9 @@ class DynamicSparseTrainingCallback(Callback):
         need_bools(repair=repair)
         need_choice('scale_rates', scale_rates, (None,True,False))
         storage_of_runs().check_way(sparse_compute)
-        given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
+        kwargs |= dict(initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
             grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
-        given = {k:v for k,v in given.items() if v is not ...}
+        given = {k:v for k,v in kwargs.items() if v is not ...}
         check_names(given)
         of_run = {k:given.pop(k) for k in run_settings if k in given}
         if method is None and given.get('grow_score_f', True) is not None: given = dict(keep_score_f=fisher_saliency)|given
@@ -109,9 +109,8 @@ def before_fit(self:DynamicSparseTrainingCallback):
     if self.learn.lock.locked(): return
     self._let_go()
     if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-    if self.sparse_compute:
-        settings = dict(self.method, rules=self.of_run.get('rules'))
-        storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
+    settings = dict(self.method, rules=self.of_run.get('rules'))
+    if self.sparse_compute: storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
     self.engine = self._new_engine(len(self.dls.train))
     if self.resumes: self._follow_rates()
     else: self._start_training()
@@ -161,10 +160,13 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
     n_steps,run = self.n_epoch*n_iter,dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter)|self.of_run
     self.method = self.method_of(n_steps)
     engine = SparseEngine(self.learn.model, self.learn.opt, n_steps, seed=self.seed, method=self.method, **run)
+    earlier = [cb for cb in takewhile(lambda cb: cb is not self, self.learn.cbs) if isinstance(cb, DynamicSparseTrainingCallback)]
+    taken = {id(tally.p) for cb in earlier if cb.engine for tally in cb.engine.moving}
     try:
         if self.resumes: engine.load_state_dict(self.state)
         elif self.state: engine.n_updates = self.state['n_updates']
-        self._refuse_shared(engine)
+        if shared := first(tally.name for tally in engine.moving if id(tally.p) in taken):
+            raise ValueError(f"two callbacks would move the connections of {shared}: remove one with remove_cb, or give each its sparse_modules")
     except ValueError:
         engine.remove()
         raise
@@ -173,14 +175,6 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
 def _batch_size(dl): return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's, any iterable's
 
 # %% ../../nbs/408_train.callback.ipynb #ba8c5f88
-@patch
-def _refuse_shared(self:DynamicSparseTrainingCallback, engine):
-    "Raise a `ValueError` if a callback before this one updates the same parameters"
-    earlier = [cb for cb in takewhile(lambda cb: cb is not self, self.learn.cbs) if isinstance(cb, DynamicSparseTrainingCallback)]
-    taken = {id(o.p) for cb in earlier if cb.engine for o in cb.engine.moving}
-    if shared := first(o.name for o in engine.moving if id(o.p) in taken):
-        raise ValueError(f"two callbacks would move the connections of {shared}: remove one with remove_cb, or give each its sparse_modules")
-
 @patch
 def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
     "Refuse a `start_epoch` that doesn't fit the state that was loaded"
@@ -202,7 +196,7 @@ def _highest_rates(learn):
 def _start_training(self:DynamicSparseTrainingCallback):
     "Rescale initial live weights if their signal has died, and scale rates"
     model = get_model(self.learn.model)
-    if self.repair and (in_many() or is_fresh(model)): self.signal = repair_on_ranks(model, batch_of(self.learn))
+    self.signal = repair_on_ranks(model, batch_of(self.learn)) if self.repair and (in_many() or is_fresh(model)) else None
     self._take_rates()
 
 @patch

@@ -65,7 +65,6 @@ def fit_sparse(self:Learner,
     learn.fit_sparse(20, .9)
     """
     cb = prepared(self, n_epoch, sparsity, lr_max, method, sparse_f, mask_init, seed, scale_rates, cbs, structure, chosen, also, exclude, **kwargs)
-    if self.opt is None: self.create_opt()
     try: self.fit_one_cycle(n_epoch, lr_max, cbs=[cb, OwnHypers(), *L(cbs)], **of_cycle(kwargs))
     finally: apply_masks(self.model)
     if cb.state is not None: _warn_if_replaced(self.model, cb.state)
@@ -143,12 +142,10 @@ def planned(learn, n_epoch, sparsity, lr_max=None, method=None, sparse_f=None, m
     if weights and which:
         raise ValueError(f"the model is sparse already, and {first(which)} chooses layers of a dense one: call unsparsify(learn) first")
     masks = None if weights else _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which)
-    if not gradual and (not weights or _has(weights, method.structure, sparsity) and sparse_f is None): asked = {}
+    n = sum(weight.mask.numel() for weight in weights)
+    has = not gradual and (not weights or has_live(weights, fitting(method.structure, weights, sparsity), n_live(n, sparsity)) and sparse_f is None)
     run = {k:v for k,v in kwargs.items() if k not in _of_cycle}
-    return DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, method=method(**asked), **run),masks
-
-def _has(weights, structure, sparsity):
-    return has_live(weights, fitting(structure, weights, sparsity), n_live(sum(weight.mask.numel() for weight in weights), sparsity))
+    return DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, method=method(**({} if has else asked)), **run),masks
 
 # %% ../../nbs/409_train.fit.ipynb #01b0049a
 @delegates(planned)
@@ -174,10 +171,7 @@ def fine_tune_sparse(self:Learner,
     **kwargs
 ) -> DynamicSparseTrainingCallback: # The callback of the second fit
     "Fine-tune a pretrained network, and prune it: first frozen, then with discriminative learning rates"
-    need_number('epochs', epochs, 1, whole=True)
     need_number('freeze_epochs', freeze_epochs, 0, whole=True)
-    need_number('lr_mult', lr_mult, 0, above=True)
-    need_number('base_lr', base_lr, 0, above=True)
     method = ifnone(method, None if masked_params(self.model) else 'gmp')
     rates = slice(base_lr/2/lr_mult, base_lr/2)
     kwargs |= dict(mask_init=mask_init, pct_start=pct_start, div=div)
