@@ -132,7 +132,7 @@ def test_check_sparsity(s): assert check_sparsity(s) is None
 def test_what_is_collected(kwargs, read):
     "Parts that average gradients are asked at the steps before an update, or at all; two of one kind once"
     m = method(**kwargs).bind(100)
-    assert [t for t in range(31) if any(m.collects(c, t) for c in m.collectors.values())]==read and len(m.collectors)==(1 if kwargs else 0)
+    assert [t for t in range(31) if any(m.collects(c, t) for c in m.averages)]==read and len(m.averages)==(1 if kwargs else 0)
 
 @pytest.mark.parametrize('name', ['erk','ERK','er','first-dense','first-last-dense','global','erdos_renyi'])
 def test_distributions_have_one_name_everywhere(name):

@@ -64,7 +64,7 @@ def test_settings(key, value, say):
 @pytest.mark.parametrize('s', [1, 1., -1e-9, 2, nan, inf])
 def test_check_sparsity(s):
     "Value, range and fix"
-    with pytest.raises(ValueError, match=r'sparsity is .*\[0,1\): pass the fraction of weights that is dead'): check_sparsity(s)
+    with pytest.raises(ValueError, match=r'sparsity is .*\[0,1\): a fraction such as 0.9'): check_sparsity(s)
 
 def method(**kwargs): return Method(**dict(batches_per_update=10)|kwargs)
 def bound(n=100, batch_size=None, **kwargs): return lambda o: method(**kwargs).bind(n, batch_size=batch_size)

@@ -27,10 +27,11 @@ from .fits import check_run
 from .loop import storage_of_runs,warn_if_ended
 from .method import check_names,Method,run_settings
 from ..weights.hooks import share_masks
+from functools import partial
 from itertools import takewhile
 from warnings import warn
 
-# %% ../../nbs/408_train.callback.ipynb #ea6577b9
+# %% ../../nbs/408_train.callback.ipynb #f5ab8805
 class DynamicSparseTrainingCallback(Callback):
     """Train with a dynamic sparse topology: drop and grow connections during a fit.
 
@@ -51,7 +52,7 @@ class DynamicSparseTrainingCallback(Callback):
     cb = DynamicSparseTrainingCallback(method='rigl')  # after sparsify_model(learn, .9, 'erk'), for learn.fit(10, cbs=cb)
     """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','live','report')
-    engine,live,report,why_masked = None,None,None,''  # class attributes, since an exported learner leaves them out
+    engine,live,report,why_masked,signal,state,resumes = None,None,None,'',None,None,False  # an exported learner leaves some out
 
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
@@ -75,105 +76,105 @@ class DynamicSparseTrainingCallback(Callback):
         need_bools(repair=repair)
         need_choice('scale_rates', scale_rates, (None,True,False))
         storage_of_runs().check_way(sparse_compute)
-        given = dict(kwargs, initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
+        kwargs |= dict(initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
             grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
-        given = {k:v for k,v in given.items() if v is not ...}
+        given = {k:v for k,v in kwargs.items() if v is not ...}
         check_names(given)
-        self.of_run = dict(sparse_modules=sparse_modules, **{k:given.pop(k) for k in run_settings if k in given})
+        of_run = {k:given.pop(k) for k in run_settings if k in given}
         if method is None and given.get('grow_score_f', True) is not None: given = dict(keep_score_f=fisher_saliency)|given
-        self.method,self.auto = Method.named(method, 1000, **given),given if method=='auto' else None  # made for the length of the fit
-        check_run(self.method, sparse_modules, **{k:v for k,v in self.of_run.items() if k!='sparse_modules'})
-        self.seed,self.repair,self.scale_rates,self.sparse_compute = draw_seed(seed),repair,scale_rates,sparse_compute
-        self.engine = self.live = self.report = self.state = self.saved = self.signal = None
+        self.method_of = partial(Method.named, method, **given)  # of the steps of a fit
+        self.method = self.method_of(1000)
+        check_run(self.method, sparse_modules, **of_run)
+        self.of_run,self.seed = dict(of_run, sparse_modules=sparse_modules),draw_seed(seed)
+        store_attr('repair,scale_rates,sparse_compute')
 
-    def _init_state(self): self.engine = self.live = self.report = None  # what a pickle leaves out
     def __repr__(self): return f"{type(self).__name__}({self.method!r})"
+
+    def __call__(self, event_name):
+        "A fit without an engine has a beginning and an end only"
+        if self.engine is not None or event_name in ('before_fit','after_fit'): super().__call__(event_name)
 
     @property
     def learn(self): return vars(self).get('_learn')
 
     @learn.setter
     def learn(self, learn):
-        if learn is None: self._let_go()
+        if learn is None: self._let_go()  # an error, or the end of the fit
         vars(self)['_learn'] = learn
 
-    # --- the events of a fit
-
-    def before_fit(self):
-        "Attach an engine for this fit"
-        if self.learn.lock.locked(): return
-        self._let_go()
-        if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
-        settings = dict(self.method, rules=self.of_run.get('rules'))
-        if self.sparse_compute: storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
-        self._make_engine(len(self.dls.train))
-        if self.repair and not self.resumed: self._repair()
-        if not self.resumed: self._take_rates()
-        self.live = storage_of_runs()(self.engine, self.sparse_compute)
-        self._say()
-        self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
-
-    def before_train(self):
-        "Find the step of the epoch's first batch"
-        if self.engine is None: return
-        self.t0 = self.epoch*len(self.dls.train)
-        if self.started: return
-        if self.resumed: self._check_start(*divmod(self.engine.last_t+1, len(self.dls.train)))
-        self.engine.last_t,self.started = self.t0-1,True
-
-    def before_batch(self):
-        if self.engine is None: return
-        self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-        self.engine.prepare(self.t0+self.iter, self.accumulates)
-
-    def before_step(self):
-        if self.engine is None: return
-        if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
-        for o in self.engine.tallies:
-            if 'rate' in o.growth_state: o.weight.rate = o.growth_state['rate']
-
-    def after_step(self):
-        if self.engine is None: return
-        self.engine.after_step()
-        self._follow()
-
-    def after_cancel_step(self):
-        if self.engine is not None: self._follow()
-
-    def after_fit(self):
-        if self.learn.lock.locked(): return
-        if self.engine is not None: warn_if_ended(self.engine)
-        self._let_go()
-
-# %% ../../nbs/408_train.callback.ipynb #f5ab8805
+# %% ../../nbs/408_train.callback.ipynb #ea4b51c7
 @patch
-def _make_engine(self:DynamicSparseTrainingCallback, n_iter):
-    "Make an engine for `n_epoch` epochs of `n_iter` batches, and load the saved state"
-    if in_many() and self.saved is None:  # masks that were drawn before the process group was initialised may differ
+def before_fit(self:DynamicSparseTrainingCallback):
+    "Make an engine for this fit"
+    if self.learn.lock.locked(): return
+    self._let_go()
+    if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
+    settings = dict(self.method, rules=self.of_run.get('rules'))
+    if self.sparse_compute: storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
+    self.engine = self._new_engine(len(self.dls.train))
+    if self.resumes: self._follow_rates()
+    else: self._start_training()
+    self.live = storage_of_runs()(self.engine, self.sparse_compute)
+    self.t0,self.report,self.why_masked = None,None,''
+    self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
+
+# %% ../../nbs/408_train.callback.ipynb #4cdbb0bb
+@patch
+def before_train(self:DynamicSparseTrainingCallback):
+    "Find the step of the epoch's first batch"
+    begins,self.t0 = self.t0 is None,self.epoch*len(self.dls.train)
+    if not begins: return
+    if self.resumes: self._check_start(*divmod(self.engine.last_t+1, len(self.dls.train)))
+    self.engine.last_t,self.resumes = self.t0-1,False
+
+@patch
+def before_batch(self:DynamicSparseTrainingCallback):
+    self.engine.opt = self.learn.opt  # `learn.export` makes a new one
+    self.engine.prepare(self.t0+self.iter, self.accumulates)
+
+@patch
+def before_step(self:DynamicSparseTrainingCallback):
+    if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+
+@patch
+def after_step(self:DynamicSparseTrainingCallback):
+    self.engine.after_step()
+    self.live.after_step()
+
+@patch
+def after_cancel_step(self:DynamicSparseTrainingCallback): self.live.after_step()
+
+@patch
+def after_fit(self:DynamicSparseTrainingCallback):
+    if self.learn.lock.locked(): return
+    if self.engine is not None: warn_if_ended(self.engine)
+    self._let_go()
+
+# %% ../../nbs/408_train.callback.ipynb #1f44232f
+@patch
+def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
+    "An engine for `n_epoch` epochs of `n_iter` batches, with the saved state"
+    if in_many() and not self.resumes:  # masks that were drawn before the process group was initialised may differ
         share_masks(self.learn.model)
         self.seed = of_first_rank(self.seed)
     n_steps,run = self.n_epoch*n_iter,dict(batch_size=_batch_size(self.dls.train), steps_per_epoch=n_iter)|self.of_run
-    if self.auto is not None: self.method = Method.named('auto', n_steps, **self.auto)
+    self.method = self.method_of(n_steps)
     engine = SparseEngine(self.learn.model, self.learn.opt, n_steps, seed=self.seed, method=self.method, **run)
-    if self.state: engine.n_updates = self.state['n_updates']
+    earlier = [cb for cb in takewhile(lambda cb: cb is not self, self.learn.cbs) if isinstance(cb, DynamicSparseTrainingCallback)]
+    taken = {id(tally.p) for cb in earlier if cb.engine for tally in cb.engine.moving}
     try:
-        if self.saved is not None: engine.load_state_dict(self.saved)
+        if self.resumes: engine.load_state_dict(self.state)
+        elif self.state: engine.n_updates = self.state['n_updates']
+        if shared := first(tally.name for tally in engine.moving if id(tally.p) in taken):
+            raise ValueError(f"two callbacks would move the connections of {shared}: remove one with remove_cb, or give each its sparse_modules")
     except ValueError:
         engine.remove()
         raise
-    self._refuse_shared(engine)
-    self.engine,self.resumed,self.saved,self.started,self.report = engine,self.saved is not None,None,False,None
+    return engine
 
-@patch
-def _refuse_shared(self:DynamicSparseTrainingCallback, engine):
-    "Raise a `ValueError` if a callback before this one updates the same parameters"
-    earlier = takewhile(lambda cb: cb is not self, self.learn.cbs)
-    taken = {id(s.p):s for cb in earlier if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine for s in cb.engine.moving}
-    if s := first(s for s in engine.moving if id(s.p) in taken):
-        engine.remove()
-        raise ValueError(f"two callbacks would move the connections of {s.name}: take one of them, or give each its own "
-            "sparse_modules; remove_cb takes one off the learner")
+def _batch_size(dl): return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's, any iterable's
 
+# %% ../../nbs/408_train.callback.ipynb #ba8c5f88
 @patch
 def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
     "Refuse a `start_epoch` that doesn't fit the state that was loaded"
@@ -182,33 +183,38 @@ def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
     if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
         "save at the end of an epoch")
 
-# %% ../../nbs/408_train.callback.ipynb #ea4b51c7
+# %% ../../nbs/408_train.callback.ipynb #0f3365d5
+def _highest_rates(learn):
+    "The highest learning rate of each parameter in this fit, by its id"
+    own = [h['lr'] for h in learn.opt.hypers]
+    sched = first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
+    lrs = own if sched is None else np.max([np.broadcast_to(sched(i/100), len(own)) for i in range(101)], 0).tolist()
+    return {id(p):lr for ps,lr in zip(learn.opt.param_lists, lrs) for p in ps}
+
+# %% ../../nbs/408_train.callback.ipynb #089493f5
 @patch
-def _repair(self:DynamicSparseTrainingCallback):
-    "Rescale initial live weights if their signal has died"
+def _start_training(self:DynamicSparseTrainingCallback):
+    "Rescale initial live weights if their signal has died, and scale rates"
     model = get_model(self.learn.model)
-    self.signal = repair_on_ranks(model, batch_of(self.learn)) if in_many() or is_fresh(model) else None
+    self.signal = repair_on_ranks(model, batch_of(self.learn)) if self.repair and (in_many() or is_fresh(model)) else None
+    self._take_rates()
 
 @patch
 def _take_rates(self:DynamicSparseTrainingCallback):
-    "Set the factor of each parameter's learning rate"
+    "Find the factor of each parameter's learning rate"
     if self.scale_rates is False or not is_adaptive(self.learn.opt): return
-    model,lrs = get_model(self.learn.model),_highest_rates(self.learn)
-    def rate_of(p): return lrs.get(id(p), max(lrs.values()))
+    model,highest = get_model(self.learn.model),_highest_rates(self.learn)
+    def rate_of(p): return highest.get(id(p), max(highest.values()))
     factors = rate_scales(model, rate_of) if self.scale_rates else was_rescaled(model) if self.repair else {}
-    for o in self.engine.tallies:
-        if factors.get(o.name, 1.)!=1.: o.growth_state['rate'] = factors[o.name]
+    for tally in self.engine.tallies:
+        if factors.get(tally.name, 1.)!=1.: tally.growth_state['rate'] = factors[tally.name]
+    self._follow_rates()
 
 @patch
-def _follow(self:DynamicSparseTrainingCallback):
-    "Follow a step that was made, or replaced by an update"
-    self.live.after_step()
-    self._say()
+def _follow_rates(self:DynamicSparseTrainingCallback):
+    for tally in self.engine.tallies: tally.weight.rate = tally.growth_state.get('rate', 1.)
 
-@patch
-def _say(self:DynamicSparseTrainingCallback): self.report,self.why_masked = self.live.report,self.live.why_masked
-
-# %% ../../nbs/408_train.callback.ipynb #4cdbb0bb
+# %% ../../nbs/408_train.callback.ipynb #132243c8
 @patch
 def _let_go(self:DynamicSparseTrainingCallback):
     "Detach from the model, and keep what a later fit needs"
@@ -216,9 +222,12 @@ def _let_go(self:DynamicSparseTrainingCallback):
     self.state = self.engine.state_dict()
     for weight in self.engine.weights: weight.rate = 1.
     self.engine.remove()
-    if self.live is not None: self.live.end()
+    if self.live is not None:
+        self.report,self.why_masked = self.live.report,self.live.why_masked
+        self.live.end()
     self.engine = self.live = None
 
+# %% ../../nbs/408_train.callback.ipynb #1ed50014
 @patch
 def state_dict(self:DynamicSparseTrainingCallback) -> dict:
     "The state to resume a fit with, besides `learn.save`"
@@ -231,21 +240,12 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
     "Continue from `state` in the next fit, at its `start_epoch`; during a fit, at once"
     if not isinstance(state, dict) or not {'schema','seed'}<=set(state):
         raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback of this version")
-    if self.engine is None: self.saved = state
+    if self.engine is None: self.state,self.resumes = state,True
     else:
         self.engine.load_state_dict(state)
+        self._follow_rates()
         if self.live is not None: self.live.restart()
     self.seed = state['seed']
-
-# %% ../../nbs/408_train.callback.ipynb #ab0c5179
-def _highest_rates(learn):
-    "The highest learning rate of each parameter in this fit, by its id"
-    own = [h['lr'] for h in learn.opt.hypers]
-    sched = first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
-    lrs = own if sched is None else np.max([np.broadcast_to(sched(i/100), len(own)) for i in range(101)], 0).tolist()
-    return {id(p):lr for ps,lr in zip(learn.opt.param_lists, lrs) for p in ps}
-
-def _batch_size(dl): return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's, any iterable's
 
 # %% ../../nbs/408_train.callback.ipynb #6d3cde19
 class WaitForSparsity(Callback):
@@ -257,8 +257,8 @@ class WaitForSparsity(Callback):
     def after_epoch(self):
         if self.learn.lock.locked(): return
         if not self.trackers: self.trackers = [cb for cb in self.learn.cbs if isinstance(cb, TrackerCallback) and cb.run]
-        engines = [cb.engine for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine is not None]
-        self.lack = max((_lacks(group) for engine in engines for group in engine.groups), default=0.)
+        ours = [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback) and cb.engine is not None]
+        self.lack = max((_lacks(group) for cb in ours for group in cb.engine.groups), default=0.)
         for cb in self.trackers: cb.run = not self.lack
 
     def after_fit(self):

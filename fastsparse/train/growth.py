@@ -12,11 +12,7 @@ from ..weights.optimizers import grad_history
 
 # %% ../../nbs/406_train.growth.ipynb #51e7ea20
 @declares('start', reads_initial=True)
-def initial_value(
-    p:torch.Tensor, # Parameter
-    initial:torch.Tensor, # Its values when the engine was made
-    **kwargs
-) -> torch.Tensor: # `initial`
+def initial_value(p:torch.Tensor, initial:torch.Tensor, **kwargs) -> torch.Tensor:
     "Start at the value that the weight had when the engine was made"
     return initial
 
@@ -45,10 +41,6 @@ def fresh_value(
 
 # %% ../../nbs/406_train.growth.ipynb #88526b1c
 @declares('state')
-def reset_state(
-    p:torch.Tensor, # Parameter
-    opt, # A fastai or torch optimizer
-    **kwargs
-):
+def reset_state(p:torch.Tensor, opt, **kwargs):
     "Set all averages of gradients that `opt` keeps for `p` to zero"
-    for t in grad_history(opt, p): t.zero_()
+    for average in grad_history(opt, p): average.zero_()

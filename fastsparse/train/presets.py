@@ -22,9 +22,9 @@ preset_by_name = {}  # names in lower case
 
 def _preset(name, about, paper=None, /, **settings):
     "Make a preset, and let its method be known by that name"
-    res = preset_by_name[name.lower()] = Method(**settings, name=name, about=about, paper=paper, chosen=settings)
-    register_method(name, res)
-    return res
+    method = preset_by_name[name.lower()] = Method(**settings, name=name, about=about, paper=paper, chosen=settings)
+    register_method(name, method)
+    return method
 
 # %% ../../nbs/407_train.presets.ipynb #6761c02c
 Static_presets = _preset('Static', 'a mask that never moves', updates=[], grow_score_f=None)
@@ -44,13 +44,11 @@ RigL_presets = _preset('RigL', 'drops the smallest weights, grows where gradient
 
 # %% ../../nbs/407_train.presets.ipynb #948c0a3b
 ITOP_presets = _preset('ITOP', 'RigL with long intervals and half of the weights replaced, to try more connections', '2102.02887',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, stop_pct=1.,
-    batches_per_update=Interval(4000))
+    **RigL_presets(initial_drop_grow_pct=0.5, stop_pct=1., batches_per_update=Interval(4000)))
 
 # %% ../../nbs/407_train.presets.ipynb #aed83e11
 GSE_presets = _preset('GSE', 'RigL that looks at the gradients of a random sample of dead weights, as many as live', '2401.06898',
-    keep_score_f=weight_magnitude, grow_score_f=SampledGradient(), initial_drop_grow_pct=0.2, stop_pct=0.6,
-    batches_per_update=Interval(1000))
+    **RigL_presets(grow_score_f=SampledGradient(), initial_drop_grow_pct=0.2, stop_pct=0.6, batches_per_update=Interval(1000)))
 
 # %% ../../nbs/407_train.presets.ipynb #0c2a0cf8
 GMP_presets = _preset('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',
@@ -92,5 +90,5 @@ CHT_presets = _preset('CHT', 'grows by the topology alone, and reads no gradient
 def methods_table(): # A `DataFrame`, a row for each method
     "The methods that can be asked for by name"
     import pandas as pd  # takes long to import, and only tables need it
-    row = lambda k,o: {'method':k, 'preset':f'{o.name}_presets', 'what it does':o.about, 'paper':f'arXiv:{o.paper}' if o.paper else ''}
-    return pd.DataFrame([row(*o) for o in preset_by_name.items()]).set_index('method')
+    rows = {name: (f'{method.name}_presets', method.about, f'arXiv:{method.paper}' if method.paper else '') for name,method in preset_by_name.items()}
+    return pd.DataFrame.from_dict(rows, 'index', columns=['preset','what it does','paper']).rename_axis('method')
