@@ -34,11 +34,17 @@ class Live(Weight):
 
     @wants_dense.setter
     def wants_dense(self, wanted):
+        self.pending = {}  # by backward pass: does it add to an earlier one? and its terms of the dense gradient
         if isinstance(self.watched, LiveParameter): self.watched.record = self.keep if wanted else None
 
     def keep(self, gT, xT=None):
         "Keep factors of the dense gradient, which a product hands over in a backward"
-        self.dense.add(self.p.grad, gT.flatten(1), xT)
+        self.pend(self.p.grad, gT.flatten(1), xT)
+
+    def pend(self, before, gT, xT=None):
+        "Keep the term `gT@xT.t()`, or just `gT`, until its backward pass has completed the gradient, which was `before`"
+        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
+        self.pending.setdefault(torch._C._current_graph_task_id(), (self.dense.fits(before),[]))[1].append(term)
 
     def look(self, ps): pass
 
@@ -67,7 +73,7 @@ def store_live(
     opts=(), # The optimizers that hold its state
 ):
     "Store the live values of a masked parameter only"
-    p,grad,index = w.watched,w.dense_grad(),SparseIndex(w.mask)
+    p,grad,index = w.watched,w.grad_state()['grad'],SparseIndex(w.mask)
     become(p, LiveParameter(Cell(p.detach().reshape(-1)[index.places], index, p.shape)))
     w.become(Live, p)
     for opt in opts: known_state.setdefault(opt)  # it will be asked for its state
@@ -210,7 +216,7 @@ def coming(self:Live, grad, before):
     "A backward is about to add `grad`; one that will be differentiated again stays dense"
     if grad is None: return None  # of a function that has none, such as the number of values that aren't zero
     if not torch.is_grad_enabled(): return self.kept(grad, before)
-    if self.wants_dense: self.dense.add(before, grad.detach().flatten(1).clone())
+    if self.wants_dense: self.pend(before, grad.detach().flatten(1).clone())
     return grad*self.mask
 
 @patch
@@ -219,7 +225,7 @@ def kept(self:Live, grad, before):
     "The live places of `grad`"
     if isinstance(grad, LiveTensor) and grad.cell.index is self.index: return grad
     dense = grad.cell.dense() if isinstance(grad, LiveTensor) else grad  # of a forward before connections moved, or of another use
-    if self.wants_dense and dense is grad: self.dense.add(before, grad.detach().flatten(1).clone())
+    if self.wants_dense and dense is grad: self.pend(before, grad.detach().flatten(1).clone())
     return self.as_live(dense)
 
 @patch
@@ -227,7 +233,9 @@ def arrived(self:Live, p):
     "A backward has completed the gradient"
     if p.grad is None: return
     if not (torch.is_grad_enabled() or isinstance(p.grad, LiveTensor)): p.grad = self.as_live(p.grad)
-    if self.wants_dense: self.dense.complete(self.live_grad(p.grad.detach()))
+    adds,terms = self.pending.pop(torch._C._current_graph_task_id(), (True,()))
+    if not adds: self.dense.clear()
+    for term in terms: self.dense.add(term, self.live_grad(p.grad.detach()))
 
 @patch
 def as_live(self:Live, t):
@@ -284,8 +292,8 @@ def mask_grad(self:Live):
     grad,dense = self.p.grad,self.dense
     if grad is None: return
     if not isinstance(grad, LiveTensor): return self.load_grad_state(dict(grad=grad.detach()))
-    if not self.wants_dense or not dense.pending or dense.live_grad is not None and dense.live_grad.equal(grad.cell.values): return
-    *_,(_,terms) = dense.pending.values()  # of `torch.autograd.grad`, which assigns nothing
+    if not self.wants_dense or not self.pending or dense.live_grad is not None and dense.live_grad.equal(grad.cell.values): return
+    *_,(_,terms) = self.pending.values()  # of `torch.autograd.grad`, which assigns nothing
     dense.terms = terms
     dense.fit_to(grad.cell.values)
 
@@ -301,6 +309,7 @@ def grad_state(self:Live):
 def load_grad_state(self:Live, state):
     grad,dense = state['grad'],self.dense
     dense.clear()
+    self.pending = {}
     if grad is None: return
     is_whole = grad.shape==self.shape
     self.p.grad = self.as_live(grad) if is_whole else LiveTensor(Cell(grad, self.index, self.shape))

@@ -14,8 +14,7 @@ from ..core.optimizers import base_opt
 from ..core.registry import plug_in
 from ..masks.selection import count_live,local_part,put_,zero_dead_
 from .gradient import DenseGradient,mask_grad_,project_,scale_since
-from .optimizers import (grad_history,keeps_zero,known_state,lift_dead,optimizers_of,second_moments,
-    settle_dead,slow_weights,state_tensors)
+from .optimizers import grad_history,keeps_zero,known_state,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -60,7 +59,7 @@ class Weight:
     def __setstate__(self, state):
         vars(self).update(state)
         p,self.watched = vars(self).pop('watched', None),None
-        self.handles,self.dense,self.wants_dense = [],DenseGradient(),False
+        self.handles,self.dense,self.wants_dense,self.came = [],DenseGradient(),False,None  # what a backward pass is about to add
         self.projected = self.before = None  # the `mask_stamp` of the last projection; the weight before a step, if it has a rate
         if p is not None: self.watch(p)
 
@@ -133,7 +132,10 @@ def view(self:Weight, t, grad):
 def dense_state(self:Weight, state): return state  # what `opt_state` shows of a view
 
 @patch
-def gradient(self:Weight, dense): return self.dense_grad() if dense else self.grad,  # arguments of `GradAverage.add`
+def gradient(self:Weight, dense):
+    "The arguments of `GradAverage.add`"
+    if dense: follow_all([self])
+    return self.dense_grad() if dense else self.grad,
 
 @patch
 def full_mask(self:Weight): return self.mask
@@ -305,14 +307,11 @@ class Masked(Weight):
         self.projected = now
 
     def settle(self, opt):
-        "Zero the state of dead weights in `opt`"
+        "Zero the state of dead weights in `opt`, except second moments that `lift_dead` has made"
         p,mask = self.watched,self.mask
-        if self.dense_history: held = slow_weights(opt, p)
-        else:
-            settle_dead(opt, p, mask)
-            roots = {id(t) for t in second_moments(opt, p)}
-            held = [t for t in state_tensors(opt, p) if id(t) not in roots]
-        for t in held: project_(t, mask)
+        under_root = {id(t) for t in second_moments(opt, p)}
+        for t in slow_weights(opt, p) if self.dense_history else state_tensors(opt, p):
+            project_(t, mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny) if id(t) in under_root else mask)
 
     def lost(self, p, mask):
         "There is no such parameter or mask now, or another one"
@@ -346,7 +345,9 @@ class Masked(Weight):
 @patch
 def coming(self:Masked, grad, before):
     "A backward pass is about to add `grad` to the gradient `before`, if there is one"
-    if self.wants_dense: self.dense.add(before, grad.detach().clone())
+    if self.wants_dense:
+        if not self.dense.fits(before): self.dense.clear()
+        self.came = grad.detach().clone()
     if torch.is_grad_enabled() and not self.dense_history and self.mask is not None: return grad*self.mask  # it will be differentiated
 
 @patch
@@ -355,9 +356,13 @@ def arrived(self:Masked, p):
     now,mask = self.p,self.mask
     if now is not p: self.lost(now, mask)
     if not self.dense_history and mask is not None: mask_grad_(p.grad, mask)
-    if self.wants_dense:
-        self.dense.complete(self.live_grad(p.grad))
-        self.dense.place = p.grad.data_ptr()
+    if self.wants_dense and self.came is not None: self._keep(self.came, p.grad)
+
+@patch
+def _keep(self:Masked, term, grad):
+    "Add `term` to the dense gradient that belongs to the masked `grad`"
+    self.dense.add(term, self.live_grad(grad))
+    self.dense.place,self.came = grad.data_ptr(),None
 
 @patch
 def live_grad(self:Masked, grad):
@@ -368,13 +373,11 @@ def live_grad(self:Masked, grad):
 def mask_grads(
     ws:list, # `Weight`s
 ):
-    "Mask the gradients of the coming step, and keep dense ones that were assigned if an update will read them; wait for a device once"
-    held = [(w, w.watched.grad) for w in ws if w.plain and w.mask is not None and not w.dense_history]
-    held = [(w, grad) for w,grad in held if grad is not None]
-    by_device = groupby([o for o in held if o[0].wants_dense and o[0].dense.place!=o[1].data_ptr()], lambda o: o[1].device)
-    for asked in by_device.values():
-        dense = torch.stack([(grad.detach().ne(0)&~w.mask).any() for w,grad in asked]).tolist()
-        for (w,grad),is_dense in zip(asked, dense):
+    "Mask the gradients of the coming step, and keep dense ones that were assigned if an update will read them"
+    held = [(w, grad) for w in ws if w.plain and w.mask is not None and not w.dense_history and (grad := w.watched.grad) is not None]
+    asked = [(w, grad, (grad.detach().ne(0)&~w.mask).any()) for w,grad in held if w.wants_dense and w.dense.place!=grad.data_ptr()]
+    for group in groupby(asked, lambda o: o[1].device).values():
+        for (w,grad,_),is_dense in zip(group, torch.stack([o[2] for o in group]).tolist()):
             if is_dense: w.take(grad)
     for w,grad in held: project_(grad, w.mask)
     for w in ws:
@@ -382,11 +385,9 @@ def mask_grads(
 
 @patch
 def take(self:Masked, grad):
-    "Keep `grad`, which came by itself, as the dense gradient"
+    "Keep `grad`, which came by itself, as the dense gradient, and mask it"
     self.dense.clear()
-    self.dense.add(None, grad.detach().clone())
-    self.dense.complete(self.live_grad(grad))
-    self.dense.place = grad.data_ptr()
+    self._keep(grad.detach().clone(), project_(grad, self.mask))
 
 # %% ../../nbs/202_weights.weight.ipynb #508e4539
 @patch
@@ -418,34 +419,24 @@ def scale_step(self:Weight):
     if before is not None: self.watched.copy_(before.lerp_(self.watched.detach(), self.rate))
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
-@patch
-def dense_grad(self:Masked):
-    "The gradient of all weights, if it was asked for before the backward; else that of live ones"
-    if not self.dense.rescaled: mask_grads([self])
-    grad = self.watched.grad
-    return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype)) if self.follow_grad(grad) else grad
-
-@patch
-def follow_grad(self:Masked, grad):
-    "Let the dense gradient follow what was done to the masked `grad`, unless it has; is there one?"
-    if grad is None or self.dense_history: return False
-    if self.dense.rescaled: return True
-    known = self.dense.fits(grad)
-    if known and not self.dense.rescale_like(self.live_grad(grad)): warn_of_replaced(self)
-    return known
-
 def follow_all(
     ws:list, # Weights of a model
 ):
-    "Let the dense gradients follow what was done to the masked ones, and wait for a device once"
-    held = [(w, w.watched.grad) for w in ws if w.plain and not w.dense_history]
-    held = [(w, grad, w.live_grad(grad)) for w,grad in held if grad is not None and w.dense.terms]
-    by_device = groupby(held, lambda o: o[1].device)
-    for held in by_device.values():
-        found = scale_since([w.dense.live_grad.to(live.dtype) for w,_,live in held], [live for *_,live in held])
-        for (w,_,live),(scale,fits,some) in zip(held, found.tolist()):
-            w.dense.rescaled = False
-            if (some or fits) and not w.dense.rescale_like(live, (scale,fits)): warn_of_replaced(w)
+    "Let the dense gradients follow what was done to the masked ones; `dense_grad` reads them then"
+    mask_grads([w for w in ws if w.plain])
+    held = [w for w in ws if w.plain and not w.dense_history and w.dense.terms and w.watched.grad is not None]
+    for group in groupby([(w, w.live_grad(w.watched.grad)) for w in held], lambda o: o[1].device).values():
+        found = scale_since([w.dense.live_grad.to(live.dtype) for w,live in group], [live for _,live in group])
+        for (w,live),(scale,fits,some) in zip(group, found.tolist()):
+            if not (some or fits): w.dense.clear()  # it was set to zero
+            elif not w.dense.rescale_like(live, (scale,fits)): warn_of_replaced(w)
+
+@patch
+def dense_grad(self:Masked):
+    "The gradient of all weights, if it was asked for before the backward; else that of live ones"
+    grad = self.watched.grad
+    if grad is None or self.dense_history or not self.dense.terms: return grad
+    return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype))
 
 def warn_of_replaced(
     w:Weight, # The weight
@@ -459,23 +450,18 @@ def warn_of_replaced(
 def put(self:Masked, gone, new, opt, start=None):
     "Move the mask from the places `gone` to `new`; weight, gradient and state follow, grown weights start at 0 or at `start`"
     grad,p,changed,opts = self.watched.grad,self.watched,torch.cat([gone, new]),optimizers_of(self.watched, opt)
-    known = self.follow_grad(grad)
     put_(put_(self.mask, gone, False), new, True)
     for t in [p, *(s for o in opts for s in slow_weights(o, p))]:
         put_(t, changed, 0)
         if start is not None: local_part(t).detach().put_(new, start.take(new).to(t.dtype))
     for t in (h for o in opts for h in grad_history(o, p)): put_(t, new if self.dense_history else changed, 0)
-    if grad is not None and not self.dense_history: self.put_grad(grad, gone, new, known)
     if len(gone) and not self.dense_history:
         for o in opts: lift_dead(o, p, self.mask, int(gone[0]))
     if self.before is not None: self.mark()
     self.projected = self.mask_stamp
-
-@patch
-def put_grad(self:Masked, grad, gone, new, known):
-    "Let the masked gradient follow, and give grown weights their entries if the dense one is `known`"
+    if grad is None or self.dense_history: return
     put_(grad, gone, 0)
-    if not known: return
+    if not self.dense.terms: return
     grad.put_(new, self.dense.summed().take(new).to(grad.dtype))
     self.dense.fit_to(self.live_grad(grad))
 
@@ -483,6 +469,7 @@ def put_grad(self:Masked, grad, gone, new, known):
 @patch
 def grad_state(self:Masked):
     "The gradient, dense if an update will read it"
+    follow_all([self])
     return dict(grad=self.dense_grad())
 
 @patch
@@ -494,7 +481,6 @@ def load_grad_state(self:Masked, state):
     if grad is None: return
     if self.wants_dense: self.take(grad)
     mask_grads([self])
-    if self.wants_dense: self.dense.fit_to(self.live_grad(grad))
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
 def computed_weights(
