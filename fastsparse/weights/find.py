@@ -31,25 +31,19 @@ def masked_params(
             kind = kind_of(m, attr)
             p = kind.param_of(m, attr)
             if id(p) in found: continue
-            w = found[id(p)] = _weight(m, attr, kind)
+            held = vars(m).setdefault('_weights', {})
+            w = found[id(p)] = held[attr] = held.get(attr) or kind(m, attr)
+            if not w.may_stay(kind): w.become(kind)
             w.name = f'{prefix}.{attr}'.lstrip('.')
             _check_mask(w)
     return list(found.values())
 
-def _weight(m, attr, kind):
-    "The `Weight` of a parameter, a new one if it has none or is of another kind now"
-    held = vars(m).setdefault('_weights', {})
-    w = held.get(attr)
-    if w is None: w = held[attr] = kind(m, attr)
-    elif not w.may_stay(kind): w.become(kind)
-    return w
-
 def _check_mask(w):
-    mask,buffers = w.mask,w.module._buffers
+    mask = w.mask
     if mask.shape!=w.p.shape or mask.dtype not in (torch.bool,torch.uint8):
         raise ValueError(f"{w.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape {tuple(mask.shape)}, "
             f"and must be one of bool of the parameter's shape, {tuple(w.p.shape)}: register mask_from_tensor(mask)")
-    if mask.dtype==torch.uint8: buffers[f'{w.attr}_mask'] = mask.ne(0)
+    if mask.dtype==torch.uint8: w.module._buffers[f'{w.attr}_mask'] = mask.ne(0)
 
 # %% ../../nbs/203_weights.find.ipynb #fc71dda8
 def asked_sparsity(

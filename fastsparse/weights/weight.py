@@ -33,18 +33,16 @@ def weight_of(
     w = None if ref is None else ref()
     return w if w is not None and w.watched is p else None
 
-# %% ../../nbs/202_weights.weight.ipynb #e522b88a
+# %% ../../nbs/202_weights.weight.ipynb #c1068568
 class Weight:
     "A masked parameter: its values, its mask and its gradient, and how they follow an update"
     kind,slow_optimizer = None,None  # how it is computed, if not by torch; the name of an optimizer that needs a full pass
     plain,pieces = True,None  # is it a dense tensor of this process? a function that makes it row by row, if it isn't stored so
-    summary_note = locked_reason = ''  # for the summary and `unsparsify`
+    summary_note = locked_reason = name = ''  # for the summary and `unsparsify`; in the model whose `masked_params` were asked for last
     rate = 1.  # factor of its learning rate beside that of its group
     dense_history = False  # leave gradient and optimizer state dense, and mask the weight after each step
     why_rests = on_step = None  # functions: why no update can move the mask; of an optimizer that steps it, and the weight
-    watched = None  # the parameter whose gradient is masked
-    passive = False  # is this the weight of a copy that no optimizer has stepped?
-    name = ''  # in the model whose `masked_params` were asked for last
+    watched,passive = None,False  # the parameter whose gradient is masked; is this the weight of a copy that no optimizer has stepped?
 
     def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr))
 
@@ -54,34 +52,62 @@ class Weight:
     shape = property(lambda self: self.mask.shape)
     learned = property(lambda self: f'{self.attr}_sparsifier' in self.module._modules)  # its dead weights keep their values
 
-    def __getstate__(self): return {k:getattr(self, k) for k in ('module','attr','name','watched','passive')}
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        p,self.watched = vars(self).pop('watched', None),None
-        self.handles,self.dense,self.wants_dense,self.came = [],DenseGradient(),False,None  # what a backward pass is about to add
-        self.projected = self.before = None  # the `mask_stamp` of the last projection; the weight before a step, if it has a rate
-        if p is not None: self.watch(p)
-
-    def __deepcopy__(self, memo):
-        make,args,state = self.__reduce_ex__(2)[:3]
-        new = memo[id(self)] = make(*args)
-        new.__setstate__({**deepcopy(state, memo), 'passive':True})
-        return new
-
     def __repr__(self): return f'{type(self).__name__}({self.name!r}, {tuple(self.shape)}, {self.n_live()} live)'
+    def n_live(self): return count_live(self.mask)
+    def checksum(self): return zlib.crc32(self.full_mask().detach().cpu().contiguous().numpy().tobytes())
 
+    # what kinds of storage do in their own way
+    param_of = staticmethod(lambda module, attr: module._parameters.get(attr))
+    own_part = staticmethod(lambda p, t: t)  # the entries of `t`, a tensor of the whole shape, that `p` holds
+    check = staticmethod(lambda p: None)  # a `ValueError` if masks of `p` can't be moved
     def may_stay(self, kind): return type(self) is kind
+    def full_mask(self): return self.mask
+    def dense_state(self, state): return state  # what `opt_state` shows of a view
+    def agree(self, found): return found  # what all processes that hold a part of it say
+    def before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
 
-    @staticmethod
-    def param_of(module, attr): return module._parameters.get(attr)
+# %% ../../nbs/202_weights.weight.ipynb #e522b88a
+@patch
+def __getstate__(self:Weight): return {k:getattr(self, k) for k in ('module','attr','name','watched','passive')}
 
-    @staticmethod
-    def own_part(p, t): return t  # the entries of `t`, a tensor of the whole shape, that `p` holds
+@patch
+def __setstate__(self:Weight, state):
+    vars(self).update(state)
+    p,self.watched = vars(self).pop('watched', None),None
+    self.handles,self.dense,self.wants_dense,self.came = [],DenseGradient(),False,None  # what a backward pass is about to add
+    self.projected = self.before = None  # the `mask_stamp` of the last projection; the weight before a step, if it has a rate
+    if p is not None: self.watch(p)
 
-    @staticmethod
-    def check(p): pass  # a `ValueError` if masks of `p` can't be moved
+@patch
+def __deepcopy__(self:Weight, memo):
+    make,args,state = self.__reduce_ex__(2)[:3]
+    new = memo[id(self)] = make(*args)
+    new.__setstate__({**deepcopy(state, memo), 'passive':True})
+    return new
 
+# %% ../../nbs/202_weights.weight.ipynb #977adb5f
+@patch
+def whole(self:Weight, grad=None):
+    "The weight as a dense tensor that scores may read, with the gradient `grad`"
+    return self.view(self.p.detach(), grad)
+
+@patch
+def at(self:Weight, idx, grad=False):
+    "The weights at `idx` as a vector, with the entries of the dense gradient there if `grad`"
+    return self.view(self.whole().reshape(-1).index_select(0, idx), self.dense_grad().reshape(-1).index_select(0, idx) if grad else None)
+
+@patch
+def view(self:Weight, t, grad):
+    t.grad,t.owner = grad,self  # `opt_state` of the view is that of the parameter
+    return t
+
+@patch
+def gradient(self:Weight, dense):
+    "The arguments of `GradAverage.add`"
+    if dense: follow_all([self])
+    return self.dense_grad() if dense else self.grad,
+
+# %% ../../nbs/202_weights.weight.ipynb #905ce6ee
 _kinds = []
 
 def register_kind(
@@ -109,54 +135,14 @@ def gathered(
     if not hasattr(t, 'full_tensor'): return t
     return t.to(torch.uint8).full_tensor().to(t.dtype) if t.dtype==torch.bool else t.full_tensor()
 
-# %% ../../nbs/202_weights.weight.ipynb #977adb5f
-@patch
-def whole(self:Weight, grad=None):
-    "The weight as a dense tensor that scores may read, with the gradient `grad`"
-    return self.view(self.p.detach(), grad)
-
-@patch
-def at(self:Weight, idx, grad=False):
-    "The weights at `idx` as a vector, with the entries of the dense gradient there if `grad`"
-    return self.view(self.whole().reshape(-1).index_select(0, idx), self.grad_at(idx) if grad else None)
-
-@patch
-def grad_at(self:Weight, idx): return self.dense_grad().reshape(-1).index_select(0, idx)
-
-@patch
-def view(self:Weight, t, grad):
-    t.grad,t.owner = grad,self  # `opt_state` of the view is that of the parameter
-    return t
-
-@patch
-def dense_state(self:Weight, state): return state  # what `opt_state` shows of a view
-
-@patch
-def gradient(self:Weight, dense):
-    "The arguments of `GradAverage.add`"
-    if dense: follow_all([self])
-    return self.dense_grad() if dense else self.grad,
-
-@patch
-def full_mask(self:Weight): return self.mask
-
-@patch
-def agree(self:Weight, found): return found  # what all processes that hold a part of it say
-
-@patch
-def before_load(self:Weight, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
-
-@patch
-def n_live(self:Weight): return count_live(self.mask)
-
-@patch
-def checksum(self:Weight): return zlib.crc32(self.full_mask().detach().cpu().contiguous().numpy().tobytes())
-
-# %% ../../nbs/202_weights.weight.ipynb #905ce6ee
+# %% ../../nbs/202_weights.weight.ipynb #b35de09d
 @patch
 def watch(self:Weight, p):
     "Mask the gradients of the parameter `p` from now on"
-    self.refuse_tied(p)
+    other,mask = weight_of(p),self.mask
+    if other and other.module is not self.module and mask is not None and other.mask is not None and not mask.equal(other.mask):
+        raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has "
+            "another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
     self.release()
     self.watched,self.projected = p,None
     _known[id(p)] = weakref.ref(self, lambda ref, key=id(p): _forget(key, ref))
@@ -171,21 +157,13 @@ def hook(self:Weight, p):
         p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w.arrived(p))]
 
 @patch
-def refuse_tied(self:Weight, p):
-    "Raise a `ValueError` if `p` is also the parameter of another layer with another mask"
-    other = weight_of(p)
-    if other is None or other.module is self.module or self.mask is None or other.mask is None or self.mask.equal(other.mask): return
-    raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, "
-        "which has another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
-
-@patch
 def release(self:Weight):
     "Let the parameter go"
     for h in self.handles: h.remove()
     if self.watched is not None and weight_of(self.watched) is self: del _known[id(self.watched)]
     self.handles,self.watched = [],None
 
-# %% ../../nbs/202_weights.weight.ipynb #b35de09d
+# %% ../../nbs/202_weights.weight.ipynb #a9acd5e8
 @patch
 def wake(self:Weight):
     "Enforce the mask, of a copy too"
@@ -197,10 +175,9 @@ def become(self:Weight, kind, p=None):
     "Store the weight as this kind does, in the parameter `p`, or where the next projection finds it"
     kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_step','rate')}
     self.release()
-    self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name)
+    self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name, watched=p)
     vars(self).clear()
     self.__setstate__(state)
-    if p is not None: self.watch(p)
     for k,v in kept.items(): setattr(self, k, v)
 
 @patch
@@ -212,11 +189,12 @@ def remove(self:Weight):
     if not held: vars(self.module).pop('_weights', None)
     remove_hooks()
 
-# %% ../../nbs/202_weights.weight.ipynb #a9acd5e8
+# %% ../../nbs/202_weights.weight.ipynb #e53520a1
 def _before_step(opt, *args):
     base = base_opt(opt)
     ps = [p for group in base.param_groups for p in group['params']]
-    _look_for(ps)
+    for ref in list(_known.values()):
+        if (w := ref()) is not None: w.look(ps)
     ws = [w for p in ps if (w := weight_of(p)) is not None]
     for w in ws:
         w.before_step(opt)
@@ -233,47 +211,36 @@ def _after_step(opt, *args):
     for w in ws: w.settle(opt)  # the step may have made it
     known_state[opt] = base.state
 
-# %% ../../nbs/202_weights.weight.ipynb #e53520a1
-def _look_for(ps):
-    "Watch those of `ps` that stand in the place of masked ones, and refuse to step what a masked weight is computed from"
-    for ref in list(_known.values()):
-        if (w := ref()) is not None: w.look(ps)
-
 # %% ../../nbs/202_weights.weight.ipynb #6a02eb1e
-class _Wrapped:
-    "The method `step` of a class, with the weights' actions around it, until `remove()`"
-    def __init__(self, cls):
-        self.cls,self.was,step = cls,vars(cls).get('step'),cls.step
-        @wraps(step)
-        def f(self, *args, **kwargs):
-            _before_step(self)
-            res = step(self, *args, **kwargs)
-            _after_step(self)
-            return res
-        self.own = cls.step = f
+def _wrap(cls):
+    "Let weights act around the method `step` of a class, until the function that is returned is called"
+    step = cls.step
+    @wraps(step)
+    def with_weights(self, *args, **kwargs):
+        _before_step(self)
+        res = step(self, *args, **kwargs)
+        _after_step(self)
+        return res
+    def undo():
+        if cls.step is with_weights: cls.step = step
+    cls.step = with_weights
+    return undo
 
-    def remove(self):
-        if vars(self.cls).get('step') is not self.own: return
-        if self.was is None: del self.cls.step
-        else: self.cls.step = self.was
-
-# %% ../../nbs/202_weights.weight.ipynb #a3e64875
-_hooks,_wrapped = [],[]
+_hooks,_wrapped = [],[]  # functions that remove them
 
 def add_hooks():
     "Call weights around each optimizer's step, and where parameters are assigned, from now on"
     if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)))
-        _hooks.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)))
-        _hooks.append(register_module_parameter_registration_hook(_registered))
+        added = (register_optimizer_step_pre_hook(_disable_dynamo(_before_step)), register_optimizer_step_post_hook(_disable_dynamo(_after_step)),
+            register_module_parameter_registration_hook(_registered))
+        _hooks.extend(h.remove for h in added)
     fastai = sys.modules.get('fastai.optimizer')
-    if _wrapped or not hasattr(fastai, 'OptimWrapper'): return  # not imported, or not to its end
-    _wrapped.extend(map(_Wrapped, (fastai.Optimizer, fastai.Lookahead)))
+    if not _wrapped and hasattr(fastai, 'OptimWrapper'): _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))  # imported, to its end
 
 def remove_hooks():
     "Remove the hooks with the last weight"
-    for o in () if _known else (_hooks,_wrapped):
-        while o: o.pop().remove()
+    for undo in () if _known else (_hooks,_wrapped):
+        while undo: undo.pop()()
 
 def _forget(key, ref):
     if _known.get(key) is ref: del _known[key]
@@ -320,9 +287,7 @@ class Masked(Weight):
             self.watch(p)
             self.project()
 
-    def follow(self, p):
-        "The parameter `p` was assigned to the module"
-        self.watch(p)
+    def follow(self, p): self.watch(p)  # it was assigned to the module
 
     def look(self, ps):
         "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
@@ -333,8 +298,8 @@ class Masked(Weight):
 
     def zero_dead(self, inplace=True):
         "Zero dead weights, in the parameter's storage or in a new one"
-        if inplace: zero_dead_(self.p, self.mask)
-        else: self.p.data = zero_dead_(self.p.data.clone(), self.mask)
+        if not inplace: self.p.data = self.p.data.clone()
+        zero_dead_(self.p, self.mask)
 
     def traced(self):
         "Project in operations that a compiler follows"
@@ -502,13 +467,13 @@ def refuse_lost(
     name:str, # The same, in the model
 ):
     "Raise a `ValueError` if the weight `attr` was made sparse, and its mask has no effect any more"
-    name,shown = name or attr,f'{attr}_sparsity' in m._buffers
-    mask_gone = f"sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
-    for a,what,undo in computed_weights(m):
-        if a!=attr or attr in m._parameters: continue
-        if what=='is pruned': undo = f"{undo} and then {mask_gone}, since its mask took the place of the one it had"
-        raise ValueError(f"{name} was made sparse, and {what} since then, so that it is computed and dead weights come back: "
-            f"call {undo}, or unsparsify(model) to train it dense")
-    if shown and attr in m._parameters and f'{attr}_mask' not in m._buffers:
+    name,is_there = name or attr,attr in m._parameters
+    way = f"call sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
+    lost = None if is_there else first(o for o in computed_weights(m) if o[0]==attr)
+    if lost:
+        after = f" and then {way[5:]}, since its mask took the place of the one it had" if lost[1]=='is pruned' else ''
+        raise ValueError(f"{name} was made sparse, and {lost[1]} since then, so that it is computed and dead weights come back: "
+            f"call {lost[2]}{after}, or unsparsify(model) to train it dense")
+    if is_there and f'{attr}_sparsity' in m._buffers and f'{attr}_mask' not in m._buffers:
         raise ValueError(f"{name} was made sparse, and its mask was taken away (torch.nn.utils.prune.remove does so): "
-            f"call {mask_gone} to keep its zeros, or unsparsify(model) to train it dense")
+            f"{way} to keep its zeros, or unsparsify(model) to train it dense")
