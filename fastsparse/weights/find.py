@@ -90,23 +90,17 @@ def copy_masks(
         zero_dead_(w.p, w.mask)
 
 # %% ../../nbs/203_weights.find.ipynb #5848f3c3
-def refuse_learned(
-    os:list, # `Weight`s
-):
+def refuse_learned(ws:list): # `Weight`s
     "Raise a `ValueError` if one of the masks is learned"
-    if o := first(o for o in os if o.learned): raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
+    if w := first(w for w in ws if w.learned): raise ValueError(f"{w.name} has a learned mask: call fold_masks(model) first")
 
-def refuse_computed(
-    model:nn.Module, # Any module
-):
+def refuse_computed(model:nn.Module):
     "Raise a `ValueError` if a weight of `model` was made sparse, and its mask has no effect any more"
     for name,m in model.named_modules():
         for attr in {*vars(m).get('_weights', ()), *(k.removesuffix('_sparsity') for k in m._buffers if k.endswith('_sparsity'))}:
             refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
 
-def param_names(
-    module:nn.Module, # Any module
-) -> dict: # A parameter's id → all its names, the first one first
+def param_names(module:nn.Module) -> dict: # A parameter's id → all its names, the first one first
     "The names of a module's parameters"
     names = {}
     for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)

@@ -57,9 +57,9 @@ class DenseGradient:
         "Are there terms, and was `grad`, the gradient of live weights, not set to zero since they came?"
         return bool(self.terms) and grad is not None and bool(grad.any() or not self.live_grad.any())
 
-    def add(self, term, live):
+    def add(self, term, live, place=None):
         "Add what a backward pass has added to a gradient whose live values are `live` now"
-        self.terms.append(term)
+        self.terms,self.place = [*self.terms, term],place
         first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
         size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
         if len(self.terms)>1 and n>=size: self.terms = [self.summed()]

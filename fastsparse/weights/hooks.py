@@ -16,16 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from warnings import warn
 
 # %% ../../nbs/205_weights.hooks.ipynb #fb55d046
-def weights_in(
-    model:nn.Module, # Any module
-) -> list: # `Weight`s, tied ones once
+def weights_in(model:nn.Module) -> list: # `Weight`s, tied ones once
     "The weights that the modules of `model` hold"
     return list({id(w):w for m in model.modules() for w in vars(m).get('_weights', {}).values()}.values())
 
 # %% ../../nbs/205_weights.hooks.ipynb #d64695a3
-def traced_projection(
-    model:nn.Module, # A model that is being compiled
-):
+def traced_projection(model:nn.Module): # One that is being compiled
     "Project the weights of `model`, in operations that a compiler follows"
     for m in model.modules():
         for w in m.__dict__.get('_weights', {}).values():
@@ -59,9 +55,7 @@ class MaskHooks:
         for w in ws:
             if w.watched is not None: w.project()
 
-def before_state(
-    module:nn.Module, # A module whose state is about to be read
-):
+def before_state(module:nn.Module): # One whose state is about to be read
     "Mask what others wrote"
     for h in list(module._forward_pre_hooks.values()):
         if isinstance(h, MaskHooks): h.project(module)
@@ -132,30 +126,21 @@ def check_load(self:MaskHooks, module, state, prefix, about, *args):
     for w in held: w.before_load(state.get(f'{prefix}{w.name}_mask'), about.get('assign_to_params_buffers'))
 
 # %% ../../nbs/205_weights.hooks.ipynb #db7355dd
-def owner(
-    h, # A hook of a module
-):
+def owner(h): # A hook of a module
     "The object whose method a hook is, or the hook itself"
     h = getattr(h, 'hook', h)  # torch wraps some
     return getattr(h, '__self__', h)
 
-def serves_masks(
-    h, # A hook of a module
-) -> bool:
+def serves_masks(h) -> bool: # A hook of a module
     "Is it a hook of this library that enforces masks?"
     return isinstance(owner(h), MaskHooks)
 
-def mask_hooks(
-    model:nn.Module, # Any module
-) -> list: # The `MaskHooks` on it and on its submodules
+def mask_hooks(model:nn.Module) -> list: # The `MaskHooks` on it and on its submodules
     "The hooks that enforce the masks of `model`"
     hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values())]
     return list({id(h):h for h in map(owner, hooks) if isinstance(h, MaskHooks)}.values())
 
-def unhook(
-    model:nn.Module, # A module
-    hook:MaskHooks, # The hook to remove
-):
+def unhook(model:nn.Module, hook:MaskHooks):
     "Remove the hook from `model` and its parts"
     for m in model.modules():
         for hooks in (m._forward_pre_hooks, m._load_state_dict_post_hooks, m._load_state_dict_pre_hooks, m._state_dict_pre_hooks):

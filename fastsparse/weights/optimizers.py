@@ -14,9 +14,7 @@ from ..core.optimizers import base_opt,is_fastai,opt_state
 _keep_zero = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
     torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD)
 
-def keeps_zero(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-) -> bool:
+def keeps_zero(opt) -> bool: # A fastai or torch optimizer, or a wrapper of one
     "Is `opt` known to leave a weight and its state at zero where both are zero and so is the gradient?"
     base = base_opt(opt)
     if is_fastai(base): known = all(getattr(getattr(f, 'func', f), '__module__', '')=='fastai.optimizer' for f in base.cbs)

@@ -25,9 +25,7 @@ from warnings import warn
 # %% ../../nbs/202_weights.weight.ipynb #46a93515
 _known = {}  # a weak reference to each `Weight`, by its parameter's id
 
-def weight_of(
-    p:torch.Tensor, # A parameter
-): # A `Weight`, or None
+def weight_of(p:torch.Tensor): # A `Weight`, or None
     "The `Weight` of the parameter `p`"
     ref = _known.get(id(p))
     w = None if ref is None else ref()
@@ -120,17 +118,13 @@ def kind_of(module, attr):
     "The class of the `Weight` of a parameter that is stored dense"
     return first(_kinds, lambda o: o.matches(module, attr)) or Masked
 
-def notice(
-    model:nn.Module, # Any module
-):
+def notice(model:nn.Module):
     "Let each kind of weights look for parameters that match it"
     plug_in()
     for kind in _kinds: kind.notice(model)
 
 @torch.no_grad()
-def gathered(
-    t:torch.Tensor, # Any tensor
-) -> torch.Tensor: # Plain
+def gathered(t:torch.Tensor) -> torch.Tensor: # Plain
     "All of `t`, from all processes that hold a part of it"
     if not hasattr(t, 'full_tensor'): return t
     return t.to(torch.uint8).full_tensor().to(t.dtype) if t.dtype==torch.bool else t.full_tensor()
@@ -326,8 +320,8 @@ def arrived(self:Masked, p):
 @patch
 def _keep(self:Masked, term, grad):
     "Add `term` to the dense gradient that belongs to the masked `grad`"
-    self.dense.add(term, self.live_grad(grad))
-    self.dense.place,self.came = grad.data_ptr(),None
+    self.dense.add(term, self.live_grad(grad), grad.data_ptr())
+    self.came = None
 
 @patch
 def live_grad(self:Masked, grad):
@@ -335,9 +329,7 @@ def live_grad(self:Masked, grad):
     return grad.detach()[self.mask] if grad.is_cpu else grad.detach().reshape(-1)
 
 # %% ../../nbs/202_weights.weight.ipynb #6aa56403
-def mask_grads(
-    ws:list, # `Weight`s
-):
+def mask_grads(ws:list): # `Weight`s
     "Mask the gradients of the coming step, and keep dense ones that were assigned if an update will read them"
     held = [(w, grad) for w in ws if w.plain and w.mask is not None and not w.dense_history and (grad := w.watched.grad) is not None]
     asked = [(w, grad, (grad.detach().ne(0)&~w.mask).any()) for w,grad in held if w.wants_dense and w.dense.place!=grad.data_ptr()]
@@ -384,9 +376,7 @@ def scale_step(self:Weight):
     if before is not None: self.watched.copy_(before.lerp_(self.watched.detach(), self.rate))
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
-def follow_all(
-    ws:list, # Weights of a model
-):
+def follow_all(ws:list): # `Weight`s
     "Let the dense gradients follow what was done to the masked ones; `dense_grad` reads them then"
     mask_grads([w for w in ws if w.plain])
     held = [w for w in ws if w.plain and not w.dense_history and w.dense.terms and w.watched.grad is not None]
@@ -403,9 +393,7 @@ def dense_grad(self:Masked):
     if grad is None or self.dense_history or not self.dense.terms: return grad
     return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype))
 
-def warn_of_replaced(
-    w:Weight, # The weight
-):
+def warn_of_replaced(w:Weight):
     "Warn that an update reads gradients of dead weights that don't belong to those of live ones"
     warn(f"the gradient of {w.name} was replaced after its backward, and an update reads gradients of dead weights: "
         "it takes those of the last backward; assign a dense gradient to replace those too")
@@ -448,9 +436,7 @@ def load_grad_state(self:Masked, state):
     mask_grads([self])
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
-def computed_weights(
-    m:nn.Module, # A module
-) -> list: # Tuples: its name in `m`, what is wrong, and the call that undoes it
+def computed_weights(m:nn.Module) -> list: # Tuples: its name in `m`, what is wrong, and the call that undoes it
     "Weights of `m` that are computed from its other parameters"
     found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')")
         for a in getattr(m, 'parametrizations', ())]
@@ -461,12 +447,8 @@ def computed_weights(
         else: found.append((a, 'is pruned', f"torch.nn.utils.prune.remove(module, '{a}')"))
     return found
 
-def refuse_lost(
-    m:nn.Module, # A module
-    attr:str, # The name of its parameter
-    name:str, # The same, in the model
-):
-    "Raise a `ValueError` if the weight `attr` was made sparse, and its mask has no effect any more"
+def refuse_lost(m:nn.Module, attr:str, name:str):
+    "Raise a `ValueError` if the weight `attr` of `m`, in the model `name`, was made sparse, and its mask has no effect any more"
     name,is_there = name or attr,attr in m._parameters
     way = f"call sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
     lost = None if is_there else first(o for o in computed_weights(m) if o[0]==attr)
