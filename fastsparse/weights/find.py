@@ -29,11 +29,11 @@ def masked_params(
             mask = f'{attr}_mask'
             if p is None or mask not in m._buffers or m._buffers[mask] is None: continue  # scripted modules have no `get`
             kind = kind_of(m, attr)
-            p = kind.param_of(m, attr)
+            p = kind._param_of(m, attr)
             if id(p) in found: continue
             held = vars(m).setdefault('_weights', {})
             w = found[id(p)] = held[attr] = held.get(attr) or kind(m, attr)
-            if not w.may_stay(kind): w.become(kind)
+            if not w._may_stay(kind): w.become(kind)
             w.name = f'{prefix}.{attr}'.lstrip('.')
             _check_mask(w)
     return list(found.values())
@@ -72,7 +72,7 @@ def apply_masks(
     "Set every dead weight of `module` to zero, except under learned masks, where dead weights keep values"
     need_bools(inplace=inplace)
     for o in masked_params(module):
-        if not o.learned: o.zero_dead(inplace)
+        if not o.learned: o._zero_dead(inplace)
 
 # %% ../../nbs/203_weights.find.ipynb #6236c3e6
 @torch.no_grad()

@@ -26,7 +26,7 @@ def traced_projection(model:nn.Module): # One that is being compiled
     for m in model.modules():
         for w in m.__dict__.get('_weights', {}).values():
             with torch.no_grad():
-                if w.module is m: w.traced()
+                if w.module is m: w._traced()
 
 class MaskHooks:
     "The forward pre-hook on the root of a model; it projects the weights whose masks it enforces"
@@ -123,7 +123,7 @@ def check_load(self:MaskHooks, module, state, prefix, about, *args):
     held,names = [w for w in masked_params(module) if self.is_held(w) and not w.learned],param_names(module)
     for w in held: refuse_load(w, state, [prefix+n for n in names.get(id(w.p), [w.name])], f'{prefix}{w.name}_mask')
     self.rested = False
-    for w in held: w.before_load(state.get(f'{prefix}{w.name}_mask'), about.get('assign_to_params_buffers'))
+    for w in held: w._before_load(state.get(f'{prefix}{w.name}_mask'), about.get('assign_to_params_buffers'))
 
 # %% ../../nbs/205_weights.hooks.ipynb #db7355dd
 def owner(h): # A hook of a module

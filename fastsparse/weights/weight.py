@@ -55,14 +55,14 @@ class Weight:
     def checksum(self): return zlib.crc32(self.full_mask().detach().cpu().contiguous().numpy().tobytes())
 
     # what kinds of storage do in their own way
-    param_of = staticmethod(lambda module, attr: module._parameters.get(attr))
+    _param_of = staticmethod(lambda module, attr: module._parameters.get(attr))
     own_part = staticmethod(lambda p, t: t)  # the entries of `t`, a tensor of the whole shape, that `p` holds
     check = staticmethod(lambda p: None)  # a `ValueError` if masks of `p` can't be moved
-    def may_stay(self, kind): return type(self) is kind
+    def _may_stay(self, kind): return type(self) is kind
     def full_mask(self): return self.mask
     def dense_state(self, state): return state  # what `opt_state` shows of a view
     def agree(self, found): return found  # what all processes that hold a part of it say
-    def before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
+    def _before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
 
 # %% ../../nbs/202_weights.weight.ipynb #e522b88a
 @patch
@@ -72,9 +72,9 @@ def __getstate__(self:Weight): return {k:getattr(self, k) for k in ('module','at
 def __setstate__(self:Weight, state):
     vars(self).update(state)
     p,self.watched = vars(self).pop('watched', None),None
-    self.handles,self.dense,self.wants_dense,self.came = [],DenseGradient(),False,None  # what a backward pass is about to add
-    self.projected = self.before = None  # the `mask_stamp` of the last projection; the weight before a step, if it has a rate
-    if p is not None: self.watch(p)
+    self._handles,self.dense,self.wants_dense,self._came = [],DenseGradient(),False,None  # what a backward pass is about to add
+    self._projected = self._before = None  # the `_mask_stamp` of the last projection; the weight before a step, if it has a rate
+    if p is not None: self._watch(p)
 
 @patch
 def __deepcopy__(self:Weight, memo):
@@ -131,31 +131,31 @@ def gathered(t:torch.Tensor) -> torch.Tensor: # Plain
 
 # %% ../../nbs/202_weights.weight.ipynb #b35de09d
 @patch
-def watch(self:Weight, p):
+def _watch(self:Weight, p):
     "Mask the gradients of the parameter `p` from now on"
     other,mask = weight_of(p),self.mask
     if other and other.module is not self.module and mask is not None and other.mask is not None and not mask.equal(other.mask):
         raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has "
             "another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
-    self.release()
-    self.watched,self.projected = p,None
+    self._release()
+    self.watched,self._projected = p,None
     _known[id(p)] = weakref.ref(self, lambda ref, key=id(p): _forget(key, ref))
     add_hooks()
-    if p.requires_grad: self.hook(p)
+    if p.requires_grad: self._hook(p)
 
 @patch
-def hook(self:Weight, p):
+def _hook(self:Weight, p):
     "Hook the gradient of `p`"
     ref = weakref.ref(self)
-    self.handles = [p.register_hook(lambda g: (w := ref()) and w.coming(g, w.watched.grad)),
-        p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w.arrived(p))]
+    self._handles = [p.register_hook(lambda g: (w := ref()) and w._coming(g, w.watched.grad)),
+        p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w._arrived(p))]
 
 @patch
-def release(self:Weight):
+def _release(self:Weight):
     "Let the parameter go"
-    for h in self.handles: h.remove()
+    for h in self._handles: h.remove()
     if self.watched is not None and weight_of(self.watched) is self: del _known[id(self.watched)]
-    self.handles,self.watched = [],None
+    self._handles,self.watched = [],None
 
 # %% ../../nbs/202_weights.weight.ipynb #a9acd5e8
 @patch
@@ -168,7 +168,7 @@ def wake(self:Weight):
 def become(self:Weight, kind, p=None):
     "Store the weight as this kind does, in the parameter `p`, or where the next projection finds it"
     kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_step','rate')}
-    self.release()
+    self._release()
     self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name, watched=p)
     vars(self).clear()
     self.__setstate__(state)
@@ -177,7 +177,7 @@ def become(self:Weight, kind, p=None):
 @patch
 def remove(self:Weight):
     "Stop enforcing the mask"
-    self.release()
+    self._release()
     held = vars(self.module).get('_weights', {})
     if held.get(self.attr) is self: del held[self.attr]
     if not held: vars(self.module).pop('_weights', None)
@@ -188,21 +188,21 @@ def _before_step(opt, *args):
     base = base_opt(opt)
     ps = [p for group in base.param_groups for p in group['params']]
     for ref in list(_known.values()):
-        if (w := ref()) is not None: w.look(ps)
+        if (w := ref()) is not None: w._look(ps)
     ws = [w for p in ps if (w := weight_of(p)) is not None]
     for w in ws:
         w.before_step(opt)
         if w.on_step is not None: w.on_step(base, w)
     mask_grads(ws)
     if known_state.get(opt) is not base.state:
-        for w in ws: w.settle(opt)
+        for w in ws: w._settle(opt)
 
 def _after_step(opt, *args):
     base,known = base_opt(opt),keeps_zero(opt)
     ws = [w for group in base.param_groups for p in group['params'] if (w := weight_of(p)) is not None]
     for w in ws: w.after_step(opt, known)
     if not ws or known_state.get(opt) is base.state: return
-    for w in ws: w.settle(opt)  # the step may have made it
+    for w in ws: w._settle(opt)  # the step may have made it
     known_state[opt] = base.state
 
 # %% ../../nbs/202_weights.weight.ipynb #6a02eb1e
@@ -243,11 +243,11 @@ def _forget(key, ref):
 def _registered(module, name, p):
     "The parameter `p` is about to be assigned to `module`"
     w = vars(module).get('_weights', {}).get(name)
-    if w is not None and w.module is module and isinstance(p, nn.Parameter) and p is not w.watched and w.mask is not None: w.follow(p)
+    if w is not None and w.module is module and isinstance(p, nn.Parameter) and p is not w.watched and w.mask is not None: w._follow(p)
 
 # %% ../../nbs/202_weights.weight.ipynb #813b50c1
 @patch(as_prop=True)
-def mask_stamp(self:Weight):
+def _mask_stamp(self:Weight):
     "A value that changes when the mask is replaced or written to, or when its history is masked again"
     own = local_part(self.mask)
     return own.data_ptr(),None if own.is_inference() else own._version+self.mask._version,self.dense_history
@@ -257,74 +257,74 @@ class Masked(Weight):
     def project(self):
         "Zero what was written to dead weights; if the mask moved, zero their optimizer state too"
         p,mask = self.p,self.mask
-        if p is not self.watched or mask is None: return self.lost(p, mask)
+        if p is not self.watched or mask is None: return self._lost(p, mask)
         if p.requires_grad:
-            if not self.handles: self.hook(p)  # it was frozen
+            if not self._handles: self._hook(p)  # it was frozen
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks  # `swap_tensors` loses them
         if self.passive: return
         project_(p, mask)
-        if self.projected==(now := self.mask_stamp): return
-        for opt in optimizers_of(p): self.settle(opt)
-        self.projected = now
+        if self._projected==(now := self._mask_stamp): return
+        for opt in optimizers_of(p): self._settle(opt)
+        self._projected = now
 
-    def settle(self, opt):
+    def _settle(self, opt):
         "Zero the state of dead weights in `opt`, except second moments that `lift_dead` has made"
         p,mask = self.watched,self.mask
         under_root = {id(t) for t in second_moments(opt, p)}
         for t in slow_weights(opt, p) if self.dense_history else state_tensors(opt, p):
             project_(t, mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny) if id(t) in under_root else mask)
 
-    def lost(self, p, mask):
+    def _lost(self, p, mask):
         "There is no such parameter or mask now, or another one"
         if p is None or mask is None: refuse_lost(self.module, self.attr, self.name)
         elif self.watched is None:  # else `functional_call` has put another tensor there for a while
-            self.watch(p)
+            self._watch(p)
             self.project()
 
-    def follow(self, p): self.watch(p)  # it was assigned to the module
+    def _follow(self, p): self._watch(p)  # it was assigned to the module
 
-    def look(self, ps):
+    def _look(self, ps):
         "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
         p = self.module._parameters.get(self.attr)
         if p is self.watched: return
-        if p is not None and any(p is q for q in ps): self.watch(p)
+        if p is not None and any(p is q for q in ps): self._watch(p)
         elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
 
-    def zero_dead(self, inplace=True):
+    def _zero_dead(self, inplace=True):
         "Zero dead weights, in the parameter's storage or in a new one"
         if not inplace: self.p.data = self.p.data.clone()
         zero_dead_(self.p, self.mask)
 
-    def traced(self):
+    def _traced(self):
         "Project in operations that a compiler follows"
         p,mask = self.module._parameters[self.attr],self.module._buffers[self.attr+'_mask']
         if not self.passive: p.copy_(torch.where(mask, p, 0.))
 
 # %% ../../nbs/202_weights.weight.ipynb #0c2574f7
 @patch
-def coming(self:Masked, grad, before):
+def _coming(self:Masked, grad, before):
     "A backward pass is about to add `grad` to the gradient `before`, if there is one"
     if self.wants_dense:
         if not self.dense.fits(before): self.dense.clear()
-        self.came = grad.detach().clone()
+        self._came = grad.detach().clone()
     if torch.is_grad_enabled() and not self.dense_history and self.mask is not None: return grad*self.mask  # it will be differentiated
 
 @patch
-def arrived(self:Masked, p):
+def _arrived(self:Masked, p):
     "A backward pass has completed the gradient"
     now,mask = self.p,self.mask
-    if now is not p: self.lost(now, mask)
+    if now is not p: self._lost(now, mask)
     if not self.dense_history and mask is not None: mask_grad_(p.grad, mask)
-    if self.wants_dense and self.came is not None: self._keep(self.came, p.grad)
+    if self.wants_dense and self._came is not None: self._keep(self._came, p.grad)
 
 @patch
 def _keep(self:Masked, term, grad):
     "Add `term` to the dense gradient that belongs to the masked `grad`"
-    self.dense.add(term, self.live_grad(grad), grad.data_ptr())
-    self.came = None
+    self.dense.add(term, self._live_grad(grad), grad.data_ptr())
+    self._came = None
 
 @patch
-def live_grad(self:Masked, grad):
+def _live_grad(self:Masked, grad):
     "The live values, or on other devices than the CPU the whole masked gradient, since nobody waits for their number there"
     return grad.detach()[self.mask] if grad.is_cpu else grad.detach().reshape(-1)
 
@@ -335,13 +335,13 @@ def mask_grads(ws:list): # `Weight`s
     asked = [(w, grad, (grad.detach().ne(0)&~w.mask).any()) for w,grad in held if w.wants_dense and w.dense.place!=grad.data_ptr()]
     for group in groupby(asked, lambda o: o[1].device).values():
         for (w,grad,_),is_dense in zip(group, torch.stack([o[2] for o in group]).tolist()):
-            if is_dense: w.take(grad)
+            if is_dense: w._take(grad)
     for w,grad in held: project_(grad, w.mask)
     for w in ws:
-        if not w.plain: w.mask_grad()
+        if not w.plain: w._mask_grad()
 
 @patch
-def take(self:Masked, grad):
+def _take(self:Masked, grad):
     "Keep `grad`, which came by itself, as the dense gradient, and mask it"
     self.dense.clear()
     self._keep(grad.detach().clone(), project_(grad, self.mask))
@@ -351,28 +351,28 @@ def take(self:Masked, grad):
 def before_step(self:Masked, opt):
     "The optimizer `opt` is about to step the parameter"
     self.wake()
-    self.mark()
+    self._mark()
 
 @patch
 def after_step(self:Masked, opt, known):
     "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
     p,mask = self.watched,self.mask
     if mask is None: return
-    self.scale_step()
+    self._scale_step()
     if not known: self.slow_optimizer = type(base_opt(opt)).__name__
     if not known or self.dense_history:
         project_(p, mask)
-        self.settle(opt)
+        self._settle(opt)
     if known and not self.dense_history: lift_dead(opt, p, mask)
 
 @patch
-def mark(self:Weight): self.before = None if self.rate==1 else self.watched.detach().clone()
+def _mark(self:Weight): self._before = None if self.rate==1 else self.watched.detach().clone()
 
 @patch
 @torch.no_grad()
-def scale_step(self:Weight):
+def _scale_step(self:Weight):
     "Go `rate` of the way from the weight before the step"
-    before,self.before = self.before,None
+    before,self._before = self._before,None
     if before is not None: self.watched.copy_(before.lerp_(self.watched.detach(), self.rate))
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
@@ -380,7 +380,7 @@ def follow_all(ws:list): # `Weight`s
     "Let the dense gradients follow what was done to the masked ones; `dense_grad` reads them then"
     mask_grads([w for w in ws if w.plain])
     held = [w for w in ws if w.plain and not w.dense_history and w.dense.terms and w.watched.grad is not None]
-    for group in groupby([(w, w.live_grad(w.watched.grad)) for w in held], lambda o: o[1].device).values():
+    for group in groupby([(w, w._live_grad(w.watched.grad)) for w in held], lambda o: o[1].device).values():
         found = scale_since([w.dense.live_grad.to(live.dtype) for w,live in group], [live for _,live in group])
         for (w,live),(scale,fits,some) in zip(group, found.tolist()):
             if not (some or fits): w.dense.clear()  # it was set to zero
@@ -410,13 +410,13 @@ def put(self:Masked, gone, new, opt, start=None):
     for t in (h for o in opts for h in grad_history(o, p)): put_(t, new if self.dense_history else changed, 0)
     if len(gone) and not self.dense_history:
         for o in opts: lift_dead(o, p, self.mask, int(gone[0]))
-    if self.before is not None: self.mark()
-    self.projected = self.mask_stamp
+    if self._before is not None: self._mark()
+    self._projected = self._mask_stamp
     if grad is None or self.dense_history: return
     put_(grad, gone, 0)
     if not self.dense.terms: return
     grad.put_(new, self.dense.summed().take(new).to(grad.dtype))
-    self.dense.fit_to(self.live_grad(grad))
+    self.dense.fit_to(self._live_grad(grad))
 
 # %% ../../nbs/202_weights.weight.ipynb #9cee0003
 @patch
@@ -432,7 +432,7 @@ def load_grad_state(self:Masked, state):
     if grad is not None and grad._is_view(): grad = grad.clone()  # fastai detaches gradients in place
     self.watched.grad = grad
     if grad is None: return
-    if self.wants_dense: self.take(grad)
+    if self.wants_dense: self._take(grad)
     mask_grads([self])
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
