@@ -22,7 +22,7 @@ _way_out = "call remove() of the report of sparse_compute, or store_dense(model)
 class Live(Weight):
     "A parameter that stores its live values, in the order of the mask"
     kind,summary_note,locked_reason,plain = 'rows','live weights only',f'is stored sparse: {_way_out}, first',False
-    _handles = ()
+    handles = ()
     places = None  # of the gradient, as an average of gradients reads them
 
     def __reduce__(self): return Masked.__new__,(Masked,),self.__getstate__()  # a copy is dense, under a mask
@@ -75,7 +75,7 @@ def store_live(
     "Store the live values of a masked parameter only"
     p,grad,index = w.watched,w.grad_state()['grad'],SparseIndex(w.mask)
     become(p, LiveParameter(Cell(p.detach().reshape(-1)[index.places], index, p.shape)))
-    w.become(Live, p)
+    w._become(Live, p)
     for opt in opts: known_state.setdefault(opt)  # it will be asked for its state
     for opt in optimizers_of(p): w._settle(opt)
     if grad is not None: w.load_grad_state(dict(grad=grad))
@@ -92,7 +92,7 @@ def store_masked(
     become(p, p.cell.dense())
     for state in (base_opt(opt).state for opt in optimizers_of(p)):
         if p in state: state[p] = w.dense_state(state[p])
-    w.become(Masked, p)
+    w._become(Masked, p)
     w.project()
     w.load_grad_state(dict(grad=grad))
 
@@ -136,7 +136,7 @@ def project(self:Live):
     p = self.p
     if p is not self.watched or not isinstance(p, LiveTensor): return  # `functional_call` puts other tensors there temporarily
     if type(p) is LiveTensor: p.__class__ = LiveParameter  # `module.to` has swapped it
-    if p.requires_grad and not (self._handles and p._post_accumulate_grad_hooks): self._hook(p)
+    if p.requires_grad and not (self.handles and p._post_accumulate_grad_hooks): self._hook(p)
     if self._projected==(now := self._mask_stamp): return
     self.sync_to_mask()
     self._projected = now
@@ -180,13 +180,13 @@ def live_state(self:Live, state):
 
 # %% ../../nbs/516_live.weight.ipynb #665c3148
 @patch
-def whole(self:Live, grad=None): return self.view(self.p.cell.dense(), grad)
+def whole(self:Live, grad=None): return self._view(self.p.cell.dense(), grad)
 
 @patch
 def at(self:Live, idx, grad=False):
     same = len(idx)==len(self.index) and idx.equal(self.index.places)
     values = self.values.clone() if same else self.p.cell.dense().reshape(-1).index_select(0, idx)
-    return self.view(values, self.grad_at(idx) if grad else None)
+    return self._view(values, self.grad_at(idx) if grad else None)
 
 @patch
 def dense_state(self:Live, state): return {k:plain(t) if isinstance(t, LiveTensor) else t for k,t in state.items()}
@@ -208,7 +208,7 @@ def pieces(self:Live, n, grad):
         def zeros(): return self.values.new_zeros((rows.stop-i)*width)
         def part(term): return term[rows] if isinstance(term, torch.Tensor) else term[0][rows]@term[1].t()
         g = self.dense.summed(part).to(self.values.dtype) if known else zeros()
-        yield i*width,self.view(spread(zeros(), self.values), spread(g, given) if grad else None)
+        yield i*width,self._view(spread(zeros(), self.values), spread(g, given) if grad else None)
 
 # %% ../../nbs/516_live.weight.ipynb #31445d6e
 @patch

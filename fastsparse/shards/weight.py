@@ -75,7 +75,7 @@ class Sharded(Masked):
         dist.all_reduce(flag, dist.ReduceOp.MIN)
         return bool(flag)
 
-    def whole(self, grad=None): return self.view(gathered(self.p.detach()), grad)
+    def whole(self, grad=None): return self._view(gathered(self.p.detach()), grad)
     def dense_state(self, state): return {k:gathered(v) if isinstance(v, torch.Tensor) else v for k,v in state.items()}
     def full_mask(self): return gathered(self.mask)
 
@@ -90,7 +90,7 @@ class Sharded(Masked):
 
     def _hook(self, p):
         ref = weakref.ref(self)
-        self._handles = [p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w._arrived(p))]  # `fully_shard` calls it
+        self.handles = [p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w._arrived(p))]  # `fully_shard` calls it
 
     def _arrived(self, p):
         old,mask = self.dense.terms,local_part(self.mask)

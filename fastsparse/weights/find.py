@@ -33,7 +33,7 @@ def masked_params(
             if id(p) in found: continue
             held = vars(m).setdefault('_weights', {})
             w = found[id(p)] = held[attr] = held.get(attr) or kind(m, attr)
-            if not w._may_stay(kind): w.become(kind)
+            if not w._may_stay(kind): w._become(kind)
             w.name = f'{prefix}.{attr}'.lstrip('.')
             _check_mask(w)
     return list(found.values())

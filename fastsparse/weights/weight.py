@@ -72,7 +72,7 @@ def __getstate__(self:Weight): return {k:getattr(self, k) for k in ('module','at
 def __setstate__(self:Weight, state):
     vars(self).update(state)
     p,self.watched = vars(self).pop('watched', None),None
-    self._handles,self.dense,self.wants_dense,self._came = [],DenseGradient(),False,None  # what a backward pass is about to add
+    self.handles,self.dense,self.wants_dense,self._came = [],DenseGradient(),False,None  # what a backward pass is about to add
     self._projected = self._before = None  # the `_mask_stamp` of the last projection; the weight before a step, if it has a rate
     if p is not None: self._watch(p)
 
@@ -87,15 +87,15 @@ def __deepcopy__(self:Weight, memo):
 @patch
 def whole(self:Weight, grad=None):
     "The weight as a dense tensor that scores may read, with the gradient `grad`"
-    return self.view(self.p.detach(), grad)
+    return self._view(self.p.detach(), grad)
 
 @patch
 def at(self:Weight, idx, grad=False):
     "The weights at `idx` as a vector, with the entries of the dense gradient there if `grad`"
-    return self.view(self.whole().reshape(-1).index_select(0, idx), self.dense_grad().reshape(-1).index_select(0, idx) if grad else None)
+    return self._view(self.whole().reshape(-1).index_select(0, idx), self.dense_grad().reshape(-1).index_select(0, idx) if grad else None)
 
 @patch
-def view(self:Weight, t, grad):
+def _view(self:Weight, t, grad):
     t.grad,t.owner = grad,self  # `opt_state` of the view is that of the parameter
     return t
 
@@ -147,15 +147,15 @@ def _watch(self:Weight, p):
 def _hook(self:Weight, p):
     "Hook the gradient of `p`"
     ref = weakref.ref(self)
-    self._handles = [p.register_hook(lambda g: (w := ref()) and w._coming(g, w.watched.grad)),
+    self.handles = [p.register_hook(lambda g: (w := ref()) and w._coming(g, w.watched.grad)),
         p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w._arrived(p))]
 
 @patch
 def _release(self:Weight):
     "Let the parameter go"
-    for h in self._handles: h.remove()
+    for h in self.handles: h.remove()
     if self.watched is not None and weight_of(self.watched) is self: del _known[id(self.watched)]
-    self._handles,self.watched = [],None
+    self.handles,self.watched = [],None
 
 # %% ../../nbs/202_weights.weight.ipynb #a9acd5e8
 @patch
@@ -165,7 +165,7 @@ def wake(self:Weight):
     self.project()
 
 @patch
-def become(self:Weight, kind, p=None):
+def _become(self:Weight, kind, p=None):
     "Store the weight as this kind does, in the parameter `p`, or where the next projection finds it"
     kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_step','rate')}
     self._release()
@@ -259,7 +259,7 @@ class Masked(Weight):
         p,mask = self.p,self.mask
         if p is not self.watched or mask is None: return self._lost(p, mask)
         if p.requires_grad:
-            if not self._handles: self._hook(p)  # it was frozen
+            if not self.handles: self._hook(p)  # it was frozen
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks  # `swap_tensors` loses them
         if self.passive: return
         project_(p, mask)
@@ -274,22 +274,6 @@ class Masked(Weight):
         for t in slow_weights(opt, p) if self.dense_history else state_tensors(opt, p):
             project_(t, mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny) if id(t) in under_root else mask)
 
-    def _lost(self, p, mask):
-        "There is no such parameter or mask now, or another one"
-        if p is None or mask is None: refuse_lost(self.module, self.attr, self.name)
-        elif self.watched is None:  # else `functional_call` has put another tensor there for a while
-            self._watch(p)
-            self.project()
-
-    def _follow(self, p): self._watch(p)  # it was assigned to the module
-
-    def _look(self, ps):
-        "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
-        p = self.module._parameters.get(self.attr)
-        if p is self.watched: return
-        if p is not None and any(p is q for q in ps): self._watch(p)
-        elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
-
     def _zero_dead(self, inplace=True):
         "Zero dead weights, in the parameter's storage or in a new one"
         if not inplace: self.p.data = self.p.data.clone()
@@ -299,6 +283,26 @@ class Masked(Weight):
         "Project in operations that a compiler follows"
         p,mask = self.module._parameters[self.attr],self.module._buffers[self.attr+'_mask']
         if not self.passive: p.copy_(torch.where(mask, p, 0.))
+
+# %% ../../nbs/202_weights.weight.ipynb #a75e11c7
+@patch
+def _lost(self:Masked, p, mask):
+    "There is no such parameter or mask now, or another one"
+    if p is None or mask is None: refuse_lost(self.module, self.attr, self.name)
+    elif self.watched is None:
+        self._watch(p)
+        self.project()
+
+@patch
+def _follow(self:Masked, p): self._watch(p)  # it was assigned to the module
+
+@patch
+def _look(self:Masked, ps):
+    "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
+    p = self.module._parameters.get(self.attr)
+    if p is self.watched: return
+    if p is not None and any(p is q for q in ps): self._watch(p)
+    elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
 
 # %% ../../nbs/202_weights.weight.ipynb #0c2574f7
 @patch
