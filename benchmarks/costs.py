@@ -169,7 +169,7 @@ def upkeep(model, rounds):
     for p in model.parameters(): p.grad = torch.ones_like(p)
     weights = [weight_of(p) for p,*_ in sparse_params(model)]
     def once():
-        for w in weights: w.arrived(w.p)
+        for w in weights: w._arrived(w.p)
     return 1e3*statistics.median(interleaved(dict(mask=once), rounds)['mask'])
 
 def growth(n, rounds):

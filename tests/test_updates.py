@@ -395,7 +395,7 @@ class Count(TorchDispatchMode):
 def elsewhere(monkeypatch):
     "Updates as on a device that the processor runs ahead of"
     monkeypatch.setattr(moves, '_alone', [])
-    monkeypatch.setattr(Masked, 'live_grad', lambda self, grad: grad.detach().reshape(-1))
+    monkeypatch.setattr(Masked, '_live_grad', lambda self, grad: grad.detach().reshape(-1))
 
 def counted(n, every=2):
     "Operations and waits of a RigL update of `n` layers; clipping has halved the gradients, so each finds the factor"

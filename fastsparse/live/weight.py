@@ -34,21 +34,27 @@ class Live(Weight):
 
     @wants_dense.setter
     def wants_dense(self, wanted):
+        self.pending = {}  # by backward pass: does it add to an earlier one? and its terms of the dense gradient
         if isinstance(self.watched, LiveParameter): self.watched.record = self.keep if wanted else None
 
     def keep(self, gT, xT=None):
         "Keep factors of the dense gradient, which a product hands over in a backward"
-        self.dense.add(self.p.grad, gT.flatten(1), xT)
+        self.pend(self.p.grad, gT.flatten(1), xT)
 
-    def look(self, ps): pass
+    def pend(self, before, gT, xT=None):
+        "Keep the term `gT@xT.t()`, or just `gT`, until its backward pass has completed the gradient, which was `before`"
+        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
+        self.pending.setdefault(torch._C._current_graph_task_id(), (self.dense.fits(before),[]))[1].append(term)
 
-    def may_stay(self, kind): return True
+    def _look(self, ps): pass
 
-    def traced(self): pass
+    def _may_stay(self, kind): return True
 
-    def zero_dead(self, inplace=True): pass
+    def _traced(self): pass
 
-    def before_load(self, mask, assigns):
+    def _zero_dead(self, inplace=True): pass
+
+    def _before_load(self, mask, assigns):
         "Let the mask of a file come first: values are taken at its places"
         if assigns:
             raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: "
@@ -56,7 +62,7 @@ class Live(Weight):
         if mask is not None and mask.shape==self.shape: self.mask.copy_(mask)
         self.project()
 
-    def follow(self, p): raise RuntimeError("the parameter of a layer that computes with live weights was replaced: "
+    def _follow(self, p): raise RuntimeError("the parameter of a layer that computes with live weights was replaced: "
         f"{_way_out}, before you do that")
 
 # %% ../../nbs/516_live.weight.ipynb #1a466b94
@@ -67,13 +73,13 @@ def store_live(
     opts=(), # The optimizers that hold its state
 ):
     "Store the live values of a masked parameter only"
-    p,grad,index = w.watched,w.dense_grad(),SparseIndex(w.mask)
+    p,grad,index = w.watched,w.grad_state()['grad'],SparseIndex(w.mask)
     become(p, LiveParameter(Cell(p.detach().reshape(-1)[index.places], index, p.shape)))
-    w.become(Live, p)
+    w._become(Live, p)
     for opt in opts: known_state.setdefault(opt)  # it will be asked for its state
-    for opt in optimizers_of(p): w.settle(opt)
+    for opt in optimizers_of(p): w._settle(opt)
     if grad is not None: w.load_grad_state(dict(grad=grad))
-    w.projected = w.mask_stamp
+    w._projected = w._mask_stamp
 
 @torch.inference_mode(False)
 @torch.no_grad()
@@ -86,7 +92,7 @@ def store_masked(
     become(p, p.cell.dense())
     for state in (base_opt(opt).state for opt in optimizers_of(p)):
         if p in state: state[p] = w.dense_state(state[p])
-    w.become(Masked, p)
+    w._become(Masked, p)
     w.project()
     w.load_grad_state(dict(grad=grad))
 
@@ -110,9 +116,9 @@ def sync_to_mask(self:Live, *opts):
     surviving,to = _survivors(old, new, self.mask)
     if len(surviving)==len(old)==len(new): return
     dense = self.dense if self.dense.fits(p.grad) else None
-    if dense: dense.rescale_like(self.live_grad(p.grad))
+    if dense: dense.rescale_like(self._live_grad(p.grad))
     opts = optimizers_of(p, *opts)
-    for opt in opts: self.settle(opt)
+    for opt in opts: self._settle(opt)
     ts = p,p.grad,*(t for opt in opts for t in (*opt_state(opt, p).values(), *slow_weights(opt, p)))
     for cell in {id(t.cell):t.cell for t in ts if isinstance(t, LiveTensor) and t.cell.index is old}.values():
         cell.values = cell.values.new_full((len(new),), cell.fill or 0.).scatter_(0, to, cell.values.index_select(0, surviving))
@@ -130,10 +136,10 @@ def project(self:Live):
     p = self.p
     if p is not self.watched or not isinstance(p, LiveTensor): return  # `functional_call` puts other tensors there temporarily
     if type(p) is LiveTensor: p.__class__ = LiveParameter  # `module.to` has swapped it
-    if p.requires_grad and not (self.handles and p._post_accumulate_grad_hooks): self.hook(p)
-    if self.projected==(now := self.mask_stamp): return
+    if p.requires_grad and not (self.handles and p._post_accumulate_grad_hooks): self._hook(p)
+    if self._projected==(now := self._mask_stamp): return
     self.sync_to_mask()
-    self.projected = now
+    self._projected = now
 
 @patch
 def put(self:Live, gone, new, opt, start=None):
@@ -141,21 +147,21 @@ def put(self:Live, gone, new, opt, start=None):
     put_(put_(self.mask, gone, False), new, True)
     self.sync_to_mask(opt)
     if start is not None: self.values.put_(torch.searchsorted(self.index.places, new), start.take(new).to(self.values))
-    if self.before is not None: self.mark()
-    self.projected = self.mask_stamp
+    if self._before is not None: self._mark()
+    self._projected = self._mask_stamp
 
 # %% ../../nbs/516_live.weight.ipynb #2d82d606
 @patch
 def before_step(self:Live, opt):
     "The optimizer `opt` is about to step the parameter"
     self.project()
-    self.mark()
+    self._mark()
 
 @patch
-def after_step(self:Live, opt, known): self.scale_step()
+def after_step(self:Live, opt, known): self._scale_step()
 
 @patch
-def settle(self:Live, opt):
+def _settle(self:Live, opt):
     "Make state live that was loaded dense"
     state = base_opt(opt).state
     if self.p in state: state[self.p] = self.live_state(state[self.p])
@@ -174,13 +180,13 @@ def live_state(self:Live, state):
 
 # %% ../../nbs/516_live.weight.ipynb #665c3148
 @patch
-def whole(self:Live, grad=None): return self.view(self.p.cell.dense(), grad)
+def whole(self:Live, grad=None): return self._view(self.p.cell.dense(), grad)
 
 @patch
 def at(self:Live, idx, grad=False):
     same = len(idx)==len(self.index) and idx.equal(self.index.places)
     values = self.values.clone() if same else self.p.cell.dense().reshape(-1).index_select(0, idx)
-    return self.view(values, self.grad_at(idx) if grad else None)
+    return self._view(values, self.grad_at(idx) if grad else None)
 
 @patch
 def dense_state(self:Live, state): return {k:plain(t) if isinstance(t, LiveTensor) else t for k,t in state.items()}
@@ -190,7 +196,7 @@ def dense_state(self:Live, state): return {k:plain(t) if isinstance(t, LiveTenso
 def pieces(self:Live, n, grad):
     "Rows of some `n` weights, each with the place of its first weight; with the dense gradient if `grad`"
     index,width,crow,places = self.index,self.index.shape[1],self.index.crow.tolist(),self.index.places
-    given = self.live_grad(self.p.grad) if grad else None
+    given = self._live_grad(self.p.grad) if grad else None
     known = grad and self.dense.fits(self.p.grad)
     if known and not self.dense.rescale_like(given): warn_of_replaced(self)
     step = max(n//width, 1)
@@ -202,15 +208,15 @@ def pieces(self:Live, n, grad):
         def zeros(): return self.values.new_zeros((rows.stop-i)*width)
         def part(term): return term[rows] if isinstance(term, torch.Tensor) else term[0][rows]@term[1].t()
         g = self.dense.summed(part).to(self.values.dtype) if known else zeros()
-        yield i*width,self.view(spread(zeros(), self.values), spread(g, given) if grad else None)
+        yield i*width,self._view(spread(zeros(), self.values), spread(g, given) if grad else None)
 
 # %% ../../nbs/516_live.weight.ipynb #31445d6e
 @patch
-def coming(self:Live, grad, before):
+def _coming(self:Live, grad, before):
     "A backward is about to add `grad`; one that will be differentiated again stays dense"
     if grad is None: return None  # of a function that has none, such as the number of values that aren't zero
     if not torch.is_grad_enabled(): return self.kept(grad, before)
-    if self.wants_dense: self.dense.add(before, grad.detach().flatten(1).clone())
+    if self.wants_dense: self.pend(before, grad.detach().flatten(1).clone())
     return grad*self.mask
 
 @patch
@@ -219,15 +225,17 @@ def kept(self:Live, grad, before):
     "The live places of `grad`"
     if isinstance(grad, LiveTensor) and grad.cell.index is self.index: return grad
     dense = grad.cell.dense() if isinstance(grad, LiveTensor) else grad  # of a forward before connections moved, or of another use
-    if self.wants_dense and dense is grad: self.dense.add(before, grad.detach().flatten(1).clone())
+    if self.wants_dense and dense is grad: self.pend(before, grad.detach().flatten(1).clone())
     return self.as_live(dense)
 
 @patch
-def arrived(self:Live, p):
+def _arrived(self:Live, p):
     "A backward has completed the gradient"
     if p.grad is None: return
     if not (torch.is_grad_enabled() or isinstance(p.grad, LiveTensor)): p.grad = self.as_live(p.grad)
-    if self.wants_dense: self.dense.complete(self.live_grad(p.grad.detach()))
+    adds,terms = self.pending.pop(torch._C._current_graph_task_id(), (True,()))
+    if not adds: self.dense.clear()
+    for term in terms: self.dense.add(term, self._live_grad(p.grad.detach()))
 
 @patch
 def as_live(self:Live, t):
@@ -238,7 +246,7 @@ def as_live(self:Live, t):
 
 # %% ../../nbs/516_live.weight.ipynb #3b524b62
 @patch
-def live_grad(self:Live, grad): return self.cell_of(grad).values
+def _live_grad(self:Live, grad): return self.cell_of(grad).values
 
 @patch
 def cell_of(self:Live, grad):
@@ -250,7 +258,7 @@ def dense_grad(self:Live):
     "The gradient of all weights, if it was asked for before the backward; else that of live ones"
     grad = self.p.grad
     if grad is None: return None
-    values = self.live_grad(grad)
+    values = self._live_grad(grad)
     if not self.dense.fits(grad): return Cell(values, self.index, self.shape).dense()
     if not self.dense.rescale_like(values): warn_of_replaced(self)
     out = self.dense.summed().to(values.dtype)
@@ -262,7 +270,7 @@ def dense_grad(self:Live):
 def grad_at(self:Live, idx):
     "The entries of the dense gradient at the places `idx`, without making all of it"
     grad,places = self.p.grad,self.index.places
-    values = self.live_grad(grad)
+    values = self._live_grad(grad)
     if idx is places or len(idx)==len(places) and idx.equal(places): return values
     known = self.dense.fits(grad)
     if known: self.dense.rescale_like(values)
@@ -275,17 +283,17 @@ def gradient(self:Live, dense):
     "What an average of gradients adds: the dense one, or live values and their places"
     if dense: return self.dense_grad(),
     if self.places is None or self.places[0] is not self.index: self.places = self.index,Places(self.index.places, self.shape)
-    return self.live_grad(self.p.grad),self.places[1]
+    return self._live_grad(self.p.grad),self.places[1]
 
 # %% ../../nbs/516_live.weight.ipynb #b3f95925
 @patch
-def mask_grad(self:Live):
+def _mask_grad(self:Live):
     "Take a gradient that was assigned as the dense one"
     grad,dense = self.p.grad,self.dense
     if grad is None: return
     if not isinstance(grad, LiveTensor): return self.load_grad_state(dict(grad=grad.detach()))
-    if not self.wants_dense or not dense.pending or dense.live_grad is not None and dense.live_grad.equal(grad.cell.values): return
-    *_,(_,terms) = dense.pending.values()  # of `torch.autograd.grad`, which assigns nothing
+    if not self.wants_dense or not self.pending or dense.live_grad is not None and dense.live_grad.equal(grad.cell.values): return
+    *_,(_,terms) = self.pending.values()  # of `torch.autograd.grad`, which assigns nothing
     dense.terms = terms
     dense.fit_to(grad.cell.values)
 
@@ -293,7 +301,7 @@ def mask_grad(self:Live):
 def grad_state(self:Live):
     "Live values of the gradient, with the terms of the dense one"
     grad,dense = self.p.grad,self.dense
-    values = None if grad is None else self.live_grad(grad)
+    values = None if grad is None else self._live_grad(grad)
     return dict(grad=values, terms=dense.terms, live_grad=dense.live_grad) if dense.fits(grad) else dict(grad=values)
 
 @patch
@@ -301,6 +309,7 @@ def grad_state(self:Live):
 def load_grad_state(self:Live, state):
     grad,dense = state['grad'],self.dense
     dense.clear()
+    self.pending = {}
     if grad is None: return
     is_whole = grad.shape==self.shape
     self.p.grad = self.as_live(grad) if is_whole else LiveTensor(Cell(grad, self.index, self.shape))

@@ -51,7 +51,7 @@ class Sharded(Masked):
     p = property(lambda self: sharded_param(self.module, self.attr))
     matches = staticmethod(lambda module, attr: is_sharded(sharded_param(module, attr)))
     notice = staticmethod(lambda model: find_sharded(model))
-    param_of = staticmethod(lambda module, attr: sharded_param(module, attr))
+    _param_of = staticmethod(lambda module, attr: sharded_param(module, attr))
     check = staticmethod(sharded_dim)
 
     @staticmethod
@@ -63,7 +63,7 @@ class Sharded(Masked):
         p,mask = self.p,self.mask
         if mask is None or not is_sharded(p): return
         if not is_sharded(mask): self.module._buffers[f'{self.attr}_mask'] = as_sharded(self.own_part(p, mask).clone(), p)
-        if p is not self.watched: self.watch(p)
+        if p is not self.watched: self._watch(p)
         super().project()
 
     def own_places(self, at):
@@ -75,27 +75,27 @@ class Sharded(Masked):
         dist.all_reduce(flag, dist.ReduceOp.MIN)
         return bool(flag)
 
-    def whole(self, grad=None): return self.view(gathered(self.p.detach()), grad)
+    def whole(self, grad=None): return self._view(gathered(self.p.detach()), grad)
     def dense_state(self, state): return {k:gathered(v) if isinstance(v, torch.Tensor) else v for k,v in state.items()}
     def full_mask(self): return gathered(self.mask)
 
     def checksum(self):
         "That of the whole mask; a rank can tell it alone if all have told it since the mask changed"
-        if self.summed is None or self.summed[0]!=self.mask_stamp: self.summed = self.mask_stamp,super().checksum()
+        if self.summed is None or self.summed[0]!=self._mask_stamp: self.summed = self._mask_stamp,super().checksum()
         return self.summed[1]
 
     def gradient(self, dense): return self.dense_grad() if dense else gathered(self.grad),
-    def live_grad(self, grad): return local_part(grad.detach())[local_part(self.mask)]
-    def follow(self, p): pass
+    def _live_grad(self, grad): return local_part(grad.detach())[local_part(self.mask)]
+    def _follow(self, p): pass
 
-    def hook(self, p):
+    def _hook(self, p):
         ref = weakref.ref(self)
-        self.handles = [p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w.arrived(p))]  # `fully_shard` calls it
+        self.handles = [p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w._arrived(p))]  # `fully_shard` calls it
 
-    def arrived(self, p):
+    def _arrived(self, p):
         old,mask = self.dense.terms,local_part(self.mask)
         if self.wants_dense:
-            self.take(p.grad)
+            self._take(p.grad)
             if old: self.dense.terms[0] += old[0]*~mask  # of dead weights `p.grad` holds that of the last batch only
         if not self.dense_history: zero_dead_(p.grad, self.mask)
 
@@ -104,20 +104,20 @@ class Sharded(Masked):
 def dense_grad(self:Sharded):
     grad = self.watched.grad
     if grad is None: return None
-    if self.wants_dense and not self.dense_history and not self.dense.terms: self.take(grad)
+    if self.wants_dense and not self.dense_history and not self.dense.terms: self._take(grad)
     return gathered(as_sharded(self.dense.terms[0], self.p) if self.dense.terms else grad)
 
 @patch
-def take(self:Sharded, grad):
+def _take(self:Sharded, grad):
     "Keep the dense gradient of this rank's rows, before it is masked"
     self.dense.clear()
     self.dense.terms = [local_part(grad).detach().clone()]
 
 @patch
-def mask_grad(self:Sharded):
+def _mask_grad(self:Sharded):
     grad = self.watched.grad
     if grad is None or self.mask is None or self.dense_history: return
-    if self.wants_dense and not self.dense.terms: self.take(grad)
+    if self.wants_dense and not self.dense.terms: self._take(grad)
     zero_dead_(grad, self.mask)
 
 @patch

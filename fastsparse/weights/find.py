@@ -29,27 +29,21 @@ def masked_params(
             mask = f'{attr}_mask'
             if p is None or mask not in m._buffers or m._buffers[mask] is None: continue  # scripted modules have no `get`
             kind = kind_of(m, attr)
-            p = kind.param_of(m, attr)
+            p = kind._param_of(m, attr)
             if id(p) in found: continue
-            w = found[id(p)] = _weight(m, attr, kind)
+            held = vars(m).setdefault('_weights', {})
+            w = found[id(p)] = held[attr] = held.get(attr) or kind(m, attr)
+            if not w._may_stay(kind): w._become(kind)
             w.name = f'{prefix}.{attr}'.lstrip('.')
             _check_mask(w)
     return list(found.values())
 
-def _weight(m, attr, kind):
-    "The `Weight` of a parameter, a new one if it has none or is of another kind now"
-    held = vars(m).setdefault('_weights', {})
-    w = held.get(attr)
-    if w is None: w = held[attr] = kind(m, attr)
-    elif not w.may_stay(kind): w.become(kind)
-    return w
-
 def _check_mask(w):
-    mask,buffers = w.mask,w.module._buffers
+    mask = w.mask
     if mask.shape!=w.p.shape or mask.dtype not in (torch.bool,torch.uint8):
         raise ValueError(f"{w.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape {tuple(mask.shape)}, "
             f"and must be one of bool of the parameter's shape, {tuple(w.p.shape)}: register mask_from_tensor(mask)")
-    if mask.dtype==torch.uint8: buffers[f'{w.attr}_mask'] = mask.ne(0)
+    if mask.dtype==torch.uint8: w.module._buffers[f'{w.attr}_mask'] = mask.ne(0)
 
 # %% ../../nbs/203_weights.find.ipynb #fc71dda8
 def asked_sparsity(
@@ -78,7 +72,7 @@ def apply_masks(
     "Set every dead weight of `module` to zero, except under learned masks, where dead weights keep values"
     need_bools(inplace=inplace)
     for o in masked_params(module):
-        if not o.learned: o.zero_dead(inplace)
+        if not o.learned: o._zero_dead(inplace)
 
 # %% ../../nbs/203_weights.find.ipynb #6236c3e6
 @torch.no_grad()
@@ -96,23 +90,17 @@ def copy_masks(
         zero_dead_(w.p, w.mask)
 
 # %% ../../nbs/203_weights.find.ipynb #5848f3c3
-def refuse_learned(
-    os:list, # `Weight`s
-):
+def refuse_learned(ws:list): # `Weight`s
     "Raise a `ValueError` if one of the masks is learned"
-    if o := first(o for o in os if o.learned): raise ValueError(f"{o.name} has a learned mask: call fold_masks(model) first")
+    if w := first(w for w in ws if w.learned): raise ValueError(f"{w.name} has a learned mask: call fold_masks(model) first")
 
-def refuse_computed(
-    model:nn.Module, # Any module
-):
+def refuse_computed(model:nn.Module):
     "Raise a `ValueError` if a weight of `model` was made sparse, and its mask has no effect any more"
     for name,m in model.named_modules():
         for attr in {*vars(m).get('_weights', ()), *(k.removesuffix('_sparsity') for k in m._buffers if k.endswith('_sparsity'))}:
             refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
 
-def param_names(
-    module:nn.Module, # Any module
-) -> dict: # A parameter's id → all its names, the first one first
+def param_names(module:nn.Module) -> dict: # A parameter's id → all its names, the first one first
     "The names of a module's parameters"
     names = {}
     for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)

@@ -36,9 +36,9 @@ def scale_since(
     now:list, # The same gradients now
 ) -> torch.Tensor: # For each, the factor (1 if unknown); is it that multiple (1 or 0)? has it any value but zero?
     "The factors by which gradients were multiplied since they arrived, by unscaling or clipping"
-    was,now = [[o if len(o) else o.new_zeros(1) for o in os] for os in (was,now)]
-    at = [o.abs().argmax() for o in now]
-    high,before = [torch.stack([*map(torch.take, os, at)]) for os in (now,was)]
+    was,now = [[t if len(t) else t.new_zeros(1) for t in ts] for ts in (was,now)]
+    at = [t.abs().argmax() for t in now]
+    high,before = [torch.stack([*map(torch.take, ts, at)]) for ts in (now,was)]
     scale = high/before
     scale = torch.where((high!=0)&scale.isfinite()&((scale-1).abs()>=1e-5), scale, 1.)
     off = torch.stack([torch.addcmul(n, w, s, value=-1).abs_().max() for n,w,s in zip(now, was, scale)])
@@ -46,47 +46,29 @@ def scale_since(
 
 # %% ../../nbs/201_weights.gradient.ipynb #73eae8da
 class DenseGradient:
-    "The dense gradient of a weight, as the backward passes left it: a sum of `terms`, tensors and pairs of factors"
+    "A sum of `terms`, tensors and pairs of factors, and the live values of the gradient that it belongs to"
     def __init__(self): self.clear()
 
-    def clear(self):
-        self.terms,self.live_grad,self.place = [],None,None  # the gradient of live weights, as it was when the last term came, and where
-        self.averaged = self.rescaled = False  # over ranks? as the gradient was since then?
-        self.pending = {}  # terms of backward passes that still run
+    def clear(self): self.terms,self.live_grad,self.place = [],None,None  # `place`: where in memory that gradient is
 
-    def fit_to(self, live):
-        "The terms belong to a gradient whose live values are `live` now"
-        self.live_grad,self.rescaled = live.detach().clone(),False
+    def fit_to(self, live): self.live_grad = live.detach().clone()
 
     def fits(self, grad):
         "Are there terms, and was `grad`, the gradient of live weights, not set to zero since they came?"
         return bool(self.terms) and grad is not None and bool(grad.any() or not self.live_grad.any())
 
-# %% ../../nbs/201_weights.gradient.ipynb #e886f812
-@patch
-def add(self:DenseGradient, before, gT, xT=None):
-    "Add `gT@xT.t()`, or just `gT`, in a backward pass; live weights had the gradient `before`"
-    term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
-    task = torch._C._current_graph_task_id()
-    if task not in self.pending: self.pending[task] = self.fits(before),[]
-    self.pending[task][1].append(term)
+    def add(self, term, live, place=None):
+        "Add what a backward pass has added to a gradient whose live values are `live` now"
+        self.terms,self.place = [*self.terms, term],place
+        first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
+        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
+        if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
+        self.fit_to(live)
 
-@patch
-def complete(self:DenseGradient, live):
-    "The backward pass has completed the gradient; `live` is its vector of live values"
-    if not (found := self.pending and self.pending.pop(torch._C._current_graph_task_id(), None)): return
-    adds,new = found
-    self.terms,self.averaged = [*(self.terms if adds else []), *new],False
-    self.fit_to(live)
-    first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
-    size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
-    if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
-
-@patch
-def summed(self:DenseGradient, part=lambda term: term if isinstance(term, torch.Tensor) else term[0]@term[1].t()):
-    "The sum of the terms, or of the `part` of each"
-    first,*others = map(part, self.terms)
-    return sum(others, first.view_as(others[0]) if others else first)
+    def summed(self, part=lambda term: term if isinstance(term, torch.Tensor) else term[0]@term[1].t()):
+        "The sum of the terms, or of the `part` of each"
+        first,*others = map(part, self.terms)
+        return sum(others, first.view_as(others[0]) if others else first)
 
 # %% ../../nbs/201_weights.gradient.ipynb #c4f794cf
 @patch
@@ -95,14 +77,12 @@ def rescale_like(self:DenseGradient, live, found=None):
     "Average and scale the terms as the gradient with live values `live` was; is that a multiple of what arrived? By `found`, if known"
     self.live_grad = self.live_grad.to(live.dtype)
     scale,fits = found or scale_since([self.live_grad], [live])[0,:2].tolist()
-    many = dist.is_available() and dist.is_initialized() and dist.get_world_size()>1
-    if many and not self.averaged and not fits:
-        self.terms,self.averaged = [self.summed()],True
+    if not fits and dist.is_available() and dist.is_initialized() and dist.get_world_size()>1:
+        self.terms = [self.summed()]
         for t in (self.terms[0], self.live_grad):
             dist.all_reduce(t)
             t /= dist.get_world_size()
         scale,fits = scale_since([self.live_grad], [live])[0,:2].tolist()
     if fits and scale!=1: self.terms = [t*scale if isinstance(t, torch.Tensor) else (t[0]*scale,t[1]) for t in self.terms]
     self.fit_to(live)
-    self.rescaled = True
     return bool(fits)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['known_state', 'keeps_zero', 'grad_history', 'slow_weights', 'state_tensors', 'optimizers_of', 'second_moments',
-           'lift_dead', 'settle_dead']
+           'lift_dead']
 
 # %% ../../nbs/200_weights.optimizers.ipynb #85ddf029
 import torch,weakref
@@ -14,9 +14,7 @@ from ..core.optimizers import base_opt,is_fastai,opt_state
 _keep_zero = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
     torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD)
 
-def keeps_zero(
-    opt, # A fastai or torch optimizer, or a wrapper of one
-) -> bool:
+def keeps_zero(opt) -> bool: # A fastai or torch optimizer, or a wrapper of one
     "Is `opt` known to leave a weight and its state at zero where both are zero and so is the gradient?"
     base = base_opt(opt)
     if is_fastai(base): known = all(getattr(getattr(f, 'func', f), '__module__', '')=='fastai.optimizer' for f in base.cbs)
@@ -79,12 +77,3 @@ def lift_dead(
         tiny = torch.finfo(v.dtype).tiny
         if place is None: place = int(mask.numpy().argmin())
         if v.numel() and v.take(torch.tensor(place)).item()<1e7*tiny: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*tiny), out=v)
-
-# %% ../../nbs/200_weights.optimizers.ipynb #cf51c2e5
-def settle_dead(
-    opt, # A fastai or torch optimizer
-    p:torch.Tensor, # One of its parameters
-    mask:torch.Tensor, # Its mask
-):
-    "Zero the second moments of dead weights that `lift_dead` hasn't made"
-    for v in second_moments(opt, p): v.masked_fill_((v.ge(0)&v.le(1e8*torch.finfo(v.dtype).tiny)|mask).logical_not_(), 0)

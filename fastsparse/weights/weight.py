@@ -14,8 +14,7 @@ from ..core.optimizers import base_opt
 from ..core.registry import plug_in
 from ..masks.selection import count_live,local_part,put_,zero_dead_
 from .gradient import DenseGradient,mask_grad_,project_,scale_since
-from .optimizers import (grad_history,keeps_zero,known_state,lift_dead,optimizers_of,second_moments,
-    settle_dead,slow_weights,state_tensors)
+from .optimizers import grad_history,keeps_zero,known_state,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
 from functools import wraps
 from torch import nn
 from torch._compile import _disable_dynamo
@@ -26,26 +25,22 @@ from warnings import warn
 # %% ../../nbs/202_weights.weight.ipynb #46a93515
 _known = {}  # a weak reference to each `Weight`, by its parameter's id
 
-def weight_of(
-    p:torch.Tensor, # A parameter
-): # A `Weight`, or None
+def weight_of(p:torch.Tensor): # A `Weight`, or None
     "The `Weight` of the parameter `p`"
     ref = _known.get(id(p))
     w = None if ref is None else ref()
     return w if w is not None and w.watched is p else None
 
-# %% ../../nbs/202_weights.weight.ipynb #e522b88a
+# %% ../../nbs/202_weights.weight.ipynb #c1068568
 class Weight:
     "A masked parameter: its values, its mask and its gradient, and how they follow an update"
     kind,slow_optimizer = None,None  # how it is computed, if not by torch; the name of an optimizer that needs a full pass
     plain,pieces = True,None  # is it a dense tensor of this process? a function that makes it row by row, if it isn't stored so
-    summary_note = locked_reason = ''  # for the summary and `unsparsify`
+    summary_note = locked_reason = name = ''  # for the summary and `unsparsify`; in the model whose `masked_params` were asked for last
     rate = 1.  # factor of its learning rate beside that of its group
     dense_history = False  # leave gradient and optimizer state dense, and mask the weight after each step
     why_rests = on_step = None  # functions: why no update can move the mask; of an optimizer that steps it, and the weight
-    watched = None  # the parameter whose gradient is masked
-    passive = False  # is this the weight of a copy that no optimizer has stepped?
-    name = ''  # in the model whose `masked_params` were asked for last
+    watched,passive = None,False  # the parameter whose gradient is masked; is this the weight of a copy that no optimizer has stepped?
 
     def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr))
 
@@ -55,34 +50,62 @@ class Weight:
     shape = property(lambda self: self.mask.shape)
     learned = property(lambda self: f'{self.attr}_sparsifier' in self.module._modules)  # its dead weights keep their values
 
-    def __getstate__(self): return {k:getattr(self, k) for k in ('module','attr','name','watched','passive')}
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        p,self.watched = vars(self).pop('watched', None),None
-        self.handles,self.dense,self.wants_dense = [],DenseGradient(),False
-        self.projected = self.before = None  # the `mask_stamp` of the last projection; the weight before a step, if it has a rate
-        if p is not None: self.watch(p)
-
-    def __deepcopy__(self, memo):
-        make,args,state = self.__reduce_ex__(2)[:3]
-        new = memo[id(self)] = make(*args)
-        new.__setstate__({**deepcopy(state, memo), 'passive':True})
-        return new
-
     def __repr__(self): return f'{type(self).__name__}({self.name!r}, {tuple(self.shape)}, {self.n_live()} live)'
+    def n_live(self): return count_live(self.mask)
+    def checksum(self): return zlib.crc32(self.full_mask().detach().cpu().contiguous().numpy().tobytes())
 
-    def may_stay(self, kind): return type(self) is kind
+    # what kinds of storage do in their own way
+    _param_of = staticmethod(lambda module, attr: module._parameters.get(attr))
+    own_part = staticmethod(lambda p, t: t)  # the entries of `t`, a tensor of the whole shape, that `p` holds
+    check = staticmethod(lambda p: None)  # a `ValueError` if masks of `p` can't be moved
+    def _may_stay(self, kind): return type(self) is kind
+    def full_mask(self): return self.mask
+    def dense_state(self, state): return state  # what `opt_state` shows of a view
+    def agree(self, found): return found  # what all processes that hold a part of it say
+    def _before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
 
-    @staticmethod
-    def param_of(module, attr): return module._parameters.get(attr)
+# %% ../../nbs/202_weights.weight.ipynb #e522b88a
+@patch
+def __getstate__(self:Weight): return {k:getattr(self, k) for k in ('module','attr','name','watched','passive')}
 
-    @staticmethod
-    def own_part(p, t): return t  # the entries of `t`, a tensor of the whole shape, that `p` holds
+@patch
+def __setstate__(self:Weight, state):
+    vars(self).update(state)
+    p,self.watched = vars(self).pop('watched', None),None
+    self.handles,self.dense,self.wants_dense,self._came = [],DenseGradient(),False,None  # what a backward pass is about to add
+    self._projected = self._before = None  # the `_mask_stamp` of the last projection; the weight before a step, if it has a rate
+    if p is not None: self._watch(p)
 
-    @staticmethod
-    def check(p): pass  # a `ValueError` if masks of `p` can't be moved
+@patch
+def __deepcopy__(self:Weight, memo):
+    make,args,state = self.__reduce_ex__(2)[:3]
+    new = memo[id(self)] = make(*args)
+    new.__setstate__({**deepcopy(state, memo), 'passive':True})
+    return new
 
+# %% ../../nbs/202_weights.weight.ipynb #977adb5f
+@patch
+def whole(self:Weight, grad=None):
+    "The weight as a dense tensor that scores may read, with the gradient `grad`"
+    return self._view(self.p.detach(), grad)
+
+@patch
+def at(self:Weight, idx, grad=False):
+    "The weights at `idx` as a vector, with the entries of the dense gradient there if `grad`"
+    return self._view(self.whole().reshape(-1).index_select(0, idx), self.dense_grad().reshape(-1).index_select(0, idx) if grad else None)
+
+@patch
+def _view(self:Weight, t, grad):
+    t.grad,t.owner = grad,self  # `opt_state` of the view is that of the parameter
+    return t
+
+@patch
+def gradient(self:Weight, dense):
+    "The arguments of `GradAverage.add`"
+    if dense: follow_all([self])
+    return self.dense_grad() if dense else self.grad,
+
+# %% ../../nbs/202_weights.weight.ipynb #905ce6ee
 _kinds = []
 
 def register_kind(
@@ -95,95 +118,46 @@ def kind_of(module, attr):
     "The class of the `Weight` of a parameter that is stored dense"
     return first(_kinds, lambda o: o.matches(module, attr)) or Masked
 
-def notice(
-    model:nn.Module, # Any module
-):
+def notice(model:nn.Module):
     "Let each kind of weights look for parameters that match it"
     plug_in()
     for kind in _kinds: kind.notice(model)
 
 @torch.no_grad()
-def gathered(
-    t:torch.Tensor, # Any tensor
-) -> torch.Tensor: # Plain
+def gathered(t:torch.Tensor) -> torch.Tensor: # Plain
     "All of `t`, from all processes that hold a part of it"
     if not hasattr(t, 'full_tensor'): return t
     return t.to(torch.uint8).full_tensor().to(t.dtype) if t.dtype==torch.bool else t.full_tensor()
 
-# %% ../../nbs/202_weights.weight.ipynb #977adb5f
+# %% ../../nbs/202_weights.weight.ipynb #b35de09d
 @patch
-def whole(self:Weight, grad=None):
-    "The weight as a dense tensor that scores may read, with the gradient `grad`"
-    return self.view(self.p.detach(), grad)
-
-@patch
-def at(self:Weight, idx, grad=False):
-    "The weights at `idx` as a vector, with the entries of the dense gradient there if `grad`"
-    return self.view(self.whole().reshape(-1).index_select(0, idx), self.grad_at(idx) if grad else None)
-
-@patch
-def grad_at(self:Weight, idx): return self.dense_grad().reshape(-1).index_select(0, idx)
-
-@patch
-def view(self:Weight, t, grad):
-    t.grad,t.owner = grad,self  # `opt_state` of the view is that of the parameter
-    return t
-
-@patch
-def dense_state(self:Weight, state): return state  # what `opt_state` shows of a view
-
-@patch
-def gradient(self:Weight, dense): return self.dense_grad() if dense else self.grad,  # arguments of `GradAverage.add`
-
-@patch
-def full_mask(self:Weight): return self.mask
-
-@patch
-def agree(self:Weight, found): return found  # what all processes that hold a part of it say
-
-@patch
-def before_load(self:Weight, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
-
-@patch
-def n_live(self:Weight): return count_live(self.mask)
-
-@patch
-def checksum(self:Weight): return zlib.crc32(self.full_mask().detach().cpu().contiguous().numpy().tobytes())
-
-# %% ../../nbs/202_weights.weight.ipynb #905ce6ee
-@patch
-def watch(self:Weight, p):
+def _watch(self:Weight, p):
     "Mask the gradients of the parameter `p` from now on"
-    self.refuse_tied(p)
-    self.release()
-    self.watched,self.projected = p,None
+    other,mask = weight_of(p),self.mask
+    if other and other.module is not self.module and mask is not None and other.mask is not None and not mask.equal(other.mask):
+        raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, which has "
+            "another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
+    self._release()
+    self.watched,self._projected = p,None
     _known[id(p)] = weakref.ref(self, lambda ref, key=id(p): _forget(key, ref))
     add_hooks()
-    if p.requires_grad: self.hook(p)
+    if p.requires_grad: self._hook(p)
 
 @patch
-def hook(self:Weight, p):
+def _hook(self:Weight, p):
     "Hook the gradient of `p`"
     ref = weakref.ref(self)
-    self.handles = [p.register_hook(lambda g: (w := ref()) and w.coming(g, w.watched.grad)),
-        p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w.arrived(p))]
+    self.handles = [p.register_hook(lambda g: (w := ref()) and w._coming(g, w.watched.grad)),
+        p.register_post_accumulate_grad_hook(lambda p: (w := ref()) and w._arrived(p))]
 
 @patch
-def refuse_tied(self:Weight, p):
-    "Raise a `ValueError` if `p` is also the parameter of another layer with another mask"
-    other = weight_of(p)
-    if other is None or other.module is self.module or self.mask is None or other.mask is None or self.mask.equal(other.mask): return
-    raise ValueError(f"the {self.attr} of a {type(self.module).__name__} was tied to that of a {type(other.module).__name__}, "
-        "which has another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
-
-@patch
-def release(self:Weight):
+def _release(self:Weight):
     "Let the parameter go"
     for h in self.handles: h.remove()
     if self.watched is not None and weight_of(self.watched) is self: del _known[id(self.watched)]
     self.handles,self.watched = [],None
 
-# %% ../../nbs/202_weights.weight.ipynb #b35de09d
+# %% ../../nbs/202_weights.weight.ipynb #a9acd5e8
 @patch
 def wake(self:Weight):
     "Enforce the mask, of a copy too"
@@ -191,87 +165,76 @@ def wake(self:Weight):
     self.project()
 
 @patch
-def become(self:Weight, kind, p=None):
+def _become(self:Weight, kind, p=None):
     "Store the weight as this kind does, in the parameter `p`, or where the next projection finds it"
     kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_step','rate')}
-    self.release()
-    self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name)
+    self._release()
+    self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name, watched=p)
     vars(self).clear()
     self.__setstate__(state)
-    if p is not None: self.watch(p)
     for k,v in kept.items(): setattr(self, k, v)
 
 @patch
 def remove(self:Weight):
     "Stop enforcing the mask"
-    self.release()
+    self._release()
     held = vars(self.module).get('_weights', {})
     if held.get(self.attr) is self: del held[self.attr]
     if not held: vars(self.module).pop('_weights', None)
     remove_hooks()
 
-# %% ../../nbs/202_weights.weight.ipynb #a9acd5e8
+# %% ../../nbs/202_weights.weight.ipynb #e53520a1
 def _before_step(opt, *args):
     base = base_opt(opt)
     ps = [p for group in base.param_groups for p in group['params']]
-    _look_for(ps)
+    for ref in list(_known.values()):
+        if (w := ref()) is not None: w._look(ps)
     ws = [w for p in ps if (w := weight_of(p)) is not None]
     for w in ws:
         w.before_step(opt)
         if w.on_step is not None: w.on_step(base, w)
     mask_grads(ws)
     if known_state.get(opt) is not base.state:
-        for w in ws: w.settle(opt)
+        for w in ws: w._settle(opt)
 
 def _after_step(opt, *args):
     base,known = base_opt(opt),keeps_zero(opt)
     ws = [w for group in base.param_groups for p in group['params'] if (w := weight_of(p)) is not None]
     for w in ws: w.after_step(opt, known)
     if not ws or known_state.get(opt) is base.state: return
-    for w in ws: w.settle(opt)  # the step may have made it
+    for w in ws: w._settle(opt)  # the step may have made it
     known_state[opt] = base.state
 
-# %% ../../nbs/202_weights.weight.ipynb #e53520a1
-def _look_for(ps):
-    "Watch those of `ps` that stand in the place of masked ones, and refuse to step what a masked weight is computed from"
-    for ref in list(_known.values()):
-        if (w := ref()) is not None: w.look(ps)
-
 # %% ../../nbs/202_weights.weight.ipynb #6a02eb1e
-class _Wrapped:
-    "The method `step` of a class, with the weights' actions around it, until `remove()`"
-    def __init__(self, cls):
-        self.cls,self.was,step = cls,vars(cls).get('step'),cls.step
-        @wraps(step)
-        def f(self, *args, **kwargs):
-            _before_step(self)
-            res = step(self, *args, **kwargs)
-            _after_step(self)
-            return res
-        self.own = cls.step = f
+def _wrap(cls):
+    "Let weights act around the method `step` of a class, until the function that is returned is called"
+    step = cls.step
+    @wraps(step)
+    def with_weights(self, *args, **kwargs):
+        _before_step(self)
+        res = step(self, *args, **kwargs)
+        _after_step(self)
+        return res
+    def undo():
+        if cls.step is with_weights: cls.step = step
+    cls.step = with_weights
+    return undo
 
-    def remove(self):
-        if vars(self.cls).get('step') is not self.own: return
-        if self.was is None: del self.cls.step
-        else: self.cls.step = self.was
-
-# %% ../../nbs/202_weights.weight.ipynb #a3e64875
-_hooks,_wrapped = [],[]
+_hooks,_wrapped = [],[]  # functions that remove them
 
 def add_hooks():
     "Call weights around each optimizer's step, and where parameters are assigned, from now on"
     if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)))
-        _hooks.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)))
-        _hooks.append(register_module_parameter_registration_hook(_registered))
+        added = (register_optimizer_step_pre_hook(_disable_dynamo(_before_step)), register_optimizer_step_post_hook(_disable_dynamo(_after_step)),
+            register_module_parameter_registration_hook(_registered))
+        _hooks.extend(h.remove for h in added)
     fastai = sys.modules.get('fastai.optimizer')
-    if _wrapped or not hasattr(fastai, 'OptimWrapper'): return  # not imported, or not to its end
-    _wrapped.extend(map(_Wrapped, (fastai.Optimizer, fastai.Lookahead)))
+    if not _wrapped and hasattr(fastai, 'OptimWrapper'): _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))  # imported, to its end
 
 def remove_hooks():
     "Remove the hooks with the last weight"
-    for o in () if _known else (_hooks,_wrapped):
-        while o: o.pop().remove()
+    for undo in () if _known else (_hooks,_wrapped):
+        while undo: undo.pop()()
 
 def _forget(key, ref):
     if _known.get(key) is ref: del _known[key]
@@ -280,11 +243,11 @@ def _forget(key, ref):
 def _registered(module, name, p):
     "The parameter `p` is about to be assigned to `module`"
     w = vars(module).get('_weights', {}).get(name)
-    if w is not None and w.module is module and isinstance(p, nn.Parameter) and p is not w.watched and w.mask is not None: w.follow(p)
+    if w is not None and w.module is module and isinstance(p, nn.Parameter) and p is not w.watched and w.mask is not None: w._follow(p)
 
 # %% ../../nbs/202_weights.weight.ipynb #813b50c1
 @patch(as_prop=True)
-def mask_stamp(self:Weight):
+def _mask_stamp(self:Weight):
     "A value that changes when the mask is replaced or written to, or when its history is masked again"
     own = local_part(self.mask)
     return own.data_ptr(),None if own.is_inference() else own._version+self.mask._version,self.dense_history
@@ -294,162 +257,147 @@ class Masked(Weight):
     def project(self):
         "Zero what was written to dead weights; if the mask moved, zero their optimizer state too"
         p,mask = self.p,self.mask
-        if p is not self.watched or mask is None: return self.lost(p, mask)
+        if p is not self.watched or mask is None: return self._lost(p, mask)
         if p.requires_grad:
-            if not self.handles: self.hook(p)  # it was frozen
+            if not self.handles: self._hook(p)  # it was frozen
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks  # `swap_tensors` loses them
         if self.passive: return
         project_(p, mask)
-        if self.projected==(now := self.mask_stamp): return
-        for opt in optimizers_of(p): self.settle(opt)
-        self.projected = now
+        if self._projected==(now := self._mask_stamp): return
+        for opt in optimizers_of(p): self._settle(opt)
+        self._projected = now
 
-    def settle(self, opt):
-        "Zero the state of dead weights in `opt`"
+    def _settle(self, opt):
+        "Zero the state of dead weights in `opt`, except second moments that `lift_dead` has made"
         p,mask = self.watched,self.mask
-        if self.dense_history: held = slow_weights(opt, p)
-        else:
-            settle_dead(opt, p, mask)
-            roots = {id(t) for t in second_moments(opt, p)}
-            held = [t for t in state_tensors(opt, p) if id(t) not in roots]
-        for t in held: project_(t, mask)
+        under_root = {id(t) for t in second_moments(opt, p)}
+        for t in slow_weights(opt, p) if self.dense_history else state_tensors(opt, p):
+            project_(t, mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny) if id(t) in under_root else mask)
 
-    def lost(self, p, mask):
-        "There is no such parameter or mask now, or another one"
-        if p is None or mask is None: refuse_lost(self.module, self.attr, self.name)
-        elif self.watched is None:  # else `functional_call` has put another tensor there for a while
-            self.watch(p)
-            self.project()
-
-    def follow(self, p):
-        "The parameter `p` was assigned to the module"
-        self.watch(p)
-
-    def look(self, ps):
-        "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
-        p = self.module._parameters.get(self.attr)
-        if p is self.watched: return
-        if p is not None and any(p is q for q in ps): self.watch(p)
-        elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
-
-    def zero_dead(self, inplace=True):
+    def _zero_dead(self, inplace=True):
         "Zero dead weights, in the parameter's storage or in a new one"
-        if inplace: zero_dead_(self.p, self.mask)
-        else: self.p.data = zero_dead_(self.p.data.clone(), self.mask)
+        if not inplace: self.p.data = self.p.data.clone()
+        zero_dead_(self.p, self.mask)
 
-    def traced(self):
+    def _traced(self):
         "Project in operations that a compiler follows"
         p,mask = self.module._parameters[self.attr],self.module._buffers[self.attr+'_mask']
         if not self.passive: p.copy_(torch.where(mask, p, 0.))
 
+# %% ../../nbs/202_weights.weight.ipynb #a75e11c7
+@patch
+def _lost(self:Masked, p, mask):
+    "There is no such parameter or mask now, or another one"
+    if p is None or mask is None: refuse_lost(self.module, self.attr, self.name)
+    elif self.watched is None:
+        self._watch(p)
+        self.project()
+
+@patch
+def _follow(self:Masked, p): self._watch(p)  # it was assigned to the module
+
+@patch
+def _look(self:Masked, ps):
+    "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
+    p = self.module._parameters.get(self.attr)
+    if p is self.watched: return
+    if p is not None and any(p is q for q in ps): self._watch(p)
+    elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
+
 # %% ../../nbs/202_weights.weight.ipynb #0c2574f7
 @patch
-def coming(self:Masked, grad, before):
+def _coming(self:Masked, grad, before):
     "A backward pass is about to add `grad` to the gradient `before`, if there is one"
-    if self.wants_dense: self.dense.add(before, grad.detach().clone())
+    if self.wants_dense:
+        if not self.dense.fits(before): self.dense.clear()
+        self._came = grad.detach().clone()
     if torch.is_grad_enabled() and not self.dense_history and self.mask is not None: return grad*self.mask  # it will be differentiated
 
 @patch
-def arrived(self:Masked, p):
+def _arrived(self:Masked, p):
     "A backward pass has completed the gradient"
     now,mask = self.p,self.mask
-    if now is not p: self.lost(now, mask)
+    if now is not p: self._lost(now, mask)
     if not self.dense_history and mask is not None: mask_grad_(p.grad, mask)
-    if self.wants_dense:
-        self.dense.complete(self.live_grad(p.grad))
-        self.dense.place = p.grad.data_ptr()
+    if self.wants_dense and self._came is not None: self._keep(self._came, p.grad)
 
 @patch
-def live_grad(self:Masked, grad):
+def _keep(self:Masked, term, grad):
+    "Add `term` to the dense gradient that belongs to the masked `grad`"
+    self.dense.add(term, self._live_grad(grad), grad.data_ptr())
+    self._came = None
+
+@patch
+def _live_grad(self:Masked, grad):
     "The live values, or on other devices than the CPU the whole masked gradient, since nobody waits for their number there"
     return grad.detach()[self.mask] if grad.is_cpu else grad.detach().reshape(-1)
 
 # %% ../../nbs/202_weights.weight.ipynb #6aa56403
-def mask_grads(
-    ws:list, # `Weight`s
-):
-    "Mask the gradients of the coming step, and keep dense ones that were assigned if an update will read them; wait for a device once"
-    held = [(w, w.watched.grad) for w in ws if w.plain and w.mask is not None and not w.dense_history]
-    held = [(w, grad) for w,grad in held if grad is not None]
-    by_device = groupby([o for o in held if o[0].wants_dense and o[0].dense.place!=o[1].data_ptr()], lambda o: o[1].device)
-    for asked in by_device.values():
-        dense = torch.stack([(grad.detach().ne(0)&~w.mask).any() for w,grad in asked]).tolist()
-        for (w,grad),is_dense in zip(asked, dense):
-            if is_dense: w.take(grad)
+def mask_grads(ws:list): # `Weight`s
+    "Mask the gradients of the coming step, and keep dense ones that were assigned if an update will read them"
+    held = [(w, grad) for w in ws if w.plain and w.mask is not None and not w.dense_history and (grad := w.watched.grad) is not None]
+    asked = [(w, grad, (grad.detach().ne(0)&~w.mask).any()) for w,grad in held if w.wants_dense and w.dense.place!=grad.data_ptr()]
+    for group in groupby(asked, lambda o: o[1].device).values():
+        for (w,grad,_),is_dense in zip(group, torch.stack([o[2] for o in group]).tolist()):
+            if is_dense: w._take(grad)
     for w,grad in held: project_(grad, w.mask)
     for w in ws:
-        if not w.plain: w.mask_grad()
+        if not w.plain: w._mask_grad()
 
 @patch
-def take(self:Masked, grad):
-    "Keep `grad`, which came by itself, as the dense gradient"
+def _take(self:Masked, grad):
+    "Keep `grad`, which came by itself, as the dense gradient, and mask it"
     self.dense.clear()
-    self.dense.add(None, grad.detach().clone())
-    self.dense.complete(self.live_grad(grad))
-    self.dense.place = grad.data_ptr()
+    self._keep(grad.detach().clone(), project_(grad, self.mask))
 
 # %% ../../nbs/202_weights.weight.ipynb #508e4539
 @patch
 def before_step(self:Masked, opt):
     "The optimizer `opt` is about to step the parameter"
     self.wake()
-    self.mark()
+    self._mark()
 
 @patch
 def after_step(self:Masked, opt, known):
     "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
     p,mask = self.watched,self.mask
     if mask is None: return
-    self.scale_step()
+    self._scale_step()
     if not known: self.slow_optimizer = type(base_opt(opt)).__name__
     if not known or self.dense_history:
         project_(p, mask)
-        self.settle(opt)
+        self._settle(opt)
     if known and not self.dense_history: lift_dead(opt, p, mask)
 
 @patch
-def mark(self:Weight): self.before = None if self.rate==1 else self.watched.detach().clone()
+def _mark(self:Weight): self._before = None if self.rate==1 else self.watched.detach().clone()
 
 @patch
 @torch.no_grad()
-def scale_step(self:Weight):
+def _scale_step(self:Weight):
     "Go `rate` of the way from the weight before the step"
-    before,self.before = self.before,None
+    before,self._before = self._before,None
     if before is not None: self.watched.copy_(before.lerp_(self.watched.detach(), self.rate))
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
+def follow_all(ws:list): # `Weight`s
+    "Let the dense gradients follow what was done to the masked ones; `dense_grad` reads them then"
+    mask_grads([w for w in ws if w.plain])
+    held = [w for w in ws if w.plain and not w.dense_history and w.dense.terms and w.watched.grad is not None]
+    for group in groupby([(w, w._live_grad(w.watched.grad)) for w in held], lambda o: o[1].device).values():
+        found = scale_since([w.dense.live_grad.to(live.dtype) for w,live in group], [live for _,live in group])
+        for (w,live),(scale,fits,some) in zip(group, found.tolist()):
+            if not (some or fits): w.dense.clear()  # it was set to zero
+            elif not w.dense.rescale_like(live, (scale,fits)): warn_of_replaced(w)
+
 @patch
 def dense_grad(self:Masked):
     "The gradient of all weights, if it was asked for before the backward; else that of live ones"
-    if not self.dense.rescaled: mask_grads([self])
     grad = self.watched.grad
-    return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype)) if self.follow_grad(grad) else grad
+    if grad is None or self.dense_history or not self.dense.terms: return grad
+    return torch.where(self.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype))
 
-@patch
-def follow_grad(self:Masked, grad):
-    "Let the dense gradient follow what was done to the masked `grad`, unless it has; is there one?"
-    if grad is None or self.dense_history: return False
-    if self.dense.rescaled: return True
-    known = self.dense.fits(grad)
-    if known and not self.dense.rescale_like(self.live_grad(grad)): warn_of_replaced(self)
-    return known
-
-def follow_all(
-    ws:list, # Weights of a model
-):
-    "Let the dense gradients follow what was done to the masked ones, and wait for a device once"
-    held = [(w, w.watched.grad) for w in ws if w.plain and not w.dense_history]
-    held = [(w, grad, w.live_grad(grad)) for w,grad in held if grad is not None and w.dense.terms]
-    by_device = groupby(held, lambda o: o[1].device)
-    for held in by_device.values():
-        found = scale_since([w.dense.live_grad.to(live.dtype) for w,_,live in held], [live for *_,live in held])
-        for (w,_,live),(scale,fits,some) in zip(held, found.tolist()):
-            w.dense.rescaled = False
-            if (some or fits) and not w.dense.rescale_like(live, (scale,fits)): warn_of_replaced(w)
-
-def warn_of_replaced(
-    w:Weight, # The weight
-):
+def warn_of_replaced(w:Weight):
     "Warn that an update reads gradients of dead weights that don't belong to those of live ones"
     warn(f"the gradient of {w.name} was replaced after its backward, and an update reads gradients of dead weights: "
         "it takes those of the last backward; assign a dense gradient to replace those too")
@@ -459,30 +407,26 @@ def warn_of_replaced(
 def put(self:Masked, gone, new, opt, start=None):
     "Move the mask from the places `gone` to `new`; weight, gradient and state follow, grown weights start at 0 or at `start`"
     grad,p,changed,opts = self.watched.grad,self.watched,torch.cat([gone, new]),optimizers_of(self.watched, opt)
-    known = self.follow_grad(grad)
     put_(put_(self.mask, gone, False), new, True)
     for t in [p, *(s for o in opts for s in slow_weights(o, p))]:
         put_(t, changed, 0)
         if start is not None: local_part(t).detach().put_(new, start.take(new).to(t.dtype))
     for t in (h for o in opts for h in grad_history(o, p)): put_(t, new if self.dense_history else changed, 0)
-    if grad is not None and not self.dense_history: self.put_grad(grad, gone, new, known)
     if len(gone) and not self.dense_history:
         for o in opts: lift_dead(o, p, self.mask, int(gone[0]))
-    if self.before is not None: self.mark()
-    self.projected = self.mask_stamp
-
-@patch
-def put_grad(self:Masked, grad, gone, new, known):
-    "Let the masked gradient follow, and give grown weights their entries if the dense one is `known`"
+    if self._before is not None: self._mark()
+    self._projected = self._mask_stamp
+    if grad is None or self.dense_history: return
     put_(grad, gone, 0)
-    if not known: return
+    if not self.dense.terms: return
     grad.put_(new, self.dense.summed().take(new).to(grad.dtype))
-    self.dense.fit_to(self.live_grad(grad))
+    self.dense.fit_to(self._live_grad(grad))
 
 # %% ../../nbs/202_weights.weight.ipynb #9cee0003
 @patch
 def grad_state(self:Masked):
     "The gradient, dense if an update will read it"
+    follow_all([self])
     return dict(grad=self.dense_grad())
 
 @patch
@@ -492,14 +436,11 @@ def load_grad_state(self:Masked, state):
     if grad is not None and grad._is_view(): grad = grad.clone()  # fastai detaches gradients in place
     self.watched.grad = grad
     if grad is None: return
-    if self.wants_dense: self.take(grad)
+    if self.wants_dense: self._take(grad)
     mask_grads([self])
-    if self.wants_dense: self.dense.fit_to(self.live_grad(grad))
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
-def computed_weights(
-    m:nn.Module, # A module
-) -> list: # Tuples: its name in `m`, what is wrong, and the call that undoes it
+def computed_weights(m:nn.Module) -> list: # Tuples: its name in `m`, what is wrong, and the call that undoes it
     "Weights of `m` that are computed from its other parameters"
     found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')")
         for a in getattr(m, 'parametrizations', ())]
@@ -510,19 +451,15 @@ def computed_weights(
         else: found.append((a, 'is pruned', f"torch.nn.utils.prune.remove(module, '{a}')"))
     return found
 
-def refuse_lost(
-    m:nn.Module, # A module
-    attr:str, # The name of its parameter
-    name:str, # The same, in the model
-):
-    "Raise a `ValueError` if the weight `attr` was made sparse, and its mask has no effect any more"
-    name,shown = name or attr,f'{attr}_sparsity' in m._buffers
-    mask_gone = f"sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
-    for a,what,undo in computed_weights(m):
-        if a!=attr or attr in m._parameters: continue
-        if what=='is pruned': undo = f"{undo} and then {mask_gone}, since its mask took the place of the one it had"
-        raise ValueError(f"{name} was made sparse, and {what} since then, so that it is computed and dead weights come back: "
-            f"call {undo}, or unsparsify(model) to train it dense")
-    if shown and attr in m._parameters and f'{attr}_mask' not in m._buffers:
+def refuse_lost(m:nn.Module, attr:str, name:str):
+    "Raise a `ValueError` if the weight `attr` of `m`, in the model `name`, was made sparse, and its mask has no effect any more"
+    name,is_there = name or attr,attr in m._parameters
+    way = f"call sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
+    lost = None if is_there else first(o for o in computed_weights(m) if o[0]==attr)
+    if lost:
+        after = f" and then {way[5:]}, since its mask took the place of the one it had" if lost[1]=='is pruned' else ''
+        raise ValueError(f"{name} was made sparse, and {lost[1]} since then, so that it is computed and dead weights come back: "
+            f"call {lost[2]}{after}, or unsparsify(model) to train it dense")
+    if is_there and f'{attr}_sparsity' in m._buffers and f'{attr}_mask' not in m._buffers:
         raise ValueError(f"{name} was made sparse, and its mask was taken away (torch.nn.utils.prune.remove does so): "
-            f"call {mask_gone} to keep its zeros, or unsparsify(model) to train it dense")
+            f"{way} to keep its zeros, or unsparsify(model) to train it dense")
