@@ -7,7 +7,7 @@ from fastsparse.all import *
 from fastsparse.masks.selection import highest
 from fastsparse.special.starts import checkerboard
 from fastsparse.live.compute import store_dense
-from fastsparse.train.engine import ask_dense,Score
+from fastsparse.train.engine import Score
 from helpers import *
 
 def net(n=64): return nn.Sequential(nn.Linear(12,n), nn.ReLU(), nn.Linear(n,n), nn.ReLU(), nn.Linear(n,5))
@@ -194,7 +194,7 @@ def test_the_best_in_pieces(case, n):
     m = born(lambda: nn.Linear(512, 600), .9, sparse_f='uniform')
     w, = masked_params(m)
     dst = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), .1), 40, method='rigl', batches_per_update=5)
-    ask_dense(dst.moving[0].weight, True)
+    dst.moving[0].weight.ask_dense(True)
     torch.manual_seed(0)
     g = torch.randn(600, 512)
     if case=='ties': g = g.round()

@@ -81,9 +81,9 @@ def test_methods_by_name():
     cb = DynamicSparseTrainingCallback(method='rigl', sparsity=.9)
     assert cb.method.batches_per_update==100 and 'sparsity=0.9' in repr(cb)
     for make in (lambda: DynamicSparseTrainingCallback(RigL_presets), lambda: engine_of(random_score, sparse_modules=RigL_presets)):
-        with pytest.raises(ValueError, match='two stars'): make()
+        with pytest.raises(ValueError, match="method='RigL'"): make()
 
-@pytest.mark.parametrize('change,say', [(None, 'the state is None'), ({}, 'the state is {}'), (dict(schema=0), 'schema 0'), (dict(n_steps=7), 'of a run of 7 steps'), (dict(seed=9), 'checksum')])
+@pytest.mark.parametrize('change,say', [(None, 'the state is None'), ({}, 'the state is {}'), (dict(schema=0), 'schema 0'), (dict(n_steps=7), 'n_steps=7'), (dict(seed=9), 'checksum')])
 def test_states_are_not_believed(change, say):
     "Law 10: a state of another run, or one that was changed, is refused before anything changed"
     m,engine = engine_of(random_score)
@@ -120,4 +120,4 @@ def test_gradients_that_are_never_finite():
         for t in range(0, 100):
             m.weight.grad = torch.full_like(m.weight, float('inf'))
             engine.before_step(t)
-    with pytest.warns(UserWarning, match='10 updates'): spin()
+    with pytest.warns(UserWarning, match='the last ten'): spin()
