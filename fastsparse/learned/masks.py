@@ -16,7 +16,7 @@ from fastcore.meta import delegates
 from ..core.checks import need_bools,need_choice,need_number
 from ..core.patterns import assign,read_rules
 from ..masks.schedules import Schedule
-from ..core.registry import call_with
+from ..core.registry import call_with,closest_name
 from .sparseness import as_sparseness,Dense,Sparseness
 from ..masks.selection import count_live,keyed_generator,sparsity_from_tensor,zero_dead_
 from ..weights.weight import weight_of
@@ -326,6 +326,8 @@ def learn_masks(
     "Give weights of `model` learned masks, which are chosen anew at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
+    if bad := first(k for k in settings if k not in _setting_names):
+        raise TypeError(f"{bad!r} is no setting of learned masks: {closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))}")
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, "
         "with fold_masks(model) and unsparsify(model)")
     weights = _learnable(model, sparseness, also)
@@ -346,6 +348,7 @@ def learn_masks(
     if learn is not None: learn.opt = None  # the next fit makes one that holds the scores, for modes to come too
     return sps
 
+# %% ../../nbs/551_learned.masks.ipynb #899fa90b
 @patch
 def rescale_weight(self:WeightSparsify):
     "Scale the weight so that its root mean square under the mask is that of the dense weight"

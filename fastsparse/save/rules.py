@@ -99,18 +99,18 @@ def rules_table(
     "The rule that applies to each parameter of `model`, or why none does"
     model = module_of(model)
     if not (isinstance(rules, list) and rules and isinstance(rules[0], tuple)): rules = configure(rules)
-    os = decide(model)
-    free = [o for o in os if not o.dense_reason]
+    params = decide(model)
+    free = [param for param in params if not param.dense_reason]
     hits = [{free[i].name for i in named(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
-    def row(o):
-        shape = ' x '.join(map(str, o.p.shape))
-        res = dict(parameter=o.name, shape=shape, rule='', method='', sparsity='', structure='', note=o.dense_reason)
-        if o.dense_reason: return res
-        k = first(k for k,hit in enumerate(hits) if o.name in hit)
+    def row(param):
+        shape = ' x '.join(map(str, param.p.shape))
+        res = dict(parameter=param.name, shape=shape, rule='', method='', sparsity='', structure='', note=param.dense_reason)
+        if param.dense_reason: return res
+        k = first(k for k,hit in enumerate(hits) if param.name in hit)
         if k is None: return dict(res, note='no rule')
-        pattern,kw = rules[k]
+        pattern,settings = rules[k]
         res['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
-        if kw is None: return dict(res, note='dense by rule')
-        return dict(res, method=getattr(kw, 'name', 'own').lower(), sparsity=kw.get('sparsity', ''),
-            structure=ifnone(kw.get('structure'), ''))
-    return pd.DataFrame([row(o) for o in os])
+        if settings is None: return dict(res, note='dense by rule')
+        return dict(res, method=getattr(settings, 'name', 'own').lower(), sparsity=settings.get('sparsity', ''),
+            structure=ifnone(settings.get('structure'), ''))
+    return pd.DataFrame([row(param) for param in params])
