@@ -7,7 +7,8 @@ from fastsparse.masks.selection import count_live
 from fastsparse.special.structures import InputGroups,OutputGroups
 from fastsparse.model.layers import register_layer
 from fastsparse.compat.sparselearning import MagnitudePruneDecay,masking_settings
-from fastsparse.learned.masks import as_sparseness,Bernoulli,Dense,Sparsify
+from fastsparse.learned.masks import Sparsify
+from fastsparse.learned.sparseness import as_sparseness,Bernoulli,Dense
 from fastsparse.train.method import Method
 from helpers import *
 from hypothesis import given,settings,strategies as st

@@ -11,8 +11,8 @@ from fastsparse.compat.dmx import effective_weight
 from fastsparse.demo import TensorData
 from fastsparse.masks.structures import Unstructured
 from fastsparse.model.sparsify import unsparsify_parameter
-from fastsparse.learned.masks import as_sparseness,dead_decay,explore_decay,LearnedMaskCallback,mask_penalty,own_magnitude
-from fastsparse.learned.masks import signed_constant_,Sparseness,sparsifiers,TopOf,update_all
+from fastsparse.learned.masks import dead_decay,explore_decay,LearnedMaskCallback,mask_penalty,own_magnitude,signed_constant_,sparsifiers,update_all
+from fastsparse.learned.sparseness import as_sparseness,Sparseness,TopOf
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -207,8 +207,7 @@ refused = [(dense,lambda m, s=s: as_sparseness(s),what) for s,what in texts]
 refused += [(learned,settled(c, many),what) for c,what in changes for many in (False,True)]
 refused += [(dense,lambda m: learn_masks(m, '2:4'),r'2\.weight: 2:4 needs an axis 1 that 4 divides'),
     (dense,lambda m: learn_masks(m, {'lm_haed':None,'0.weight':None}),'no weights'), (dense,lambda m: learn_masks(m, {'0.weight':None}),'no weights'),
-    (dense,lambda m: learn_masks(m, 'x'),'structure is'),
-    (dense,lambda m: learn_masks(m, scor_func=abs),"'scor_func' is no setting of learned masks: did you mean 'score_func'"), (sparse,learn_masks,'unsparsify'),
+    (dense,lambda m: learn_masks(m, 'x'),'structure is'), (dense,lambda m: learn_masks(m, scor_func=abs),"'scor_func' is no setting.*did you mean 'score_func'"), (sparse,learn_masks,'unsparsify'),
     (dense,fold_masks,'learn_masks'), (learned,learn_masks,'fold_masks'), (learned,unsparsify,r'0\.weight has a learned mask.*fold_masks'),
     (learned,lambda m: unsparsify_parameter(m, '2.weight'),r'2\.weight has a learned mask.*fold_masks'),
     (learned,lambda m: prune_to(m, .9),'0.weight has a learned mask: call fold_masks'), (learned,trained_by_set,'0.weight has a learned mask: call fold_masks'),

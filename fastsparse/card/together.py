@@ -7,7 +7,7 @@ __all__ = ['best_of_each', 'move_together', 'joins', 'batches', 'choose_together
 
 # %% ../../nbs/530_card.together.ipynb #19b769c0
 import itertools,torch
-from ..core.registry import register_part
+from ..contract import register_part
 from ..masks.structures import Unstructured
 from ..train.moves import has_choices,Move,refuse_choices
 

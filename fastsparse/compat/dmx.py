@@ -12,7 +12,8 @@ from dataclasses import fields
 from fastcore.basics import *
 from ..masks.structures import NM,Unstructured
 from ..contract import axes_of
-from ..learned.masks import Bernoulli,Dense,sparsifiers,Sparseness,Sparsify,TopOf,update_all
+from ..learned.masks import sparsifiers,Sparsify,update_all
+from ..learned.sparseness import Bernoulli,Dense,Sparseness,TopOf
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer,UninitializedParameter

@@ -8,12 +8,9 @@ __all__ = ['supar_init_', 'supar_scales', 'supar_groups', 'supar_splitter', 'sup
 # %% ../../nbs/835_compat.supar.ipynb #50b315ca
 import torch
 from collections import defaultdict
-from ..core.checks import need_number
+from ..contract import decide,masked_params,module_of,need_number
 from ..masks.selection import count_live
-from ..model.choose import decide
 from ..model.init import was_rescaled
-from ..model.running import module_of
-from ..weights.find import masked_params
 from torch import nn
 
 # %% ../../nbs/835_compat.supar.ipynb #5c7744a6

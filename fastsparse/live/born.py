@@ -8,12 +8,10 @@ __all__ = ['unset', 'initialiser', 'Birth', 'with_values']
 # %% ../../nbs/519_live.born.ipynb #7a3e085c
 import torch
 from fastcore.basics import *
-from ..core.registry import register_part,wants
+from ..contract import masked_params,register_mask,register_part,wants
 from .compute import reasons
 from .weight import store_live
 from ..masks.selection import keyed_generator
-from ..model.buffers import register_mask
-from ..weights.find import masked_params
 from torch import nn
 
 # %% ../../nbs/519_live.born.ipynb #a522b192

@@ -11,15 +11,13 @@ import torch,torch.distributed as dist
 from collections import Counter
 from collections.abc import Mapping
 from fastcore.basics import *
-from ..core.checks import need_batch,pip_install
+from ..contract import call_model,evaluating,masked_params,module_of,need_batch,pip_install
 from ..report.progress import with_bar
 from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
 from ..kernels.linear import kernels_take
 from ..kernels.timing import fresh,speedup
 from .tensor import Cell,LiveParameter
 from .weight import Live,store_live,store_masked
-from ..model.running import call_model,evaluating,module_of
-from ..weights.find import masked_params
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
@@ -29,61 +27,60 @@ from torch.utils._pytree import tree_leaves
 _no_product = nn.RNNBase,nn.RNNCellBase,nn.Embedding,nn.EmbeddingBag
 
 def why_not_live(
-    w, # A `Weight`
+    weight, # A `Weight`
     n_uses:int=1, # In how many places of the model the parameter stands
 ) -> str: # Empty if it can
     "Why a weight can't be live"
-    m,p = w.module,w.p
+    module,p = weight.module,weight.p
     if n_uses>1: return 'shared with another layer'
-    if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(w.handles): return 'it has hooks of its own'
-    if w.learned: return 'its mask is learned'
-    if p.ndim==2 and not isinstance(m, _no_product) or is_pointwise(m): return ''
-    if not isinstance(m, _ConvNd) or m.transposed: return f'no sparse product in {type(m).__name__}'
-    why = why_no_kernel(m)
-    return why or ('' if p.is_meta or fits_kernel(p) else 'convolutions have kernels for float32 and float64 on the CPU')
+    if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(weight.handles): return 'it has hooks of its own'
+    if weight.learned: return 'its mask is learned'
+    if p.ndim==2 and not isinstance(module, _no_product) or is_pointwise(module): return ''
+    if not isinstance(module, _ConvNd) or module.transposed: return f'no sparse product in {type(module).__name__}'
+    return why_no_kernel(module) or ('' if p.is_meta or fits_kernel(p) else 'convolutions have kernels for float32 and float64 on the CPU')
 
 def reasons(
     model:nn.Module, # Any module
-    ws:list=None, # `Weight`s of it; all by default
+    weights:list=None, # Masked parameters of it; all by default
 ) -> dict: # Parameter → why it can't be live; empty if it can
     "Which weights of `model` can't be live"
-    counts = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
-    return {w.name:why_not_live(w, counts[id(w.p)]) for w in ifnone(ws, masked_params(model))}
+    counts = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    return {o.name:why_not_live(o, counts[id(o.p)]) for o in ifnone(weights, masked_params(model))}
 
 # %% ../../nbs/517_live.compute.ipynb #5c26ef76
 def why_masked(
-    w, # A `Weight`
+    weight, # A `Weight`
     batch:int, # Samples of a batch
 ) -> str: # Empty if live weights are faster
     "Why the fixed rule keeps a weight dense under its mask"
-    n,live,is_conv = w.mask.numel(),w.n_live(),isinstance(w.module, _ConvNd)
+    p,n,live,is_conv = weight.p,weight.mask.numel(),weight.n_live(),isinstance(weight.module, _ConvNd)
     rows = batch*(16 if is_conv else 1)
-    if w.p.device.type!='cpu' or w.p.dtype not in (torch.float,torch.double):
-        return f"{str(w.p.dtype).removeprefix('torch.')} on {w.p.device.type}, where masked is faster"
+    if p.device.type!='cpu' or p.dtype not in (torch.float,torch.double):
+        return f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}, where masked is faster"
     pays = n*rows>=2**23 and (live<=.12*n or live<=.25*n and rows>=32 and not is_conv)
     if not pays: return f'{live/max(n, 1):.2g} of {n} weights live at batches of {batch}, where masked is about as fast'
-    return '' if kernels_take(w.p) else f"the products need Numba: {pip_install('fast')}"
+    return '' if kernels_take(p) else f"the products need Numba: {pip_install('fast')}"
 
 # %% ../../nbs/517_live.compute.ipynb #6f8c4ac7
 def live_weights(
     model:nn.Module, # Any module
 ) -> list: # `Live`s
     "The weights of `model` that are stored as live values"
-    return [w for m in model.modules() for w in vars(m).get('_weights', {}).values() if isinstance(w, Live) and w.module is m]
+    return [o for module in model.modules() for o in vars(module).get('_weights', {}).values() if isinstance(o, Live) and o.module is module]
 
 def rest_packing(model):
     "Encoders make no nested tensors while a layer in them has live weights"
-    for m in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-        live = any(live_weights(m))
-        if live and '_packed' not in vars(m): m._packed,m.use_nested_tensor = m.use_nested_tensor,False
-        elif not live and '_packed' in vars(m): m.use_nested_tensor = vars(m).pop('_packed')
+    for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
+        is_live,rests = any(live_weights(encoder)),'_packed' in vars(encoder)
+        if is_live and not rests: encoder._packed,encoder.use_nested_tensor = encoder.use_nested_tensor,False
+        if rests and not is_live: encoder.use_nested_tensor = vars(encoder).pop('_packed')
 
 def store_dense(
     model:nn.Module, # Any module
-    ws:list=None, # `Live` weights of it, all by default
+    weights:list=None, # `Live` weights of it, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
-    for w in list(ifnone(ws, live_weights(model))): store_masked(w)
+    for weight in list(ifnone(weights, live_weights(model))): store_masked(weight)
     rest_packing(model)
 
 # %% ../../nbs/517_live.compute.ipynb #f330d989
@@ -110,35 +107,31 @@ def _speedup(p, call, inputs):
 # %% ../../nbs/517_live.compute.ipynb #a5d4b4b1
 def measure(
     model:nn.Module, # A model with live weights
-    ws:dict, # Parameter → its `Live`
+    weights:dict, # Parameter → its `Live`
     xb, # Inputs of the model, a tuple or a dict
 ) -> tuple: # A plan, and the speed-up by parameter, of weights that the forward computes products with
     "Measure which live weights are faster than dense ones in `model`"
     with evaluating(model):
-        for w in ws.values(): w.p.calls = []
+        for weight in weights.values(): weight.p.calls = []
         try:
-            if ws: call_model(model, xb)
-            calls = {n:w.p.calls[0] for n,w in ws.items() if w.p.calls and not w.p.reads}
+            call_model(model, xb)
+            calls = {n:o.p.calls[0] for n,o in weights.items() if o.p.calls and not o.p.reads}
         finally:
-            for w in ws.values(): w.p.calls = None
+            for weight in weights.values(): weight.p.calls = None
         kinds,inputs = {},{t.untyped_storage().data_ptr() for t in tree_leaves(xb) if isinstance(t, torch.Tensor)}
-        for n,call in calls.items(): kinds.setdefault(_kind(ws[n].p, call), (ws[n].p, call))
+        for n,call in calls.items(): kinds.setdefault(_kind(weights[n].p, call), (weights[n].p, call))
         found = {kind:_speedup(*o, inputs) for kind,o in with_bar(list(kinds.items()))}
-    speedups = {n:found[_kind(ws[n].p, call)] for n,call in calls.items()}
-    return {n:'rows' if speedups.get(n, 0)>=_gain else 'dense' for n in ws},speedups
+    speedups = {n:found[_kind(weights[n].p, call)] for n,call in calls.items()}
+    return {n:'rows' if speedups.get(n, 0)>=_gain else 'dense' for n in weights},speedups
 
 @torch.inference_mode(False)
-def _measured(model, ws, xb):
-    "The plan and the speed-ups of all ranks; weights that stay dense leave `ws`"
+def _measured(model, weights, xb):
+    "The plan and the speed-ups of rank 0, on all; weights that stay dense leave `weights`"
     shared,box = dist.is_available() and dist.is_initialized(),[None]
-    try:
-        if not shared or dist.get_rank()==0: box = [measure(model, ws, fresh(xb))]
-        if shared: dist.broadcast_object_list(box, src=0)
-    except BaseException:
-        store_dense(model, ws.values())
-        raise
-    plan = box[0][0]
-    store_dense(model, [ws.pop(n) for n in list(ws) if plan[n]=='dense'])
+    if not shared or dist.get_rank()==0: box = [measure(model, weights, fresh(xb))]
+    if shared: dist.broadcast_object_list(box, src=0)
+    plan,_ = box[0]
+    store_dense(model, [weights.pop(n) for n in list(weights) if plan[n]=='dense'])
     return box[0]
 
 # %% ../../nbs/517_live.compute.ipynb #61b1ddc8
@@ -147,27 +140,25 @@ class SparseCompute:
     def __init__(self, model, weights, plan, ratios, notes):
         import pandas as pd  # takes long to import
         store_attr('model,weights,plan,ratios,notes')
-        rows = [dict(parameter=n, route=r, speedup=ratios.get(n, float('nan')), note='') for n,r in plan.items()]
-        self.df = pd.DataFrame(rows+[dict(parameter=n, route='dense', speedup=float('nan'), note=why) for n,why in notes.items()])
-        for n,w in weights.items(): w.summary_note += f', {ratios[n]:.1f} times as fast' if n in ratios else ''
+        rows = [(n, route, ratios.get(n, float('nan')), '') for n,route in plan.items()]+[(n, 'dense', float('nan'), why) for n,why in notes.items()]
+        self.df = pd.DataFrame(rows, columns=['parameter','route','speedup','note'])
+        for n,weight in weights.items(): weight.summary_note += f', {ratios[n]:.1f} times as fast' if n in ratios else ''
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
-        store_dense(self.model, [w for w in self.weights.values() if isinstance(w, Live)])
+        store_dense(self.model, [o for o in self.weights.values() if isinstance(o, Live)])
         self.weights = {}
 
 # %% ../../nbs/517_live.compute.ipynb #a4ea1001
-def _check_model(model, ws):
-    if not ws: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
-    if live_weights(model):
-        raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
+def _check_model(model, weights):
+    if not weights: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first")
+    if live_weights(model): raise ValueError("the model computes sparsely already: call remove() of the report, or store_dense(model), first")
     if isinstance(model, DistributedDataParallel):
-        raise ValueError("the model is wrapped for data parallel training, which has its parameters already: "
-            "call sparse_compute before, or pass the callback a plan from one process")
-    if any(w.dense_history for w in ws): refuse_history()
+        raise ValueError("the model is wrapped for data parallel training: call sparse_compute before, or pass a plan from one process")
+    if any(o.dense_history for o in weights): refuse_history()
 
 def refuse_history():
     "Raise a `ValueError`: an engine needs the optimizer state of dead weights"
@@ -180,7 +171,7 @@ def _check_plan(plan, names, notes):
         if n not in names: raise ValueError(f"plan names {n}, and the parameters to choose from are {', '.join(names)}")
         if route not in ('rows','dense'): raise ValueError(f"plan gives {n} the route {route!r}, and must give 'rows' or 'dense'")
 
-# %% ../../nbs/517_live.compute.ipynb #6c6a7b2a
+# %% ../../nbs/517_live.compute.ipynb #e3d997c1
 def sparse_compute(
     model, # A sparse module or a `Learner` of one
     xb, # A batch of inputs: a tensor, a tuple or a dict by name; may be None with a `plan`
@@ -189,28 +180,26 @@ def sparse_compute(
 ) -> SparseCompute: # The choice and measured speed-ups; its `remove()` undoes it
     "Compute with live weights only where that is faster"
     model,xb = module_of(model),dict(xb) if isinstance(xb, Mapping) else xb if isinstance(xb, (tuple,list)) else (xb,)
-    ws = masked_params(model)
-    _check_model(model, ws)
-    if not (opt is None or hasattr(opt, 'param_groups')):
-        raise ValueError(f"opt is a {type(opt).__name__}, and must be an optimizer, fastai's or torch's, or None")
+    weights = masked_params(model)
+    _check_model(model, weights)
+    if not (opt is None or hasattr(opt, 'param_groups')): raise ValueError(f"opt is {opt!r:.80}, and must be an optimizer, fastai's or torch's, or None")
     notes = {n:why for n,why in reasons(model).items() if why}
-    names = [w.name for w in ws if w.name not in notes]
+    names = [o.name for o in weights if o.name not in notes]
     if plan is not None: _check_plan(plan, names, notes)
     if plan is None or any(o is not None for o in xb): need_batch(xb)
-    def is_chosen(w): return w.name in names and (plan is None or plan.get(w.name, 'dense')!='dense')
-    chosen,opts = {},[] if opt is None else [opt]
+    wanted,live = [n for n in names if plan is None or plan.get(n, 'dense')!='dense'],{}
     try:
-        for w in ws:
-            w.project()
-            if not is_chosen(w): continue
-            store_live(w, opts)
-            chosen[w.name] = w
-    except ValueError:
-        store_dense(model, chosen.values())
+        for weight in weights:
+            weight.project()
+            if weight.name not in wanted: continue
+            store_live(weight, [] if opt is None else [opt])
+            live[weight.name] = weight
+        rest_packing(model)
+        plan,ratios = _measured(model, live, xb) if plan is None and live else ({n:plan.get(n, 'dense') for n in names},{})
+    except BaseException:
+        store_dense(model, live.values())
         raise
-    rest_packing(model)
-    plan,ratios = _measured(model, chosen, xb) if plan is None else ({n:plan.get(n, 'dense') for n in names},{})
-    return SparseCompute(model, chosen, plan, ratios, notes)
+    return SparseCompute(model, live, plan, ratios, notes)
 
 # %% ../../nbs/517_live.compute.ipynb #fdcfaac9
 def follow_rule(
@@ -222,14 +211,14 @@ def follow_rule(
 ) -> SparseCompute: # `report` itself if nothing has changed
     "Compute with live weights where the fixed rule says that it pays"
     never = reasons(model) if report is None else report.notes
-    def why_not(w):
-        if names is not None and w.name not in names: return 'read as a dense tensor in the first step'
-        return why_masked(w, batch)
-    why = {w.name:never.get(w.name) or why_not(w) for w in masked_params(model)}
-    plan = {n:'dense' if o else 'rows' for n,o in why.items() if not never.get(n)}
+    def why_not(weight):
+        if names is not None and weight.name not in names: return 'read as a dense tensor in the first step'
+        return why_masked(weight, batch)
+    why = {o.name:never.get(o.name) or why_not(o) for o in masked_params(model)}
+    plan = {n:'dense' if reason else 'rows' for n,reason in why.items() if not never.get(n)}
     if report is not None:
         if plan==report.plan: return report
         report.remove()
-    new = sparse_compute(model, None, opt, plan)
-    new.df['note'] = new.df.parameter.map(why)
-    return new
+    report = sparse_compute(model, None, opt, plan)
+    report.df['note'] = report.df.parameter.map(why)
+    return report

@@ -7,7 +7,7 @@ __all__ = ['F', 'keep_live', 'project_by_kernel']
 
 # %% ../../nbs/515_live.projection.ipynb #f8b15271
 import numpy as np,torch
-from ..core.registry import register_part
+from ..contract import register_part
 from ..kernels.linear import call,split_work
 from ..kernels.vectors import at,kernel,numbers,put,why_not
 

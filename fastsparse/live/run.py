@@ -8,15 +8,11 @@ __all__ = ['FirstBatch', 'LiveRun']
 # %% ../../nbs/518_live.run.ipynb #c01446a4
 import inspect,torch
 from fastcore.basics import *
-from ..core.optimizers import base_opt
+from ..contract import base_opt,masked_params,needs_of,register_part
 from ..core.ranks import in_many
-from ..core.registry import needs_of,register_part
 from .compute import follow_rule,refuse_history,sparse_compute
-from ..train.fits import refuse_stored
 from ..train.method import why_dense
-from ..weights.find import masked_params
 from torch.utils._pytree import tree_leaves
-from warnings import warn
 
 # %% ../../nbs/518_live.run.ipynb #6fed5f0b
 class FirstBatch:
@@ -25,7 +21,7 @@ class FirstBatch:
 
     def __init__(self, model):
         self.n,self.model = None,model
-        self.handles = [m.register_forward_pre_hook(self, with_kwargs=True) for m in {model, *(w.module for w in masked_params(model))}]
+        self.handles = [m.register_forward_pre_hook(self, with_kwargs=True) for m in {model, *(o.module for o in masked_params(model))}]
 
     def __reduce__(self): return object.__new__,(FirstBatch,)
 
@@ -38,10 +34,11 @@ class FirstBatch:
     def remove(self):
         for h in self.handles: h.remove()
 
-# %% ../../nbs/518_live.run.ipynb #ba530c5b
+# %% ../../nbs/518_live.run.ipynb #ac5514b4
 class LiveRun:
     "Lets weights be live from the second step of a run until `end()`"
-    report,first,why_masked,n_live,ended,suspects = None,None,'',None,False,None
+    report,first,why_masked,n_live,ended = None,None,'',None,False
+    read = ()  # of the first two steps with live weights: those that each read as dense tensors
 
     def __init__(self,
         engine, # A `SparseEngine`
@@ -51,6 +48,24 @@ class LiveRun:
         self.start()
 
     def __getstate__(self): return {k:v for k,v in vars(self).items() if k not in ('first','report')}
+
+    def start(self):
+        "Follow a plan, continue from the engine's state, or wait for the first step"
+        self.forget_batch()
+        if self.way is False: return
+        if isinstance(self.way, dict): return self.take(self.way)
+        if self.engine.seen is not None: return self.follow()
+        self.why_masked = self.why_all()
+        if self.why_masked and self.way: raise ValueError(f"sparse_compute is True, and {self.why_masked}")
+        if self.why_masked: self.note()
+        else: self.first = FirstBatch(self.engine.model)
+
+    def restart(self):
+        "Start again, after a state was loaded into the engine or in a copy of the run"
+        if isinstance(self.way, dict) and self.report is not None: return
+        if self.report is not None: self.report.remove()
+        self.report,self.n_live,self.ended = None,None,False
+        self.start()
 
     @staticmethod
     def check_way(way):
@@ -69,39 +84,21 @@ class LiveRun:
         if unknown := [n for n in plan if n not in names] if isinstance(plan, dict) else ():
             raise ValueError(f"sparse_compute names {unknown[0]}, and the parameters are {', '.join(names)}")
 
-    def start(self):
-        "Follow a plan, continue from the engine's state, or wait for the first step"
-        self.forget_batch()
-        if self.way is False or self.ended: return
-        if isinstance(self.way, dict): return self.take(self.way)
-        if self.engine.seen is not None: return self.follow()
-        self.why_masked = self.why_all()
-        if self.why_masked and self.way: raise ValueError(f"sparse_compute is True, and {self.why_masked}")
-        if self.why_masked: self.note()
-        else: self.first = FirstBatch(self.engine.model)
-
-    def restart(self):
-        "Start again, after a state was loaded into the engine or in a copy of the run"
-        if isinstance(self.way, dict) and self.report is not None: return
-        if self.report is not None: self.report.remove()
-        self.report,self.n_live,self.ended = None,None,False
-        self.start()
-
     def forget_batch(self):
         first,self.first = self.first,None
         if first is not None: first.remove()
         return first
 
-# %% ../../nbs/518_live.run.ipynb #db7f96ad
+# %% ../../nbs/518_live.run.ipynb #ba530c5b
 @patch
 def why_all(self:LiveRun):
     "Why all weights must stay masked; empty if they needn't"
-    e = self.engine
+    engine = self.engine
     if in_many(): return 'several processes train this model'
-    compiled = any(hasattr(m, '_orig_mod') or getattr(m, '_compiled_call_impl', None) for m in e.model.modules())
+    compiled = any(hasattr(m, '_orig_mod') or getattr(m, '_compiled_call_impl', None) for m in engine.model.modules())
     if compiled: return 'the model is compiled'
-    if self.report is None and any(w.kind for w in e.weights): return 'sparse_compute was called for it already'
-    return first(filter(None, map(why_dense, e.methods))) or ''
+    if self.report is None and any(o.kind for o in engine.weights): return 'sparse_compute was called for it already'
+    return first(filter(None, map(why_dense, engine.methods))) or ''
 
 # %% ../../nbs/518_live.run.ipynb #3621639e
 @patch
@@ -117,19 +114,19 @@ def after_step(self:LiveRun):
 @patch
 def choose(self:LiveRun):
     "Choose among the weights that the optimizer holds"
-    e,why = self.engine,self.why_all()
+    engine,why = self.engine,self.why_all()
     if self.first.n is None and not why:  # a compiler calls no hooks
         self.why_masked = 'no layer was called in the first step, as where a model is compiled'
         return self.note()
     batch = self.forget_batch()
     if self.way and not why and batch.inputs is None: why = "the model's own forward wasn't called, so that nothing could be measured"
-    held = {id(p) for g in base_opt(e.opt).param_groups for p in g['params']}
-    names = [] if why else [w.name for w in masked_params(e.model) if id(w.p) in held]
+    held = {id(p) for group in base_opt(engine.opt).param_groups for p in group['params']}
+    names = [] if why else [o.name for o in masked_params(engine.model) if id(o.p) in held]
     if self.way and not why:
         if self.report is not None: self.report.remove()
-        self.report = sparse_compute(e.model, batch.inputs, e.opt)
+        self.report = sparse_compute(engine.model, batch.inputs, engine.opt)
         names = [n for n in names if self.report.plan.get(n)=='rows']
-    e.seen,self.suspects = dict(batch=batch.n, names=names, why=why, live=sum(self.counts())),None
+    engine.seen,self.read = dict(batch=batch.n, names=names, why=why, live=sum(self.counts())),()
     self.follow()
 
 @patch
@@ -137,57 +134,53 @@ def counts(self:LiveRun): return [o.live for o in self.engine.tallies]
 
 # %% ../../nbs/518_live.run.ipynb #62d15d96
 @patch
-def drop_read(self:LiveRun):
-    "Mask the weights again that were read as dense tensors in two steps"
-    if self.suspects==(): return
-    read = [n for n,w in self.report.weights.items() if w.has_live and w.p.reads]
-    for n in read: self.report.weights[n].p.reads = 0
-    if self.suspects is None: self.suspects = tuple(read)
-    else:
-        again,self.suspects = set(read)&set(self.suspects),()
-        self.engine.seen['names'] = [n for n in self.engine.seen['names'] if n not in again]
-        if again: self.n_live = None
-
-@patch
 def follow(self:LiveRun):
     "Apply the rule again if the number of live weights has changed"
-    e,now = self.engine,self.counts()
-    if self.ended or now==self.n_live: return
-    self.n_live,self.why_masked = now,e.seen.get('why', '')
-    if self.way is True and self.report is None and e.seen['names']: self.take(dict.fromkeys(e.seen['names'], 'rows'))
+    engine,now = self.engine,self.counts()
+    if now==self.n_live: return
+    self.n_live,self.why_masked = now,engine.seen.get('why', '')
+    if self.way is True and self.report is None and engine.seen['names']: self.take(dict.fromkeys(engine.seen['names'], 'rows'))
     elif self.way is None and not self.why_masked:
-        try: self.report = follow_rule(e.model, e.batch_size or e.seen['batch'] or 1, e.opt, self.report, e.seen['names'])
+        batch = engine.batch_size or engine.seen['batch'] or 1
+        try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, engine.seen['names'])
         except ValueError as why: self.why_masked = str(why)
     self.note()
 
 @patch
 def take(self:LiveRun, plan):
     "Store weights by a plan"
-    e = self.engine
-    self.report = sparse_compute(e.model, None, e.opt, plan)
-    try:
-        for o in e.moving: refuse_stored(o.method, o.weight)
-    except ValueError:
-        self.report.remove()
-        raise
+    for tally in self.engine.moving:
+        why = plan.get(tally.name, 'dense')!='dense' and why_dense(tally.method)
+        if why: raise ValueError(f"{why}, or leave {tally.name} out of the plan")
+    self.report = sparse_compute(self.engine.model, None, self.engine.opt, plan)
+
+# %% ../../nbs/518_live.run.ipynb #1a4097d9
+@patch
+def drop_read(self:LiveRun):
+    "Mask the weights again that were read as dense tensors in two steps"
+    if len(self.read)==2: return
+    names = [n for n,weight in self.report.weights.items() if weight.has_live and weight.p.reads]
+    for n in names: self.report.weights[n].p.reads = 0
+    self.read = *self.read,names
+    if len(self.read)<2 or not (again := set.intersection(*map(set, self.read))): return
+    self.engine.seen['names'] = [n for n in self.engine.seen['names'] if n not in again]
+    self.n_live = None
 
 # %% ../../nbs/518_live.run.ipynb #380f5b15
 @patch
 def note(self:LiveRun):
     df = None if self.report is None or self.why_masked else self.report.df
-    why = {} if df is None or self.ended else {n:why and f'masked: {why}' for n,why in zip(df.parameter, df.note)}
-    for i,w in enumerate(masked_params(self.engine.model)):
-        if not w.kind: w.summary_note = f'all masked: {self.why_masked}' if self.why_masked and not i else why.get(w.name, '')
+    why = {} if df is None or self.ended else {n:reason and f'masked: {reason}' for n,reason in zip(df.parameter, df.note)}
+    for i,weight in enumerate(masked_params(self.engine.model)):
+        if not weight.kind: weight.summary_note = f'all masked: {self.why_masked}' if self.why_masked and not i else why.get(weight.name, '')
 
 @patch
 def end(self:LiveRun):
     "Store dense weights again"
     self.forget_batch()
-    was,self.ended = self.ended,True
-    try:
-        if not was and self.report is not None: self.report.remove()
-    except ValueError as e: warn(f"weights stay stored as live values: {e}")
-    for w in masked_params(self.engine.model):
-        if not w.kind: w.summary_note = ''
+    self.ended = True
+    if self.report is not None: self.report.remove()
+    for weight in masked_params(self.engine.model):
+        if not weight.kind: weight.summary_note = ''
 
 register_part('storage', LiveRun)

@@ -8,13 +8,14 @@ __all__ = ['Live', 'store_live', 'store_masked', 'summed_at']
 # %% ../../nbs/516_live.weight.ipynb #8c8877bf
 import torch
 from fastcore.basics import *
-from ..core.optimizers import base_opt,opt_state
+from ..contract import base_opt,Masked
+from ..core.optimizers import opt_state
 from ..kernels.ops import sampled_product,SparseIndex
 from .tensor import become,Cell,LiveParameter,LiveTensor,plain
 from ..masks.scores import Live as Places
 from ..masks.selection import live_places,put_
 from ..weights.optimizers import known_state,optimizers_of,slow_weights
-from ..weights.weight import Masked,warn_of_replaced,Weight
+from ..weights.weight import warn_of_replaced,Weight
 
 # %% ../../nbs/516_live.weight.ipynb #d7a74f35
 _way_out = "call remove() of the report of sparse_compute, or store_dense(model)"

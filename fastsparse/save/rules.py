@@ -8,13 +8,10 @@ __all__ = ['default_filter', 'part', 'configure', 'rules_table']
 # %% ../../nbs/607_save.rules.ipynb #955fda4e
 import pandas as pd,re
 from fastcore.basics import *
-from ..core.registry import get_part,parts_of
-from ..core.files import read_data,reading
+from ..contract import decide,find_method,get_part,method_settings,module_of,parts_of,read_data,reading
 from ..core.patterns import named
 from ..masks.schedules import Interval
-from ..model.choose import decide
-from ..model.running import module_of
-from ..train.method import find_method,may_be_none,method_settings,part_kinds
+from ..train.method import may_be_none,part_kinds
 from functools import partial
 from inspect import signature
 from numbers import Real
@@ -99,18 +96,18 @@ def rules_table(
     "The rule that applies to each parameter of `model`, or why none does"
     model = module_of(model)
     if not (isinstance(rules, list) and rules and isinstance(rules[0], tuple)): rules = configure(rules)
-    os = decide(model)
-    free = [o for o in os if not o.dense_reason]
+    params = decide(model)
+    free = [param for param in params if not param.dense_reason]
     hits = [{free[i].name for i in named(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
-    def row(o):
-        shape = ' x '.join(map(str, o.p.shape))
-        res = dict(parameter=o.name, shape=shape, rule='', method='', sparsity='', structure='', note=o.dense_reason)
-        if o.dense_reason: return res
-        k = first(k for k,hit in enumerate(hits) if o.name in hit)
+    def row(param):
+        shape = ' x '.join(map(str, param.p.shape))
+        res = dict(parameter=param.name, shape=shape, rule='', method='', sparsity='', structure='', note=param.dense_reason)
+        if param.dense_reason: return res
+        k = first(k for k,hit in enumerate(hits) if param.name in hit)
         if k is None: return dict(res, note='no rule')
-        pattern,kw = rules[k]
+        pattern,settings = rules[k]
         res['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))
-        if kw is None: return dict(res, note='dense by rule')
-        return dict(res, method=getattr(kw, 'name', 'own').lower(), sparsity=kw.get('sparsity', ''),
-            structure=ifnone(kw.get('structure'), ''))
-    return pd.DataFrame([row(o) for o in os])
+        if settings is None: return dict(res, note='dense by rule')
+        return dict(res, method=getattr(settings, 'name', 'own').lower(), sparsity=settings.get('sparsity', ''),
+            structure=ifnone(settings.get('structure'), ''))
+    return pd.DataFrame([row(param) for param in params])

@@ -9,7 +9,8 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'rows_here', 'Sharded', 'f
 import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
 from ..masks.selection import local_part,put_,zero_dead_
-from ..weights.weight import gathered,Masked,register_kind
+from ..contract import Masked,register_kind
+from ..weights.weight import gathered
 from torch import nn
 
 # %% ../../nbs/540_shards.weight.ipynb #6ff96055

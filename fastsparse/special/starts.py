@@ -8,7 +8,8 @@ __all__ = ['checkerboard', 'masks_like']
 # %% ../../nbs/521_special.starts.ipynb #879b3b28
 import numpy as np,os,torch
 from fastcore.foundation import L
-from ..core.registry import register_part,same_needs
+from ..contract import register_part
+from ..core.registry import same_needs
 from ..masks.selection import count_live
 from ..masks.structures import as_structure,Permuted
 from .structures import PaddedBlock

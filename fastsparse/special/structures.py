@@ -9,8 +9,7 @@ __all__ = ['BalancedGroups', 'OutputGroups', 'InputGroups', 'Part', 'PaddedBlock
 import functools,itertools,math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from ..core.checks import need_fraction,need_number
-from ..core.registry import register_part
+from ..contract import need_fraction,need_number,register_part
 from ..masks.selection import count_live,highest,put_
 from ..masks.structures import Block,FanIn,places_of,Structure,WholeUnits
 from typing import NamedTuple

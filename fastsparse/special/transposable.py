@@ -9,8 +9,7 @@ __all__ = ['best_tiles', 'TransposableNM']
 import math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
-from ..core.checks import need_number
-from ..core.registry import register_part
+from ..contract import need_number,register_part
 from ..masks.selection import count_live
 from ..masks.structures import Structure
 
