@@ -5,6 +5,7 @@ from fastai.callback.core import CancelFitException,Callback
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.optimizer import Adam
 from fastai_data import momentum_sgd
+from fastsparse.save.load import pack_masks,unpack_masks
 from fastsparse.all import *
 from fastsparse.save.files import seal
 from fastsparse.train.callback import WaitForSparsity

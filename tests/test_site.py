@@ -91,7 +91,7 @@ def test_a_tutorial_or_concept_has_a_picture(name):
     outs = [d for c in cells(name) for o in c.get('outputs', []) for d in o.get('data', {})]
     assert 'image/png' in outs
 
-@pytest.mark.parametrize('name,folded', [('000_core.checks', False), ('404_train.engine', False), ('96_cli', True)])
+@pytest.mark.parametrize('name,folded', [('000_core.checks', False), ('404_train.engine', False), ('990_cli', True)])
 def test_a_page_shows_the_code_that_it_exports(name, folded):
     "Once, open where the library is explained and folded in a guide, below the targets of links to its names"
     nb = build.read_nb(pages[name])

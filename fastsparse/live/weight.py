@@ -89,11 +89,12 @@ def store_masked(
 ):
     "Store all weights again, in the parameter, its gradient and its optimizers"
     w.project()
-    p,grad = w.watched,w.dense_grad()
+    p,grad,wanted = w.watched,w.dense_grad(),w.wants_dense  # which the parameter tells while it is live
     become(p, p.cell.dense())
     for state in (base_opt(opt).state for opt in optimizers_of(p)):
         if p in state: state[p] = w.dense_state(state[p])
     w._become(Masked, p)
+    w.wants_dense = wanted
     w.project()
     w.load_grad_state(dict(grad=grad))
 
