@@ -2,7 +2,7 @@
 import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
 from contextlib import nullcontext
-from fastsparse.core import files
+from fastsparse.save import disk as files
 from fastsparse.save.disk import older_file,whole_file
 from fastsparse.train.engine import uninterrupted
 from fastsparse.save.files import check_seal,checksum,seal
@@ -32,7 +32,7 @@ def test_what_a_kill_left_is_taken_over(tmp_path):
     "A killed writer leaves one new file; the next write of that file ends it"
     path = tmp_path/'a.txt'
     path.write_text('old')
-    code = f"import os,signal\nfrom fastsparse.core.files import whole_file\nwith whole_file({str(path)!r}) as new:\n  new.write_text('x'*1000)\n  os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"import os,signal\nfrom fastsparse.save.disk import whole_file\nwith whole_file({str(path)!r}) as new:\n  new.write_text('x'*1000)\n  os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, '-c', code]).returncode==-signal.SIGKILL
     assert path.read_text()=='old' and sorted(os.listdir(tmp_path))==['.a.part.txt','a.txt']
     with whole_file(path) as new: new.write_text('new')
