@@ -3,7 +3,7 @@ import math,pytest,torch
 from dataclasses import dataclass
 from fastsparse.kernels import timing as clocks
 from fastsparse.kernels.timing import float_outputs,output_error,speedup,times_in_turns
-from fastsparse.core import progress as progressing
+from fastsparse.report import progress as progressing
 from fastsparse.report.progress import shown
 
 @pytest.fixture
