@@ -8,7 +8,7 @@ __all__ = ['project_', 'mask_grad_', 'scale_since', 'DenseGradient']
 # %% ../../nbs/201_weights.gradient.ipynb #fdc4b8f3
 import torch,torch.distributed as dist
 from fastcore.basics import *
-from ..core.registry import parts_of
+from ..core.registry import parts
 from ..masks.selection import zero_dead_
 
 # %% ../../nbs/201_weights.gradient.ipynb #f1928df8
@@ -18,7 +18,7 @@ def project_(
 ) -> torch.Tensor: # `t`
     "`zero_dead_`, or a faster way that was registered"
     own = t.data
-    if not any(f(own, mask) for f in parts_of('projection').values()): zero_dead_(own, mask)
+    if not any([f(own, mask) for f in parts['projection'].values()]): zero_dead_(own, mask)
     return t
 
 def mask_grad_(
