@@ -49,6 +49,13 @@ def pinn(live, method):
 critic = lambda: nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Softplus(), nn.Conv2d(6, 6, 3, stride=2), nn.Softplus(), nn.Flatten(),
     nn.Linear(54, 16), nn.Tanh(), nn.Linear(16, 1))
 
+def stepped(opt, loss):
+    "The number `loss`, after a step on it"
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    return loss.item()
+
 def wgan_gp(live, method):
     "A critic of pictures with a penalty on the norm of its gradient between real and false ones"
     m,opt = made(live, critic, method)
@@ -57,10 +64,7 @@ def wgan_gp(live, method):
         x = (e*real+(1-e)*fake).requires_grad_()
         g = grad(m(x).sum(), x, create_graph=True)[0]
         loss = m(fake).mean()-m(real).mean()+10*(g.flatten(1).norm(dim=1)-1).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        yield loss.item(),m
+        yield stepped(opt, loss),m
 
 def r1(live, method, k=3):
     "R1 every `k` steps, as StyleGAN has it; the other steps are of first order"
@@ -69,10 +73,7 @@ def r1(live, method, k=3):
         x = at(i, 8, 1, 8, 8).requires_grad_(i%k==0)
         loss = F.softplus(-(y := m(x))).mean()
         if i%k==0: loss = loss+k*5*grad(y.sum(), x, create_graph=True)[0].square().flatten(1).sum(1).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        yield loss.item(),m
+        yield stepped(opt, loss),m
 
 def r1_apart(live, method, k=3):
     "The same with two backwards that add up"
