@@ -71,7 +71,7 @@ def save_sparse(
     "Save live values and packed masks to a safetensors file"
     refuse_learned(need_masks(model))
     before_state(module := module_of(model))
-    masks = {o.name:o.mask for o in masked_params(module)}
+    masks = {o.name:o.shown_mask() for o in masked_params(module)}
     marks = {f'{n}_{kind}' for n in masks for kind in ('mask','sparsity')}
     with whole_file(path) as new: write_sparse({k:v for k,v in module.state_dict().items() if k not in marks}, masks, new)
     return Path(path)
