@@ -407,18 +407,19 @@ def test_a_page_stands_alone_and_escapes_tokens(tmp_path):
     "No address, no file; tokens such as < and quotes can't break it"
     m,c = drawn()
     text = circuit_page(m, [c], tmp_path/'p.html').read_text()
-    assert 'http' not in text and 'src=' not in text and text.count('<g class="node"')==7+text.count('data-node="token')>7
+    assert 'http' not in text and 'src=' not in text and text.count('data-node=')==7+text.count('data-node="token')>7
     data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
-    assert len(data)==text.count('<g class="node"') and 'feeds' in data['at.read:7'] and '<code></' not in text
+    assert len(data)==text.count('data-node=') and 'feeds' in data['at.read:7'] and '<code></' not in text
 
 def test_a_click_opens_a_node_in_chromium(tmp_path):
     "The page's own script is run by the browser, which then prints the page"
     browser = shutil.which('chromium') or pytest.skip('no Chromium')
     path = circuit_page(*[o if i==0 else [o] for i,o in enumerate(drawn())], tmp_path/'p.html')
-    path.write_text(path.read_text()+'<script>document.querySelector("circle").dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
+    path.write_text(path.read_text()+'<script>[...document.querySelectorAll("circle")].at(-1).dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
     flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
     res = subprocess.run([browser, *flags.split(), f'--user-data-dir={tmp_path}/u', '--dump-dom', f'file://{path}'], capture_output=True, text=True, timeout=120)
-    assert 'class="node open"' in res.stdout and '<b>emb:3</b> embedding' in res.stdout.split('</svg>')[1].split('<script')[0]
+    told = [o.split('</svg>')[1].split('<script')[0] for o in (path.read_text(),res.stdout)]
+    assert res.stdout.count('class="node open"')==1 and '<b>emb:3</b>: embedding, channel 3' in told[0] and '<b>read:7</b>: head reads, channel 7' in told[1]
 
 @pytest.mark.parametrize('kw', [dict(ways='sparse,desne'), dict(todo='quotes,bracket')])
 def test_the_command_refuses_a_name_before_it_trains(kw, tmp_path):

@@ -13,7 +13,7 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..report.progress import shown
-from ..contract import axes_of,need_number,Param,renamed,unfused
+from ..contract import axes_of,need_number,Param,unfused
 from fastcore.meta import delegates
 from ..masks.apportion import share_out
 from ..masks.selection import count_live,highest_in_rows,top_k_mask,zero_dead_
@@ -56,7 +56,6 @@ def _wanda(goal, statistic):
     return _own_order(goal, row_masks(score, goal.n, live)) if goal.free else goal.top(_own_order(goal, score)),goal.p
 
 # %% ../../nbs/713_prune.layerwise.ipynb #0bd1bac2
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_wanda(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
@@ -162,7 +161,6 @@ def _check_sparsegpt(goal):
     _check_finite(goal)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f209db6
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_sparsegpt(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
