@@ -184,11 +184,6 @@ def test_a_search_takes_what_a_fit_takes():
     find_sparsity(learn, budget=2, sparsities=(.8,), seeds=1, progress=False, lr_max=1e-3, wd=.2, pct_start=.5, exclude='4')
     with pytest.raises(ValueError, match='div is 0'): find_sparsity(learn, budget=2, sparsities=(.8,), seeds=1, div=0)
 
-def test_the_old_name_of_the_rate_is_told_of():
-    learn = learner()
-    with pytest.warns(FutureWarning, match='lr= of fit_sparse is called lr_max= now'): learn.fit_sparse(1, .9, lr=1e-3, seed=0)
-    assert max(learn.recorder.hps['lr'])==pytest.approx(1e-3, rel=1e-2)
-
 @pytest.mark.parametrize('kwargs,what', [(dict(div=0), 'div is 0'), (dict(div_final=-1), 'div_final is -1'), (dict(pct_start=1.), 'pct_start is 1.0'), (dict(wd=-1.), 'wd is -1.0'),
     (dict(moms=(.9,.8)), 'combined_cos'), (dict(start_epoch=2), 'start_epoch is 2.*from 0 to 1'),
     (dict(lr_max='rigl'), "method='rigl'"), (dict(structure='2:4'), 'has a sparsity of 0.5'), (dict(structure='block 4x4'), "exclude='4.weight'"), (dict(also='nothing'), 'also is')])

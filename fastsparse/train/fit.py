@@ -19,14 +19,13 @@ from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
 from ..model.starting import fitting,has_live
 from ..model.trained import shows_training
-from ..core.checks import need_fraction,need_number,renamed
+from ..core.checks import need_fraction,need_number
 from ..core.registry import get_part
 from numbers import Real
 from warnings import warn
 
 # %% ../../nbs/409_train.fit.ipynb #e2ee5a51
 @patch
-@renamed(lr='lr_max')
 @delegates(Learner.fit_one_cycle, keep=True)
 def fit_sparse(self:Learner,
     n_epoch:int, # Epochs, 1 or more
