@@ -8,7 +8,7 @@ from fastai_data import momentum_sgd
 from fastsparse.save.load import pack_masks,unpack_masks
 from fastsparse.all import *
 from fastsparse.save.files import seal
-from fastsparse.train.callback import WaitForSparsity
+from fastsparse.save.checkpoint import WaitForSparsity
 from fastsparse.save.run_file import _word,plain,random_state,read_run
 from helpers import *
 from test_resume import Dead,one_fit,presets,small_learner

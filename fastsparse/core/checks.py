@@ -69,14 +69,15 @@ def need_batch(
 
 # %% ../../nbs/000_core.checks.ipynb #a35c37d9
 def renamed(
+    goes:bool=True, # Do the old names go in the next minor version? Then a `FutureWarning` says so; those of 2020 stay
     **names # New names by old ones
 ): # A decorator
-    "Take arguments by their old names too, with a `FutureWarning` that says the new one"
+    "Take arguments by their old names too"
     def decorate(f):
         @wraps(f)
         def taken(*args, **kwargs):
             old = {k: kwargs.pop(k) for k in names if k in kwargs}
-            for k in old: warn(f"{k}= of {f.__name__} is called {names[k]}= now; the old name goes in the next minor version", FutureWarning, 2)
+            for k in old if goes else (): warn(f"{k}= of {f.__name__} is called {names[k]}= now; the old name goes in the next minor version", FutureWarning, 2)
             return f(*args, **kwargs, **{names[k]: x for k,x in old.items()})
         return taken
     return decorate

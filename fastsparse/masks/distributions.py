@@ -13,7 +13,7 @@ from fastcore.basics import *
 from .apportion import fill_budget
 from ..core.files import read_data,reading
 from ..core.checks import need_fraction,need_number,renamed
-from ..core.registry import call_with,get_part,register_part,wants
+from ..core.registry import call_with,declares,get_part,register_part,same_needs,wants
 from .selection import count_live,lowest,top_k_mask
 from ..core.patterns import assign,check_pattern,need_named,read_rules
 from functools import partial
@@ -22,7 +22,7 @@ from pathlib import Path
 from warnings import warn
 
 # %% ../../nbs/105_masks.distributions.ipynb #f6ed3beb
-@renamed(model_sparsity='sparsity')
+@renamed(goes=False, model_sparsity='sparsity')
 def uniform_sparsity(
     params:list, # Parameters
     sparsity:float, # Fraction of all weights that is dead, in [0,1]
@@ -32,7 +32,8 @@ def uniform_sparsity(
     return [sparsity]*len(params)
 
 # %% ../../nbs/105_masks.distributions.ipynb #3a58ed6e
-@renamed(model_sparsity='sparsity')
+@declares('distribution', brings_count=True)
+@renamed(goes=False, model_sparsity='sparsity')
 def first_layer_dense_uniform(
     params:list, # Parameters, the first layer's first
     sparsity:float, # Fraction dead in every layer but the first, in [0,1]
@@ -48,7 +49,7 @@ def _sides(shape, axes):
     if len(shape)<2 or max(outputs, inputs)>=len(shape): return tuple(shape)
     return (shape[outputs], shape[inputs], *[n for d,n in enumerate(shape) if d not in (outputs,inputs,experts)])
 
-@renamed(model_sparsity='sparsity')
+@renamed(goes=False, model_sparsity='sparsity')
 def erdos_renyi_sparsity(
     params:list, # Parameters
     sparsity:float, # Fraction of all weights that is dead, in [0,1]
@@ -66,7 +67,7 @@ def erdos_renyi_sparsity(
     return [1-d for d in fill_budget(raw, sizes, (1-sparsity)*sum(sizes))]
 
 # %% ../../nbs/105_masks.distributions.ipynb #6188fcff
-for _f in (uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity): register_part('distribution', _f)
+for _f in (uniform_sparsity,erdos_renyi_sparsity): register_part('distribution', _f)
 register_part('distribution', first_layer_dense_uniform, 'first-dense')
 register_part('distribution', erdos_renyi_sparsity, 'erk')
 register_part('distribution', partial(erdos_renyi_sparsity, include_kernel=False), 'er')
@@ -77,7 +78,7 @@ def usual_sparsity(
     axes:list=None, # As in `erdos_renyi_sparsity`
     structure=None, # The `Structure` of the masks
 ) -> list: # A sparsity for each parameter
-    "The distribution where none is named: Erdős–Rényi-Kernel, and uniform for a structure that has a sparsity, such as '2:4'"
+    "The distribution of a fit where none is named: Erdős–Rényi-Kernel, and uniform for a structure that has a sparsity, such as '2:4'"
     if getattr(structure, 'sparsity', None) is not None: return uniform_sparsity(params, sparsity)
     return erdos_renyi_sparsity(params, sparsity, axes=axes)
 
@@ -179,7 +180,7 @@ def _with_floors(scores, sizes, budget, floors, alone):
     return counts
 
 # %% ../../nbs/105_masks.distributions.ipynb #3a6000ab
-@renamed(model_sparsity='sparsity')
+@renamed(goes=False, model_sparsity='sparsity')
 def global_sparsity(
     params:list, # Parameters
     sparsity:float, # Fraction of all weights that is dead, in [0,1]
@@ -264,6 +265,7 @@ def given_sparsity(
     return partial(_given_by_score if wants(rest, 'scores') else _given, spec=spec, rest=rest)
 
 register_part('distribution', given_sparsity)
+same_needs(_given, first_layer_dense_uniform)  # it gives what it is told to
 
 # %% ../../nbs/105_masks.distributions.ipynb #0e3881dd
 def _proportional(params, sparsity, names=None, spec=()):
