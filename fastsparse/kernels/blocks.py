@@ -410,6 +410,37 @@ def block_norms(
         parts.append(torch.linalg.vector_norm(part, _orders[reduce], (1,3)))
     return torch.cat(parts)/(o*i if reduce=='mean' else 1)
 
+# %% ../../nbs/509_kernels.blocks.ipynb #794e7e2c
+@patch
+def find(self:BlockIndex, places): # Of live weights
+    "Where the values at some places are"
+    (_,n_in),(o,i),row,col = self.shape,self.block,places//self.shape[1],places%self.shape[1]
+    at = torch.zeros(self.shape[0]//o, n_in//i, dtype=torch.long, device=places.device)
+    at[self.rows.long(),self.cols.long()] = torch.arange(self.n, device=places.device)
+    return (at[row//o,col//i]*o+row%o)*i+col%i
+
+@patch
+def bands(self:BlockIndex, n):
+    "Tuples of the first row of a band of some `n` entries, the first one after it, and a slice of its values"
+    (n_out,n_in),(o,i),starts = self.shape,self.block,self.ptr.tolist()
+    rows = range(0, n_out, max(n//n_in//o, 1)*o)
+    for a,z in zip(rows, [*rows[1:], n_out]): yield a,z,slice(starts[a//o]*o*i, starts[z//o]*o*i)
+
+# %% ../../nbs/509_kernels.blocks.ipynb #2e1d00ef
+@patch
+def sampled(self:BlockIndex, gT, xT):
+    "The entries of `gT @ xT.t()` at live weights"
+    return block_values(gT.t(), xT.t(), self.tensors).reshape(-1)
+
+@patch
+def by_row(self:BlockIndex, values): return values.reshape(-1)[self.places.argsort()]  # `values` in the order of their places
+
+@patch
+def from_rows(self:BlockIndex, values): return values[self.places.argsort().argsort()]  # the opposite
+
+@patch
+def forget(self:BlockIndex): self._places = None  # what is made again where it is needed
+
 # %% ../../nbs/509_kernels.blocks.ipynb #04135fc9
 def why_no_blocks(
     shape:tuple, # Shape of the weight, outputs first
