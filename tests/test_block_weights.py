@@ -212,6 +212,18 @@ def test_the_block_is_the_largest_that_the_mask_allows():
     whole[5,5] = False
     assert block_of(whole)==(None, 7*96*48-1)
 
+@pytest.mark.parametrize('way', ['once','gradual'])
+def test_what_blocks_dont_divide_stays_dense(way):
+    "By name, in one warning, for a model that is made sparse now or on the way; where nothing fits, the call is refused"
+    m = nn.Sequential(nn.Linear(32,32), nn.ReLU(), nn.Linear(32,10))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        if way=='once': sparsify_model(m, .5, structure='block 16x16', seed=0)
+        else: DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), .1), 100, method='gmp', sparsity=.5, structure='block 16x16')
+    assert [str(o.message).partition(':')[0] for o in told if 'divide' in str(o.message)]==["blocks of 16x16 don't divide the shape of 2.weight"]
+    assert [n for n,_ in m.named_buffers()]==['0.weight_mask','0.weight_sparsity']
+    with pytest.raises(ValueError, match='16 divides'): sparsify_model(nn.Linear(32,10), .5, structure='block 16x16')
+
 def test_rows_and_blocks_hold_the_same():
     "A dense tensor, places, bands, and values in the order of places"
     mask = (torch.arange(8).view(2, 4)%3>0).repeat_interleave(16, 0).repeat_interleave(32, 1)
