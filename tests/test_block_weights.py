@@ -166,10 +166,39 @@ def autocasts():
     y.float().sum().backward()
     assert y.dtype==torch.bfloat16 and m[0].weight.grad.dtype==torch.float
 
+def follows_the_rule(how):
+    "From the second step on, in a loop, a fit or compiled code; too few rows, an unmeasured type, or no blocks stay masked, and the summary says why"
+    import fastsparse.card.blocks as card
+    def made(structure='block 64x64', rows=0, way=None, sparsity=.75):
+        card.measured_rows = rows
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(256,128), nn.ReLU(), nn.Linear(128,10))
+        sparsify_model(m, sparsity, seed=0, structure=structure, exclude='2.weight')
+        return m,(opt := torch.optim.SGD(m.parameters(), .1)),DynamicSparseTraining(m, opt, 9, method='static', sparse_compute=way)
+    def trained(m, opt, dst, n=3, f=None, kind=torch.half):
+        for t in range(n):
+            with torch.autocast('cpu', kind, enabled=kind!=torch.float): y = (f or m)(torch.ones(16, 256))
+            y.float().square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        return dst.live.report.plan if dst.live.report else dst.live.why_masked,indices(m),sparse_summary(m).df.note[0]
+    if how=='compiled':
+        m,opt,dst = made()
+        plan,stored,_ = trained(m, opt, dst, f=torch.compile(m, backend='eager', fullgraph=True))
+        assert stored==[BlockIndex] and plan=={'0.weight':'rows'}, plan
+        return
+    plan,stored,note = trained(*made())
+    assert stored==[BlockIndex] and plan=={'0.weight':'rows'} and 'live' in note, note
+    for how,kind,why in ((dict(rows=2**36), torch.half, '16 rows'), ({}, torch.float, 'float32'), (dict(structure=None), torch.half, 'no blocks'),
+        (dict(sparsity=.5), torch.half, 'masked is about as fast')):
+        plan,stored,note = trained(*made(**how), kind=kind)
+        assert plan=={'0.weight':'dense'} and not stored and why in note, (plan, note, why)
+
 cases = {f'{method}-{opt}':partial(trains_as_masked, method, opt) for method in ('static','set','rigl','gmp','auto') for opt in ('sgd','adam')}
 more = clips,averages,copies,moves_between,breaks_into_rows,reads_values,starts_at_values,differentiates,convolves,autocasts
 cases |= {f.__name__:f for f in more}
 cases |= {'compiles-eager':partial(compiles, 'eager'), 'compiles-aot':partial(compiles, 'aot_eager')}
+cases |= {f'rule-{how}':partial(follows_the_rule, how) for how in ('plain','compiled')}
 
 def run_all(folder):
     "Run all cases, and leave what became of them, and a run's file, in `folder`"
