@@ -4,9 +4,11 @@ from fastsparse.all import *
 from fastsparse.kernels.blocks import BlockIndex
 from fastsparse.kernels.ops import SparseIndex
 from fastsparse.live.compute import live_weights
+from fastsparse.weights.find import masked_params
 from fastsparse.train.growth import initial_value
 from fastsparse.live.tensor import block_of,Cell,LiveTensor
 from functools import partial
+from helpers import on_processes
 from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
@@ -139,7 +141,7 @@ def compiles(backend):
     run = start(True, 'static')
     same(go(start(False, 'static')), go(run, f=torch.compile(run[0], backend=backend, fullgraph=True)))
     run = start(True)
-    same(go(start(False)), go(run, f=torch.compile(run[0], backend=backend)))
+    same(go(start(False)), go(run, f=torch.compile(run[0], backend=backend, fullgraph=True)))
     run[0][0].weight.requires_grad_(False)
     torch.compile(run[0], backend=backend, fullgraph=True)(torch.ones(2, 64)).sum().backward()
     assert run[0][0].weight.grad is None and run[0][2].weight.grad is not None
@@ -194,17 +196,52 @@ def follows_the_rule(how):
         plan,stored,note = trained(*made(**how), kind=kind)
         assert plan=={'0.weight':'dense'} and not stored and why in note, (plan, note, why)
 
+def one_of_two(rank, folder):
+    "A rank of a data parallel run, masked and live; what it sends"
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/init', rank=rank, world_size=2)
+    sent,reduce,found = [],dist.all_reduce,{}
+    def noted(t, *args, **kwargs):
+        sent.append(t.numel())
+        return reduce(t, *args, **kwargs)
+    dist.all_reduce = noted
+    for live in (False,True):
+        run = m,opt,_ = start(live)
+        ddp = nn.parallel.DistributedDataParallel(m)
+        kinds = indices(m)
+        def own(x): return ddp(x+rank)
+        go(run, 0, 2, f=own)
+        n,stored = sum(sent),sum(o.p.cell.values.numel() if live else o.p.numel() for o in masked_params(m))
+        sent.clear()
+        go(run, 2, f=own)
+        found[live] = state(run),run[2].n_updates,kinds,n,2*(stored+sum(p.numel() for k,p in m.named_parameters() if k not in plan))
+        sent.clear()
+    torch.save({k:([t+0 for t in ts], *rest) for k,(ts,*rest) in found.items()}, f'{folder}/{rank}.pt')
+    dist.destroy_process_group()
+
+def averages_over_ranks(folder):
+    "The masked run's weights and masks on both ranks, of which each step sends the gradients of live weights alone"
+    on_processes(one_of_two, folder)
+    for rank in range(2):
+        found = torch.load(f'{folder}/{rank}.pt', weights_only=False)
+        (a,n,*_),(b,m,kinds,sent,stored) = found[False],found[True]
+        assert n==m>0 and kinds==[BlockIndex]*2 and sent==stored, (n, m, kinds, sent, stored)
+        assert all(u.equal(v) if u.dtype==torch.bool else torch.allclose(u, v, rtol=1e-4, atol=1e-6) for u,v in zip(a, b, strict=True))
+
 cases = {f'{method}-{opt}':partial(trains_as_masked, method, opt) for method in ('static','set','rigl','gmp','auto') for opt in ('sgd','adam')}
 more = clips,averages,copies,moves_between,breaks_into_rows,reads_values,starts_at_values,differentiates,convolves,autocasts
 cases |= {f.__name__:f for f in more}
 cases |= {'compiles-eager':partial(compiles, 'eager'), 'compiles-aot':partial(compiles, 'aot_eager')}
 cases |= {f'rule-{how}':partial(follows_the_rule, how) for how in ('plain','compiled')}
 
+with_folder = resumes,averages_over_ranks
+
 def run_all(folder):
     "Run all cases, and leave what became of them, and a run's file, in `folder`"
     warnings.simplefilter('ignore')
     found = {}
-    for name,f in {**cases, 'resumes':partial(resumes, folder)}.items():
+    for name,f in {**cases, **{f.__name__:partial(f, folder) for f in with_folder}}.items():
         try: found[name] = f() or ''
         except BaseException: found[name] = traceback.format_exc()
     Path(folder, 'found.json').write_text(json.dumps(found))
@@ -221,7 +258,7 @@ def found(tmp_path_factory):
     assert not res.returncode, res.stderr[-3000:]
     return folder,json.loads((folder/'found.json').read_text())
 
-@pytest.mark.parametrize('case', [*cases,'resumes'])
+@pytest.mark.parametrize('case', [*cases,*(f.__name__ for f in with_folder)])
 def test_blocks_where_kernels_are_interpreted(case, found):
     "A line for each case, which the process of its own has run"
     assert not found[1][case], found[1][case]

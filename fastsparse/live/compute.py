@@ -36,6 +36,7 @@ def why_not_live(
     if n_uses>1: return 'shared with another layer'
     if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(weight.handles): return 'it has hooks of its own'
     if weight.learned: return 'its mask is learned'
+    if hasattr(p, 'full_tensor'): return 'it is sharded over ranks'
     if p.ndim==2 and not isinstance(module, _no_product) or is_pointwise(module): return ''
     if not isinstance(module, _ConvNd) or module.transposed: return f'no sparse product in {type(module).__name__}'
     return why_no_kernel(module) or ('' if p.is_meta or fits_kernel(p) else 'convolutions have kernels for float32 and float64 on the CPU')
