@@ -1,0 +1,184 @@
+"What is cut from a model of transformers stands in its configuration: any process opens the folder, and computes the same"
+import copy,pickle,pytest,subprocess,sys,torch
+from fastsparse.all import prune_channels,shrink
+from fastsparse.kernels.timing import output_error
+from torch import nn
+
+tf = pytest.importorskip('transformers')
+small = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+gqa,moe = dict(num_key_value_heads=2),dict(num_key_value_heads=2, num_experts_per_tok=2)
+seq = dict(vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+    decoder_ffn_dim=40, bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1)
+t5 = dict(vocab_size=60, d_model=32, d_kv=4, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+gpt = dict(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2)
+picture = dict(image_size=16, patch_size=8)
+
+def ids(n=7): return torch.randint(3, 60, (2,n))
+def words(): return dict(input_ids=ids())
+def both(): return dict(input_ids=ids(), decoder_input_ids=ids(5))
+def pixels(): return dict(pixel_values=torch.randn(2,3,16,16))
+def sound(): return dict(input_features=torch.randn(2,8,20), decoder_input_ids=ids(5))
+
+# kind of model, configuration, inputs, and the settings that half of the channels change: heads and neurons of attention and feed-forward nets
+heads,neurons = 'num_attention_heads num_key_value_heads','intermediate_size'
+def causal(name, settings=f'{heads} {neurons}', **kwargs): return f'{name}ForCausalLM',f'{name}Config',{**small,**kwargs},words,settings
+def base(name, settings=neurons, **kwargs): return f'{name}Model',f'{name}Config',{**small,**kwargs},words,settings
+def vision(name, settings=neurons, **kwargs): return f'{name}ForImageClassification',f'{name}Config',{**small,**picture,**kwargs},pixels,settings
+told = f'{heads} head_dim {neurons}'  # the forward reads a setting that wasn't written down
+
+families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), qwen2=causal('Qwen2', told, **gqa), qwen3=causal('Qwen3', **gqa, head_dim=8),
+    gemma=causal('Gemma', **gqa, head_dim=8), gemma2=causal('Gemma2', **gqa, head_dim=8), phi=causal('Phi', neurons), phi3=causal('Phi3', neurons),
+    olmo2=causal('Olmo2', neurons), smollm3=causal('SmolLM3', told), granite=causal('Granite', told), cohere=causal('Cohere', told),
+    starcoder2=causal('Starcoder2', told, **gqa), gpt_neox=causal('GPTNeoX', neurons), falcon=causal('Falcon', 'ffn_hidden_size'),
+    gpt2=('GPT2LMHeadModel','GPT2Config',gpt,words,'n_inner'), gptj=('GPTJForCausalLM','GPTJConfig',gpt | dict(rotary_dim=4),words,'n_inner'),
+    opt=causal('OPT', 'ffn_dim', ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=32),
+    bert=base('Bert'), roberta=base('Roberta'), xlm_roberta=base('XLMRoberta'), electra=base('Electra'), albert=base('Albert', embedding_size=16),
+    mpnet=base('MPNet'), modernbert=base('ModernBert', cls_token_id=1, sep_token_id=2), deberta=base('DebertaV2'),
+    distilbert=('DistilBertModel','DistilBertConfig',dict(vocab_size=60, dim=32, hidden_dim=48, n_layers=2, n_heads=4),words,'hidden_dim'),
+    t5=('T5ForConditionalGeneration','T5Config',t5,both,'d_ff'), t5_encoder=('T5EncoderModel','T5Config',t5,words,'num_heads d_ff'),
+    bart=('BartForConditionalGeneration','BartConfig',seq | dict(max_position_embeddings=32),both,'encoder_ffn_dim decoder_ffn_dim'),
+    whisper=('WhisperForConditionalGeneration','WhisperConfig',seq | dict(num_mel_bins=8, max_source_positions=10, max_target_positions=16),sound,
+        'encoder_ffn_dim decoder_ffn_dim'),
+    vit=vision('ViT'), deit=vision('DeiT'), beit=vision('Beit'), dinov2=vision('Dinov2', 'mlp_ratio'),
+    clip=('CLIPModel','CLIPConfig',dict(text_config=small | dict(max_position_embeddings=16), vision_config=small | picture, projection_dim=16),
+        lambda: words() | pixels(),'text_config vision_config'),
+    mixtral=causal('Mixtral', f'{heads} head_dim', **moe, num_local_experts=4), gpt_oss=causal('GptOss', heads, **moe, head_dim=8, num_local_experts=4,
+        layer_types=['full_attention','sliding_attention']),
+    qwen3_moe=causal('Qwen3Moe', heads, **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
+    qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
+often = 'llama','qwen2','gpt2','bert','qwen3_moe'
+
+def made(family):
+    "A model and its inputs"
+    torch.manual_seed(0)
+    kind,config,settings,inputs,_ = families[family]
+    return getattr(tf, kind)(getattr(tf, config)(**settings)).eval(),inputs()
+
+def numbers(config): return {k:v for k,v in config.to_dict().items() if k not in ('dtype','architectures','_name_or_path')}
+
+@pytest.fixture(scope='module')
+def elsewhere():
+    "Opens a folder with transformers alone, in a process that stays, and returns the outputs"
+    code = """
+import sys,torch,transformers
+for line in sys.stdin:
+    try:
+        folder = line.strip()
+        kind = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+        model,info = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()) and 'fastsparse' not in sys.modules, info
+        with torch.no_grad(): torch.save(model(**torch.load(f'{folder}/inputs.pt'))[0], f'{folder}/outputs.pt')
+        print('opened', flush=True)
+    except Exception as e: print(repr(e), flush=True)"""
+    child = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def opened(model, x, folder):
+        model.save_pretrained(folder)
+        torch.save(x, folder/'inputs.pt')
+        child.stdin.write(f'{folder}\n')
+        child.stdin.flush()
+        assert (said := child.stdout.readline().strip())=='opened', said
+        return torch.load(folder/'outputs.pt')
+    yield opened
+    child.stdin.close()
+    child.wait()
+
+@pytest.mark.parametrize('family', [f if f in often else pytest.param(f, marks=pytest.mark.full) for f in families])
+def test_another_process_opens_what_is_left(family, elsewhere, tmp_path):
+    "Half of what the configuration can say is gone, and nothing else"
+    model,x = made(family)
+    before = numbers(model.config)
+    prune_channels(model, .5, x)
+    cut,removed = shrink(model, x)
+    with torch.no_grad(): want = model(**x)[0]
+    assert removed and output_error(want, cut(**x)[0])<1e-5 and output_error(want, elsewhere(cut, x, tmp_path))<1e-5
+    assert numbers(model.config)==before
+    changed = {k for k,v in numbers(cut.config).items() if before.get(k)!=v}
+    assert changed=={*families[family][-1].split()}
+
+@pytest.mark.parametrize('width,width_of_head,n', [(32,8,4), (64,8,8), (48,8,6)])
+def test_heads_are_told_from_their_width(width, width_of_head, n, tmp_path):
+    "As many heads as each has numbers: with half of either, all shapes are the same"
+    torch.manual_seed(0)
+    model = tf.Qwen3ForCausalLM(tf.Qwen3Config(**small | dict(hidden_size=width, head_dim=width_of_head, num_attention_heads=n, num_key_value_heads=n)))
+    prune_channels(model, .5, x := words(), structure='heads')
+    cut,_ = shrink(model.eval(), x)
+    assert (cut.config.num_attention_heads,cut.config.head_dim)==(n//2,width_of_head)
+    cut.save_pretrained(tmp_path)
+    assert output_error(type(model).from_pretrained(tmp_path)(**x), model(**x))<1e-5
+
+def llama(**kwargs):
+    torch.manual_seed(0)
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**small | dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=8) | kwargs)).eval(),words()
+
+@pytest.mark.parametrize('sparsity,left', [(.25,8), (.4,4), (.5,4), (.8,2), (.9,1)])
+def test_a_number_that_the_configuration_does_not_take(sparsity, left):
+    "Llama's heads divide its width of 64; the nearest number is taken, the larger of two"
+    model,x = llama()
+    prune_channels(model, sparsity, x)
+    cut,_ = shrink(model, x)
+    assert cut.config.num_attention_heads==cut.config.num_key_value_heads==left
+
+@pytest.mark.parametrize('kwargs', [dict(ranking='global'), dict(ranking='global', budget='weights'), dict(multiple=8)])
+def test_layers_are_alike(kwargs):
+    "Also where they compete, and one of them has far smaller weights"
+    model,x = llama(num_hidden_layers=3)
+    for p in model.model.layers[1].parameters(): p.data *= .1
+    prune_channels(model, .3, x, **kwargs)
+    cut,_ = shrink(model, x)
+    sizes = [(o.self_attn.q_proj.out_features,o.mlp.down_proj.in_features) for o in cut.model.layers]
+    assert len({*sizes})==1 and sizes[0][1]==cut.config.intermediate_size<48
+
+def test_layers_that_differ_have_no_folder(tmp_path):
+    "The error names both layers and their numbers before anything is written; a copy says the same"
+    model,x = llama()
+    model.model.layers[1].mlp.down_proj.weight.data[:,:5] = 0
+    cut,_ = shrink(model, x)
+    assert output_error(cut(**x), model(**x))<1e-5
+    for own in (cut, copy.deepcopy(cut), pickle.loads(pickle.dumps(cut))):
+        with pytest.raises(ValueError, match=r'model\.layers\.1\.mlp\.down_proj keeps 43 of 48 groups, model\.layers\.0\.mlp\.down_proj 48.* one intermediate_size'):
+            own.save_pretrained(tmp_path/'new')
+    assert not (tmp_path/'new').exists()
+
+def test_what_no_setting_holds(tmp_path):
+    "BERT's heads stay; with `even=False` they go, and the folder is refused"
+    model,x = made('bert')
+    with pytest.raises(ValueError, match='no heads that can go'): prune_channels(model, .5, x, structure='heads')
+    prune_channels(model, .5, x, structure='heads', even=False)
+    cut,_ = shrink(model, x)
+    assert cut.encoder.layer[0].attention.self.query.out_features==16
+    with pytest.raises(ValueError, match='BertConfig has no number for it'): cut.save_pretrained(tmp_path/'new')
+
+def test_a_model_inside_another():
+    "Its configuration changes; what is around it has none"
+    class Classifier(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body,self.a,self.b = body,nn.Linear(32,10),nn.Linear(10,3)
+        def forward(self, input_ids): return self.b(self.a(self.body(input_ids)[0][:,0]).relu())
+    model,x = made('bert')
+    model = Classifier(model).eval()
+    prune_channels(model, .5, x)
+    cut,_ = shrink(model, x)
+    assert cut.body.config.intermediate_size==24 and cut.a.out_features==5 and output_error(cut(**x), model(**x))<1e-5
+
+def test_a_model_that_its_configuration_does_not_describe():
+    "An added layer: nothing is kept even, unless asked for, which is refused"
+    model,x = llama()
+    model.lm_head = nn.Sequential(nn.Linear(64,20), nn.Linear(20,60))
+    with pytest.raises(ValueError, match='no configuration of transformers describes this'): prune_channels(model, .25, x, even=True)
+    with pytest.raises(ValueError, match='no configuration of transformers describes this'): prune_channels(nn.Sequential(nn.Linear(2,4), nn.Linear(4,2)), .5, torch.ones(1,2), even=True)
+    prune_channels(model, .25, x)
+    cut,_ = shrink(model, x)
+    assert cut.model.layers[0].self_attn.q_proj.out_features==48
+
+def test_cut_twice(elsewhere, tmp_path):
+    model,x = made('llama')
+    for _ in range(2):
+        prune_channels(model, .5, x)
+        model,_ = shrink(model, x)
+    assert model.config.intermediate_size==12 and output_error(elsewhere(model, x, tmp_path), model(**x)[0])<1e-5
+
+def test_weights_that_are_elsewhere():
+    with torch.device('meta'): model = tf.LlamaForCausalLM(tf.LlamaConfig(**small))
+    for f in (lambda: prune_channels(model, .5, words()), lambda: shrink(model, words())):
+        with pytest.raises(ValueError, match='embed_tokens.weight has no values, it is on meta'): f()
