@@ -1,8 +1,11 @@
 "What is cut from a model of transformers stands in its configuration: any process opens the folder, and computes the same"
-import copy,pickle,pytest,subprocess,sys,torch
+import copy,pickle,pytest,subprocess,sys,torch,torch.nn.functional as F
+from fastcore.basics import first
 from fastsparse.all import prune_channels,shrink
 from fastsparse.kernels.timing import output_error
+from fastsparse.prune.experts import expert_blocks,expert_scores,prune_experts
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 tf = pytest.importorskip('transformers')
 small = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -182,3 +185,93 @@ def test_weights_that_are_elsewhere():
     with torch.device('meta'): model = tf.LlamaForCausalLM(tf.LlamaConfig(**small))
     for f in (lambda: prune_channels(model, .5, words()), lambda: shrink(model, words())):
         with pytest.raises(ValueError, match='embed_tokens.weight has no values, it is on meta'): f()
+
+# --- experts
+
+mixtures = dict(mixtral=families['mixtral'], gpt_oss=families['gpt_oss'], qwen3_moe=families['qwen3_moe'], qwen2_moe=families['qwen2_moe'],
+    olmoe=causal('Olmoe', '', num_experts=4, num_experts_per_tok=2), deepseek_v3=causal('DeepseekV3', '', moe_intermediate_size=24, n_routed_experts=4,
+        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8))
+families |= mixtures
+
+class Elsewhere(TorchFunctionMode):
+    "Routers give experts no chance: name of the router's weight → the experts"
+    def __init__(self, gone): super().__init__(); self.gone = gone
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is F.linear:
+            for w,es in self.gone:
+                if args[1] is w: return out.index_fill(-1, torch.tensor(es), -torch.inf)
+        return out
+
+@pytest.mark.parametrize('family', [f if f in ('mixtral','gpt_oss') else pytest.param(f, marks=pytest.mark.full) for f in mixtures])
+def test_tokens_of_cut_experts_go_elsewhere(family, elsewhere, tmp_path):
+    "The model computes what the whole one does whose routers give the cut experts no chance; shared experts stay; any process opens the folder"
+    model,x = made(family)
+    model.set_experts_implementation('eager')
+    whole = copy.deepcopy(model)
+    gone = prune_experts(model, .25, [x])
+    routers = [(first(p for r in o.routers for p in r.parameters() if p.ndim==2), gone[o.name]) for o in expert_blocks(whole)]
+    with Elsewhere(routers): want = whole(**x)[0]
+    n = [v for k,v in numbers(model.config).items() if k in ('num_experts','num_local_experts','n_routed_experts')]
+    assert routers and {*n}=={3} and all(len(es)==1 for _,es in routers)
+    assert output_error(want, model(**x)[0])<1e-5 and output_error(want, elsewhere(model, x, tmp_path))<1e-5
+
+class Mixture(nn.Module):
+    "Experts in a list, with a shared one; three of five get each token"
+    def __init__(self):
+        super().__init__()
+        self.num_experts,self.top_k,self.gate,self.shared = 5,3,nn.Linear(6,5,bias=False),nn.Linear(6,6)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(5)])
+    def forward(self, x):
+        weights,where = self.gate(x).softmax(-1).topk(self.top_k)
+        hit,out = F.one_hot(where, self.num_experts),self.shared(x)
+        for e,m in enumerate(self.experts):
+            rows,slot = hit[:,:,e].nonzero(as_tuple=True)
+            out = out.index_add(0, rows, m(x[rows])*weights[rows,slot,None])
+        return out
+
+def test_scores_of_experts_by_hand():
+    "The mean over an expert's tokens of weight times norm; one without tokens has 0 and goes first"
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Linear(6,6), Mixture()),[torch.randn(20,6), torch.randn(9,6)]
+    model[1].gate.weight.data[3] = 0
+    model[0].bias.data = model[1].gate.weight.data.sum(0)*9  # all others are likelier
+    got,want = expert_scores(model, x)['1.experts'],torch.zeros(5)
+    h = model[0](torch.cat(x))
+    probs = model[1].gate(h).softmax(-1)
+    for e in range(5):
+        own = [float(p[e]*model[1].experts[e](t).norm()) for t,p in zip(h, probs) if p[e]>=p.topk(3)[0].min()]
+        want[e] = sum(own)/len(own) if own else 0.
+    assert torch.allclose(got.float(), want, rtol=1e-4) and (want==0).any() and not (want==0).all()
+    whole,(least,) = copy.deepcopy(model),prune_experts(model, .2, x)['1.experts']
+    assert least==int(want.argmin()) and len(model[1].experts)==model[1].num_experts==model[1].gate.out_features==4
+    with Elsewhere([(whole[1].gate.weight,[least])]): assert output_error(whole(x[0]), model(x[0]))<1e-6
+
+def test_fused_experts_score_as_those_in_a_list():
+    model,x = made('mixtral')
+    block,inner = model.model.layers[0].mlp,{}
+    block.register_forward_pre_hook(lambda m, args: inner.update(x=args[0].flatten(0, 1)))
+    got = expert_scores(model, [x])['model.layers.0.mlp.experts']
+    up,down = block.experts.gate_up_proj,block.experts.down_proj
+    probs = F.linear(inner['x'], block.gate.weight).softmax(-1)
+    weights,where = probs.topk(2)
+    weights = weights/weights.sum(-1, keepdim=True)
+    for e in range(4):
+        a,b = F.linear(inner['x'], up[e]).chunk(2, -1)
+        own = (F.linear(F.silu(a)*b, down[e]).norm(dim=1)[:,None]*weights)[where==e]
+        assert torch.allclose(got[e].float(), own.mean(), rtol=1e-4)
+
+@pytest.mark.parametrize('args,text', [((.75,), 'each token goes to 2'), ((1.,), 'sparsity is 1.0'), (({'model.layers.0.mlp.experts':[1]},), 'leave the same number'),
+    (({'experts':[1]},), 'names no experts'), (({'model.layers.0.mlp.experts':[4]},), 'has 4 experts')])
+def test_experts_that_stay_whole(args, text):
+    model,x = made('mixtral')
+    before = {k:v.clone() for k,v in model.state_dict().items()}
+    with pytest.raises(ValueError, match=text): prune_experts(model, *args, data=[x])
+    assert model.config.num_local_experts==4 and all(v.equal(before[k]) for k,v in model.state_dict().items())
+    with pytest.raises(ValueError, match='no experts'): prune_experts(nn.Sequential(nn.Linear(2,2)), .5, [torch.ones(1,2)])
+
+def test_experts_in_groups():
+    "Each group of DeepSeek's router must have as many experts as the others"
+    kind,config,settings,inputs,_ = mixtures['deepseek_v3']
+    model = getattr(tf, kind)(getattr(tf, config)(**settings | dict(n_group=2, topk_group=1)))
+    with pytest.raises(ValueError, match='routed in groups'): prune_experts(model, .25, [inputs()])
