@@ -4,6 +4,7 @@ from fastcore.basics import first
 from fastsparse.all import prune_channels,shrink
 from fastsparse.kernels.timing import output_error
 from fastsparse.prune.experts import expert_blocks,expert_scores,prune_experts
+from fastsparse.prune.layers import layer_angles,prune_layers
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -32,7 +33,7 @@ told = f'{heads} head_dim {neurons}'  # the forward reads a setting that wasn't 
 families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), qwen2=causal('Qwen2', told, **gqa), qwen3=causal('Qwen3', **gqa, head_dim=8),
     gemma=causal('Gemma', **gqa, head_dim=8), gemma2=causal('Gemma2', **gqa, head_dim=8), phi=causal('Phi', neurons), phi3=causal('Phi3', neurons),
     olmo2=causal('Olmo2', neurons), smollm3=causal('SmolLM3', told), granite=causal('Granite', told), cohere=causal('Cohere', told),
-    starcoder2=causal('Starcoder2', told, **gqa), gpt_neox=causal('GPTNeoX', neurons), falcon=causal('Falcon', 'ffn_hidden_size'),
+    starcoder2=causal('Starcoder2', told, **gqa), stablelm=causal('StableLm', neurons, **gqa), gpt_neox=causal('GPTNeoX', neurons), falcon=causal('Falcon', 'ffn_hidden_size'),
     gpt2=('GPT2LMHeadModel','GPT2Config',gpt,words,'n_inner'), gptj=('GPTJForCausalLM','GPTJConfig',gpt | dict(rotary_dim=4),words,'n_inner'),
     opt=causal('OPT', 'ffn_dim', ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=32),
     bert=base('Bert'), roberta=base('Roberta'), xlm_roberta=base('XLMRoberta'), electra=base('Electra'), albert=base('Albert', embedding_size=16),
@@ -189,13 +190,16 @@ def test_weights_that_are_elsewhere():
 # --- experts
 
 mixtures = dict(mixtral=families['mixtral'], gpt_oss=families['gpt_oss'], qwen3_moe=families['qwen3_moe'], qwen2_moe=families['qwen2_moe'],
-    olmoe=causal('Olmoe', '', num_experts=4, num_experts_per_tok=2), deepseek_v3=causal('DeepseekV3', '', moe_intermediate_size=24, n_routed_experts=4,
-        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8))
+    olmoe=causal('Olmoe', '', num_experts=4, num_experts_per_tok=2),
+    deepseek_v3=causal('DeepseekV3', '', moe_intermediate_size=24, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8))
 families |= mixtures
 
 class Elsewhere(TorchFunctionMode):
     "Routers give experts no chance: name of the router's weight → the experts"
-    def __init__(self, gone): super().__init__(); self.gone = gone
+    def __init__(self, gone):
+        super().__init__()
+        self.gone = gone
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func is F.linear:
@@ -275,3 +279,81 @@ def test_experts_in_groups():
     kind,config,settings,inputs,_ = mixtures['deepseek_v3']
     model = getattr(tf, kind)(getattr(tf, config)(**settings | dict(n_group=2, topk_group=1)))
     with pytest.raises(ValueError, match='routed in groups'): prune_experts(model, .25, [inputs()])
+
+# --- layers
+
+four = dict(num_hidden_layers=4)
+sliding = dict(sliding_window=3, layer_types=['sliding_attention','sliding_attention','full_attention','sliding_attention'])
+stacks = dict(llama=causal('Llama', **four), gemma2=causal('Gemma2', **gqa, head_dim=8, **four, **sliding), bert=base('Bert', **four),
+    gpt2=('GPT2LMHeadModel','GPT2Config',gpt | dict(n_layer=4),words,''), qwen3=causal('Qwen3', **gqa, **four, **sliding, head_dim=8, use_sliding_window=True),
+    qwen3_moe=causal('Qwen3Moe', **moe, head_dim=8, moe_intermediate_size=24, num_experts=4, mlp_only_layers=[3], **four),
+    t5=('T5ForConditionalGeneration','T5Config',t5 | dict(num_layers=4),both,''),
+    whisper=families['whisper'][:2]+(seq | dict(decoder_layers=4, num_mel_bins=8, max_source_positions=10, max_target_positions=16),sound,''))
+
+def stack(family):
+    torch.manual_seed(0)
+    kind,config,settings,inputs,_ = stacks[family]
+    return getattr(tf, kind)(getattr(tf, config)(**settings)).eval(),inputs()
+
+def without(model, name, gone):
+    "What blocks return is replaced by what they are given"
+    def skip(m, args, kwargs, out): return args[0] if isinstance(out, torch.Tensor) else (args[0],*out[1:])
+    for i in gone: model.get_submodule(name)[i].register_forward_hook(skip, with_kwargs=True)
+
+@pytest.mark.parametrize('family,name,gone', [('llama','model.layers',[1,2]), ('gemma2','model.layers',[0,3]), ('gpt2','transformer.h',[0]),
+    *(pytest.param(*o, marks=pytest.mark.full) for o in [('qwen3','model.layers',[1]), ('bert','encoder.layer',[1,3]), ('qwen3_moe','model.layers',[3]),
+        ('t5','encoder.block',[1,2]), ('t5','decoder.block',[3]), ('whisper','model.decoder.layers',[0,2])])])
+def test_layers_that_are_skipped_may_go(family, name, gone, elsewhere, tmp_path):
+    "The model computes what the whole one does without these blocks, with their kinds of attention; any process opens the folder"
+    model,x = stack(family)
+    whole = copy.deepcopy(model)
+    assert prune_layers(model, gone, [x], blocks=name)==gone
+    without(whole, name, gone)
+    with torch.no_grad():
+        want = whole(**x)[0]
+        assert output_error(want, model(**x)[0])<1e-5 and output_error(want, elsewhere(model, x, tmp_path))<1e-5
+
+def test_a_cache_of_fewer_layers():
+    "Tokens are the same with a cache of keys and values and without"
+    model,x = stack('gemma2')
+    prune_layers(model, [0,1], [x])
+    assert [m.self_attn.layer_idx for m in model.model.layers]==[0,1] and model.config.layer_types==['full_attention','sliding_attention']
+    a,b = [model.generate(**x, max_new_tokens=8, do_sample=False, use_cache=o) for o in (True,False)]
+    assert a.equal(b)
+
+class Turning(nn.Module):
+    "Turns the plane by an angle"
+    def __init__(self, angle):
+        super().__init__()
+        c,s = torch.tensor(angle).cos(),torch.tensor(angle).sin()
+        self.layer_idx,self.turn = 0,nn.Parameter(torch.stack([torch.stack([c,-s]), torch.stack([s,c])]))
+    def forward(self, x): return x@self.turn.T
+
+class Turns(nn.Module):
+    def __init__(self, *angles):
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Turning, angles))
+    def forward(self, x):
+        for m in self.blocks: x = m(x)
+        return x
+
+def test_angles_by_hand():
+    "Turns of .1, 3, -3 and .2: the second and third together do nothing, the first alone least"
+    model,x = Turns(.1, 3., -3., .2),[torch.randn(5,3,2)]
+    blocks = {f'blocks.{i}':m for i,m in enumerate(model.blocks)}
+    assert torch.allclose(torch.tensor(layer_angles(model, blocks, 2, x)), torch.tensor([3.1,0.,2.8])/torch.pi, atol=1e-3)
+    assert prune_layers(copy.deepcopy(model), 1, x)==[0]
+    assert prune_layers(model, 2, x)==[1,2] and len(model.blocks)==2
+
+def test_layers_by_loss():
+    "The target is a turn by .3. Without the last the whole turns by .25, which is nearest, then without the third by .5"
+    model,x = Turns(.3, .2, -.25, .04),torch.randn(6,2)
+    assert prune_layers(model, 2, [(x, Turning(.3)(x).detach())], by='loss', loss_func=F.mse_loss)==[2,3]
+
+def test_layers_that_a_configuration_can_not_say():
+    "The first block of T5 computes positions for all; the one dense block of a mixture has its number written down"
+    model,x = stack('t5')
+    with pytest.raises(ValueError, match="T5Config can't say what would be left"): prune_layers(model, [0], [x], blocks='encoder.block')
+    assert 0 not in prune_layers(model, 2, [x], blocks='encoder.block') and model.config.num_layers==2
+    for n,text in ((4, 'one stays at least'), ([4], 'numbered from 0'), (0, 'n is 0')):
+        with pytest.raises(ValueError, match=text): prune_layers(stack('llama')[0], n, [words()])
