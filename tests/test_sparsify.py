@@ -2,7 +2,6 @@
 import copy,gc,math,pytest,warnings,weakref
 from fastai.optimizer import Adam,SGD
 from fastsparse.all import *
-from fastsparse.train.method import auto_presets
 from fastsparse.save.rules import rules_table
 from fastsparse.weights.hooks import enforce_masks
 from fastsparse.model.choose import choose
@@ -108,12 +107,11 @@ def test_rules_are_read_alike_by_sparsifying_and_pruning(rules):
 
 def test_old_names_are_told_of():
     "And mean the same; both together are refused"
-    for f,kwargs in ((sparsify_model, dict(model_sparsity=.5)), (prune_magnitude, dict(target=.5)), (prune_synflow, dict(target=.5, xb=torch.ones(2,8)))):
+    for f,kwargs in ((sparsify_model, dict(model_sparsity=.5)),):
         with pytest.warns(FutureWarning, match='is called sparsity= now'): f(m := nets(), **kwargs)
         assert sum(live(m))==(8*16+16*12+12*4)//2
         with pytest.raises(TypeError, match='multiple values'): f(nets(), sparsity=.5, **kwargs)
     with pytest.warns(FutureWarning): assert uniform_sparsity([torch.ones(2,2)], model_sparsity=.5)==[.5]
-    with pytest.warns(FutureWarning): assert auto_presets(320, updates=16)==auto_presets(320, 16)
 
 # --- bad input (law 10)
 

@@ -217,5 +217,5 @@ def unsparsify_parameter(
     weight.name = name
     refuse_locked(weight)
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
-    for hook in mask_hooks(module): hook.forget(weight)
+    for hook in mask_hooks(module): hook.names.discard(weight.name)
     weight.remove()

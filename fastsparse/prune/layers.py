@@ -54,8 +54,7 @@ def _skipping(m):
     return skip
 
 def _mean_loss(model, skipped, ps, losses):
-    with evaluating(model), other_forwards({m:_skipping(m) for m in skipped}):
-        found = [(float(loss)*n,n) for loss,n in losses()]
+    with evaluating(model), other_forwards({m:_skipping(m) for m in skipped}): found = [(float(loss)*n,n) for loss,n in losses()]
     return sum(o for o,_ in found)/sum(n for _,n in found)
 
 def _least_loss(model, blocks, n, data, loss_func, n_samples, bs):

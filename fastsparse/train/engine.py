@@ -101,8 +101,7 @@ def _attach(self:SparseEngine, pairs, beside, initial, targets):
         if tally.method.sparsity is not None and tally.method.path is None: tally.request(ifnone(targets.get(id(tally.p)), tally.live))
     self._serve()
     for group in self.groups if targets else (): group.warn_if_gone()
-    for group in self.groups: group.warn_if_idle()
-    for group in self.groups: group.warn_if_frozen()
+    for group in self.groups: group.warn_if_frozen() or group.warn_if_idle()
 
 # %% ../../nbs/404_train.engine.ipynb #785fc709
 @patch

@@ -11,7 +11,7 @@ __all__ = ['method_settings', 'part_kinds', 'may_be_none', 'run_settings', 'drop
 import inspect,math,re
 from dataclasses import dataclass,fields
 from fastcore.basics import *
-from ..core.checks import need_bools,need_fraction,need_number,renamed
+from ..core.checks import need_bools,need_fraction,need_number
 from ..core.registry import closest_name,declares,get_part,needs_of,register_part
 from ..masks.distributions import as_distribution,uniform_sparsity
 from ..masks.schedules import acdc_path,cosine_drop,cubic_path,dsd_path,fraction_at,Interval,make_schedule,make_update_schedule
@@ -314,7 +314,6 @@ class Fitted(Interval):
     "An interval that already fits the run, so `resolve` doesn't change it"
     def resolve(self, n_steps, stop_pct=.75, replaces=True): return int(self)
 
-@renamed(updates='n_updates')
 def auto_presets(
     n_steps:int, # Steps of the whole run, 1 or more
     n_updates:int=32, # Number of intervals in the run
