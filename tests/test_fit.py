@@ -62,7 +62,7 @@ def test_fit_sparse_learns_at_one_weight_in_a_hundred(opt, lr):
 @pytest.mark.parametrize('opt,lr,fit', [(momentum, .1, 'fit'), (Adam, 1e-3, 'fit_one_cycle')])
 def test_two_lines_learn_at_one_weight_in_a_hundred(opt, lr, fit):
     learn = sparse(.99, opt=opt, repair=True)
-    assert not [o for o in warned(getattr(learn, fit), 16, lr, cbs=DST(seed=0)) if 'signal' in o]
+    assert not [o for o in warned(getattr(learn, fit), 16, lr, cbs=DST(keep_score_f='fisher_saliency', seed=0)) if 'signal' in o]
     assert learn.validate()[1]>.85
     assert_sparse(learn, .99)
 
@@ -156,7 +156,7 @@ def test_a_fit_takes_what_sparsify_model_takes(method, which, names):
 @pytest.mark.parametrize('by', ['fit','callback','loop','sparsify'])
 @pytest.mark.parametrize('structure', ['2:4','1:4','transposable 2:4','block 4x4'])
 def test_a_structure_brings_its_distribution(structure, by):
-    "Each layer at the structure's own sparsity, whoever makes the model sparse; blocks have none, and are shared out as single weights are"
+    "Each layer at the structure's own sparsity, whoever makes the model sparse; blocks have none, and a fit shares them out as single weights"
     learn,s = learner(),.75 if structure=='1:4' else .5
     learn.model = nn.Sequential(*learn.model[:4], nn.Linear(256, 12))
     learn.loss_func = lambda out, y: nn.functional.cross_entropy(out, y)
@@ -165,7 +165,7 @@ def test_a_structure_brings_its_distribution(structure, by):
     elif by=='loop': DynamicSparseTraining(learn.model, torch.optim.Adam(learn.model.parameters()), 40, sparsity=s, structure=structure)
     else: sparsify_model(learn.model, s, structure=structure, seed=0)
     sparsities = [1-float(o.mask.float().mean()) for o in masked_params(learn.model)]
-    if structure=='block 4x4': assert sparsities[2]<sparsities[1]-.1
+    if structure=='block 4x4' and by!='sparsify': assert sparsities[2]<sparsities[1]-.1
     else: assert sparsities==[s]*3
 
 def test_rules_give_each_layer_its_sparsity():

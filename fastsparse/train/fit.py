@@ -32,7 +32,7 @@ def fit_sparse(self:Learner,
     sparsity:float, # Final fraction of dead weights, in [0,1), or rules as in `sparsify_model`
     lr_max=None, # Highest learning rate of the cycle, above 0; None is the learner's
     method=None, # A preset, or the name of one such as 'rigl'; None is `auto_presets`
-    sparse_f=None, # The distribution, or its name; None is the method's, or that of `sparsify_model`
+    sparse_f=None, # The distribution, or its name; None is the method's, or 'erk', where `sparsify_model` alone is uniform
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
     seed:int=None, # Seed of the random choices; None draws one from torch's generator
     scale_rates:bool=True, # Raise learning rates of Adam in sparser layers?

@@ -15,7 +15,7 @@ from ..masks.distributions import proportional_sparsity
 from ..masks.schedules import Interval,min_max_end,update_due
 from ..masks.scores import densify
 from ..masks.selection import local_part,n_live
-from ..model.starting import has_live,layer_counts,structure_of
+from ..model.starting import has_live,layer_counts,structure_of,warn_of_counts
 from .method import BoundMethod,check_sparsity
 from ..weights.find import asked_sparsity
 from ..weights.weight import Weight
@@ -169,16 +169,18 @@ def requested(method, params, beside, keeps_shares):
     sparsities = [1-k/max(param.shape.numel(), 1) for k,param in zip(live, params)]
     own = proportional_sparsity(sparsities) if keeps_shares and any(sparsities) else None
     counts = counts_at(method, params, beside, method.sparsity, own)
+    if not (own or beside): warn_of_counts(counts, params, method.sparsity, method.sparse_f, method.structure)
     if method.updates not in ([],()) or has_live(params, method.structure, sum(counts)): return counts
     raise ValueError(f"the masks are {1-sum(live)/sum(param.shape.numel() for param in params):.4g} sparse, and rest by this method: "
         f"pass that sparsity instead of {method.sparsity}, take a method that moves them, or call unsparsify(model) first")
 
 def check_way(method, params, beside):
-    "Raise a `ValueError` if the sparsity of a schedule leaves [0,1), or what `params` can reach"
+    "Raise a `ValueError` if the sparsity of a schedule leaves [0,1), or what `params` can reach; warn if the distribution misses it"
     if method.path is None: return
     lowest,highest,_ = min_max_end(method.path, 0, method.n_steps or 1)
     check_sparsity(highest)
-    for sparsity in (max(lowest, 0), highest): counts_at(method, params, beside, sparsity)
+    for sparsity in (max(lowest, 0), highest): counts = counts_at(method, params, beside, sparsity)
+    if not beside: warn_of_counts(counts, params, highest, method.sparse_f, method.structure)
 
 # %% ../../nbs/401_train.groups.ipynb #70523ec9
 @patch
