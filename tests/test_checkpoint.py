@@ -7,7 +7,7 @@ from fastai.optimizer import Adam
 from fastai_data import momentum_sgd
 from fastsparse.all import *
 from fastsparse.save.files import seal
-from fastsparse.train.callback import WaitForSparsity
+from fastsparse.save.checkpoint import WaitForSparsity
 from fastsparse.save.run_file import _word,plain,random_state,read_run
 from helpers import *
 from test_resume import Dead,one_fit,presets,small_learner

@@ -346,7 +346,7 @@ def test_a_study_writes_table_pictures_and_page(study):
     assert Trained.load(study.out/'rigl_1.pt').valid_loss==study.trained['rigl',1].valid_loss
 
 def test_a_study_that_was_stopped_goes_on(study):
-    "With the same settings nothing is trained or searched again, and a seed is added; with others all is"
+    "With the same settings nothing is trained or searched again, and a seed is added; others, and another method of that name, are refused"
     def again(ways=study.ways, **kw):
         done = []
         class Spy(Study):
@@ -362,7 +362,8 @@ def test_a_study_that_was_stopped_goes_on(study):
     assert done==[0]*14+[1]*7
     assert {k:c.edges for k,c in s.circuits.items() if k[1]<2 and c.found}=={k:c.edges for k,c in study.circuits.items() if c.found}
     assert list(s.table.seed)==[0]*7+[1]*7+[2]*7 and s.table.iloc[:14].edges.equals(study.table.edges)
-    assert again(seeds=1, todo=['loop_words'], ways={'rigl':'rigl'}, search=dict(starts=1, n_steps=20))[1]==[1,1]
+    with pytest.raises(ValueError, match='holds a study of .*name another folder'): again(search=dict(starts=1, n_steps=20))
+    with pytest.raises(ValueError, match="rigl_0.pt' holds a network of 'rigl', and 'rigl' is 'set' here"): again(ways=dict(rigl='set'))
 
 def test_the_ratio_of_edges_is_a_geometric_mean_a_seed():
     "4 and 16 times as many edges are 8 times as many; nonsense and tasks that one can't do don't count"

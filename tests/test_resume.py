@@ -25,7 +25,7 @@ class Dead(Exception): pass
 def conv(seed):
     torch.manual_seed(seed)
     m = nn.Sequential(nn.Conv2d(2,6,3,padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96,16), nn.ReLU(), nn.Dropout(.1), nn.Linear(16,4))
-    sparsify_model(m, .8, seed=seed)
+    sparsify_model(m, .8, 'erk', seed=seed)
     return m
 
 def parts(kind, seed, n):

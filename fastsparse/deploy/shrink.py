@@ -105,6 +105,7 @@ def masked_copy(
     before_state(model := module_of(model))
     new = module_copy(model).eval()
     store_dense(new)
+    for w in masked_params(new): w.mask.copy_(w.shown_mask())
     apply_masks(new)
     return new
 

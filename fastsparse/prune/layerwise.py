@@ -7,7 +7,7 @@ __all__ = ['row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_spa
            'prune_refit', 'experts_of', 'prune_layerwise']
 
 # %% ../../nbs/713_prune.layerwise.ipynb #405b4904
-import torch
+import torch,zlib
 from contextlib import contextmanager
 from copy import copy
 from fastcore.basics import *
@@ -367,7 +367,8 @@ def _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, 
     with shapes_only(model): plan = plan_pruning(model, sparsity, **kwargs)
     done = {o.name for o in plan if o.name.startswith(tuple(f'{b}.' for b in blocks_of(model)))}
     method,settings = getattr(solve, 'func', solve).__name__,getattr(solve, 'args', ())
-    about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity), rest=repr(kwargs))
+    counts = zlib.crc32(repr([(o.name, o.n, str(o.structure)) for o in plan]).encode())  # a function has another repr in each process
+    about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity)[:200], counts=f'{counts:08x}')
     def prune(name, part, dense):
         goals = [copy(o) for o in plan if o.name.startswith(f'{name}.')]  # they go with the block
         for o in goals:

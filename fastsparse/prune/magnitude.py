@@ -100,7 +100,8 @@ class Goal(GetAttr):
         self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
-        self.live = masked.module._buffers.get(f'{masked.attr}_mask')  # the mask that it has already, or None
+        # the mask that it has already, or None
+        self.live = masked.shown_mask() if hasattr(masked, 'shown_mask') else masked.module._buffers.get(f'{masked.attr}_mask')
 
 # %% ../../nbs/710_prune.magnitude.ipynb #27f6c846
 @patch

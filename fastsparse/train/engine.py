@@ -15,7 +15,7 @@ from ..masks.distributions import usual_sparsity
 from ..masks.selection import keyed_generator
 from ..model.starting import draw_seed
 from . import fits
-from .groups import Group,groups_of,requested,Tally
+from .groups import Group,requested,Tally
 from .method import check_names,is_timed,Method
 from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
@@ -101,8 +101,7 @@ def _attach(self:SparseEngine, pairs, beside, initial, targets):
         if tally.method.sparsity is not None and tally.method.path is None: tally.request(ifnone(targets.get(id(tally.p)), tally.live))
     self._serve()
     for group in self.groups if targets else (): group.warn_if_gone()
-    for group in self.groups: group.warn_if_idle()
-    for group in self.groups: group.warn_if_frozen()
+    for group in self.groups: group.warn_if_frozen() or group.warn_if_idle()
 
 # %% ../../nbs/404_train.engine.ipynb #785fc709
 @patch
@@ -132,8 +131,8 @@ def _let_go(refs):
     tallies = [tally for ref in refs if (tally := ref()) and tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
     tallies = [tally for tally in tallies if getattr(tally.weight.why_rests, '__self__', None) is tally]  # no other engine has taken it
     for tally in tallies: tally.weight.serve()
-    moved = any(any(tally.last_update) for tally in tallies)
-    for group in groups_of(tallies) if moved else (): group.warn_if_short('the engine was left before its end')
+    for tally in {id(tally.method):tally for tally in tallies if any(tally.last_update)}.values():
+        tally.group(tallies).warn_if_short('the engine was left before its end')
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
 @patch
