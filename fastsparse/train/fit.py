@@ -119,7 +119,7 @@ def _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which
     start = method(sparsity=sparsity).bind(n_steps, steps_per_epoch=len(learn.dls.train)).sparsity_at(0) if gradual else sparsity
     if mask_init=='random' and start and shows_training(learn):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
-            "pass mask_init='magnitude', or a gradual method such as method='gmp'")
+            "call fine_tune_sparse() instead, or pass mask_init='magnitude'")
     return dict(sparsity=start, sparse_f=ifnone(sparse_f, method.get('sparse_f', usual_sparsity)), mask_init=mask_init,
         structure=method.structure, **which)
 
