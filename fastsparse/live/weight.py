@@ -23,6 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 # %% ../../nbs/516_live.weight.ipynb #d7a74f35
 _way_out = "call remove() of the report of sparse_compute, or store_dense(model)"
 
+def _as_parameter(p):
+    if type(p) is LiveTensor: p.__class__ = LiveParameter  # `module.to` has swapped it
+    return p
+
 class Live(Weight):
     "A parameter that stores its live values, in the order of the mask"
     kind,summary_note,locked_reason,plain = 'rows','live weights only',f'is stored sparse: {_way_out}, first',False
@@ -52,7 +56,12 @@ class Live(Weight):
         term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
         self.pending.setdefault(torch._C._current_graph_task_id(), (self.dense.fits(before),[]))[1].append(term)
 
-    def _look(self, ps): pass
+    def _look(self, ps):
+        "Watch the parameter if it is another one now, and one of `ps`, which are stepped; masked if it is dense, as after `to('meta')`"
+        p = self.module._parameters.get(self.attr)
+        if p is None or p is self.watched or all(p is not q for q in ps): return
+        self._become(Live if isinstance(_as_parameter(p), LiveTensor) else Masked, p)
+        self.project()
 
     def _may_stay(self, kind): return True
 
@@ -178,15 +187,27 @@ def average_live(group, bucket):
 def project(self:Live):
     "Follow a mask that was moved"
     p = self.p
-    if p is not self.watched or not isinstance(p, LiveTensor): return  # `functional_call` puts other tensors there temporarily
-    if type(p) is LiveTensor: p.__class__ = LiveParameter  # `module.to` has swapped it
-    if p.requires_grad and not (self.handles and p._post_accumulate_grad_hooks): self._hook(p)
+    if p is not self.watched or p.is_meta: return  # `functional_call` puts other tensors there temporarily
+    if not isinstance(p, LiveTensor): return self._store_again(p)
+    _as_parameter(p)
+    if p.requires_grad:
+        if not (self.handles and p._post_accumulate_grad_hooks): self._hook(p)
+        p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks  # `swap_tensors` loses them
     self.lead()
     ddp = DistributedDataParallel._active_ddp_module
     if ddp is not None and not ddp._comm_hooks: ddp.register_comm_hook(ddp.process_group, average_live)
     if self._projected==(now := self._mask_stamp): return
     self.sync_to_mask()
     self._projected = now
+
+@patch
+def _store_again(self:Live, p):
+    "Store the live values of a dense tensor that `swap_tensors` has put into the parameter"
+    self._become(Masked, p)
+    if p.shape==self.shape: store_live(self, optimizers_of(p))
+
+@patch(as_prop=True)
+def _mask_stamp(self:Live): return *super(Live, self)._mask_stamp,self.index  # which may be swapped too
 
 @patch
 def put(self:Live, gone, new, opt, start=None):
