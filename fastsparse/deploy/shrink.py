@@ -105,9 +105,9 @@ def masked_copy(
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
     before_state(model := module_of(model))
-    new = module_copy(model).eval()
+    new,masks = module_copy(model).eval(),[w.shown_mask() for w in masked_params(model)]
     store_dense(new)
-    for w in masked_params(new): w.mask.copy_(w.shown_mask())
+    for w,mask in zip(masked_params(new), masks): w.mask.copy_(mask)
     apply_masks(new)
     return new
 
