@@ -17,7 +17,7 @@ from ..masks.selection import count_live,n_live
 from .method import check_sparsity,Method,method_settings
 from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
-from ..model.starting import fitting,has_live
+from ..model.starting import fitting,has_live,that_fit
 from ..model.trained import shows_training
 from ..core.checks import need_fraction,need_number
 from ..core.registry import get_part
@@ -112,7 +112,7 @@ def _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which
     gradual = method.sparsity_path is not None
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # `sparsify_model` warns
-        params,_ = choose(learn.model, **which)
+        params,_ = choose(learn.model, **which, fit=partial(that_fit, method.structure))
         need_values(**{param.name:param.p for param in params})
         if not isinstance(sparsity, (dict,list)): fitting(method.structure, params, sparsity)
     if gradual and not which: return None

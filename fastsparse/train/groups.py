@@ -230,6 +230,20 @@ def warn_if_gone(self:Group):
     if gone: warn(f"the initial values of dead weights are gone: {gone.name} was made sparse before the engine was made, so grow_init_f starts "
         "them at zero; pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded brings its own)")
 
+# %% ../../nbs/401_train.groups.ipynb #5cdb407c
+@patch
+def warn_if_short(self:Group, ended):
+    "Warn if the weights are less sparse than their schedule leads to; `ended` says why nothing more comes"
+    method,tallies = self.method,self.tallies
+    if method.path is None or method.n_steps is None: return
+    s,wanted = 1-sum(tally.live for tally in tallies)/sum(tally.n for tally in tallies),method.sparsity_at(method.n_steps, self.n_updates)
+    frozen = first(tally.name for tally in tallies if not tally.p.requires_grad)
+    way = f"{frozen} is frozen and kept its weights; unfreeze it" if frozen else "stop or choose the best model after that"
+    if s<wanted-.01: warn(f"{ended}, and the model is {s:.3f} sparse instead of {wanted:.3f}: let the schedule end earlier, and {way}")
+
+@patch
+def group(self:Tally, tallies): return Group(self.method, [tally for tally in tallies if tally.method is self.method])
+
 # %% ../../nbs/401_train.groups.ipynb #9eefc6f4
 @patch
 def miss(self:Group, model):

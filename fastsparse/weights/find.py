@@ -46,8 +46,7 @@ def asked_sparsity(
     w, # A `Weight`
 ) -> float: # None if the buffer shows the mask's own sparsity
     "The sparsity that a user requested by writing to the buffer"
-    shown = w.module._buffers.get(f'{w.attr}_sparsity')
-    if shown is None: return None
+    if (shown := w.module._buffers.get(f'{w.attr}_sparsity')) is None: return None
     own = torch.tensor(sparsity_from_tensor(w.mask), device='cpu')
     passed = [own.to(d).to(shown.dtype) for d in (torch.float, torch.half, torch.bfloat16)]
     return None if any(shown.item()==t.item() for t in passed) else shown.item()

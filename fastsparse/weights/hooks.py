@@ -180,8 +180,7 @@ def enforce_masks(
     only:tuple=None, # Module and attribute of a single parameter; None is all with masks
 ) -> HookHandle: # Its `remove()` ends enforcement; masks and zeros stay
     "Keep the dead weights of `model` at zero, in any training loop"
-    hook = first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))
-    if hook is None:
+    if (hook := first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))) is None:
         hook = MaskHooks()
         model.register_forward_pre_hook(hook)
         for add in (model.register_load_state_dict_post_hook, model.register_state_dict_pre_hook): add(hook.project)

@@ -305,8 +305,7 @@ def _follow(self:Masked, p): self._watch(p)  # it was assigned to the module
 @patch
 def _look(self:Masked, ps):
     "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
-    p = self.module._parameters.get(self.attr)
-    if p is self.watched: return
+    if (p := self.module._parameters.get(self.attr)) is self.watched: return
     if p is not None and any(p is q for q in ps): self._watch(p)
     elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
 
