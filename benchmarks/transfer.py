@@ -36,9 +36,11 @@ def shuffled(x, y, seed):
     at = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     return x[at],y[at]
 
+def halves(m): return [params(m[0]), params(m[1])]
+
 class Transfer:
     "Data to train a body on, data for the task of its own, and networks; `data()` gives both, `net(n_out)` a body and a head"
-    def __init__(self, name, data, net, groups=None, bs=64, first=(6,5e-3), lr=2e-3): store_attr()
+    def __init__(self, name, data, net, groups=halves, bs=64, first=None, lr=2e-3): store_attr()
 
     @cache
     def pretrained(self, seed):
@@ -47,12 +49,11 @@ class Transfer:
         x,y = shuffled(x, y, seed)
         learn = self.learner(loaders((x[:-256],y[:-256]), (x[-256:],y[-256:]), self.bs), int(y.max())+1, seed)
         with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(*self.first)
-        return deepcopy(learn.model[0].state_dict()),learn.final_record[-1]
+        return deepcopy(learn.model[0].state_dict())
 
     def learner(self, dls, n_out, seed):
         set_seed(seed)
-        learn = Learner(dls, self.net(n_out), loss_func=CrossEntropyLossFlat(), metrics=accuracy, splitter=ifnone(self.groups, halves))
-        return learn
+        return Learner(dls, self.net(n_out), loss_func=CrossEntropyLossFlat(), metrics=accuracy, splitter=self.groups)
 
     def start(self, seed, tune):
         "A learner with the trained body, frozen as fastai's are, for the own task; the seed draws its training set, and the test set stays"
@@ -62,16 +63,14 @@ class Transfer:
         test,pool = (x[:cut],y[:cut]),shuffled(x[cut:], y[cut:], seed)
         train,valid = [(pool[0][i],pool[1][i]) for i in (slice(n), slice(n, n+400))]
         learn = self.learner(loaders(train, valid if tune else test, self.bs), int(y.max())+1, seed)
-        learn.model[0].load_state_dict(self.pretrained(seed%3)[0])
+        learn.model[0].load_state_dict(self.pretrained(seed))
         learn.freeze()
         return learn
 
-def halves(m): return [params(m[0]), params(m[1])]
-
 @cache
-def digits(size=24, channels=1):
+def digits(size=24):
     x,y = load_digits(return_X_y=True)
-    x = F.interpolate(tensor(x).float().view(-1,1,8,8)/8-1, size=size, mode='bilinear').repeat(1, channels, 1, 1)
+    x = F.interpolate(tensor(x).float().view(-1,1,8,8)/8-1, size=size, mode='bilinear').repeat(1, 3, 1, 1)
     return [of_classes(x, tensor(y), list(c)) for c in (range(5), range(5,10))]
 
 @cache
@@ -148,20 +147,27 @@ class Shipped(Transfer):
     def pretrained(self, seed):
         saved = np.load(folder('g2p_en')/'checkpoint20.npz')
         names = {f'encoder.{k}_{o}_l0':f'enc_{v}_{o}' for k,v in (('weight','w'),('bias','b')) for o in ('ih','hh')}|{'letters.weight':'enc_emb'}
-        return {k:torch.from_numpy(saved[v]) for k,v in names.items()},None
+        return {k:torch.from_numpy(saved[v]) for k,v in names.items()}
 
 def word_net(n_out): return nn.Sequential(Reader(), nn.Sequential(nn.Linear(256, n_out)))
 
 def whole(n_out): return create_vision_model(resnet18, n_out, pretrained=False)
 
-tasks = [Transfer('digits', digits, narrow, thirds, 40, (8,1e-2)), Transfer('mnist', mnist, narrow, thirds, 40, (6,1e-2)),
-    Transfer('text', chapters, text_net, None, 32, (6,3e-3)), Transfer('table', prices, table_net, None, 64, (3,5e-3)),
-    Shipped('words', words, word_net, None, 64), Transfer('resnet18', partial(digits, 32, 3), whole, thirds, 48, (6,2e-3))]
+tasks = [Transfer('digits', digits, whole, thirds, 40, (6,2e-3)), Transfer('mnist', mnist, narrow, thirds, 40, (6,1e-2)),
+    Transfer('text', chapters, text_net, bs=32, first=(6,3e-3)), Transfer('table', prices, table_net, first=(3,5e-3)), Shipped('words', words, word_net)]
 tasks = {t.name:t for t in tasks}
 
 # Ways
 
 def fine_tune(learn, epochs, sparsity, lr): learn.fine_tune(epochs, lr)
+
+def dense(learn, epochs, sparsity, lr, between=noop):
+    "Dense, with the rates of `fine_tune_sparse`; `between` its two parts the model may be pruned"
+    learn.fit_one_cycle(1, slice(lr), pct_start=.99)
+    between(learn.model)
+    learn.unfreeze()
+    learn.fit_one_cycle(epochs, 2*lr, pct_start=.3, div=5.)
+
 def fine_tune_sparse(learn, epochs, sparsity, lr, **kwargs): learn.fine_tune_sparse(epochs, sparsity, lr, seed=0, **kwargs)
 
 def fit_sparse(learn, epochs, sparsity, lr):
@@ -171,14 +177,11 @@ def fit_sparse(learn, epochs, sparsity, lr):
 
 def prune_then_tune(learn, epochs, sparsity, lr):
     "The head first; then prune, with live weights fitted to the outputs of each layer; then tune all under masks that stay"
-    learn.fit_one_cycle(1, slice(lr), pct_start=.99)
-    prune_refit(learn.model, sparsity, [xb for xb,_ in learn.dls.train], progress=False)
-    learn.unfreeze()
-    learn.fit_one_cycle(epochs, 2*lr, pct_start=.3, div=5.)
+    def prune(model): prune_refit(model, sparsity, [xb for xb,_ in learn.dls.train], progress=False)
+    dense(learn, epochs, sparsity, lr, prune)
 
-ways = dict(fine_tune=fine_tune, fine_tune_sparse=fine_tune_sparse, fit_sparse=fit_sparse, gradual=partial(fine_tune_sparse, method='gmp'),
+ways = dict(fine_tune=fine_tune, dense=dense, fine_tune_sparse=fine_tune_sparse, fit_sparse=fit_sparse, gradual=partial(fine_tune_sparse, method='gmp'),
     prune_refit=prune_then_tune)
-sparsities = .5,.8,.9,.95
 
 def run(task, way, sparsity, epochs, seed, tune=False):
     "Accuracy on the test set, or on validation data with which settings are chosen"
@@ -188,18 +191,21 @@ def run(task, way, sparsity, epochs, seed, tune=False):
         with learn.no_bar(), learn.no_logging(): ways[way](learn, epochs, sparsity, task.lr)
         with learn.no_bar(): return learn.validate()[1]
 
-def grid(names, epochs, seeds):
-    "Runs, a seed after the other: the two lines at all lengths, other ways at four epochs"
+def grid(tasks, names, sparsities, epochs, seeds):
+    "Runs, a seed after the other: two lines at all lengths, other ways at four epochs"
     for seed in range(seeds):
-        for task in names:
-            for n in epochs: yield from [(task,'fine_tune',0.,n,seed), *[(task,'fine_tune_sparse',s,n,seed) for s in sparsities]]
-            for way in ('fit_sparse','gradual','prune_refit'): yield from [(task,way,s,4,seed) for s in sparsities]
+        for task in tasks:
+            for way in names:
+                for n in epochs if way.startswith('fine_tune') else [4]:
+                    yield from [(task, way, s, n, seed) for s in ([0.] if way in ('fine_tune','dense') else sparsities)]
 
 columns = ['task','way','sparsity','epochs','seed']
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('--tasks', nargs='+', choices=list(tasks), default=[o for o in tasks if o!='resnet18'], help='resnet18 takes a minute for each run')
+    p.add_argument('--tasks', nargs='+', choices=list(tasks), default=list(tasks), help='runs of digits take longest, up to a minute')
+    p.add_argument('--ways', nargs='+', choices=list(ways), default=list(ways))
+    p.add_argument('--sparsities', nargs='+', type=float, default=[.5,.8,.9,.95])
     p.add_argument('--epochs', nargs='+', type=int, default=[2,4,10,20])
     p.add_argument('--seeds', type=int, default=3)
     p.add_argument('--tune', action='store_true', help='validation data in the place of the test set; nothing is written')
@@ -208,7 +214,7 @@ def main():
     torch.set_num_threads(1)
     rows = pd.read_csv(args.to).to_dict('records') if args.to.exists() and not args.tune else []
     done = {tuple(r[k] for k in columns) for r in rows}
-    for o in grid(args.tasks, args.epochs, args.seeds):
+    for o in grid(args.tasks, args.ways, args.sparsities, args.epochs, args.seeds):
         if o in done: continue
         rows.append(dict(zip(columns, o), accuracy=round(run(*o, args.tune), 4)))
         print(*rows[-1].values(), flush=True)

@@ -4,6 +4,7 @@ from fastsparse.kernels import blocks as kernels
 from fastsparse.kernels.blocks import BlockIndex,block_inputs,block_linear,block_norms,block_rows,block_values
 from torch.utils.checkpoint import checkpoint
 
+kernels._triton()
 device = torch.device(os.environ.get('FASTSPARSE_DEVICE', 'cpu'))
 half = dict(rtol=2e-2, atol=2e-2)
 close = {torch.float:dict(rtol=1e-4, atol=1e-4), torch.half:half, torch.bfloat16:dict(rtol=4e-2, atol=8e-2)}

@@ -91,9 +91,11 @@ def test_what_stays_is_a_multiple(ranking):
     assert small[0].out_features in (24,32) and small[2].out_features<10
     if ranking=='space': assert (small[0].out_features,small[2].out_features)==(32,7)
 
-def test_heads_alone():
+@pytest.mark.parametrize('kind', ['heads','rotary'])
+def test_heads_alone(kind):
+    "Also where positions are turned, and two queries share a key"
     torch.manual_seed(0)
-    layer = nn.Sequential(settle(cases['heads'][0]()), nn.Linear(8,32), nn.ReLU(), nn.Linear(32,2))
+    layer = nn.Sequential(settle(cases[kind][0]()), nn.Linear(8,32), nn.ReLU(), nn.Linear(32,2))
     x = torch.randn(2,5,8)
     prune_channels(layer, .5, x, structure='heads')
     small,_ = shrink(layer, x)

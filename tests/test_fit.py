@@ -186,7 +186,7 @@ def test_a_search_takes_what_a_fit_takes():
 
 @pytest.mark.parametrize('kwargs,what', [(dict(div=0), 'div is 0'), (dict(div_final=-1), 'div_final is -1'), (dict(pct_start=1.), 'pct_start is 1.0'), (dict(wd=-1.), 'wd is -1.0'),
     (dict(moms=(.9,.8)), 'combined_cos'), (dict(start_epoch=2), 'start_epoch is 2.*from 0 to 1'),
-    (dict(lr_max='rigl'), "method='rigl'"), (dict(structure='2:4'), 'has a sparsity of 0.5'), (dict(structure='block 4x4'), "exclude='4.weight'"), (dict(also='nothing'), 'also is')])
+    (dict(lr_max='rigl'), "method='rigl'"), (dict(structure='2:4'), 'has a sparsity of 0.5'), (dict(structure='2:4 axis 0'), "exclude='4.weight'"), (dict(also='nothing'), 'also is')])
 @pytest.mark.parametrize('fit', ['fit_sparse','fine_tune_sparse'])
 def test_a_wrong_argument_is_refused_before_anything_changed(fit, kwargs, what):
     learn = learner()

@@ -36,14 +36,14 @@ def why_no_gain(
     block:tuple, # Outputs and inputs of its blocks; None if it has none
     live:int, # Its live weights
     rows:int=None, # Rows of the inputs, such as samples times tokens; None if unknown
-    kind:str='bfloat16', # The type in which products are computed
+    kind:str=None, # The type in which products are computed, such as 'bfloat16'; None if unknown
     device='cuda', # Of the weight
 ) -> str: # Empty if blocks are faster
     "Why live weights of blocks aren't faster than dense ones on a card"
     if block is None: return "its mask has no blocks of 32x32 or more, and without them masked is faster on a card: structure='block 64x64'"
-    if why := why_no_blocks(shape, block, getattr(torch, kind), device): return why
+    if why := why_no_blocks(shape, block, getattr(torch, kind or 'float32'), device): return why
     n,what = torch.Size(shape).numel(),'blocks of {}x{}'.format(*block)
-    if kind not in ('float16','bfloat16'): return f'{what} in {kind}, which was not measured: use autocast, or sparse_compute=True'
+    if kind not in ('float16','bfloat16',None): return f'{what} in {kind}, which was not measured: use autocast, or sparse_compute=True'
     if (fast := times_as_fast(min(block), 1-live/max(n, 1)))<1.1: return f'{what}, {live/max(n, 1):.2g} live, where masked is about as fast'
     if rows is not None and n*rows<measured_rows: return f'{n} weights and {rows} rows, fewer than were measured'
     return ''

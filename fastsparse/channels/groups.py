@@ -42,7 +42,7 @@ class Groups:
         self.axes = {(name,d):self.root[labels] for name,own in walk.axes.items() for d,labels in own.items()}
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
         self.moving = {group for labels in walk.moving for group in self.root[labels].tolist()}
-        self.held = {}  # group → what holds it
+        self.held,self.shared = {},[]  # group → what holds it; numbers that several spaces share, from `keep_to_config`
         for labels,why in walk.pinned:
             for group in self.root[labels].unique().tolist(): self.held.setdefault(group, why)
 
@@ -139,6 +139,8 @@ def exact_copy(
         def own(t): return t.detach().to('cpu', torch.double if double and t.is_floating_point() else t.dtype, copy=True)
         new = shared_copy(model, lambda t: nn.Parameter(own(t), t.requires_grad) if isinstance(t, nn.Parameter) else own(t))
         return new,tree_map_only(torch.Tensor, own, xb)
+    if off := first(n for n,t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta):
+        raise ValueError(f"{off} has no values, it is on meta or elsewhere: load the model into memory, and cut it there")
     for double in (True,False):
         try: outputs_of(*(exact := copied(double)))
         except Exception as e: why = e

@@ -15,10 +15,12 @@ from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
+from .config import keep_to_config
 from .groups import channel_groups,cut_channels,give_masks,outputs_of,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
 from ..report.flops import count_flops
 from ..weights.optimizers import state_tensors
+from statistics import mean
 from torch import nn
 from torch.utils._pytree import tree_map_only
 from warnings import warn
@@ -66,14 +68,17 @@ def choose_groups(
     "The groups with the lowest scores"
     free = groups.read()&~groups.mask(groups.held)
     if among is not None: free &= groups.mask(among)
-    spaces = [torch.tensor(gs)[free[gs]] for _,gs in groups.spaces()]
-    order = [gs[score[gs].argsort(stable=True)] for gs in spaces if len(gs)]
-    low = [round(fraction*len(gs)) for gs in order]
+    spaces = {tuple(ats): torch.tensor(gs)[free[gs]] for ats,gs in groups.spaces()}
+    order = {s:gs[score[gs].argsort(stable=True)] for s,gs in spaces.items() if len(gs)}
+    low = [round(fraction*len(gs)) for gs in order.values()]
     if ranking=='global' and order:
-        relative = torch.cat([score[gs]/score[gs].mean().clamp(min=1e-300) for gs in order])
+        relative = torch.cat([score[gs]/score[gs].mean().clamp(min=1e-300) for gs in order.values()])
         dies = torch.zeros(len(relative), dtype=torch.bool).index_fill(0, relative.argsort(stable=True)[:sum(low)], True)
-        low = [int(o.sum()) for o in dies.split([len(gs) for gs in order])]
-    gone = [gs[:len(gs)-_rounded(len(gs)-n, len(gs), multiple)] for gs,n in zip(order, low)]
+        low = [int(o.sum()) for o in dies.split([len(gs) for gs in order.values()])]
+    stay = {s:_rounded(len(gs)-n, len(gs), multiple) for (s,gs),n in zip(order.items(), low)}
+    for own in groups.shared:
+        if own.spaces[0] in stay: stay |= dict.fromkeys(own.spaces, own.nearest(round(mean(stay[s] for s in own.spaces))))
+    gone = [gs[:len(gs)-stay[s]] for s,gs in order.items()]
     return groups.mask(torch.cat(gone).tolist() if gone else [])
 
 # %% ../../nbs/701_channels.prune.ipynb #05a119bd
@@ -118,13 +123,14 @@ def mask_groups(
     return handle
 
 # %% ../../nbs/701_channels.prune.ipynb #d6b83dce
-def removable_groups(model, xb):
-    "The groups of `model`, with those held without which its forward fails, or computes with their number"
+def removable_groups(model, xb, even=None):
+    "The groups of `model`, with those held without which its forward fails, or computes with their number, or which no configuration can count"
     groups = channel_groups(model, xb)
     gone = choose_groups(groups, torch.zeros(groups.n), .5)
     trial = groups.zeroed(gone)
     trial.can_go(gone, outputs_of(trial.model, trial.xb))
     groups.held = trial.held
+    keep_to_config(groups, even)
     return groups
 
 # %% ../../nbs/701_channels.prune.ipynb #430f302c
@@ -162,6 +168,7 @@ def prune_channels(
     budget='channels', # What `sparsity` counts: 'channels', 'weights', 'flops', 'seconds', or `f(model, xb)` → cost
     ranking:str='space', # 'space' prunes each layer alike, 'global' compares all of them
     multiple:int=1, # The number of channels that stay is a multiple of it, where a layer has at least twice as many
+    even:bool=None, # Prune only what the configuration of transformers can say, so that the cut model is saved? None does where there is one
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune whole channels, neurons, hidden units and heads with the lowest scores"
     need_fraction('sparsity', sparsity, '[0,1)')
@@ -170,7 +177,7 @@ def prune_channels(
     need_number('multiple', multiple, 1, whole=True)
     if not callable(budget): need_choice('budget', budget, ['channels',*_costs])
     module,xb = module_of(model),batch_of(model) if xb is None else xb
-    groups = removable_groups(module, xb)
+    groups = removable_groups(module, xb, even)
     gone = lowest_groups(module, groups, sparsity, scores, structure, budget, ranking, multiple)
     if sparsity and not gone.any(): warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
     return mask_groups(module, groups, gone)
@@ -203,8 +210,8 @@ def before_step(self:ChannelPruning):
     t,model = self.epoch*len(self.dls.train)+self.iter,self.learn.model
     due,self.done = [d for d in self.due if self.done<d<=t],t
     if not due: return
-    if self.groups is None: self.groups = removable_groups(model, self.xb)
-    own = dict(self.kwargs)
+    if self.groups is None: self.groups = removable_groups(model, self.xb, self.kwargs.get('even'))
+    own = {k:v for k,v in self.kwargs.items() if k!='even'}
     if own.get('scores')=='taylor': own['scores'] = {n: p.detach()*p.grad for n,p in model.named_parameters() if p.grad is not None}
     mask_groups(model, self.groups, lowest_groups(model, self.groups, self.levels(t), **own), self.opt)
 

@@ -316,7 +316,9 @@ def _mm(walk, call):
         cols,rows = [next((o.flatten() for o in layers if varying(o)=={d}), None) for d in (k,k+1)]
         _multiplied(walk, w, None if rows is None else rows[None], None if cols is None else cols[:,None], const[:,None], value[:,None])
         varies = ((w!=0)&moves[:,None]).any(0).view(*[1]*k, -1)
-    else: varies = _either_varies(walk, a, b)
+    else:
+        varies = _either_varies(walk, a, b)
+        if walk.of(b).varies is not False: walk.heads += [o.unique() for o in layers if varying(o)&{*range(k-1)}]  # side by side
     out = [o.squeeze(k) for o in _summed(walk, layers, k, call.op, kept)]
     shape = (*a.shape[:-1],b.shape[-1])
     return [Known(_with_bias(walk, out, shape, bias, call.op, lambda t: _at_rank(t, len(shape))), varies)]

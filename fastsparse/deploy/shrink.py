@@ -13,6 +13,7 @@ from fastcore.basics import *
 from ..live.compute import store_dense
 from ..contract import before_state,masked_params,module_copy,module_of
 from ..weights.find import apply_masks
+from ..channels.config import tell_configs
 from ..channels.groups import cut_tensor,exact_copy,follow_groups,give_masks,outputs_of
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import unsparsify
@@ -89,6 +90,7 @@ def _shrunk(plain, xb, fold=False):
     move_constants(groups)
     gone = groups.can_go(groups.unneeded(), want)
     small,removed,_ = groups.without(gone, want)
+    tell_configs(small, groups, gone)
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone),folded
 
 # %% ../../nbs/801_deploy.shrink.ipynb #32fa0e91
@@ -113,9 +115,9 @@ def masked_copy(
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
     before_state(model := module_of(model))
-    new = module_copy(model).eval()
+    new,masks = module_copy(model).eval(),[w.shown_mask() for w in masked_params(model)]
     store_dense(new)
-    for w in masked_params(new): w.mask.copy_(w.shown_mask())
+    for w,mask in zip(masked_params(new), masks): w.mask.copy_(mask)
     apply_masks(new)
     return new
 

@@ -36,6 +36,7 @@ def why_not_live(
     if n_uses>1: return 'shared with another layer'
     if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(weight.handles): return 'it has hooks of its own'
     if weight.learned: return 'its mask is learned'
+    if hasattr(p, 'full_tensor'): return 'it is sharded over ranks'
     if p.ndim==2 and not isinstance(module, _no_product) or is_pointwise(module): return ''
     if not isinstance(module, _ConvNd) or module.transposed: return f'no sparse product in {type(module).__name__}'
     return why_no_kernel(module) or ('' if p.is_meta or fits_kernel(p) else 'convolutions have kernels for float32 and float64 on the CPU')
@@ -58,8 +59,7 @@ def why_masked(
     p,n,live,is_conv = weight.p,weight.mask.numel(),weight.n_live(),isinstance(weight.module, _ConvNd)
     rows = batch*(16 if is_conv else 1)
     if p.device.type!='cpu' or takes_blocks(p.device):
-        rows,kind = call or (None,'bfloat16')
-        return why_no_gain(p.shape, block_of(weight.mask.flatten(1))[0], live, rows, kind, p.device)
+        return why_no_gain(p.shape, block_of(weight.mask.flatten(1))[0], live, *(call or (None,None)), p.device)
     if p.dtype not in (torch.float,torch.double): return f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}, where masked is faster"
     pays = n*rows>=2**23 and (live<=.12*n or live<=.25*n and rows>=32 and not is_conv)
     if not pays: return f'{live/max(n, 1):.2g} of {n} weights live at batches of {batch}, where masked is about as fast'

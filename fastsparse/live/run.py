@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 # %% ../../nbs/518_live.run.ipynb #6fed5f0b
 class FirstBatch:
     "Notes until `remove()` the number of samples and the inputs of the first batch that `model` is trained on"
-    n,inputs = 0,None  # of a copy, which notes nothing
+    n,inputs,calls = 0,None,None  # of a copy, which notes nothing
 
     def __init__(self, model):
         self.n,self.model,self.calls = None,model,{}
@@ -28,7 +28,7 @@ class FirstBatch:
     def __reduce__(self): return object.__new__,(FirstBatch,)
 
     def __call__(self, module, args, kwargs):
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled(): return
+        if self.calls is None or torch.compiler.is_compiling() or not torch.is_grad_enabled(): return
         if args and isinstance(args[0], torch.Tensor): self.calls.setdefault(module, rows_of(module, args[0]))
         if self.n is not None: return
         sizes = [len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.ndim]

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves,tree_map
 # %% ../../nbs/512_live.tensor.ipynb #a67f6fc3
 class Cell:
     "A vector of `values`, the `index` of their places, and `fill`, the number elsewhere (None: zero for good)"
-    __slots__ = 'values','index','shape','fill','leaf'
+    __slots__ = 'values','index','shape','fill','leaf','keeper'
     def __init__(self, values, index, shape, fill=None):
         self.values,self.index,self.shape,self.fill = values,index,shape,fill
-        self.leaf = None  # the values as a leaf of autograd, for compiled code
+        self.leaf = self.keeper = None  # for compiled code: the values as a leaf of autograd, and who keeps factors of the dense gradient
 
     def dense(self):
         "A dense tensor"

@@ -16,10 +16,11 @@ from .buffers import keep_from_broadcast,register_mask
 from .choose import choose,need_dense,need_values,Param
 from .init import mark_fresh,output_spread,repair_alone,repair_signal
 from .running import batch_of,module_of
-from .starting import by_rules,draw_seed,fitting,mask_makers,starting_masks,warn_of_masks
+from .starting import by_rules,draw_seed,fitting,mask_makers,that_fit,warn_of_masks
 from .trained import shows_training
 from ..weights.find import masked_params,refuse_learned
 from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
+from functools import partial
 from warnings import warn
 
 # %% ../../nbs/307_model.sparsify.ipynb #5c200d5f
@@ -49,7 +50,7 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     seed
         Seed of the random choices; None draws one from torch's generator.
     structure
-        The structure of the masks: a `Structure`, or its text such as '2:4'; None is unstructured.
+        The structure of the masks: a `Structure`, or its text such as '2:4'; None is unstructured. What blocks don't divide stays dense.
     chosen
         Parameters to make sparse: a name, a glob, a type, a function of name and parameter, or a list of these; None is all.
     also
@@ -82,7 +83,7 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     learn,model = model,module_of(model)
     need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb)
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
-    params,places = choose(model, chosen, also, exclude)
+    params,places = choose(model, chosen, also, exclude, partial(that_fit, structure))
     if isinstance(sparsity, (dict,list)): params,places,sparsity,sparse_f = by_rules(sparsity, params, places, model, sparse_f)
     is_meta = all(o.p.is_meta for o in params)
     birth = (first(parts_of('birth').values()) if is_meta else WithValues)(model, params, xb, sparse_f)
@@ -122,12 +123,7 @@ class WithValues:
         for o,mask in zip(self.params, masks): register_mask(o, mask, fans)
 
 # %% ../../nbs/307_model.sparsify.ipynb #c04990cb
-def may_be_repaired(
-    learn, # A module or a `Learner`
-    sparsity:float, # In total
-    mask_init, # As in `sparsify_model`
-    sparse_init_mode, # As in `sparsify_model`
-) -> bool:
+def may_be_repaired(learn, sparsity, mask_init, sparse_init_mode):
     "Are masks random, and weights those of an initialisation? Warns if random masks would throw trained ones away"
     if not (isinstance(mask_init, str) and mask_init=='random'): return False
     trained = bool(sparsity) and shows_training(learn)
@@ -136,9 +132,7 @@ def may_be_repaired(
     return sparse_init_mode=='auto' and not trained
 
 # %% ../../nbs/307_model.sparsify.ipynb #440bcabc
-def refuse_locked(
-    weight, # A `Weight`
-):
+def refuse_locked(weight):
     "Raise a `ValueError` if the mask is learned, or the weight's storage needs it"
     refuse_learned([weight])
     if weight.locked_reason: raise ValueError(f"{weight.name} {weight.locked_reason}")
@@ -199,8 +193,8 @@ def sparsify_parameter(
     need_fraction('sparsity', sparsity)
     need_values(**{name:o.p})
     if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
-    mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
-    register_mask(o, mask)
+    make, = mask_makers([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    register_mask(o, make(o))
     keep_from_broadcast(module)
     return enforce_masks(module, (m,attr))
 

@@ -237,7 +237,7 @@ def before_fit(self:SparseCheckpoint):
     refuse_sharded(get_model(self.learn.model))
     self.wake()
     self.saved,self.saves,self.cancelled = None,False,False
-    if hasattr(self.learn, 'lr_finder') or is_first_part(self.learn): return  # the frozen part of a fine-tuning runs again
+    if hasattr(self.learn, 'lr_finder') or is_first_part(self.learn): return
     self.saved = self.find()
     self.saves = self.saved is None
 

@@ -13,6 +13,7 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.foundation import L
 from ..contract import as_path,before_state,decide,enforce_masks,masked_params,module_of,need_masks,need_package,reading
+from .cut import cut_copy,cut_like,cuts_for
 from .disk import whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,refuse_learned
@@ -212,7 +213,7 @@ def _state_for(module, found, folder=None):
     if state is None and alone is None:
         raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: build the architecture that was saved")
     if folder is not None: state = _converted(module, folder, state, list(own))
-    return _with_masks(module, state, alone)
+    return _with_masks(module if state is None else cut_copy(module, state), state, alone, state is not None and bool(cuts_for(module, state)))
 
 # %% ../../nbs/606_save.load.ipynb #ff74882a
 def _as_bool(name, mask, shape):
@@ -225,8 +226,8 @@ def _as_bool(name, mask, shape):
     raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: pass scores through top_k_mask")
 
 # %% ../../nbs/606_save.load.ipynb #bf15ab21
-def _with_masks(module, state, alone):
-    "`state`, or the model's own if None, with its masks, those in `alone`, or those of its zeros"
+def _with_masks(module, state, alone, is_cut):
+    "`state`, or the model's own if None, with its masks, those in `alone`, or those of its zeros; a model that was cut may have none"
     new = copy(module.state_dict() if state is None else state)
     for n in [k.removesuffix('_orig') for k in new if k.endswith('_orig') and f"{k.removesuffix('_orig')}_mask" in new]:
         new[n] = new.pop(f'{n}_orig')
@@ -237,18 +238,18 @@ def _with_masks(module, state, alone):
         new[k] = v
     names = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
     new.update({k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names})
-    if not masks_in(new): new.update(_zero_masks(module, new))
+    if not masks_in(new): new.update(_zero_masks(module, new, is_cut))
     own = module.state_dict()  # learned masks have no sparsity beside them
     shown = {n:m for n,m in masks_in(new).items() if f'{n}_mask' not in own or f'{n}_sparsity' in own}
     for n,m in shown.items(): new.setdefault(f'{n}_sparsity', torch.tensor(sparsity_from_tensor(m)))
     return new
 
 # %% ../../nbs/606_save.load.ipynb #6bd4255f
-def _zero_masks(module, state, least=.05):
+def _zero_masks(module, state, is_cut=False, least=.05):
     "Masks of the zeros in `state`, in weights with a fraction `least` of them"
     names = [o.name for o in decide(module) if not o.dense_reason and isinstance(state.get(o.name), torch.Tensor)]
     masks = {f'{n}_mask':state[n].ne(0) for n in names if (state[n]==0).float().mean()>=least}
-    if masks: return masks
+    if masks or is_cut: return masks
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 
@@ -289,7 +290,7 @@ def load_sparse(
 
     Reads what this library, fastai, torch, Lightning, transformers and safetensors write; masks of `torch.nn.utils.prune` too.
     Without masks in the file, zeros are dead in each weight that has a twentieth of them or more. Masks alone leave the
-    model's own values where weights live.
+    model's own values where weights live. A file of a model that `shrink` cut has smaller tensors, and cuts the model likewise.
 
     Raises
     ------
@@ -307,8 +308,10 @@ def load_sparse(
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
     if masked_params(module): check_masks(module.state_dict(), state)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
-    own = module.state_dict()
+    own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
+    cut_like(module, state)
     with taking_masks(module): load_checked(module, state)
+    if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)
     return HookHandle() if any(o.learned for o in masked_params(module)) else enforce_masks(module)  # learned masks see to themselves

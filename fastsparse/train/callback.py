@@ -188,7 +188,7 @@ def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
 def _schedule(learn): return first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
 def is_first_part(learn):
     "Is the body frozen while the learning rate rises to the end of the fit, as in the first part of `fine_tune`?"
-    return bool(learn.opt.frozen_idx) and (sched := _schedule(learn)) is not None and np.mean(sched(.9))>np.mean(sched(.5))
+    return getattr(learn.opt, 'frozen_idx', 0)>0 and (sched := _schedule(learn)) is not None and np.mean(sched(.9))>np.mean(sched(.5))
 
 def _highest_rates(learn):
     "The highest learning rate of each parameter in this fit, by its id"

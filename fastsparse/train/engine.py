@@ -75,7 +75,7 @@ SparseEngine.__init__.__delwrap__ = Method  # where the words on its arguments s
 @patch
 def _fitted(self:SparseEngine, modules, rules, keeps_shares):
     "Pairs of a bound method and its parameters, weights beside them, initial values and targets; a dense model gets masks if all fits"
-    model,everything,every = self.model,masked_params(self.model),fits.params_of(self.model)
+    model,everything,every = self.model,masked_params(self.model),fits.params_of(self.model, None if rules else self.method.structure)
     pairs = fits.assigned(fits.inside(every, modules), rules, self.method, model)
     pairs = [(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), params) for method,params in pairs]
     moved = {id(param.p) for _,params in pairs for param in params}

@@ -17,7 +17,7 @@ from ..masks.selection import count_live,n_live
 from .method import check_sparsity,Method,method_settings
 from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
-from ..model.starting import fitting,has_live
+from ..model.starting import fitting,has_live,that_fit
 from ..model.trained import shows_training
 from ..core.checks import need_fraction,need_number
 from ..core.registry import get_part
@@ -112,14 +112,14 @@ def _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which
     gradual = method.sparsity_path is not None
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # `sparsify_model` warns
-        params,_ = choose(learn.model, **which)
+        params,_ = choose(learn.model, **which, fit=partial(that_fit, method.structure))
         need_values(**{param.name:param.p for param in params})
         if not isinstance(sparsity, (dict,list)): fitting(method.structure, params, sparsity)
     if gradual and not which: return None
     start = method(sparsity=sparsity).bind(n_steps, steps_per_epoch=len(learn.dls.train)).sparsity_at(0) if gradual else sparsity
     if mask_init=='random' and start and shows_training(learn):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
-            "pass mask_init='magnitude', or a gradual method such as method='gmp'")
+            "call fine_tune_sparse() instead, or pass mask_init='magnitude'")
     return dict(sparsity=start, sparse_f=ifnone(sparse_f, method.get('sparse_f', usual_sparsity)), mask_init=mask_init,
         structure=method.structure, **which)
 

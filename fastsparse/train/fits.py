@@ -16,7 +16,7 @@ from ..masks.schedules import min_max_end
 from ..model.init import mark_fresh
 from ..model.choose import candidates,need_values
 from ..model.sparsify import sparsify_model
-from ..model.starting import fitting,starting_masks,structure_of
+from ..model.starting import fitting,starting_masks,structure_of,that_fit
 from ..model.trained import shows_training
 from .groups import check_way
 from .method import Method,why_dense
@@ -67,12 +67,12 @@ def inside(params, modules):
     raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
 
 # %% ../../nbs/402_train.fits.ipynb #b5c4e0b4
-def params_of(model):
-    "The `Weight`s that an engine may move, or the `Param`s of a dense model"
+def params_of(model, structure=None):
+    "The `Weight`s that an engine may move, or the `Param`s of a dense model that fit the structure"
     notice(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
-    found = masked_params(model) or candidates(model)
+    found = masked_params(model) or that_fit(structure, candidates(model))
     need_values(**{param.name:param.p for param in found})
     return found
 

@@ -211,15 +211,15 @@ def warn_if_rare(self:Group):
 # %% ../../nbs/401_train.groups.ipynb #c70e26d2
 @patch
 def warn_if_frozen(self:Group):
-    "Warn if most masks rest because their parameters are frozen, or the final sparsity can't be reached for that; was there a warning?"
-    method,tallies,names = self.method,self.tallies,[tally.name for tally in self.tallies if not tally.p.requires_grad]
+    "Warn if most masks or weights are frozen, or so many that the final sparsity can't be reached; was there a warning?"
+    method,tallies,frozen = self.method,self.tallies,[tally for tally in self.tallies if not tally.p.requires_grad]
     ends = not (method.path is None or method.n_steps is None or wants(method.sparse_f, 'scores'))
     asked = counts_at(method, self.weights, self.beside, method.sparsity_at(method.n_steps)) if ends else [tally.target for tally in tallies]
-    held = [(tally, n) for tally,n in zip(tallies, asked) if tally.name in names and tally.live!=n]
-    if not held and 2*len(names)<=len(tallies): return False
+    held = [(tally, n) for tally,n in zip(tallies, asked) if tally in frozen and tally.live!=n]
     n,live,lack = sum(tally.n for tally in tallies),sum(asked),sum(tally.live-n for tally,n in held)
+    if not held and 2*len(frozen)<=len(tallies) and 2*sum(tally.n for tally in frozen)<=n: return False
     end = f', and the model ends {1-(live+lack)/n:.3f} sparse instead of {1-live/n:.3f}' if held else ''
-    warn(f"{held[0][0].name if held else names[0]} is frozen ({len(names)} of {len(tallies)} sparse layers are), so its weights and mask rest{end}: "
+    warn(f"{held[0][0].name if held else frozen[0].name} is frozen ({len(frozen)} of {len(tallies)} sparse layers are), so its weights and mask rest{end}: "
         "call unfreeze() of the learner, train with its fine_tune_sparse(), or leave frozen layers out with sparse_modules=")
     return True
 
