@@ -306,6 +306,9 @@ def put_opt(
     if 'hypers' in state: state['hypers'] = L(state['hypers'])
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
     opt.load_state_dict(state)
+    for i,own in state['state'].items() if isinstance(state.get('state'), dict) else ():  # torch has cast all to the parameter's type
+        held = base_opt(opt).state[ps[i]]
+        held |= {k:t.to(held[k].device) for k,t in own.items() if isinstance(t, torch.Tensor) and t.dtype!=held[k].dtype}
 
 # %% ../../nbs/604_save.run_file.ipynb #b0be397f
 def put_grads(
