@@ -125,6 +125,8 @@ def read_file(
     "Read a file of weights, or a whole model, whoever wrote it"
     path = as_path(path)
     if path.is_dir(): return {k:v for f in _files_in(path) for k,v in read_file(f, trust).items()}
+    if path.suffix in ('.onnx','.pt2'): raise ValueError(f"{path} is an exported graph, and no file of weights by name: "
+        "pass the file of the model that it was exported from")
     with open(path, 'rb') as f: head = f.read(9)
     if head[8:]==b'{' or path.suffix=='.safetensors': return _read_safetensors(path)
     found = _read_torch(path, head, trust)
@@ -152,6 +154,12 @@ def _prefix(d, own, where):
             if any(o in own for o in names): hits['.'.join([*parts[:i],''])] += 1
     best = [o for o,n in hits.items() if n==max(hits.values())]
     if '' in best or len(best)<2: return None if not best else '' if '' in best else best[0]
+    fits = [o for o in best if all(d[o+n].shape==p.shape for n,p in own.items() if isinstance(d.get(o+n), torch.Tensor))]
+    if len(fits)==1: return fits[0]
+    if not fits:
+        n = first(n for n,p in own.items() if isinstance(d.get(best[0]+n), torch.Tensor) and d[best[0]+n].shape!=p.shape)
+        raise ValueError(f"the file{where} is of another network: its {best[0]}{n} is {tuple(d[best[0]+n].shape)}, and {n} of the model is "
+            f"{tuple(own[n].shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
