@@ -52,9 +52,11 @@ api = dict(
 
 # What people search for, where it is answered first; the words are found one by one as well
 searches = {
+    'index': 'install, pip install, windows, macos, m1 mac, linux',
     'tutorials/digits_with_fastai': 'getting started, quickstart, first steps, sparse training, fit_sparse tutorial',
     'tutorials/plain_pytorch': 'pytorch loop, without fastai, custom training loop, rnn, gru, lstm',
-    'tutorials/pictures': 'image classification, vision_learner, cnn, resnet, computer vision, picture classifier',
+    'tutorials/pictures': '''image classification, vision_learner, cnn, resnet, computer vision, picture classifier, pretrained, transfer learning,
+        fine_tune, fine tune, fine_tune_sparse tutorial, freeze, unfreeze, frozen layers''',
     'tutorials/tables': 'tabular_learner, tabular data, csv, data frame, feature selection',
     'tutorials/text': 'text classification, AWD_LSTM, nlp, sentiment, fastai text, language model',
     'tutorials/transformers': 'hugging face, hugging face bert, bert, transformers, gpt, gpt-2, llm, Trainer, fine-tune a language model, small language model',

@@ -105,13 +105,6 @@ def test_rules_are_read_alike_by_sparsifying_and_pruning(rules):
         f(m := nets(), rules)
         assert thin(m)=={'0.weight':32, '2.weight':96}
 
-def test_old_names_are_told_of():
-    "And mean the same; both together are refused"
-    for f,kwargs in ((prune_magnitude, dict(target=.5)), (prune_synflow, dict(target=.5, xb=torch.ones(2,8)))):
-        with pytest.warns(FutureWarning, match='is called sparsity= now'): f(m := nets(), **kwargs)
-        assert sum(live(m))==(8*16+16*12+12*4)//2
-        with pytest.raises(TypeError, match='multiple values'): f(nets(), sparsity=.5, **kwargs)
-
 # --- bad input (law 10)
 
 def layer(of): return lambda m: sparsify_model(of(), .5)

@@ -12,7 +12,7 @@ import torch,torch.nn.functional as F
 from fastcore.basics import *
 from ..kernels.convolution import is_pointwise
 from ..contract import need_choice
-from ..weights.hooks import serves_masks
+from ..weights.hooks import MaskHooks
 from ..kernels.ops import sparse_product,SparseIndex
 from torch import nn
 
@@ -273,7 +273,7 @@ def has_hooks(
     m:nn.Module, # A layer
 ) -> bool:
     "Has `m` forward hooks other than those for masks?"
-    return bool(m._forward_hooks) or any(not serves_masks(h) for h in m._forward_pre_hooks.values())
+    return bool(m._forward_hooks) or any(not isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())
 
 def storable(
     model:nn.Module, # Any module

@@ -114,6 +114,33 @@ def to(self:SparseIndex, device):
     "The index on `device`"
     return self if self.col.device==device else SparseIndex.of_parts(self.shape, self.crow.to(device), self.col.to(device), self.fours)
 
+@patch
+def forget(self:SparseIndex):
+    "Drop what is made from the lists again where it is needed"
+    self._t,self.starts = None,{}
+
+@patch
+def by_row(self:SparseIndex, values): return values  # `values` in the order of their places
+
+@patch
+def from_rows(self:SparseIndex, values): return values  # the opposite
+
+@patch
+def take(self:SparseIndex, dense): # A tensor of as many entries as the matrix
+    "The values of a dense tensor where weights live"
+    return dense.reshape(-1).index_select(0, self.places)
+
+@patch
+def find(self:SparseIndex, places): # Of live weights
+    "Where the values at some places are"
+    return torch.searchsorted(self.places, places)
+
+@patch
+def bands(self:SparseIndex, n):
+    "Tuples of the first row of a band of some `n` entries, the first one after it, and a slice of its values"
+    rows,starts = range(0, self.shape[0], max(n//self.shape[1], 1)),self.crow.tolist()
+    for a,z in zip(rows, [*rows[1:], self.shape[0]]): yield a,z,slice(starts[a], starts[z])
+
 # %% ../../nbs/510_kernels.ops.ipynb #461cee70
 def _torch_product(index, values, x):
     "`x` times the weight"
@@ -149,6 +176,9 @@ def sampled_product(
     "The entries of `gT @ xT.t()` at live weights"
     if kernels_take(gT, xT): return gradients(index, None, xT.t(), gT.t(), False)[1]
     return _torch_sampled(index, gT.t().contiguous(), xT.t().contiguous())
+
+@patch
+def sampled(self:SparseIndex, gT, xT): return sampled_product(self, gT, xT)
 
 # %% ../../nbs/510_kernels.ops.ipynb #1dd4892b
 def need_all_values(values, index):

@@ -22,7 +22,7 @@ from pathlib import Path
 from warnings import warn
 
 # %% ../../nbs/105_masks.distributions.ipynb #f6ed3beb
-@renamed(goes=False, model_sparsity='sparsity')
+@renamed(model_sparsity='sparsity')
 def uniform_sparsity(
     params:list, # Parameters
     sparsity:float, # Fraction of all weights that is dead, in [0,1]
@@ -33,7 +33,7 @@ def uniform_sparsity(
 
 # %% ../../nbs/105_masks.distributions.ipynb #3a58ed6e
 @declares('distribution', brings_count=True)
-@renamed(goes=False, model_sparsity='sparsity')
+@renamed(model_sparsity='sparsity')
 def first_layer_dense_uniform(
     params:list, # Parameters, the first layer's first
     sparsity:float, # Fraction dead in every layer but the first, in [0,1]
@@ -49,7 +49,7 @@ def _sides(shape, axes):
     if len(shape)<2 or max(outputs, inputs)>=len(shape): return tuple(shape)
     return (shape[outputs], shape[inputs], *[n for d,n in enumerate(shape) if d not in (outputs,inputs,experts)])
 
-@renamed(goes=False, model_sparsity='sparsity')
+@renamed(model_sparsity='sparsity')
 def erdos_renyi_sparsity(
     params:list, # Parameters
     sparsity:float, # Fraction of all weights that is dead, in [0,1]
@@ -179,7 +179,7 @@ def _with_floors(scores, sizes, budget, floors, alone):
     return counts
 
 # %% ../../nbs/105_masks.distributions.ipynb #3a6000ab
-@renamed(goes=False, model_sparsity='sparsity')
+@renamed(model_sparsity='sparsity')
 def global_sparsity(
     params:list, # Parameters
     sparsity:float, # Fraction of all weights that is dead, in [0,1]

@@ -94,8 +94,7 @@ _needs = {float:'n_steps', samples:'batch_size', epochs:'steps_per_epoch'}
 def in_steps(t, name='time', **run):
     "The time `t` as an int, or as `steps` if it is not whole; `run` has `n_steps`, `batch_size` and `steps_per_epoch`, as far as known"
     t = as_time(t, name)
-    need = _needs.get(type(t))
-    if need is None: return t
+    if (need := _needs.get(type(t))) is None: return t
     n = run.get(need)
     if n is None: raise ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, or call bind({need}=...) first")
     need_number(need, n, 0, above=True)

@@ -23,7 +23,7 @@ from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
 from warnings import warn
 
 # %% ../../nbs/307_model.sparsify.ipynb #5c200d5f
-@renamed(goes=False, model_sparsity='sparsity')
+@renamed(model_sparsity='sparsity')
 def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
     seed:int=None, structure=None, chosen=None, also=None, xb=None, exclude=None) -> HookHandle:
     """Give the weights of a model masks, and keep dead weights at zero.
@@ -212,10 +212,9 @@ def unsparsify_parameter(
     "Remove the mask of one parameter; its weights stay as they are, zeros included"
     module = module_of(module)
     m,attr = owner_of(module, name)
-    weight = first(o for o in masked_params(m) if o.module is m and o.attr==attr)
-    if weight is None: raise ValueError(f"{name} has no mask")
+    if (weight := first(o for o in masked_params(m) if o.module is m and o.attr==attr)) is None: raise ValueError(f"{name} has no mask")
     weight.name = name
     refuse_locked(weight)
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
-    for hook in mask_hooks(module): hook.forget(weight)
+    for hook in mask_hooks(module): hook.names.discard(weight.name)
     weight.remove()

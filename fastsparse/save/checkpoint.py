@@ -16,7 +16,7 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from ..contract import as_path,base_opt,masked_params,module_of,need_bools,need_choice,need_number,reading
 from ..masks.selection import count_live
-from ..train.callback import DynamicSparseTrainingCallback
+from ..train.callback import DynamicSparseTrainingCallback,is_first_part
 from .masks import masks_in,new_masks,taking_masks
 from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
@@ -237,7 +237,7 @@ def before_fit(self:SparseCheckpoint):
     refuse_sharded(get_model(self.learn.model))
     self.wake()
     self.saved,self.saves,self.cancelled = None,False,False
-    if hasattr(self.learn, 'lr_finder'): return
+    if hasattr(self.learn, 'lr_finder') or is_first_part(self.learn): return
     self.saved = self.find()
     self.saves = self.saved is None
 

@@ -63,8 +63,7 @@ def inside(params, modules):
     "Those of `params` whose module is inside one of `modules`; None is all"
     if modules is None: return params
     within = {sub for module in ([modules] if isinstance(modules, nn.Module) else modules) for sub in module.modules()}
-    found = [param for param in params if param.module in within]
-    if found: return found
+    if found := [param for param in params if param.module in within]: return found
     raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
 
 # %% ../../nbs/402_train.fits.ipynb #b5c4e0b4
@@ -126,8 +125,7 @@ def warn_if_lost(engine):
     now = {weight.name:weight.p for weight in masked_params(engine.model)}
     weights = [tally.weight for tally in engine.moving]
     gone = [weight.name for weight in weights if now.get(weight.name, weight.watched) is not weight.watched]
-    lost = first(gone or not_held(engine.opt, weights))
-    if lost is None: return False
+    if (lost := first(gone or not_held(engine.opt, weights))) is None: return False
     where = 'part of the model' if gone else f'held by the {type(base_opt(engine.opt)).__name__}'
     warn(f"{lost} is no longer {where}, so updates don't reach it: "
         f"call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")

@@ -118,8 +118,7 @@ run_settings = 'sparse_modules','seed','rules','batch_size','steps_per_epoch','o
 def check_names(settings, also=()):
     "Raise a `TypeError` for the first name in `settings` that is no setting of a method or a run, nor in `also`"
     known = {*method_settings, *run_settings, *also}
-    unknown = sorted(set(settings)-known)
-    if unknown: raise TypeError(f"{unknown[0]!r} is no setting of a method: "
+    if unknown := sorted(set(settings)-known): raise TypeError(f"{unknown[0]!r} is no setting of a method: "
         f"{closest_name(unknown[0], known, 'take some of '+', '.join(sorted(known)))}")
 
 # %% ../../nbs/400_train.method.ipynb #1e2428bc
