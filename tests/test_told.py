@@ -98,6 +98,15 @@ def test_a_file_of_another_network(tmp_path):
     load_sparse(layer := nn.Linear(8,4), file)
     assert layer.weight.equal(m[2].weight)
 
+def test_a_file_whose_masks_are_of_another_sparsity(tmp_path):
+    "Into a sparse model: both numbers; into a dense one, or with as many live weights, nothing was asked for"
+    file = {}
+    for s in (.5,.75):
+        sparsify_model(m := mlp((6,8,4)), s, seed=0)
+        file[s] = save_sparse(m, tmp_path/f'{s}.safetensors')
+    assert warned(load_sparse, m, file[.5])==['the masks of the file have a sparsity of 0.5, and those of the model had 0.75']
+    assert live(m)==[24,16] and not warned(load_sparse, m, file[.5]) and not warned(load_sparse, mlp((6,8,4)), file[.75])
+
 @pytest.mark.parametrize('suffix', ['.onnx','.pt2'])
 def test_an_exported_graph_is_no_file_of_weights(suffix, tmp_path):
     (file := tmp_path/f'm{suffix}').write_bytes(b'\x08\x0a\x12\x07pytorch')
