@@ -157,7 +157,7 @@ def test_what_looks_like_masks_and_is_not():
     mask = m.weight_mask
     load_sparse(fresh := nn.Linear(4,2), dict(weight_orig=torch.where(mask, 2., torch.nan), weight_mask=mask.float(), bias=torch.ones(2)))
     assert torch.equal(fresh.weight, 2.*mask) and torch.equal(fresh.weight_mask, mask)
-    with pytest.raises(ValueError, match="after each of '0.', '2.'.*removeprefix"): load_sparse(nn.Linear(4,2), mlp((4,4,4)).state_dict())
+    with pytest.raises(ValueError, match="after each of '0.', '2.'.*removeprefix"): load_sparse(nn.Linear(4,4), mlp((4,4,4)).state_dict())
 
 class Versioned(nn.Linear):
     "Its weight was stored negated in version 1"

@@ -91,8 +91,7 @@ def warn_of_counts(counts, params, sparsity, sparse_f, structure):
     "Warn if a distribution misses the sparsity, or rounding to the structure's units changes it a lot"
     live,free = sum(counts),as_structure(None)
     asked = live if structure==free else sum(layer_counts(params, sparsity, sparse_f, free))
-    said = f"the distribution {getattr(sparse_f, '__name__', sparse_f)} leads to"
-    if not needs_of(sparse_f).brings_count: warn_if_other(asked, params, sparsity, said)
+    if not needs_of(sparse_f).brings_count: warn_if_other(asked, params, sparsity, f"the distribution {getattr(sparse_f, '__name__', sparse_f)} leads to")
     if abs(live-asked)>max(.1*asked, len(counts)):
         warn(f"{str(structure)!r} rounds to its own unit: {live} weights live, and {asked} were asked for; wider layers or a lower sparsity come nearer")
 

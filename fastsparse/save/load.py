@@ -23,6 +23,7 @@ from .files import checksum
 from .state import check_masks,load_checked,need_same_tensors
 from .run_file import read_run
 from pathlib import Path
+from warnings import warn
 
 # %% ../../nbs/606_save.load.ipynb #c821d080
 _sum = 'fastsparse_sum'
@@ -149,6 +150,8 @@ def read_file(
     "Read a file of weights, or a whole model, whoever wrote it"
     path = as_path(path)
     if path.is_dir(): return {k:v for f in _files_in(path) for k,v in read_file(f, trust).items()}
+    if path.suffix in ('.onnx','.pt2'): raise ValueError(f"{path} is an exported graph, and no file of weights by name: "
+        "pass the file of the model that it was exported from")
     with open(path, 'rb') as f: head = f.read(9)
     if head[8:]==b'{' or path.suffix=='.safetensors': return _read_safetensors(path)
     found = _read_torch(path, head, trust)
@@ -176,6 +179,12 @@ def _prefix(d, own, where):
             if any(o in own for o in names): hits['.'.join([*parts[:i],''])] += 1
     best = [o for o,n in hits.items() if n==max(hits.values())]
     if '' in best or len(best)<2: return None if not best else '' if '' in best else best[0]
+    fits = [o for o in best if all(d[o+n].shape==p.shape for n,p in own.items() if isinstance(d.get(o+n), torch.Tensor))]
+    if len(fits)==1: return fits[0]
+    if not fits:
+        n = first(n for n,p in own.items() if isinstance(d.get(best[0]+n), torch.Tensor) and d[best[0]+n].shape!=p.shape)
+        raise ValueError(f"the file{where} is of another network: its {best[0]}{n} is {tuple(d[best[0]+n].shape)}, and {n} of the model is "
+            f"{tuple(own[n].shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
@@ -306,7 +315,8 @@ def load_sparse(
     path = as_path(file) if isinstance(file, (str,Path)) else None
     found = file if path is None else read_file(path, trust)
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
-    if masked_params(module): check_masks(module.state_dict(), state)
+    if weights := masked_params(module): check_masks(module.state_dict(), state)
+    had = sum(o.n_live() for o in weights)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
     own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
@@ -314,4 +324,6 @@ def load_sparse(
     with taking_masks(module): load_checked(module, state)
     if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)
+    n,live = sum(o.shape.numel() for o in weights),sum(o.n_live() for o in weights)
+    if live!=had: warn(f"the masks of the file have a sparsity of {1-live/n:.4g}, and those of the model had {1-had/n:.4g}")
     return HookHandle() if any(o.learned for o in masked_params(module)) else enforce_masks(module)  # learned masks see to themselves
