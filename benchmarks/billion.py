@@ -32,7 +32,7 @@ def train(width, steps, every):
     "CPU seconds to make the model, of a step and of one with an update, and the losses"
     start = time.process_time()
     with torch.device('meta'): model = nn.Sequential(*[Block(width) for _ in range(depth)])
-    sparsify_model(model, sparsity, seed=0)
+    sparsify_model(model, sparsity, 'erk', seed=0)
     made = time.process_time()-start
     opt = torch.optim.Adam(model.parameters(), 1e-3)
     dst = DynamicSparseTraining(model, opt, 1000, method='rigl', batches_per_update=every, seed=0)

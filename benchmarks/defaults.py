@@ -34,7 +34,7 @@ def train(learn, arm, schedule, sparsity, lr, seed, interval=None, epochs=20):
     if arm=='dense': return fit(epochs, lr)
     if arm!='lines': return learn.fit_sparse(epochs, sparsity, lr, method={'fit_sparse':None}.get(arm, arm), seed=seed, **own)
     sparsify_model(learn, sparsity, 'uniform', seed=seed)
-    fit(epochs, lr, cbs=DynamicSparseTrainingCallback(seed=seed))
+    fit(epochs, lr, cbs=DynamicSparseTrainingCallback(keep_score_f='fisher_saliency', seed=seed))
 
 def digits_run(arm, opt, schedule, sparsity, lr, seed, interval=None, tune=False):
     "Accuracy on digits after 20 epochs"

@@ -22,7 +22,7 @@ def loop(name, sparsity, set_to_none=True):
     "A function that makes `n_steps` steps of a plain loop"
     model = fits.large()
     if sparsity:
-        sparsify_model(model, sparsity, seed=0)
+        sparsify_model(model, sparsity, 'erk', seed=0)
         sparse_compute(model, None, plan={'0.weight':'rows', '2.weight':'rows'})
     opt,xb,yb = opts[name](list(model.parameters())),torch.randn(n_steps, fits.bs, 784),torch.randint(10, (n_steps,fits.bs))
     def run():

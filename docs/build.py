@@ -42,6 +42,10 @@ def title_md(nb, *notes):
     fm = nb_frontmatter(nb)
     return '\n\n'.join([f"# {fm['title']}", *notes, fm.get('description', '')])
 
+def prose(s):
+    "Markdown `s` of a cell without nbdev's directives, which say that it stands in llms.txt too"
+    return re.sub(r'\A(#\|.*\n)+', '', s)
+
 # The site
 
 def is_exported(c): return c.cell_type=='code' and bool({'export','exports'} & c.directives.keys())
@@ -103,7 +107,7 @@ class Page:
     def cell(self, c):
         "Processed cell `c`: exported code below the targets of its names, Quarto's options as tags, tables in the theme's style"
         if c.cell_type=='raw': return []
-        if c.cell_type=='markdown': return [self.md(fills[c.source](self.f) if c.source in fills else c.source)]
+        if c.cell_type=='markdown': return [self.md(fills[c.source](self.f) if c.source in fills else prose(c.source))]
         dirs,exported = c.directives,is_exported(c)
         c.remove_directives()
         if not c.source: return []
@@ -175,7 +179,8 @@ def circuit(f):
     "The page on which a click opens a node of a circuit, as the tutorial shows it"
     outs = [o for c in read_nb(nbs/'tutorials/circuits.ipynb').cells if c.id==contents.circuit for o in c.outputs]
     html = first(join_out(o['data']['text/html']) for o in outs if 'text/html' in o.get('data', {}))
-    return fenced(html, '{raw} html')
+    return '\n\n'.join([fenced(html, '{raw} html'), 'Circles are channels of the network: `emb:69` is channel 69 of the embedding. Lines are weights, positive ones '
+        'blue and negative ones orange; along a dotted line a channel is carried on.'])
 
 fills = {f'<!-- {o.__name__} -->': o for o in (gallery,circuit)}  # what a markdown cell of the index stands for; the README leaves it out
 
@@ -273,7 +278,7 @@ def md_output(o, png, alt):
 def readme_cell(c):
     "Processed cell `c` of the index as parts of the README"
     if c.cell_type=='raw' or c.source.startswith('<!--'): return []
-    if c.cell_type=='markdown': return [readme_md(c.source)]
+    if c.cell_type=='markdown': return [readme_md(prose(c.source))]
     dirs = c.directives
     c.remove_directives()
     code = [] if dirs.get('echo')=='false' else [fenced(c.source, 'python')]

@@ -12,7 +12,7 @@ parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'h
 rooms = dict(core='What is about no mask at all: argument checks, named parts, patterns, ranks', masks='Which weights live: selection, structures, distributions, schedules, scores',
     weights='One masked parameter: the weight, hooks, optimizers, loads', model='A model and its masks: layers, initialisation, choosing, `sparsify_model`, the summary',
     train='Method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
-    live='Weights that store live values only: the tensor, its products, when they pay', special='Transposable N:M, and special starting masks', card='Choosing on a graphics card',
+    live='Weights that store live values only: the tensor, its products, when they pay', special='Transposable N:M, and special starting masks', card='Graphics cards: which blocks pay, and choosing there',
     shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Run files, checkpoints, mask files, rules',
     report='FLOPs, costs, history, pictures', channels='Whole channels: which go together, and pruning them', prune='Masks at once', deploy='Export, shrinking, search', compat="Other libraries' words",
     circuits='Weight-sparse transformers and their circuits', more='Data and networks of the examples')
@@ -52,9 +52,11 @@ api = dict(
 
 # What people search for, where it is answered first; the words are found one by one as well
 searches = {
+    'index': 'install, pip install, windows, macos, m1 mac, linux',
     'tutorials/digits_with_fastai': 'getting started, quickstart, first steps, sparse training, fit_sparse tutorial',
     'tutorials/plain_pytorch': 'pytorch loop, without fastai, custom training loop, rnn, gru, lstm',
-    'tutorials/pictures': 'image classification, vision_learner, cnn, resnet, computer vision, picture classifier',
+    'tutorials/pictures': '''image classification, vision_learner, cnn, resnet, computer vision, picture classifier, pretrained, transfer learning,
+        fine_tune, fine tune, fine_tune_sparse tutorial, freeze, unfreeze, frozen layers''',
     'tutorials/tables': 'tabular_learner, tabular data, csv, data frame, feature selection',
     'tutorials/text': 'text classification, AWD_LSTM, nlp, sentiment, fastai text, language model',
     'tutorials/transformers': 'hugging face, hugging face bert, bert, transformers, gpt, gpt-2, llm, Trainer, fine-tune a language model, small language model',

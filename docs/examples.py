@@ -48,7 +48,7 @@ SparseEngine
     engine.n_updates
 # api/choose
 find_sparsity
-    found = find_sparsity(learn, budget=6, sparsities=(.8,.95), seeds=1, lr=1e-2, progress=False)
+    found = find_sparsity(learn, budget=6, sparsities=(.8,.95), seeds=1, lr_max=1e-2, progress=False)
     found.advice
 compare_with_narrow
     compare_with_narrow(learn, 1, .9, widths=[.5], seeds=1, lrs=[1e-2], progress=False)

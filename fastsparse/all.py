@@ -29,10 +29,10 @@ from .deploy.shrink import plain_copy,shrink
 from .deploy.export import export_sparse
 from .trainers.callbacks import SparseTrainerCallback,SparseLightningCallback,log_updates
 from .prune.finetune import keep_zeros,mask_adapters,merge_sparse,save_delta,load_delta
-from .train.callback import DynamicSparseTrainingCallback,WaitForSparsity
+from .train.callback import DynamicSparseTrainingCallback
 from .learned.masks import Sparsify,learn_masks,fold_masks,mask_penalty
 from .learned.masks import LearnedMaskCallback
-from .save.checkpoint import save_run,load_run,SparseCheckpoint
+from .save.checkpoint import save_run,load_run,SparseCheckpoint,WaitForSparsity
 from .report.flops import flop_profile,count_flops,FlopsCounter
 from .report.history import SparseHistory
 from .report.cost import predict_cost

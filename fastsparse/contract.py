@@ -12,7 +12,7 @@ from .model.starting import check_score,draw_seed,fitting
 from .model.buffers import keep_from_broadcast,register_mask
 from .model.sparsify import refuse_locked
 from .train.method import dense_batches,find_method,Method,method_settings
-from .core.checks import need_batch,need_bools,need_choice,need_fraction,need_number,need_package,pip_install,renamed
+from .core.checks import need_batch,need_bools,need_choice,need_fraction,need_number,need_package,pip_install
 from .core.files import as_path,read_data,reading
 
 __all__ = [o for o in dir() if not o.startswith('_') and o not in ('core','masks','weights','model','train')]

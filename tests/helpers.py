@@ -1,5 +1,5 @@
 "What several test files share: oracles by plain sorting, small models, runs in a loop, and a look at dead bits"
-import multiprocessing, pytest, signal, torch, numpy as np, warnings
+import multiprocessing, os, pytest, signal, time, torch, numpy as np, warnings
 from contextlib import contextmanager
 from torch import nn
 from fastsparse.all import *
@@ -100,6 +100,15 @@ def assert_dead(model, opt=None, state=True):
             dead = t[~o.mask]
             if k in second_moments: dead = dead.where((dead<0)|(dead>1.2e-30)|dead.isnan(), 0.)
             assert is_positive_zero(dead), f'{o.name}: {k} of a dead weight'
+
+def for_drawn(check, n):
+    "Call `check` with `n` seeds: the first ones, or with `FASTSPARSE_EXPLORE` those of this day"
+    begin = 10_000*int(time.strftime('%Y%m%d') if os.environ.get('FASTSPARSE_EXPLORE') else 0)
+    for seed in range(begin, begin+n):
+        try: check(seed)
+        except BaseException as e:
+            e.add_note(f'with seed {seed}')
+            raise
 
 def masks_of(model): return [o.mask.clone() for o in masked_params(model)]
 def same_masks(a, b): return len(a)==len(b) and all(torch.equal(x.cpu(), y.cpu()) for x,y in zip(a, b))

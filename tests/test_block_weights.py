@@ -4,9 +4,11 @@ from fastsparse.all import *
 from fastsparse.kernels.blocks import BlockIndex
 from fastsparse.kernels.ops import SparseIndex
 from fastsparse.live.compute import live_weights
+from fastsparse.weights.find import masked_params
 from fastsparse.train.growth import initial_value
 from fastsparse.live.tensor import block_of,Cell,LiveTensor
 from functools import partial
+from helpers import on_processes
 from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
@@ -139,7 +141,7 @@ def compiles(backend):
     run = start(True, 'static')
     same(go(start(False, 'static')), go(run, f=torch.compile(run[0], backend=backend, fullgraph=True)))
     run = start(True)
-    same(go(start(False)), go(run, f=torch.compile(run[0], backend=backend)))
+    same(go(start(False)), go(run, f=torch.compile(run[0], backend=backend, fullgraph=True)))
     run[0][0].weight.requires_grad_(False)
     torch.compile(run[0], backend=backend, fullgraph=True)(torch.ones(2, 64)).sum().backward()
     assert run[0][0].weight.grad is None and run[0][2].weight.grad is not None
@@ -166,16 +168,80 @@ def autocasts():
     y.float().sum().backward()
     assert y.dtype==torch.bfloat16 and m[0].weight.grad.dtype==torch.float
 
+def follows_the_rule(how):
+    "From the second step on, in a loop, a fit or compiled code; too few rows, an unmeasured type, or no blocks stay masked, and the summary says why"
+    import fastsparse.card.blocks as card
+    def made(structure='block 64x64', rows=0, way=None, sparsity=.75):
+        card.measured_rows = rows
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(256,128), nn.ReLU(), nn.Linear(128,10))
+        sparsify_model(m, sparsity, seed=0, structure=structure, exclude='2.weight')
+        return m,(opt := torch.optim.SGD(m.parameters(), .1)),DynamicSparseTraining(m, opt, 9, method='static', sparse_compute=way)
+    def trained(m, opt, dst, n=3, f=None, kind=torch.half):
+        for t in range(n):
+            with torch.autocast('cpu', kind, enabled=kind!=torch.float): y = (f or m)(torch.ones(16, 256))
+            y.float().square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        return dst.live.report.plan if dst.live.report else dst.live.why_masked,indices(m),sparse_summary(m).df.note[0]
+    if how=='compiled':
+        m,opt,dst = made()
+        plan,stored,_ = trained(m, opt, dst, f=torch.compile(m, backend='eager', fullgraph=True))
+        assert stored==[BlockIndex] and plan=={'0.weight':'rows'}, plan
+        return
+    plan,stored,note = trained(*made())
+    assert stored==[BlockIndex] and plan=={'0.weight':'rows'} and 'live' in note, note
+    for how,kind,why in ((dict(rows=2**36), torch.half, '16 rows'), ({}, torch.float, 'float32'), (dict(structure=None), torch.half, 'no blocks'),
+        (dict(sparsity=.5), torch.half, 'masked is about as fast')):
+        plan,stored,note = trained(*made(**how), kind=kind)
+        assert plan=={'0.weight':'dense'} and not stored and why in note, (plan, note, why)
+
+def one_of_two(rank, folder):
+    "A rank of a data parallel run, masked and live; what it sends"
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/init', rank=rank, world_size=2)
+    sent,reduce,found = [],dist.all_reduce,{}
+    def noted(t, *args, **kwargs):
+        sent.append(t.numel())
+        return reduce(t, *args, **kwargs)
+    dist.all_reduce = noted
+    for live in (False,True):
+        run = m,opt,_ = start(live)
+        ddp = nn.parallel.DistributedDataParallel(m)
+        kinds = indices(m)
+        def own(x): return ddp(x+rank)
+        go(run, 0, 2, f=own)
+        n,stored = sum(sent),sum(o.p.cell.values.numel() if live else o.p.numel() for o in masked_params(m))
+        sent.clear()
+        go(run, 2, f=own)
+        found[live] = state(run),run[2].n_updates,kinds,n,2*(stored+sum(p.numel() for k,p in m.named_parameters() if k not in plan))
+        sent.clear()
+    torch.save({k:([t+0 for t in ts], *rest) for k,(ts,*rest) in found.items()}, f'{folder}/{rank}.pt')
+    dist.destroy_process_group()
+
+def averages_over_ranks(folder):
+    "The masked run's weights and masks on both ranks, of which each step sends the gradients of live weights alone"
+    on_processes(one_of_two, folder)
+    for rank in range(2):
+        found = torch.load(f'{folder}/{rank}.pt', weights_only=False)
+        (a,n,*_),(b,m,kinds,sent,stored) = found[False],found[True]
+        assert n==m>0 and kinds==[BlockIndex]*2 and sent==stored, (n, m, kinds, sent, stored)
+        assert all(u.equal(v) if u.dtype==torch.bool else torch.allclose(u, v, rtol=1e-4, atol=1e-6) for u,v in zip(a, b, strict=True))
+
 cases = {f'{method}-{opt}':partial(trains_as_masked, method, opt) for method in ('static','set','rigl','gmp','auto') for opt in ('sgd','adam')}
 more = clips,averages,copies,moves_between,breaks_into_rows,reads_values,starts_at_values,differentiates,convolves,autocasts
 cases |= {f.__name__:f for f in more}
 cases |= {'compiles-eager':partial(compiles, 'eager'), 'compiles-aot':partial(compiles, 'aot_eager')}
+cases |= {f'rule-{how}':partial(follows_the_rule, how) for how in ('plain','compiled')}
+
+with_folder = resumes,averages_over_ranks
 
 def run_all(folder):
     "Run all cases, and leave what became of them, and a run's file, in `folder`"
     warnings.simplefilter('ignore')
     found = {}
-    for name,f in {**cases, 'resumes':partial(resumes, folder)}.items():
+    for name,f in {**cases, **{f.__name__:partial(f, folder) for f in with_folder}}.items():
         try: found[name] = f() or ''
         except BaseException: found[name] = traceback.format_exc()
     Path(folder, 'found.json').write_text(json.dumps(found))
@@ -192,7 +258,7 @@ def found(tmp_path_factory):
     assert not res.returncode, res.stderr[-3000:]
     return folder,json.loads((folder/'found.json').read_text())
 
-@pytest.mark.parametrize('case', [*cases,'resumes'])
+@pytest.mark.parametrize('case', [*cases,*(f.__name__ for f in with_folder)])
 def test_blocks_where_kernels_are_interpreted(case, found):
     "A line for each case, which the process of its own has run"
     assert not found[1][case], found[1][case]
@@ -211,6 +277,18 @@ def test_the_block_is_the_largest_that_the_mask_allows():
     assert block_of(whole)==((32,16), 7*96*48) and block_of(torch.ones(256, 64).bool())==((128,64), 256*64)
     whole[5,5] = False
     assert block_of(whole)==(None, 7*96*48-1)
+
+@pytest.mark.parametrize('way', ['once','gradual'])
+def test_what_blocks_dont_divide_stays_dense(way):
+    "By name, in one warning, for a model that is made sparse now or on the way; where nothing fits, the call is refused"
+    m = nn.Sequential(nn.Linear(32,32), nn.ReLU(), nn.Linear(32,10))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        if way=='once': sparsify_model(m, .5, structure='block 16x16', seed=0)
+        else: DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), .1), 100, method='gmp', sparsity=.5, structure='block 16x16')
+    assert [str(o.message).partition(':')[0] for o in told if 'divide' in str(o.message)]==["blocks of 16x16 don't divide the shape of 2.weight"]
+    assert [n for n,_ in m.named_buffers()]==['0.weight_mask','0.weight_sparsity']
+    with pytest.raises(ValueError, match='16 divides'): sparsify_model(nn.Linear(32,10), .5, structure='block 16x16')
 
 def test_rows_and_blocks_hold_the_same():
     "A dense tensor, places, bands, and values in the order of places"

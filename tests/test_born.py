@@ -96,7 +96,7 @@ def test_training_is_that_of_a_model_with_the_same_values(method):
             losses.append(loss.item())
         assert dst.n_updates==3
         return losses
-    m = born(lambda: net().double())
+    m = born(lambda: net().double(), sparse_f='erk')
     twin,start = copy.deepcopy(m),[w.mask.clone() for w in masked_params(m)]
     a,b = run(m, None),run(twin, False)
     assert kinds(m)==['rows','rows',None] and kinds(twin)==[None]*3  # live weights stay so after the run
@@ -107,7 +107,7 @@ def test_training_is_that_of_a_model_with_the_same_values(method):
 def test_saved_and_loaded(tmp_path):
     "`state_dict`, pickle, `save_run` and `store_dense`, as of other live models; a run that was cut goes on bit for bit"
     def start():
-        m = born()
+        m = born(sparse_f='erk')
         opt = torch.optim.Adam(m.parameters(), .01)
         return m,opt,DynamicSparseTraining(m, opt, 40, method='rigl', seed=3, batches_per_update=5)
     def go(m, opt, n):
@@ -124,7 +124,7 @@ def test_saved_and_loaded(tmp_path):
     assert kinds(n)==['rows','rows',None]
     go(n, opt2, 9)
     assert all(torch.equal(p*1, q*1) for p,q in zip(m.parameters(), n.parameters()))
-    other = born(seed=1)
+    other = born(seed=1, sparse_f='erk')
     other.load_state_dict(m.state_dict())
     dense = pickle.loads(pickle.dumps(m))
     x = data(m)[0]
@@ -165,7 +165,7 @@ def test_a_birth_that_fails_leaves_nothing():
     def third(p, **kwargs): return fails(p) if calls.append(0) or len(calls)>2 else p.abs()
     with pytest.raises(ArithmeticError): sparsify_model(m, .9, seed=0, mask_init=third)
     assert all(p is q and p.is_meta for p,q in zip(ps, m.parameters())) and not [*m.buffers()] and masked_params(m)==[]
-    sparsify_model(m, .9, seed=0)
+    sparsify_model(m, .9, 'erk', seed=0)
     assert kinds(m)==['rows','rows',None]
 
 def test_magnitudes_of_initial_values():
@@ -181,7 +181,8 @@ def test_methods_that_read_dead_state_are_refused():
 def test_the_callback_trains_it():
     xs = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
     dl = DataLoader(list(zip(xs, xs[:,:5].argmax(1))), bs=16)
-    learn = Learner(DataLoaders(dl, dl), born(), loss_func=nn.functional.cross_entropy, cbs=DynamicSparseTrainingCallback(method='rigl', batches_per_update=3))
+    cb = DynamicSparseTrainingCallback(method='rigl', batches_per_update=3)
+    learn = Learner(DataLoaders(dl, dl), born(sparse_f='erk'), loss_func=nn.functional.cross_entropy, cbs=cb)
     with learn.no_bar(), learn.no_logging(): learn.fit(3, 1e-2)
     assert kinds(learn.model)==['rows','rows',None] and learn.validate()[0]<1.6
 

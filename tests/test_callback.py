@@ -11,7 +11,7 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai_data import *
 from fastcore.all import partial
 from fastsparse.all import *
-from fastsparse.train.callback import _lacks
+from fastsparse.save.checkpoint import _lacks
 from fastsparse.all import fisher_saliency
 from fastsparse.train.presets import GMP_presets
 from fastsparse.core.registry import declares
@@ -100,7 +100,7 @@ def test_a_fit_without_update_warns(tmp_path):
     said = [' '.join(o for o in warned(lambda: moved.append(fit(learn, batches_per_update=every)[1])) if 'update' in o) for every in (None,6)]
     assert moved==[[],[6]] and 'no update' in said[0] and 'no update' not in said[1]
 
-def test_alone_it_drops_by_weight_and_gradients(tmp_path):
+def test_fisher_saliency_drops_by_weight_and_gradients(tmp_path):
     "At the update of t=10, the lowest abs(w)*rms(g) go, with the live gradients of batches 0 to 10"
     learn,squares,seen = sparse_learner(tmp_path),[],[]
     class Look(Callback):
@@ -109,18 +109,12 @@ def test_alone_it_drops_by_weight_and_gradients(tmp_path):
             o = self.learn.model[0]
             squares.append((o.weight.grad*o.weight_mask)**2)
             if len(squares)==11: seen.extend([o.weight.detach().clone(), o.weight_mask.clone()])
-    fit(learn, 4, [Look(), At('after_batch', [10], lambda learn: seen.append(learn.model[0].weight_mask.clone()), order=99)], batches_per_update=10)
+    fit(learn, 4, [Look(), At('after_batch', [10], lambda learn: seen.append(learn.model[0].weight_mask.clone()), order=99)],
+        batches_per_update=10, keep_score_f=fisher_saliency)
     w,before,after = seen
     score,gone = w.abs()*(sum(squares[:11])/11).sqrt(),before & ~after
     k = int(rate(10, 40)*205)
     assert gone.sum()==k and torch.allclose(score[gone].sort().values, score[before].sort().values[:k])
-
-def test_which_score_drops_where_nothing_is_said():
-    "Saliency where weights move; magnitude where they are only pruned, and with a preset that names none"
-    keep = lambda **kwargs: DST(**kwargs).method.keep_score_f
-    assert keep() is keep(batches_per_update=5, grow_score_f='random_score') is keep(method='static', keep_score_f=fisher_saliency) is fisher_saliency
-    for kwargs in (dict(grow_score_f=None), dict(method='static'), dict(method=dict(stop_pct=.5)), dict(RigL_presets), dict(method='rigl')):
-        assert keep(**kwargs) is weight_magnitude
 
 # --- dense models, and targets
 

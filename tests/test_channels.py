@@ -91,9 +91,11 @@ def test_what_stays_is_a_multiple(ranking):
     assert small[0].out_features in (24,32) and small[2].out_features<10
     if ranking=='space': assert (small[0].out_features,small[2].out_features)==(32,7)
 
-def test_heads_alone():
+@pytest.mark.parametrize('kind', ['heads','rotary'])
+def test_heads_alone(kind):
+    "Also where positions are turned, and two queries share a key"
     torch.manual_seed(0)
-    layer = nn.Sequential(settle(cases['heads'][0]()), nn.Linear(8,32), nn.ReLU(), nn.Linear(32,2))
+    layer = nn.Sequential(settle(cases[kind][0]()), nn.Linear(8,32), nn.ReLU(), nn.Linear(32,2))
     x = torch.randn(2,5,8)
     prune_channels(layer, .5, x, structure='heads')
     small,_ = shrink(layer, x)
@@ -182,3 +184,41 @@ def test_a_batch_of_pictures_is_followed():
         masks.append([b for n,b in own.named_buffers() if n.endswith('_mask')])
         assert output_error(shrink(own, batch)[0](xb), own(xb))<1e-5
     assert all(map(torch.equal, *masks)) and not masks[0][0].all()
+
+class Counted(nn.Module):
+    "A forward that computes with the number of its channels"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8,16),nn.Linear(16,4)
+    def forward(self, x):
+        h = self.a(x).relu().roll(1, 1)
+        return self.b(h/h.shape[1])
+
+@pytest.mark.parametrize('budget', ['channels','weights','flops','seconds'])
+def test_channels_whose_number_counts_stay(budget):
+    "Alone they are refused, beside others the others go; nothing is changed by a refusal"
+    torch.manual_seed(0)
+    model,x = Counted(),torch.randn(4,8)
+    with pytest.raises(ValueError, match='no channels that can go .*the forward reads their number'): prune_channels(model, .5, x, budget=budget)
+    assert not list(model.buffers())
+    if budget=='seconds': return
+    both = nn.Sequential(model, nn.Linear(4,32), nn.ReLU(), nn.Linear(32,2))
+    prune_channels(both, .3, x, budget=budget)
+    small,removed = shrink(both, x)
+    assert '0.a' not in removed and removed['1']>9 and output_error(small(x), both.eval()(x))<1e-5
+
+def test_seconds_are_measured_in_float32(monkeypatch):
+    "Of cut copies of a model that is followed in float64; here a second for each FLOP"
+    from torch.utils.flop_counter import FlopCounterMode
+    def timed(fs, n):
+        with FlopCounterMode(display=False) as counted: assert fs[0]().dtype==torch.float
+        return [[counted.get_total_flops()]*n]
+    monkeypatch.setattr('fastsparse.channels.prune.times_in_turns', timed)
+    model,x = net(),torch.randn(2,3,6,6)
+    prune_channels(model, .5, x, budget='seconds')
+    assert .4<count_flops(shrink(model, x)[0], x)/count_flops(model, x)<=.5
+
+def test_less_than_a_channel():
+    model = net()
+    with pytest.warns(UserWarning, match='sparsity is 0.01, less than one of the channels'): prune_channels(model, .01, torch.randn(2,3,6,6))
+    with pytest.raises(ValueError, match=r'fails on xb, \(2, 4, 6, 6\) .*expected input'): prune_channels(model, .5, torch.randn(2,4,6,6))

@@ -5,10 +5,9 @@ from fastai.callback.core import CancelFitException,Callback
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
 from fastai.optimizer import Adam
 from fastai_data import momentum_sgd
-from fastsparse.save.load import pack_masks,unpack_masks
 from fastsparse.all import *
 from fastsparse.save.files import seal
-from fastsparse.train.callback import WaitForSparsity
+from fastsparse.save.checkpoint import WaitForSparsity
 from fastsparse.save.run_file import _word,plain,random_state,read_run
 from helpers import *
 from test_resume import Dead,one_fit,presets,small_learner
@@ -320,21 +319,3 @@ def test_a_refused_load_leaves_all_as_it_was(kind, tmp_path):
     before,rng = snapshot(*other),random_state()
     with pytest.raises(ValueError, match='as in the run that was saved|settings of the run|as long as the run'): load_run(tmp_path/'a.pt', *other)
     assert agree(before, snapshot(*other)) and agree(rng, random_state())
-
-def test_packed_checkpoints(tmp_path):
-    "A file with masks of one bit a weight loads as the whole one does, through torch's own weights-only loader; what isn't a mask is untouched"
-    make = lambda seed: sparsified(nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.MultiheadAttention(6, 2)), seed)
-    def sparsified(model, seed):
-        sparsify_model(model, .7, seed=seed)
-        model[1].register_buffer('some_mask', torch.ones(3, dtype=torch.bool))
-        return model
-    a,b = make(0),make(1)
-    state = a.state_dict()
-    packed = pack_masks(state)
-    torch.save(packed, tmp_path/'packed.pt')
-    loaded = unpack_masks(torch.load(tmp_path/'packed.pt', weights_only=True))
-    b.load_state_dict(loaded)
-    assert list(loaded)==list(state) and all(loaded[k].equal(t) and loaded[k].dtype==t.dtype for k,t in state.items())
-    assert [k for k in state if packed[k] is not state[k]]==['0.weight_mask','2.in_proj_weight_mask','2.out_proj.weight_mask']
-    assert all(t.equal(state[k]) for k,t in unpack_masks(state).items()) and packed._metadata==state._metadata
-    assert all(x.equal(y) for x,y in zip(a.state_dict().values(), b.state_dict().values()))

@@ -346,7 +346,7 @@ def test_a_study_writes_table_pictures_and_page(study):
     assert Trained.load(study.out/'rigl_1.pt').valid_loss==study.trained['rigl',1].valid_loss
 
 def test_a_study_that_was_stopped_goes_on(study):
-    "With the same settings nothing is trained or searched again, and a seed is added; with others all is"
+    "With the same settings nothing is trained or searched again, and a seed is added; others, and another method of that name, are refused"
     def again(ways=study.ways, **kw):
         done = []
         class Spy(Study):
@@ -362,7 +362,8 @@ def test_a_study_that_was_stopped_goes_on(study):
     assert done==[0]*14+[1]*7
     assert {k:c.edges for k,c in s.circuits.items() if k[1]<2 and c.found}=={k:c.edges for k,c in study.circuits.items() if c.found}
     assert list(s.table.seed)==[0]*7+[1]*7+[2]*7 and s.table.iloc[:14].edges.equals(study.table.edges)
-    assert again(seeds=1, todo=['loop_words'], ways={'rigl':'rigl'}, search=dict(starts=1, n_steps=20))[1]==[1,1]
+    with pytest.raises(ValueError, match='holds a study of .*name another folder'): again(search=dict(starts=1, n_steps=20))
+    with pytest.raises(ValueError, match="rigl_0.pt' holds a network of 'rigl', and 'rigl' is 'set' here"): again(ways=dict(rigl='set'))
 
 def test_the_ratio_of_edges_is_a_geometric_mean_a_seed():
     "4 and 16 times as many edges are 8 times as many; nonsense and tasks that one can't do don't count"
@@ -407,18 +408,19 @@ def test_a_page_stands_alone_and_escapes_tokens(tmp_path):
     "No address, no file; tokens such as < and quotes can't break it"
     m,c = drawn()
     text = circuit_page(m, [c], tmp_path/'p.html').read_text()
-    assert 'http' not in text and 'src=' not in text and text.count('<g class="node"')==7+text.count('data-node="token')>7
+    assert 'http' not in text and 'src=' not in text and text.count('data-node=')==7+text.count('data-node="token')>7
     data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1])
-    assert len(data)==text.count('<g class="node"') and 'feeds' in data['at.read:7'] and '<code></' not in text
+    assert len(data)==text.count('data-node=') and 'feeds' in data['at.read:7'] and '<code></' not in text
 
 def test_a_click_opens_a_node_in_chromium(tmp_path):
     "The page's own script is run by the browser, which then prints the page"
     browser = shutil.which('chromium') or pytest.skip('no Chromium')
     path = circuit_page(*[o if i==0 else [o] for i,o in enumerate(drawn())], tmp_path/'p.html')
-    path.write_text(path.read_text()+'<script>document.querySelector("circle").dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
+    path.write_text(path.read_text()+'<script>[...document.querySelectorAll("circle")].at(-1).dispatchEvent(new MouseEvent("click",{bubbles:true}))</script>')
     flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
     res = subprocess.run([browser, *flags.split(), f'--user-data-dir={tmp_path}/u', '--dump-dom', f'file://{path}'], capture_output=True, text=True, timeout=120)
-    assert 'class="node open"' in res.stdout and '<b>emb:3</b> embedding' in res.stdout.split('</svg>')[1].split('<script')[0]
+    told = [o.split('</svg>')[1].split('<script')[0] for o in (path.read_text(),res.stdout)]
+    assert res.stdout.count('class="node open"')==1 and '<b>emb:3</b>: embedding, channel 3' in told[0] and '<b>read:7</b>: head reads, channel 7' in told[1]
 
 @pytest.mark.parametrize('kw', [dict(ways='sparse,desne'), dict(todo='quotes,bracket')])
 def test_the_command_refuses_a_name_before_it_trains(kw, tmp_path):

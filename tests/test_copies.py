@@ -174,6 +174,51 @@ def test_a_copy_is_left_alone_until_it_is_stepped(change):
     m(batch(0)[0]), c.state_dict(), sparse_summary(c), m.state_dict(), step(m, opt, 0)
     assert same_masks(masks, masks_of(c)) and all(map(torch.equal, values, dense_values(c)))
 
+# --- what is saved of an average is what was measured
+
+def written(average, way, path):
+    "A network that has what was saved of `average` in one of the usual ways"
+    new = mlp((12,32,4), dtype=torch.double)
+    if way=='file':
+        torch.save(average.state_dict(), path)
+        load_sparse(new, path)
+    elif way=='state_dict':
+        sparsify_model(new, .8, seed=3)
+        new.load_state_dict(average.state_dict())
+    elif way=='save_sparse': load_sparse(new, save_sparse(average, path.with_suffix('.safetensors')))
+    elif way=='run':
+        save_run(path, average)
+        load_run(path, new)
+    elif way=='export': new = export_sparse(average, 'live', batch(99)[0])[0]
+    elif way=='parts':
+        sparsify_model(new, .8, seed=3)
+        for a,b in zip(new, average): a.load_state_dict(b.state_dict())
+    return new
+
+@pytest.mark.parametrize('way', ['file','state_dict','parts','save_sparse','run','export'])
+@pytest.mark.parametrize('name', ['state','parameters','torch'])
+def test_what_is_saved_of_an_average_is_what_was_measured(tmp_path, name, way):
+    "The masks in a file are those of its values, so that what is read computes the same, and keeps doing so in training mode; it lives where it isn't zero"
+    inside,x = averaged('masked', averages[name], 5)[2].inside,batch(99)[0]
+    values,masks = dense_values(inside),masks_of(inside)
+    new = written(inside, way, tmp_path/'a.pt')
+    assert any((o.p.ne(0)&~o.mask).any() for o in masked_params(inside))  # else nothing is tested
+    for mode in (False,True): torch.testing.assert_close(new.train(mode)(x), inside.eval()(x), rtol=0, atol=1e-12)
+    live = {k:int(v.count_nonzero()) for k,v in inside.named_parameters()}
+    assert dict(zip((df := sparse_summary(inside).df).parameter, df.live)).items()>=live.items()
+    if way!='export':
+        assert all(o.mask.equal(o.p.ne(0)) for o in masked_params(new)) and sparse_summary(new).df.equals(df.assign(note=sparse_summary(new).df.note))
+    assert all(map(torch.equal, values, dense_values(inside))) and same_masks(masks, masks_of(inside))
+
+def test_the_state_of_a_copy_is_its_own_where_nothing_was_written():
+    "A live weight that is zero lives in the file too, and what is written to the tensors of the state reaches the copy"
+    m = started('masked')[0]
+    c = copy.deepcopy(m)
+    with torch.no_grad(): [o.p.mul_(0) for o in masked_params(c)]
+    state = c.state_dict()
+    assert all(state[f'{o.name}_mask'].data_ptr()==o.mask.data_ptr() for o in masked_params(c))
+    assert all(state[f'{o.name}_mask'].equal(o.mask) for o in masked_params(m))
+
 packages = dict(timm=lambda m: pytest.importorskip('timm.utils').ModelEmaV2(m, decay=.9),
     timm3=lambda m: pytest.importorskip('timm.utils').ModelEmaV3(m, decay=.9),
     ema_pytorch=lambda m: pytest.importorskip('ema_pytorch').EMA(m, beta=.9, update_after_step=0, update_every=1, inv_gamma=1e-9, power=1.),

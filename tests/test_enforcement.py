@@ -4,7 +4,7 @@ import torch.nn.utils.prune as prune
 from fastai.basics import DataLoader,DataLoaders,Learner
 from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger
 from fastsparse.all import *
-from fastsparse.save.load import pack_masks
+from fastsparse.masks.selection import mask_to_bits
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.prune.tickets import rewind
 from fastsparse.model.sparsify import unsparsify_parameter
@@ -105,7 +105,7 @@ def without(*names): return lambda state: {k:v for k,v in state.items() if k not
 both,bad_loads = (True,False),{}  # kind → what spoils a state dict, the error, and for which `strict`
 bad_loads['float_mask'] = lambda s: {**s, '4.1.weight_mask':s['4.1.weight_mask'].float()*.5}, '4.1.weight_mask .* float32.* must be one of bool', both
 bad_loads['nan_mask'] = lambda s: {**s, '3.weight_mask':torch.full((6,8), torch.nan)}, '3.weight_mask .* must be one of bool', both
-bad_loads['packed'] = pack_masks, 'of uint8.*load_sparse', both
+bad_loads['packed'] = lambda s: {**s, '3.weight_mask':mask_to_bits(s['3.weight_mask'])}, 'of uint8.*load_sparse', both
 bad_loads['no_mask'] = lambda s: {**without('4.1.weight_mask','4.1.weight_sparsity')(s),
     '4.1.weight':torch.ones(2,6)}, '4.1.weight comes without its mask.*6 of its values.*prune_magnitude.*rewind', both
 bad_loads['other_model'] = lambda s: mlp().state_dict(), 'weight comes without its mask', both

@@ -1,10 +1,11 @@
 "The engine in a loop: when it moves the topology, whose loops it follows, what users hand it, and what it says"
-import copy, gc, math, pytest, torch, weakref
+import copy, gc, math, pytest, subprocess, sys, torch, weakref
 from fastsparse.all import *
 from fastsparse.core.registry import declares
 from fastsparse.masks.scores import MeanGradient
 from functools import partial
 from helpers import *
+from pathlib import Path
 from torch import nn
 from unittest import mock
 
@@ -418,6 +419,38 @@ def test_a_plain_loop_that_ends_before_its_sparsity_says_so(ends):
     assert {o.split(', and ')[0] for o in said}==dict(frozen={'training ended after 20 of 20 steps'}, removed={'training ended after 4 of 20 steps'},
         whole=set())[ends]
     assert all('0.weight is frozen' in o for o in said)==(ends!='removed')
+
+left = """
+import torch
+from helpers import *
+from pathlib import Path
+m = mlp((10,10,3))
+dst = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 20, sparse_compute=False, method='gmp', sparsity=.8, batches_per_update=2)
+spin(dst, {n})
+"""
+
+@pytest.mark.parametrize('ends', ['collected','saved','exported','copied','taken','process'])
+def test_a_schedule_that_ends_short_says_so_without_remove(ends, tmp_path):
+    "Where the engine is collected with its optimizer, the model is written, or the process ends; not where another engine has taken the weights, nor twice"
+    if ends=='process':
+        said = [subprocess.run([sys.executable, '-c', left.format(n=n)], cwd=Path(__file__).parent, capture_output=True, text=True).stderr for n in (4,20)]
+        assert 'the engine was left before its end, and the model is 0.' in said[0] and 'instead of 0.800' in said[0] and not said[1]
+        return
+    m = mlp((10,10,3))
+    def run():
+        dst = engine(m, torch.optim.SGD(m.parameters(), lr=.1), 20, 2, method='gmp', sparsity=.8)
+        spin(dst, 4)
+        if ends=='saved': save_sparse(m, tmp_path/'m.safetensors')
+        if ends=='exported': export_sparse(m, 'dense', torch.randn(2,10))
+        if ends=='copied': save_sparse(copy.deepcopy(m), tmp_path/'m.safetensors')
+        if ends!='collected': dst.remove()
+        if ends=='taken': second.append(engine(m, torch.optim.SGD(m.parameters(), lr=.1), 20, 2, method='static'))
+    second = []
+    said = [o.split(', and ')[0] for o in warned(lambda: (run(), gc.collect())) if 'instead of 0.800' in o]
+    ended = 'training ended after 4 of 20 steps'
+    assert said==dict(collected=['the engine was left before its end'], saved=['saved before the schedule has ended', ended],
+        exported=['exported before the schedule has ended', ended], copied=[ended], taken=[ended])[ends]
+    assert_dead(m)
 
 @pytest.mark.parametrize('kw', [{}, dict(sparsity=.5)], ids=['sparse','dense'])
 def test_an_optimizer_holds_what_moves(kw):

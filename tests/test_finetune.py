@@ -1,5 +1,6 @@
 "Pruned models train on: with fixed masks, with every preset, and with learned masks"
 import copy,pytest,torch
+from contextlib import nullcontext
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -160,6 +161,91 @@ def test_adapters_that_cannot_be_masked():
     mask_adapters(tuned)
     unsparsify(net)
     with pytest.raises(ValueError, match='merge_and_unload'): tuned(torch.ones(2,16))
+
+def adapter_config(peft, targets=('0','2'), **kwargs):
+    return peft.LoraConfig(target_modules=[*targets], r=4, lora_alpha=8, init_lora_weights=False, **kwargs)
+
+def folder_of_adapter(peft, folder, **kwargs):
+    "A folder with another adapter for these layers"
+    torch.manual_seed(7)
+    other = peft.get_peft_model(lora_nets()['linear'][0], adapter_config(peft, **kwargs))
+    other.save_pretrained(folder)
+    return folder
+
+def added(t, peft, folder): t.add_adapter('b', adapter_config(peft))
+def loaded(t, peft, folder): t.load_adapter(folder_of_adapter(peft, folder), 'b')
+def weighted(t, peft, folder):
+    added(t, peft, folder)
+    t.add_weighted_adapter(['default','b'], [.7,.4], 'mix', combination_type='linear')
+    return 'mix'
+def again(t, peft, folder):
+    added(t, peft, folder)
+    t.delete_adapter('b')
+    added(t, peft, folder)
+def elsewhere(t, peft, folder):
+    "On a layer that had no adapter"
+    t.add_adapter('b', adapter_config(peft, targets=['2']))
+def with_bias(t, peft, folder): t.add_adapter('b', adapter_config(peft, lora_bias=True))
+def dora(t, peft, folder): t.add_adapter('b', adapter_config(peft, use_dora=True))
+
+def masked_by_hand(net, x):
+    "Each layer's W+mask*scale*B@A of the active adapters, with the biases of B"
+    for m in net:
+        if not hasattr(m, 'get_base_layer'):
+            x = m(x)
+            continue
+        base,w,bias = m.get_base_layer(),m.get_base_layer().weight.clone(),m.get_base_layer().bias.clone()
+        for n in [n for n in m.active_adapters if n in m.lora_A]:
+            w = w+base.weight_mask*(m.lora_B[n].weight@m.lora_A[n].weight)*m.scaling[n]
+            if m.lora_B[n].bias is not None: bias = bias+m.lora_B[n].bias*m.scaling[n]
+            if n in m.lora_magnitude_vector: w = w*(m.lora_magnitude_vector[n].weight/w.norm(dim=1))[:,None]
+        x = F.linear(x, w, bias)
+    return x
+
+@pytest.mark.parametrize('way', [added, loaded, weighted, again, elsewhere, with_bias, dora])
+@pytest.mark.parametrize('call', ['whole','base'])
+def test_an_adapter_that_comes_later(way, call, tmp_path):
+    "It computes under the mask at its first forward, through whichever part is called, and merges exactly, whether it was there before or not"
+    peft = pytest.importorskip('peft')
+    net,x = lora_nets()['linear']
+    prune_magnitude(net, .5)
+    masks = masks_of(net)
+    tuned = mask_adapters(peft.get_peft_model(net, adapter_config(peft, targets=['0'] if way is elsewhere else ('0','2'), lora_bias=way is with_bias)))
+    tuned.set_adapter(way(tuned, peft, tmp_path) or 'b')
+    y = (tuned if call=='whole' else tuned.base_model.model).eval()(x)
+    torch.testing.assert_close(y, masked_by_hand(tuned.base_model.model, x), rtol=1e-4, atol=1e-5)
+    merged = tuned.merge_and_unload()
+    torch.testing.assert_close(merged(x), y, rtol=1e-4, atol=1e-5)
+    assert same_masks(masks, masks_of(merged)) and not any(m.weight[~m.weight_mask].any() for m in merged[::2])
+
+def test_a_base_that_was_masked_masks_what_is_loaded(tmp_path):
+    "A new peft model of it, several adapters in one batch, and one that is switched off"
+    peft = pytest.importorskip('peft')
+    net,x = lora_nets()['linear']
+    prune_magnitude(net, .5)
+    plain = net(x)
+    base = mask_adapters(peft.get_peft_model(net, adapter_config(peft))).unload()
+    tuned = peft.PeftModel.from_pretrained(base, folder_of_adapter(peft, tmp_path)).eval()
+    y = tuned(x)
+    torch.testing.assert_close(y, masked_by_hand(tuned.base_model.model, x), rtol=1e-4, atol=1e-5)
+    tuned.add_adapter('b', adapter_config(peft))
+    tuned.set_adapter('b')
+    b,names = tuned(x),['default','__base__','b','b','default']
+    mixed = torch.stack([dict(default=y, b=b, __base__=plain)[n][i] for i,n in enumerate(names)])
+    torch.testing.assert_close(tuned(x, adapter_names=names), mixed, rtol=1e-4, atol=1e-5)
+    with tuned.disable_adapter(): torch.testing.assert_close(tuned(x), plain)
+
+@pytest.mark.parametrize('kind', ['LoHaConfig','LoKrConfig','AdaLoraConfig','OFTConfig','IA3Config'])
+def test_other_adapters_are_refused_at_their_first_forward(kind):
+    "Named, and on the masked layer only; one that scales rows keeps zeros and is taken"
+    peft = pytest.importorskip('peft')
+    net,x = lora_nets()['linear']
+    prune_magnitude(net, .5)
+    base = mask_adapters(peft.get_peft_model(net, adapter_config(peft))).unload()
+    more = dict(IA3Config=dict(feedforward_modules=[]), AdaLoraConfig=dict(total_step=10), OFTConfig=dict(r=4, oft_block_size=0)).get(kind, {})
+    tuned = peft.get_peft_model(base, getattr(peft, kind)(target_modules=['0','2'], **more))
+    taken = nullcontext() if kind=='IA3Config' else pytest.raises(ValueError, match='an adapter is peft.tuners.*mask_adapters takes LoRA')
+    with taken: tuned(x)
 
 def test_which_zeros_are_kept():
     "Those of parameters that hold enough of them; a model without any is refused, and so is a fraction that is none"

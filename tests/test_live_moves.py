@@ -171,6 +171,69 @@ def swap_two_live(m):
     close(dense_of(mat(m)), 2*dense_of(mat(n)))
     torch.utils.swap_tensors(mat(m), mat(n))
     whole(m, y)
+def trains(m, live=()):
+    "Three steps, with an update after the first: as the masked network that has its weights, masks held, state of the optimizer too"
+    d = plain_net(m)
+    sparsify_model(d, 0., mask_init={o.name:o.mask for o in masked_params(m)})
+    both = [(n, torch.optim.SGD(n.parameters(), .1, momentum=.9)) for n in (m, d)]
+    for i in range(3):
+        for n,opt in both:
+            n(batch(n)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+            if i==0:
+                mask = n[3].weight_mask
+                mask.copy_(mask.roll(1))
+            n(batch(n))
+    for (n,p),q in zip(m.named_parameters(), d.parameters()): close(dense_of(p), q, 1e-4)
+    for o in masked_params(m):
+        assert not dense_of(o.p)[~o.mask].any() and is_live(o.p)==(o.name in live)
+
+live_names = '1.weight','3.weight','5.weight'
+
+@case
+def to_meta_and_back_and_train(m):
+    "Weights are dense and masked then"
+    to_meta_and_back(m)
+    trains(m)
+@case
+def overwrite_and_train(m):
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    m.double().float()
+    trains(m, live_names)
+@case
+def swap_dense_and_train(m):
+    "What was swapped in is masked, and stored live again"
+    torch.utils.swap_tensors(mat(m), nn.Parameter(torch.randn(32, 16, generator=torch.Generator().manual_seed(1))))
+    m(batch(m))
+    trains(m, live_names)
+@case
+def swap_dense_before_a_step(m):
+    "With its own gradient"
+    opt,new = torch.optim.SGD(m.parameters(), .1),nn.Parameter(torch.ones(32, 16))
+    new.grad = torch.ones(32, 16)
+    torch.utils.swap_tensors(mat(m), new)
+    opt.step()
+    close(dense_of(mat(m)), .9*m[3].weight_mask)
+@case
+def swap_live_and_train(m):
+    "Another one's places are not those of the mask, and values stay where both live"
+    n = net()
+    n[3].weight_mask.copy_(n[3].weight_mask.roll(3))
+    n.train()(batch(n))
+    d = dense_of(mat(n))*m[3].weight_mask
+    torch.utils.swap_tensors(mat(m), mat(n))
+    m(batch(m))
+    close(dense_of(mat(m)), d)
+    trains(m, live_names)
+@case
+def replaced_in_the_dict_and_train(m):
+    m[3]._parameters['weight'] = nn.Parameter(torch.randn(32, 16, generator=torch.Generator().manual_seed(1)))
+    opt = torch.optim.SGD(m.parameters(), .1)
+    m(batch(m)).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+    trains(m, ('1.weight','5.weight'))
 @case
 def load_state_dict_assign(m):
     y,state = out(m),{k:dense_of(v) for k,v in m.state_dict().items()}
@@ -512,6 +575,14 @@ def garbage(m):
 @forked
 def to_empty_and_load(m):
     y,state = out(m),{k:v.clone() for k,v in m.state_dict().items()}
+    m.to_empty(device='cpu')
+    m(batch(m))
+    m.load_state_dict(state)
+    whole(m, y)
+@forked
+def to_empty_by_swap(m):
+    y,state = out(m),{k:v.clone() for k,v in m.state_dict().items()}
+    torch.__future__.set_swap_module_params_on_conversion(True)
     m.to_empty(device='cpu')
     m(batch(m))
     m.load_state_dict(state)

@@ -3,7 +3,6 @@ import copy,io,os,pytest,torch
 from fastai.learner import load_learner
 from fastai_data import learner,mlp as double_mlp,sparse_learner
 from fastsparse.all import *
-from fastsparse.save.load import pack_masks,restore_sparse,unpack_masks
 from fastsparse.learned.masks import supermask_presets
 from torch.nn.utils import prune
 from fastsparse.weights.find import masked_params
@@ -112,7 +111,7 @@ writers['save_sparse'] = lambda m, p: save_sparse(m, p)
 writers['export_sparse'] = lambda m, p: export_sparse(m, 'safetensors', torch.randn(2,8), p.with_suffix('.safetensors'))[0]
 writers['a folder'] = lambda m, p: _tensors(m, p.parent/'model.safetensors').parent
 writers['save_run'] = lambda m, p: save_run(p, m, torch.optim.Adam(m.parameters()))
-writers['pack_masks'] = lambda m, p: _save(pack_masks(m.state_dict()), p)
+writers['masks in bits'] = lambda m, p: _save({k:torch.tensor(np.packbits(v.flatten().numpy())) if k.endswith('_mask') else v for k,v in m.state_dict().items()}, p)
 writers['DDP'] = lambda m, p: _save(_named(m.state_dict(), 'module.'), p)
 writers['torch.compile'] = lambda m, p: _save(torch.compile(m).state_dict(), p)
 writers['a checkpoint'] = lambda m, p: _save(dict(epoch=3, optimizer=torch.optim.SGD(m.parameters(), .1).state_dict(), model=m.state_dict()), p)
@@ -220,17 +219,6 @@ def test_a_whole_model_is_opened_only_if_trusted(tmp_path):
         (tmp_path/'m.pth').write_bytes(bad)
         with pytest.raises(ValueError, match='m.pth.*damaged'): load_sparse(mlp((8,12,6)), tmp_path/'m.pth')
     with pytest.raises(FileNotFoundError, match='none.pth'): load_sparse(mlp((8,12,6)), tmp_path/'none.pth')
-
-def test_old_names_say_the_new_ones(tmp_path):
-    "They do what they did, for one version"
-    m = mlp((8,12,6))
-    sparsify_model(m, .7, seed=0)
-    with pytest.warns(FutureWarning, match=r'write load_sparse\(model, path\)'): state = load_sparse(save_sparse(m, tmp_path/'m'))
-    assert state.keys()==mlp((8,12,6)).state_dict().keys() and agree(state, plain_copy(m).state_dict())
-    with pytest.warns(FutureWarning, match='write load_sparse$'): restore_sparse(fresh := mlp((8,12,6)), m.state_dict())
-    assert same_masks(masks_of(m), masks_of(fresh))
-    with pytest.warns(FutureWarning, match='write save_sparse'): packed = pack_masks(m.state_dict())
-    with pytest.warns(FutureWarning, match='write load_sparse'): assert agree(unpack_masks(packed), m.state_dict())
 
 def test_a_model_whose_weights_are_computed_is_refused_by_name():
     "One that `torch.nn.utils.prune` has changed: `prune.remove` leaves its zeros, which `keep_zeros` keeps"

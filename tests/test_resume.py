@@ -25,10 +25,10 @@ class Dead(Exception): pass
 def conv(seed):
     torch.manual_seed(seed)
     m = nn.Sequential(nn.Conv2d(2,6,3,padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96,16), nn.ReLU(), nn.Dropout(.1), nn.Linear(16,4))
-    sparsify_model(m, .8, seed=seed)
+    sparsify_model(m, .8, 'erk', seed=seed)
     return m
 
-def parts(kind, seed, n):
+def parts(kind, seed, n, dtype=None):
     "Model, optimizer and engine of `kind`; all that is drawn depends on `seed`"
     if kind=='learned':
         m = mlp((32,16,4), seed=seed)
@@ -38,7 +38,7 @@ def parts(kind, seed, n):
         m = mlp((64,256,512,10), seed=seed, act=nn.ReLU)
         sparsify_model(m, .9, seed=seed)
     else: m = conv(seed)
-    if kind=='bfloat16': m = m.bfloat16()
+    m = m.to(torch.bfloat16 if kind=='bfloat16' else dtype)
     opt = torch.optim.AdamW(m.parameters(), lr=.01)
     rows = dict(linear=['3.weight','6.weight'], conv=['0.weight']).get(kind)
     if rows: sparse_compute(m, None, opt, plan=dict.fromkeys(rows, 'rows'))
@@ -53,7 +53,7 @@ def go(kind, p, n_acc, i, n, set_to_none=True, after=lambda i: None):
     m,opt = p[:2]
     x = shapes.get(kind, (5,2,4,4))
     while i<n:
-        m(torch.randn(x, dtype=torch.bfloat16 if kind=='bfloat16' else torch.float)).square().mean().backward()
+        m(torch.randn(x).to(next(m.parameters()).dtype)).square().mean().backward()
         i += 1
         if i%n_acc==0:
             opt.step()
@@ -101,8 +101,8 @@ def loop(folder, seed=0, stop=None, kind='masked', n_acc=3):
 
 @pytest.mark.parametrize('kind,other', [('masked','linear'), ('linear','masked'), ('linear','conv'), ('conv','masked')])
 def test_a_file_goes_on_however_weights_are_stored(kind, other, tmp_path):
-    "Between the batches of a step too: the next update reads the same gradient"
-    mine,new = parts(kind, 0, 12),parts(other, 3, 12)
+    "Between the batches of a step too: the next update reads the same gradient. In float64: where a gradient is nearly zero, Adam steps by its rounding"
+    mine,new = parts(kind, 0, 12, torch.double),parts(other, 3, 12, torch.double)
     go(kind, mine, 2, 0, 5)
     load_run(save_run(tmp_path/'a.pt', *mine, grads=True), *new)
     for p in (mine, new):
@@ -110,7 +110,7 @@ def test_a_file_goes_on_however_weights_are_stored(kind, other, tmp_path):
         go(kind, p, 2, 5, 12)
     a,b = [dict(p[0].state_dict()) for p in (mine, new)]
     assert mine[2].n_updates>1
-    for k in a: torch.testing.assert_close(a[k], b[k], rtol=1e-4, atol=1e-6)
+    for k in a: torch.testing.assert_close(a[k], b[k], rtol=1e-7, atol=1e-9)
 
 # --- fits
 

@@ -1,5 +1,5 @@
 "A model on disk, pruned block by block, beside the same call on the model in memory"
-import copy,pytest,torch
+import copy,pytest,subprocess,sys,torch
 from fastsparse.all import *
 from helpers import *
 from test_experts import small
@@ -112,3 +112,96 @@ def test_half_precision_stays(f, tmp_path):
     got = tf.LlamaForCausalLM.from_pretrained(tmp_path/'new', dtype='auto')
     assert got.dtype==torch.bfloat16
     assert all((p==0).float().mean()==.5 for n,p in got.named_parameters() if '_proj' in n)
+
+def stopped(monkeypatch, n, f, *args, **kwargs):
+    "The call `f`, stopped before block `n` is written"
+    from fastsparse.prune import shards
+    real,written = shards._write,[]
+    def until(file, *rest):
+        written.append(file)
+        if len(written)>n: raise KeyboardInterrupt
+        real(file, *rest)
+    with monkeypatch.context() as c:
+        c.setattr(shards, '_write', until)
+        with pytest.raises(KeyboardInterrupt): f(*args, **kwargs)
+    return written[:n]
+
+def other(folder, change):
+    "The model of `on_disk`, changed"
+    torch.manual_seed(0)
+    model = _llama().eval()
+    with torch.no_grad(): change(model)
+    model.save_pretrained(folder)
+    return folder
+
+others = dict(embedding=lambda m: m.model.embed_tokens.weight.mul_(1.01), first=lambda m: m.model.layers[0].mlp.up_proj.weight[0,0].add_(.01),
+    second=lambda m: m.model.layers[1].mlp.up_proj.weight[0,0].add_(.01))
+
+@pytest.mark.parametrize('change', others)
+def test_a_folder_knows_its_model(change, tmp_path, monkeypatch):
+    "Another model of the same shapes doesn't continue it, wherever the two differ in what was read; the first one does, and nothing of the other is there"
+    on_disk(_llama, tmp_path/'A')
+    b,data = other(tmp_path/'B', others[change]),texts()
+    prune_refit(tmp_path/'A', .5, data, to=tmp_path/'whole')
+    done = stopped(monkeypatch, 2, prune_refit, tmp_path/'A', .5, data, to=tmp_path/'new')
+    before = {o.name:o.read_bytes() for o in done}
+    with pytest.raises(ValueError, match="new' was begun as .*model|was made of another model"): prune_refit(b, .5, data, to=tmp_path/'new')
+    assert all((tmp_path/'new'/k).read_bytes()==v for k,v in before.items())
+    prune_refit(tmp_path/'A', .5, data, to=tmp_path/'new')
+    assert sorted(o.name for o in (tmp_path/'new').iterdir())==sorted(o.name for o in (tmp_path/'whole').iterdir())
+    a,b = [{n:t for o in (tmp_path/k).glob('*.safetensors') for n,t in st.load_file(o).items()} for k in ('new','whole')]
+    assert a.keys()==b.keys() and all(a[k].equal(b[k]) for k in a)
+
+def test_another_number_of_layers_is_another_model(tmp_path, monkeypatch):
+    on_disk(_llama, tmp_path/'A')
+    tf.LlamaForCausalLM(tf.LlamaConfig(**quick|dict(num_hidden_layers=4), num_key_value_heads=1, tie_word_embeddings=True)).save_pretrained(tmp_path/'B')
+    stopped(monkeypatch, 2, prune_wanda, tmp_path/'A', .5, texts(), to=tmp_path/'new')
+    with pytest.raises(ValueError, match="new' was begun as .*model"): prune_wanda(tmp_path/'B', .5, texts(), to=tmp_path/'new')
+
+def flip(b): return b[:-9]+bytes([b[-9]^1])+b[-8:]
+
+@pytest.mark.parametrize('change', [lambda b: b[:-9], flip, lambda b: b''])
+def test_what_was_written_is_checked(change, tmp_path, monkeypatch):
+    "A block that is cut or has another bit is named by its file, and so is a stray file that transformers would read"
+    on_disk(_llama, tmp_path/'dense')
+    def call(): return prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+    _,file = stopped(monkeypatch, 2, prune_wanda, tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+    whole = file.read_bytes()
+    file.write_bytes(change(whole))
+    with pytest.raises(ValueError, match=f"{file.name}.*is damaged"): call()
+    file.write_bytes(whole)
+    st.save_file({'a':torch.ones(2)}, tmp_path/'new'/'model.safetensors')
+    with pytest.raises(ValueError, match="model.safetensors' is no file of this run"): call()
+    (tmp_path/'new'/'model.safetensors').unlink()
+    call()
+    written = sorted((tmp_path/'new').glob('*.safetensors'))[0]
+    written.write_bytes(flip(written.read_bytes()))
+    with pytest.raises(ValueError, match=f"{written.name}.*is damaged"): load_sparse(_llama(), tmp_path/'new')
+
+def test_one_process_a_folder(tmp_path):
+    "Another one is refused with the number of the first; a process that was killed holds nothing"
+    fcntl = pytest.importorskip('fcntl')
+    on_disk(_llama, tmp_path/'dense')
+    (tmp_path/'new').mkdir()
+    code = "import sys,time; from pathlib import Path; from fastsparse.save.disk import alone_in\nwith alone_in(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    p = subprocess.Popen([sys.executable, '-c', code, str(tmp_path/'new')], stdout=subprocess.PIPE, text=True)
+    try:
+        assert p.stdout.readline()=='held\n'
+        with pytest.raises(ValueError, match=f"new' is being written by process {p.pid}: wait"):
+            prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+        assert [o.name for o in (tmp_path/'new').iterdir()]==['.lock']
+    finally: p.kill(), p.wait()
+    prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+    assert not (tmp_path/'new'/'.lock').exists()
+
+def test_a_folder_that_is_not_there_is_not_looked_for_elsewhere(tmp_path, monkeypatch):
+    "Nobody asks the hub; and a file of the model that is cut is named"
+    monkeypatch.setattr(tf.AutoConfig, 'from_pretrained', lambda *args, **kwargs: pytest.fail('asked'))
+    for name in (tmp_path/'no', 'no_folder', 'meta-llama/Llama-3.2-1B'):
+        with pytest.raises(ValueError, match=f"'{name}' is no folder"): prune_wanda(name, .5, texts(), to=tmp_path/'new')
+    monkeypatch.undo()
+    on_disk(_llama, tmp_path/'dense')
+    file = tmp_path/'dense'/'model.safetensors'
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="model.safetensors' is damaged"): prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
+    assert not (tmp_path/'new').exists()

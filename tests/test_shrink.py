@@ -1,5 +1,5 @@
 "Shrunk models give the dense model's outputs, without the channels that are dead or unread, and no channel more is gone"
-import copy,pytest,torch,torch.nn.functional as F,torchvision
+import copy,pytest,torch,torch.nn.functional as F,torchvision,warnings
 from fastsparse.all import *
 from helpers import assert_dead
 from hypothesis import given,settings,strategies as st
@@ -329,6 +329,7 @@ def test_types_are_kept(dtype):
     torch.manual_seed(0)
     m = settle(nn.Sequential(nn.Conv2d(3,6,1,bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6,4,1))).to(dtype)
     kill(m[0], rows=[1])
+    m[1].running_mean[1] = 0
     small,removed = shrink(m, x := torch.randn(2,3,4,4).to(dtype))
     assert {t.dtype for t in [*small.parameters(),*small.buffers()] if t.ndim}=={dtype} and removed=={'0':1,'1':1}
     torch.testing.assert_close(small(x), m(x), rtol=.05 if dtype==torch.bfloat16 else 1e-5, atol=.05 if dtype==torch.bfloat16 else 1e-5)
@@ -400,3 +401,74 @@ def test_a_copy_without_other_dead_weights_is_dense():
     small,_ = shrink(net, x)
     assert sorted(small.state_dict())==['0.bias','0.weight','2.bias','2.weight'] and small[0].weight.shape==(8,12)
     with pytest.raises(ValueError, match='torch optimizer'): shrink(net, x, 3)
+
+@pytest.mark.parametrize('mean,gone', [(0.,True), (1e-7,True), (1e-3,False), (1.,False)])
+def test_a_dead_filter_behind_batchnorm(mean, gone):
+    "It is beta in training, and beta-mean/std*gamma in evaluation: the copy is equal in both, so it is cut once the running mean says the same"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(2,4,3,bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4,3,1)).requires_grad_(False)
+    kill(m[0], rows=[1])
+    m[1].running_mean[1],m[1].bias[1] = mean,.5
+    x = torch.randn(5,2,6,6)
+    with warnings.catch_warnings(record=True, action='always') as told: small,removed = shrink(m.eval(), x)
+    assert removed==({'0':1,'1':1} if gone else {}) and [str(w.message) for w in told]==([] if gone else ['dead channels stay:\n1 of 0: in training '
+        'BatchNorm makes another constant of them until its running mean is theirs: train longer, or pass fold=True for evaluation alone'])
+    for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-5, atol=1e-5)
+    assert shrink(m.eval(), x, fold=True)[1]=={'0':1}
+
+def test_batch_statistics_mix_what_is_constant_at_a_place():
+    "A constant with a border of zeros isn't one for BatchNorm in training, which takes its mean and spread. Circular padding is followed"
+    torch.manual_seed(0)
+    for mode,removed in (('circular',{'0':1,'2':1,'3':1}),('zeros',{})):
+        m = nn.Sequential(nn.Conv2d(2,3,1,bias=False), nn.ReLU(), nn.Conv2d(3,3,3,padding=1,padding_mode=mode,groups=3,bias=False), nn.BatchNorm2d(3),
+            nn.ReLU(), nn.Conv2d(3,2,1)).requires_grad_(False)
+        kill(m[0], rows=[1]) if mode=='zeros' else kill(m[5], cols=[1])
+        m[0].bias = nn.Parameter(torch.ones(3), requires_grad=False)
+        with warnings.catch_warnings(action='ignore'): small,got = shrink(m.eval(), x := torch.randn(4,2,6,6))
+        assert got==removed
+        for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('fold', [False,True])
+@pytest.mark.parametrize('named', [False,True])
+def test_every_parameter_of_the_copy_is_trained(fold, named):
+    "A bias that takes constants, or a norm's shift, too, as the weight beside it; a folded weight begins anew; what is no part of the model stays"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(2,4,3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4,3,1,bias=False), nn.Flatten(), nn.Linear(48,2))
+    x,other = torch.randn(3,2,6,6),nn.Parameter(torch.ones(3))
+    with torch.no_grad():
+        m[0].weight[1],m[1].bias[1] = 0,1
+        m[1].running_mean[1] = m[0].bias[1]
+    slow,fast = list(m[:4].named_parameters()),[*((f'5.{n}', p) for n,p in m[5].named_parameters()), ('other',other)]
+    if not named: slow,fast = [[p for _,p in o] for o in (slow,fast)]
+    opt = torch.optim.Adam([dict(params=slow, lr=.1), dict(params=fast, lr=.2)])
+    sum((p**2).sum() for p in [*m.parameters(), other]).backward()
+    opt.step()
+    with torch.no_grad():
+        m[0].weight[1],m[1].bias[1] = 0,1
+        m[1].running_mean[1] = m[0].bias[1]
+    small,removed,own = shrink(m.eval(), x, opt, fold=fold)
+    assert removed=={'0':1, **({} if fold else {'1':1})} and small[3].bias.all()
+    groups = [{id(p) for p in g['params']} for g in own.param_groups]
+    assert groups==[{id(p) for p in small[:4].parameters()},{id(p) for p in small[5].parameters()}|{id(other)}] and [g['lr'] for g in own.param_groups]==[.1,.2]
+    assert small[3].bias not in own.state and (small[0].weight in own.state)!=fold and own.state[small[5].weight]['exp_avg'].equal(opt.state[m[5].weight]['exp_avg'])
+    if not fold: assert own.state[small[0].weight]['exp_avg'].equal(opt.state[m[0].weight]['exp_avg'][[0,2,3]])
+    own.zero_grad()
+    small.train()(x).square().sum().backward()
+    before = small[3].bias.clone()
+    own.step()
+    assert not small[3].bias.equal(before)
+
+def test_masks_of_norms_are_folded_too():
+    torch.manual_seed(0)
+    m,x = settle(nn.Sequential(nn.Conv2d(2,8,3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8,3,1))),torch.randn(2,2,5,5)
+    from fastsparse.channels.prune import prune_channels
+    sparsify_model(m, .5, seed=0)
+    prune_channels(m, .5, x)
+    small,_ = shrink(m, x, fold=True)
+    torch.testing.assert_close(small(x), m(x), rtol=1e-4, atol=1e-5)
+    assert small[0].out_channels==4 and not small[0].weight_mask.all() and not any(k.startswith('1.') for k in small.state_dict())
+
+def test_an_optimizer_of_another_model():
+    m,other = [nn.Sequential(nn.Linear(4,4), nn.Linear(4,2)) for _ in range(2)]
+    with pytest.raises(ValueError, match='opt has none of the parameters of Sequential'): shrink(m, torch.randn(2,4), torch.optim.SGD(other.parameters(), .1))
+    with pytest.raises(ValueError, match=r'fails on xb, \(2, 5\) '): shrink(m, torch.randn(2,5))

@@ -147,3 +147,26 @@ def plot_task(runs, task):
     axs[1].set(xlabel='µs a sample, in batches')
     fig.legend(*axs[1].get_legend_handles_labels(), loc='outside right center', fontsize=8)
     return fig
+
+def has_curve(runs, task): return any(len(counted(runs, task, s)) for s in shares if s<1)
+
+def plot_fronts(runs, names):
+    "Score against microseconds a sample, a panel for each task of `names`"
+    fig,axs = plt.subplots(-(-len(names)//2), 2, figsize=(9,1.2+1.9*len(names)/2), layout='constrained')
+    for ax,task in zip(axs.flat, names):
+        plot_front(ax, counted(runs, task), 'us')
+        ax.set(ylabel=tasks[task].unit)
+        ax.set_title(titles[task], loc='left')
+    for ax in axs.flat[len(names):]: ax.remove()
+    for ax in axs.flat[len(names)-2:len(names)]: ax.set(xlabel='µs a sample, in batches')
+    fig.legend(*axs.flat[0].get_legend_handles_labels(), loc='outside upper center', ncols=7, fontsize=8)
+    return fig
+
+def score_table(runs, names):
+    "Test scores of the best dense network and of the best shape of each method, a row for each task of `names`"
+    rows = []
+    for task in names:
+        t = counted(runs, task)
+        scores,best = t.groupby('arm').test.mean(),chosen(t)
+        rows.append({'':titles[task], 'seconds':f'{tasks[task].seconds:g}', **{k:f'{scores[best[k]]:.3f}' for k in ('dense',*methods) if k in best}})
+    return pd.DataFrame(rows).fillna('–')

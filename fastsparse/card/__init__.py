@@ -1,2 +1,2 @@
 "Choosing on devices that the processor runs ahead of"
-from . import together
+from . import together,units

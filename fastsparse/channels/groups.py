@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['joined_labels', 'Groups', 'shared_copy', 'outputs_of', 'exact_copy', 'follow_groups', 'channel_groups', 'cut_tensor',
-           'cut_channels', 'differs']
+           'cut_channels', 'differs', 'give_masks']
 
 # %% ../../nbs/700_channels.groups.ipynb #760b96bf
 import torch
 from collections import defaultdict
-from copy import deepcopy
+from copy import copy,deepcopy
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..kernels.timing import float_outputs,fresh,output_error
-from ..contract import call_model,evaluating,module_copy,module_of
+from ..kernels.timing import cant_run,float_outputs,fresh,output_error
+from ..contract import call_model,enforce_masks,evaluating,keep_from_broadcast,module_copy,module_of,Param,register_mask
 from ..model.sparsify import unsparsify
 from .walk import any_at,Product,Walk
 from torch import nn
@@ -41,7 +41,8 @@ class Groups:
         self.root = joined_labels(walk.n, torch.cat([torch.zeros(2, 0, dtype=torch.long), *walk.joined], 1))
         self.axes = {(name,d):self.root[labels] for name,own in walk.axes.items() for d,labels in own.items()}
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
-        self.held = {}  # group → what holds it
+        self.moving = {group for labels in walk.moving for group in self.root[labels].tolist()}
+        self.held,self.shared = {},[]  # group → what holds it; numbers that several spaces share, from `keep_to_config`
         for labels,why in walk.pinned:
             for group in self.root[labels].unique().tolist(): self.held.setdefault(group, why)
 
@@ -138,18 +139,23 @@ def exact_copy(
         def own(t): return t.detach().to('cpu', torch.double if double and t.is_floating_point() else t.dtype, copy=True)
         new = shared_copy(model, lambda t: nn.Parameter(own(t), t.requires_grad) if isinstance(t, nn.Parameter) else own(t))
         return new,tree_map_only(torch.Tensor, own, xb)
-    try: outputs_of(*(exact := copied(True)))
-    except Exception: return copied(False)
-    return exact
+    if off := first(n for n,t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta):
+        raise ValueError(f"{off} has no values, it is on meta or elsewhere: load the model into memory, and cut it there")
+    for double in (True,False):
+        try: outputs_of(*(exact := copied(double)))
+        except Exception as e: why = e
+        else: return exact
+    raise cant_run(model, xb, why) from why
 
 # %% ../../nbs/700_channels.groups.ipynb #00b5c77b
 def follow_groups(
     model:nn.Module, # From `exact_copy`
     xb, # Inputs for it
     norms=False, # May LayerNorm lose channels? It changes the outputs
+    training=False, # Is a constant one that training computes too? BatchNorm's may be another
 ) -> Groups:
     "The groups of a model on the CPU"
-    try: return Groups(Walk(model, norms).run(xb), xb)
+    try: return Groups(Walk(model, norms, training).run(xb), xb)
     except Exception as e:
         raise ValueError(f"the graph of {type(model).__name__} can't be followed ({first(str(e).splitlines()) or type(e).__name__}): "
             "export it as 'dense' or 'auto', or call shrink on its parts that can") from e
@@ -245,6 +251,16 @@ def without(self:Groups,
     except Exception as e: return small,removed,f"the forward fails without them: {first(str(e).splitlines())}"
     return small,removed,f"the outputs would differ by {off:.2g}: the forward reads their number" if off else None
 
+# %% ../../nbs/700_channels.groups.ipynb #778e210b
+@patch
+def zeroed(self:Groups, gone):
+    "A copy with a model whose groups `gone` are dead: all their parameters are zero"
+    new = copy(self)
+    new.model,new.held = deepcopy(self.model),dict(self.held)
+    for (n,d),groups in self.axes.items():
+        if n in dict(new.model.named_parameters()): new.model.get_parameter(n).data.movedim(d, 0)[gone[groups]] = 0
+    return new
+
 # %% ../../nbs/700_channels.groups.ipynb #e3903a3d
 @patch
 def can_go(self:Groups, gone, want=None) -> torch.Tensor: # Without groups with which the model fails, which are held from now on
@@ -257,3 +273,14 @@ def can_go(self:Groups, gone, want=None) -> torch.Tensor: # Without groups with 
         self.held |= dict.fromkeys(gs, why)
     if why := self.without(gone, want)[-1]: raise ValueError(f"without some of its channels the model fails ({why}): leave it as it is")
     return gone
+
+# %% ../../nbs/700_channels.groups.ipynb #abaaf5d9
+def give_masks(
+    model:nn.Module, # Changed in place
+    masks:dict, # Name → bool tensor of the parameter's shape; of any parameter
+): # A `HookHandle`, whose `remove()` ends enforcement
+    "Give parameters masks, in place of those that they have"
+    params = {n:Param(n, m, k, p) for path,m in model.named_modules() for k,p in m._parameters.items() for n in [f'{path}.{k}'.lstrip('.')]}
+    for n,mask in masks.items(): register_mask(params[n], mask)
+    keep_from_broadcast(model)
+    return enforce_masks(model)

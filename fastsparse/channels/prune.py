@@ -10,17 +10,19 @@ __all__ = ['taylor_scores', 'group_scores', 'choose_groups', 'mask_groups', 'rem
 import torch
 from fastcore.basics import *
 from fastai.callback.core import Callback
-from ..contract import batch_of,check_score,enforce_masks,keep_from_broadcast,masked_params,module_of,need_choice,need_fraction
-from ..contract import need_number,Param,register_mask
+from ..contract import batch_of,check_score,masked_params,module_of,need_choice,need_fraction,need_number
 from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
-from .groups import channel_groups,cut_channels,outputs_of,shared_copy
+from .config import keep_to_config
+from .groups import channel_groups,cut_channels,give_masks,outputs_of,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
 from ..report.flops import count_flops
 from ..weights.optimizers import state_tensors
+from statistics import mean
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from warnings import warn
 
 # %% ../../nbs/701_channels.prune.ipynb #7f0a719a
@@ -66,20 +68,24 @@ def choose_groups(
     "The groups with the lowest scores"
     free = groups.read()&~groups.mask(groups.held)
     if among is not None: free &= groups.mask(among)
-    spaces = [torch.tensor(gs)[free[gs]] for _,gs in groups.spaces()]
-    order = [gs[score[gs].argsort(stable=True)] for gs in spaces if len(gs)]
-    low = [round(fraction*len(gs)) for gs in order]
+    spaces = {tuple(ats): torch.tensor(gs)[free[gs]] for ats,gs in groups.spaces()}
+    order = {s:gs[score[gs].argsort(stable=True)] for s,gs in spaces.items() if len(gs)}
+    low = [round(fraction*len(gs)) for gs in order.values()]
     if ranking=='global' and order:
-        relative = torch.cat([score[gs]/score[gs].mean().clamp(min=1e-300) for gs in order])
+        relative = torch.cat([score[gs]/score[gs].mean().clamp(min=1e-300) for gs in order.values()])
         dies = torch.zeros(len(relative), dtype=torch.bool).index_fill(0, relative.argsort(stable=True)[:sum(low)], True)
-        low = [int(o.sum()) for o in dies.split([len(gs) for gs in order])]
-    gone = [gs[:len(gs)-_rounded(len(gs)-n, len(gs), multiple)] for gs,n in zip(order, low)]
+        low = [int(o.sum()) for o in dies.split([len(gs) for gs in order.values()])]
+    stay = {s:_rounded(len(gs)-n, len(gs), multiple) for (s,gs),n in zip(order.items(), low)}
+    for own in groups.shared:
+        if own.spaces[0] in stay: stay |= dict.fromkeys(own.spaces, own.nearest(round(mean(stay[s] for s in own.spaces))))
+    gone = [gs[:len(gs)-stay[s]] for s,gs in order.items()]
     return groups.mask(torch.cat(gone).tolist() if gone else [])
 
 # %% ../../nbs/701_channels.prune.ipynb #05a119bd
 def _seconds(model, xb):
-    single = shared_copy(model, lambda t: t.detach().float() if t.is_floating_point() else t)
-    return sorted(times_in_turns([lambda: outputs_of(single, xb)], 5)[0])[2]
+    def single(t): return t.detach().float() if t.is_floating_point() else t
+    small,xb = shared_copy(model, single),tree_map_only(torch.Tensor, single, xb)
+    return sorted(times_in_turns([lambda: outputs_of(small, xb)], 5)[0])[2]
 
 _costs = dict(weights=lambda model, xb: sum(p.numel() for p in model.parameters()), flops=count_flops, seconds=_seconds)
 
@@ -106,26 +112,25 @@ def mask_groups(
     opt=None, # An optimizer whose state of dead weights becomes zero
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Give the parameters of dead groups masks; what was dead stays dead"
-    owners,had = {n:(m,k,p) for path,m in model.named_modules() for k,p in m._parameters.items() for n in [f'{path}.{k}'.lstrip('.')]},{}
-    for w in masked_params(model): had[w.name] = w.mask
-    masks = {}
+    ps,had,masks = dict(model.named_parameters(remove_duplicate=False)),{w.name:w.mask for w in masked_params(model)},{}
     for (n,d),r in groups.axes.items():
-        if n not in owners or not gone[r].any(): continue
-        p = owners[n][-1]
-        mask = masks.setdefault(n, had[n].clone() if n in had else torch.ones(p.shape, dtype=torch.bool, device=p.device))
-        mask.movedim(d, 0)[gone[r].to(p.device)] = False
-    for n,mask in masks.items():
-        p = owners[n][-1]
-        register_mask(Param(n, *owners[n]), mask)
+        if n not in ps or not gone[r].any(): continue
+        mask = masks.setdefault(n, had[n].clone() if n in had else torch.ones_like(ps[n], dtype=torch.bool))
+        mask.movedim(d, 0)[gone[r].to(mask.device)] = False
+    handle = give_masks(model, masks)
+    for p,mask in [(ps[n], mask) for n,mask in masks.items()]:
         for t in [*(state_tensors(opt, p) if opt is not None else []), *([] if p.grad is None else [p.grad])]: zero_dead_(t, mask)
-    keep_from_broadcast(model)
-    return enforce_masks(model)
+    return handle
 
 # %% ../../nbs/701_channels.prune.ipynb #d6b83dce
-def removable_groups(model, xb):
-    "The groups of `model`, with those held without which its forward fails"
+def removable_groups(model, xb, even=None):
+    "The groups of `model`, with those held without which its forward fails, or computes with their number, or which no configuration can count"
     groups = channel_groups(model, xb)
-    groups.can_go(choose_groups(groups, torch.zeros(groups.n), .5))
+    gone = choose_groups(groups, torch.zeros(groups.n), .5)
+    trial = groups.zeroed(gone)
+    trial.can_go(gone, outputs_of(trial.model, trial.xb))
+    groups.held = trial.held
+    keep_to_config(groups, even)
     return groups
 
 # %% ../../nbs/701_channels.prune.ipynb #430f302c
@@ -146,7 +151,10 @@ def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='c
     score = group_scores(groups, scores)
     def choose(fraction): return choose_groups(groups, score, fraction, ranking, groups.heads if structure=='heads' else None, multiple)
     if not choose(1.).any():
-        raise ValueError(f"{type(model).__name__} has no {structure} that can go: print(channel_groups(model, xb)) says what holds them")
+        hidden = groups.read()&groups.mask({o for p in groups.products if p.rows is not None for o in groups.root[p.rows].unique().tolist()})
+        why = '; '.join(dict.fromkeys(why for o,why in groups.held.items() if hidden[o]))
+        raise ValueError(f"{type(model).__name__} has no {structure} that can go{why and f' ({why})'}: "
+            "print(channel_groups(model, xb)) says what holds each")
     if budget!='channels': sparsity = _fraction_for(choose, groups, budget if callable(budget) else _costs[budget], sparsity)
     return choose(sparsity)
 
@@ -160,6 +168,7 @@ def prune_channels(
     budget='channels', # What `sparsity` counts: 'channels', 'weights', 'flops', 'seconds', or `f(model, xb)` → cost
     ranking:str='space', # 'space' prunes each layer alike, 'global' compares all of them
     multiple:int=1, # The number of channels that stay is a multiple of it, where a layer has at least twice as many
+    even:bool=None, # Prune only what the configuration of transformers can say, so that the cut model is saved? None does where there is one
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune whole channels, neurons, hidden units and heads with the lowest scores"
     need_fraction('sparsity', sparsity, '[0,1)')
@@ -168,8 +177,10 @@ def prune_channels(
     need_number('multiple', multiple, 1, whole=True)
     if not callable(budget): need_choice('budget', budget, ['channels',*_costs])
     module,xb = module_of(model),batch_of(model) if xb is None else xb
-    groups = removable_groups(module, xb)
-    return mask_groups(module, groups, lowest_groups(module, groups, sparsity, scores, structure, budget, ranking, multiple))
+    groups = removable_groups(module, xb, even)
+    gone = lowest_groups(module, groups, sparsity, scores, structure, budget, ranking, multiple)
+    if sparsity and not gone.any(): warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
+    return mask_groups(module, groups, gone)
 
 # %% ../../nbs/701_channels.prune.ipynb #1e13dd55
 class ChannelPruning(Callback):
@@ -199,8 +210,8 @@ def before_step(self:ChannelPruning):
     t,model = self.epoch*len(self.dls.train)+self.iter,self.learn.model
     due,self.done = [d for d in self.due if self.done<d<=t],t
     if not due: return
-    if self.groups is None: self.groups = removable_groups(model, self.xb)
-    own = dict(self.kwargs)
+    if self.groups is None: self.groups = removable_groups(model, self.xb, self.kwargs.get('even'))
+    own = {k:v for k,v in self.kwargs.items() if k!='even'}
     if own.get('scores')=='taylor': own['scores'] = {n: p.detach()*p.grad for n,p in model.named_parameters() if p.grad is not None}
     mask_groups(model, self.groups, lowest_groups(model, self.groups, self.levels(t), **own), self.opt)
 

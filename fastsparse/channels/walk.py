@@ -62,11 +62,12 @@ class Product:
 Call = namedtuple('Call', 'f op args kwargs tensors')  # an operation of torch, its name, its arguments, and all tensors among them
 
 class Walk(TorchDispatchMode):
-    "Runs `model`, which is on the CPU, and joins the labels of what must go together; with `norms`, LayerNorm may lose channels"
-    def __init__(self, model, norms=False):
+    """Runs `model`, which is on the CPU, and joins the labels of what must go together; with `norms`, LayerNorm may lose channels.
+    With `training`, a constant is one that training computes too"""
+    def __init__(self, model, norms=False, training=False):
         super().__init__()
-        self.model,self.norms,self.n,self.axes,self.stack = model,norms,0,{},['']
-        self.joined,self.pinned,self.products,self.heads = [],[],[],[]
+        self.model,self.norms,self.training,self.n,self.axes,self.stack = model,norms,training,0,{},['']
+        self.joined,self.pinned,self.moving,self.products,self.heads = [],[],[],[],[]
         self.names = {id(t):n for n,t in [*model.named_buffers(), *model.named_parameters()]}
         self.stores = {t.untyped_storage().data_ptr():n for n,t in model.named_parameters()}
         self.known,self.uses,self.made,self.normed = WeakIdKeyDictionary(),WeakIdKeyDictionary(),WeakIdKeyDictionary(),[]
@@ -250,9 +251,18 @@ def _batch_norm(walk, call):
     def at(t): return t.view(1, -1, *[1]*(x.ndim-2))
     more = [([at(o) for o in walk.of(t).layers], at(t).shape) for t in call.tensors[1:]]
     layers,varies = walk.combine([(walk.of(x).layers, x.shape), *more], 'batch_norm'),walk.of(x).varies
+    if walk.training and varies is not True:
+        moves,const,value = _constants(walk, x, 1)
+        same = const&_reached(value, *call.args[3:])
+        varies = at(~same)
+        walk.moving += [o.flatten()[~moves&~same] for o in layers if varying(o)=={1}]
     if w is not None and not call.args[5] and varies is not False: varies = _as_tensor(varies)&at(w!=0)
     if x in walk.made: walk.normed.append((x, walk.made[x], walk.stack[-1]))
     return [Known(layers, varies)]
+
+def _reached(value, mean, var, by_batch, _, eps):
+    "Where a channel is `value`, does BatchNorm's running mean say so, as near as float32 gets? Then training computes what evaluation does"
+    return by_batch or (value-mean).abs()<=1e-6*(value.abs()+(var+eps).sqrt())
 
 def _layer_norm(walk, call):
     x,dims = call.args[0],{call.args[0].ndim-1-i for i in range(0 if walk.norms else len(call.args[1]))}
@@ -306,7 +316,9 @@ def _mm(walk, call):
         cols,rows = [next((o.flatten() for o in layers if varying(o)=={d}), None) for d in (k,k+1)]
         _multiplied(walk, w, None if rows is None else rows[None], None if cols is None else cols[:,None], const[:,None], value[:,None])
         varies = ((w!=0)&moves[:,None]).any(0).view(*[1]*k, -1)
-    else: varies = _either_varies(walk, a, b)
+    else:
+        varies = _either_varies(walk, a, b)
+        if walk.of(b).varies is not False: walk.heads += [o.unique() for o in layers if varying(o)&{*range(k-1)}]  # side by side
     out = [o.squeeze(k) for o in _summed(walk, layers, k, call.op, kept)]
     shape = (*a.shape[:-1],b.shape[-1])
     return [Known(_with_bias(walk, out, shape, bias, call.op, lambda t: _at_rank(t, len(shape))), varies)]
@@ -354,7 +366,7 @@ def _convolution(walk, call):
         cols,rows = [next((space.to_w(o) for d in (own,1) for o in layers if d in varying(o)), None) for own in (3,2)]
         _multiplied(walk, w, rows if rows is None or turned else rows[:,:1], cols, *map(space.to_w, read), padded=turned or any(padding))
         varies = space.to_y((space.of_w(any_at(w!=0, (*w.shape[:2],*ones)))&moves).any(3, keepdim=True))
-    out = [space.to_y(o) for o in _summed(walk, layers, 3, call.op, kept)]
+    out = [space.to_y(o) for o in _summed(walk, layers, 3, call.op, kept) if not varying(o)&{*range(4, o.ndim)}]
     return [Known(_with_bias(walk, out, (len(x),g*space.O,*ones), bias, call.op, lambda t: t.view(1, -1, *ones)), varies)]
 
 # What stands in none of these lines is pointwise or a view by torch's own account of it, or unknown, and then all that it reads is pinned

@@ -15,7 +15,7 @@ from .search import node_values
 from html import escape
 from matplotlib.patheffects import Normal,Stroke
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill,wrap
 
 # %% ../../nbs/905_circuits.draw.ipynb #7bf3f4dd
 roles = dict(emb='embedding', read1='attention reads', q='query', k='key', v='value', write1='attention writes',
@@ -176,53 +176,58 @@ svg text{paint-order:stroke;stroke:var(--paper);stroke-width:3}svg rect+text{fon
 circle,rect{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}
 g.node{cursor:pointer}g.node.open circle,g.node:focus circle{stroke:var(--plus);stroke-width:4}g.node:focus{outline:none}
 .same{stroke:var(--grey);stroke-dasharray:2 3}.plus{stroke:var(--plus)}.minus{stroke:var(--minus);stroke-dasharray:6 3}
-.told{border-left:4px solid var(--plus);padding:.2rem 1rem;min-height:3rem}
-table{border-collapse:collapse}td,th{padding:.1rem .6rem;text-align:left}
+.told{border-left:4px solid var(--plus);padding:.2rem 1rem}.hint{margin:.4rem 0;color:var(--grey)}
+table{border-collapse:collapse;font-size:14px}td,th{padding:.1rem .4rem;text-align:left}
 code{background:color-mix(in srgb,var(--grey) 25%,transparent)}.wide{overflow-x:auto}</style>'''
 
 # %% ../../nbs/905_circuits.draw.ipynb #f9d5d2ca
-_script = '''<script>for(const g of document.querySelectorAll('g.node')){const open=()=>{const s=g.closest('section')
+_script = '''<script>const fit=()=>{if(frameElement)frameElement.style.height=document.body.offsetHeight+32+'px'}
+for(const g of document.querySelectorAll('g.node')){const open=()=>{const s=g.closest('section')
 for(const o of s.querySelectorAll('g.open'))o.classList.remove('open')
-g.classList.add('open');s.querySelector('.told').innerHTML=JSON.parse(s.querySelector('script').textContent)[g.dataset.node]}
-g.onclick=open;g.onkeydown=e=>{if(e.key=='Enter'||e.key==' '){e.preventDefault();open()}}}</script>'''
+g.classList.add('open');s.querySelector('.told').innerHTML=JSON.parse(s.querySelector('script').textContent)[g.dataset.node];fit()}
+g.onclick=open;g.onkeydown=e=>{if(e.key=='Enter'||e.key==' '){e.preventDefault();open()}}}onload=fit</script>'''
 
 # %% ../../nbs/905_circuits.draw.ipynb #e9c3d4b3
 def node_details(o, circuit, lines, words, texts):
     "The details of a node that a click shows"
-    role = dict(token='token').get(o[0], roles.get(o[0].split('.')[-1], '')) if o[0] in circuit.nodes or o[0]=='token' else 'answer'
+    role = f'{heading([o[0]])}, channel {o[1]}' if o[0] in circuit.nodes else 'token' if o[0]=='token' else 'answer'
     def name(o): return label(*o, circuit, texts)
     fed = [f'{name(e[:2])} ({e[4]:+.2f})' for e in circuit.edges if e[2:4]==o]
     feeds = [f'{name(e[2:4])} ({e[4]:+.2f})' for e in circuit.edges if e[:2]==o]
     rows = ''.join(f'<tr><td>{v:+.2f}<td>{escape(before)} <code>{escape(t)}</code>' for v,t,before in words.get(o, ()))
-    told = [f'<b>{escape(name(o))}</b> {role}', *(f'{k} {escape(", ".join(n))}' for k,n in (('reads',fed),('feeds',feeds)) if n)]
+    told = [f'<b>{escape(name(o))}</b>: {role}', *(f'{k} {escape(", ".join(n))}' for k,n in (('reads',fed),('feeds',feeds)) if n)]
     return f"{'<br>'.join(told)}<table>{rows}</table>"
 
 # %% ../../nbs/905_circuits.draw.ipynb #ad2d5187
-def circuit_svg(circuit, at, lines, headings, texts):
-    "The picture of a circuit as SVG"
+def circuit_svg(circuit, at, lines, headings, texts, opened):
+    "The picture of a circuit as SVG, with the node `opened` marked"
     x_step = 840/max(len(headings)-1, 1)
     ys = [y for a,b,_ in lines for y in (at[a][1], at[b][1], (at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)]
-    height = 64*(max(ys)-min(ys))+120
+    height = 64*(max(ys)-min(ys))+136
     def place(o): return f'{40+x_step*o[0]:.0f} {40+64*(max(ys)-o[1]):.0f}'
     def line(a, b, w):
         kind = 'plus' if w>0 else 'minus' if w<0 else 'same'
         return f'<path class="{kind}" d="M{place(at[a])}Q{place(bend(at[a], at[b]))} {place(at[b])}" stroke-width="{1+4*abs(w):.1f}"/>'
     def node(o):
-        text,name = escape(label(*o, circuit, texts)),escape(f'{o[0]}:{o[1]}')
+        text,name = escape(label(*o, circuit, texts).split('.')[-1]),escape(f'{o[0]}:{o[1]}')
         shape = '<circle r="9"/>' if o[0] in circuit.nodes else '<rect x="-9" y="-9" width="18" height="18"/>'
-        head = f'<g class="node" tabindex="0" role="button" aria-label="{text}" data-node="{name}" transform="translate({place(at[o])})">'
+        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" data-node="{name}" transform="translate({place(at[o])})">'
         return f'{head}{shape}<text y="-14">{text}</text></g>'
-    below = ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-(14 if i%2 else 34):.0f}">{escape(o)}</text>' for i,o in enumerate(headings))
+    def lines_below(i, o): return ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-50+17*j:.0f}">{escape(t)}</text>' for j,t in enumerate(wrap(o, 10)))
+    below = ''.join(lines_below(i, o) for i,o in enumerate(headings))
     return f'<svg viewBox="0 0 920 {height:.0f}">{"".join(line(*o) for o in lines)}{"".join(map(node, at))}{below}</svg>'
 
 # %% ../../nbs/905_circuits.draw.ipynb #1ee60e15
 def circuit_section(model, circuit, words):
     "Picture and details of a circuit"
     (at,lines,headings),texts = layout(circuit, model.links(), words),texts_of(model)
-    told = json.dumps({f'{o[0]}:{o[1]}':node_details(o, circuit, lines, words, texts) for o in at}).replace('</', '<\\/')
+    told = {o:node_details(o, circuit, lines, words, texts) for o in at}
+    opened = next(o for o in at if o[0] in circuit.nodes)
+    rest = json.dumps({f'{k}:{c}':t for (k,c),t in told.items()}).replace('</', '<\\/')
     size = f'{circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}, accuracy {circuit.accuracy:.2f}'
-    return f"""<section><h2>{escape(circuit.task)}</h2><p>{size}</p><div class="wide">{circuit_svg(circuit, at, lines, headings, texts)}</div>
-<div class="told" aria-live="polite">Click a node.</div><script type="application/json">{told}</script></section>"""
+    return f"""<section><h2>{escape(circuit.task)}</h2><p>{size}</p><div class="wide">{circuit_svg(circuit, at, lines, headings, texts, opened)}</div>
+<p class="hint">Click a node: what it is, what it reads and feeds, and where it is strongest.</p>
+<div class="told" aria-live="polite">{told[opened]}</div><script type="application/json">{rest}</script></section>"""
 
 # %% ../../nbs/905_circuits.draw.ipynb #394bc1ff
 def circuit_page(
@@ -235,7 +240,7 @@ def circuit_page(
     "Write circuits to an HTML page that shows the details of a node on a click"
     parts = [circuit_section(model, c, node_words(model, c) if words is None else words[c.task]) for c in circuits if c.found]
     if table is not None:
-        html = table.to_html(index=False, float_format='{:.3f}'.format, na_rep='', border=0)
+        html = table.rename(columns=lambda o: o.replace('_', ' ')).to_html(index=False, float_format='{:.3f}'.format, na_rep='', border=0)
         parts.append(f'<h2>Tests</h2><div class="wide">{html}</div>')
     intro = '''<h1>Circuits</h1><p>Tokens are on the left, answers on the right.
 Blue edges have a positive weight, orange dashed ones a negative one;

@@ -253,7 +253,7 @@ def sparsify(self:Training, density, seed, **_):
     names = matrices_of(self.model)
     def chosen(n, p): return n in names
     xb = next(self.batches)[:,:-1].to(self.device)
-    self.parts['masks'] = sparsify_model(self.model, 1-density, also=chosen, chosen=chosen, seed=seed, xb=xb)
+    self.parts['masks'] = sparsify_model(self.model, 1-density, 'erk', also=chosen, chosen=chosen, seed=seed, xb=xb)
 
 # %% ../../nbs/902_circuits.train.ipynb #4849d51c
 @patch

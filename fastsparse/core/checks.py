@@ -13,7 +13,6 @@ from importlib.metadata import packages_distributions
 from numbers import Integral,Real
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from warnings import warn
 
 # %% ../../nbs/000_core.checks.ipynb #374288b0
 def need_fraction(
@@ -71,13 +70,12 @@ def need_batch(
 def renamed(
     **names # New names by old ones
 ): # A decorator
-    "Take arguments by their old names too, with a `FutureWarning` that says the new one"
+    "Take arguments by their names of 2020 too"
     def decorate(f):
         @wraps(f)
         def taken(*args, **kwargs):
-            old = {k: kwargs.pop(k) for k in names if k in kwargs}
-            for k in old: warn(f"{k}= of {f.__name__} is called {names[k]}= now; the old name goes in the next minor version", FutureWarning, 2)
-            return f(*args, **kwargs, **{names[k]: x for k,x in old.items()})
+            new = {names[k]:kwargs.pop(k) for k in names if k in kwargs}
+            return f(*args, **kwargs, **new)
         return taken
     return decorate
 

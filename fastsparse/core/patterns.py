@@ -19,7 +19,7 @@ def named(
 ) -> list: # Indices into `names`, ascending; empty if the pattern names none
     "The indices of the parameters that `pattern` names"
     if isinstance(pattern, (list,tuple,set)): return sorted({i for o in pattern for i in named(o, names, params, model)})
-    if isinstance(pattern, str): return _by_text(pattern, list(names))
+    if isinstance(pattern, str): return _by_text(pattern, list(names)) or _by_other_name(pattern, params, model)
     if isinstance(pattern, type): return _by_type(pattern, names, model)
     if callable(pattern): return [i for i,n in enumerate(names) if pattern(n, None if params is None else params[i])]
     check_pattern(pattern, 'a pattern')
@@ -31,6 +31,12 @@ def _by_text(text, names):
     inside = [i for i,n in enumerate(names) if n.startswith(f'{text}.')]
     found = inside or [i for i,n in enumerate(names) if fnmatchcase(n, text)]
     return found or [i for i,n in enumerate(names) if f'.{text}.' in f'{n}.' and not text[:1].isdigit()]
+
+def _by_other_name(text, params, model):
+    "By another name of a tied parameter"
+    every = [] if model is None or params is None else [*model.named_parameters(remove_duplicate=False)]
+    tied = {id(every[i][1]) for i in _by_text(text, [n for n,_ in every])}
+    return [i for i,p in enumerate(params or ()) if id(p) in tied]
 
 # %% ../../nbs/002_core.patterns.ipynb #0caa90a5
 def _by_type(kind, names, model):

@@ -23,7 +23,7 @@ class Requirements:
     elementwise:bool=False # Does the score of a weight depend on that weight alone?
     dense_history:bool=False # Does it read the optimizer state of dead weights?
     collector:object=None # Collects earlier gradients for it, such as a `GradAverage`
-    brings_count:bool=False # Does it set the number of live weights, instead of the distribution?
+    brings_count:bool=False # Does it set the number of live weights: a mask instead of the distribution, a distribution whatever is asked for?
     reads_initial:bool=False # Does it reset weights to their values of when the engine was made?
     sample:object=None # A `DeadWeightSampler`, if it reads the gradient of a sample of the dead weights; None means all
 

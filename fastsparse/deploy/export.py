@@ -18,7 +18,7 @@ from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
 from .shrink import masked_copy,shrink_plain
 from ..channels.groups import shared_copy
-from ..save.load import read_file,write_sparse
+from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ def export_sparse(
 ) -> tuple: # The module, `Learner` or path, and an `ExportReport`
     "Export a sparse model for inference, and measure size, speed and error"
     _check(model, format, sample, path, batch_sizes, dynamic_shapes)
+    warn_if_unfinished(module_of(model), 'exported')
     xb = dict(sample) if isinstance(sample, Mapping) else tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
     xb = tree_map(lambda o: o.detach().as_subclass(torch.Tensor).clone() if isinstance(o, torch.Tensor) else o, xb)
     if path is None: return _exported(model, format, xb, None, batch_sizes, dynamic_shapes)

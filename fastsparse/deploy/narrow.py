@@ -90,7 +90,7 @@ def n_weights(
     "The number of parameters of `model`, without dead weights"
     os = masked_params(model)
     sparse = {id(o.p) for o in os}
-    return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.mask) for o in os)
+    return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.shown_mask()) for o in os)
 
 # %% ../../nbs/804_deploy.narrow.ipynb #4856a19f
 def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):

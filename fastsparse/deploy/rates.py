@@ -12,6 +12,7 @@ from copy import deepcopy
 from fastai.basics import *
 from fastai.callback.schedule import *
 from ..kernels.timing import times_in_turns
+from ..masks.distributions import usual_sparsity
 from ..model.init import output_spread
 from ..contract import batch_of,call_model,masked_params,module_copy,need_number,same_random_state
 from ..model.sparsify import sparsify_model
@@ -109,7 +110,7 @@ def sparse_lr_find(self:Learner,
     num_it:int=100, # Number of batches, 10 or more
     show_plot:bool=True, # Plot loss against rate?
     sparsity:float=None, # The sparsity to make a copy of a dense model with, in [0,1); None takes a sparse model as it is
-    **kwargs # More arguments of `sparsify_model` for that copy
+    **kwargs # More arguments of `sparsify_model` for that copy, which shares out as `fit_sparse` does
 ) -> float: # A tenth of the rate at which the smoothed loss is lowest
     "Find a learning rate for a sparse network"
     if not (is_rate(start_lr) and is_rate(end_lr) and start_lr<end_lr):
@@ -122,7 +123,7 @@ def sparse_lr_find(self:Learner,
         "pass sparsity=0.9, as fit_sparse will have, or call lr_find for a dense fit")
     if sparsity is not None:
         other = copy_of(self)
-        sparsify_model(other, sparsity, **{'seed':0, **kwargs})
+        sparsify_model(other, sparsity, **{'seed':0, 'sparse_f':usual_sparsity, **kwargs})
         with other.no_bar(): return other.sparse_lr_find(start_lr, end_lr, num_it, show_plot)
     spread = output_spread(self.model, batch_of(self))
     if spread is not None and spread<1e-4:

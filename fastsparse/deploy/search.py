@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastai.basics import *
 from .narrow import epoch_seconds,mean_or_nan,narrow_like,NarrowComparison,train_timed
 from ..report.progress import shown
-from ..contract import masked_params,need_dense,need_fraction,need_number,renamed,shows_training
+from ..contract import masked_params,need_dense,need_fraction,need_number,shows_training
 from ..masks.selection import count_live
 from .rates import as_was,copy_of,inputs_of,seconds_a_batch
 from ..train.fit import prepared
@@ -86,7 +86,6 @@ def _add_narrow(found, learn, lr, seeds, sign, progress):
     found.narrow = NarrowComparison(pd.DataFrame(rows), pd.DataFrame(), found.suggested, sign)
 
 # %% ../../nbs/805_deploy.search.ipynb #40a198d8
-@renamed(lr='lr_max')
 def find_sparsity(
     learn:Learner, # A learner with a dense model; it isn't changed
     budget:int=40, # Epochs of all trainings together, without those of the narrow network

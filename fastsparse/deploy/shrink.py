@@ -13,9 +13,10 @@ from fastcore.basics import *
 from ..live.compute import store_dense
 from ..contract import before_state,masked_params,module_copy,module_of
 from ..weights.find import apply_masks
-from ..channels.groups import cut_tensor,exact_copy,follow_groups,outputs_of
+from ..channels.config import tell_configs
+from ..channels.groups import cut_tensor,exact_copy,follow_groups,give_masks,outputs_of
 from .compact import has_hooks,replace_layers
-from ..model.sparsify import sparsify_model,unsparsify
+from ..model.sparsify import unsparsify
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -32,13 +33,15 @@ def shrink(
     "A smaller copy without dead and unread neurons, channels, heads and hidden units; masks stay on what is left"
     if opt is not None and not isinstance(opt, torch.optim.Optimizer):
         raise ValueError(f"opt is a {type(opt).__name__}, and must be a torch optimizer")
+    if opt is not None and not {*module_of(model).parameters()}&{p for g in opt.param_groups for p in g['params']}:
+        raise ValueError(f"opt has none of the parameters of {type(module_of(model)).__name__}: pass the optimizer that trains it")
     masks = {w.name:w.full_mask() for w in masked_params(module_of(model)) if not w.learned}
-    new,removed,cuts,stay = _shrunk(plain_copy(model), xb, fold)
+    new,removed,cuts,stay,folded = _shrunk(plain_copy(model), xb, fold)
     if stay: warn('dead channels stay:\n'+'\n'.join(stay))
-    masks = {k: cut_tensor(m, cuts.get(k))|(new.get_parameter(k)!=0) for k,m in masks.items()}
-    masks = {k:m for k,m in masks.items() if not m.all()}
-    if masks: sparsify_model(new, 0., mask_init=masks, seed=0, chosen=list(masks), also=list(masks))
-    return (new,removed) if opt is None else (new,removed,_carried(opt, module_of(model), new, cuts))
+    ps = dict(new.named_parameters(remove_duplicate=False))
+    masks = {k: cut_tensor(m, cuts.get(k))|(ps[k]!=0) for k,m in masks.items() if k in ps}  # a folded norm has none
+    if masks := {k:m for k,m in masks.items() if not m.all()}: give_masks(new, masks)
+    return (new,removed) if opt is None else (new,removed,_carried(opt, module_of(model), new, cuts, folded))
 
 # %% ../../nbs/801_deploy.shrink.ipynb #45184e33
 @torch.inference_mode(False)
@@ -50,36 +53,46 @@ def shrink_plain(
     return _shrunk(plain, xb, fold=True)[:2]
 
 # %% ../../nbs/801_deploy.shrink.ipynb #94ecc3e6
-def _carried(opt, model, new, cuts):
-    "An optimizer like `opt` for the parameters of `new`, with the state of those that are left"
+def _carried(opt, model, new, cuts, folded):
+    """An optimizer like `opt` for the parameters of `new`, with the state of those that were cut at most. A bias that was made is trained as
+    the weight beside it"""
     names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
-    kept = {p:(ps[n], cuts.get(n)) for p,n in names.items() if n in ps}
-    res = type(opt)([{**g, 'params':[kept[p][0] for p in g['params'] if p in kept]} for g in opt.param_groups])
-    def own(t, p): return cut_tensor(t.cell.dense() if hasattr(t, 'cell') else t, kept[p][1] if t.shape==p.shape else None).clone()
+    made = {k.removesuffix('bias')+'weight':k for k in ps if k not in names.values()}
+    def left(p): return [(k, ps[k]) for n in [names[p]] for k in (n, made.get(n)) if k in ps] if p in names else [('', p)]
+    def group(g):
+        own = [pair for p in g['params'] for pair in left(p)]
+        return {**g, 'params':own if 'param_names' in g else [p for _,p in own]}
+    res = type(opt)([group(g) for g in opt.param_groups])
     for p,state in opt.state.items():
-        if p in kept: res.state[kept[p][0]] = {k:own(t, p) if isinstance(t, torch.Tensor) else t for k,t in state.items()}
+        if names.get(p, '').rpartition('.')[0] in folded: continue
+        def own(t): return cut_tensor(t.cell.dense() if hasattr(t, 'cell') else t, cuts.get(names.get(p)) if t.shape==p.shape else None).clone()
+        res.state[ps.get(names.get(p), p)] = {k:own(t) if isinstance(t, torch.Tensor) else t for k,t in state.items()}
     return res
 
 # %% ../../nbs/801_deploy.shrink.ipynb #a244f689
 def _shrunk(plain, xb, fold=False):
-    "The smaller copy, channels removed by layer, the cuts, and what stays though it is dead"
+    "The smaller copy, channels removed by layer, the cuts, what stays though it is dead, and layers with norms folded in"
     new,xb = exact_copy(plain, xb)
-    want,groups = outputs_of(new, xb),follow_groups(new, xb)
-    if fold and fold_norms(new, groups.walk): groups = follow_groups(new, xb)
+    want,groups = outputs_of(new, xb),follow_groups(new, xb, training=not fold)
+    folded = fold_norms(new, groups.walk) if fold else []
+    if folded: groups = follow_groups(new, xb)
     dead = groups.dead()
     move_constants(groups)
     gone = groups.can_go(groups.unneeded(), want)
     small,removed,_ = groups.without(gone, want)
-    return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone)
+    tell_configs(small, groups, gone)
+    return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone),folded
 
 # %% ../../nbs/801_deploy.shrink.ipynb #32fa0e91
+_other = 'in training BatchNorm makes another constant of them until its running mean is theirs: train longer, or pass fold=True for evaluation alone'
+
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
     counts,layers = Counter(),defaultdict(list)
     for ats,gs in groups.spaces():
         for o in gs:
             if not dead[o]: continue
-            why = groups.held.get(o, 'zeros are put around their constant, or nothing else is left')
+            why = groups.held.get(o, _other if o in groups.moving else 'zeros are put around their constant, or nothing else is left')
             counts[why] += 1
             layer = ats[0][0].rpartition('.')[0] or ats[0][0]
             if layer not in layers[why]: layers[why].append(layer)
@@ -92,8 +105,9 @@ def masked_copy(
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
     before_state(model := module_of(model))
-    new = module_copy(model).eval()
+    new,masks = module_copy(model).eval(),[w.shown_mask() for w in masked_params(model)]
     store_dense(new)
+    for w,mask in zip(masked_params(new), masks): w.mask.copy_(mask)
     apply_masks(new)
     return new
 
@@ -116,17 +130,18 @@ def _fused(layer, bn, ndim):
 def fold_norms(
     model:nn.Module, # A module in evaluation mode, changed in place
     walk, # A `Walk` over it
-) -> int: # How many were folded
+) -> list: # Names of these layers
     "Fold each BatchNorm into the convolution or linear layer before it, if nothing else uses that layer"
-    products,norms,new = Counter(p.name for p in walk.products),Counter(n for *_,n in walk.normed),{}
+    products,norms,new,names = Counter(p.name for p in walk.products),Counter(n for *_,n in walk.normed),{},[]
     for x,weight,name in walk.normed:
         if weight is None or walk.uses[x]>1 or products[weight]>1 or norms[name]>1: continue
         layer,bn = model.get_submodule(weight.rpartition('.')[0]),model.get_submodule(name)
         if not isinstance(bn, _BatchNorm) or bn.running_mean is None or has_hooks(layer) or has_hooks(bn): continue
-        fused = _fused(layer, bn, x.ndim)
-        if fused is not None: new |= {layer:fused, bn:nn.Identity()}
+        if (fused := _fused(layer, bn, x.ndim)) is None: continue
+        new |= {layer:fused, bn:nn.Identity()}
+        names.append(weight.rpartition('.')[0])
     replace_layers(model, new)
-    return len(new)
+    return names
 
 # %% ../../nbs/801_deploy.shrink.ipynb #e9c04a10
 def _bias_of(name, model):

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from fastcore.basics import *
 from ..contract import call_model,evaluating,masked_params,module_of,need_batch,pip_install
 from ..report.progress import with_bar
+from ..card.blocks import why_no_gain
 from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
 from ..kernels.linear import kernels_take
 from ..kernels.timing import fresh,speedup
-from .tensor import Cell,LiveParameter
+from .tensor import block_of,Cell,LiveParameter,takes_blocks
 from .weight import Live,store_live,store_masked
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -35,6 +36,7 @@ def why_not_live(
     if n_uses>1: return 'shared with another layer'
     if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(weight.handles): return 'it has hooks of its own'
     if weight.learned: return 'its mask is learned'
+    if hasattr(p, 'full_tensor'): return 'it is sharded over ranks'
     if p.ndim==2 and not isinstance(module, _no_product) or is_pointwise(module): return ''
     if not isinstance(module, _ConvNd) or module.transposed: return f'no sparse product in {type(module).__name__}'
     return why_no_kernel(module) or ('' if p.is_meta or fits_kernel(p) else 'convolutions have kernels for float32 and float64 on the CPU')
@@ -51,12 +53,14 @@ def reasons(
 def why_masked(
     weight, # A `Weight`
     batch:int, # Samples of a batch
+    call=(), # Rows of its inputs, and the name of the type of its products; empty if unknown
 ) -> str: # Empty if live weights are faster
     "Why the fixed rule keeps a weight dense under its mask"
     p,n,live,is_conv = weight.p,weight.mask.numel(),weight.n_live(),isinstance(weight.module, _ConvNd)
     rows = batch*(16 if is_conv else 1)
-    if p.device.type!='cpu' or p.dtype not in (torch.float,torch.double):
-        return f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}, where masked is faster"
+    if p.device.type!='cpu' or takes_blocks(p.device):
+        return why_no_gain(p.shape, block_of(weight.mask.flatten(1))[0], live, *(call or (None,None)), p.device)
+    if p.dtype not in (torch.float,torch.double): return f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}, where masked is faster"
     pays = n*rows>=2**23 and (live<=.12*n or live<=.25*n and rows>=32 and not is_conv)
     if not pays: return f'{live/max(n, 1):.2g} of {n} weights live at batches of {batch}, where masked is about as fast'
     return '' if kernels_take(p) else f"the products need Numba: {pip_install('fast')}"
@@ -208,12 +212,13 @@ def follow_rule(
     opt=None, # The optimizer that trains it
     report=None, # An earlier result of this function
     names=None, # Parameters that may be live; None is all
+    calls=None, # By name what `why_masked` takes
 ) -> SparseCompute: # `report` itself if nothing has changed
     "Compute with live weights where the fixed rule says that it pays"
     never = reasons(model) if report is None else report.notes
     def why_not(weight):
         if names is not None and weight.name not in names: return 'read as a dense tensor in the first step'
-        return why_masked(weight, batch)
+        return why_masked(weight, batch, (calls or {}).get(weight.name, ()))
     why = {o.name:never.get(o.name) or why_not(o) for o in masked_params(model)}
     plan = {n:'dense' if reason else 'rows' for n,reason in why.items() if not never.get(n)}
     if report is not None:

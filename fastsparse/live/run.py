@@ -10,23 +10,27 @@ import inspect,torch
 from fastcore.basics import *
 from ..contract import base_opt,masked_params,needs_of,register_part
 from ..core.ranks import in_many
+from ..card.blocks import rows_of
 from .compute import follow_rule,refuse_history,sparse_compute
+from .tensor import takes_blocks
 from ..train.method import why_dense
 from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/518_live.run.ipynb #6fed5f0b
 class FirstBatch:
     "Notes until `remove()` the number of samples and the inputs of the first batch that `model` is trained on"
-    n,inputs = 0,None  # of a copy, which notes nothing
+    n,inputs,calls = 0,None,None  # of a copy, which notes nothing
 
     def __init__(self, model):
-        self.n,self.model = None,model
+        self.n,self.model,self.calls = None,model,{}
         self.handles = [m.register_forward_pre_hook(self, with_kwargs=True) for m in {model, *(o.module for o in masked_params(model))}]
 
     def __reduce__(self): return object.__new__,(FirstBatch,)
 
     def __call__(self, module, args, kwargs):
-        if self.n is not None or torch.compiler.is_compiling() or not torch.is_grad_enabled(): return
+        if self.calls is None or torch.compiler.is_compiling() or not torch.is_grad_enabled(): return
+        if args and isinstance(args[0], torch.Tensor): self.calls.setdefault(module, rows_of(module, args[0]))
+        if self.n is not None: return
         sizes = [len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.ndim]
         if sizes: self.n = sizes[0]
         if module is self.model: self.inputs = dict(zip(inspect.signature(module.forward).parameters, args), **kwargs) if kwargs else args
@@ -38,6 +42,7 @@ class FirstBatch:
 class LiveRun:
     "Lets weights be live from the second step of a run until `end()`"
     report,first,why_masked,n_live,ended = None,None,'',None,False
+    takes_blocks = property(lambda self: all(takes_blocks(o.p.device) for o in self.engine.weights))
     read = ()  # of the first two steps with live weights: those that each read as dense tensors
 
     def __init__(self,
@@ -96,7 +101,7 @@ def why_all(self:LiveRun):
     engine = self.engine
     if in_many(): return 'several processes train this model'
     compiled = any(hasattr(m, '_orig_mod') or getattr(m, '_compiled_call_impl', None) for m in engine.model.modules())
-    if compiled: return 'the model is compiled'
+    if compiled and not self.takes_blocks: return 'the model is compiled'
     if self.report is None and any(o.kind for o in engine.weights): return 'sparse_compute was called for it already'
     return first(filter(None, map(why_dense, engine.methods))) or ''
 
@@ -115,7 +120,7 @@ def after_step(self:LiveRun):
 def choose(self:LiveRun):
     "Choose among the weights that the optimizer holds"
     engine,why = self.engine,self.why_all()
-    if self.first.n is None and not why:  # a compiler calls no hooks
+    if self.first.n is None and not (why or self.takes_blocks):  # a compiler calls no hooks
         self.why_masked = 'no layer was called in the first step, as where a model is compiled'
         return self.note()
     batch = self.forget_batch()
@@ -126,7 +131,8 @@ def choose(self:LiveRun):
         if self.report is not None: self.report.remove()
         self.report = sparse_compute(engine.model, batch.inputs, engine.opt)
         names = [n for n in names if self.report.plan.get(n)=='rows']
-    engine.seen,self.read = dict(batch=batch.n, names=names, why=why, live=sum(self.counts())),()
+    calls = {o.name:batch.calls[o.module] for o in engine.weights if o.module in batch.calls}
+    engine.seen,self.read = dict(batch=batch.n, names=names, why=why, live=sum(self.counts()), calls=calls),()
     self.follow()
 
 @patch
@@ -142,7 +148,7 @@ def follow(self:LiveRun):
     if self.way is True and self.report is None and engine.seen['names']: self.take(dict.fromkeys(engine.seen['names'], 'rows'))
     elif self.way is None and not self.why_masked:
         batch = engine.batch_size or engine.seen['batch'] or 1
-        try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, engine.seen['names'])
+        try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, engine.seen['names'], engine.seen.get('calls'))
         except ValueError as why: self.why_masked = str(why)
     self.note()
 

@@ -92,7 +92,9 @@ def _norm(self, ord=2, dim=None, *args, **kwargs):
     if not isinstance(self, LiveTensor) or self.cell.fill or dim is not None or ord<1: return NotImplemented
     return _aten.linalg_vector_norm(self.cell.values, ord, *args, **kwargs)
 
-ways.update({_aten._to_copy.default:_to, _aten.linalg_vector_norm.default:_norm})
+def _any(self): return NotImplemented if not isinstance(self, LiveTensor) or self.cell.fill else self.cell.values.any()
+
+ways.update({_aten._to_copy.default:_to, _aten.linalg_vector_norm.default:_norm, _aten.any.default:_any})
 
 # %% ../../nbs/513_live.values.ipynb #2b1c605a
 def _is_list(a): return isinstance(a, (list,tuple)) and len(a)>0 and isinstance(a[0], torch.Tensor)

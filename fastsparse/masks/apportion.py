@@ -8,7 +8,7 @@ __all__ = ['whole_up', 'share_out', 'live_counts', 'fill_budget', 'regrow_counts
 # %% ../../nbs/101_masks.apportion.ipynb #3a12737c
 import math
 from fastcore.basics import *
-from ..core.checks import need_number
+from ..core.checks import need_fraction,need_number
 from .selection import floor_product
 
 # %% ../../nbs/101_masks.apportion.ipynb #c934713d
@@ -36,8 +36,7 @@ def live_counts(
     "Exact counts for real sparsities: the total is `round(sum((1-s)*n))`, shared out by largest remainder"
     if len(sparsities)!=len(sizes):
         raise ValueError(f"the distribution returned {len(sparsities)} sparsities for {len(sizes)} parameters; it must return one for each")
-    if bad := [s for s in sparsities if not 0<=s<=1]:
-        raise ValueError(f"the distribution returned {bad[0]}, and every sparsity must lie in [0,1]")
+    for s in sparsities: need_fraction('a sparsity that the distribution returned', float(s))
     wanted = [(1-float(s))*n for s,n in zip(sparsities, sizes)]
     total = math.fsum(wanted)
     aim = total if model_sparsity is None else (1-model_sparsity)*sum(sizes)

@@ -13,7 +13,7 @@ from fastcore.basics import *
 from .apportion import fill_budget
 from ..core.files import read_data,reading
 from ..core.checks import need_fraction,need_number,renamed
-from ..core.registry import call_with,get_part,register_part,wants
+from ..core.registry import call_with,declares,get_part,register_part,same_needs,wants
 from .selection import count_live,lowest,top_k_mask
 from ..core.patterns import assign,check_pattern,need_named,read_rules
 from functools import partial
@@ -32,6 +32,7 @@ def uniform_sparsity(
     return [sparsity]*len(params)
 
 # %% ../../nbs/105_masks.distributions.ipynb #3a58ed6e
+@declares('distribution', brings_count=True)
 @renamed(model_sparsity='sparsity')
 def first_layer_dense_uniform(
     params:list, # Parameters, the first layer's first
@@ -66,7 +67,7 @@ def erdos_renyi_sparsity(
     return [1-d for d in fill_budget(raw, sizes, (1-sparsity)*sum(sizes))]
 
 # %% ../../nbs/105_masks.distributions.ipynb #6188fcff
-for _f in (uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity): register_part('distribution', _f)
+for _f in (uniform_sparsity,erdos_renyi_sparsity): register_part('distribution', _f)
 register_part('distribution', first_layer_dense_uniform, 'first-dense')
 register_part('distribution', erdos_renyi_sparsity, 'erk')
 register_part('distribution', partial(erdos_renyi_sparsity, include_kernel=False), 'er')
@@ -77,7 +78,7 @@ def usual_sparsity(
     axes:list=None, # As in `erdos_renyi_sparsity`
     structure=None, # The `Structure` of the masks
 ) -> list: # A sparsity for each parameter
-    "The distribution where none is named: Erdős–Rényi-Kernel, and uniform for a structure that has a sparsity, such as '2:4'"
+    "The distribution of a fit where none is named: Erdős–Rényi-Kernel, and uniform for a structure that has a sparsity, such as '2:4'"
     if getattr(structure, 'sparsity', None) is not None: return uniform_sparsity(params, sparsity)
     return erdos_renyi_sparsity(params, sparsity, axes=axes)
 
@@ -264,6 +265,7 @@ def given_sparsity(
     return partial(_given_by_score if wants(rest, 'scores') else _given, spec=spec, rest=rest)
 
 register_part('distribution', given_sparsity)
+same_needs(_given, first_layer_dense_uniform)  # it gives what it is told to
 
 # %% ../../nbs/105_masks.distributions.ipynb #0e3881dd
 def _proportional(params, sparsity, names=None, spec=()):

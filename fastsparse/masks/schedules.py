@@ -94,8 +94,7 @@ _needs = {float:'n_steps', samples:'batch_size', epochs:'steps_per_epoch'}
 def in_steps(t, name='time', **run):
     "The time `t` as an int, or as `steps` if it is not whole; `run` has `n_steps`, `batch_size` and `steps_per_epoch`, as far as known"
     t = as_time(t, name)
-    need = _needs.get(type(t))
-    if need is None: return t
+    if (need := _needs.get(type(t))) is None: return t
     n = run.get(need)
     if n is None: raise ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, or call bind({need}=...) first")
     need_number(need, n, 0, above=True)
@@ -202,8 +201,7 @@ class PiecewiseSchedule(Schedule):
         super().__post_init__()
         check_order(self.times, self._name('times'))
         if len(self.values)!=len(self.times)+1:
-            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} times, "
-                "and needs one value more than times")
+            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} times, and needs one value more than times")
 
     def at(self, step, n_updates): return self.values[sum(step>=first_step(t) for t in self.times)]
 
@@ -271,8 +269,7 @@ def make_schedule(
         return kinds[kind](**args)
     if callable(spec) and not isinstance(spec, (type,Schedule)):
         return PositionSchedule(spec) if wants(spec, 'pos') else FunctionSchedule(spec)
-    raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, a schedule, "
-        "or a dict with its type")
+    raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, a schedule, or a dict with its type")
 
 # %% ../../nbs/102_masks.schedules.ipynb #dcb8ebe0
 def min_max_end(schedule, begin, end) -> tuple:

@@ -122,10 +122,7 @@ def _is_missed(o):
     called = f'{o.attr} {type(o.module).__name__}'
     return o.dense_reason.startswith(('in ','no weight of')) and o.p.ndim>1 and o.p.is_floating_point() and not _aside.search(called)
 
-def warn_if_missed(
-    model:nn.Module, # Any module
-    params:list, # The parameters that are to be sparse
-):
+def warn_if_missed(model, params):
     "Warn if `params` hold less than nine tenths of the matrix weights of `model`"
     missed = [o for o in decide(model) if _is_missed(o)]
     n,n_missed = [sum(o.p.numel() for o in part) for part in (params,missed)]
@@ -152,6 +149,7 @@ def choose(
     chosen=None, # As in `sparsify_model`
     also=None, # As in `sparsify_model`
     exclude=None, # As in `sparsify_model`
+    fit=list, # A function that returns those of a list of `Param`s that fit
 ) -> tuple: # A list of `Param`s, and their indices among the candidates
     "The parameters to make sparse"
     params = candidates(model, also)
@@ -165,7 +163,8 @@ def choose(
     left_out = [] if exclude is None or exclude in ((),[]) else need_named(exclude, names, ps, model, what='exclude')
     idxs = [i for i in idxs if i not in left_out]
     if not idxs: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: the weights are {', '.join(names)}")
-    return [params[i] for i in idxs],idxs
+    found = fit([params[i] for i in idxs])
+    return found,[i for i in idxs if any(params[i] is o for o in found)]
 
 # %% ../../nbs/303_model.choose.ipynb #380798ef
 def need_values(

@@ -74,8 +74,7 @@ def layer_of(
 ) -> Layer: # None if there is none
     "The table's line for a module: that of its type, or of the nearest base class that has one"
     for kind in type(module).__mro__:
-        found = _layers.get(kind) or _layers.get(f'{kind.__module__}.{kind.__qualname__}')
-        if found: return found
+        if found := _layers.get(kind) or _layers.get(f'{kind.__module__}.{kind.__qualname__}'): return found
 
 # %% ../../nbs/300_model.layers.ipynb #81a63f7d
 def axes_of(
@@ -83,8 +82,7 @@ def axes_of(
     attr:str='weight', # Its attribute there
 ) -> Axes: # An unknown parameter with three dimensions is taken as (experts, outputs, inputs), or as its module's `is_transposed` says
     "The axes of a parameter"
-    layer = layer_of(module)
-    if layer is not None and layer.has(attr): return layer.axes
+    if (layer := layer_of(module)) is not None and layer.has(attr): return layer.axes
     p = getattr(module, attr, None)
     if p is None or p.ndim!=3: return Axes()
     return Axes(2, 1, 0) if getattr(module, 'is_transposed', False) else Axes(1, 2, 0)

@@ -11,20 +11,21 @@ import torch
 from fastcore.basics import *
 from ..core.checks import need_batch,need_choice,need_fraction,renamed
 from ..core.registry import parts_of
-from ..masks.distributions import as_distribution,uniform_sparsity,usual_sparsity
+from ..masks.distributions import as_distribution,uniform_sparsity
 from .buffers import keep_from_broadcast,register_mask
 from .choose import choose,need_dense,need_values,Param
 from .init import mark_fresh,output_spread,repair_alone,repair_signal
 from .running import batch_of,module_of
-from .starting import by_rules,draw_seed,fitting,mask_makers,starting_masks
+from .starting import by_rules,draw_seed,fitting,mask_makers,that_fit,warn_of_masks
 from .trained import shows_training
 from ..weights.find import masked_params,refuse_learned
 from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
+from functools import partial
 from warnings import warn
 
 # %% ../../nbs/307_model.sparsify.ipynb #5c200d5f
 @renamed(model_sparsity='sparsity')
-def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
+def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mask=True, sparse_init_mode='auto', mask_init='random',
     seed:int=None, structure=None, chosen=None, also=None, xb=None, exclude=None) -> HookHandle:
     """Give the weights of a model masks, and keep dead weights at zero.
 
@@ -37,7 +38,7 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
         a parameter decides, and those without a rule stay dense.
     sparse_f
         The distribution over layers: a name such as 'uniform' or 'erk', or a function of the parameters and the model's sparsity
-        that returns a sparsity for each. By default 'erk', and 'uniform' for a structure that has a sparsity, such as '2:4'.
+        that returns a sparsity for each. By default uniform; `fit_sparse` takes 'erk' where none is named.
     enforce_mask
         Keep dead weights at zero from now on? If not, they are set to zero once.
     sparse_init_mode
@@ -49,7 +50,7 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     seed
         Seed of the random choices; None draws one from torch's generator.
     structure
-        The structure of the masks: a `Structure`, or its text such as '2:4'; None is unstructured.
+        The structure of the masks: a `Structure`, or its text such as '2:4'; None is unstructured. What blocks don't divide stays dense.
     chosen
         Parameters to make sparse: a name, a glob, a type, a function of name and parameter, or a list of these; None is all.
     also
@@ -82,8 +83,8 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     learn,model = model,module_of(model)
     need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb)
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
-    params,places = choose(model, chosen, also, exclude)
-    if isinstance(sparsity, (dict,list)): params,places,sparsity,sparse_f = by_rules(sparsity, params, places, model)
+    params,places = choose(model, chosen, also, exclude, partial(that_fit, structure))
+    if isinstance(sparsity, (dict,list)): params,places,sparsity,sparse_f = by_rules(sparsity, params, places, model, sparse_f)
     is_meta = all(o.p.is_meta for o in params)
     birth = (first(parts_of('birth').values()) if is_meta else WithValues)(model, params, xb, sparse_f)
     makers = mask_makers(params, places, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity))
@@ -92,6 +93,7 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
     elif xb is None: xb = batch_of(learn)
     dense = None if xb is None else output_spread(model, xb)
     birth.give_values(makers, seed, None if sparse_init_mode=='auto' else sparse_init_mode, mask_init=='random')
+    warn_of_masks(masked_params(model), sparsity, mask_init)
     keep_from_broadcast(model)
     vars(model).pop('_rescaled', None)
     signal = None if xb is None else repair_signal(model, xb, dense, untouched)
@@ -105,7 +107,6 @@ def sparsify_model(model, sparsity:float, sparse_f=usual_sparsity, enforce_mask=
 def need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb):
     "Raise a `ValueError` if `sparsify_model` can't take these"
     if not isinstance(sparsity, (dict,list)): need_fraction('sparsity', sparsity, '[0,1)')
-    elif sparse_f is not usual_sparsity: raise ValueError("sparsity has rules, and sparse_f shares it out too: pass one of them")
     if xb is not None: need_batch(xb)
     need_dense(model)
     need_choice('sparse_init_mode', sparse_init_mode, ('auto',None,'fan_in','fan_out','fan_in_out'))
@@ -122,12 +123,7 @@ class WithValues:
         for o,mask in zip(self.params, masks): register_mask(o, mask, fans)
 
 # %% ../../nbs/307_model.sparsify.ipynb #c04990cb
-def may_be_repaired(
-    learn, # A module or a `Learner`
-    sparsity:float, # In total
-    mask_init, # As in `sparsify_model`
-    sparse_init_mode, # As in `sparsify_model`
-) -> bool:
+def may_be_repaired(learn, sparsity, mask_init, sparse_init_mode):
     "Are masks random, and weights those of an initialisation? Warns if random masks would throw trained ones away"
     if not (isinstance(mask_init, str) and mask_init=='random'): return False
     trained = bool(sparsity) and shows_training(learn)
@@ -136,9 +132,7 @@ def may_be_repaired(
     return sparse_init_mode=='auto' and not trained
 
 # %% ../../nbs/307_model.sparsify.ipynb #440bcabc
-def refuse_locked(
-    weight, # A `Weight`
-):
+def refuse_locked(weight):
     "Raise a `ValueError` if the mask is learned, or the weight's storage needs it"
     refuse_learned([weight])
     if weight.locked_reason: raise ValueError(f"{weight.name} {weight.locked_reason}")
@@ -199,8 +193,8 @@ def sparsify_parameter(
     need_fraction('sparsity', sparsity)
     need_values(**{name:o.p})
     if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
-    mask, = starting_masks([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
-    register_mask(o, mask)
+    make, = mask_makers([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    register_mask(o, make(o))
     keep_from_broadcast(module)
     return enforce_masks(module, (m,attr))
 
@@ -212,10 +206,9 @@ def unsparsify_parameter(
     "Remove the mask of one parameter; its weights stay as they are, zeros included"
     module = module_of(module)
     m,attr = owner_of(module, name)
-    weight = first(o for o in masked_params(m) if o.module is m and o.attr==attr)
-    if weight is None: raise ValueError(f"{name} has no mask")
+    if (weight := first(o for o in masked_params(m) if o.module is m and o.attr==attr)) is None: raise ValueError(f"{name} has no mask")
     weight.name = name
     refuse_locked(weight)
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
-    for hook in mask_hooks(module): hook.forget(weight)
+    for hook in mask_hooks(module): hook.names.discard(weight.name)
     weight.remove()

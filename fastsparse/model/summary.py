@@ -20,8 +20,8 @@ def idle_outputs(
     weight, # A `Weight`
 ) -> str: # Empty if none or all
     "A note on how many outputs have no live input"
-    axes,mask = axes_of(weight.module, weight.attr),local_part(weight.mask)
-    if mask.ndim<2 or mask is not weight.mask: return ''
+    axes,mask = axes_of(weight.module, weight.attr),weight.shown_mask()
+    if mask.ndim<2 or mask is not local_part(mask): return ''
     some = mask.permute(axes.order(mask.ndim)).flatten(1 if axes.experts is None else 2).any(-1)
     n = some.numel()-count_live(some)
     return f'{n:,} of {some.numel():,} outputs without input' if 0<n<some.numel() else ''
@@ -39,8 +39,8 @@ def line_of(param, weight):
     if weight is None:
         n = param.p.numel()
         return dict(parameter=param.name, shape=tuple(param.shape), weights=n, live=n, sparsity=0., target=None, note=param.dense_reason or 'no mask')
-    s = sparsity_from_tensor(weight.mask)
-    return dict(parameter=param.name, shape=tuple(weight.shape), weights=weight.mask.numel(), live=weight.n_live(), sparsity=s,
+    s = sparsity_from_tensor(mask := weight.shown_mask())
+    return dict(parameter=param.name, shape=tuple(weight.shape), weights=mask.numel(), live=count_live(mask), sparsity=s,
         target=ifnone(asked_sparsity(weight), s), note=notes_on(weight))
 
 def total(label, lines):

@@ -7,13 +7,13 @@ __all__ = ['row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_spa
            'prune_refit', 'experts_of', 'prune_layerwise']
 
 # %% ../../nbs/713_prune.layerwise.ipynb #405b4904
-import torch
+import torch,zlib
 from contextlib import contextmanager
 from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..report.progress import shown
-from ..contract import axes_of,need_number,Param,renamed,unfused
+from ..contract import axes_of,need_number,Param,unfused
 from fastcore.meta import delegates
 from ..masks.apportion import share_out
 from ..masks.selection import count_live,highest_in_rows,top_k_mask,zero_dead_
@@ -56,7 +56,6 @@ def _wanda(goal, statistic):
     return _own_order(goal, row_masks(score, goal.n, live)) if goal.free else goal.top(_own_order(goal, score)),goal.p
 
 # %% ../../nbs/713_prune.layerwise.ipynb #0bd1bac2
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_wanda(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
@@ -162,7 +161,6 @@ def _check_sparsegpt(goal):
     _check_finite(goal)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f209db6
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_sparsegpt(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
@@ -369,7 +367,8 @@ def _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, 
     with shapes_only(model): plan = plan_pruning(model, sparsity, **kwargs)
     done = {o.name for o in plan if o.name.startswith(tuple(f'{b}.' for b in blocks_of(model)))}
     method,settings = getattr(solve, 'func', solve).__name__,getattr(solve, 'args', ())
-    about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity), rest=repr(kwargs))
+    counts = zlib.crc32(repr([(o.name, o.n, str(o.structure)) for o in plan]).encode())  # a function has another repr in each process
+    about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity)[:200], counts=f'{counts:08x}')
     def prune(name, part, dense):
         goals = [copy(o) for o in plan if o.name.startswith(f'{name}.')]  # they go with the block
         for o in goals:

@@ -14,7 +14,7 @@ from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,top_k_mask
 from ..masks.structures import as_structure,Unstructured
 from ..contract import check_score,draw_seed,enforce_masks,fitting,keep_from_broadcast,masked_params,module_of,need_choice
-from ..contract import need_values,refuse_locked,register_mask,renamed
+from ..contract import need_values,refuse_locked,register_mask
 from ..model.choose import choose
 from ..model.sparsify import sparsify_model
 from ..model.starting import structure_of
@@ -43,7 +43,6 @@ def global_masks(
 _rankings = {'layer':layer_masks, 'global':global_masks}
 
 # %% ../../nbs/710_prune.magnitude.ipynb #e9481422
-@renamed(target='sparsity')
 def prune_magnitude(
     model, # A dense module or a `Learner`
     sparsity, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and one of these, or None
@@ -56,7 +55,6 @@ def prune_magnitude(
     return prune_by(model, weight_magnitude, sparsity, ranking, also=also, chosen=chosen, exclude=exclude)
 
 # %% ../../nbs/710_prune.magnitude.ipynb #7cde993a
-@renamed(target='sparsity')
 def prune_by(
     model, # A dense module or a `Learner`
     scores, # Name → score of the parameter's shape, or `f(p)` → score
@@ -76,7 +74,6 @@ def prune_by(
     return set_masks(module_of(model), plan, masks)
 
 # %% ../../nbs/710_prune.magnitude.ipynb #8bace1fc
-@renamed(target='sparsity')
 def prune_random(
     model, # A dense module or a `Learner`
     sparsity, # As in `plan_pruning`
@@ -103,7 +100,8 @@ class Goal(GetAttr):
         self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
-        self.live = masked.module._buffers.get(f'{masked.attr}_mask')  # the mask that it has already, or None
+        # the mask that it has already, or None
+        self.live = masked.shown_mask() if hasattr(masked, 'shown_mask') else masked.module._buffers.get(f'{masked.attr}_mask')
 
 # %% ../../nbs/710_prune.magnitude.ipynb #27f6c846
 @patch
@@ -128,7 +126,6 @@ def _set_counts(free):
     for o,k,more in zip(free, own, regrow_counts(room, sum(o.n for o in free)-sum(own), room)): o.n = k+more
 
 # %% ../../nbs/710_prune.magnitude.ipynb #6656d8dc
-@renamed(target='sparsity')
 def plan_pruning(
     model, # A dense module or a `Learner`
     sparsity, # Sparsity, structure, a tuple of both, or rules: a dict or a list of pairs of pattern and one of these, or None

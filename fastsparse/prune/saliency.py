@@ -10,7 +10,7 @@ import torch
 from fastai.torch_core import to_device
 from fastcore.basics import *
 from ..report.progress import shown
-from ..contract import call_model,module_copy,module_of,need_number,preserved,renamed
+from ..contract import call_model,module_copy,module_of,need_number,preserved
 from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_
 from .inputs import Calibration,n_items
@@ -26,7 +26,6 @@ def snip_scores(ps, losses):
     return [(p.detach()*g).abs() for p,g in zip(ps, mean_grads(ps, losses()))]
 
 # %% ../../nbs/714_prune.saliency.ipynb #c0142ac4
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_snip(
     model, # A dense module or a `Learner`
@@ -53,7 +52,6 @@ def grasp_scores(ps, losses):
     return [p.detach()*h for p,h in zip(ps, Hg)]
 
 # %% ../../nbs/714_prune.saliency.ipynb #d1934246
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_grasp(
     model, # A dense module or a `Learner`
@@ -98,7 +96,6 @@ def _synflow(net, plan, xs, rounds, progress):
     return {o.name: s for o,s in zip(plan, scores)}
 
 # %% ../../nbs/714_prune.saliency.ipynb #12cec2d8
-@renamed(target='sparsity')
 @delegates(plan_pruning)
 def prune_synflow(
     model, # A dense module or a `Learner`

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..contract import as_path,module_of,need_package
-from ..save.disk import whole_file
+from ..contract import as_path,module_of,need_package,reading
+from ..save.disk import alone_in,whole_file
+from ..save.load import read_sealed,write_sealed
 from ..report.progress import shown
 from .inputs import Calibration,EndForward,listening,Part,tensors_in
 from functools import partial
@@ -28,6 +29,11 @@ def open_model(
 ) -> nn.Module: # All its weights are on disk
     "The model of transformers in a folder"
     tf,_ = need_package('transformers', 'hf'),need_package('accelerate', 'hf')
+    if not Path(folder).is_dir():
+        raise ValueError(f"{str(folder)!r} is no folder, and must be one that save_pretrained wrote: for a model of the hub, "
+            "pass what huggingface_hub.snapshot_download(name) returns")
+    for file in sorted(Path(folder).glob('*.safetensors')):
+        with reading(file, 'whole file of safetensors'), need_package('safetensors').safe_open(file, 'pt'): pass
     config = tf.AutoConfig.from_pretrained(folder)
     kind = getattr(tf, first(config.architectures or ()) or '', tf.AutoModelForCausalLM)
     log = logging.getLogger('accelerate.big_modeling')  # says what was asked for
@@ -157,10 +163,16 @@ def _files_of(model, blocks):
     parts = groupby(names, lambda n: first(b for b in blocks if n.startswith(f'{b}.')) or n.rpartition('.')[0])
     return {o: (f'model-{i:05d}-of-{len(parts):05d}.safetensors', ns) for i,(o,ns) in enumerate(parts.items(), 1)}
 
-def _write(file, tensors):
-    "Write a file of safetensors, whole or not at all"
+def _write(file, tensors, source):
+    "Write a file of safetensors, whole or not at all; `source` is the checksum of the dense tensors"
     tensors = {n:t.cpu().contiguous() for n,t in tensors.items()}
-    with whole_file(file) as part: need_package('safetensors.torch').save_file(tensors, part, dict(format='pt'))
+    with whole_file(file) as part: write_sealed(tensors, part, dict(format='pt', source=str(source)))
+
+def _read(file, source):
+    "The tensors of a file of `_write`; a `ValueError` if these are of another source"
+    tensors,notes = read_sealed(file, must=True)
+    if notes.get('source')==str(source): return tensors
+    raise ValueError(f"{str(file)!r} was made of another model: repeat the call with that model, or name another folder")
 
 # %% ../../nbs/712_prune.shards.ipynb #b75d71dd
 def _write_index(to, files):
@@ -170,19 +182,29 @@ def _write_index(to, files):
         part.write_text(json.dumps(dict(metadata=dict(total_size=total), weight_map=where), indent=1))
 
 # %% ../../nbs/712_prune.shards.ipynb #1f33f18f
-def _checksum(batches):
+def _checksum(tensors):
     crc = 0
-    for t in tensors_in(batches): crc = zlib.crc32(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
+    for t in tensors: crc = zlib.crc32(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
     return crc
 
-def _begin(to, about):
-    "Make the folder `to`, or continue in it if it is `about` the same"
+def _fingerprint(model, files, blocks):
+    "The kind of a model, and a checksum of its settings and of all weights that are in no block"
+    modules,config = dict(model.named_modules()),{k:v for k,v in model.config.to_dict().items() if k not in ('_name_or_path','transformers_version')}
+    rest = (value_of(modules[o], n.rpartition('.')[2]) for o,(_,names) in files.items() if o not in blocks for n in names)
+    return f'{type(model).__name__} {zlib.crc32(json.dumps(config, sort_keys=True, default=str).encode(), _checksum(rest)):08x}'
+
+def _begin(to, about, files):
+    "Continue in the folder `to` if it is `about` the same"
     note,about = to/'pruning.json',json.loads(json.dumps(about))
-    if to.exists() and any(to.iterdir()) and not note.is_file():
+    if not note.is_file() and any(o.name!='.lock' for o in to.iterdir()):
         raise ValueError(f"{str(to)!r} isn't empty, and is no run that was stopped: name another folder")
-    if note.is_file() and (was := json.loads(note.read_text()))!=about:
-        raise ValueError(f"{str(to)!r} was begun as {was}, and this is {about}: repeat that call, or name another folder")
-    to.mkdir(exist_ok=True)
+    if note.is_file():
+        with reading(note, 'note of a run that was stopped'): was = json.loads(note.read_text())
+        if was!=about:
+            a,b = [{k:v for k,v in o.items() if v!=other.get(k)} for o,other in ((was,about), (about,was))]
+            raise ValueError(f"{str(to)!r} was begun as {a}, and this is {b}: repeat that call, or name another folder")
+    if odd := first(o.name for o in to.glob('[!.]*.safetensors') if o.name not in files):
+        raise ValueError(f"{str(to/odd)!r} is no file of this run, and from_pretrained may read it: remove it, or name another folder")
     with whole_file(note) as part: part.write_text(json.dumps(about))
 
 # %% ../../nbs/712_prune.shards.ipynb #2c098a6d
@@ -196,21 +218,30 @@ def prune_blocks(
     progress:bool=None, # Show a progress bar?
 ) -> Path: # `to`
     "Prune the blocks of a model, one after the other, and write each"
-    to,blocks,load_file = as_path(to),blocks_of(model),need_package('safetensors.torch').load_file
+    to,blocks = as_path(to),blocks_of(model)
     if calib.loop is not None: raise ValueError("data is a function, and each block needs the same batches: pass these")
-    _begin(to, {**about, 'batches':_checksum(calib.batches)})
-    files,modules = _files_of(model, blocks),dict(model.named_modules())
+    files = _files_of(model, blocks)
+    about = {**about, 'batches':_checksum(tensors_in(calib.batches)), 'model':_fingerprint(model, files, blocks)}
+    to.mkdir(exist_ok=True)
+    with alone_in(to):
+        _begin(to, about, [f for f,_ in files.values()])
+        _write_all(model, to, prune, calib, files, beside, progress)
+        (to/'pruning.json').unlink()
+    return to
+
+def _write_all(model, to, prune, calib, files, beside, progress):
+    "Write each file that is not there yet"
+    blocks,modules = blocks_of(model),dict(model.named_modules())
     model.config.save_pretrained(to)
     if model.can_generate(): model.generation_config.save_pretrained(to)
     for name,part,dense in shown(walk_blocks(calib, beside), progress, total=len(blocks), leave=False):
         file,names = files[name]
+        source = _checksum(part.model.state_dict().values())
         if (to/file).is_file():
-            part.model.load_state_dict({n.removeprefix(f'{name}.'):t for n,t in load_file(to/file).items()}, strict=False)
+            part.model.load_state_dict({n.removeprefix(f'{name}.'):t for n,t in _read(to/file, source).items()}, strict=False)
         else:
             prune(name, part, dense)
-            _write(to/file, {n:t for n,t in part.model.state_dict(prefix=f'{name}.').items() if n in names})
+            _write(to/file, {n:t for n,t in part.model.state_dict(prefix=f'{name}.').items() if n in names}, source)
     for o,(file,names) in files.items():
-        if o not in blocks and not (to/file).is_file(): _write(to/file, {n:value_of(modules[o], n.rpartition('.')[2]) for n in names})
+        if o not in blocks: _write(to/file, {n:value_of(modules[o], n.rpartition('.')[2]) for n in names}, '')
     _write_index(to, files)
-    (to/'pruning.json').unlink()
-    return to

@@ -57,11 +57,11 @@ def find_ticket(
 # %% ../../nbs/715_prune.tickets.ipynb #2582ed38
 def _prune(o, score, n, sparsity, structure):
     "The mask of the best `n` live weights that `structure` allows"
-    live = count_live(o.mask)
+    live = count_live(mask := o.shown_mask())
     if n>live:
         raise ValueError(f"sparsity {sparsity} asks for {n} live weights in {o.name}, which has {live}: "
             "pass a higher sparsity, or another sparse_f")
-    mask = put_(o.mask.clone(), structure.move(o.mask, lambda: score, None, 0, n)[0], False)
+    mask = put_(mask.clone(), structure.move(mask, lambda: score, None, 0, n)[0], False)
     if not structure.legal(mask):
         raise ValueError(f"{n} of the live weights of {o.name} can't form the structure {str(structure)!r}: "
             f"pass structure={str(structure)!r} to sparsify_model too")
@@ -70,11 +70,11 @@ def _prune(o, score, n, sparsity, structure):
 # %% ../../nbs/715_prune.tickets.ipynb #04486d92
 def _ranked(os, sparsity, sparse_f, score_f, structure):
     "For each weight its score, and how many values of it live"
-    def known(o): return dict(mask=o.mask, name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
+    def known(o): return dict(mask=o.shown_mask(), name=o.name, module=o.module, axes=axes_of(o.module, o.attr), structure=structure)
     scored = [partial(call_with, score_f, o.p, **known(o)) for o in os]
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o.shape, o.name)
-    ranks = [torch.where(o.mask, score.double(), -math.inf) for score,o in zip(scores, os)]
+    ranks = [torch.where(o.shown_mask(), score.double(), -math.inf) for score,o in zip(scores, os)]
     counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
     return [f(n=n) for f,n in zip(scored, counts)] if wants(score_f, 'n') else scores,counts
 
@@ -92,7 +92,7 @@ def prune_to(
     for o in os: refuse_locked(o)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, *_ranked(os, sparsity, sparse_f, score_f, structure))]
-    before = sum(count_live(o.mask) for o in os)
+    before = sum(count_live(o.shown_mask()) for o in os)
     for o,mask in zip(os, masks):
         zero_dead_(o.p, o.mask.copy_(mask))
         show_sparsity(o)

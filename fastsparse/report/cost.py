@@ -161,7 +161,7 @@ def after_train(self:Ledger):
 def look(self:Ledger) -> dict:
     "The numbers of the report, as they are now"
     os = masked_params(self.model)
-    n,live = sum(o.mask.numel() for o in os),sum(count_live(o.mask) for o in os)
+    n,live = sum(o.mask.numel() for o in os),sum(count_live(o.shown_mask()) for o in os)
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
     profile = getattr(self, 'profile', None)
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')

@@ -18,6 +18,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..contract import call_model,dense_batches,evaluating,find_method,masked_params,Method,module_of,need_number,unfused
+from ..kernels.timing import cant_run
 from ..masks.selection import count_live
 from ..masks.schedules import Interval
 from functools import wraps
@@ -37,7 +38,9 @@ def flop_profile(
     model = get_model(module_of(model))
     lazy = first(n for n,p in model.named_parameters() if is_lazy(p))
     if lazy: raise ValueError(f"{lazy} has no shape yet: pass a batch through the model first")
-    with evaluating(model), record_flops(model) as rec: call_model(model, xb)
+    with evaluating(model), record_flops(model) as rec:
+        try: call_model(model, xb)
+        except RuntimeError as e: raise cant_run(model, xb, e) from e
     return rec.profile
 
 # %% ../../nbs/621_report.flops.ipynb #82770809

@@ -23,7 +23,7 @@ def plot_topology(
     "Plot the live connections of each input, the degrees of units, and the density of each layer"
     os = need_masks(model)
     fig,axs = _panels(os, history is not None)
-    density = lambda o: count_live(o.mask)/max(o.mask.numel(), 1)
+    density = lambda o: count_live(mask := o.shown_mask())/max(mask.numel(), 1)
     _plot_inputs(axs['inputs'], first(o for o in os if density(o)<=.5) or min(os, key=density), image_shape)
     _plot_degrees(axs['degrees'], degrees(model))
     _plot_densities(axs['layers'], os)
@@ -34,7 +34,7 @@ def plot_topology(
 def _as_matrix(o):
     "The mask of `o` as (outputs, inputs, places)"
     axes = axes_of(o.module, o.attr)
-    m = o.mask.permute(axes.order(o.mask.ndim))
+    m = o.shown_mask().permute(axes.order(o.mask.ndim))
     if axes.experts is not None: m = m.flatten(0, 1)
     return m.reshape(*m.shape[:2], -1)
 
@@ -92,7 +92,7 @@ def _plot_degrees(ax, found):
 # %% ../../nbs/624_report.pictures.ipynb #d3c74be7
 def _plot_densities(ax, os):
     "Density of each layer; at most 30 names have room"
-    names,values = [_short(o.name) for o in os],[count_live(o.mask)/max(o.mask.numel(), 1) for o in os]
+    names,values = [_short(o.name) for o in os],[count_live(o.shown_mask())/max(o.mask.numel(), 1) for o in os]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
     shown = range(0, len(os), math.ceil(len(os)/30))

@@ -75,7 +75,7 @@ SparseEngine.__init__.__delwrap__ = Method  # where the words on its arguments s
 @patch
 def _fitted(self:SparseEngine, modules, rules, keeps_shares):
     "Pairs of a bound method and its parameters, weights beside them, initial values and targets; a dense model gets masks if all fits"
-    model,everything,every = self.model,masked_params(self.model),fits.params_of(self.model)
+    model,everything,every = self.model,masked_params(self.model),fits.params_of(self.model, None if rules else self.method.structure)
     pairs = fits.assigned(fits.inside(every, modules), rules, self.method, model)
     pairs = [(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), params) for method,params in pairs]
     moved = {id(param.p) for _,params in pairs for param in params}
@@ -101,8 +101,7 @@ def _attach(self:SparseEngine, pairs, beside, initial, targets):
         if tally.method.sparsity is not None and tally.method.path is None: tally.request(ifnone(targets.get(id(tally.p)), tally.live))
     self._serve()
     for group in self.groups if targets else (): group.warn_if_gone()
-    for group in self.groups: group.warn_if_idle()
-    for group in self.groups: group.warn_if_frozen()
+    for group in self.groups: group.warn_if_frozen() or group.warn_if_idle()
 
 # %% ../../nbs/404_train.engine.ipynb #785fc709
 @patch
@@ -122,17 +121,18 @@ def serve(self:Weight, dense_history=False, why_rests=None):
 
 @patch
 def _serve(self:SparseEngine):
-    "Let the weights serve this engine, until it is garbage collected"
+    "Let the weights serve this engine, until it is garbage collected or the process ends"
     for tally in self.moving:
         tally.weight.serve(tally.method.dense_history, tally.why_stuck)
         if not tally.weight.plain: tally.weight.checksum()  # all ranks gather it now
-    weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving]).atexit = False
+    weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving])
 
 def _let_go(refs):
-    for tally in filter(None, [ref() for ref in refs]):
-        weight = tally.weight
-        if weight.attr not in vars(weight.module).get('_weights', ()): continue  # unsparsified
-        if getattr(weight.why_rests, '__self__', None) is tally: weight.serve()  # no other engine has taken it
+    tallies = [tally for ref in refs if (tally := ref()) and tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
+    tallies = [tally for tally in tallies if getattr(tally.weight.why_rests, '__self__', None) is tally]  # no other engine has taken it
+    for tally in tallies: tally.weight.serve()
+    for tally in {id(tally.method):tally for tally in tallies if any(tally.last_update)}.values():
+        tally.group(tallies).warn_if_short('the engine was left before its end')
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
 @patch

@@ -17,23 +17,22 @@ from ..masks.selection import count_live,n_live
 from .method import check_sparsity,Method,method_settings
 from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
-from ..model.starting import fitting,has_live
+from ..model.starting import fitting,has_live,that_fit
 from ..model.trained import shows_training
-from ..core.checks import need_fraction,need_number,renamed
+from ..core.checks import need_fraction,need_number
 from ..core.registry import get_part
 from numbers import Real
 from warnings import warn
 
 # %% ../../nbs/409_train.fit.ipynb #e2ee5a51
 @patch
-@renamed(lr='lr_max')
 @delegates(Learner.fit_one_cycle, keep=True)
 def fit_sparse(self:Learner,
     n_epoch:int, # Epochs, 1 or more
     sparsity:float, # Final fraction of dead weights, in [0,1), or rules as in `sparsify_model`
     lr_max=None, # Highest learning rate of the cycle, above 0; None is the learner's
     method=None, # A preset, or the name of one such as 'rigl'; None is `auto_presets`
-    sparse_f=None, # The distribution, or its name; None is the method's, or that of `sparsify_model`
+    sparse_f=None, # The distribution, or its name; None is the method's, or 'erk', where `sparsify_model` alone is uniform
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
     seed:int=None, # Seed of the random choices; None draws one from torch's generator
     scale_rates:bool=True, # Raise learning rates of Adam in sparser layers?
@@ -78,9 +77,7 @@ class OwnHypers(Callback):
         for cb in self.learn.cbs.filter(risinstance(ParamScheduler)):
             cb.scheds = {k:f for k,f in cb.scheds.items() if all(k in h for h in self.opt.hypers)}
 
-_of_cycle = 'div','div_final','pct_start','wd','moms','reset_opt','start_epoch'
-
-def of_cycle(kwargs): return {k:v for k,v in kwargs.items() if k in _of_cycle}
+def of_cycle(kwargs): return {k:kwargs[k] for k in ('div','div_final','pct_start','wd','moms','reset_opt','start_epoch') if k in kwargs}
 
 # %% ../../nbs/409_train.fit.ipynb #bd6b48c7
 def _warn_if_replaced(model, state):
@@ -93,7 +90,6 @@ def _warn_if_replaced(model, state):
 
 # %% ../../nbs/409_train.fit.ipynb #b378e452
 def is_rate(x): return isinstance(x, Real) and not isinstance(x, bool) and 0<x<math.inf
-
 def _check_fit(n_epoch, sparsity, lr_max, cbs, mask_init, div=25., div_final=1e5, pct_start=.25, wd=None, moms=None, reset_opt=False, start_epoch=0):
     need_number('n_epoch', n_epoch, 1, whole=True)
     need_number('start_epoch', start_epoch, 0, n_epoch-1, whole=True)
@@ -116,14 +112,14 @@ def _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which
     gradual = method.sparsity_path is not None
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # `sparsify_model` warns
-        params,_ = choose(learn.model, **which)
+        params,_ = choose(learn.model, **which, fit=partial(that_fit, method.structure))
         need_values(**{param.name:param.p for param in params})
         if not isinstance(sparsity, (dict,list)): fitting(method.structure, params, sparsity)
     if gradual and not which: return None
     start = method(sparsity=sparsity).bind(n_steps, steps_per_epoch=len(learn.dls.train)).sparsity_at(0) if gradual else sparsity
     if mask_init=='random' and start and shows_training(learn):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
-            "pass mask_init='magnitude', or a gradual method such as method='gmp'")
+            "call fine_tune_sparse() instead, or pass mask_init='magnitude'")
     return dict(sparsity=start, sparse_f=ifnone(sparse_f, method.get('sparse_f', usual_sparsity)), mask_init=mask_init,
         structure=method.structure, **which)
 
@@ -144,7 +140,7 @@ def planned(learn, n_epoch, sparsity, lr_max=None, method=None, sparse_f=None, m
     masks = None if weights else _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which)
     n = sum(weight.mask.numel() for weight in weights)
     has = not gradual and (not weights or has_live(weights, fitting(method.structure, weights, sparsity), n_live(n, sparsity)) and sparse_f is None)
-    run = {k:v for k,v in kwargs.items() if k not in _of_cycle}
+    run = {k:v for k,v in kwargs.items() if k not in of_cycle(kwargs)}
     return DynamicSparseTrainingCallback(seed=seed, scale_rates=scale_rates, method=method(**({} if has else asked)), **run),masks
 
 # %% ../../nbs/409_train.fit.ipynb #01b0049a
@@ -161,23 +157,21 @@ def prepared(learn, n_epoch, sparsity, *args, **kwargs):
 def fine_tune_sparse(self:Learner,
     epochs:int, # Epochs with all layers, 1 or more
     sparsity:float, # Final fraction of dead weights, in [0,1)
-    base_lr:float=2e-3, # Learning rate while the body is frozen; half of it is the highest after that
+    base_lr:float=2e-3, # Learning rate while the body is frozen, as in `fine_tune`; twice that is the highest after it
     freeze_epochs:int=1, # Epochs with the body frozen, 0 or more
-    lr_mult:float=100, # How many times lower the rate of the first layers is than that of the last ones
+    lr_mult:float=1, # How many times lower the rate of the first layers is than that of the last ones
     pct_start:float=.3, # As in `fit_sparse`
     div:float=5., # As in `fit_sparse`
-    method=None, # A preset or its name; None is 'gmp' for a dense model, and that of `fit_sparse` for a sparse one
-    mask_init='magnitude', # Where masks come from if the method starts sparse
+    mask_init='magnitude', # Where masks come from: the largest weights stay
     **kwargs
 ) -> DynamicSparseTrainingCallback: # The callback of the second fit
-    "Fine-tune a pretrained network, and prune it: first frozen, then with discriminative learning rates"
+    "Fine-tune a pretrained network: first its head, while the body is frozen; then all of it, sparse"
     need_number('freeze_epochs', freeze_epochs, 0, whole=True)
-    method = ifnone(method, None if masked_params(self.model) else 'gmp')
-    rates = slice(base_lr/2/lr_mult, base_lr/2)
+    rates = slice(2*base_lr/lr_mult, 2*base_lr)
     kwargs |= dict(mask_init=mask_init, pct_start=pct_start, div=div)
-    planned(self, epochs, sparsity, rates, method, **kwargs)  # refuses before anything changes
+    planned(self, epochs, sparsity, rates, **kwargs)  # refuses before anything changes
     self.freeze()
     cycle,cbs = {**of_cycle(kwargs), 'pct_start':.99, 'div':25.},[OwnHypers(), *L(kwargs.get('cbs'))]
     if freeze_epochs: self.fit_one_cycle(freeze_epochs, slice(base_lr), cbs=cbs, **cycle)
     self.unfreeze()
-    return self.fit_sparse(epochs, sparsity, rates, method, **kwargs)
+    return self.fit_sparse(epochs, sparsity, rates, **kwargs)

@@ -16,7 +16,7 @@ from ..masks.schedules import min_max_end
 from ..model.init import mark_fresh
 from ..model.choose import candidates,need_values
 from ..model.sparsify import sparsify_model
-from ..model.starting import fitting,starting_masks,structure_of
+from ..model.starting import fitting,starting_masks,structure_of,that_fit
 from ..model.trained import shows_training
 from .groups import check_way
 from .method import Method,why_dense
@@ -63,17 +63,16 @@ def inside(params, modules):
     "Those of `params` whose module is inside one of `modules`; None is all"
     if modules is None: return params
     within = {sub for module in ([modules] if isinstance(modules, nn.Module) else modules) for sub in module.modules()}
-    found = [param for param in params if param.module in within]
-    if found: return found
+    if found := [param for param in params if param.module in within]: return found
     raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
 
 # %% ../../nbs/402_train.fits.ipynb #b5c4e0b4
-def params_of(model):
-    "The `Weight`s that an engine may move, or the `Param`s of a dense model"
+def params_of(model, structure=None):
+    "The `Weight`s that an engine may move, or the `Param`s of a dense model that fit the structure"
     notice(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
-    found = masked_params(model) or candidates(model)
+    found = masked_params(model) or that_fit(structure, candidates(model))
     need_values(**{param.name:param.p for param in found})
     return found
 
@@ -127,8 +126,7 @@ def warn_if_lost(engine):
     now = {weight.name:weight.p for weight in masked_params(engine.model)}
     weights = [tally.weight for tally in engine.moving]
     gone = [weight.name for weight in weights if now.get(weight.name, weight.watched) is not weight.watched]
-    lost = first(gone or not_held(engine.opt, weights))
-    if lost is None: return False
+    if (lost := first(gone or not_held(engine.opt, weights))) is None: return False
     where = 'part of the model' if gone else f'held by the {type(base_opt(engine.opt)).__name__}'
     warn(f"{lost} is no longer {where}, so updates don't reach it: "
         f"call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")

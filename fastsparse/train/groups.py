@@ -15,7 +15,7 @@ from ..masks.distributions import proportional_sparsity
 from ..masks.schedules import Interval,min_max_end,update_due
 from ..masks.scores import densify
 from ..masks.selection import local_part,n_live
-from ..model.starting import has_live,layer_counts,structure_of
+from ..model.starting import has_live,layer_counts,structure_of,warn_of_counts
 from .method import BoundMethod,check_sparsity
 from ..weights.find import asked_sparsity
 from ..weights.weight import Weight
@@ -169,16 +169,18 @@ def requested(method, params, beside, keeps_shares):
     sparsities = [1-k/max(param.shape.numel(), 1) for k,param in zip(live, params)]
     own = proportional_sparsity(sparsities) if keeps_shares and any(sparsities) else None
     counts = counts_at(method, params, beside, method.sparsity, own)
+    if not (own or beside): warn_of_counts(counts, params, method.sparsity, method.sparse_f, method.structure)
     if method.updates not in ([],()) or has_live(params, method.structure, sum(counts)): return counts
     raise ValueError(f"the masks are {1-sum(live)/sum(param.shape.numel() for param in params):.4g} sparse, and rest by this method: "
         f"pass that sparsity instead of {method.sparsity}, take a method that moves them, or call unsparsify(model) first")
 
 def check_way(method, params, beside):
-    "Raise a `ValueError` if the sparsity of a schedule leaves [0,1), or what `params` can reach"
+    "Raise a `ValueError` if the sparsity of a schedule leaves [0,1), or what `params` can reach; warn if the distribution misses it"
     if method.path is None: return
     lowest,highest,_ = min_max_end(method.path, 0, method.n_steps or 1)
     check_sparsity(highest)
-    for sparsity in (max(lowest, 0), highest): counts_at(method, params, beside, sparsity)
+    for sparsity in (max(lowest, 0), highest): counts = counts_at(method, params, beside, sparsity)
+    if not beside: warn_of_counts(counts, params, highest, method.sparse_f, method.structure)
 
 # %% ../../nbs/401_train.groups.ipynb #70523ec9
 @patch
@@ -209,15 +211,17 @@ def warn_if_rare(self:Group):
 # %% ../../nbs/401_train.groups.ipynb #c70e26d2
 @patch
 def warn_if_frozen(self:Group):
-    "Warn if the run can't reach its final sparsity because parameters are frozen"
-    method,tallies = self.method,self.tallies
-    if wants(method.sparse_f, 'scores') or method.path is not None and method.n_steps is None: return
-    asked = self.targets(0) if method.path is None else counts_at(method, self.weights, self.beside, method.sparsity_at(method.n_steps))
-    held = [(tally, n) for tally,n in zip(tallies, asked) if not tally.p.requires_grad and tally.live!=n]
-    if not held: return
+    "Warn if most masks or weights are frozen, or so many that the final sparsity can't be reached; was there a warning?"
+    method,tallies,frozen = self.method,self.tallies,[tally for tally in self.tallies if not tally.p.requires_grad]
+    ends = not (method.path is None or method.n_steps is None or wants(method.sparse_f, 'scores'))
+    asked = counts_at(method, self.weights, self.beside, method.sparsity_at(method.n_steps)) if ends else [tally.target for tally in tallies]
+    held = [(tally, n) for tally,n in zip(tallies, asked) if tally in frozen and tally.live!=n]
     n,live,lack = sum(tally.n for tally in tallies),sum(asked),sum(tally.live-n for tally,n in held)
-    warn(f"{held[0][0].name} is frozen and keeps the number of its live weights, so the model ends {1-(live+lack)/n:.3f} sparse instead of "
-        f"{1-live/n:.3f}: unfreeze it, or leave it out with sparse_modules=")
+    if not held and 2*len(frozen)<=len(tallies) and 2*sum(tally.n for tally in frozen)<=n: return False
+    end = f', and the model ends {1-(live+lack)/n:.3f} sparse instead of {1-live/n:.3f}' if held else ''
+    warn(f"{held[0][0].name if held else frozen[0].name} is frozen ({len(frozen)} of {len(tallies)} sparse layers are), so its weights and mask rest{end}: "
+        "call unfreeze() of the learner, train with its fine_tune_sparse(), or leave frozen layers out with sparse_modules=")
+    return True
 
 @patch
 def warn_if_gone(self:Group):
@@ -225,6 +229,20 @@ def warn_if_gone(self:Group):
     gone = needs_of(self.method.grow_init_f).reads_initial and first(tally for tally in self.tallies if tally.live<tally.n)
     if gone: warn(f"the initial values of dead weights are gone: {gone.name} was made sparse before the engine was made, so grow_init_f starts "
         "them at zero; pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded brings its own)")
+
+# %% ../../nbs/401_train.groups.ipynb #5cdb407c
+@patch
+def warn_if_short(self:Group, ended):
+    "Warn if the weights are less sparse than their schedule leads to; `ended` says why nothing more comes"
+    method,tallies = self.method,self.tallies
+    if method.path is None or method.n_steps is None: return
+    s,wanted = 1-sum(tally.live for tally in tallies)/sum(tally.n for tally in tallies),method.sparsity_at(method.n_steps, self.n_updates)
+    frozen = first(tally.name for tally in tallies if not tally.p.requires_grad)
+    way = f"{frozen} is frozen and kept its weights; unfreeze it" if frozen else "stop or choose the best model after that"
+    if s<wanted-.01: warn(f"{ended}, and the model is {s:.3f} sparse instead of {wanted:.3f}: let the schedule end earlier, and {way}")
+
+@patch
+def group(self:Tally, tallies): return Group(self.method, [tally for tally in tallies if tally.method is self.method])
 
 # %% ../../nbs/401_train.groups.ipynb #9eefc6f4
 @patch

@@ -152,14 +152,8 @@ def _warn_of_others(self:DynamicSparseTraining, opt, weight):
 # %% ../../nbs/405_train.loop.ipynb #dfd90ffb
 def warn_if_ended(engine):
     "Warn if a run is over, and the model is less sparse than its schedule leads to"
-    for group in engine.groups:
-        method,tallies = group.method,group.tallies
-        if method.path is None or engine.n_steps is None: continue
-        s,wanted = 1-sum(o.weight.n_live() for o in tallies)/sum(o.n for o in tallies),method.sparsity_at(engine.n_steps, group.n_updates)
-        frozen = first(o.name for o in tallies if not o.p.requires_grad)
-        way = f"{frozen} is frozen and kept its weights; unfreeze it" if frozen else "stop or choose the best model after that"
-        if s<wanted-.01: warn(f"training ended after {engine.last_t+1} of {engine.n_steps} steps, and the model is {s:.3f} sparse "
-            f"instead of {wanted:.3f}: let the schedule end earlier, and {way}")
+    for tally in [tally for tally in engine.moving if tally.method.path is not None]: tally.recount()  # another mask may have been loaded
+    for group in engine.groups: group.warn_if_short(f"training ended after {engine.last_t+1} of {engine.n_steps} steps")
 
 @patch
 def remove(self:DynamicSparseTraining):

@@ -35,23 +35,18 @@ def masked_params(
             w = found[id(p)] = held[attr] = held.get(attr) or kind(m, attr)
             if not w._may_stay(kind): w._become(kind)
             w.name = f'{prefix}.{attr}'.lstrip('.')
-            _check_mask(w)
+            if w.mask.shape!=w.p.shape or w.mask.dtype not in (torch.bool,torch.uint8):
+                raise ValueError(f"{w.name}_mask is a tensor of {str(w.mask.dtype).removeprefix('torch.')} of shape {tuple(w.mask.shape)}, "
+                    f"and must be one of bool of the parameter's shape, {tuple(w.p.shape)}: register mask_from_tensor(mask)")
+            if w.mask.dtype==torch.uint8: m._buffers[mask] = w.mask.ne(0)
     return list(found.values())
-
-def _check_mask(w):
-    mask = w.mask
-    if mask.shape!=w.p.shape or mask.dtype not in (torch.bool,torch.uint8):
-        raise ValueError(f"{w.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape {tuple(mask.shape)}, "
-            f"and must be one of bool of the parameter's shape, {tuple(w.p.shape)}: register mask_from_tensor(mask)")
-    if mask.dtype==torch.uint8: w.module._buffers[f'{w.attr}_mask'] = mask.ne(0)
 
 # %% ../../nbs/203_weights.find.ipynb #fc71dda8
 def asked_sparsity(
     w, # A `Weight`
 ) -> float: # None if the buffer shows the mask's own sparsity
     "The sparsity that a user requested by writing to the buffer"
-    shown = w.module._buffers.get(f'{w.attr}_sparsity')
-    if shown is None: return None
+    if (shown := w.module._buffers.get(f'{w.attr}_sparsity')) is None: return None
     own = torch.tensor(sparsity_from_tensor(w.mask), device='cpu')
     passed = [own.to(d).to(shown.dtype) for d in (torch.float, torch.half, torch.bfloat16)]
     return None if any(shown.item()==t.item() for t in passed) else shown.item()
@@ -60,8 +55,8 @@ def sparse_params(
     module:nn.Module, # Any module
 ) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
     "Parameters with a mask, with their masks and sparsities (those requested by writing to the buffer, if any)"
-    def shown(o): return ifnone(asked_sparsity(o), sparsity_from_tensor(o.mask)) if f'{o.attr}_sparsity' in o.module._buffers else None
-    return [(o.p, o.mask, shown(o)) for o in masked_params(module)]
+    def shown(o): return ifnone(asked_sparsity(o), sparsity_from_tensor(o.shown_mask())) if f'{o.attr}_sparsity' in o.module._buffers else None
+    return [(o.p, o.shown_mask(), shown(o)) for o in masked_params(module)]
 
 # %% ../../nbs/203_weights.find.ipynb #e931c076
 def apply_masks(
@@ -82,8 +77,7 @@ def copy_masks(
 ):
     "Give a copy the masks of `model`, and set its dead weights to zero"
     theirs = {w.name:w for w in masked_params(model)}
-    for w in masked_params(average):
-        if w.name not in theirs: continue
+    for w in (w for w in masked_params(average) if w.name in theirs):
         for kind in ('mask','sparsity'):
             own,other = [o.module._buffers.get(f'{o.attr}_{kind}') for o in (w, theirs[w.name])]
             if own is not None and other is not None: own.copy_(other)
@@ -102,6 +96,4 @@ def refuse_computed(model:nn.Module):
 
 def param_names(module:nn.Module) -> dict: # A parameter's id → all its names, the first one first
     "The names of a module's parameters"
-    names = {}
-    for n,p in module.named_parameters(remove_duplicate=False): names.setdefault(id(p), []).append(n)
-    return names
+    return groupby(module.named_parameters(remove_duplicate=False), lambda o: id(o[1]), 0)

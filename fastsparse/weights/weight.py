@@ -60,6 +60,12 @@ class Weight:
     check = staticmethod(lambda p: None)  # a `ValueError` if masks of `p` can't be moved
     def _may_stay(self, kind): return type(self) is kind
     def full_mask(self): return self.mask
+    def shown_mask(self):
+        "The mask that a file shows: where a copy rests, that of its values if some lie beside its own, as in an average"
+        p,mask = self.p,self.mask
+        if not (self.passive and self.plain) or p is None or p.is_meta or mask is None or self.learned: return mask
+        return mask if not ((live := p.detach().ne(0))&~mask).any() else live
+
     def dense_state(self, state): return state  # what `opt_state` shows of a view
     def agree(self, found): return found  # what all processes that hold a part of it say
     def _before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
@@ -299,8 +305,7 @@ def _follow(self:Masked, p): self._watch(p)  # it was assigned to the module
 @patch
 def _look(self:Masked, ps):
     "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
-    p = self.module._parameters.get(self.attr)
-    if p is self.watched: return
+    if (p := self.module._parameters.get(self.attr)) is self.watched: return
     if p is not None and any(p is q for q in ps): self._watch(p)
     elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
 

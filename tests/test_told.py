@@ -1,0 +1,79 @@
+"What isn't what was asked for is told, with the number: totals of distributions, given masks, scores without a value, other names of a parameter"
+import pytest,torch,warnings
+from fastsparse.all import *
+from fastsparse.masks.distributions import usual_sparsity
+from functools import partial
+from helpers import live,masked_params,mlp,warned
+from torch import nn
+
+def half(params, sparsity): return [sparsity/2]*len(params)
+def net(): return mlp((6,8,4))  # 48 and 32 weights
+
+def run(model, **kwargs):
+    "An engine of ten steps, with an update at the fifth"
+    engine = SparseEngine(model, torch.optim.SGD(model.parameters(), .1), 10, updates=[5], replace_step=False, **kwargs)
+    for t in range(6):
+        engine.prepare(t)
+        model(torch.ones(4,6)).square().sum().backward()
+        engine.before_step(t)
+        engine.after_step()
+
+@pytest.mark.parametrize('by', ['sparsify','engine','moved','schedule'])
+def test_a_distribution_that_misses_the_sparsity(by):
+    "Half of .8 is dead: .4 of 80, and both numbers are said; once in a run with a schedule"
+    m = net()
+    if by=='moved': sparsify_model(m, .5)
+    calls = dict(sparsify=lambda: sparsify_model(m, .8, half), schedule=lambda: run(m, sparsity=CubicSchedule(.2, .8), sparse_f=half, method=dict(updates=[5])))
+    said = [o for o in warned(calls.get(by, lambda: run(m, sparsity=.8, sparse_f=half, method=dict(updates=[5])))) if 'asked for' in o]
+    assert "the distribution half leads to a sparsity of 0.4, and 0.8 was asked for" in said and len(said)<=2
+
+@pytest.mark.parametrize('sparse_f', [uniform_sparsity, erdos_renyi_sparsity, usual_sparsity, global_sparsity, partial(global_sparsity, min_live=0),
+    first_layer_dense_uniform, layers_dense('0.*'), given_sparsity([.5,.9,.1]), given_sparsity({'0':.5}, rest='erk'), 'first-last-dense', 'er'])
+@pytest.mark.parametrize('sparsity', [.3,.411])
+def test_a_right_one_says_nothing(sparse_f, sparsity):
+    "Nor one that never asks for the sparsity: first layer dense, sparsities that are given"
+    assert not [o for o in warned(sparsify_model, mlp((6,8,8,4)), sparsity, sparse_f) if 'asked for' in o]
+
+@pytest.mark.parametrize('init,s', [({'0.weight':torch.arange(48).view(8,6)<3}, .5625), ({'0.weight':torch.ones(8,6), '2.weight':torch.zeros(4,8)}, .4),
+    ('zeros', .2), ({'0.weight':torch.arange(48).view(8,6)<8}, .5)])
+def test_given_masks_of_another_sparsity(init, s):
+    "45, 32, 16 and 40 of 80 are dead where .5 was asked for; with 0 nothing was asked for"
+    m = net()
+    with torch.no_grad(): m[0].weight[:2] = m[2].weight[:, :1] = 0.
+    said = [o for o in warned(sparsify_model, m, .5, mask_init=init) if 'asked for' in o]
+    assert said==([] if s==.5 else [f'the masks of mask_init have a sparsity of {s}, and 0.5 was asked for'])
+    assert not [o for o in warned(sparsify_model, net(), 0., mask_init=init) if 'asked for' in o]
+
+@pytest.mark.parametrize('kind', ['grow_score_f','keep_score_f','mask_init'])
+def test_a_score_that_is_nan_everywhere(kind):
+    "By the name of its weight; a NaN here and there is no weight's turn"
+    def nan(p, **kwargs): return p.detach()/0*0
+    def some(p, **kwargs): return p.detach().abs().where(torch.arange(p.numel()).view(p.shape)>3, torch.nan)
+    for f,told in ((nan, 2), (some, 0)):
+        if kind=='mask_init': said = warned(sparsify_model, net(), .5, mask_init=f)
+        else:
+            sparsify_model(m := net(), .5, sparse_init_mode=None)
+            said = warned(run, m, **{kind:f})
+        assert len({o for o in said if 'is NaN everywhere' in o})==told
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte,self.body,self.lm_head = nn.Embedding(9,4),nn.Linear(4,4),nn.Linear(4,9,bias=False)
+        self.lm_head.weight = self.wte.weight
+    def forward(self, x): return self.lm_head(self.body(self.wte(x)))
+
+@pytest.mark.parametrize('name', ['wte.weight','wte','lm_head.weight'])
+def test_a_tied_parameter_goes_by_each_name(name):
+    "`also=` brings it in under the name of the layer, `chosen=` and `exclude=` and rules know it then; 36 and 16 weights"
+    sparsify_model(m := Tied(), .5, also=name)
+    assert {o.name:int(o.mask.sum()) for o in masked_params(m)}=={'body.weight':8, 'lm_head.weight':18}
+    prune_magnitude(m := Tied(), .5, also=name, chosen=name)
+    assert live(m)==[16,18] and m.wte.weight is m.lm_head.weight
+    sparsify_model(m := Tied(), {name:.25}, also=name)
+    assert live(m)==[27]
+    sparsify_model(m := Tied(), .5, also='lm_head', exclude=name)
+    assert live(m)==[8]
+    with pytest.raises(ValueError, match='names none'): sparsify_model(Tied(), .5, also='wpe.weight')
+    with warnings.catch_warnings(record=True) as ws: sparsify_model(m := Tied(), .5)
+    assert live(m)==[8] and not ws
