@@ -79,10 +79,11 @@ def correct(run):
         return dict(errors=res, same_bits=torch.equal(again, got[2]) or kind=='tf32', right=max(res)<limit)
     for b in [(16,16)] if run.smoke else [(32,32), (64,64), (128,128)]:
         run('correct', f'{b[0]}x{b[1]}', lambda: errors(b, 'float32' if run.smoke else 'bfloat16'))
-    chosen,kernels._chosen = kernels._chosen,lambda kind, block, dtype, precision, rows, device: kernels._tiles(kind, block, dtype, rows)[0]
+    chosen,known,kernels._known = kernels._chosen,kernels._known,{}
+    kernels._chosen = lambda kind, block, dtype, precision, rows, device: kernels._tiles(kind, block, dtype, rows)[0]
     others = [] if run.smoke else [((16,16),'bfloat16'), ((64,128),'bfloat16'), ((128,32),'bfloat16')]+[((b,b),k) for k in kinds for b in (32,64,128)]
     for b,kind in others: run('correct', f'{b[0]}x{b[1]} {kind}, default tiles', lambda: errors(b, kind))
-    kernels._chosen = chosen
+    kernels._chosen,kernels._known = chosen,known
 
 shapes = [(2048,8192,16384), (8192,2048,16384), (4096,4096,8192), (1024,4096,16384)]
 
@@ -154,10 +155,12 @@ class QKNormBlock(Block):
         return self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 def decoder(run, width, n_layers, n_vocab, n_ctx, block=None, sparsity=.9, seed=0):
-    "A decoder, in blocks of `block`: all weights but those of embeddings and head"
+    "A decoder without biases, in blocks of `block`: all weights but those of embeddings and head"
     torch.manual_seed(seed)
     model = GPT(n_vocab, width, n_layers, max(width//128, 1), n_ctx)
     model.blocks = nn.Sequential(*[QKNormBlock(width, max(width//128, 1)) for _ in range(n_layers)], nn.LayerNorm(width))
+    for m in model.modules():
+        if isinstance(m, nn.Linear): m.bias = None
     for p in model.parameters():
         if p.ndim==2: nn.init.normal_(p, 0, .02)
     model.to(run.device)
