@@ -117,8 +117,7 @@ def call_model(
 ):
     "Call `model` on the inputs `xb`; those at the end that its forward doesn't take, such as targets, are left out"
     if isinstance(xb, Mapping): return model(**xb)
-    if not isinstance(xb, (tuple,list)) or isinstance(xb, PackedSequence): return model(xb)
-    return model(*inputs_in(model, xb))
+    return model(*inputs_in(model, xb)) if isinstance(xb, (tuple,list)) and not isinstance(xb, PackedSequence) else model(xb)
 
 # %% ../../nbs/301_model.running.ipynb #a302ce85
 def split_batch(

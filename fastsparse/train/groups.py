@@ -44,6 +44,7 @@ class Tally:
     n = cached_property(lambda self: self.shape.numel())
     structure = cached_property(lambda self: structure_of(self.method.structure, self.weight)) # Which masks are legal
     def __post_init__(self): self.recount()
+    def group(self, tallies): return Group(self.method, [tally for tally in tallies if tally.method is self.method])
 
 # %% ../../nbs/401_train.groups.ipynb #ab334c37
 def mask_version(weight):
@@ -240,9 +241,6 @@ def warn_if_short(self:Group, ended):
     frozen = first(tally.name for tally in tallies if not tally.p.requires_grad)
     way = f"{frozen} is frozen and kept its weights; unfreeze it" if frozen else "stop or choose the best model after that"
     if s<wanted-.01: warn(f"{ended}, and the model is {s:.3f} sparse instead of {wanted:.3f}: let the schedule end earlier, and {way}")
-
-@patch
-def group(self:Tally, tallies): return Group(self.method, [tally for tally in tallies if tally.method is self.method])
 
 # %% ../../nbs/401_train.groups.ipynb #9eefc6f4
 @patch
