@@ -257,3 +257,49 @@ def test_no_file_runs_code(kind, tmp_path):
     f.put({**f.get(), 'position':_Touch(str(tmp_path/'touched'))})
     with pytest.raises(ValueError, match=f.name): f.read()
     assert not (tmp_path/'touched').exists()
+
+# --- whoever writes a file, whatever fails on the way
+
+def writers():
+    "Functions of a path that write it"
+    from fastsparse.all import prune_magnitude,save_delta,save_run,save_sparse,SparseHistory
+    from fastsparse.cli import write_weights
+    from helpers import mlp
+    prune_magnitude(m := mlp((8,16,4)), .5)
+    base = {k:v.clone() for k,v in m.state_dict().items()}
+    return dict(save_sparse=lambda p: save_sparse(m, p), save_run=lambda p: save_run(p, m, torch.optim.Adam(m.parameters())),
+        history=lambda p: SparseHistory().save(p), save_delta=lambda p: save_delta(m, base, p), weights=lambda p: write_weights(base, p),
+        safetensors=lambda p: write_weights(base, p.with_suffix('.safetensors')))
+
+def failing(monkeypatch, n, error):
+    "The `n`-th of the calls that write fails; returns a list of those that came"
+    import safetensors.torch
+    from fastsparse.save import load,run_file
+    calls = []
+    def wrap(f):
+        def g(*args, **kwargs):
+            calls.append(f.__name__)
+            if len(calls)==n: raise error
+            return f(*args, **kwargs)
+        return g
+    for where,name in ((torch,'save'), (safetensors.torch,'save_file'), (os,'replace'), (os,'fsync'), (run_file,'seal'), (load,'_sum_of')):
+        monkeypatch.setattr(where, name, wrap(getattr(where, name)))
+    return calls
+
+@pytest.mark.parametrize('error', [MemoryError(), OSError(errno.ENOSPC, 'No space left on device'), KeyboardInterrupt()])
+@pytest.mark.parametrize('name', ['save_sparse','save_run','history','save_delta','weights','safetensors'])
+def test_whatever_fails_leaves_the_old_file(name, error, tmp_path, monkeypatch):
+    "At each place of a save: up to the moment at which the new file is there whole"
+    pytest.importorskip('safetensors.torch')
+    write,path = writers()[name],tmp_path/('a.safetensors' if name=='safetensors' else 'a.pt')
+    with monkeypatch.context() as c:
+        places = failing(c, 0, error)
+        write(path)
+    for n in range(1, len(places)+1):
+        path.write_bytes(b'old')
+        with monkeypatch.context() as c:
+            calls = failing(c, n, error)
+            with pytest.raises(type(error)): write(path)
+        replaced = 'replace' in calls[:n-1]
+        assert (path.read_bytes()==b'old')!=replaced and os.listdir(tmp_path)==[path.name], calls
+    assert len(places)>3
