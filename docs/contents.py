@@ -1,7 +1,7 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
 # The parts of the sidebar, as globs of pages, how-tos in the order of need
-howtos = """faster faster_on_a_card save resume works_with messages sparse_or_narrow channels stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
+howtos = """faster faster_on_a_card save resume works_with messages sparse_or_narrow channels cut_heal_load stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained trained_to_small research deployment many_processes *'.split()],
@@ -64,6 +64,8 @@ searches = {
     'tutorials/fine_tuning': '''prune, prune a pretrained model, prune a model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
         make a model smaller''',
     'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model',
+    'howto/cut_heal_load': '''cut a llama, remove layers, remove experts, remove heads, narrower, width pruning, depth pruning, heal a pruned model, REAP,
+        gguf, llama.cpp, vllm, from_pretrained after pruning, save_pretrained after pruning''',
     'tutorials/trained_to_small': 'prune_refit, MiniLM, sentence-transformers, prune further, prune and quantize, llm-compressor, llmcompressor, modelopt, smaller model step by step',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
