@@ -23,7 +23,7 @@ class Run:
         self.name = 'smoke' if smoke else torch.cuda.get_device_name()
         self.path = Path(folder or Path(__file__).parent/'results'/'blocks')/(self.name.replace(' ', '_')+'.json')
         self.rows = json.loads(self.path.read_text())['rows'] if self.path.exists() else {}
-        self.dtype = torch.float if smoke else torch.bfloat16
+        self.dtype,self.machine = torch.float if smoke else torch.bfloat16,dict(machine('triton'), device=self.name)
 
     def __call__(self, part, name, measure):
         "The result of `measure`, from the file if it is there"
@@ -31,7 +31,7 @@ class Run:
         if self.again or name not in rows:
             rows[name] = measure()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(dict(machine=dict(machine('triton'), device=self.name), rows=self.rows), indent=1)+'\n')
+            self.path.write_text(json.dumps(dict(machine=self.machine, rows=self.rows), indent=1)+'\n')
             print(f'{part}: {name}:', json.dumps(rows[name]) if len(str(rows[name]))<300 else '...', flush=True)
         return rows[name]
 
@@ -42,6 +42,12 @@ class Run:
         return do_bench(f, warmup=8, rep=30, return_mode='median')
 
     def compiled(self, model): return model if self.smoke else torch.compile(model)
+    def clear(self):
+        "Free what a model left"
+        if self.smoke: return
+        torch.compiler.reset()
+        gc.collect()
+
     def wait(self): return None if self.smoke else torch.cuda.synchronize()
     def autocast(self): return nullcontext() if self.smoke else torch.autocast('cuda', torch.bfloat16)
 
@@ -205,8 +211,7 @@ def steps(run):
             if block: stored_in_blocks(model, opt)
             out = timed(run, stepper(run, run.compiled(model), opt, n_vocab, batch, n_ctx))
             del model,opt
-            torch.compiler.reset()
-            gc.collect()
+            run.clear()
             return out
         dense = run('decoder', f'{name}, dense', lambda: arm(width, None, 0))
         arms = [(16,.9)] if run.smoke else [(64,.9), (128,.9)] if width==2048 else [(128,.9)]
@@ -228,7 +233,7 @@ def updates(run):
         step = stepper(run, model, opt, n_vocab, batch, n_ctx)
         dst = DynamicSparseTraining(model, opt, 1000, method='rigl', structure=f'block {block}x{block}', batches_per_update=every, seed=0, sparse_compute=
             {o.name:'rows' for o in masked_params(model)}) if engine else None
-        for i in range(4 if run.smoke else 30):
+        for i in range(3 if run.smoke else 30):
             before = dst.n_updates if engine else 0
             run.wait()
             t = seconds(lambda: (step(), run.wait()))

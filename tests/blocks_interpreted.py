@@ -178,14 +178,14 @@ def test_norms_of_all_blocks():
 
 @pytest.mark.skipif(device.type=='cuda', reason='the benchmark runs there itself')
 def test_the_benchmark_runs_and_goes_on(tmp_path, monkeypatch, capsys):
-    "Each of its parts on tiny shapes; what its file holds isn't measured again"
+    "Its short parts on tiny shapes; what its file holds isn't measured again"
     path = Path(__file__).parents[1]/'benchmarks'/'blocks.py'
     monkeypatch.syspath_prepend(path.parent)
     spec = spec_from_file_location('benchmark_of_blocks', path)
     spec.loader.exec_module(script := module_from_spec(spec))
     def run():
-        script.main(['--smoke', '--out', str(tmp_path)])
+        script.main(['--smoke', '--out', str(tmp_path), '--only', 'correct', 'products', 'few', 'convolutions'])
         return json.loads((tmp_path/'smoke.json').read_text())['rows']
     first = run()
-    assert {*first}=={'correct','products','few rows','decoder','updates','convolutions'}
+    assert {*first}=={'correct','products','few rows','convolutions'}
     assert run()==first

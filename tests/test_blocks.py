@@ -21,6 +21,16 @@ def test_kernels_in_tritons_interpreter(): kernel_tests(TRITON_INTERPRET='1')
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_kernels_on_a_card(): kernel_tests(FASTSPARSE_DEVICE='cuda', TRITON_INTERPRET='0')
 
+@has_triton
+@pytest.mark.full
+@pytest.mark.parametrize('more', [[], ['--accuracy','1']])
+def test_all_of_the_benchmark_runs(tmp_path, more):
+    "A decoder, updates and accuracy too, on tiny shapes"
+    script = root/'benchmarks'/'blocks.py'
+    done = subprocess.run([sys.executable, script, '--smoke', '--out', tmp_path, *more], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(root)))
+    assert done.returncode==0, done.stderr[-2000:]
+    assert {*json.loads((tmp_path/'smoke.json').read_text())['rows']}>=({'accuracy'} if more else {'decoder','updates'})
+
 # --- the index
 
 live = [[1,0,1], [0,0,0], [0,1,1]]
