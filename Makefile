@@ -63,10 +63,11 @@ bench: $(READY) ## time sparse training against dense training and its peers, wh
 	python benchmarks/run.py
 	python benchmarks/floors.py --pictures
 
-gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead, updates, 2:4 training and export
+gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead, updates, 2:4 training and export, and blocks
 	-uv pip install -q -e '.[bench]'
 	python -m pytest -q -m cuda
 	python benchmarks/gpu.py
+	python benchmarks/blocks.py
 
 mutants: $(READY) ## make 600 mistakes in the core, one at a time, and count those that its tests notice, hours: it can be stopped, and goes on
 	python tests/mutants.py

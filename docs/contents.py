@@ -1,7 +1,7 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
 # The parts of the sidebar, as globs of pages, how-tos in the order of need
-howtos = """faster save resume works_with messages sparse_or_narrow channels stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
+howtos = """faster faster_on_a_card save resume works_with messages sparse_or_narrow channels cut_heal_load stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained trained_to_small research deployment many_processes *'.split()],
@@ -64,6 +64,8 @@ searches = {
     'tutorials/fine_tuning': '''prune, prune a pretrained model, prune a model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
         make a model smaller''',
     'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model',
+    'howto/cut_heal_load': '''cut a llama, remove layers, remove experts, remove heads, narrower, width pruning, depth pruning, heal a pruned model, REAP,
+        gguf, llama.cpp, vllm, from_pretrained after pruning, save_pretrained after pruning''',
     'tutorials/trained_to_small': 'prune_refit, MiniLM, sentence-transformers, prune further, prune and quantize, llm-compressor, llmcompressor, modelopt, smaller model step by step',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
@@ -81,6 +83,7 @@ searches = {
     'tutorials/circuits': 'interpretability, mechanistic interpretability, circuits, weight-sparse transformer, explain a network, wiring',
     'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
     'howto/faster': 'faster training, speed up training, speedup, acceleration, slow training, sparse kernels, cpu',
+    'howto/faster_on_a_card': 'gpu, graphics card, cuda, faster on a gpu, block sparse, triton, H100, A100',
     'howto/own_layers': 'custom layers, own layers, custom modules, exclude layers, keep a layer dense, choose layers',
     'howto/own_method': 'own method, custom method, custom score, write a method',
     'howto/reproduce': 'reproduce a paper, paper settings, replicate, original hyperparameters, erk',
@@ -97,7 +100,7 @@ searches = {
     'concepts/exact_counts': 'exact counts, budget, density of layers, rounding',
     'concepts/update': 'what an update does, topology update, regrow',
     'concepts/initialisation': 'initialisation, initialization, does not learn, chance accuracy, dead network, stuck at chance',
-    'concepts/products': 'sparse products, sparse matrix multiplication, why is sparse slow, gpu, graphics card',
+    'concepts/products': 'sparse products, sparse matrix multiplication, why is sparse slow',
     'coming_from': 'migrate, alternatives, fasterai, torch.nn.utils.prune, torchao, cerebras, sparselab, sparseml, neural compressor, move from another library',
     'measured': 'benchmark, benchmarks, measurements, timings',
     'leaderboard': 'leaderboard, compare methods, best method, equal seconds',

@@ -1,7 +1,9 @@
 "Kernels of blocks against dense products in float64: test_blocks.py runs this file in Triton's interpreter, in a process of its own, and on a card"
-import os,pytest,torch,torch.nn.functional as F
+import json,os,pytest,torch,torch.nn.functional as F
 from fastsparse.kernels import blocks as kernels
 from fastsparse.kernels.blocks import BlockIndex,block_inputs,block_linear,block_norms,block_rows,block_values
+from importlib.util import module_from_spec,spec_from_file_location
+from pathlib import Path
 from torch.utils.checkpoint import checkpoint
 
 kernels._triton()
@@ -173,3 +175,17 @@ def test_norms_of_all_blocks():
     dense = (g.double().t()@x.double()).view(3, 16, 4, 32)
     torch.testing.assert_close(block_norms(g, x, (16,32)).double(), dense.abs().mean((1,3)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(block_norms([g,g], [x,x], (16,32), 'l2').double(), 2*dense.square().sum((1,3)).sqrt(), rtol=1e-5, atol=1e-5)
+
+@pytest.mark.skipif(device.type=='cuda', reason='the benchmark runs there itself')
+def test_the_benchmark_runs_and_goes_on(tmp_path, monkeypatch, capsys):
+    "Each of its parts on tiny shapes; what its file holds isn't measured again"
+    path = Path(__file__).parents[1]/'benchmarks'/'blocks.py'
+    monkeypatch.syspath_prepend(path.parent)
+    spec = spec_from_file_location('benchmark_of_blocks', path)
+    spec.loader.exec_module(script := module_from_spec(spec))
+    def run():
+        script.main(['--smoke', '--out', str(tmp_path)])
+        return json.loads((tmp_path/'smoke.json').read_text())['rows']
+    first = run()
+    assert {*first}=={'correct','products','few rows','decoder','updates','convolutions'}
+    assert run()==first

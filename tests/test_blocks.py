@@ -167,8 +167,8 @@ def test_a_product_compiles_for_an_h100():
 @has_triton
 @pytest.mark.full
 @pytest.mark.parametrize('target', [80, 90])
-@pytest.mark.parametrize('dtype,precision', [(torch.bfloat16,'ieee'), (torch.half,'ieee'), (torch.float,'tf32'), (torch.float,'ieee')])
-@pytest.mark.parametrize('block', [(16,16), (32,32), (64,64), (128,128), (16,128), (128,32)])
+@pytest.mark.parametrize('dtype,precision', [(torch.bfloat16,'ieee'), (torch.float,'tf32'), (torch.float,'ieee')])
+@pytest.mark.parametrize('block', [(16,16), (64,64), (128,128), (128,32)])
 def test_every_default_compiles(block, dtype, precision, target):
     "Also those for few rows, and within the memory of an A100 and of an H100"
     t = {torch.bfloat16:'*bf16', torch.half:'*fp16', torch.float:'*fp32'}[dtype]

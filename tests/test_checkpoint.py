@@ -281,6 +281,7 @@ def test_what_resume_says(tmp_path):
         learn,_ = one_fit(tmp_path, 'RigL-sgd', seed=seed, **({} if resume is None else dict(resume=resume)))
         assert len(learn.recorder.losses)==24 and read_run(tmp_path/'RigL-sgd.pt')['finished']
     with pytest.raises(ValueError, match='has finished'): one_fit(tmp_path, 'RigL-sgd', resume=True)
+    with pytest.warns(UserWarning, match='has finished, so this fit trains anew'): assert SparseCheckpoint(tmp_path/'RigL-sgd.pt').find() is None
     assert load_run(tmp_path/'a.pt', default=0)==0
     with pytest.raises(FileNotFoundError, match='default='): load_run(tmp_path/'a.pt')
 

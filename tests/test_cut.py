@@ -1,7 +1,7 @@
 "What is cut from a model of transformers stands in its configuration: any process opens the folder, and computes the same"
 import copy,pickle,pytest,subprocess,sys,torch,torch.nn.functional as F
 from fastcore.basics import first
-from fastsparse.all import prune_channels,shrink
+from fastsparse.all import load_sparse,prune_channels,shrink,sparsify_model
 from fastsparse.kernels.timing import output_error
 from fastsparse.prune.experts import expert_blocks,expert_scores,prune_experts
 from fastsparse.prune.layers import layer_angles,prune_layers
@@ -357,3 +357,42 @@ def test_layers_that_a_configuration_can_not_say():
     assert 0 not in prune_layers(model, 2, [x], blocks='encoder.block') and model.config.num_layers==2
     for n,text in ((4, 'one stays at least'), ([4], 'numbered from 0'), (0, 'n is 0')):
         with pytest.raises(ValueError, match=text): prune_layers(stack('llama')[0], n, [words()])
+
+# --- any architecture, by the shapes of a file
+
+def picture_net(): return nn.Sequential(nn.Conv2d(3,12,3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12,12,3,groups=12,bias=False), nn.ReLU(), nn.Conv2d(12,8,1),
+    nn.ReLU(), nn.Flatten(), nn.Linear(128,3))
+
+@pytest.mark.parametrize('sparsity', [None,.5])
+def test_a_file_cuts_the_full_architecture(sparsity, tmp_path):
+    "Norms and depthwise filters too, with masks on what is left; another optimizer trains on"
+    torch.manual_seed(0)
+    model,x = picture_net().eval(),torch.randn(2,3,8,8)
+    if sparsity: sparsify_model(model, sparsity, seed=0)
+    prune_channels(model, .5, x)
+    cut,_ = shrink(model, x)
+    torch.save(cut.state_dict(), tmp_path/'cut.pt')
+    load_sparse(full := picture_net().eval(), tmp_path/'cut.pt')
+    assert full[3].groups==6 and full(x).equal(cut(x)) and {*full.state_dict()}=={*cut.state_dict()}
+    full(x).sum().backward()
+    assert all(p.grad is not None and p.grad.shape==p.shape for p in full.parameters())
+
+def test_a_bias_that_a_cut_has_made():
+    "What dead neurons add to the next layer is a bias there"
+    torch.manual_seed(0)
+    def make(): return nn.Sequential(nn.Linear(4,6), nn.Tanh(), nn.Linear(6,3,bias=False))
+    model,x = make(),torch.randn(2,4)
+    model[0].weight.data[2:] = 0
+    cut,_ = shrink(model, x)
+    load_sparse(full := make(), cut.state_dict())
+    assert full[2].bias is not None and full(x).equal(cut(x)) and full[0].out_features<6
+
+@pytest.mark.parametrize('make', [lambda: nn.Sequential(nn.Linear(4,6), nn.ReLU(), nn.Linear(6,3)), lambda: nn.Sequential(nn.Linear(9,6), nn.ReLU(), nn.Linear(6,1))])
+def test_a_file_of_another_architecture(make):
+    "Refused if anything is larger there, and nothing is cut"
+    torch.manual_seed(0)
+    state = nn.Sequential(nn.Linear(9,4), nn.ReLU(), nn.Linear(4,3)).state_dict()
+    model = make()
+    before = {k:v.clone() for k,v in model.state_dict().items()}
+    with pytest.raises(ValueError): load_sparse(model, state)
+    assert all(v.equal(before[k]) for k,v in model.state_dict().items())

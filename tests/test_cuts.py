@@ -3,6 +3,7 @@ import copy,pytest,random,torch,warnings
 from fastsparse.all import *
 from fastsparse.channels.prune import prune_channels
 from helpers import for_drawn
+from test_live_optimizers import torchs
 from torch import nn
 
 class Block(nn.Module):
@@ -126,8 +127,32 @@ def check_pruned(seed):
 checks = dict(dead=check_dead, pruned=check_pruned)
 
 @pytest.mark.parametrize('check', checks)
-def test_cut_networks_compute_what_masked_ones_do(check): for_drawn(checks[check], 12)
+def test_cut_networks_compute_what_masked_ones_do(check): for_drawn(checks[check], 8)
 
 @pytest.mark.full
 @pytest.mark.parametrize('check', checks)
 def test_thousands_of_cut_networks_compute_what_masked_ones_do(check): for_drawn(checks[check], 1000)
+
+elementwise = {*torchs}-{'Adafactor','LBFGS','Muon','SparseAdam'}
+
+@pytest.mark.parametrize('name', [o for o in torchs if o!='SparseAdam'])
+def test_a_cut_copy_goes_on_with_every_optimizer(name):
+    "torch's own configurations: the optimizer that comes back has all parameters, groups and state, and trains the copy as the masked model is trained"
+    for kw in torchs[name][1:]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6,8, bias=name!='Muon'), nn.Tanh(), nn.Linear(8,3, bias=name!='Muon')).double()
+        opt,xs = getattr(torch.optim, name)(model.parameters(), **dict(dict(lr=.01)|kw)),[torch.randn(5,6).double() for _ in range(5)]
+        def steps(model, opt, xs):
+            for x in xs:
+                def closure():
+                    opt.zero_grad()
+                    (loss := model(x).square().mean()*(-1 if kw.get('maximize') else 1)).backward()
+                    return loss
+                opt.step(closure) if name=='LBFGS' else (closure(), opt.step())
+        steps(model, opt, xs[:2])
+        prune_channels(model, .5, xs[0])
+        small,_,own = shrink(model, xs[0], opt)
+        assert {id(p) for g in own.param_groups for p in g['params']}=={id(p) for p in small.parameters()} and len(own.state)==len(opt.state)*(name!='LBFGS')
+        assert [{k:v for k,v in g.items() if k!='params'} for g in own.param_groups]==[{k:v for k,v in g.items() if k!='params'} for g in opt.param_groups]
+        for m,of in ((small,own),(model,opt)): steps(m.train(), of, xs[2:])
+        if name in elementwise: equal(small, model, xs[0])

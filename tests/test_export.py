@@ -348,7 +348,7 @@ def graph(m, x, adj): return m.a(x) if len(x)==4 else adj@torch.zeros(3, 1)
 
 x8,vector = torch.zeros(2, 8),lambda: layers(8, 8)
 refused = [(vector, dict(format='zip'), "format is 'zip'.*take one of these"), (vector, dict(sample=None), 'sample is None'),
-    (vector, dict(format='onnx'), 'path is missing'), (lambda: mlp((8,8)), {}, 'has no masks'),
+    (vector, dict(format='onnx'), 'path is missing'), (lambda: mlp((8,8)), dict(format='csr'), 'has no masks'),
     (lambda: layers(8, 8, sparsity=.1), dict(format='2:4'), '2:4.*0: .*(two of four|CUDA)'), (vector, dict(format='block'), '0: .*no square blocks'),
     (vector, dict(format='csr', path='m.pt2'), "torch.export can't write 'csr'"),
     (lambda: sparse(makers['lstm'], chosen='r.*'), dict(format='csr', sample=torch.zeros(2, 3).long()), "no masked layer can be stored as 'csr'"),

@@ -86,6 +86,25 @@ def test_a_loop_goes_on_from_any_batch(kind, n_acc, set_to_none, tmp_path):
             go(kind, p, n_acc, i, n)
             assert agree(end, snapshot(*p)), f'from states, {i}'
 
+def test_state_of_another_type_comes_back_in_it(tmp_path):
+    "NAdam keeps a product in float32 beside weights in float64; torch's load casts it, and its later values are others"
+    def run(n):
+        torch.manual_seed(0)
+        m = mlp((6,8,4), dtype=torch.double)
+        sparsify_model(m, .5, seed=0)
+        opt = torch.optim.NAdam(m.parameters(), lr=.01)
+        spin_on(m, opt, 0, n)
+        return m,opt
+    def spin_on(m, opt, i, n):
+        for j in range(i, n):
+            opt.zero_grad()
+            m(torch.randn(5,6, dtype=torch.double, generator=torch.Generator().manual_seed(j))).square().mean().backward()
+            opt.step()
+    whole,half,new = run(9),run(4),run(0)
+    load_run(save_run(tmp_path/'a.pt', *half), *new)
+    spin_on(*new, 4, 9)
+    assert new[1].state[new[0][0].weight]['mu_product'].dtype==torch.float and agree(snapshot(*whole)[:2], snapshot(*new)[:2])
+
 def loop(folder, seed=0, stop=None, kind='masked', n_acc=3):
     "The same in a file"
     n,path = 4*n_acc+4,Path(folder)/f'{kind}.pt'

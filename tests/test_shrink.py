@@ -416,6 +416,15 @@ def test_a_dead_filter_behind_batchnorm(mean, gone):
     for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-5, atol=1e-5)
     assert shrink(m.eval(), x, fold=True)[1]=={'0':1}
 
+def test_a_norm_of_scale_zero():
+    "Whatever its filter writes, beta is all that is read, in training too"
+    torch.manual_seed(0)
+    m = settle(nn.Sequential(nn.Conv2d(2,4,3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4,3,1)))
+    m[1].weight[2],m[1].bias[2] = 0,.5
+    small,removed = shrink(m, x := torch.randn(5,2,6,6))
+    assert removed=={'0':1,'1':1}
+    for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-4, atol=1e-5)
+
 def test_batch_statistics_mix_what_is_constant_at_a_place():
     "A constant with a border of zeros isn't one for BatchNorm in training, which takes its mean and spread. Circular padding is followed"
     torch.manual_seed(0)

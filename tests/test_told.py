@@ -2,6 +2,7 @@
 import pytest,torch,warnings
 from fastsparse.all import *
 from fastsparse.masks.distributions import usual_sparsity
+from fastsparse.save.load import read_file
 from functools import partial
 from helpers import live,masked_params,mlp,warned
 from torch import nn
@@ -77,3 +78,49 @@ def test_a_tied_parameter_goes_by_each_name(name):
     with pytest.raises(ValueError, match='names none'): sparsify_model(Tied(), .5, also='wpe.weight')
     with warnings.catch_warnings(record=True) as ws: sparsify_model(m := Tied(), .5)
     assert live(m)==[8] and not ws
+
+# --- messages that name the way out
+
+def test_the_advice_for_an_awd_lstm_makes_all_of_it_sparse():
+    "fastai's `WeightDropout` holds the recurrent weights under `weight_hh_l0_raw`, in each of its layers"
+    from fastai.text.models.awdlstm import AWD_LSTM
+    def net(): return AWD_LSTM(20, 8, 12, 3)
+    said, = warned(sparsify_model, net(), .5)
+    advice = said.partition('e.g. also=')[2].partition(' or a type')[0]
+    assert not warned(sparsify_model, m := net(), .5, also=eval(advice))
+    assert [o.name for o in masked_params(m) if o.attr.endswith('_raw')]==[f'rnns.{i}.weight_hh_l0_raw' for i in range(3)]
+
+def test_a_file_of_another_network(tmp_path):
+    "Says what is of another shape, where a layer's name ends several names of the file; the layer that fits is taken"
+    sparsify_model(m := mlp((6,8,4)), .5, seed=0)
+    file = save_sparse(m, tmp_path/'m.safetensors')
+    with pytest.raises(ValueError, match=r'another network: its 0.weight is \(8, 6\), and weight of the model is \(3, 3\)'): load_sparse(nn.Linear(3,3), file)
+    load_sparse(layer := nn.Linear(8,4), file)
+    assert layer.weight.equal(m[2].weight)
+
+def test_a_file_whose_masks_are_of_another_sparsity(tmp_path):
+    "Into a sparse model: both numbers; into a dense one, or with as many live weights, nothing was asked for"
+    file = {}
+    for s in (.5,.75):
+        sparsify_model(m := mlp((6,8,4)), s, seed=0)
+        file[s] = save_sparse(m, tmp_path/f'{s}.safetensors')
+    assert warned(load_sparse, m, file[.5])==['the masks of the file have a sparsity of 0.5, and those of the model had 0.75']
+    assert live(m)==[24,16] and not warned(load_sparse, m, file[.5]) and not warned(load_sparse, mlp((6,8,4)), file[.75])
+
+@pytest.mark.parametrize('suffix', ['.onnx','.pt2'])
+def test_an_exported_graph_is_no_file_of_weights(suffix, tmp_path):
+    (file := tmp_path/f'm{suffix}').write_bytes(b'\x08\x0a\x12\x07pytorch')
+    with pytest.raises(ValueError, match='exported graph'): load_sparse(mlp(), file)
+
+@pytest.mark.parametrize('format', ['auto','dense','shrunk','safetensors'])
+def test_a_dense_model_is_exported_as_the_baseline(format, tmp_path):
+    "What comes out computes the same; formats of sparse layers still want masks"
+    m,xb = mlp((6,8,4)),torch.randn(5,6)
+    new,report = export_sparse(m, format, xb, tmp_path/'m.safetensors' if format=='safetensors' else None)
+    if format=='safetensors': (new := mlp((6,8,4), seed=1)).load_state_dict(read_file(tmp_path/'m.safetensors'))
+    assert torch.allclose(new(xb), m(xb), atol=1e-6)
+    for kind in ('csr','live'):
+        with pytest.raises(ValueError, match='no masks'): export_sparse(m, kind, xb)
+
+def test_channels_are_no_structure():
+    with pytest.raises(ValueError, match='ChannelPruning'): as_structure('channels')

@@ -33,7 +33,6 @@ def _by_text(text, names):
     return found or [i for i,n in enumerate(names) if f'.{text}.' in f'{n}.' and not text[:1].isdigit()]
 
 def _by_other_name(text, params, model):
-    "By another name of a tied parameter"
     every = [] if model is None or params is None else [*model.named_parameters(remove_duplicate=False)]
     tied = {id(every[i][1]) for i in _by_text(text, [n for n,_ in every])}
     return [i for i,p in enumerate(params or ()) if id(p) in tied]

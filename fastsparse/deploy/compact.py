@@ -63,11 +63,24 @@ def _fixed(t): return nn.Parameter(t.detach().clone(), requires_grad=False)
 def _live(w, live=None): return (w!=0 if live is None else live).flatten(1)
 
 # %% ../../nbs/800_deploy.compact.ipynb #49ee9132
+def _stamp(*ts):
+    "A value that changes when one of these tensors is replaced or written to"
+    return [(t.data_ptr(), None if t.is_inference() else t._version) for t in ts]
+
+def _check_places(m, crow, n_rows, n_cols):
+    "Raise a `RuntimeError` if kernels would read past the ends of the matrix `m`, whose rows start at `crow`"
+    col = m.col.view(-1).int()
+    ends = len(crow)==n_rows+1 and not crow[0] and crow[-1]==len(col) and bool((crow.diff()>=0).all())
+    if ends and bool(((col>=0)&(col<n_cols)).all()): return
+    raise RuntimeError(f"the places of the live weights of a {type(m).__name__} are none of its own, as after to_empty or a load of another file: "
+        "load the state_dict() that it was saved with, or export the model again")
+
 def _index(m, crow):
-    "The `SparseIndex` of the matrix `m`, whose rows start at `crow`; kept until its columns change"
-    col = m.col
-    now = col.data_ptr(),None if col.is_inference() else col._version
-    if m.made is None or m.made[0]!=now: m.made = now,SparseIndex.of_parts(m.shape, crow, col.view(-1), m.fours)
+    "The `SparseIndex` of the matrix `m`, whose rows start at `crow`; kept until its places change"
+    now = _stamp(*m.buffers())
+    if m.made is None or m.made[0]!=now:
+        _check_places(m, crow, *m.shape)
+        m.made = now,SparseIndex.of_parts(m.shape, crow, m.col.view(-1), m.fours)
     return m.made[1]
 
 # %% ../../nbs/800_deploy.compact.ipynb #cb32f1bf
@@ -144,6 +157,7 @@ def _group_size(live):
 
 class BlockMatrix(nn.Module):
     "Blocks of live weights"
+    made = None
     def __init__(self,
         w:torch.Tensor, # Weights, outputs first
         live:torch.Tensor=None, # Which of them live, in blocks; None is all that aren't zero
@@ -160,6 +174,9 @@ class BlockMatrix(nn.Module):
     def extra_repr(self): return f'{self.shape[0]} x {self.shape[1]}, {len(self.values)} blocks of {self.size} x {self.size}'
 
     def forward(self, x, bias=None):
+        if self.made!=(now := _stamp(self.col, self.crow)):
+            _check_places(self, self.crow, *[n//self.size for n in self.shape])
+            self.made = now
         y = (torch.sparse_bsr_tensor(self.crow, self.col, self.values, self.shape, check_invariants=False)@x.t()).t()
         return y if bias is None else y+bias
 

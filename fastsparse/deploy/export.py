@@ -14,6 +14,7 @@ from fastcore.basics import *
 from ..kernels.timing import fresh,output_error,speedup,times_in_turns
 from ..contract import call_model,closest_name,evaluating,masked_params,module_of,need_batch,need_masks,need_number,need_package
 from ..contract import preserved
+from ..model.running import inputs_in
 from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
 from .shrink import masked_copy,shrink_plain
@@ -27,7 +28,7 @@ from torch.utils._pytree import tree_flatten,tree_leaves,tree_map,tree_unflatten
 
 # %% ../../nbs/802_deploy.export.ipynb #4e65faea
 def export_sparse(
-    model, # A sparse module or a `Learner` of one; it isn't changed
+    model, # A module or a `Learner`, sparse, or dense as the baseline; it isn't changed
     format='auto', # 'auto', 'dense', 'shrunk', 'live', 'csr', 'condensed', 'block', '2:4', 'safetensors' or 'onnx'
     sample=None, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
     path=None, # File to write; needed for 'safetensors' and 'onnx'. Without it other formats return a module
@@ -37,7 +38,7 @@ def export_sparse(
     "Export a sparse model for inference, and measure size, speed and error"
     _check(model, format, sample, path, batch_sizes, dynamic_shapes)
     warn_if_unfinished(module_of(model), 'exported')
-    xb = dict(sample) if isinstance(sample, Mapping) else tuple(sample) if isinstance(sample, (tuple,list)) else (sample,)
+    xb = dict(sample) if isinstance(sample, Mapping) else inputs_in(module_of(model), sample) if isinstance(sample, (tuple,list)) else (sample,)
     xb = tree_map(lambda o: o.detach().as_subclass(torch.Tensor).clone() if isinstance(o, torch.Tensor) else o, xb)
     if path is None: return _exported(model, format, xb, None, batch_sizes, dynamic_shapes)
     with whole_file(path) as new: _,report = _exported(model, format, xb, new, batch_sizes, dynamic_shapes)
@@ -85,7 +86,7 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
     names = 'auto','dense','shrunk',*_storages,*_files
     if format not in names:
         raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
-    need_masks(model)
+    if format in _storages: need_masks(model)
     need_batch(sample, 'sample')
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     suffix = '' if path is None else check_place(path).suffix

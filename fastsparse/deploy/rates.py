@@ -17,7 +17,7 @@ from ..model.init import output_spread
 from ..contract import batch_of,call_model,masked_params,module_copy,need_number,same_random_state
 from ..model.sparsify import sparsify_model
 from ..train.callback import DynamicSparseTrainingCallback
-from ..train.fit import is_rate,of_cycle,OwnHypers
+from ..train.fit import of_cycle,OwnHypers
 from warnings import warn
 
 # %% ../../nbs/803_deploy.rates.ipynb #e3074a42
@@ -113,8 +113,8 @@ def sparse_lr_find(self:Learner,
     **kwargs # More arguments of `sparsify_model` for that copy, which shares out as `fit_sparse` does
 ) -> float: # A tenth of the rate at which the smoothed loss is lowest
     "Find a learning rate for a sparse network"
-    if not (is_rate(start_lr) and is_rate(end_lr) and start_lr<end_lr):
-        raise ValueError(f"start_lr is {start_lr!r} and end_lr {end_lr!r}, and must be 0 < start_lr < end_lr, e.g. 1e-5 and 10")
+    need_number('start_lr', start_lr, 0, above=True)
+    need_number('end_lr', end_lr, start_lr, above=True)
     need_number('num_it', num_it, 10, whole=True)
     is_sparse = bool(masked_params(self.model))
     if is_sparse and sparsity is not None:

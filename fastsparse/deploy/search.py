@@ -15,6 +15,7 @@ from ..contract import masked_params,need_dense,need_fraction,need_number,shows_
 from ..masks.selection import count_live
 from .rates import as_was,copy_of,inputs_of,seconds_a_batch
 from ..train.fit import prepared
+from warnings import warn
 
 # %% ../../nbs/805_deploy.search.ipynb #6a148291
 @dataclass
@@ -106,6 +107,8 @@ def find_sparsity(
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
     need_number(f'budget, the epochs of {len(runs)} trainings,', budget, len(runs), whole=True)
     n_epoch = budget//len(runs)
+    if n_epoch<2: warn(f"budget={budget} leaves one epoch to each of {len(runs)} networks, too short to compare them: "
+        f"pass budget={5*len(runs)} or more, or fewer sparsities")
     with as_was(learn):  # refuses wrong settings
         for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr_max, seed=0, **kwargs)
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr_max, kwargs) for s,seed in shown(runs, progress)]

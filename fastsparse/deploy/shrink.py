@@ -54,8 +54,8 @@ def shrink_plain(
 
 # %% ../../nbs/801_deploy.shrink.ipynb #94ecc3e6
 def _carried(opt, model, new, cuts, folded):
-    """An optimizer like `opt` for the parameters of `new`, with the state of those that were cut at most. A bias that was made is trained as
-    the weight beside it"""
+    """An optimizer like `opt` for the parameters of `new`. A bias that was made is trained as the weight beside it. State of other shapes than
+    its parameter's, such as LBFGS's, begins anew, and so does that of folded layers"""
     names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
     made = {k.removesuffix('bias')+'weight':k for k in ps if k not in names.values()}
     def left(p): return [(k, ps[k]) for n in [names[p]] for k in (n, made.get(n)) if k in ps] if p in names else [('', p)]
@@ -64,10 +64,20 @@ def _carried(opt, model, new, cuts, folded):
         return {**g, 'params':own if 'param_names' in g else [p for _,p in own]}
     res = type(opt)([group(g) for g in opt.param_groups])
     for p,state in opt.state.items():
-        if names.get(p, '').rpartition('.')[0] in folded: continue
-        def own(t): return cut_tensor(t.cell.dense() if hasattr(t, 'cell') else t, cuts.get(names.get(p)) if t.shape==p.shape else None).clone()
-        res.state[ps.get(names.get(p), p)] = {k:own(t) if isinstance(t, torch.Tensor) else t for k,t in state.items()}
+        n,own = names.get(p),cuts.get(names.get(p))
+        if n and n.rpartition('.')[0] in folded or cuts and not all(_is_along(t, p) for t in state.values()): continue
+        res.state[ps.get(n, p)] = {k:_cut_along(t, own) if isinstance(t, torch.Tensor) else t for k,t in state.items()}
     return res
+
+# %% ../../nbs/801_deploy.shrink.ipynb #5c708934
+def _is_along(t, p):
+    "Has a state that a step keeps of the parameter `p` its axes, or none?"
+    if isinstance(t, (list,dict)): return not t
+    return not isinstance(t, torch.Tensor) or not t.ndim or t.ndim==p.ndim and all(n in (1,k) for n,k in zip(t.shape, p.shape))
+
+def _cut_along(t, cuts):
+    t = t.cell.dense() if hasattr(t, 'cell') else t
+    return cut_tensor(t, [(d, stay) for d,stay in cuts or () if t.ndim and t.shape[d]>1]).clone()
 
 # %% ../../nbs/801_deploy.shrink.ipynb #a244f689
 def _shrunk(plain, xb, fold=False):
@@ -105,9 +115,9 @@ def masked_copy(
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
     before_state(model := module_of(model))
-    new = module_copy(model).eval()
+    new,masks = module_copy(model).eval(),[w.shown_mask() for w in masked_params(model)]
     store_dense(new)
-    for w in masked_params(new): w.mask.copy_(w.shown_mask())
+    for w,mask in zip(masked_params(new), masks): w.mask.copy_(mask)
     apply_masks(new)
     return new
 

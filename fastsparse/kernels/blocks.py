@@ -253,7 +253,6 @@ def _first_written(path, choose):
         if own.exists(): own.unlink()
     return json.loads(path.read_text()) if path.exists() else None
 
-@cache
 def _chosen(kind, block, dtype, precision, rows, device):
     "The tile for a kernel on a device"
     tiles = _tiles(kind, block, dtype, rows)
@@ -274,11 +273,15 @@ def _programs(device):
     "How many programs fill a device"
     return 2*(torch.cuda.get_device_properties(device).multi_processor_count if device.type=='cuda' else 8)
 
+_known = {}
 def _tile(kind, block, t):
-    "The tile for a kernel on the rows of `t`"
+    "The tile for a kernel on the rows of `t`; nothing is timed while a CUDA graph is captured"
     rows = next((n for n in (16,64,256) if len(t)<=n), 8192) if kind!='values' else 8192
-    if t.is_cuda and torch.cuda.is_current_stream_capturing(): return _tiles(kind, block, t.dtype, rows)[0]
-    return _chosen(kind, block, t.dtype, _precision(t), rows, t.device)
+    key = kind,block,t.dtype,_precision(t),rows,t.device
+    if key not in _known:
+        if t.is_cuda and torch.cuda.is_current_stream_capturing(): return _tiles(kind, block, t.dtype, rows)[0]
+        _known[key] = _chosen(*key)
+    return _known[key]
 
 def _start(kernel, grid, *args, **kwargs):
     with torch.cuda.device_of(args[0]): kernel[grid](*args, **kwargs, enable_fp_fusion=True)

@@ -115,8 +115,7 @@ def _with_rest(params, sparsity, given, sparse_f, names=None, **kwargs):
             f'{high}: the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights; '
             'keep fewer layers dense, or give higher sparsities')
         raise ValueError(f'sparsity is {sparsity}, and must be {why}')
-    kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items()
-        if o is not None}
+    kwargs = {k: [o[i] for i in rest] if k in ('names','scores','axes') else o for k,o in dict(kwargs, names=names).items() if o is not None}
     rest_sparsity = min(max(1-left/n_rest, 0.), 1.) if n_rest else 0.
     own = call_with(as_distribution(sparse_f), [params[i] for i in rest], rest_sparsity, **kwargs)
     res = given | dict(zip(rest, _one_each(own, rest, 'sparsities of the other layers')))
@@ -273,8 +272,7 @@ def _proportional(params, sparsity, names=None, spec=()):
     sizes,some = [p.numel() for p in params],[i for i,d in enumerate(raw) if d]
     budget,most = (1-sparsity)*sum(sizes),sum(sizes[i] for i in some)
     if budget>most+1e-6:
-        raise ValueError(f"sparsity is {sparsity}, and must be at least {1-most/sum(sizes):.4g}: "
-            "the other layers are given a density of 0")
+        raise ValueError(f"sparsity is {sparsity}, and must be at least {1-most/sum(sizes):.4g}: the other layers are given a density of 0")
     res = dict(zip(some, fill_budget([raw[i] for i in some], [sizes[i] for i in some], budget)))
     return [1-res.get(i, 0.) for i in range_of(params)]
 

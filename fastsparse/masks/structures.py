@@ -107,8 +107,7 @@ def units_per_group(self:Structure, shape, n):
     return k
 
 # %% ../../nbs/103_masks.structures.ipynb #d844d368
-_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
-    l2=lambda x: x.norm(dim=-1))
+_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1), l2=lambda x: x.norm(dim=-1))
 
 @patch
 def unit_scores(self:Structure, score):
@@ -405,7 +404,8 @@ def as_structure(
     for kind in structures():
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
     hint = f"did you mean 'block {text}'?" if re.fullmatch(r'\d+x\d+', text) else closest_name(text, _texts, 'help(as_structure) lists all')
-    raise ValueError(f"structure is {x!r}, and must be None, a Structure, or a text such as '2:4', 'block 4x4' or 'fan-in': {hint}")
+    raise ValueError(f"structure is {x!r}, and must be None, a Structure, or a text such as '2:4', 'block 4x4' or 'fan-in' "
+        f"(prune_channels and ChannelPruning take whole channels out): {hint}")
 
 # %% ../../nbs/103_masks.structures.ipynb #a002fba1
 @dataclass(frozen=True)

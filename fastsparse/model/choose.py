@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['never_sparse', 'is_sparseable_module', 'sparseable_modules', 'Param', 'refuse_computed_layer', 'adapters_of',
-           'is_weight', 'why_dense', 'decide', 'with_also', 'warn_if_missed', 'candidates', 'choose', 'need_values',
-           'need_masks', 'need_dense']
+           'why_dense', 'decide', 'with_also', 'warn_if_missed', 'candidates', 'choose', 'need_values', 'need_masks',
+           'need_dense']
 
 # %% ../../nbs/303_model.choose.ipynb #d3f708ba
 import re,torch
@@ -56,9 +56,9 @@ def refuse_computed_layer(
     name:str, # Its name in the model
 ):
     "Raise a `ValueError` if the weights of `m` aren't plain parameters"
-    where = name or 'the model'
-    if any(isinstance(p, UninitializedParameter) for p in m._parameters.values()):
-        raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through the model first")
+    where,lazy = name or 'the model',any(isinstance(p, UninitializedParameter) for p in m._parameters.values())
+    way = 'is lazy and has no weights yet: pass a batch through it first' if lazy else 'has sparse gradients: make it with sparse=False'
+    if lazy or getattr(m, 'sparse', False) is True: raise ValueError(f"{where} {way}")
     for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is computed: call {undo} first")
 
 # %% ../../nbs/303_model.choose.ipynb #3421236f
@@ -68,8 +68,6 @@ def adapters_of(model):
     "Modules and parameters of adapters, by id"
     hosts = [(m, getattr(m, n, None)) for m in model.modules() for n in getattr(m, 'adapter_layer_names', ())]
     return {id(o) for m,part in hosts if part is not m for o in [part, *(part.modules() if isinstance(part, nn.Module) else ())]}
-
-def is_weight(o): return (layer := layer_of(o.module)) is not None and layer.default and layer.has(o.attr)
 
 # %% ../../nbs/303_model.choose.ipynb #bd82efbb
 def why_dense(
@@ -84,7 +82,8 @@ def why_dense(
     if not any(map(is_sparseable_module, modules)): return f'in {type(modules[0]).__name__}'
     if all(o.attr.startswith('bias') for o in owners): return 'bias'
     if p.ndim<2: return 'fewer than two dimensions'
-    if not any(map(is_weight, owners)): return f'no weight of {type(modules[0]).__name__}'
+    layers = [(layer_of(o.module), o.attr) for o in owners]
+    if not any(layer and layer.default and layer.has(attr) for layer,attr in layers): return f'no weight of {type(modules[0]).__name__}'
     return '' if p.is_floating_point() else f'of type {p.dtype}'
 
 # %% ../../nbs/303_model.choose.ipynb #6e8b3775
@@ -127,10 +126,11 @@ def warn_if_missed(model, params):
     missed = [o for o in decide(model) if _is_missed(o)]
     n,n_missed = [sum(o.p.numel() for o in part) for part in (params,missed)]
     if n>=.9*(n+n_missed): return
-    largest = sorted(missed, key=lambda o: -o.p.numel())[:3]
+    attrs,largest = sorted({o.attr for o in missed}),sorted(missed, key=lambda o: -o.p.numel())[:3]
+    which = [o.name for o in largest] if 'weight' in attrs else attrs  # which names other layers' weights too
     warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; "
         f"the largest that stay dense are {', '.join(f'{o.name} ({o.dense_reason}, {o.p.numel():,} weights)' for o in largest)}: "
-        f"bring them in with also=, e.g. also={largest[0].name!r} or a type, or pass also=() to leave them dense without this warning")
+        f"bring them in with also=, e.g. also={(which if which[1:] else which[0])!r} or a type, or pass also=() to leave them dense without this warning")
 
 # %% ../../nbs/303_model.choose.ipynb #75018571
 def candidates(
@@ -188,5 +188,4 @@ def need_dense(
 ):
     "Raise a `ValueError` if `model` has masks"
     if masked_params(module_of(model)):
-        raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move "
-            "it to another sparsity")
+        raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")

@@ -11,6 +11,7 @@ __all__ = ['structure_of', 'fitting', 'misfit', 'that_fit', 'layer_counts', 'has
 import operator,torch
 import torch.distributed as dist
 from fastcore.basics import *
+from ..core.checks import need_number
 from ..core.patterns import wanted
 from ..core.registry import call_with,declares,get_part,needs_of,register_part,wants
 from ..masks.apportion import live_counts
@@ -91,8 +92,7 @@ def warn_of_counts(counts, params, sparsity, sparse_f, structure):
     "Warn if a distribution misses the sparsity, or rounding to the structure's units changes it a lot"
     live,free = sum(counts),as_structure(None)
     asked = live if structure==free else sum(layer_counts(params, sparsity, sparse_f, free))
-    said = f"the distribution {getattr(sparse_f, '__name__', sparse_f)} leads to"
-    if not needs_of(sparse_f).brings_count: warn_if_other(asked, params, sparsity, said)
+    if not needs_of(sparse_f).brings_count: warn_if_other(asked, params, sparsity, f"the distribution {getattr(sparse_f, '__name__', sparse_f)} leads to")
     if abs(live-asked)>max(.1*asked, len(counts)):
         warn(f"{str(structure)!r} rounds to its own unit: {live} weights live, and {asked} were asked for; wider layers or a lower sparsity come nearer")
 
@@ -124,6 +124,7 @@ def draw_seed(
     seed:int=None, # A seed, or None to draw one
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "A seed that is the same on all ranks"
+    if seed is not None and not hasattr(seed, '__index__'): need_number('seed', seed, 0, whole=True)
     if seed is not None: return operator.index(seed)
     box = [int(torch.randint(2**62, (), device='cpu'))]
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)

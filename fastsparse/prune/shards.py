@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..contract import as_path,module_of,need_package,reading
+from ..contract import as_path,module_copy,module_of,need_package,reading
 from ..save.disk import alone_in,whole_file
 from ..save.load import read_sealed,write_sealed
 from ..report.progress import shown
@@ -70,8 +70,8 @@ def in_memory(
 ) -> nn.Module: # A copy that holds them
     "Read all weights of a block"
     memo = {id(h):h for m in block.modules() if (h := getattr(m, '_hf_hook', None)) is not None}
-    new = deepcopy(block, memo)
-    if memo: need_package('accelerate.hooks').remove_hook_from_module(new, recurse=True)
+    has_hooks,new = bool(memo),module_copy(block, memo)
+    if has_hooks: need_package('accelerate.hooks').remove_hook_from_module(new, recurse=True)
     for m,own in zip(block.modules(), new.modules()):
         for k in [k for k,p in m._parameters.items() if p is not None]:
             own._parameters[k] = nn.Parameter(value_of(m, k).clone(), requires_grad=False)

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import asdict,dataclass
 from fastai.torch_core import get_model
 from fastcore.basics import *
-from ..contract import dense_batches,masked_params,module_of,need_number,needs_of
+from ..contract import dense_batches,masked_params,module_copy,module_of,need_number,needs_of
 from ..train.callback import DynamicSparseTrainingCallback
 from .flops import flop_profile,FlopProfile,FlopsCounter
 from .history import SparseHistory
@@ -97,7 +97,7 @@ def predict_cost(
         flops = batch_flops(flop_profile(model, xb))
         for _ in range(n_steps): cost.add(*flops)
         return cost
-    model,settings = deepcopy((model, _costing(settings)))
+    model,settings = module_copy(model, memo := {}),deepcopy(_costing(settings), memo)
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0.), n_steps, **{'seed':0, **settings})
     profile,slots = flop_profile(model, xb),{id(o.mask):o for o in engine.tallies}
     def live(v): return round(v.numel*(s := slots[id(v.root())]).live/s.n)

@@ -252,7 +252,8 @@ def find(self:SparseCheckpoint):
             "give the path that the run had, or resume=None to start where there is none")
     run = read_run(self.path)
     if run.get('finished'):
-        if not self.resume: return
+        if not self.resume: return warn(f"the run of {path!r} has finished, so this fit trains anew from epoch 0 and writes over it: "
+            "load_run reads it, and resume=False trains anew without this warning")
         raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None starts anew")
     if 'fit' not in run:
         raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")

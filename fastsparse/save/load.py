@@ -13,15 +13,17 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.foundation import L
 from ..contract import as_path,before_state,decide,enforce_masks,masked_params,module_of,need_masks,need_package,reading
+from .cut import cut_copy,cut_like,cuts_for
 from .disk import whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,refuse_learned
 from ..weights.hooks import HookHandle
 from .masks import masks_in,taking_masks
 from .files import checksum
-from .state import check_masks,load_checked,need_same_tensors
+from .state import check_masks,load_checked,need_memory,need_same_tensors,refuse_learned_masks
 from .run_file import read_run
 from pathlib import Path
+from warnings import warn
 
 # %% ../../nbs/606_save.load.ipynb #c821d080
 _sum = 'fastsparse_sum'
@@ -148,6 +150,8 @@ def read_file(
     "Read a file of weights, or a whole model, whoever wrote it"
     path = as_path(path)
     if path.is_dir(): return {k:v for f in _files_in(path) for k,v in read_file(f, trust).items()}
+    if path.suffix in ('.onnx','.pt2'): raise ValueError(f"{path} is an exported graph, and no file of weights by name: "
+        "pass the file of the model that it was exported from")
     with open(path, 'rb') as f: head = f.read(9)
     if head[8:]==b'{' or path.suffix=='.safetensors': return _read_safetensors(path)
     found = _read_torch(path, head, trust)
@@ -175,6 +179,12 @@ def _prefix(d, own, where):
             if any(o in own for o in names): hits['.'.join([*parts[:i],''])] += 1
     best = [o for o,n in hits.items() if n==max(hits.values())]
     if '' in best or len(best)<2: return None if not best else '' if '' in best else best[0]
+    fits = [o for o in best if all(d[o+n].shape==p.shape for n,p in own.items() if isinstance(d.get(o+n), torch.Tensor))]
+    if len(fits)==1: return fits[0]
+    if not fits:
+        n = first(n for n,p in own.items() if isinstance(d.get(best[0]+n), torch.Tensor) and d[best[0]+n].shape!=p.shape)
+        raise ValueError(f"the file{where} is of another network: its {best[0]}{n} is {tuple(d[best[0]+n].shape)}, and {n} of the model is "
+            f"{tuple(own[n].shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
@@ -194,9 +204,15 @@ def _only(found, what):
         f"open it by torch.load, and pass one of them, load_sparse(model, file{a})")
 
 # %% ../../nbs/606_save.load.ipynb #5dec6cbf
+def _joined(found, module):
+    "`found`, or if it has dicts by the names of modules, as nni writes masks, their tensors by full names"
+    parts = {k:v for k,v in found.items() if isinstance(v, Mapping) and k in dict(module.named_modules())}
+    return {f'{k}.{n}'.lstrip('.'):t for k,v in parts.items() for n,t in v.items() if isinstance(t, torch.Tensor)} if parts else found
+
 def _state_for(module, found, folder=None):
     "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
     if not isinstance(found, Mapping): found = module_of(found).state_dict()
+    found = _joined(found, module)
     own,weights,masks = dict(module.named_parameters(remove_duplicate=False)),{},{}
     for where,d in _dicts(found).items():
         p = _prefix(d, own, where)
@@ -212,7 +228,7 @@ def _state_for(module, found, folder=None):
     if state is None and alone is None:
         raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: build the architecture that was saved")
     if folder is not None: state = _converted(module, folder, state, list(own))
-    return _with_masks(module, state, alone)
+    return _with_masks(module if state is None else cut_copy(module, state), state, alone, state is not None and bool(cuts_for(module, state)))
 
 # %% ../../nbs/606_save.load.ipynb #ff74882a
 def _as_bool(name, mask, shape):
@@ -225,8 +241,8 @@ def _as_bool(name, mask, shape):
     raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: pass scores through top_k_mask")
 
 # %% ../../nbs/606_save.load.ipynb #bf15ab21
-def _with_masks(module, state, alone):
-    "`state`, or the model's own if None, with its masks, those in `alone`, or those of its zeros"
+def _with_masks(module, state, alone, is_cut):
+    "`state`, or the model's own if None, with its masks, those in `alone`, or those of its zeros; a model that was cut may have none"
     new = copy(module.state_dict() if state is None else state)
     for n in [k.removesuffix('_orig') for k in new if k.endswith('_orig') and f"{k.removesuffix('_orig')}_mask" in new]:
         new[n] = new.pop(f'{n}_orig')
@@ -237,18 +253,18 @@ def _with_masks(module, state, alone):
         new[k] = v
     names = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
     new.update({k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names})
-    if not masks_in(new): new.update(_zero_masks(module, new))
+    if not masks_in(new): new.update(_zero_masks(module, new, is_cut))
     own = module.state_dict()  # learned masks have no sparsity beside them
     shown = {n:m for n,m in masks_in(new).items() if f'{n}_mask' not in own or f'{n}_sparsity' in own}
     for n,m in shown.items(): new.setdefault(f'{n}_sparsity', torch.tensor(sparsity_from_tensor(m)))
     return new
 
 # %% ../../nbs/606_save.load.ipynb #6bd4255f
-def _zero_masks(module, state, least=.05):
+def _zero_masks(module, state, is_cut=False, least=.05):
     "Masks of the zeros in `state`, in weights with a fraction `least` of them"
     names = [o.name for o in decide(module) if not o.dense_reason and isinstance(state.get(o.name), torch.Tensor)]
     masks = {f'{n}_mask':state[n].ne(0) for n in names if (state[n]==0).float().mean()>=least}
-    if masks: return masks
+    if masks or is_cut: return masks
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 
@@ -289,7 +305,7 @@ def load_sparse(
 
     Reads what this library, fastai, torch, Lightning, transformers and safetensors write; masks of `torch.nn.utils.prune` too.
     Without masks in the file, zeros are dead in each weight that has a twentieth of them or more. Masks alone leave the
-    model's own values where weights live.
+    model's own values where weights live. A file of a model that `shrink` cut has smaller tensors, and cuts the model likewise.
 
     Raises
     ------
@@ -302,13 +318,20 @@ def load_sparse(
     load_sparse(nn.Linear(64, 10), model.state_dict())
     """
     decide(module := module_of(model))  # refuses weights that are computed, by name
+    need_memory(module)
     path = as_path(file) if isinstance(file, (str,Path)) else None
     found = file if path is None else read_file(path, trust)
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
-    if masked_params(module): check_masks(module.state_dict(), state)
+    if weights := masked_params(module): check_masks(module.state_dict(), state)
+    had = sum(o.n_live() for o in weights)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
-    own = module.state_dict()
+    refuse_learned_masks(module.state_dict(), state)
+    own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
+    cut_like(module, state)
     with taking_masks(module): load_checked(module, state)
+    if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)
+    n,live = sum(o.shape.numel() for o in weights),sum(o.n_live() for o in weights)
+    if live!=had: warn(f"the masks of the file have a sparsity of {1-live/n:.4g}, and those of the model had {1-had/n:.4g}")
     return HookHandle() if any(o.learned for o in masked_params(module)) else enforce_masks(module)  # learned masks see to themselves

@@ -19,7 +19,7 @@ from ..weights.find import apply_masks,param_names
 from ..shards.weight import is_sharded
 from .masks import masks_in,new_masks,taking_masks
 from .files import check_seal,seal
-from .state import check_masks,load_checked
+from .state import check_masks,load_checked,need_memory,refuse_learned_masks
 from ..train.engine import check_same_run
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -244,7 +244,8 @@ def check_model(
     state:dict, # State dict from a file
 ):
     "Raise a `ValueError` unless `model` can load `state`; a dense one can load that of a sparse one"
-    own = model.state_dict()
+    need_memory(model)
+    refuse_learned_masks(own := model.state_dict(), state)
     if masked_params(model): check_masks(own, state)
     new = {f'{n}{end}' for n in new_masks(model, state) for end in ('_mask','_sparsity')}
     if odd := sorted((own.keys()^state.keys())-(new-own.keys())):
@@ -306,6 +307,9 @@ def put_opt(
     if 'hypers' in state: state['hypers'] = L(state['hypers'])
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
     opt.load_state_dict(state)
+    for i,own in state['state'].items() if isinstance(state.get('state'), dict) else ():  # torch has cast all to the parameter's type
+        held = base_opt(opt).state[ps[i]]
+        held |= {k:t.to(held[k].device) for k,t in own.items() if isinstance(t, torch.Tensor) and t.dtype!=held[k].dtype}
 
 # %% ../../nbs/604_save.run_file.ipynb #b0be397f
 def put_grads(

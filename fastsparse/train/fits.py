@@ -94,8 +94,7 @@ def refuse_unfit(method, params, beside, opt, is_dense):
         refuse_stored(method, param)
         kind_of(param.module, param.attr).check(param.p)
         if is_dense or structure_of(structure, param).legal(param.full_mask()) or param.n_live()==param.shape.numel(): continue
-        raise ValueError(f"the mask of {param.name} breaks the structure {str(structure)!r}: "
-            f"pass structure={str(structure)!r} to sparsify_model too")
+        raise ValueError(f"the mask of {param.name} breaks the structure {str(structure)!r}: pass structure={str(structure)!r} to sparsify_model too")
     check_way(method, params, beside)
 
 def refuse_stored(method, param):

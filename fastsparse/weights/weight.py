@@ -447,8 +447,7 @@ def load_grad_state(self:Masked, state):
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
 def computed_weights(m:nn.Module) -> list: # Tuples: its name in `m`, what is wrong, and the call that undoes it
     "Weights of `m` that are computed from its other parameters"
-    found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')")
-        for a in getattr(m, 'parametrizations', ())]
+    found = [(a, 'is parametrized', f"torch.nn.utils.parametrize.remove_parametrizations(module, '{a}')") for a in getattr(m, 'parametrizations', ())]
     for a in (k[:-2] for k in m._parameters if k.endswith('_g') and f'{k[:-2]}_v' in m._parameters):
         found.append((a, 'has a weight norm', f"torch.nn.utils.remove_weight_norm(module, '{a}')"))
     for a in (k[:-5] for k in m._parameters if k.endswith('_orig')):
