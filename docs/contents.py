@@ -1,11 +1,7 @@
 "What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
 # The parts of the sidebar, as globs of pages, how-tos in the order of need
-<<<<<<< HEAD
-howtos = """faster faster_on_a_card save resume works_with messages sparse_or_narrow channels stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
-=======
-howtos = """faster save resume works_with messages sparse_or_narrow channels cut_heal_load stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
->>>>>>> m_g64
+howtos = """faster faster_on_a_card save resume works_with messages sparse_or_narrow channels cut_heal_load stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
     own_method reproduce names *""".split()
 parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
     'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained trained_to_small research deployment many_processes *'.split()],
