@@ -17,7 +17,7 @@ def _weights_in(found):
     "The outermost dict of tensors in what was read, or None"
     from torch import Tensor
     for d in (todo := [found]):
-        if any(isinstance(v, Tensor) for v in d.values()): return d
+        if any(isinstance(v, Tensor) and isinstance(k, str) for k,v in d.items()): return d
         todo += [v for v in d.values() if isinstance(v, dict)]
 
 # %% ../nbs/990_cli.ipynb #46672a67
@@ -29,6 +29,8 @@ def read_file(
     import torch
     from fastsparse.save.load import read_file
     Path(path).stat()
+    if Path(path).suffix=='.onnx':
+        raise CliError(f"{path} holds an ONNX graph, and this reads weights or models of torch: take the model that was exported")
     try: found = read_file(path, trust)
     except ValueError as e: raise CliError(str(e).replace('trust=True', '--trust')) from e
     model = found if isinstance(found, dict) else getattr(found, 'model', found)
@@ -59,6 +61,8 @@ def read_batch(
     from fastsparse.core.files import reading
     with reading(path, 'batch of inputs, such as torch.save(xb, file) writes'): x = torch.load(path, map_location='cpu', weights_only=True)
     need_batch(x, f'the content of {path}')
+    if isinstance(x, dict) and any('.' in str(k) for k in x):
+        raise CliError(f"{path} holds weights by name, and must hold a batch of inputs, such as torch.save(xb, file) writes")
     return x
 
 # %% ../nbs/990_cli.ipynb #515aef4d
@@ -73,7 +77,7 @@ def write_weights(
     if Path(path).suffix!='.safetensors':
         with whole_file(path) as new: return torch.save(state, new)
     save = need_package('safetensors.torch').save_file
-    with whole_file(path) as new: save({k:v.contiguous() for k,v in state.items()}, new)
+    with whole_file(path) as new: save({k:v.contiguous().clone() for k,v in state.items()}, new)
 
 # %% ../nbs/990_cli.ipynb #bda61d32
 def summary_rows(
@@ -84,7 +88,8 @@ def summary_rows(
     rows = []
     for k,v in state.items():
         if not isinstance(v, torch.Tensor) or not v.is_floating_point() or k.endswith('_sparsity'): continue
-        live = int(v.count_nonzero())
+        if v.is_meta: raise CliError(f"{k} is on the meta device, and has no values")
+        live = int((v if v.layout==torch.strided else v.to_dense()).ne(0).sum() if v.element_size()>1 else v.float().count_nonzero())
         rows.append((k, ' x '.join(map(str, v.shape)), v.numel(), live, 1-live/v.numel() if v.numel() else 0.))
     n,live = sum(o[2] for o in rows),sum(o[3] for o in rows)
     return rows+[('all', '', n, live, 1-live/n if n else 0.)]
@@ -121,14 +126,21 @@ def prune_weights(
     import torch
     from fastsparse.masks.selection import sparsity_from_tensor,top_k_mask
     from fastsparse.save.rules import default_filter
-    new = dict(state)
+    new,made = dict(state),{}
     for k,v in state.items():
-        if not isinstance(v, torch.Tensor) or not v.is_floating_point() or v.ndim<2 or not default_filter(k, v): continue
-        mask = top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
-        new[k] = torch.where(mask, v, torch.zeros_like(v))
+        is_matrix = isinstance(k, str) and isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim>1
+        if not is_matrix or not default_filter(k, v): continue
+        if v.layout!=torch.strided or v.is_meta or v.element_size()<2:
+            kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
+            raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
+        place = v.data_ptr(),v.shape,v.stride()
+        mask = made[place][0] if place in made else top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
+        made.setdefault(place, (mask, torch.where(mask, v, torch.zeros_like(v))))  # a tied tensor stays tied
+        new[k] = made[place][1]
         if f'{k}_mask' not in state: continue
         new[f'{k}_mask'] = mask & state[f'{k}_mask'].bool()
         new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
+    if not made: raise CliError("there is nothing to prune: no matrix of numbers; biases, norms and embeddings stay dense")
     return new
 
 # %% ../nbs/990_cli.ipynb #5cce9b82

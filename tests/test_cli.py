@@ -172,3 +172,36 @@ def test_a_warning_is_one_line(files, capsys, monkeypatch):
     monkeypatch.setattr(cli, 'read_file', loud)
     main(['summary', 'weights.pt'])
     assert capsys.readouterr().err=='fastsparse: mind the gap\n'
+
+def odd_files():
+    w = torch.randn(8, 8)
+    return dict(nothing=({'a.bias':torch.ones(4), 'norm.weight':torch.ones(4)}, 'there is nothing to prune'), float8=({'a.weight':w.to(torch.float8_e4m3fn)}, 'a.weight is of torch.float8'),
+        sparse=({'a.weight':w.to_sparse()}, 'a.weight is a sparse tensor'), meta=({'a.weight':w.to('meta')}, 'a.weight is on the meta device'),
+        numbers=({0:w, 1:w}, 'without weights by name'))
+
+@pytest.mark.parametrize('name', odd_files())
+def test_files_that_cannot_be_pruned(name, tmp_path, monkeypatch, capsys):
+    "One line, exit status 1, and no file"
+    monkeypatch.chdir(tmp_path)
+    state,text = odd_files()[name]
+    torch.save(state, 'odd.pt')
+    with pytest.raises(SystemExit, match=text): main(['prune', 'odd.pt', '--sparsity', '.5'])
+    assert [o.name for o in tmp_path.iterdir()]==['odd.pt']
+    if name in ('float8','sparse'):
+        main(['summary', 'odd.pt'])
+        assert ' 64 ' in capsys.readouterr().out
+
+def test_other_files(tmp_path, monkeypatch):
+    "A graph of ONNX, weights in the place of a batch, and tied weights, which stay tied"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'m.onnx').write_bytes(b'graph')
+    with pytest.raises(SystemExit, match='m.onnx holds an ONNX graph'): main(['summary', 'm.onnx'])
+    torch.save(m := nn.Sequential(nn.Linear(8,8)), 'model.pt')
+    torch.save(m.state_dict(), 'state.pt')
+    with pytest.raises(SystemExit, match='state.pt holds weights by name, and must hold a batch'):
+        main(['prune', 'model.pt', '--sparsity', '.5', '--method', 'wanda', '--data', 'state.pt', '--trust'])
+    w = torch.randn(8, 8)
+    torch.save({'a.weight':w, 'b.weight':w}, 'tied.pt')
+    main(['prune', 'tied.pt', '--sparsity', '.5', '--out', 'out.pt'])
+    out = torch.load('out.pt')
+    assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32

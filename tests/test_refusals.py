@@ -215,3 +215,56 @@ def test_layers_without_live_weights_have_no_rate():
     m = mlp((4,4,3))
     warned(sparsify_model, m, .5, mask_init={'0.weight':torch.ones(4, 4).bool(), '2.weight':torch.zeros(3, 4).bool()})
     with pytest.raises(ValueError, match='2.weight has no live weights'): supar_groups(m, .1)
+
+# --- misuse that anybody may try once: each error names the line to write
+
+def small(sparse=True):
+    m = mlp((8,16,4))
+    if sparse: sparsify_model(m, .5, seed=0)
+    return m
+
+def on_meta():
+    with torch.device('meta'): return mlp((8,16,4))
+
+def learned_state():
+    m = small(False)
+    learn_masks(m, '2:4')
+    return m.state_dict()
+
+def saved_run(m, path):
+    save_run(path, m)
+    return path
+
+X,Y = torch.randn(6, 8),torch.arange(6)%4
+ce = nn.functional.cross_entropy
+@pytest.mark.parametrize('f,text', [(lambda p: load_sparse(on_meta(), small().state_dict()), '0.weight is on the meta device.*call sparsify_model first'),
+    (lambda p: load_run(saved_run(small(), p/'r.pt'), on_meta()), '0.weight is on the meta device.*call sparsify_model first'),
+    (lambda p: load_sparse(small(False), learned_state()), 'call learn_masks as its run did, or .*fold_masks'),
+    (lambda p: prune_channels(small(False), .5), 'xb is None.*pass a batch'),
+    (lambda p: merge_sparse(small()), r'get_peft_model\(base, config\)'),
+    (lambda p: save_delta(small(), p/'x', small().state_dict()), r'save_delta\(model, base, path\)'),
+    (lambda p: DynamicSparseTraining(small().parameters(), sgd(small()), 20), 'must be a torch module'),
+    (lambda p: SparseHistory().plot(), 'fit with this history first'),
+    (lambda p: sparsify_model(small(False), .5, seed='a'), "seed is 'a', and must be a whole number"),
+    (lambda p: prune_wanda(small(False), .5, (X,Y)), r'such as \[\(xb, yb\)\]'),
+    (lambda p: prune_snip(small(False), .5, [X], ce), r'such as \[\(xb, yb\)\]'),
+    (lambda p: sparsify_model(nn.Sequential(nn.Embedding(9, 8, sparse=True), nn.Linear(8, 4)), .5, also='0.weight'),
+        'make it with sparse=False')])
+def test_the_line_to_write(f, text, tmp_path):
+    with pytest.raises((ValueError,TypeError), match=text): f(tmp_path)
+
+def test_a_wrong_object_is_not_shown_whole():
+    "A state dict of a large model in the place of the model"
+    for f in (sparse_summary, lambda o: sparsify_model(o, .5), masked_params):
+        with pytest.raises(TypeError) as e: f(mlp((100,100,4)).state_dict())
+        assert len(str(e.value))<150
+
+def test_a_loss_of_outputs_alone_needs_no_targets(): prune_snip(small(False), .5, [X], lambda out: out.square().mean())
+
+def test_masks_by_modules_are_read():
+    "As nni writes them: a dict of each module's masks"
+    masks = {o.name:o.mask for o in masked_params(small())}
+    for own in ('weight','weight_mask'):
+        m = small(False)
+        load_sparse(m, {n.rpartition('.')[0]:{own:mask, 'bias':None} for n,mask in masks.items()})
+        assert all(o.mask.equal(masks[o.name]) for o in masked_params(m))

@@ -177,6 +177,7 @@ def prune_channels(
     need_number('multiple', multiple, 1, whole=True)
     if not callable(budget): need_choice('budget', budget, ['channels',*_costs])
     module,xb = module_of(model),batch_of(model) if xb is None else xb
+    if xb is None: raise ValueError("xb is None, and only a Learner brings its own: pass a batch of inputs")
     groups = removable_groups(module, xb, even)
     gone = lowest_groups(module, groups, sparsity, scores, structure, budget, ranking, multiple)
     if sparsity and not gone.any(): warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")

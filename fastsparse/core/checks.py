@@ -64,7 +64,7 @@ def need_batch(
 ):
     "Raise a `TypeError` if `xb` holds nothing that a model could take"
     if all(o is None or type(o) is object or isinstance(o, (Real,str,bytes,type,nn.Module)) for o in tree_leaves(xb)):
-        raise TypeError(f"{name} is {xb!r}, and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors")
+        raise TypeError(f"{name} is {xb!r:.80}, and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors")
 
 # %% ../../nbs/000_core.checks.ipynb #a35c37d9
 def renamed(

@@ -17,7 +17,7 @@ def as_path(
 ) -> Path:
     "`path` as a `Path`; a `TypeError` for anything else, such as a number, which `open` takes for a file descriptor"
     if isinstance(path, (str,os.PathLike)) and str(path)!='': return Path(path)
-    raise TypeError(f"path is {path!r}, and must be a file's name or a Path")
+    raise TypeError(f"path is {path!r:.80}, and must be a file's name or a Path")
 
 # %% ../../nbs/003_core.files.ipynb #a927e892
 @contextmanager

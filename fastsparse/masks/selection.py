@@ -58,7 +58,7 @@ def mask_from_tensor(
     t:torch.Tensor, # Tensor of any shape
 ) -> torch.Tensor: # Bool tensor of `t`'s shape, `True` where `t` is not zero
     "The mask of the non-zero elements of `t`"
-    return t.ne(0)
+    return torch.as_tensor(t).ne(0)
 
 def sparsity_from_tensor(
     t:torch.Tensor, # Tensor of any shape; a mask will do

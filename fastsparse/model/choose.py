@@ -56,9 +56,9 @@ def refuse_computed_layer(
     name:str, # Its name in the model
 ):
     "Raise a `ValueError` if the weights of `m` aren't plain parameters"
-    where = name or 'the model'
-    if any(isinstance(p, UninitializedParameter) for p in m._parameters.values()):
-        raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through the model first")
+    where,lazy = name or 'the model',any(isinstance(p, UninitializedParameter) for p in m._parameters.values())
+    way = 'is lazy and has no weights yet: pass a batch through it first' if lazy else 'has sparse gradients: make it with sparse=False'
+    if lazy or getattr(m, 'sparse', False) is True: raise ValueError(f"{where} {way}")
     for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is computed: call {undo} first")
 
 # %% ../../nbs/303_model.choose.ipynb #3421236f

@@ -91,7 +91,7 @@ def module_of(
     "The module of `model`; a `TypeError` if there is none"
     if isinstance(model, nn.Module): return model
     if not isinstance(getattr(model, 'model', None), nn.Module):
-        raise TypeError(f"model is {model!r}, and must be a torch module or a Learner")
+        raise TypeError(f"model is {model!r:.80}, and must be a torch module or a Learner")
     return model.model
 
 # %% ../../nbs/301_model.running.ipynb #77862339

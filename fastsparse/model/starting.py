@@ -11,6 +11,7 @@ __all__ = ['structure_of', 'fitting', 'misfit', 'that_fit', 'layer_counts', 'has
 import operator,torch
 import torch.distributed as dist
 from fastcore.basics import *
+from ..core.checks import need_number
 from ..core.patterns import wanted
 from ..core.registry import call_with,declares,get_part,needs_of,register_part,wants
 from ..masks.apportion import live_counts
@@ -123,6 +124,7 @@ def draw_seed(
     seed:int=None, # A seed, or None to draw one
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "A seed that is the same on all ranks"
+    if seed is not None and not hasattr(seed, '__index__'): need_number('seed', seed, 0, whole=True)
     if seed is not None: return operator.index(seed)
     box = [int(torch.randint(2**62, (), device='cpu'))]
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)

@@ -8,6 +8,7 @@ __all__ = ['keep_zeros', 'merge_sparse', 'refuse_adapter', 'MaskedLora', 'Masked
 
 # %% ../../nbs/716_prune.finetune.ipynb #a6d10ae2
 import torch
+from collections.abc import Mapping
 from fastcore.basics import *
 from ..contract import as_path,call_model,evaluating,module_of,need_fraction,need_masks,reading
 from ..save.disk import read_tensors,whole_file
@@ -52,6 +53,8 @@ def merge_sparse(
 ): # The merged base, and the largest difference of outputs over the largest output before (None without a batch)
     "Merge LoRA's adapters into a sparse base, with dead weights exactly zero"
     need_masks(model)
+    if not hasattr(model, 'merge_and_unload'):
+        raise ValueError(f"model is a {type(model).__name__} without adapters of peft: pass what get_peft_model(base, config) returned")
     before = None if xb is None else _outputs(model, xb)
     merged = model.merge_and_unload()
     apply_masks(merged)
@@ -176,6 +179,8 @@ def save_delta(
     path, # File to write, completely or not at all
 ) -> Path: # The file
     "Save only the values that fine-tuning has changed"
+    if not isinstance(base, Mapping):
+        raise ValueError(f"base is {base!r:.80}, and must be a state_dict() from before fine-tuning: save_delta(model, base, path)")
     state,delta = module_of(model).state_dict(),{}
     need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():

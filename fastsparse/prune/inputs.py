@@ -64,6 +64,8 @@ class Calibration:
 def read(self:Calibration, data, n_samples, bs):
     "Keep batches until there are `n_samples` examples"
     batches,n = data,0
+    if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
+        raise ValueError("data holds tensors of several types, as one batch does: pass a list of batches, such as [(xb, yb)]")
     if isinstance(data, DataLoaders): batches = data.train
     elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
         batches = torch.utils.data.DataLoader(data, batch_size=bs)

@@ -6,7 +6,7 @@
 __all__ = ['snip_scores', 'prune_snip', 'grasp_scores', 'prune_grasp', 'prune_synflow', 'mean_grads', 'scores_by_loss']
 
 # %% ../../nbs/714_prune.saliency.ipynb #fd44e829
-import torch
+import inspect,torch
 from fastai.torch_core import to_device
 from fastcore.basics import *
 from ..report.progress import shown
@@ -129,6 +129,12 @@ def mean_grads(
     return [t/n for t in total]
 
 # %% ../../nbs/714_prune.saliency.ipynb #2ecf6048
+def _takes_one(f):
+    try: inspect.signature(f).bind(None)
+    except TypeError: return False
+    except ValueError: pass  # functions in C may have no signature
+    return True
+
 def _losses(calib, loss_func, progress):
     "Loss and number of items of each batch"
     if calib.loop is not None: yield from ((loss, 1) for loss in calib.loop(calib.model))
@@ -138,6 +144,8 @@ def _losses(calib, loss_func, progress):
         if loss_func is None and not hasattr(out, 'loss'):
             raise ValueError(f"the model returns a {type(out).__name__}, which has no loss: "
                 "pass loss_func=, such as F.cross_entropy, and batches with targets, such as [(xb, yb)]")
+        if loss_func is not None and not ys and not _takes_one(loss_func):
+            raise ValueError("a batch has inputs and no targets, which loss_func takes: pass pairs, such as [(xb, yb)]")
         yield (out.loss if loss_func is None else loss_func(out, *ys)),n_items(b[0] or b[1])
 
 # %% ../../nbs/714_prune.saliency.ipynb #7f280b49

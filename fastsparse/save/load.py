@@ -20,7 +20,7 @@ from ..weights.find import apply_masks,refuse_learned
 from ..weights.hooks import HookHandle
 from .masks import masks_in,taking_masks
 from .files import checksum
-from .state import check_masks,load_checked,need_same_tensors
+from .state import check_masks,load_checked,need_memory,need_same_tensors,refuse_learned_masks
 from .run_file import read_run
 from pathlib import Path
 from warnings import warn
@@ -204,9 +204,15 @@ def _only(found, what):
         f"open it by torch.load, and pass one of them, load_sparse(model, file{a})")
 
 # %% ../../nbs/606_save.load.ipynb #5dec6cbf
+def _joined(found, module):
+    "`found`, or if it has dicts by the names of modules, as nni writes masks, their tensors by full names"
+    parts = {k:v for k,v in found.items() if isinstance(v, Mapping) and k in dict(module.named_modules())}
+    return {f'{k}.{n}'.lstrip('.'):t for k,v in parts.items() for n,t in v.items() if isinstance(t, torch.Tensor)} if parts else found
+
 def _state_for(module, found, folder=None):
     "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
     if not isinstance(found, Mapping): found = module_of(found).state_dict()
+    found = _joined(found, module)
     own,weights,masks = dict(module.named_parameters(remove_duplicate=False)),{},{}
     for where,d in _dicts(found).items():
         p = _prefix(d, own, where)
@@ -312,12 +318,14 @@ def load_sparse(
     load_sparse(nn.Linear(64, 10), model.state_dict())
     """
     decide(module := module_of(model))  # refuses weights that are computed, by name
+    need_memory(module)
     path = as_path(file) if isinstance(file, (str,Path)) else None
     found = file if path is None else read_file(path, trust)
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
     if weights := masked_params(module): check_masks(module.state_dict(), state)
     had = sum(o.n_live() for o in weights)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
+    refuse_learned_masks(module.state_dict(), state)
     own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
     cut_like(module, state)

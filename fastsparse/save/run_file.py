@@ -19,7 +19,7 @@ from ..weights.find import apply_masks,param_names
 from ..shards.weight import is_sharded
 from .masks import masks_in,new_masks,taking_masks
 from .files import check_seal,seal
-from .state import check_masks,load_checked
+from .state import check_masks,load_checked,need_memory,refuse_learned_masks
 from ..train.engine import check_same_run
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -244,7 +244,8 @@ def check_model(
     state:dict, # State dict from a file
 ):
     "Raise a `ValueError` unless `model` can load `state`; a dense one can load that of a sparse one"
-    own = model.state_dict()
+    need_memory(model)
+    refuse_learned_masks(own := model.state_dict(), state)
     if masked_params(model): check_masks(own, state)
     new = {f'{n}{end}' for n in new_masks(model, state) for end in ('_mask','_sparsity')}
     if odd := sorted((own.keys()^state.keys())-(new-own.keys())):
