@@ -9,6 +9,7 @@ from fastsparse.all import *
 from fastsparse.prune.experts import prune_experts
 from fastsparse.prune.layers import prune_layers
 from onnxruntime.quantization import quantize_dynamic
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from pathlib import Path
 from pydoc_data import topics
 from torch import nn
@@ -93,7 +94,8 @@ def row(way, part, model, before, int8=False, sparse=False):
             exported(model, d/'m.onnx')
             f,file = opened(d/'m.onnx'),d/'m.onnx'
             if int8:
-                quantize_dynamic(d/'m.onnx', d/'q.onnx')
+                quant_pre_process(d/'m.onnx', d/'p.onnx')
+                quantize_dynamic(d/'p.onnx', d/'q.onnx')
                 f,file = opened(d/'q.onnx'),d/'q.onnx'
             ms = milliseconds(f, x)
         if sparse: save_sparse(model, file := d/'s.safetensors')
