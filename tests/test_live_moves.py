@@ -186,8 +186,7 @@ def trains(m, live=()):
                 mask.copy_(mask.roll(1))
             n(batch(n))
     for (n,p),q in zip(m.named_parameters(), d.parameters()): close(dense_of(p), q, 1e-4)
-    for o in masked_params(m):
-        assert not dense_of(o.p)[~o.mask].any() and is_live(o.p)==(o.name in live)
+    for o in masked_params(m): assert not dense_of(o.p)[~o.mask].any() and is_live(o.p)==(o.name in live)
 
 live_names = '1.weight','3.weight','5.weight'
 
