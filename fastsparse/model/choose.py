@@ -133,10 +133,7 @@ def warn_if_missed(model, params):
         f"bring them in with also=, e.g. also={(which if which[1:] else which[0])!r} or a type, or pass also=() to leave them dense without this warning")
 
 # %% ../../nbs/303_model.choose.ipynb #75018571
-def candidates(
-    model:nn.Module, # Any module
-    also=None, # As for `decide`
-) -> list: # A `Param` for each, in parameter order
+def candidates(model, also=None) -> list: # A `Param` for each, in parameter order
     "The parameters that `decide` would make sparse"
     params = [o for o in decide(model, also) if not o.dense_reason]
     for o in params:
