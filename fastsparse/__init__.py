@@ -10,7 +10,7 @@
 
 If you only want the best accuracy for your seconds of training, a narrow dense network often does [as well](howto/sparse_or_narrow.ipynb)."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 edges = 'live','shards','card','special'  # what the core imports by itself, when the first part is looked up
 
 from typing import TYPE_CHECKING
