@@ -32,6 +32,7 @@ def go(run, first=0, last=n_steps-1, f=None, between=lambda m: None):
     for t in range(first, last):
         g = torch.Generator().manual_seed(t)
         x,y = torch.randn(8, 32, generator=g),torch.randint(10, (8,), generator=g)
+        x,y = [o.to(m[0].weight.device) for o in (x, y)]
         F.cross_entropy((f or m)(x), y).backward()
         between(m)
         opt.step()
@@ -283,6 +284,17 @@ def test_a_run_goes_on_by_rows_where_there_is_no_card(found):
     load_run(found[0]/'run', *run)
     assert indices(run[0])==[SparseIndex]*2
     same(go(run, 5), go(start(False)))
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('method', ['static','set','rigl','gmp','auto'])
+def test_a_run_on_a_card_is_the_masked_one(method):
+    "By blocks there, by rows on the processor, and there again"
+    a,b = start(False, method, 'sgd'),start(True, method, 'sgd')
+    for run in (a, b): run[0].cuda()
+    assert indices(b[0])==[BlockIndex]*2
+    same(go(a), go(b))
+    assert indices(b[0].cpu())==[SparseIndex]*2 and indices(b[0].cuda())==[BlockIndex]*2
 
 def test_the_block_is_the_largest_that_the_mask_allows():
     "By hand: two rows of blocks, of which one is full"
