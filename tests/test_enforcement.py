@@ -312,7 +312,7 @@ def test_lora_on_a_sparse_layer_leaves_it_sparse():
             assert_dead(p)
         assert torch.equal(m.body[2].base_layer.weight, base) and m.body[2].base_layer.weight_mask.sum()==26
         if 'modules_to_save' in kw: assert not torch.equal(m.body[0].modules_to_save['default'].weight, m.body[0].original_module.weight)
-        with pytest.warns(UserWarning, match='no update'):
+        with pytest.warns(UserWarning, match='is frozen'):
             DynamicSparseTraining(p, torch.optim.SGD(p.parameters(), lr=.1), 40, **SET_presets(batches_per_update=4), sparse_modules=m.body[2], seed=0)
 
 def test_another_optimizer_is_no_business_of_a_computed_weight():

@@ -131,7 +131,7 @@ refused = [(lambda m: sparsify_model(m, 1.), r'sparsity is 1.0.*\[0,1\)'), (lamb
     (lambda m: sparsify_model(m, {'5':.5}), 'rules that name none'), (lambda m: sparsify_model(m, {'0':1.5}), 'a given sparsity is 1.5'),
     (lambda m: sparsify_model(m, [.5]), "sparsity is 0.5, and must be pairs"), (lambda m: sparsify_model(m, {'0':.5}, 'erk'), 'sparse_f shares it out too'),
     (lambda m: sparsify_model(m, .5, structure='block 4x4'), "take another structure, or leave it dense by exclude='0.weight'"),
-    (lambda m: sparsify_model(m, .5, structure='4x4'), "structure is '4x4'.{0,99}did you mean 'block 4x4'"),
+    (lambda m: sparsify_model(m, .5, structure='4x4'), "structure is '4x4'.{0,160}did you mean 'block 4x4'"),
     (lambda m: prune_snip(m, .5, [torch.randn(4, 6)]), 'returns a Tensor, which has no loss: pass loss_func='),
     (lambda m: sparsify_model(m, .5, chosen=['0','5']), "chosen is '5' and names none.*0.weight")]
 

@@ -312,7 +312,7 @@ def test_what_is_no_folder_of_a_saved_model_is_named(tmp_path):
     model = llama()
     with pytest.raises(ValueError, match='no model.safetensors'): load_sparse(model, tmp_path)
     (tmp_path/'model.safetensors').write_bytes(b'no tensors')
-    with pytest.raises(ValueError, match='is damaged, or no file of safetensors'): load_sparse(model, str(tmp_path))
+    with pytest.raises(ValueError, match='is damaged, or no whole file of safetensors'): load_sparse(model, str(tmp_path))
     assert not masked_params(model)
 
 @pytest.mark.parametrize('make', [lambda: pytest.importorskip('timm').create_model('resnet10t', num_classes=4),
