@@ -894,7 +894,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastsparse/deploy/export.py'),
                                           'fastsparse.deploy.export._program': ( 'deploy.export.html#_program',
                                                                                  'fastsparse/deploy/export.py'),
-                                          'fastsparse.deploy.export._quiet': ('deploy.export.html#_quiet', 'fastsparse/deploy/export.py'),
                                           'fastsparse.deploy.export._report': ('deploy.export.html#_report', 'fastsparse/deploy/export.py'),
                                           'fastsparse.deploy.export._resized': ( 'deploy.export.html#_resized',
                                                                                  'fastsparse/deploy/export.py'),

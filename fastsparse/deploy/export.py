@@ -6,9 +6,9 @@
 __all__ = ['export_sparse', 'ExportReport']
 
 # %% ../../nbs/802_deploy.export.ipynb #4857a556
-import inspect,logging,numpy as np,pandas as pd,re,statistics,torch,warnings
+import inspect,numpy as np,pandas as pd,re,statistics,torch,warnings
 from collections.abc import Mapping
-from contextlib import ExitStack,contextmanager
+from contextlib import ExitStack
 from copy import deepcopy
 from fastcore.basics import *
 from ..kernels.timing import fresh,output_error,speedup,times_in_turns
@@ -18,6 +18,7 @@ from ..model.running import inputs_in
 from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
 from .shrink import masked_copy,shrink_plain
+from ..channels.config import quiet
 from ..channels.groups import shared_copy
 from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
@@ -252,27 +253,16 @@ def _program(model, xb, dynamic_shapes):
     args,kwargs,inputs = _arguments(model, xb)
     def free(x): return {i:torch.export.Dim.AUTO for i in range(x.ndim)} if isinstance(x, torch.Tensor) else None
     shapes = tree_map(free, inputs) if dynamic_shapes is None else dynamic_shapes
-    with preserved(model), _quiet(): return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    with preserved(model), quiet(): return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
 
 # %% ../../nbs/802_deploy.export.ipynb #452ba78b
-@contextmanager
-def _quiet():
-    "Silence exporters"
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            yield
-    finally: logging.disable(before)
-
 def _save_module(module, path, xb, dynamic_shapes):
     "Save a module, and return it as loaded from the file"
     if Path(path).suffix!='.pt2':
         torch.save(module, path)
         return torch.load(path, weights_only=False)
     program = _program(module, xb, dynamic_shapes)
-    with _quiet():
+    with quiet():
         torch.export.save(program, path)
         return torch.export.load(path).module()
 
@@ -282,7 +272,7 @@ def _save_onnx(plain, path, xb, dynamic_shapes, outputs):
     if dynamic_shapes is None and any(isinstance(m, nn.RNNBase) for m in plain.modules()): return _save_traced(plain, path, xb, outputs)
     program = _program(plain, xb, dynamic_shapes)
     names = dict(input_names=_input_names(plain, *program.example_inputs), output_names=outputs)
-    with _quiet(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False, **names)
+    with quiet(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False, **names)
     own = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # those not always met
     held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in own]
     return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
@@ -306,7 +296,7 @@ def _save_traced(model, path, xb, outputs):
     args,kwargs,inputs = _arguments(model, xb)
     inputs = _by_name(inputs)
     axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
-    with preserved(model), _quiet(), warnings.catch_warnings(record=True) as told:
+    with preserved(model), quiet(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter('always', torch.jit.TracerWarning)
         names = dict(input_names=[*inputs], output_names=outputs)
         torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, dynamic_axes=axes, **names)
