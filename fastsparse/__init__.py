@@ -2,7 +2,7 @@
 
 `learn.fine_tune_sparse(4, .8)` stands where fastai's `learn.fine_tune(4)` would, for pictures, text and tables, and `learn.fit_sparse(10, .95)` where `learn.fit_one_cycle(10)` would. A plain loop has `sparsify_model` and `DynamicSparseTraining`.
 
-- **You have a trained network, and it shall be smaller.** Tuned at .95, its file has a tenth of the size. Inference on one CPU core is 2.6 times as fast (a transformer on a Xeon) to 6.3 times (a feed-forward network on an EPYC). [Fine-tune and prune](tutorials/pictures.ipynb), [prune with a few batches of data](tutorials/fine_tuning.ipynb), [cut whole channels](howto/channels.ipynb), [merge a LoRA adapter without filling a zero](howto/stay_sparse.ipynb).
+- **You have a trained network, and it shall be smaller.** At .95, `save_sparse` writes a tenth of the dense file. Inference on one CPU core is 2.6 times as fast (a transformer on a Xeon) to 6.3 times (a feed-forward network on an EPYC). [Fine-tune and prune](tutorials/pictures.ipynb), [prune with a few batches of data](tutorials/fine_tuning.ipynb), [cut whole channels](howto/channels.ipynb), [merge a LoRA adapter without filling a zero](howto/stay_sparse.ipynb).
 - **You train wide layers on a CPU.** A whole fit of an MLP of 1.9 million weights with fastai's Adam takes .50 of the dense fit's time at .9 and .37 at .95 by `sparsify_model` and its callback, and .41 at .98 by `fit_sparse`. [Where it pays](howto/faster.ipynb), and [what was measured](measured.ipynb).
 - **Memory is short.** [A billion weights](howto/billion.ipynb) train on one core in 2 GB at .99.
 - **You want to know what a network does.** With few enough weights, its [wiring](tutorials/circuits.ipynb) can be read.
