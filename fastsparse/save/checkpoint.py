@@ -103,7 +103,7 @@ def _put_others(others, saved):
 # %% ../../nbs/605_save.checkpoint.ipynb #76843b5c
 def _put_run(run, model, opt, engine):
     "Load a file that `_check_run` has accepted; random states and gradients only with an optimizer"
-    if model is not None: put_model(model, run['model'])
+    if model is not None: put_model(model, run['model'], engine is not None)
     if opt is not None:
         put_opt(opt, run['opt'])
         set_random_state(run['random'])
@@ -345,7 +345,7 @@ def take(self:SparseCheckpoint):
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
     for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['state'])
-    put_model(model, run['model'])
+    put_model(model, run['model'], True)
     put_opt(self.learn.opt, run['opt'])
     for cb,o in zip(self.engines, run['engines']): cb.load_state_dict(o['state'])
     put_grads(model, run['grads'])
