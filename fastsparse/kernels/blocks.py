@@ -9,7 +9,7 @@ __all__ = ['triton', 'tl', 'run_length', 'BlockIndex', 'block_rows', 'block_inpu
 # %% ../../nbs/509_kernels.blocks.ipynb #f82e79c4
 import json,logging,os,torch,torch.nn.functional as F
 from fastcore.basics import *
-from .ops import _autocast
+from .ops import _autocast,carried_dense
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,7 @@ def _runs(ptr, n, length):
 
 class BlockIndex:
     "Where the live blocks of a matrix are, by rows and by columns of blocks; its `len` is the number of live weights"
+    traceable,convs = True,None  # compilers follow its products, and convolutions have none but those of one pixel
     def __init__(self,
         mask:torch.Tensor, # Bool tensor, outputs first; all other dimensions are flattened. Its blocks are wholly live or wholly dead
         block:tuple, # Outputs and inputs of a block
@@ -425,6 +426,16 @@ def block_norms(
         parts.append(torch.linalg.vector_norm(part, _orders[reduce], (1,3)))
     return torch.cat(parts)/(o*i if reduce=='mean' else 1)
 
+# %% ../../nbs/509_kernels.blocks.ipynb #114f6822
+@patch
+def linear(self:BlockIndex, x, values, bias=None, grad_hook=None):
+    "`block_linear`, whose backward calls `grad_hook` as that of `sparse_linear` does"
+    y = block_linear(x, values, self, bias)
+    if grad_hook is None or not (y.requires_grad and values.requires_grad): return y
+    rows = x.detach().to(y.dtype).reshape(-1, x.shape[-1])
+    y.register_hook(lambda g: grad_hook(g.detach().reshape(-1, g.shape[-1]).t(), rows.t()))
+    return y
+
 # %% ../../nbs/509_kernels.blocks.ipynb #794e7e2c
 @patch
 def find(self:BlockIndex, places): # Of live weights
@@ -455,6 +466,13 @@ def from_rows(self:BlockIndex, values): return values[self.places.argsort().args
 
 @patch
 def forget(self:BlockIndex): self._places = None  # what is made again where it is needed
+
+# %% ../../nbs/509_kernels.blocks.ipynb #40e095ad
+@patch
+def carried(self:BlockIndex, old, mask): return carried_dense(self, old)
+
+@patch
+def put_new(self:BlockIndex, values, is_new, read): values.copy_(torch.where(is_new, read(self).to(values.dtype), values))
 
 # %% ../../nbs/509_kernels.blocks.ipynb #04135fc9
 def why_no_blocks(
