@@ -332,7 +332,7 @@ def _activate(y, activation): return y.relu() if activation=='relu' else F.gelu(
 def _by_kernels(block, dtype, device): return not why_no_blocks(block, block, dtype, device)
 
 @custom_op('fastsparse::block_rows', mutates_args=())
-def block_rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor], activation:str='') -> torch.Tensor:
+def block_rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor], activation:str) -> torch.Tensor:
     "`x` times the transposed weight, plus `bias`, through an activation"
     _,cols,ptr,*_ = index
     if _by_kernels(tuple(values.shape[1:]), x.dtype, x.device): return _products(x, values, bias, activation, ptr, cols)
@@ -355,7 +355,7 @@ def block_values(g:torch.Tensor, x:torch.Tensor, index:list[torch.Tensor]) -> to
 
 # %% ../../nbs/509_kernels.blocks.ipynb #22c22abc
 @block_rows.register_fake
-def _(x, values, bias, index, activation=''): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
+def _(x, values, bias, index, activation): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
 
 @block_inputs.register_fake
 def _(g, values, index): return g.new_empty(g.shape[0], (index[3].shape[0]-1)*values.shape[2])
@@ -377,11 +377,11 @@ def _rows_back(ctx, g):
 
 def _inputs_back(ctx, h):
     (g,values,_,*index),(of_g,of_values,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(h, values, None, index) if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
+    return block_rows(h, values, None, index, '') if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
 
 def _values_back(ctx, u):
     (g,x,_,*index),(of_g,of_x,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(x, u, None, index) if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
+    return block_rows(x, u, None, index, '') if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
 
 for op,back in (block_rows,_rows_back),(block_inputs,_inputs_back),(block_values,_values_back): op.register_autograd(back, setup_context=_save)
 
