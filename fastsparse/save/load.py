@@ -125,7 +125,7 @@ def _read_safetensors(path):
     "The tensors in a file of safetensors; with dense weights and bool masks if `save_sparse` wrote it"
     with reading(path, 'file of safetensors'):
         state,notes = read_sealed(path)
-        if _sum not in notes: return state
+        if _sum not in notes: return state | {n:state[o] for n,o in notes.items() if o in state and n not in state}  # ties of `save_model`
         shapes = {n:tuple(map(int, o.split('x'))) for n,o in notes.items() if f'{n}:mask' in state}
         masks = {n:bits_to_mask(state.pop(f'{n}:mask'), shape) for n,shape in shapes.items()}
         state |= {n:state[n].new_zeros(shape).masked_scatter_(masks[n], state[n]) for n,shape in shapes.items()}
