@@ -33,7 +33,7 @@ def rule_pairs(rules, method):
     if isinstance(rules, tuple) and len(rules)==2 and (rules[1] is None or hasattr(rules[1], 'keys')): rules = [rules]
     pairs = read_rules(rules)
     bad = first(pair for pair in pairs if not (pair[1] is None or hasattr(pair[1], 'keys')))
-    if bad: raise ValueError(f"a rule is {bad!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); "
+    if bad: raise ValueError(f"a rule is {bad!r:.80}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); "
         "`configure` makes pairs of plain data")
     def made(kw): return Method(**(own := {**method, **kw}), chosen=own, name=getattr(kw, 'name', ''))
     return [(pattern, None if kw is None else made(kw)) for pattern,kw in pairs]

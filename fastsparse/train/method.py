@@ -159,7 +159,7 @@ def check_method(m):
     for name in ('keep_score_f','sparse_f','drop_count_f',*may_be_none):
         f,or_none = getattr(m, name),' or None' if name in may_be_none else ''
         if callable(f) or f is None and or_none: continue
-        if name!='grow_init_f' or not isinstance(f, Real): raise ValueError(f"{name} is {f!r}, and must be a function{or_none}; or its name")
+        if name!='grow_init_f' or not isinstance(f, Real): raise ValueError(f"{name} is {f!r:.80}, and must be a function{or_none}; or its name")
         need_number(name, f, -math.inf)
     if isinstance(m.sparsity, Real): check_sparsity(m.sparsity)
     if isinstance(m.drop_fraction, Real): need_number('drop_fraction', m.drop_fraction, 0, 1)
