@@ -5,6 +5,9 @@ from torch import nn
 from fastsparse.all import *
 from fastsparse.weights.find import masked_params
 
+# what the same mathematics may differ by, where kernels sum in another order: one layer and several in float32, and training in float64
+in_float,in_float_layers,in_double = [dict(rtol=r, atol=a) for r,a in ((1e-5,1e-5), (1e-4,1e-5), (1e-9,1e-9))]
+
 ints = {1:torch.uint8, 2:torch.int16, 4:torch.int32, 8:torch.int64}
 
 def is_positive_zero(t):

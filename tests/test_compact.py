@@ -2,6 +2,7 @@
 import copy,pickle,pytest,torch
 from fastsparse.all import *
 from fastsparse.deploy.compact import BlockMatrix,CondensedMatrix,LiveMatrix,packed,PackedLinear,storable
+from helpers import in_float,in_float_layers
 from hypothesis import given,settings,strategies as st
 from torch import nn
 
@@ -32,7 +33,7 @@ def test_linear(how, structure, bias, shape):
     "Vectors, one row, many, more dimensions and none"
     m = layer(linear, sparse((8,12), structure=structure), bias)
     x = torch.randn(shape)
-    torch.testing.assert_close(packed(m, how)(x), m(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed(m, how)(x), m(x), **in_float)
     torch.testing.assert_close(packed(m, how).weight, m.weight)
 
 @settings(max_examples=20)
@@ -43,7 +44,7 @@ def test_any_linear(n_out, n_in, rows, density, how, dtype):
     if how=='csr' and dtype==torch.bfloat16: return
     m = layer(linear, sparse((n_out,n_in), density=density, dtype=dtype))
     x = torch.randn(n_in,rows).to(dtype).t()
-    tol = dict(rtol=.05, atol=.05) if dtype==torch.bfloat16 else dict(rtol=1e-4, atol=1e-5)
+    tol = dict(rtol=.05, atol=.05) if dtype==torch.bfloat16 else dict(**in_float_layers)
     torch.testing.assert_close(packed(m, how)(x), m(x), **tol)
 
 @pytest.mark.parametrize('how', plain)
@@ -52,7 +53,7 @@ def test_pointwise_convolutions(how, nd, stride):
     "A product for each pixel, also with strides, and of one image without a batch"
     conv = [nn.Conv1d,nn.Conv2d,nn.Conv3d][nd-1]
     m = layer(lambda w,b: conv(6, 8, 1, stride=stride, bias=b), sparse((8,6)+(1,)*nd))
-    for x in (torch.randn(2, 6, *[5]*nd), torch.randn(6, *[5]*nd)): torch.testing.assert_close(packed(m, how)(x), m(x), rtol=1e-5, atol=1e-5)
+    for x in (torch.randn(2, 6, *[5]*nd), torch.randn(6, *[5]*nd)): torch.testing.assert_close(packed(m, how)(x), m(x), **in_float)
 
 def masks(kind):
     if kind=='none': return {}
@@ -79,16 +80,16 @@ def test_attention(kind, batch_first, kdim, bias):
     new = packed(m, 'rows')
     for kwargs in (dict(need_weights=False), {}, dict(average_attn_weights=False)):
         a,b = m(q, k, k, **masks(kind), **kwargs),new(q, k, k, **masks(kind), **kwargs)
-        torch.testing.assert_close(b[0], a[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(b[0], a[0], **in_float)
         assert (a[1] is None)==(b[1] is None)
-        if a[1] is not None: torch.testing.assert_close(b[1], a[1], rtol=1e-5, atol=1e-5)
+        if a[1] is not None: torch.testing.assert_close(b[1], a[1], **in_float)
 
 def test_attention_without_a_batch():
     "Queries and keys of two dimensions"
     torch.manual_seed(0)
     m = nn.MultiheadAttention(8, 2).eval().requires_grad_(False)
     q,k,mask = torch.randn(3,8),torch.randn(4,8),torch.tensor([False,True,False,False])
-    for a,b in zip(m(q, k, k, key_padding_mask=mask), packed(m, 'rows')(q, k, k, key_padding_mask=mask)): torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
+    for a,b in zip(m(q, k, k, key_padding_mask=mask), packed(m, 'rows')(q, k, k, key_padding_mask=mask)): torch.testing.assert_close(b, a, **in_float)
 
 @pytest.mark.parametrize('names', [['layers.0.linear1'], ['layers.0.self_attn','layers.1.linear2']])
 def test_encoder_layers_leave_their_fused_path(names):
@@ -97,9 +98,9 @@ def test_encoder_layers_leave_their_fused_path(names):
     enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval().requires_grad_(False)
     new = pack(copy.deepcopy(enc), {n:'rows' for n in names})
     x,pad = torch.randn(2,4,8),torch.tensor([[False]*4,[False,False,True,True]])
-    torch.testing.assert_close(new(x), enc(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(new(x), enc(x), **in_float)
     a,b = enc(x, src_key_padding_mask=pad),new(x, src_key_padding_mask=pad)
-    torch.testing.assert_close(b[~pad], a[~pad], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(b[~pad], a[~pad], **in_float)
 
 def test_live_zeros_keep_their_place():
     "A weight that has just grown is zero and lives: by its mask, fan-in is constant and blocks are whole"
@@ -162,7 +163,7 @@ def test_torch_export_takes_any_batch(how):
     m = layer(linear, sparse((8,12), structure='fan-in'))
     ep = torch.export.export(packed(m, how), (torch.randn(4,12),), dynamic_shapes=({0:torch.export.Dim.DYNAMIC},))
     assert any('embedding_bag' in str(n.target) for n in ep.graph.nodes)
-    for n in (1,4,300): torch.testing.assert_close(ep.module()(x := torch.randn(n,12)), m(x), rtol=1e-5, atol=1e-5)
+    for n in (1,4,300): torch.testing.assert_close(ep.module()(x := torch.randn(n,12)), m(x), **in_float)
 
 @pytest.mark.parametrize('n_in,kind', [(2**15,torch.int16), (2**15+1,torch.int)])
 @pytest.mark.parametrize('rows', [1,20])

@@ -213,9 +213,9 @@ def test_an_adapter_that_comes_later(way, call, tmp_path):
     tuned = mask_adapters(peft.get_peft_model(net, adapter_config(peft, targets=['0'] if way is elsewhere else ('0','2'), lora_bias=way is with_bias)))
     tuned.set_adapter(way(tuned, peft, tmp_path) or 'b')
     y = (tuned if call=='whole' else tuned.base_model.model).eval()(x)
-    torch.testing.assert_close(y, masked_by_hand(tuned.base_model.model, x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(y, masked_by_hand(tuned.base_model.model, x), **in_float_layers)
     merged = tuned.merge_and_unload()
-    torch.testing.assert_close(merged(x), y, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merged(x), y, **in_float_layers)
     assert same_masks(masks, masks_of(merged)) and not any(m.weight[~m.weight_mask].any() for m in merged[::2])
 
 def test_a_base_that_was_masked_masks_what_is_loaded(tmp_path):
@@ -227,12 +227,12 @@ def test_a_base_that_was_masked_masks_what_is_loaded(tmp_path):
     base = mask_adapters(peft.get_peft_model(net, adapter_config(peft))).unload()
     tuned = peft.PeftModel.from_pretrained(base, folder_of_adapter(peft, tmp_path)).eval()
     y = tuned(x)
-    torch.testing.assert_close(y, masked_by_hand(tuned.base_model.model, x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(y, masked_by_hand(tuned.base_model.model, x), **in_float_layers)
     tuned.add_adapter('b', adapter_config(peft))
     tuned.set_adapter('b')
     b,names = tuned(x),['default','__base__','b','b','default']
     mixed = torch.stack([dict(default=y, b=b, __base__=plain)[n][i] for i,n in enumerate(names)])
-    torch.testing.assert_close(tuned(x, adapter_names=names), mixed, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tuned(x, adapter_names=names), mixed, **in_float_layers)
     with tuned.disable_adapter(): torch.testing.assert_close(tuned(x), plain)
 
 @pytest.mark.parametrize('kind', ['LoHaConfig','LoKrConfig','AdaLoraConfig','OFTConfig','IA3Config'])

@@ -236,10 +236,10 @@ def test_a_fit_is_the_masked_one(n_acc, opt_func, tmp_path):
     (la,a,_,fa,na,ea),(lb,b,cb,fb,nb,eb) = runs
     assert la==pytest.approx(lb, abs=1e-9) and cb.report.plan==whole_plan and cb.state['n_updates']>2 and max(na)==0 and min(nb)==2 and not live_ones(b.model)
     equal(a.model, b.model), equal(ea, eb)
-    for k in fa['model']: torch.testing.assert_close(fa['model'][k], fb['model'][k], rtol=1e-9, atol=1e-9)
+    for k in fa['model']: torch.testing.assert_close(fa['model'][k], fb['model'][k], **in_double)
     x,y = [[v for s in (s.values() if isinstance(s, dict) else s) for v in s.values() if isinstance(v, torch.Tensor)] for s in (fa['opt']['state'],
         fb['opt']['state'])]
-    for p,q in zip(x, y, strict=True): torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9)
+    for p,q in zip(x, y, strict=True): torch.testing.assert_close(p, q, **in_double)
     b.load('now', with_opt=True)
 
 def test_a_fit_measures_once(tmp_path):

@@ -199,7 +199,7 @@ def test_a_third_derivative():
         gs = grad(y, list(m.parameters()), allow_unused=True)
         out.append([y.item(), *masked_by(m, [dense_of(g) if g is not None else torch.zeros(()) for g in gs])])
     assert out[0][0]==pytest.approx(out[1][0], abs=1e-9)
-    for a,b in zip(out[0][1:], out[1][1:]): torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    for a,b in zip(out[0][1:], out[1][1:]): torch.testing.assert_close(a, b, **in_double)
 
 @pytest.mark.parametrize('what', ['hessian','jacrev','jvp','vhp'])
 def test_functions_of_torch(what):
@@ -210,7 +210,7 @@ def test_functions_of_torch(what):
         f,x,v = lambda x: m(x).square().sum(),at(0, 3, 2),at(1, 3, 2)
         out.append(dict(hessian=lambda: torch.autograd.functional.hessian(f, x), jacrev=lambda: torch.func.jacrev(torch.func.grad(f))(x),
             jvp=lambda: torch.func.jvp(f, (x,), (v,))[1], vhp=lambda: torch.autograd.functional.vhp(f, x, v)[1])[what]())
-    torch.testing.assert_close(*out, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*out, **in_double)
 
 def test_retained_graphs():
     "Two backwards of one graph, and a loss of two forwards"
@@ -221,4 +221,4 @@ def test_retained_graphs():
         loss.backward(retain_graph=True)
         loss.backward()
         out.append(masked_by(m, [dense_of(p.grad) for p in m.parameters()]))
-    for a,b in zip(*out): torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    for a,b in zip(*out): torch.testing.assert_close(a, b, **in_double)

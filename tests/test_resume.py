@@ -93,7 +93,8 @@ def test_a_gradient_of_dead_weights_alone_comes_back(live, tmp_path):
         m = nn.Linear(4, 2, bias=False)
         sparsify_model(m, .75, mask_init=dict(weight=torch.eye(4)[:1].bool().expand(2, 4)), seed=0)
         opt = torch.optim.SGD(m.parameters(), .1)
-        return m,opt,DynamicSparseTraining(m, opt, 8, **RigL_presets|dict(batches_per_update=1, replace_step=False, initial_drop_grow_pct=.9), sparse_compute={'weight':'rows'} if live else False)
+        own = dict(batches_per_update=1, replace_step=False, initial_drop_grow_pct=.9)
+        return m,opt,DynamicSparseTraining(m, opt, 8, **RigL_presets|own, sparse_compute={'weight':'rows'} if live else False)
     a,b = make(),make()
     a[1].step()  # the first update is due at the second step
     a[0](torch.tensor([[0.,1,2,3]])).sum().backward()

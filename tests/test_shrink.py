@@ -1,7 +1,7 @@
 "Shrunk models give the dense model's outputs, without the channels that are dead or unread, and no channel more is gone"
 import copy,pytest,torch,torch.nn.functional as F,torchvision,warnings
 from fastsparse.all import *
-from helpers import assert_dead
+from helpers import assert_dead,in_float,in_float_layers
 from hypothesis import given,settings,strategies as st
 from torch import nn
 
@@ -320,7 +320,7 @@ def test_layers_with_hooks_stay_as_they_are(where, before):
     layer.register_forward_pre_hook(pre) if before else layer.register_forward_hook(post)
     small,_ = shrink(m, x := torch.randn(3,8))
     calls.clear()
-    torch.testing.assert_close(small(x), m(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(small(x), m(x), **in_float)
     assert len(calls)==2
 
 @pytest.mark.parametrize('dtype', [torch.float,torch.double,torch.bfloat16])
@@ -413,7 +413,7 @@ def test_a_dead_filter_behind_batchnorm(mean, gone):
     with warnings.catch_warnings(record=True, action='always') as told: small,removed = shrink(m.eval(), x)
     assert removed==({'0':1,'1':1} if gone else {}) and [str(w.message) for w in told]==([] if gone else ['dead channels stay:\n1 of 0: in training '
         'BatchNorm makes another constant of them until its running mean is theirs: train longer, or pass fold=True for evaluation alone'])
-    for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-5, atol=1e-5)
+    for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), **in_float)
     assert shrink(m.eval(), x, fold=True)[1]=={'0':1}
 
 def test_a_norm_of_scale_zero():
@@ -423,7 +423,7 @@ def test_a_norm_of_scale_zero():
     m[1].weight[2],m[1].bias[2] = 0,.5
     small,removed = shrink(m, x := torch.randn(5,2,6,6))
     assert removed=={'0':1,'1':1}
-    for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-4, atol=1e-5)
+    for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), **in_float_layers)
 
 class ByHand(nn.Module):
     def __init__(self, f, p):
@@ -449,7 +449,7 @@ def test_a_dead_neuron_in_front_of_dropout(kind, const):
     assert [('by chance' in str(w.message), '1 of 2' in str(w.message)) for w in told]==[(True,True)]*bool(stays)
     if stays:
         outs = [(torch.manual_seed(1), o.train()(x))[1] for o in (small,m)]
-        torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)  # float32, summed in another order
+        torch.testing.assert_close(*outs, **in_float)
     check(m.eval(), x, {'0':1,'2':1}, fold=True)
 
 def test_batch_statistics_mix_what_is_constant_at_a_place():
@@ -462,7 +462,7 @@ def test_batch_statistics_mix_what_is_constant_at_a_place():
         m[0].bias = nn.Parameter(torch.ones(3), requires_grad=False)
         with warnings.catch_warnings(action='ignore'): small,got = shrink(m.eval(), x := torch.randn(4,2,6,6))
         assert got==removed
-        for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-4, atol=1e-5)
+        for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), **in_float_layers)
 
 @pytest.mark.parametrize('fold', [False,True])
 @pytest.mark.parametrize('named', [False,True])
@@ -501,7 +501,7 @@ def test_masks_of_norms_are_folded_too():
     sparsify_model(m, .5, 'erk', seed=0)
     prune_channels(m, .5, x)
     small,_ = shrink(m, x, fold=True)
-    torch.testing.assert_close(small(x), m(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(small(x), m(x), **in_float_layers)
     assert small[0].out_channels==4 and not small[0].weight_mask.all() and not any(k.startswith('1.') for k in small.state_dict())
 
 def test_an_optimizer_of_another_model():
