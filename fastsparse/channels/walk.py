@@ -208,7 +208,7 @@ def _cat(walk, call):
     ts = [t for t in call.tensors if lift(t).ndim==n]
     own,shapes = [[lift(o) for o in walk.of(t).layers] for t in ts],[tuple(lift(t).shape) for t in ts]
     along = [[o for o in layers if d in varying(o)] for layers in own]
-    layers = walk.combine([([o for o in os if d not in varying(o)], (*s[:d],1,*s[d+1:])) for os,s in zip(own, shapes)], call.op)
+    layers = walk.combine([([o for o in os if d not in varying(o)], s) for os,s in zip(own, shapes)], call.op)
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
     found = [walk.of(t).varies for t in ts]
     if any(o is not found[0] for o in found): found[0] = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
@@ -233,7 +233,7 @@ def _reduced(walk, call):
         for d in reversed(dims): t = t.select(d, 0).unsqueeze(d) if stays else t.select(d, 0)
         return t
     layers,varies = [walk.uncut(o, {*dims}, call.op) for o in walk.of(x).layers],_without(walk.of(x).varies, dims)
-    return [Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies))]*2
+    return repeat(Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies)))
 
 def _along(walk, call):
     x,dim = call.args[0],{call.args[1]%max(call.args[0].ndim, 1)}
@@ -244,7 +244,7 @@ def _resized(walk, call):
     if op=='constant_pad_nd': last = {x.ndim-1-i//2 for i,n in enumerate(call.args[1]) if n}
     else: last = {x.ndim-1-i for i in range(next(int(c) for c in op if c.isdigit()))}
     layers = [walk.uncut(o, last, op) for o in walk.of(x).layers]
-    return [Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last))]*2
+    return repeat(Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last)))
 
 def _batch_norm(walk, call):
     x,w = call.args[:2]

@@ -183,7 +183,7 @@ def _write_index(to, files):
 
 # %% ../../nbs/712_prune.shards.ipynb #1f33f18f
 def _checksum(tensors):
-    crc = 0
+    crc = zlib.crc32(b'')
     for t in tensors: crc = zlib.crc32(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
     return crc
 
