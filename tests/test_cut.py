@@ -224,11 +224,11 @@ def test_tokens_of_cut_experts_go_elsewhere(family, elsewhere, tmp_path):
     assert output_error(want, model(**x)[0])<1e-5 and output_error(want, elsewhere(model, x, tmp_path))<1e-5
 
 class Mixture(nn.Module):
-    "Experts in a list, with a shared one; three of five get each token"
-    def __init__(self):
+    "Experts in a list, with a shared one; three get each token"
+    def __init__(self, n=5):
         super().__init__()
-        self.num_experts,self.top_k,self.gate,self.shared = 5,3,nn.Linear(6,5,bias=False),nn.Linear(6,6)
-        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(5)])
+        self.num_experts,self.top_k,self.gate,self.shared = n,3,nn.Linear(6,n,bias=False),nn.Linear(6,6)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(n)])
     def forward(self, x):
         weights,where = self.gate(x).softmax(-1).topk(self.top_k)
         hit,out = F.one_hot(where, self.num_experts),self.shared(x)
@@ -253,6 +253,11 @@ def test_scores_of_experts_by_hand():
     whole,(least,) = copy.deepcopy(model),prune_experts(model, .2, x)['1.experts']
     assert least==int(want.argmin()) and len(model[1].experts)==model[1].num_experts==model[1].gate.out_features==4
     with Elsewhere([(whole[1].gate.weight,[least])]): assert output_error(whole(x[0]), model(x[0]))<1e-6
+
+def test_of_many_experts_without_tokens_the_first_go():
+    model = nn.Sequential(Mixture(40))
+    model[0].gate.weight.data.copy_(torch.eye(40)[:,4:10]*torch.tensor([9.,8.,7.,1.,1.,1.]))  # tokens of ones go to 4, 5 and 6
+    assert prune_experts(model, .5, [torch.ones(7,6)])['0.experts']==[*range(4), *range(7, 23)]
 
 def test_a_gate_beside_a_layer_routes_to_no_experts(): assert not expert_blocks(nn.Sequential(nn.Sequential(nn.Linear(6,6), nn.Linear(6,1))))
 
