@@ -208,7 +208,8 @@ def _gather(groups, ps, gs):
         cols = groups.root[p.cols].flatten()
         if not among[cols].any(): continue
         places,axis = {o:i for i,o in enumerate(cols.tolist()) if among[o]},[d for d,n in enumerate(p.cols.shape) if n>1]
-        if len(axis)>1 or len(places)<len(gs) or among[cols].sum()>len(gs): return
+        if len(axis)>1 or p.rows is not None and p.rows.shape[axis[0]]>1: return  # a depthwise one adds nothing up
+        if len(places)<len(gs) or among[cols].sum()>len(gs): return
         idx = torch.tensor([places[o] for o in gs])
         found.append((p.w.data.movedim(axis[0], 0), idx, p.value.expand(p.cols.shape).flatten()[idx]))
     fits = [k for k in range(len(gs)) if all(v[k]!=0 or not v.any() for *_,v in found)] if found else []
