@@ -94,15 +94,13 @@ def _shrunk(plain, xb, fold=False):
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone),folded
 
 # %% ../../nbs/801_deploy.shrink.ipynb #32fa0e91
-_other = 'in training BatchNorm makes another constant of them until its running mean is theirs: train longer, or pass fold=True for evaluation alone'
-
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
     counts,layers = Counter(),defaultdict(list)
     for ats,gs in groups.spaces():
         for o in gs:
             if not dead[o]: continue
-            why = groups.held.get(o, _other if o in groups.moving else 'zeros are put around their constant, or nothing else is left')
+            why = groups.held.get(o, groups.moving.get(o, 'zeros are put around their constant, or nothing else is left'))
             counts[why] += 1
             layer = ats[0][0].rpartition('.')[0] or ats[0][0]
             if layer not in layers[why]: layers[why].append(layer)
