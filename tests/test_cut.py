@@ -31,7 +31,7 @@ def vision(name, settings=neurons, **kwargs): return f'{name}ForImageClassificat
 told = f'{heads} head_dim {neurons}'  # the forward reads a setting that wasn't written down
 
 families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), qwen2=causal('Qwen2', told, **gqa), qwen3=causal('Qwen3', **gqa, head_dim=8),
-    gemma=causal('Gemma', **gqa, head_dim=8), gemma2=causal('Gemma2', **gqa, head_dim=8), phi=causal('Phi', neurons), phi3=causal('Phi3', neurons),
+    gemma=causal('Gemma', **gqa, head_dim=8), gemma2=causal('Gemma2', **gqa, head_dim=8), phi=causal('Phi', told), phi3=causal('Phi3', told),
     olmo2=causal('Olmo2', neurons), smollm3=causal('SmolLM3', told), granite=causal('Granite', told), cohere=causal('Cohere', told),
     starcoder2=causal('Starcoder2', told, **gqa), stablelm=causal('StableLm', neurons, **gqa), gpt_neox=causal('GPTNeoX', neurons), falcon=causal('Falcon', 'ffn_hidden_size'),
     gpt2=('GPT2LMHeadModel','GPT2Config',gpt,words,'n_inner'), gptj=('GPTJForCausalLM','GPTJConfig',gpt | dict(rotary_dim=4),words,'n_inner'),
@@ -39,7 +39,7 @@ families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), 
     bert=base('Bert'), roberta=base('Roberta'), xlm_roberta=base('XLMRoberta'), electra=base('Electra'), albert=base('Albert', embedding_size=16),
     mpnet=base('MPNet'), modernbert=base('ModernBert', cls_token_id=1, sep_token_id=2), deberta=base('DebertaV2'),
     distilbert=('DistilBertModel','DistilBertConfig',dict(vocab_size=60, dim=32, hidden_dim=48, n_layers=2, n_heads=4),words,'hidden_dim'),
-    t5=('T5ForConditionalGeneration','T5Config',t5,both,'d_ff'), t5_encoder=('T5EncoderModel','T5Config',t5,words,'num_heads d_ff'),
+    t5=('T5ForConditionalGeneration','T5Config',t5,both,'num_heads d_ff'), t5_encoder=('T5EncoderModel','T5Config',t5,words,'num_heads d_ff'),
     bart=('BartForConditionalGeneration','BartConfig',seq | dict(max_position_embeddings=32),both,'encoder_ffn_dim decoder_ffn_dim'),
     whisper=('WhisperForConditionalGeneration','WhisperConfig',seq | dict(num_mel_bins=8, max_source_positions=10, max_target_positions=16),sound,
         'encoder_ffn_dim decoder_ffn_dim'),
@@ -50,7 +50,7 @@ families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), 
         layer_types=['full_attention','sliding_attention']),
     qwen3_moe=causal('Qwen3Moe', heads, **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
     qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
-often = 'llama','qwen2','gpt2','bert','qwen3_moe'
+often = 'llama','phi3','t5','gpt2','bert','qwen3_moe'
 
 def made(family):
     "A model and its inputs"
@@ -143,10 +143,16 @@ def test_layers_that_differ_have_no_folder(tmp_path):
             own.save_pretrained(tmp_path/'new')
     assert not (tmp_path/'new').exists()
 
-def test_what_no_setting_holds(tmp_path):
-    "BERT's heads stay; with `even=False` they go, and the folder is refused"
+@pytest.mark.parametrize('family,why', [('bert','BertConfig has no number for it'), ('stablelm','StableLmConfig has no number for it'),
+    ('gpt2','GPT2Config has no number for it'), ('olmo2',r"mean in 'model\.layers\.0\.self_attn\.q_norm'")])
+def test_what_no_setting_holds(family, why):
+    "Heads whose width follows from their number, and heads that one norm reads together"
+    model,x = made(family)
+    with pytest.raises(ValueError, match=f'no heads that can go .{why}'): prune_channels(model, .5, x, structure='heads')
+
+def test_cut_all_the_same(tmp_path):
+    "With `even=False` BERT's heads go, and the folder is refused"
     model,x = made('bert')
-    with pytest.raises(ValueError, match='no heads that can go'): prune_channels(model, .5, x, structure='heads')
     prune_channels(model, .5, x, structure='heads', even=False)
     cut,_ = shrink(model, x)
     assert cut.encoder.layer[0].attention.self.query.out_features==16

@@ -124,13 +124,13 @@ def mask_groups(
 
 # %% ../../nbs/701_channels.prune.ipynb #d6b83dce
 def removable_groups(model, xb, even=None):
-    "The groups of `model`, with those held without which its forward fails, or computes with their number, or which no configuration can count"
+    "The groups of `model`, with those held which no configuration can count, or without which its forward fails, or computes with their number"
     groups = channel_groups(model, xb)
+    keep_to_config(groups, even)
     gone = choose_groups(groups, torch.zeros(groups.n), .5)
     trial = groups.zeroed(gone)
     trial.can_go(gone, outputs_of(trial.model, trial.xb))
     groups.held = trial.held
-    keep_to_config(groups, even)
     return groups
 
 # %% ../../nbs/701_channels.prune.ipynb #430f302c
@@ -151,7 +151,8 @@ def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='c
     score = group_scores(groups, scores)
     def choose(fraction): return choose_groups(groups, score, fraction, ranking, groups.heads if structure=='heads' else None, multiple)
     if not choose(1.).any():
-        hidden = groups.read()&groups.mask({o for p in groups.products if p.rows is not None for o in groups.root[p.rows].unique().tolist()})
+        written = {o for p in groups.products if p.rows is not None for o in groups.root[p.rows].unique().tolist()}
+        hidden = groups.read()&groups.mask(groups.heads if structure=='heads' else written)
         why = '; '.join(dict.fromkeys(why for o,why in groups.held.items() if hidden[o]))
         raise ValueError(f"{type(model).__name__} has no {structure} that can go{why and f' ({why})'}: "
             "print(channel_groups(model, xb)) says what holds each")

@@ -202,11 +202,13 @@ def _moved(walk, call):
     return [Known(own, o) for o,*own in zip(varies or repeat(known.varies), *layers)]
 
 def _cat(walk, call):
-    n = max(t.ndim for t in call.tensors)+(call.op=='stack')
+    ts = [t for t in call.tensors if t.numel() or call.op=='stack'] or call.tensors[:1]
+    n = ts[0].ndim+(call.op=='stack')
     d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%n
     def lift(t): return t.unsqueeze(d) if call.op=='stack' else t
-    ts = [t for t in call.tensors if lift(t).ndim==n]
     own,shapes = [[lift(o) for o in walk.of(t).layers] for t in ts],[tuple(lift(t).shape) for t in ts]
+    if any(s[d] and all(d not in varying(o) for o in layers) for layers,s in zip(own, shapes)):  # heads with a part that has no labels go as a whole
+        own = [[walk.uncut(o, {d}, call.op) if d in varying(o) and min(varying(o))!=d else o for o in layers] for layers in own]
     along = [[o for o in layers if d in varying(o)] for layers in own]
     layers = walk.combine([([o for o in os if d not in varying(o)], (*s[:d],1,*s[d+1:])) for os,s in zip(own, shapes)], call.op)
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
