@@ -9,7 +9,7 @@ __all__ = ['triton', 'tl', 'run_length', 'BlockIndex', 'block_rows', 'block_inpu
 # %% ../../nbs/509_kernels.blocks.ipynb #f82e79c4
 import json,logging,os,torch,torch.nn.functional as F
 from fastcore.basics import *
-from .ops import _autocast
+from .ops import _autocast,carried_dense
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,7 @@ def _runs(ptr, n, length):
 
 class BlockIndex:
     "Where the live blocks of a matrix are, by rows and by columns of blocks; its `len` is the number of live weights"
+    traceable,convs = True,None  # compilers follow its products, and convolutions have none but those of one pixel
     def __init__(self,
         mask:torch.Tensor, # Bool tensor, outputs first; all other dimensions are flattened. Its blocks are wholly live or wholly dead
         block:tuple, # Outputs and inputs of a block
@@ -331,7 +332,7 @@ def _activate(y, activation): return y.relu() if activation=='relu' else F.gelu(
 def _by_kernels(block, dtype, device): return not why_no_blocks(block, block, dtype, device)
 
 @custom_op('fastsparse::block_rows', mutates_args=())
-def block_rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor], activation:str='') -> torch.Tensor:
+def block_rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor], activation:str) -> torch.Tensor:
     "`x` times the transposed weight, plus `bias`, through an activation"
     _,cols,ptr,*_ = index
     if _by_kernels(tuple(values.shape[1:]), x.dtype, x.device): return _products(x, values, bias, activation, ptr, cols)
@@ -354,7 +355,7 @@ def block_values(g:torch.Tensor, x:torch.Tensor, index:list[torch.Tensor]) -> to
 
 # %% ../../nbs/509_kernels.blocks.ipynb #22c22abc
 @block_rows.register_fake
-def _(x, values, bias, index, activation=''): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
+def _(x, values, bias, index, activation): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
 
 @block_inputs.register_fake
 def _(g, values, index): return g.new_empty(g.shape[0], (index[3].shape[0]-1)*values.shape[2])
@@ -376,11 +377,11 @@ def _rows_back(ctx, g):
 
 def _inputs_back(ctx, h):
     (g,values,_,*index),(of_g,of_values,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(h, values, None, index) if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
+    return block_rows(h, values, None, index, '') if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
 
 def _values_back(ctx, u):
     (g,x,_,*index),(of_g,of_x,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(x, u, None, index) if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
+    return block_rows(x, u, None, index, '') if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
 
 for op,back in (block_rows,_rows_back),(block_inputs,_inputs_back),(block_values,_values_back): op.register_autograd(back, setup_context=_save)
 
@@ -425,6 +426,16 @@ def block_norms(
         parts.append(torch.linalg.vector_norm(part, _orders[reduce], (1,3)))
     return torch.cat(parts)/(o*i if reduce=='mean' else 1)
 
+# %% ../../nbs/509_kernels.blocks.ipynb #114f6822
+@patch
+def linear(self:BlockIndex, x, values, bias=None, grad_hook=None):
+    "`block_linear`, whose backward calls `grad_hook` as that of `sparse_linear` does"
+    y = block_linear(x, values, self, bias)
+    if grad_hook is None or not (y.requires_grad and values.requires_grad): return y
+    rows = x.detach().to(y.dtype).reshape(-1, x.shape[-1])
+    y.register_hook(lambda g: grad_hook(g.detach().reshape(-1, g.shape[-1]).t(), rows.t()))
+    return y
+
 # %% ../../nbs/509_kernels.blocks.ipynb #794e7e2c
 @patch
 def find(self:BlockIndex, places): # Of live weights
@@ -455,6 +466,13 @@ def from_rows(self:BlockIndex, values): return values[self.places.argsort().args
 
 @patch
 def forget(self:BlockIndex): self._places = None  # what is made again where it is needed
+
+# %% ../../nbs/509_kernels.blocks.ipynb #40e095ad
+@patch
+def carried(self:BlockIndex, old, mask): return carried_dense(self, old)
+
+@patch
+def put_new(self:BlockIndex, values, is_new, read): values.copy_(torch.where(is_new, read(self).to(values.dtype), values))
 
 # %% ../../nbs/509_kernels.blocks.ipynb #04135fc9
 def why_no_blocks(
