@@ -15,14 +15,15 @@ def timm(name, **kwargs): return partial(pytest.importorskip('timm').create_mode
 few = dict(num_classes=3)
 rows = [[1,16,1,1],[6,24,2,2],[6,32,2,2]]
 # function, and what half of the channels change; widths of MobileNetV2 are multiples of 8
-calls = dict(resnet=(lambda: partial(ResNet, Bottleneck, [1,1,1,1], **few), dict(width_per_group=32)), vgg=(lambda: vgg, dict(widths=[8,'M',16,'M'], hidden=32)),
-    resnet_of_layers=(lambda: partial(models.resnet50, **few), dict(width_per_group=32)),
-    mobilenet=(lambda: partial(models.MobileNetV2, inverted_residual_setting=rows, **few), dict(inverted_residual_setting=[[1,8,1,1],[6,16,2,2],[6,16,2,2]])),
-    densenet=(lambda: partial(models.DenseNet, growth_rate=8, block_config=[2,2], num_init_features=16, **few), dict(bn_size=2)),
-    vit=(lambda: partial(models.VisionTransformer, 32, 8, 2, 4, 64, mlp_dim=128, **few), dict(mlp_dim=64)), timm_resnet=(lambda: timm('resnet18'),
-    dict(channels=[64,64,128,256])), timm_vit=(lambda: timm('vit_tiny_patch16_224', img_size=32, depth=2), dict(mlp_ratio=2.)),
-    timm_mixer=(lambda: timm('mixer_s32_224', img_size=32), dict(mlp_ratio=[.25,2.])))
-long = 'resnet_of_layers','timm_mixer'
+calls = dict(resnet=(lambda: partial(ResNet, Bottleneck, [1,1,1,1], **few), dict(width_per_group=32)), vgg=(lambda: vgg, dict(widths=[8,'M',16,'M'], hidden=32)))
+calls['resnet50'] = lambda: partial(models.resnet50, **few),dict(width_per_group=32)
+calls['mobilenet'] = lambda: partial(models.MobileNetV2, inverted_residual_setting=rows, **few),dict(inverted_residual_setting=[[1,8,1,1],[6,16,2,2],[6,16,2,2]])
+calls['densenet'] = lambda: partial(models.DenseNet, growth_rate=8, block_config=[2,2], num_init_features=16, **few),dict(bn_size=2)
+calls['vit'] = lambda: partial(models.VisionTransformer, 32, 8, 2, 4, 64, mlp_dim=128, **few),dict(mlp_dim=64)
+calls['timm_vit'] = lambda: timm('vit_tiny_patch16_224', img_size=32, depth=2),dict(mlp_ratio=2.)
+calls['timm_resnet'] = lambda: timm('resnet18'),dict(channels=[64,64,128,256])
+calls['timm_mixer'] = lambda: timm('mixer_s32_224', img_size=32),dict(mlp_ratio=[.25,2.])
+long = 'resnet50','timm_mixer'
 
 @pytest.mark.filterwarnings('ignore:dead channels stay')
 @pytest.mark.parametrize('name', [pytest.param(k, marks=pytest.mark.full) if k in long else k for k in calls])
