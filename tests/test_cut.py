@@ -46,10 +46,10 @@ families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), 
     vit=vision('ViT'), deit=vision('DeiT'), beit=vision('Beit'), dinov2=vision('Dinov2', 'mlp_ratio'),
     clip=('CLIPModel','CLIPConfig',dict(text_config=small | dict(max_position_embeddings=16), vision_config=small | picture, projection_dim=16),
         lambda: words() | pixels(),'text_config vision_config'),
-    mixtral=causal('Mixtral', f'{heads} head_dim', **moe, num_local_experts=4), gpt_oss=causal('GptOss', heads, **moe, head_dim=8, num_local_experts=4,
+    mixtral=causal('Mixtral', told, **moe, num_local_experts=4), gpt_oss=causal('GptOss', f'{heads} {neurons}', **moe, head_dim=8, num_local_experts=4,
         layer_types=['full_attention','sliding_attention']),
-    qwen3_moe=causal('Qwen3Moe', heads, **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
-    qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
+    qwen3_moe=causal('Qwen3Moe', f'{heads} moe_intermediate_size', **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
+    qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim moe_intermediate_size shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
 often = 'llama','phi3','t5','gpt2','bert','qwen3_moe'
 
 def made(family):
@@ -234,9 +234,9 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(5)])
     def forward(self, x):
         weights,where = self.gate(x).softmax(-1).topk(self.top_k)
-        hit,out = F.one_hot(where, self.num_experts),self.shared(x)
+        out = self.shared(x)
         for e,m in enumerate(self.experts):
-            rows,slot = hit[:,:,e].nonzero(as_tuple=True)
+            rows,slot = (where==e).nonzero(as_tuple=True)
             out = out.index_add(0, rows, m(x[rows])*weights[rows,slot,None])
         return out
 
@@ -270,6 +270,26 @@ def test_fused_experts_score_as_those_in_a_list():
         a,b = F.linear(inner['x'], up[e]).chunk(2, -1)
         own = (F.linear(F.silu(a)*b, down[e]).norm(dim=1)[:,None]*weights)[where==e]
         assert torch.allclose(got[e].float(), own.mean(), rtol=1e-4)
+
+@pytest.mark.parametrize('n', [1,20])
+def test_neurons_of_experts_in_a_list(n):
+    "Those of each are its own, and go also from an expert that no token reaches"
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Linear(6,6), Mixture(), nn.Linear(6,2)),torch.randn(n,6)
+    prune_channels(model, 4/7, x)
+    cut,_ = shrink(model, x)
+    assert [o[0].out_features for o in cut[1].experts]==[o[2].in_features for o in cut[1].experts]==[3]*5
+    x = torch.randn(30,6)
+    assert output_error(model(x), cut(x))<1e-6
+
+def test_neurons_of_fused_experts_are_scored_together():
+    "The score of a neuron is the sum over all experts; both halves of the gate go with it"
+    model,x = made('mixtral')
+    up,down = model.model.layers[0].mlp.experts.gate_up_proj,model.model.layers[0].mlp.experts.down_proj
+    score = up[:,:48].abs().sum((0,2))+up[:,48:].abs().sum((0,2))+down.abs().sum((0,1))
+    lowest = score.argsort()[:12].sort().values
+    prune_channels(model, .25, x)
+    assert (down==0).all(1).all(0).nonzero().flatten().equal(lowest) and (up==0).all(2).all(0).nonzero().flatten().equal(torch.cat([lowest,lowest+48]))
 
 @pytest.mark.parametrize('args,text', [((.75,), 'each token goes to 2'), ((1.,), 'sparsity is 1.0'), (({'model.layers.0.mlp.experts':[1]},), 'leave the same number'),
     (({'experts':[1]},), 'names no experts'), (({'model.layers.0.mlp.experts':[4]},), 'has 4 experts')])
