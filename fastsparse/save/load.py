@@ -23,6 +23,7 @@ from .files import checksum
 from .state import check_masks,load_checked,need_memory,need_same_tensors,refuse_learned_masks
 from .run_file import read_run
 from pathlib import Path
+from warnings import warn
 
 # %% ../../nbs/606_save.load.ipynb #c821d080
 _sum = 'fastsparse_sum'
