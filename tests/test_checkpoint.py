@@ -3,13 +3,14 @@ import copy,os,pytest,random,re,signal,time,warnings
 from adversary import other_bytes
 from fastai.callback.core import CancelFitException,Callback
 from fastai.callback.tracker import EarlyStoppingCallback,SaveModelCallback
+from fastai.learner import Recorder
 from fastai.optimizer import Adam
 from fastai_data import momentum_sgd
 from fastsparse.all import *
 from fastsparse.save.disk import alone_in
 from fastsparse.save.files import seal
-from fastsparse.save.checkpoint import WaitForSparsity
-from fastsparse.save.run_file import _word,plain,random_state,read_run
+from fastsparse.save.checkpoint import _cb_state,_set_cb_state,WaitForSparsity
+from fastsparse.save.run_file import _word,collect_run,plain,random_state,read_run
 from helpers import *
 from test_resume import Dead,Die,one_fit,presets,small_learner
 
@@ -77,6 +78,18 @@ def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
 @pytest.mark.parametrize('kw', [dict(every=0), dict(every=1.5), dict(keep=0), dict(keep=True), dict(keep=None), dict(resume='yes')])
 def test_bad_settings(kw):
     with pytest.raises(ValueError, match='must be'): SparseCheckpoint('run', **kw)
+
+def test_gradients_are_kept_if_asked_for():
+    (m := nn.Linear(2,2))(torch.ones(2)).sum().backward()
+    assert collect_run(m)['grads'] is None and {*collect_run(m, grads=True)['grads']}=={'weight','bias'}
+
+def test_a_recorder_comes_back_as_it_was(tmp_path):
+    "Its rows are of fastcore's type, its numbers are numbers"
+    (learn := small_learner(tmp_path)).fit(2)
+    _set_cb_state(new := Recorder(), _cb_state(learn.recorder))
+    for k in ('lrs','iters','values'):
+        a,b = getattr(new, k),getattr(learn.recorder, k)
+        assert [*a]==[*b] and [type(o) for o in a]==[type(o) for o in b] and len(a)
 
 def test_the_last_are_kept(tmp_path):
     "`keep=2`: the file before is another run to go on from"

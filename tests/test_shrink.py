@@ -62,7 +62,7 @@ def test_a_layer_that_is_dead_keeps_one_channel():
 
 def test_zero_padding_holds_back_constants():
     "Where a convolution pads, a constant that isn't zero is not constant at the border, and stays; without padding it goes"
-    for padding,removed in ((1,{}),(0,{'0':1})):
+    for padding,removed in ((1,{}),((0,1),{}),(0,{'0':1})):
         m = settle(nn.Sequential(nn.Conv2d(2,3,1), nn.ReLU(), nn.Conv2d(3,2,3,padding=padding)))
         kill(m[0], rows=[1])
         m[0].bias[1] = 1.

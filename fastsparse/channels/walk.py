@@ -204,13 +204,15 @@ def _moved(walk, call):
     return [Known(own, o) for o,*own in zip(varies or repeat(known.varies), *layers)]
 
 def _cat(walk, call):
-    n = max(t.ndim for t in call.tensors)+(call.op=='stack')
+    ts = [t for t in call.tensors if t.numel() or call.op=='stack'] or call.tensors[:1]
+    n = ts[0].ndim+(call.op=='stack')
     d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%n
     def lift(t): return t.unsqueeze(d) if call.op=='stack' else t
-    ts = [t for t in call.tensors if lift(t).ndim==n]
     own,shapes = [[lift(o) for o in walk.of(t).layers] for t in ts],[tuple(lift(t).shape) for t in ts]
+    if any(s[d] and all(d not in varying(o) for o in layers) for layers,s in zip(own, shapes)):  # heads with a part that has no labels go as a whole
+        own = [[walk.uncut(o, {d}, call.op) if d in varying(o) and min(varying(o))!=d else o for o in layers] for layers in own]
     along = [[o for o in layers if d in varying(o)] for layers in own]
-    layers = walk.combine([([o for o in os if d not in varying(o)], (*s[:d],1,*s[d+1:])) for os,s in zip(own, shapes)], call.op)
+    layers = walk.combine([([o for o in os if d not in varying(o)], s) for os,s in zip(own, shapes)], call.op)
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
     found = [walk.of(t).varies for t in ts]
     if any(o is not found[0] for o in found): found[0] = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
@@ -235,7 +237,7 @@ def _reduced(walk, call):
         for d in reversed(dims): t = t.select(d, 0).unsqueeze(d) if stays else t.select(d, 0)
         return t
     layers,varies = [walk.uncut(o, {*dims}, call.op) for o in walk.of(x).layers],_without(walk.of(x).varies, dims)
-    return [Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies))]*2
+    return repeat(Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies)))
 
 def _along(walk, call):
     x,dim = call.args[0],{call.args[1]%max(call.args[0].ndim, 1)}
@@ -246,7 +248,7 @@ def _resized(walk, call):
     if op=='constant_pad_nd': last = {x.ndim-1-i//2 for i,n in enumerate(call.args[1]) if n}
     else: last = {x.ndim-1-i for i in range(next(int(c) for c in op if c.isdigit()))}
     layers = [walk.uncut(o, last, op) for o in walk.of(x).layers]
-    return [Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last))]*2
+    return repeat(Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last)))
 
 def _batch_norm(walk, call):
     x,w = call.args[:2]
@@ -300,6 +302,13 @@ def _embedding(walk, call):
         if 0 in varying(layer): walk.pin(layer, walk.at(call.op))
     return [Known([_at_rank(o[0], idx.ndim+1) for o in walk.of(w).layers if 1 in varying(o)])]
 
+def _index(walk, call):
+    x,idx,axes,varies = call.args[0],call.args[1],set(),[walk.of(t).varies for t in call.tensors]
+    for i in idx: axes |= {*range(len(axes), len(axes)+(i.ndim if i is not None and i.dtype in (torch.bool,torch.uint8) else 1))}
+    axes = {d for d in axes if d>=len(idx) or idx[d] is not None}
+    layers = [o for o in (walk.uncut(o, axes, call.op) for o in walk.of(x).layers) if not varying(o)&axes]
+    return [Known([call.f(o.expand(x.shape), idx) for o in layers], any(o is not False for o in varies))]
+
 def _item(walk, call):
     if walk.of(call.args[0]).decides: raise ValueError("its forward depends on values")
     return []
@@ -310,6 +319,7 @@ def _constants(walk, x, axis):
     "Which indices along `axis` depend on the inputs, which have a constant value, the same everywhere, and the values"
     flat,varies = x.movedim(axis, 0).flatten(1),walk.of(x).varies
     moves = torch.full((len(flat),), varies) if isinstance(varies, bool) else varies.movedim(axis, 0).flatten(1).any(1).expand(len(flat))
+    if not x.numel(): moves = torch.ones_like(moves)  # an expert without tokens
     if moves.all(): return moves,~moves,torch.zeros(len(flat), dtype=x.dtype)
     return moves,~moves&(flat==flat[:,:1]).all(1),flat[:,0].clone()
 
@@ -347,6 +357,18 @@ def _mm(walk, call):
     out = [o.squeeze(k) for o in _summed(walk, layers, k, call.op, kept)]
     shape = (*a.shape[:-1],b.shape[-1])
     return [Known(_with_bias(walk, out, shape, bias, call.op, lambda t: _at_rank(t, len(shape))), varies)]
+
+def _grouped_mm(walk, call):
+    "Tokens (T,k), sorted by expert, times a weight (E,k,n) of all experts"
+    a,w = call.args[:2]
+    if a.ndim!=2 or w.ndim!=3 or walk.of(w).varies is not False: return _unknown(walk, call)
+    A,W = [o[:,None,:,None] for o in walk.of(a).layers],[o[None] for o in walk.of(w).layers]
+    layers,(_,*read) = walk.combine([(A, (len(a),1,a.shape[1],1)), (W, (1,*w.shape))], call.op),_constants(walk, a, 1)
+    cols,rows = [next((o[0] for o in layers if varying(o)=={d}), None) for d in (2,3)]
+    _multiplied(walk, w, rows, cols, *(t[:,None] for t in read))
+    for o in layers:
+        if 1 in varying(o): walk.pin(o, walk.at(call.op))
+    return [Known([o[:,0,0] for o in _summed(walk, layers, 2, call.op, True) if varying(o)=={3}])]
 
 def _either_varies(walk, a, b):
     "Which entries of `a@b` depend on the inputs"
@@ -406,5 +428,6 @@ _table = {
         adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
         constant_pad_nd''',
     _batch_norm: 'native_batch_norm', _layer_norm: 'native_layer_norm',  # of all channels, also of dead ones
-    _embedding: 'embedding', _item: '_local_scalar_dense', _convolution: 'convolution', _mm: 'mm addmm bmm baddbmm'}
+    _embedding: 'embedding', _index: 'index', _grouped_mm: '_grouped_mm', _item: '_local_scalar_dense', _convolution: 'convolution',
+    _mm: 'mm addmm bmm baddbmm'}
 _rules = {op:rule for rule,ops in _table.items() for op in ops.split()}

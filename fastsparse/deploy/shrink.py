@@ -13,7 +13,7 @@ from fastcore.basics import *
 from ..live.compute import store_dense
 from ..contract import before_state,masked_params,module_copy,module_of
 from ..weights.find import apply_masks
-from ..channels.config import tell_configs
+from ..channels.config import tell_cuts
 from ..channels.groups import cut_tensor,exact_copy,follow_groups,give_masks,outputs_of
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import unsparsify
@@ -86,11 +86,11 @@ def _shrunk(plain, xb, fold=False):
     want,groups = outputs_of(new, xb),follow_groups(new, xb, training=not fold)
     folded = fold_norms(new, groups.walk) if fold else []
     if folded: groups = follow_groups(new, xb)
+    tell_cuts(groups)
     dead = groups.dead()
     move_constants(groups)
     gone = groups.can_go(groups.unneeded(), want)
     small,removed,_ = groups.without(gone, want)
-    tell_configs(small, groups, gone)
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone),folded
 
 # %% ../../nbs/801_deploy.shrink.ipynb #32fa0e91

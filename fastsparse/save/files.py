@@ -66,8 +66,7 @@ def check_seal(
     size = Path(path).stat().st_size
     with open(path, 'rb') as f:
         f.seek(max(size-_seal.size, 0))
-        end = f.read()
-        mine,n,crc = _seal.unpack(end) if len(end)==_seal.size else (b'',0,0)
+        mine,n,crc = _seal.unpack(f.read().rjust(_seal.size, b'\0'))
         f.seek(0)
         if mine.rstrip(b'\0')!=word or n!=size-_seal.size or checksum(f, n)!=crc:
             raise ValueError(f"{str(path)!r} is damaged, or no whole {what}: take an older file")

@@ -23,6 +23,7 @@ from .files import checksum
 from .state import check_masks,load_checked,need_memory,need_same_tensors,refuse_learned_masks
 from .run_file import read_run
 from pathlib import Path
+from warnings import warn
 
 # %% ../../nbs/606_save.load.ipynb #c821d080
 _sum = 'fastsparse_sum'
@@ -304,7 +305,7 @@ def load_sparse(
 
     Reads what this library, fastai, torch, Lightning, transformers and safetensors write; masks of `torch.nn.utils.prune` too.
     Without masks in the file, zeros are dead in each weight that has a twentieth of them or more. Masks alone leave the
-    model's own values where weights live. A file of a model that `shrink` cut has smaller tensors, and cuts the model likewise.
+    model's own values where weights live. A file of a model that `shrink` cut has smaller tensors, and cuts the model likewise, with a warning.
 
     Raises
     ------
@@ -326,7 +327,10 @@ def load_sparse(
     refuse_learned_masks(module.state_dict(), state)
     own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
-    cut_like(module, state)
+    if cuts := cuts_for(module, state):
+        cut_like(module, state)
+        n = max(cuts, key=lambda n: state[n].ndim)
+        warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: {n} is {tuple(state[n].shape)} now")
     with taking_masks(module): load_checked(module, state)
     if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)
