@@ -262,7 +262,8 @@ def test_a_wrong_object_is_not_shown_whole():
         with pytest.raises(TypeError) as e: f(mlp((100,100,4)).state_dict())
         assert len(str(e.value))<150
     for f in (lambda o: sparsify_model(small(False), o), lambda o: sparsify_model(small(False), .5, chosen=[o]), lambda o: SparseCheckpoint('a', keep=o),
-        lambda o: export_sparse(small(), o, X), lambda o: sparsify_model(small(False), .5, structure=o), lambda o: sparsify_model(small(False), .5, sparse_f=[o]),
+        lambda o: export_sparse(small(), o, X), lambda o: sparsify_model(small(False), .5, structure=o),
+        lambda o: sparsify_model(small(False), .5, sparse_f=[o]),
         lambda o: DynamicSparseTraining(small(), sgd(small()), 9, method=o)):
         with pytest.raises((ValueError,TypeError)) as e: f(torch.rand(40,40))
         assert len(str(e.value))<400
