@@ -69,7 +69,7 @@ gpu: $(READY) ## on a CUDA machine: all tests that need one, then step overhead,
 	python benchmarks/gpu.py
 	python benchmarks/blocks.py
 
-mutants: $(READY) ## make 600 mistakes in the core, one at a time, and count those that its tests notice, hours: it can be stopped, and goes on
+mutants: $(READY) ## make 600 mistakes in the core, one at a time, and count those that its tests notice, an hour or more: it can be stopped, and goes on
 	python tests/mutants.py
 
 leaderboard: $(READY) ## train sparse networks and dense ones of many widths for equal seconds (hours, resumable)

@@ -1,21 +1,42 @@
 "Do the tests notice a mistake? Change one thing in a room, run its tests, and see whether they fail: `python tests/mutants.py --help`"
-import argparse,ast,csv,multiprocessing,os,random,re,shutil,sys,tempfile
+import argparse,ast,csv,json,multiprocessing,os,random,re,shutil,sys,tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fastprogress.fastprogress import progress_bar
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-rooms = {'masks.selection': 'selection', 'masks.structures': 'structures', 'special.starts': 'starts', 'special.structures': 'special structures', 'special.transposable': 'transposable structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion',
-    'masks.schedules': 'schedules', 'card.together': 'updates', 'masks.scores': 'scores', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.ops': 'ops geometry live_layers',
-    'weights.optimizers': 'scores growth', 'weights.weight': 'enforcement sparsify', 'weights.hooks': 'enforcement sparsify', 'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan', 'live.weight': 'live_layers geometry live',
-    'core.files': 'files', 'save.files': 'files', 'save.state': 'files restore', 'save.checkpoint': 'checkpoint', 'save.run_file': 'checkpoint resume',
-    'model.sparsify': 'sparsify enforcement layers', 'model.init': 'init', 'model.layers': 'init layers sparsify', 'live.compute': 'live_layers fast_way geometry plan live',
-    'model.running': 'init sparsify', 'save.masks': 'sparsify enforcement files restore', 'train.method': 'method presets refusals', 'train.engine': 'engine updates method presets runs init', 'train.callback': 'callback learner init restore',
-    'train.fits': 'refusals engine enforcement', 'train.groups': 'updates growth engine laws', 'train.loop': 'engine resume', 'train.fit': 'fit refusals', 'train.growth': 'growth updates fit', 'learned.masks': 'learned learned_models', 'learned.sparseness': 'learned compat', 'live.run': 'live live_layers updates resume rules', 'train.moves': 'updates engine',
-    'train.presets': 'presets', 'save.rules': 'rules', 'trainers.callbacks': 'trainers schedules',
-    'prune.finetune': 'finetune trainers', 'prune.inputs': 'inputs layerwise refit experts', 'prune.layerwise': 'layerwise inputs refit experts', 'prune.shards': 'shards', 'prune.magnitude': 'magnitude saliency sparsify', 'prune.saliency': 'saliency sparsify',
-    'prune.tickets': 'tickets', 'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.narrow': 'narrow fit', 'deploy.search': 'fit narrow', 'deploy.shrink': 'shrink cuts groups', 'channels.groups': 'groups shrink channels cuts', 'channels.walk': 'groups shrink channels cuts', 'channels.prune': 'channels cuts',
-    'circuits.draw': 'circuits', 'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.run': 'circuits cli', 'circuits.search': 'circuits', 'circuits.train': 'circuits'}  # and the tests of each
+rooms = {  # and the tests of each, those that are likely to notice first
+    'core.checks': 'project refusals', 'core.registry': 'registry method', 'core.patterns': 'patterns layers', 'core.files': 'files', 'core.ranks': 'init distributed',
+    'core.optimizers': 'growth scores callback',
+    'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion', 'masks.schedules': 'schedules',
+    'masks.scores': 'scores',
+    'weights.optimizers': 'scores growth', 'weights.gradient': 'weights', 'weights.weight': 'sparsify layers enforcement weights', 'weights.find': 'weights', 'weights.hooks': 'sparsify enforcement',
+    'model.layers': 'init layers sparsify', 'model.running': 'init sparsify', 'model.init': 'init', 'model.choose': 'layers sparsify', 'model.trained': 'init',
+    'model.starting': 'sparsify init', 'model.buffers': 'sparsify enforcement copies', 'model.sparsify': 'sparsify enforcement layers', 'model.summary': 'sparsify init face',
+    'train.method': 'method presets refusals', 'train.groups': 'updates growth laws engine', 'train.fits': 'calls refusals enforcement engine', 'train.moves': 'updates engine',
+    'train.engine': 'method updates init engine presets runs', 'train.loop': 'engine resume', 'train.growth': 'growth updates fit', 'train.presets': 'presets',
+    'train.callback': 'calls callback restore init learner', 'train.fit': 'refusals fit',
+    'kernels.vectors': 'vectors', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.blocks': 'blocks block_weights',
+    'kernels.ops': 'ops geometry live_layers', 'kernels.timing': 'timing',
+    'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan',
+    'live.projection': 'live_moves', 'live.weight': 'live_layers geometry live', 'live.compute': 'live_layers fast_way geometry plan live',
+    'live.run': 'live live_layers updates resume rules', 'live.born': 'born',
+    'special.transposable': 'transposable structures', 'special.starts': 'starts', 'special.structures': 'structures',
+    'card.together': 'updates', 'card.blocks': 'blocks block_weights', 'card.units': 'updates structures', 'shards.weight': 'distributed',
+    'learned.sparseness': 'learned compat', 'learned.masks': 'learned learned_models', 'trainers.callbacks': 'schedules trainers',
+    'save.disk': 'files shards', 'save.files': 'files', 'save.state': 'restore files', 'save.masks': 'sparsify restore files enforcement', 'save.run_file': 'restore any_run checkpoint resume',
+    'save.checkpoint': 'calls checkpoint', 'save.load': 'told restore files cut', 'save.rules': 'rules', 'save.cut': 'cut',
+    'report.progress': 'timing pictures', 'report.flops': 'flops flops_training', 'report.history': 'history', 'report.cost': 'calls cost', 'report.pictures': 'pictures',
+    'channels.groups': 'shrink groups channels cuts', 'channels.walk': 'shrink groups channels cuts', 'channels.prune': 'calls channels cuts', 'channels.config': 'cut',
+    'prune.magnitude': 'calls magnitude saliency sparsify', 'prune.inputs': 'calls layerwise refit inputs experts', 'prune.shards': 'shards',
+    'prune.layerwise': 'calls layerwise refit inputs experts shards', 'prune.saliency': 'calls saliency sparsify', 'prune.tickets': 'calls tickets', 'prune.finetune': 'calls finetune',
+    'prune.experts': 'experts cut', 'prune.layers': 'cut',
+    'deploy.compact': 'compact', 'deploy.shrink': 'shrink groups cuts cut', 'deploy.export': 'export export_files', 'deploy.rates': 'narrow', 'deploy.narrow': 'narrow fit',
+    'deploy.search': 'narrow fit',
+    'compat.cerebras': 'compat', 'compat.dmx': 'compat', 'compat.sparselearning': 'compat', 'compat.modelopt': 'compat', 'compat.str': 'compat', 'compat.supar': 'compat',
+    'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.train': 'circuits circuit_training', 'circuits.checkpoints': 'circuit_files',
+    'circuits.search': 'circuits', 'circuits.draw': 'circuits', 'circuits.run': 'circuits cli'}
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
     (ast.And,ast.Or), (ast.BitAnd,ast.BitOr)]
 swaps = {a:b for x,y in pairs for a,b in ((x,y),(y,x))}|{ast.FloorDiv:ast.Div}
@@ -74,7 +95,7 @@ def run_notebook(path):
     nb,room,own = read_nb(path),Path(path).stem.partition('_')[2],r'#\|\s*exporti?\b'
     nb.cells = [c for c in nb.cells if c.cell_type=='code' and not re.search(r'#\|\s*eval:\s*false|show_doc', c.source)]
     for c in nb.cells:
-        if re.search(own, c.source): c.source = f'import fastsparse.{room} as _room\nglobals().update({{k:v for k,v in vars(_room).items() if k[:2]!="__"}})'
+        if re.search(own, c.source): c.source = f'import fastsparse.{room} as _room\nglobals().update({{k:v for k,v in vars(_room).items() if k[:2]!="__" and v is not None}})'
     os.environ['IN_TEST'] = '1'
     os.chdir(root/'nbs')
     CaptureShell(path).run_all(nb, exc_stop=True)
@@ -89,17 +110,64 @@ def alone(folder, f, *args):
         for o in (1,2): os.dup2(out.fileno(), o)
     sys.exit(f(*args))
 
-def run_tests(paths):
-    import pytest
-    return int(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *paths]))
+class Reached:
+    "Which tests run each line of the package, and the seconds of each test"
+    def __init__(self, folder): self.folder,self.seconds,self.tests,self.now = folder,Counter(),{},set()
 
-def outcome(site, tests, seconds, processes):
+    def call(self, frame, event, arg):
+        code = frame.f_code
+        return self.line if code.co_filename.startswith(self.folder) and code.co_name!='<module>' else None
+
+    def line(self, frame, event, arg):
+        self.now.add((frame.f_code.co_filename, frame.f_lineno))
+        return self.line
+
+    def pytest_runtest_logstart(self): sys.settrace(self.call)
+
+    def pytest_runtest_logreport(self, report): self.seconds[report.nodeid] += report.duration
+
+    def pytest_runtest_logfinish(self, nodeid):
+        sys.settrace(None)
+        for name,line in self.now:
+            room = '.'.join(Path(name).relative_to(self.folder).with_suffix('').parts)
+            self.tests.setdefault(room, {}).setdefault(line, []).append(nodeid)
+        self.now.clear()
+
+class Chosen:
+    "Runs these tests in this order"
+    def __init__(self, ids): self.place = {k:i for i,k in enumerate(ids)}
+
+    def pytest_collection_modifyitems(self, items): items[:] = sorted((o for o in items if o.nodeid in self.place), key=lambda o: self.place[o.nodeid])
+
+def run_tests(ids, plugin=None):
+    import pytest
+    files = list(dict.fromkeys(str(root/o.partition('::')[0]) for o in ids))
+    return int(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *files], [plugin or Chosen(ids)]))
+
+def write_reached(folder, files, to):
+    plugin = Reached(f'{folder}/fastsparse/')
+    if res:=run_tests(files, plugin): return res
+    Path(to).write_text(json.dumps(dict(tests=plugin.tests, seconds=plugin.seconds)))
+
+def function_at(room, line):
+    "The lines of the innermost function that holds this one"
+    spans = [range(o.lineno, o.end_lineno+1) for o in ast.walk(ast.parse(source(room))) if isinstance(o, ast.FunctionDef) and o.lineno<=line<=o.end_lineno]
+    return min(spans, key=len, default=())
+
+def tests_of(room, line, reached):
+    "Tests that run a line, or else its function, or else any of the room's; the quickest first"
+    lines,of_room = {int(k):v for k,v in reached['tests'].get(room, {}).items()},[f'tests/test_{o}.py' for o in rooms[room].split()]
+    mine = {k:[o for o in v if o.partition('::')[0] in of_room] for k,v in lines.items()}
+    ids = mine.get(line) or [o for k in function_at(room, line) for o in mine.get(k, [])] or [o for o in reached['seconds'] if o.partition('::')[0] in of_room]
+    return sorted(set(ids), key=lambda o: reached['seconds'][o])
+
+def outcome(site, reached, seconds, processes):
     "'killed', 'slow' (killed by the clock) or 'survived'"
-    room,i = site[:2]
+    room,i,line = site[:3]
     with tempfile.TemporaryDirectory() as d:
         shutil.copytree(root/'fastsparse', Path(d)/'fastsparse')  # with compiled kernels, which hold for files that don't change
         (Path(d)/file_of(room)).write_text(mutant(room, i), encoding='utf-8')
-        for f,o in (*[(run_notebook, str(page)) for page in [notebook(room)] if page], (run_tests, [str(root/'tests'/f'test_{o}.py') for o in tests.split()])):
+        for f,o in (*[(run_notebook, str(page)) for page in [notebook(room)] if page], (run_tests, tests_of(room, line, reached))):
             p = processes.Process(target=alone, args=(d, f, o))
             p.start()
             p.join(seconds)
@@ -113,7 +181,7 @@ def main():
     p.add_argument('--seed', type=int, default=0, help='which')
     p.add_argument('--jobs', type=int, default=os.cpu_count(), help='how many at a time')
     p.add_argument('--seconds', type=int, default=600, help='after which tests that go on count as failed')
-    p.add_argument('--to', default='mutants.csv', help='a row for each; a run that was stopped goes on')
+    p.add_argument('--to', default='mutants.csv', help='a row for each, and beside, as .json, which tests run which lines; a run that was stopped goes on')
     p.add_argument('--rooms', nargs='+', default=['masks','weights','train','model'], help='where to make them: packages, or modules')
     args = p.parse_args()
     chosen = {k:v for k,v in rooms.items() if k in args.rooms or k.partition('.')[0] in args.rooms}
@@ -124,10 +192,20 @@ def main():
     path = Path(args.to)
     done = {tuple(o[:2]):o for o in csv.reader(path.open())} if path.exists() else {}
     left = [o for o in drawn if (o[0],str(o[1])) not in done]
-    for room in sorted({o[0] for o in left}):
-        if outcome((room, None), chosen[room], args.seconds, processes)!='survived': sys.exit(f'the tests of {room} fail without any mistake')
+    kept = path.with_suffix('.json')
+    def fails(f, *args):
+        p = processes.Process(target=alone, args=(str(root), f, *args))
+        p.start()
+        p.join()
+        return p.exitcode
+    if not kept.exists():
+        for room in chosen:
+            if (page:=notebook(room)) and fails(run_notebook, str(page)): sys.exit(f'{page.name} fails without any mistake')
+        files = sorted({f'tests/test_{o}.py' for v in chosen.values() for o in v.split()})
+        if fails(write_reached, str(root), files, str(kept.resolve())): sys.exit(f'{" ".join(files)}: tests fail without any mistake')
+    reached = json.loads(kept.read_text())
     with ThreadPoolExecutor(args.jobs) as pool, path.open('a', newline='') as f:
-        for site,res in zip(progress_bar(left), pool.map(lambda o: outcome(o, chosen[o[0]], args.seconds, processes), left)):
+        for site,res in zip(progress_bar(left), pool.map(lambda o: outcome(o, reached, args.seconds, processes), left)):
             csv.writer(f, lineterminator='\n').writerow([*site, res])
             f.flush()
     found = [o for o in csv.reader(path.open())]

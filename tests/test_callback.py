@@ -39,6 +39,13 @@ class Spy:
     @property
     def counts(self): return [o[2] for o in self.asked if o[1]=='0.weight']
 
+def test_a_fit_from_a_later_epoch_makes_up_for_nothing(tmp_path):
+    "Ten batches an epoch: from the second one on the first update of every third step is the twelfth's, and not the ninth's"
+    learn,seen = learner(tmp_path),[]
+    sparsify_model(learn.model, .8, seed=0)
+    learn.fit(3, start_epoch=1, cbs=DST(method='set', batches_per_update=3, seed=0, on_update=lambda engine, t: seen.append(t)))
+    assert seen[:2]==[12,15]
+
 def grads_of(model, x, y):
     "Dense gradients of the masked parameters, without touching `p.grad` or its hooks"
     return torch.autograd.grad(F.cross_entropy(model(x), y), [o.p for o in masked_params(model)])

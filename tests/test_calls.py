@@ -87,6 +87,8 @@ good |= dict(CubicSchedule=lambda w: dict(init=0., end=.9))
 good |= dict(save_delta=lambda w: dict(model=w.model, base=w.dense.state_dict(), path=w.folder/'d.safetensors'), SparseCheckpoint=lambda w: dict(path=w.folder/'c.pt'))
 good |= dict(sparse_compute=lambda w: dict(model=w.model, xb=w.xb, plan={'0.weight':'rows','2.weight':'dense'}))
 good |= dict(export_sparse=lambda w: dict(model=w.model, format='dense', sample=w.xb))
+good |= dict(prune_channels=lambda w: dict(model=w.dense, sparsity=.5, xb=w.xb), ChannelPruning=lambda w: dict(sparsity=.5))
+good |= dict(keep_zeros=lambda w: dict(model=w.dense), merge_sparse=lambda w: dict(model=w.model), mask_adapters=lambda w: dict(model=w.model))
 for name in 'DynamicSparseTrainingCallback FlopsCounter FreqSchedule FanIn MagnitudePlusGradient MeanGradient SampledGradient SparseHistory LearnedMaskCallback'.split(): good[name] = lambda w: {}
 
 wrong = {'None':None, "'x'":'x', '-1':-1, '0':0, '.5':.5, '1.5':1.5, 'nan':float('nan'), '[]':[], '{}':{}, '{1:2}':{1:2}, 'object()':object(), 'Identity()':nn.Identity()}

@@ -4,7 +4,8 @@ from fastai.basics import accuracy,CrossEntropyLossFlat,Learner
 from fastsparse.all import count_flops,load_sparse,save_sparse,shrink,sparse_summary,sparsify_model
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.kernels.timing import output_error
-from fastsparse.channels.prune import ChannelPruning,prune_channels,taylor_scores
+from fastsparse.channels.groups import channel_groups
+from fastsparse.channels.prune import ChannelPruning,choose_groups,prune_channels,taylor_scores
 from helpers import assert_dead
 from test_groups import cases
 from test_shrink import settle
@@ -25,6 +26,13 @@ def test_half_of_the_channels_go(kind):
 
 def net(): return nn.Sequential(nn.Conv2d(3,16,3,padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16,8,3,padding=1), nn.BatchNorm2d(8), nn.ReLU(),
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8,4))
+
+def test_ties_go_to_the_lowest():
+    "In each layer, or in the first, of which one channel stays"
+    groups = channel_groups(nn.Sequential(nn.Linear(3,30), nn.ReLU(), nn.Linear(30,30), nn.ReLU(), nn.Linear(30,2)), torch.randn(2,3))
+    def gone(ranking): return [choose_groups(groups, torch.ones(groups.n), .5, ranking)[groups.axes[f'{i}.weight',0]].tolist() for i in (0,2)]
+    assert gone('space')==[[True]*15+[False]*15]*2
+    assert gone('global')==[[True]*29+[False],[False]*30]
 
 def test_magnitudes_of_a_whole_group_decide():
     "The row of the writer, its bias, its scale and the column of the reader"

@@ -50,7 +50,7 @@ families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), 
         layer_types=['full_attention','sliding_attention']),
     qwen3_moe=causal('Qwen3Moe', f'{heads} moe_intermediate_size', **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
     qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim moe_intermediate_size shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
-often = 'llama','phi3','t5','gpt2','bert','qwen3_moe'
+often = 'llama','phi3','t5','qwen2','gpt2','bert','dinov2','qwen3_moe'
 
 def made(family):
     "A model and its inputs"
@@ -182,11 +182,14 @@ def test_a_model_that_its_configuration_does_not_describe():
     assert cut.model.layers[0].self_attn.q_proj.out_features==48
 
 def test_cut_twice(elsewhere, tmp_path):
+    "In memory the modules keep the numbers that those of the opened folder have"
+    def ints(model): return [{k:v for k,v in vars(m).items() if type(v) is int} for m in model.modules()]
     model,x = made('llama')
     for _ in range(2):
         prune_channels(model, .5, x)
         model,_ = shrink(model, x)
     assert model.config.intermediate_size==12 and output_error(elsewhere(model, x, tmp_path), model(**x)[0])<1e-5
+    assert ints(model)==ints(type(model).from_pretrained(tmp_path))
 
 def test_weights_that_are_elsewhere():
     with torch.device('meta'): model = tf.LlamaForCausalLM(tf.LlamaConfig(**small))
@@ -227,11 +230,11 @@ def test_tokens_of_cut_experts_go_elsewhere(family, elsewhere, tmp_path):
     assert output_error(want, model(**x)[0])<1e-5 and output_error(want, elsewhere(model, x, tmp_path))<1e-5
 
 class Mixture(nn.Module):
-    "Experts in a list, with a shared one; three of five get each token"
-    def __init__(self):
+    "Experts in a list, with a shared one; three get each token"
+    def __init__(self, n=5):
         super().__init__()
-        self.num_experts,self.top_k,self.gate,self.shared = 5,3,nn.Linear(6,5,bias=False),nn.Linear(6,6)
-        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(5)])
+        self.num_experts,self.top_k,self.gate,self.shared = n,3,nn.Linear(6,n,bias=False),nn.Linear(6,6)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(n)])
     def forward(self, x):
         weights,where = self.gate(x).softmax(-1).topk(self.top_k)
         out = self.shared(x)
@@ -256,6 +259,13 @@ def test_scores_of_experts_by_hand():
     whole,(least,) = copy.deepcopy(model),prune_experts(model, .2, x)['1.experts']
     assert least==int(want.argmin()) and len(model[1].experts)==model[1].num_experts==model[1].gate.out_features==4
     with Elsewhere([(whole[1].gate.weight,[least])]): assert output_error(whole(x[0]), model(x[0]))<1e-6
+
+def test_of_many_experts_without_tokens_the_first_go():
+    model = nn.Sequential(Mixture(40))
+    model[0].gate.weight.data.copy_(torch.eye(40)[:,4:10]*torch.tensor([9.,8.,7.,1.,1.,1.]))  # tokens of ones go to 4, 5 and 6
+    assert prune_experts(model, .5, [torch.ones(7,6)])['0.experts']==[*range(4), *range(7, 23)]
+
+def test_a_gate_beside_a_layer_routes_to_no_experts(): assert not expert_blocks(nn.Sequential(nn.Sequential(nn.Linear(6,6), nn.Linear(6,1))))
 
 def test_fused_experts_score_as_those_in_a_list():
     model,x = made('mixtral')

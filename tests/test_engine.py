@@ -404,6 +404,29 @@ def test_no_interval_helps():
     "Dense masks, or a run of two steps: the warning says so"
     assert 'sparser masks' in no_update(100, 10, s=0.) and 'sparser masks' in no_update(2, 2) and not no_update(100, 10)
 
+def net(): return nn.Sequential(nn.Linear(10,10,bias=False), nn.Linear(10,10,bias=False))
+
+def test_the_sparsity_with_a_frozen_layer():
+    "100 frozen live weights and 25 of the other 100: 1-125/200"
+    m = net()
+    m[0].requires_grad_(False)
+    with pytest.warns(UserWarning, match='ends 0.375 sparse instead of 0.750'):
+        DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='gmp', sparsity=.75, batches_per_update=4, seed=0)
+
+def test_a_layer_without_live_weights_is_not_told_that_it_is_stuck():
+    m = net()
+    with pytest.warns(UserWarning, match='0.weight is left without live weights'):
+        sparsify_model(m, .75, mask_init={'0.weight':torch.zeros(10,10).bool(), '1.weight':torch.arange(100).view(10,10)%2==0})
+    engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='set', batches_per_update=4, seed=0)
+    assert [o.why_stuck() for o in engine.tallies]==['','']
+
+def test_no_update_is_due_that_would_prune_nothing():
+    m = net()
+    sparsify_model(m, .75, seed=0)
+    engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, grow_score_f=None, sparsity=.75, sparsity_path=lambda x: .75,
+        batches_per_update=4, replace_step=False, seed=0, initial_drop_grow_pct=0.)
+    assert engine.groups[0].method.is_time(8) and not any(map(engine.due, range(40)))
+
 @pytest.mark.parametrize('ends', ['frozen','removed','whole'])
 def test_a_plain_loop_that_ends_before_its_sparsity_says_so(ends):
     "A layer that was frozen after the start keeps its weights; `remove` may come too early"

@@ -266,3 +266,15 @@ def test_a_delta_wants_the_same_masks(tmp_path):
     model[0].weight_mask[0,0] = True
     with pytest.raises(ValueError, match='has changed'): save_delta(model, base, tmp_path/'task')
     with pytest.raises(ValueError, match='no masks'): merge_sparse(nn.Linear(2,2))
+
+class Adapted(nn.Linear):
+    def merge_and_unload(self):
+        self.weight.data[self.weight_mask] = 3.
+        return self
+
+def test_the_error_of_a_merge_by_hand():
+    "4 before and 3 after: the difference is a quarter of the output before"
+    model = Adapted(2, 1, bias=False)
+    model.weight.data[:] = torch.tensor([[4.,0.]])
+    sparsify_model(model, .5, mask_init='magnitude')
+    assert merge_sparse(model, torch.ones(1,2))[1]==.25

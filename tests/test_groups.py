@@ -66,6 +66,7 @@ cases = dict(swiglu=(lambda: Net(swiglu, gate=lin(8,12), up=lin(8,12), down=lin(
     cat=(lambda: Net(dense_block, a=conv(3,6), b=conv(6,4), c=conv(10,2)), image, {('a.weight',0):6,('b.weight',0):4}),
     shuffle=(lambda: Net(shuffled, a=conv(3,16), b=conv(4,2)), image, {('b.weight',1):4}),
     grouped=(lambda: nn.Sequential(conv(3,12), nn.ReLU(), conv(12,8,groups=4), nn.ReLU(), conv(8,2)), image, {('2.weight',0):4}),
+    two=(lambda: nn.Sequential(conv(3,8), nn.ReLU(), conv(8,8,groups=2), nn.ReLU(), conv(8,2)), image, {('2.weight',0):2}),
     gru=(lambda: Net(lambda m, x: m.head(m.rnn(x)[0][:,-1]), rnn=nn.GRU(8,6,num_layers=2,batch_first=True), head=lin(6,3)), seq, {('head.weight',1):6}),
     lstm=(lambda: Net(lambda m, x: m.head(m.rnn(x)[0]), rnn=nn.LSTM(8,6), head=lin(6,3)), seq, {('head.weight',1):6}),
     both_ways=(lambda: Net(lambda m, x: m.head(m.rnn(x)[0]), rnn=nn.RNN(8,6,bidirectional=True), head=lin(12,3)), seq, {('rnn.weight_hh_l0',1):6}),
@@ -73,6 +74,7 @@ cases = dict(swiglu=(lambda: Net(swiglu, gate=lin(8,12), up=lin(8,12), down=lin(
     heads=(lambda: Net(attention, q=lin(8,16), k=lin(8,16), v=lin(8,16), o=lin(16,8)), seq, {('o.weight',1):4}),
     rotary_part=(lambda: Net(partial(rotary, turned=2), q=lin(8,16), k=lin(8,8), v=lin(8,8), o=lin(16,8)), seq, {('k.weight',0):2}),
     rotary=(lambda: Net(rotary, q=lin(8,16), k=lin(8,8), v=lin(8,8), o=lin(16,8)), seq, {('k.weight',0):2}),
+    one_value=(lambda: Net(lambda m, x: m.b(torch.cat([x[:,:1],m.a(x)], 1)), a=lin(8,6), b=lin(7,2)), (1,8), {('a.weight',0):6}),
     token=(lambda: Net(token, lin=lin(8,6), first=nn.Embedding(1,6), mlp=lin(6,5), head=lin(5,2)), seq, {('mlp.weight',1):6,('mlp.weight',0):5}))
 
 def silence(model, groups, gone):
@@ -161,9 +163,10 @@ holds = dict(layer_norm=(lambda: nn.Sequential(lin(8,6), nn.LayerNorm(6), lin(6,
     softmax=(lambda: nn.Sequential(lin(8,6), nn.Softmax(-1), lin(6,2)), (3,8), '0', "softmax in '1'"),
     fixed_view=(lambda: Net(lambda m, x: m.b(m.a(x).view(-1, 2, 3).flatten(1)), a=lin(8,6), b=lin(6,2)), (3,8), 'a', 'the forward fails without them: shape'),
     attention=(lambda: Net(lambda m, x: m.a(x, x, x, need_weights=False)[0], a=nn.MultiheadAttention(8, 4)), seq, 'a', 'the forward fails without them'),
-    input=(lambda: Net(lambda m, x: m.b(x+m.a(x)), a=lin(8,8), b=lin(8,2)), (3,8), 'a', 'add'),
-    sort=(lambda: Net(lambda m, x: m.b(m.a(x).sort(-1)[0]), a=lin(8,6), b=lin(6,2)), (3,8), 'a', 'sort'),
-    taken_out=(lambda: Net(lambda m, x: m.b(m.a(x))*m.a(x)[:,:1], a=lin(8,6), b=lin(6,2)), (3,8), 'a', 'slice'),
+    input=(lambda: Net(lambda m, x: m.b(x+m.a(x)), a=lin(8,8), b=lin(8,2)), (3,8), 'a', 'add(?! in)'),
+    sort=(lambda: Net(lambda m, x: m.b(m.a(x).sort(-1)[0]), a=lin(8,6), b=lin(6,2)), (3,8), 'a', 'sort(?! in)'),
+    taken_out=(lambda: Net(lambda m, x: m.b(m.a(x))*m.a(x)[:,:1], a=lin(8,6), b=lin(6,2)), (3,8), 'a', 'slice(?! in)'),
+    alone=(lambda: lin(8,6), (3,8), '', '1 of bias: it leaves the model'),
     output=(lambda: nn.Sequential(lin(8,6)), (3,8), '0', 'it leaves the model'))
 
 @pytest.mark.parametrize('kind', holds)
@@ -180,6 +183,20 @@ def test_what_holds_a_channel_is_named(kind):
         m.bias[0] = 0
     with pytest.warns(UserWarning, match='(?s)dead channels stay.*'+why): small,removed = shrink(model, x)
     assert not removed and output_error(small(y), model(y))<1e-6
+
+def test_groups_as_text():
+    "Where each group is and what holds it; the sides of a kernel are no channels"
+    groups = channel_groups(nn.Sequential(conv(3,4), nn.ReLU(), conv(4,2)), torch.randn(image))
+    assert str(groups).splitlines()==['4 groups: 0.bias 0, 0.weight 0, 2.weight 1', "3 groups: 0.weight 1 (held: convolution in '0')",
+        '2 groups: 2.bias 0, 2.weight 0 (held: it leaves the model)']
+
+def test_what_a_computed_kernel_writes_is_no_constant():
+    "Even if the one output of a single example is the same everywhere"
+    torch.manual_seed(0)
+    model = Net(lambda m, x: m.b(F.conv2d(x, m.a.weight*x.mean()).flatten(1)), a=nn.Conv2d(3,4,2), b=lin(4,2)).requires_grad_(False)
+    x,y = torch.randn(2,1,3,2,2)
+    with warnings.catch_warnings(action='ignore'): small,_ = shrink(model, x, fold=True)
+    assert output_error(small(y), model(y))<1e-6
 
 def test_joined_labels():
     assert joined_labels(7, torch.tensor([[5,3,6],[3,1,6]])).tolist()==[0,1,2,1,4,1,6]

@@ -236,6 +236,12 @@ def test_status_of_a_sparsity_that_moves():
     want = .75*(1-(1-15/30)**3)
     assert s.sparsity==0 and s.n_target==round((1-want)*s.n_weights) and s.target_sparsity==pytest.approx(want, abs=.01)
 
+@pytest.mark.filterwarnings('ignore:scores alone', 'ignore:the engine was left')
+def test_status_where_layers_compete():
+    "Their targets are those of the last update, since only scores tell the next ones"
+    model,dst,history,plain = run(dict(gmp, sparse_f='global'), sparsity=None, steps=9)
+    assert dst.status().n_target==dst.status(20).n_target==int(sum(o.sum() for o in plain.masks[-1]))
+
 def test_status_of_a_moved_count():
     "A fixed sparsity that was asked for is the target until an update reaches it"
     model,dst,history,plain = run(dict(fast, sparsity=.9), sparsity=.5, steps=5)
@@ -264,7 +270,9 @@ def test_callback_answers_after_the_fit(tmp_path):
     assert cb.engine is None and [o.step for o in seen]==[4,9] and seen[0].grown==s.grown>0
     assert s.n_live==seen[1].n_live==sum(int(o.mask.sum()) for o in masked_params(learn.model)) and s.n_updates==1 and not s.due
     assert pickle.loads(pickle.dumps(cb)).status().df.equals(s.df) and pickle.loads(pickle.dumps(s)).df.equals(s.df)
-    assert 'not an update step' in repr(s)
+    assert s.drop_fraction==0 and not s.df.drop_fraction.any()
+    head,columns,first,*_ = repr(s).splitlines()
+    assert 'not an update step' in head and columns.split()[:2]==['parameter','weights'] and first.split()[0]=='0.weight'
 
 # ---- Plots ----
 

@@ -7,7 +7,7 @@ from fastai.learner import Learner
 from fastai.losses import MSELossFlat
 from fastsparse.all import *
 from fastsparse.demo import TensorData
-from fastsparse.prune.inputs import _has_padding,Calibration,layer_patches,layer_statistic
+from fastsparse.prune.inputs import _has_padding,_inside,Calibration,Part,layer_patches,layer_statistic
 from fastsparse.prune.magnitude import plan_pruning
 from fastsparse.weights.find import masked_params
 from functools import partial
@@ -32,6 +32,32 @@ def test_patches_are_what_a_convolution_multiplies(cls, kwargs, size):
     want = layer(x).movedim(1, -1)
     assert torch.allclose(got.movedim(0,1).flatten(1), want.reshape(-1, 8))
     assert torch.equal(layer_patches(layer, x[0]), layer_patches(layer, x[:1]))
+
+class Times(nn.Module):
+    def forward(self, x, k): return x*k
+
+def test_blocks_after_each_other_share_their_other_arguments():
+    part = Part(a := Times(), [((torch.tensor(3.),2.), {}, ())]).after([a,Times(),b := Times()])
+    assert part.model is b and part.batches==[((torch.tensor(12.),2.), {}, ())]
+
+class Told(nn.Module):
+    told = [0.]
+    def forward(self, x): return x,x*0+self.told[0]
+
+class Teller(nn.Module):
+    "A block whose second output is written into it by the model"
+    def __init__(self, tell):
+        super().__init__()
+        self.block,self.tell = Told(),tell
+    def forward(self, x):
+        Told.told[0] = self.tell(x)
+        return self.block(x)[0]
+
+def test_a_block_runs_alone_only_if_all_its_outputs_are_the_same():
+    batches = [(torch.full((2,3), v),) for v in (1.,2.)]
+    for tell,alone in ((lambda x: 5., True), (torch.sum, False)):
+        calib = Calibration(model := Teller(tell), batches)
+        assert (_inside(calib, model.block) is not None)==alone
 
 @pytest.mark.parametrize('layer,shape', [(nn.Linear(8,4),(5,6,8)), (nn.Conv2d(4,6,3,padding=1),(5,4,6,6)), (nn.Conv1d(4,6,3,groups=2),(4,9))])
 def test_patches_in_pieces(layer, shape, monkeypatch):

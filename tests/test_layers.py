@@ -106,6 +106,12 @@ def test_computed_weights_are_refused(f, way_out):
     with pytest.raises(ValueError, match=rf'(?s)^1 .*{way_out}'): sparsify_model(m, .5)
     assert not any('_mask' in k and not k.startswith('1.') for k in m.state_dict()) and m[0].weight.all()
 
+def test_a_parameter_named_like_half_a_norm_is_plain():
+    m = nn.Linear(4,4)
+    m.scale_g = nn.Parameter(torch.ones(4))
+    sparsify_model(nn.Sequential(m), .5, seed=0)
+    assert m.weight_mask.sum()==8
+
 class Experts(nn.Module):
     "Three-dimensional parameters, a matrix an expert, as in Mixtral"
     def __init__(self, n=4, n_out=16, n_in=8):

@@ -5,6 +5,7 @@ from fastsparse.all import *
 from fastsparse.demo import digits_mlp
 from fastsparse.report.pictures import degrees
 from itertools import combinations
+from test_layers import Experts
 from torch import nn
 from torchvision.models import resnet18
 
@@ -73,6 +74,23 @@ def test_a_dense_first_layer_is_no_picture():
         eq(fig.axes[0].get_title(), 'inputs of 1')
         eq(fig.axes[0].images[0].get_array().sum(), model[1].weight_mask.sum())
     finally: plt.close(fig)
+
+def test_bars_are_densities():
+    sparsify_model(model := mlp(), .8, 'erk', seed=0)
+    fig = plot_topology(model)
+    try:
+        bars = [[p.get_width() for p in ax.patches] for ax in fig.axes if ax.get_title()=='layers']
+        eq(bars, [[float(m.weight_mask.sum())/m.weight_mask.numel() for m in model.modules() if hasattr(m, 'weight_mask')]])
+    finally: plt.close(fig)
+
+def test_degrees_of_experts():
+    "Each output of each expert has its own; an input is read by all"
+    model = Experts(2, 3, 4)
+    mask = torch.arange(24).view(2,3,4)%5==0  # 0 5 10 15 20
+    sparsify_model(model, 19/24, also=Experts, mask_init={'up':mask})
+    out,into = degrees(model)['up']
+    eq(out.tolist(), [1,1,1,1,0,1])
+    eq(into.tolist(), [2,1,1,1])
 
 def test_without_masks(tmp_path):
     "A dense model has no degrees, and a history without masks no moving picture"

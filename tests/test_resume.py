@@ -86,6 +86,20 @@ def test_a_loop_goes_on_from_any_batch(kind, n_acc, set_to_none, tmp_path):
             go(kind, p, n_acc, i, n)
             assert agree(end, snapshot(*p)), f'from states, {i}'
 
+@pytest.mark.parametrize('live', [False,True])
+def test_a_gradient_of_dead_weights_alone_comes_back(live, tmp_path):
+    "By hand: live weights read input 0, which is zero; the gradient of the others is the sum of their inputs"
+    def make():
+        m = nn.Linear(4, 2, bias=False)
+        sparsify_model(m, .75, mask_init=dict(weight=torch.eye(4)[:1].bool().expand(2, 4)), seed=0)
+        opt = torch.optim.SGD(m.parameters(), .1)
+        return m,opt,DynamicSparseTraining(m, opt, 8, **RigL_presets|dict(batches_per_update=1, replace_step=False, initial_drop_grow_pct=.9), sparse_compute={'weight':'rows'} if live else False)
+    a,b = make(),make()
+    a[1].step()  # the first update is due at the second step
+    a[0](torch.tensor([[0.,1,2,3]])).sum().backward()
+    load_run(save_run(tmp_path/'run', *a, grads=True), *b)
+    for m,*_ in (a,b): assert masked_params(m)[0].dense_grad().tolist()==[[0.,1,2,3]]*2
+
 def test_state_of_another_type_comes_back_in_it(tmp_path):
     "NAdam keeps a product in float32 beside weights in float64; torch's load casts it, and its later values are others"
     def run(n):

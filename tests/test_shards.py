@@ -1,6 +1,7 @@
 "A model on disk, pruned block by block, beside the same call on the model in memory"
-import copy,pytest,subprocess,sys,torch
+import copy,gc,pytest,subprocess,sys,tempfile,torch
 from fastsparse.all import *
+from fastsparse.prune.shards import open_model
 from helpers import *
 from test_experts import small
 
@@ -193,6 +194,16 @@ def test_one_process_a_folder(tmp_path):
     finally: p.kill(), p.wait()
     prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
     assert not (tmp_path/'new'/'.lock').exists()
+
+def test_the_copy_on_disk_goes_with_its_model(tmp_path, monkeypatch):
+    on_disk(_vit, tmp_path/'dense')
+    (own := tmp_path/'own').mkdir()
+    monkeypatch.setattr(tempfile, 'tempdir', str(own))
+    model = open_model(tmp_path/'dense')
+    assert [*own.iterdir()]
+    del model
+    gc.collect()
+    assert not [*own.iterdir()]
 
 def test_a_folder_that_is_not_there_is_not_looked_for_elsewhere(tmp_path, monkeypatch):
     "Nobody asks the hub; and a file of the model that is cut is named"

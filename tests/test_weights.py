@@ -494,6 +494,22 @@ def test_a_write_is_masked_before_a_compiled_function(trains):
     f(torch.ones(2,6))
     assert all(p.eq(1).all() for p in m.parameters())
 
+def test_a_new_parameter_is_enforced_before_the_model_runs():
+    "Also where its layer runs alone"
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    m[0].weight = nn.Parameter(torch.randn_like(m[0].weight))
+    m[0](data(m)[0]).sum().backward()
+    assert is_positive_zero(m[0].weight.grad[~m[0].weight_mask]) and m[0].weight.grad.any()
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason='roots of zeros are fast there')
+def test_second_moments_of_dead_weights_are_no_zeros():
+    "Law 3: at most 1.2e-30, for the square root's sake"
+    m = mlp()
+    sparsify_model(m, .5, seed=0)
+    train(m, opt := t.Adam(m.parameters()), 1, *data(m))
+    for o in masked_params(m): assert ((v := opt.state[o.p]['exp_avg_sq'][~o.mask])>0).all() and v.max()<1.2e-30
+
 @pytest.mark.parametrize('frozen_first', [False,True])
 def test_freeze_and_unfreeze(frozen_first):
     "A weight that was frozen when masks were made, or is later, is left as it is, and enforced whenever it trains"
@@ -524,6 +540,7 @@ def test_enforced_twice_and_by_name():
     hooks.remove()
     stays_dead(m, opt, 3)
     again.remove()
+    assert not any('_weights' in vars(o) for o in m.modules())
     train(m, opt, 1, *data(m))
     assert all(o.p[~o.mask].any() for o in masked_params(m))
 

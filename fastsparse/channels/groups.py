@@ -42,7 +42,7 @@ class Groups:
         self.root = joined_labels(walk.n, torch.cat([torch.zeros(2, 0, dtype=torch.long), *walk.joined], 1))
         self.axes = {(name,d):self.root[labels] for name,own in walk.axes.items() for d,labels in own.items()}
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
-        self.moving = {group for labels in walk.moving for group in self.root[labels].tolist()}
+        self.moving = {group:why for labels,why in walk.moving for group in self.root[labels].unique().tolist()}  # in training no constant
         self.held = {}  # group → what holds it
         self.shared,self.tell = [],noop  # numbers that several spaces share, and what tells a cut copy its own: from `channels.config`
         for labels,why in walk.pinned:
@@ -154,7 +154,7 @@ def follow_groups(
     model:nn.Module, # From `exact_copy`
     xb, # Inputs for it
     norms=False, # May LayerNorm lose channels? It changes the outputs
-    training=False, # Is a constant one that training computes too? BatchNorm's may be another
+    training=False, # Is a constant one that training computes too? BatchNorm makes another, and dropout many
 ) -> Groups:
     "The groups of a model on the CPU"
     try: return Groups(Walk(model, norms, training).run(xb), xb)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from itertools import repeat
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode,_disable_current_modes
 from torch.utils._pytree import tree_leaves,tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 from ..kernels.timing import fresh,output_tensors
@@ -34,6 +35,7 @@ def _without(varies, dims):
     for d in () if isinstance(varies, bool) else dims: varies = varies.any(d, keepdim=True)
     return varies
 
+def _settled(varies): return varies if isinstance(varies, bool) else bool(varies.any()) and (bool(varies.all()) or compact(varies))
 def _at_rank(t, n): return t[(None,)*(n-t.ndim)]
 def _as_tensor(varies): return torch.tensor(varies) if isinstance(varies, bool) else varies
 
@@ -81,7 +83,7 @@ class Walk(TorchDispatchMode):
         for t in tree_leaves(xb):
             if isinstance(t, torch.Tensor): self.known[t] = Known([], True, t.is_floating_point())
         try:
-            with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), self: out = call_model(self.model, xb)
+            with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), _Chances(self), self: out = call_model(self.model, xb)
         finally:
             for h in handles: h.remove()
         for t in output_tensors(out): self.pin_all(t, 'it leaves the model')
@@ -121,7 +123,7 @@ class Walk(TorchDispatchMode):
         layers,varies = [compact(o) for o in known.layers],known.varies
         for layer in layers:
             if not varying(layer) and t.numel(): self.pin(layer, self.at(op))
-        if not isinstance(varies, bool): varies = bool(varies.any()) and (bool(varies.all()) or compact(varies))
+        varies = _settled(varies)
         self.known[t] = Known([o for o in layers if varying(o)], varies, decides or t.is_floating_point() and varies is not False)
         if in_place and t._is_view() and t._base in self.known and varies is not False: self.known[t._base].varies = True
         if op in ('convolution','mm','addmm') and self.products: self.made[t] = self.products[-1].name
@@ -210,7 +212,7 @@ def _cat(walk, call):
     if any(s[d] and all(d not in varying(o) for o in layers) for layers,s in zip(own, shapes)):  # heads with a part that has no labels go as a whole
         own = [[walk.uncut(o, {d}, call.op) if d in varying(o) and min(varying(o))!=d else o for o in layers] for layers in own]
     along = [[o for o in layers if d in varying(o)] for layers in own]
-    layers = walk.combine([([o for o in os if d not in varying(o)], (*s[:d],1,*s[d+1:])) for os,s in zip(own, shapes)], call.op)
+    layers = walk.combine([([o for o in os if d not in varying(o)], s) for os,s in zip(own, shapes)], call.op)
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
     found = [walk.of(t).varies for t in ts]
     if any(o is not found[0] for o in found): found[0] = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
@@ -235,7 +237,7 @@ def _reduced(walk, call):
         for d in reversed(dims): t = t.select(d, 0).unsqueeze(d) if stays else t.select(d, 0)
         return t
     layers,varies = [walk.uncut(o, {*dims}, call.op) for o in walk.of(x).layers],_without(walk.of(x).varies, dims)
-    return [Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies))]*2
+    return repeat(Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies)))
 
 def _along(walk, call):
     x,dim = call.args[0],{call.args[1]%max(call.args[0].ndim, 1)}
@@ -246,7 +248,7 @@ def _resized(walk, call):
     if op=='constant_pad_nd': last = {x.ndim-1-i//2 for i,n in enumerate(call.args[1]) if n}
     else: last = {x.ndim-1-i for i in range(next(int(c) for c in op if c.isdigit()))}
     layers = [walk.uncut(o, last, op) for o in walk.of(x).layers]
-    return [Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last))]*2
+    return repeat(Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last)))
 
 def _batch_norm(walk, call):
     x,w = call.args[:2]
@@ -257,10 +259,33 @@ def _batch_norm(walk, call):
         moves,const,value = _constants(walk, x, 1)
         same = const&_reached(value, *call.args[3:])
         varies = at(~same)
-        walk.moving += [o.flatten()[~moves&~same] for o in layers if varying(o)=={1}]
+        walk.moving += [(o.flatten()[~moves&~same], _moved_by_norm) for o in layers if varying(o)=={1}]
     if w is not None and not call.args[5] and varies is not False: varies = _as_tensor(varies)&at(w!=0)
     if x in walk.made: walk.normed.append((x, walk.made[x], walk.stack[-1]))
     return [Known(layers, varies)]
+
+_alone = 'pass fold=True for evaluation alone'
+_moved_by_norm = f'in training BatchNorm makes another constant of them until its running mean is theirs: train longer, or {_alone}'
+_moved_by_chance = f'in training dropout scales their constant by chance: {_alone}'
+
+class _Chances(TorchFunctionMode):
+    "Dropout, which is no operation in evaluation: in training it makes another value of each constant but zero"
+    def __init__(self, walk):
+        super().__init__()
+        self.walk = walk
+
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        own,name = kwargs or {},getattr(f, '__name__', '')
+        res,p = f(*args, **own),own.get('p', [*args[1:2], .5][0])
+        if self.walk.training and 'dropout' in name and p: self.scale(res, 'alpha' in name)
+        return res
+
+    @_disable_current_modes()
+    def scale(self, t, zeros):
+        known = self.walk.of(t)
+        moves = ~_as_tensor(known.varies).expand(t.shape)&(zeros|(t!=0))
+        known.varies = _settled(moves|_as_tensor(known.varies))
+        self.walk.moving += [(o.expand(t.shape)[moves], _moved_by_chance) for o in known.layers]
 
 def _reached(value, mean, var, by_batch, _, eps):
     "Where a channel is `value`, does BatchNorm's running mean say so, as near as float32 gets? Then training computes what evaluation does"

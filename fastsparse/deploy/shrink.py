@@ -96,15 +96,13 @@ def _shrunk(plain, xb, fold=False):
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone),folded
 
 # %% ../../nbs/801_deploy.shrink.ipynb #32fa0e91
-_other = 'in training BatchNorm makes another constant of them until its running mean is theirs: train longer, or pass fold=True for evaluation alone'
-
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
     counts,layers = Counter(),defaultdict(list)
     for ats,gs in groups.spaces():
         for o in gs:
             if not dead[o]: continue
-            why = groups.held.get(o, _other if o in groups.moving else 'zeros are put around their constant, or nothing else is left')
+            why = groups.held.get(o, groups.moving.get(o, 'zeros are put around their constant, or nothing else is left'))
             counts[why] += 1
             layer = ats[0][0].rpartition('.')[0] or ats[0][0]
             if layer not in layers[why]: layers[why].append(layer)
@@ -210,7 +208,8 @@ def _gather(groups, ps, gs):
         cols = groups.root[p.cols].flatten()
         if not among[cols].any(): continue
         places,axis = {o:i for i,o in enumerate(cols.tolist()) if among[o]},[d for d,n in enumerate(p.cols.shape) if n>1]
-        if len(axis)>1 or len(places)<len(gs) or among[cols].sum()>len(gs): return
+        if len(axis)>1 or p.rows is not None and p.rows.shape[axis[0]]>1: return  # a depthwise one adds nothing up
+        if len(places)<len(gs) or among[cols].sum()>len(gs): return
         idx = torch.tensor([places[o] for o in gs])
         found.append((p.w.data.movedim(axis[0], 0), idx, p.value.expand(p.cols.shape).flatten()[idx]))
     fits = [k for k in range(len(gs)) if all(v[k]!=0 or not v.any() for *_,v in found)] if found else []

@@ -34,11 +34,11 @@ class ExpertBlock:
 
 # %% ../../nbs/717_prune.experts.ipynb #2fb135e2
 def _n_experts(m):
-    "How many experts a module holds; 0 if it holds none"
+    "How many experts a module holds; None if it holds none"
     if isinstance(m, nn.ModuleList):
         shapes = [[p.shape for p in o.parameters()] for o in m]
-        return len(m) if len(m)>1 and shapes[0] and all(o==shapes[0] for o in shapes) else 0
-    return first((p.shape[a.experts] for k,p in m._parameters.items() if p is not None for a in [axes_of(m, k)] if a.experts is not None), default=0)
+        return len(m) if len(m)>1 and shapes[0] and all(o==shapes[0] for o in shapes) else None
+    return first((p.shape[a.experts] for k,p in m._parameters.items() if p is not None for a in [axes_of(m, k)] if a.experts is not None))
 
 def _routes(m, n): return any(p.ndim==2 for p in m.parameters()) and all(p.shape[0]==n for p in m.parameters())
 

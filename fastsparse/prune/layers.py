@@ -40,7 +40,7 @@ def layer_angles(
         nonlocal tokens
         if m is not ms[-1]: return
         seen.append(first(float_outputs(out)).double())
-        tokens += seen[0][...,0].numel()
+        tokens += seen[0].shape[:-1].numel()
         for i in range_of(sums): sums[i] += float(torch.cosine_similarity(seen[i], seen[i+n], -1).clamp(-1, 1).arccos().sum())/math.pi
     with listening(ms, before, after): calib.run()
     return [s/tokens for s in sums]

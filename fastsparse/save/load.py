@@ -126,7 +126,7 @@ def _read_safetensors(path):
     "The tensors in a file of safetensors; with dense weights and bool masks if `save_sparse` wrote it"
     with reading(path, 'file of safetensors'):
         state,notes = read_sealed(path)
-        if _sum not in notes: return state
+        if _sum not in notes: return state | {n:state[o] for n,o in notes.items() if o in state and n not in state}  # ties of `save_model`
         shapes = {n:tuple(map(int, o.split('x'))) for n,o in notes.items() if f'{n}:mask' in state}
         masks = {n:bits_to_mask(state.pop(f'{n}:mask'), shape) for n,shape in shapes.items()}
         state |= {n:state[n].new_zeros(shape).masked_scatter_(masks[n], state[n]) for n,shape in shapes.items()}
@@ -322,8 +322,7 @@ def load_sparse(
     path = as_path(file) if isinstance(file, (str,Path)) else None
     found = file if path is None else read_file(path, trust)
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
-    if weights := masked_params(module): check_masks(module.state_dict(), state)
-    had = sum(o.n_live() for o in weights)
+    if masked_params(module): check_masks(module.state_dict(), state)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
     refuse_learned_masks(module.state_dict(), state)
     own = cut_copy(module, state).state_dict()
@@ -335,6 +334,4 @@ def load_sparse(
     with taking_masks(module): load_checked(module, state)
     if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)
-    n,live = sum(o.shape.numel() for o in weights),sum(o.n_live() for o in weights)
-    if live!=had: warn(f"the masks of the file have a sparsity of {1-live/n:.4g}, and those of the model had {1-had/n:.4g}")
     return HookHandle() if any(o.learned for o in masked_params(module)) else enforce_masks(module)  # learned masks see to themselves
