@@ -3065,6 +3065,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastsparse/shards/weight.py'),
                                           'fastsparse.shards.weight.is_sharded': ( 'shards.weight.html#is_sharded',
                                                                                    'fastsparse/shards/weight.py'),
+                                          'fastsparse.shards.weight.need_whole': ( 'shards.weight.html#need_whole',
+                                                                                   'fastsparse/shards/weight.py'),
                                           'fastsparse.shards.weight.rows_here': ( 'shards.weight.html#rows_here',
                                                                                   'fastsparse/shards/weight.py'),
                                           'fastsparse.shards.weight.sharded_dim': ( 'shards.weight.html#sharded_dim',

@@ -1,7 +1,7 @@
 "What is cut from a model of transformers stands in its configuration: any process opens the folder, and computes the same"
 import copy,pickle,pytest,subprocess,sys,torch,torch.nn.functional as F
 from fastcore.basics import first
-from fastsparse.all import load_sparse,prune_channels,shrink,sparsify_model
+from fastsparse.all import load_sparse,prune_channels,shrink,sparse_compute,sparsify_model
 from fastsparse.kernels.timing import output_error
 from fastsparse.prune.experts import expert_blocks,expert_scores,prune_experts
 from fastsparse.prune.layers import layer_angles,prune_layers
@@ -309,6 +309,40 @@ def test_experts_that_stay_whole(args, text):
     with pytest.raises(ValueError, match=text): prune_experts(model, *args, data=[x])
     assert model.config.num_local_experts==4 and all(v.equal(before[k]) for k,v in model.state_dict().items())
     with pytest.raises(ValueError, match='no experts'): prune_experts(nn.Sequential(nn.Linear(2,2)), .5, [torch.ones(1,2)])
+
+def live(model, x):
+    sparsify_model(model, .9, seed=0)
+    return sparse_compute(model, x)
+
+def shards(model, x):
+    fsdp,dist = pytest.importorskip('torch.distributed.fsdp'),torch.distributed
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    return fsdp.fully_shard(model, mesh=dist.device_mesh.init_device_mesh('cpu', (1,)))
+
+whole = dict(masked=(lambda m, x: sparsify_model(m, .5, seed=0), 'call unsparsify first'), live=(live, 'call unsparsify first'), sharded=(shards, 'cut the model before fully_shard'),
+    quantized=(lambda m, x: torch.ao.quantization.quantize_dynamic(m, {nn.Linear}, inplace=True), "MixtralConfig doesn't describe"),
+    adapted=(lambda m, x: setattr(m, 'lm_head', nn.Sequential(m.lm_head)), "MixtralConfig doesn't describe"))
+cuts = [lambda m, x: prune_experts(m, .25, [x]), lambda m, x: prune_layers(m, 1, [x]), lambda m, x: prune_channels(m, .5, x), shrink]
+
+def state_of(model):
+    "Which modules and parameters stand where, their sums, and the configuration"
+    values = [float(p.detach().sum()) for p in model.parameters()]
+    return [(n,id(m),*map(id, m.parameters())) for n,m in model.named_modules()],values,model.config.to_dict()
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', whole)
+def test_models_that_can_not_be_cut(kind):
+    "One error before anything changed; what is sharded loses no channels either"
+    model,x = made('mixtral')
+    alter,why = whole[kind]
+    alter(model, x)
+    before = state_of(model)
+    try:
+        for cut in cuts[:4 if kind=='sharded' else 2]:
+            with pytest.raises(ValueError, match=why): cut(model, x)
+            assert state_of(model)==before
+    finally:
+        if torch.distributed.is_initialized(): torch.distributed.destroy_process_group()
 
 def test_experts_in_groups():
     "Each group of DeepSeek's router must have as many experts as the others"

@@ -15,6 +15,7 @@ from fastcore.imports import noop
 from ..kernels.timing import cant_run,float_outputs,fresh,output_error
 from ..contract import call_model,enforce_masks,evaluating,keep_from_broadcast,module_copy,module_of,Param,register_mask
 from ..model.sparsify import unsparsify
+from ..shards.weight import need_whole
 from .walk import any_at,Product,Walk
 from torch import nn
 from torch.utils._pytree import tree_map_only
@@ -167,6 +168,7 @@ def channel_groups(
     xb, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
 ) -> Groups:
     "What goes together with each channel, neuron, head or hidden unit"
+    need_whole(module_of(model))
     unsparsify(new := module_copy(module_of(model)))
     return follow_groups(*exact_copy(new, xb))
 

@@ -17,6 +17,7 @@ from ..channels.config import tell_cuts
 from ..channels.groups import cut_tensor,exact_copy,follow_groups,give_masks,outputs_of
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import unsparsify
+from ..shards.weight import need_whole
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -31,6 +32,7 @@ def shrink(
     fold:bool=False, # Fold each BatchNorm into the layer before it?
 ) -> tuple: # The smaller model in evaluation mode, and a dict of channels removed by layer; with `opt` its optimizer too
     "A smaller copy without dead and unread neurons, channels, heads and hidden units; masks stay on what is left"
+    need_whole(module_of(model))
     if opt is not None and not isinstance(opt, torch.optim.Optimizer):
         raise ValueError(f"opt is a {type(opt).__name__}, and must be a torch optimizer")
     if opt is not None and not {*module_of(model).parameters()}&{p for g in opt.param_groups for p in g['params']}:

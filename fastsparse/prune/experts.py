@@ -14,6 +14,7 @@ from ..channels.groups import shared_copy
 from ..contract import axes_of,masked_params,module_of,need_fraction
 from ..kernels.timing import float_outputs
 from .inputs import Calibration,listening
+from ..shards.weight import need_whole
 from torch import nn
 
 # %% ../../nbs/717_prune.experts.ipynb #b7eee613
@@ -160,7 +161,7 @@ def prune_experts(
     bs:int=32, # Batch size for a dataset
 ) -> dict: # Name of the experts' module → those that are gone
     "Cut the experts that add least, with their rows of the router (REAP, arXiv:2510.13999)"
-    module = module_of(model)
+    need_whole(module := module_of(model))
     if masked_params(module): raise ValueError("the model is sparse: call unsparsify first, cut experts, and make it sparse again")
     blocks = expert_blocks(module)
     if isinstance(sparsity, dict): gone = {k:sorted({*v}) for k,v in sparsity.items()}

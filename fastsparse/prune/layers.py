@@ -16,6 +16,7 @@ from .experts import retold
 from .inputs import Calibration,listening
 from .saliency import scores_by_loss
 from .shards import blocks_of,other_forwards
+from ..shards.weight import need_whole
 from functools import partial
 from torch import nn
 
@@ -115,7 +116,7 @@ def prune_layers(
 ) -> list: # Numbers of the blocks that are gone
     "Cut the blocks that change least, and let the configuration follow (arXiv:2403.17887)"
     need_choice('by', by, ['angle','loss'])
-    module = module_of(model)
+    need_whole(module := module_of(model))
     if masked_params(module): raise ValueError("the model is sparse: call unsparsify first, cut layers, and make it sparse again")
     name = blocks or first(blocks_of(module)).rpartition('.')[0]
     own = {f'{name}.{i}':m for i,m in enumerate(module.get_submodule(name))}
