@@ -259,7 +259,10 @@ def test_of_many_experts_without_tokens_the_first_go():
     model[0].gate.weight.data.copy_(torch.eye(40)[:,4:10]*torch.tensor([9.,8.,7.,1.,1.,1.]))  # tokens of ones go to 4, 5 and 6
     assert prune_experts(model, .5, [torch.ones(7,6)])['0.experts']==[*range(4), *range(7, 23)]
 
-def test_two_experts_are_a_mixture(): assert [o.n for o in expert_blocks(nn.Sequential(Mixture(2)))]==[2]
+def test_two_experts_are_a_mixture():
+    "If nothing says to how many each token goes, one is enough"
+    del (m := Mixture(2)).top_k
+    assert [(o.n,o.top_k) for o in expert_blocks(nn.Sequential(m))]==[(2,1)]
 
 def test_a_gate_beside_a_layer_routes_to_no_experts(): assert not expert_blocks(nn.Sequential(nn.Sequential(nn.Linear(6,6), nn.Linear(6,1))))
 
