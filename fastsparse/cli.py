@@ -35,7 +35,9 @@ def read_file(
     except ValueError as e: raise CliError(str(e).replace('trust=True', '--trust')) from e
     model = found if isinstance(found, dict) else getattr(found, 'model', found)
     if isinstance(model, torch.nn.Module): return model
-    if isinstance(model, dict) and (state := _weights_in(model)) is not None: return state
+    if isinstance(model, dict) and (state := _weights_in(model)) is not None:
+        if odd := [k for k in state if not isinstance(k, str)]: raise CliError(f"{path} has the key {odd[0]!r}, and names must be text: rename it")
+        return state
     raise CliError(f"{path} holds a {type(model).__name__} without weights by name, and must hold some or a whole model: "
         "write torch.save(model.state_dict(), file), torch.save(model, file) or learn.export()")
 
@@ -57,12 +59,18 @@ def read_batch(
 ):
     "Read a batch of inputs"
     import torch
+    from pickle import UnpicklingError
     from fastsparse.core.checks import need_batch
     from fastsparse.core.files import reading
-    with reading(path, 'batch of inputs, such as torch.save(xb, file) writes'): x = torch.load(path, map_location='cpu', weights_only=True)
+    what = 'batch of inputs, such as torch.save(xb, file) writes'
+    must = f'and must hold a {what}'
+    try:
+        with reading(path, what): x = torch.load(path, map_location='cpu', weights_only=True)
+    except ValueError as e:
+        if not isinstance(e.__cause__, UnpicklingError): raise
+        raise CliError(f"{path} holds a model or other objects, {must}") from e
     need_batch(x, f'the content of {path}')
-    if isinstance(x, dict) and any('.' in str(k) for k in x):
-        raise CliError(f"{path} holds weights by name, and must hold a batch of inputs, such as torch.save(xb, file) writes")
+    if isinstance(x, dict) and any(not isinstance(k, str) or '.' in k for k in x): raise CliError(f"{path} holds weights by name, {must}")
     return x
 
 # %% ../nbs/990_cli.ipynb #515aef4d
@@ -77,7 +85,10 @@ def write_weights(
     if Path(path).suffix!='.safetensors':
         with whole_file(path) as new: return torch.save(state, new)
     save = need_package('safetensors.torch').save_file
-    with whole_file(path) as new: save({k:v.contiguous().clone() for k,v in state.items()}, new)
+    names,ties = {},{}  # as `safetensors.torch.save_model` writes them: once, and the other names in the notes
+    for k,v in state.items():
+        if (own := names.setdefault((v.data_ptr(), v.dtype, v.shape, v.stride()), k))!=k: ties[k] = own
+    with whole_file(path) as new: save({k:state[k].contiguous().clone() for k in names.values()}, new, dict(ties, format='pt'))
 
 # %% ../nbs/990_cli.ipynb #bda61d32
 def summary_rows(
@@ -128,9 +139,9 @@ def prune_weights(
     from fastsparse.save.rules import default_filter
     new,made = dict(state),{}
     for k,v in state.items():
-        is_matrix = isinstance(k, str) and isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim>1
+        is_matrix = isinstance(k, str) and isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_quantized) and v.ndim>1
         if not is_matrix or not default_filter(k, v): continue
-        if v.layout!=torch.strided or v.is_meta or v.element_size()<2:
+        if v.layout!=torch.strided or v.is_meta or v.element_size()<2 or v.is_quantized:
             kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
             raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
         place = v.data_ptr(),v.shape,v.stride()
@@ -228,6 +239,7 @@ def _run_quietly(name, args):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', FutureWarning)
+            warnings.filterwarnings('ignore', module=r'torch\b')
             warnings.showwarning = lambda message, *args, **kwargs: print(f'fastsparse: {message}', file=sys.stderr)
             _run(name, args)
     except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None

@@ -68,13 +68,24 @@ def test_all_forms_mean_the_same(kind, made):
     assert all(torch.equal(o, outs[0]) for o in outs) and len({count_flops(model, xb) for xb in forms})==1
 
 @pytest.mark.parametrize('kind', ['table','texts'])
-@pytest.mark.parametrize('prune', [prune_wanda, prune_sparsegpt])
+@pytest.mark.parametrize('prune', [prune_wanda, prune_sparsegpt, prune_snip, prune_grasp])
 def test_pruning_reads_batches(prune, kind, made, tmp_path):
-    "The learner's own, and a list of batches as they come"
+    "The learner's own, and a list of batches as they come; where no loss is taken, of inputs alone too"
     make,_,forms = made[kind]
     prune(make(tmp_path), .5)
+    if prune is prune_wanda: prune(make(tmp_path), .5, forms[1:2])
     prune(learn := make(tmp_path), .5, forms[:1])
     assert sum(float((p==0).float().mean())>.4 for p in learn.model.parameters() if p.ndim>1)>1
+
+def test_taylor_scores_of_a_recurrent_model(made, tmp_path):
+    "The weight times its gradient, by the learner's loss of the first of the model's outputs, which `RNNCallback` takes too"
+    make,_,(batch,*_) = made['texts']
+    learn = make(tmp_path)
+    head = learn.model.eval()[1].layers[-1][-1].weight
+    score = taylor_scores(learn, [batch])['1.layers.1.2.weight']
+    learn.model.reset()
+    g, = torch.autograd.grad(learn.loss_func(learn.model(batch[0])[0], batch[1]), [head])
+    torch.testing.assert_close(score, g*head.detach())
 
 class ByName(nn.Module):
     def __init__(self):

@@ -7,11 +7,12 @@ from fastai.learner import Recorder
 from fastai.optimizer import Adam
 from fastai_data import momentum_sgd
 from fastsparse.all import *
+from fastsparse.save.disk import alone_in
 from fastsparse.save.files import seal
 from fastsparse.save.checkpoint import _cb_state,_set_cb_state,WaitForSparsity
 from fastsparse.save.run_file import _word,collect_run,plain,random_state,read_run
 from helpers import *
-from test_resume import Dead,one_fit,presets,small_learner
+from test_resume import Dead,Die,one_fit,presets,small_learner
 
 DST = DynamicSparseTrainingCallback
 
@@ -41,6 +42,29 @@ def test_another_run_is_refused_before_anything_changed(tmp_path):
     assert 'the state is of a run with' in attempt(settings=presets['SET'])
     assert 'start_epoch' in attempt(start_epoch=1)
     assert re.search(r'the sparsity is 0\.80.*, and 0\.(90|89).* here', attempt(sparsity=.9))
+
+def test_fits_do_not_share_a_path(tmp_path):
+    "A second one is refused by the process of the first, before either has written; one that died holds nothing, and its callback may go into another learner"
+    with alone_in(tmp_path/'RigL-sgd.pt'), pytest.raises(ValueError, match=f"RigL-sgd.pt' is being written by process {os.getpid()}: wait"):
+        one_fit(tmp_path, 'RigL-sgd')
+    assert not os.listdir(tmp_path)
+    with pytest.raises(Dead): one_fit(tmp_path, 'RigL-sgd', stop=10)
+    with alone_in(tmp_path/'RigL-sgd.pt'): pass
+    learn = small_learner(tmp_path)
+    learn.add_cbs([SparseCheckpoint(tmp_path/'own'), Die(3)])
+    with pytest.raises(Dead): learn.fit(1)
+    small_learner(tmp_path, cbs=SparseCheckpoint(tmp_path/'own')).fit(1)
+    with alone_in(tmp_path/'own.pt'): pass
+
+def test_a_finished_run_of_another_model_is_kept(tmp_path):
+    "The file of a run that has ended is not written over by a fit of another model, unless resume=False says so"
+    path = tmp_path/'run.pt'
+    small_learner(tmp_path, cbs=SparseCheckpoint(path)).fit(1)
+    saved = path.read_bytes()
+    with pytest.raises(ValueError, match='is of another run.*another path, or start anew with resume=False'):
+        small_learner(tmp_path, sizes=(64,20,12,10), cbs=SparseCheckpoint(path)).fit(1)
+    assert path.read_bytes()==saved
+    small_learner(tmp_path, sizes=(64,20,12,10), cbs=SparseCheckpoint(path, resume=False)).fit(1)
 
 def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
     learn = small_learner(tmp_path)
@@ -312,7 +336,9 @@ def test_what_resume_says(tmp_path):
         learn,_ = one_fit(tmp_path, 'RigL-sgd', seed=seed, **({} if resume is None else dict(resume=resume)))
         assert len(learn.recorder.losses)==24 and read_run(tmp_path/'RigL-sgd.pt')['finished']
     with pytest.raises(ValueError, match='has finished'): one_fit(tmp_path, 'RigL-sgd', resume=True)
-    with pytest.warns(UserWarning, match='has finished, so this fit trains anew'): assert SparseCheckpoint(tmp_path/'RigL-sgd.pt').find() is None
+    def again(): return small_learner(tmp_path, cbs=SparseCheckpoint(tmp_path/'run')).fit(1)
+    again()
+    with pytest.warns(UserWarning, match='has finished, so this fit trains anew'): again()
     assert load_run(tmp_path/'a.pt', default=0)==0
     with pytest.raises(FileNotFoundError, match='default='): load_run(tmp_path/'a.pt')
 

@@ -177,7 +177,8 @@ def odd_files():
     w = torch.randn(8, 8)
     return dict(nothing=({'a.bias':torch.ones(4), 'norm.weight':torch.ones(4)}, 'there is nothing to prune'), float8=({'a.weight':w.to(torch.float8_e4m3fn)}, 'a.weight is of torch.float8'),
         sparse=({'a.weight':w.to_sparse()}, 'a.weight is a sparse tensor'), meta=({'a.weight':w.to('meta')}, 'a.weight is on the meta device'),
-        numbers=({0:w, 1:w}, 'without weights by name'))
+        numbers=({0:w, 1:w}, 'without weights by name'), mixed=({'a.weight':w, 1:w}, 'has the key 1, and names must be text'),
+        quantized=({'a.weight':torch.quantize_per_tensor(w, .1, 0, torch.qint8)}, 'a.weight is of torch.qint8'))
 
 @pytest.mark.parametrize('name', odd_files())
 def test_files_that_cannot_be_pruned(name, tmp_path, monkeypatch, capsys):
@@ -200,8 +201,31 @@ def test_other_files(tmp_path, monkeypatch):
     torch.save(m.state_dict(), 'state.pt')
     with pytest.raises(SystemExit, match='state.pt holds weights by name, and must hold a batch'):
         main(['prune', 'model.pt', '--sparsity', '.5', '--method', 'wanda', '--data', 'state.pt', '--trust'])
+    for odd,text in (('model.pt', 'holds a model or other objects, and must hold a batch'), ('m.onnx', 'holds a model or other objects, and must hold a batch')):
+        with pytest.raises(SystemExit, match=text): main(['prune', 'model.pt', '--sparsity', '.5', '--method', 'wanda', '--data', odd, '--trust'])
     w = torch.randn(8, 8)
     torch.save({'a.weight':w, 'b.weight':w}, 'tied.pt')
     main(['prune', 'tied.pt', '--sparsity', '.5', '--out', 'out.pt'])
     out = torch.load('out.pt')
+    assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8, 8, bias=False),nn.Linear(8, 8, bias=False)
+        self.b.weight = self.a.weight
+
+def test_tied_tensors_are_written_once(tmp_path, monkeypatch):
+    "In safetensors, with the other name where `save_model` notes it: its own loader takes the file, and so does another run of the command"
+    monkeypatch.chdir(tmp_path)
+    safetensors = pytest.importorskip('safetensors.torch')
+    safetensors.save_model(m := Tied(), 'm.safetensors')
+    torch.save(m.state_dict(), 'm.pt')
+    for source,out in (('m.safetensors','a.safetensors'), ('m.pt','b.safetensors'), ('a.safetensors','c.pt')):
+        main(['prune', source, '--sparsity', '.5', '--out', out])
+    for file in ('a.safetensors','b.safetensors'):
+        assert list(safetensors.load_file(file))==['a.weight']
+        safetensors.load_model(n := Tied(), file)
+        assert n.a.weight.count_nonzero()==32 and torch.equal(n.a.weight[n.a.weight!=0], m.a.weight[n.a.weight!=0])
+    out = torch.load('c.pt')
     assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32

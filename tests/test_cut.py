@@ -31,7 +31,7 @@ def vision(name, settings=neurons, **kwargs): return f'{name}ForImageClassificat
 told = f'{heads} head_dim {neurons}'  # the forward reads a setting that wasn't written down
 
 families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), qwen2=causal('Qwen2', told, **gqa), qwen3=causal('Qwen3', **gqa, head_dim=8),
-    gemma=causal('Gemma', **gqa, head_dim=8), gemma2=causal('Gemma2', **gqa, head_dim=8), phi=causal('Phi', neurons), phi3=causal('Phi3', neurons),
+    gemma=causal('Gemma', **gqa, head_dim=8), gemma2=causal('Gemma2', **gqa, head_dim=8), phi=causal('Phi', told), phi3=causal('Phi3', told),
     olmo2=causal('Olmo2', neurons), smollm3=causal('SmolLM3', told), granite=causal('Granite', told), cohere=causal('Cohere', told),
     starcoder2=causal('Starcoder2', told, **gqa), stablelm=causal('StableLm', neurons, **gqa), gpt_neox=causal('GPTNeoX', neurons), falcon=causal('Falcon', 'ffn_hidden_size'),
     gpt2=('GPT2LMHeadModel','GPT2Config',gpt,words,'n_inner'), gptj=('GPTJForCausalLM','GPTJConfig',gpt | dict(rotary_dim=4),words,'n_inner'),
@@ -39,18 +39,18 @@ families = dict(llama=causal('Llama', **gqa), mistral=causal('Mistral', **gqa), 
     bert=base('Bert'), roberta=base('Roberta'), xlm_roberta=base('XLMRoberta'), electra=base('Electra'), albert=base('Albert', embedding_size=16),
     mpnet=base('MPNet'), modernbert=base('ModernBert', cls_token_id=1, sep_token_id=2), deberta=base('DebertaV2'),
     distilbert=('DistilBertModel','DistilBertConfig',dict(vocab_size=60, dim=32, hidden_dim=48, n_layers=2, n_heads=4),words,'hidden_dim'),
-    t5=('T5ForConditionalGeneration','T5Config',t5,both,'d_ff'), t5_encoder=('T5EncoderModel','T5Config',t5,words,'num_heads d_ff'),
+    t5=('T5ForConditionalGeneration','T5Config',t5,both,'num_heads d_ff'), t5_encoder=('T5EncoderModel','T5Config',t5,words,'num_heads d_ff'),
     bart=('BartForConditionalGeneration','BartConfig',seq | dict(max_position_embeddings=32),both,'encoder_ffn_dim decoder_ffn_dim'),
     whisper=('WhisperForConditionalGeneration','WhisperConfig',seq | dict(num_mel_bins=8, max_source_positions=10, max_target_positions=16),sound,
         'encoder_ffn_dim decoder_ffn_dim'),
     vit=vision('ViT'), deit=vision('DeiT'), beit=vision('Beit'), dinov2=vision('Dinov2', 'mlp_ratio'),
     clip=('CLIPModel','CLIPConfig',dict(text_config=small | dict(max_position_embeddings=16), vision_config=small | picture, projection_dim=16),
         lambda: words() | pixels(),'text_config vision_config'),
-    mixtral=causal('Mixtral', f'{heads} head_dim', **moe, num_local_experts=4), gpt_oss=causal('GptOss', heads, **moe, head_dim=8, num_local_experts=4,
+    mixtral=causal('Mixtral', told, **moe, num_local_experts=4), gpt_oss=causal('GptOss', f'{heads} {neurons}', **moe, head_dim=8, num_local_experts=4,
         layer_types=['full_attention','sliding_attention']),
-    qwen3_moe=causal('Qwen3Moe', heads, **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
-    qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
-often = 'llama','qwen2','gpt2','bert','dinov2','qwen3_moe'
+    qwen3_moe=causal('Qwen3Moe', f'{heads} moe_intermediate_size', **moe, head_dim=8, moe_intermediate_size=24, num_experts=4),
+    qwen2_moe=causal('Qwen2Moe', f'{heads} head_dim moe_intermediate_size shared_expert_intermediate_size', **moe, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4))
+often = 'llama','phi3','t5','qwen2','gpt2','bert','dinov2','qwen3_moe'
 
 def made(family):
     "A model and its inputs"
@@ -143,10 +143,16 @@ def test_layers_that_differ_have_no_folder(tmp_path):
             own.save_pretrained(tmp_path/'new')
     assert not (tmp_path/'new').exists()
 
-def test_what_no_setting_holds(tmp_path):
-    "BERT's heads stay; with `even=False` they go, and the folder is refused"
+@pytest.mark.parametrize('family,why', [('bert','BertConfig has no number for it'), ('stablelm','StableLmConfig has no number for it'),
+    ('gpt2','GPT2Config has no number for it'), ('olmo2',r"mean in 'model\.layers\.0\.self_attn\.q_norm'")])
+def test_what_no_setting_holds(family, why):
+    "Heads whose width follows from their number, and heads that one norm reads together"
+    model,x = made(family)
+    with pytest.raises(ValueError, match=f'no heads that can go .{why}'): prune_channels(model, .5, x, structure='heads')
+
+def test_cut_all_the_same(tmp_path):
+    "With `even=False` BERT's heads go, and the folder is refused"
     model,x = made('bert')
-    with pytest.raises(ValueError, match='no heads that can go'): prune_channels(model, .5, x, structure='heads')
     prune_channels(model, .5, x, structure='heads', even=False)
     cut,_ = shrink(model, x)
     assert cut.encoder.layer[0].attention.self.query.out_features==16
@@ -231,9 +237,9 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6,7), nn.ReLU(), nn.Linear(7,6)) for _ in range(n)])
     def forward(self, x):
         weights,where = self.gate(x).softmax(-1).topk(self.top_k)
-        hit,out = F.one_hot(where, self.num_experts),self.shared(x)
+        out = self.shared(x)
         for e,m in enumerate(self.experts):
-            rows,slot = hit[:,:,e].nonzero(as_tuple=True)
+            rows,slot = (where==e).nonzero(as_tuple=True)
             out = out.index_add(0, rows, m(x[rows])*weights[rows,slot,None])
         return out
 
@@ -279,6 +285,26 @@ def test_fused_experts_score_as_those_in_a_list():
         a,b = F.linear(inner['x'], up[e]).chunk(2, -1)
         own = (F.linear(F.silu(a)*b, down[e]).norm(dim=1)[:,None]*weights)[where==e]
         assert torch.allclose(got[e].float(), own.mean(), rtol=1e-4)
+
+@pytest.mark.parametrize('n', [1,20])
+def test_neurons_of_experts_in_a_list(n):
+    "Those of each are its own, and go also from an expert that no token reaches"
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Linear(6,6), Mixture(), nn.Linear(6,2)),torch.randn(n,6)
+    prune_channels(model, 4/7, x)
+    cut,_ = shrink(model, x)
+    assert [o[0].out_features for o in cut[1].experts]==[o[2].in_features for o in cut[1].experts]==[3]*5
+    x = torch.randn(30,6)
+    assert output_error(model(x), cut(x))<1e-6
+
+def test_neurons_of_fused_experts_are_scored_together():
+    "The score of a neuron is the sum over all experts; both halves of the gate go with it"
+    model,x = made('mixtral')
+    up,down = model.model.layers[0].mlp.experts.gate_up_proj,model.model.layers[0].mlp.experts.down_proj
+    score = up[:,:48].abs().sum((0,2))+up[:,48:].abs().sum((0,2))+down.abs().sum((0,1))
+    lowest = score.argsort()[:12].sort().values
+    prune_channels(model, .25, x)
+    assert (down==0).all(1).all(0).nonzero().flatten().equal(lowest) and (up==0).all(2).all(0).nonzero().flatten().equal(torch.cat([lowest,lowest+48]))
 
 @pytest.mark.parametrize('args,text', [((.75,), 'each token goes to 2'), ((1.,), 'sparsity is 1.0'), (({'model.layers.0.mlp.experts':[1]},), 'leave the same number'),
     (({'experts':[1]},), 'names no experts'), (({'model.layers.0.mlp.experts':[4]},), 'has 4 experts')])
@@ -388,8 +414,9 @@ def test_a_file_cuts_the_full_architecture(sparsity, tmp_path):
     prune_channels(model, .5, x)
     cut,_ = shrink(model, x)
     torch.save(cut.state_dict(), tmp_path/'cut.pt')
-    load_sparse(full := picture_net().eval(), tmp_path/'cut.pt')
-    assert full[3].groups==6 and full(x).equal(cut(x)) and {*full.state_dict()}=={*cut.state_dict()}
+    with pytest.warns(match=r'5 layers were cut to the shapes of the file: 0.weight is \(6, 3, 3, 3\) now') as told:
+        load_sparse(full := picture_net().eval(), tmp_path/'cut.pt')
+    assert len(told)==1 and full[3].groups==6 and full(x).equal(cut(x)) and {*full.state_dict()}=={*cut.state_dict()}
     full(x).sum().backward()
     assert all(p.grad is not None and p.grad.shape==p.shape for p in full.parameters())
 
@@ -400,7 +427,7 @@ def test_a_bias_that_a_cut_has_made():
     model,x = make(),torch.randn(2,4)
     model[0].weight.data[2:] = 0
     cut,_ = shrink(model, x)
-    load_sparse(full := make(), cut.state_dict())
+    with pytest.warns(match='2 layers were cut'): load_sparse(full := make(), cut.state_dict())
     assert full[2].bias is not None and full(x).equal(cut(x)) and full[0].out_features<6
 
 @pytest.mark.parametrize('make', [lambda: nn.Sequential(nn.Linear(4,6), nn.ReLU(), nn.Linear(6,3)), lambda: nn.Sequential(nn.Linear(9,6), nn.ReLU(), nn.Linear(6,1))])

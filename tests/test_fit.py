@@ -12,6 +12,7 @@ from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.compat.supar import supar_groups,supar_init_,supar_lrs,supar_scales,supar_splitter
+from contextlib import suppress
 from functools import partial
 from helpers import agree,is_positive_zero,assert_dead,live,masked_params,masks_of,same_masks,snapshot,warned
 
@@ -351,6 +352,24 @@ def test_ctrl_c_leaves_a_lawful_sparse_model():
     with pytest.raises(KeyboardInterrupt): learn.fit_sparse(2, .9, seed=0, cbs=Stop())
     assert_sparse(learn, .9)
     learn.fit_sparse(1, .9, seed=0, cbs=[Callback, Callback()])
+
+class Stops(Callback):
+    def __init__(self, error): self.error = error
+    def after_batch(self):
+        if self.training and self.train_iter==3: raise self.error('stop')
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt, CancelFitException, ValueError])
+def test_an_interrupted_fit_tells_a_short_schedule(error):
+    "Once, whatever ends it; a fit that is refused before its first batch says nothing of that"
+    def stopped(cb, n=4):
+        learn = learner()
+        with suppress(error): learn.fit_sparse(n, .9, 1e-2, method='gmp', batches_per_update=2, cbs=cb)
+    said = [o for o in warned(stopped, Stops(error)) if 'sparse instead of 0.900' in o]
+    assert len(said)==1 and said[0].startswith('training ended after 3 of ')
+    class Refuses(Callback):
+        order = 99
+        def before_fit(self): raise error('no')
+    if error is ValueError: assert not [o for o in warned(stopped, Refuses()) if 'instead of' in o]
 
 @pytest.mark.parametrize('cbs,told', [(lambda: EarlyStoppingCallback(patience=1, min_delta=9.), 'training ended after'),
     (lambda: SaveModelCallback(monitor='train_loss', comp=np.greater), 'WaitForSparsity'), (lambda: SaveModelCallback(monitor='train_loss'), None)])

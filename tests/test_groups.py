@@ -3,6 +3,7 @@ import pytest,torch,torch.nn.functional as F,torchvision,warnings
 from fastsparse.all import shrink
 from fastsparse.kernels.timing import output_error
 from fastsparse.channels.groups import channel_groups,joined_labels
+from functools import partial
 from hypothesis import given,settings,strategies as st
 from test_shrink import kill,settle
 from torch import nn
@@ -41,10 +42,12 @@ def unrolled(m, x):
 def attention(m, x):
     q,k,v = [l(x).unflatten(-1, (-1,4)).transpose(1, 2) for l in (m.q,m.k,m.v)]
     return m.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-def rotary(m, x):
+def rotary(m, x, turned=4):  # and what isn't turned, which may be nothing
     q,k,v = [l(x).unflatten(-1, (-1,4)).transpose(1, 2) for l in (m.q,m.k,m.v)]
-    angle = torch.arange(x.shape[1]).to(x)[:,None]*torch.tensor([1.,.1,1.,.1]).to(x)
-    def turn(t): return t*angle.cos()+torch.cat([-t[...,2:],t[...,:2]], -1)*angle.sin()
+    angle,half = torch.arange(x.shape[1]).to(x)[:,None]*torch.tensor([1.,.1,1.,.1])[:turned].to(x),turned//2
+    def turn(t):
+        t,rest = t[...,:turned],t[...,turned:]
+        return torch.cat([t*angle.cos()+torch.cat([-t[...,half:],t[...,:half]], -1)*angle.sin(),rest], -1)
     k,v = [t.repeat_interleave(2, 1) for t in (turn(k),v)]
     return m.o(((turn(q)@k.transpose(2, 3)/2).softmax(-1)@v).transpose(1, 2).flatten(2))
 def token(m, x): return m.head(F.relu(m.mlp(torch.cat([m.lin(x),m.first.weight.expand(len(x),1,-1)], 1)))[:,0])
@@ -69,6 +72,7 @@ cases = dict(swiglu=(lambda: Net(swiglu, gate=lin(8,12), up=lin(8,12), down=lin(
     both_ways=(lambda: Net(lambda m, x: m.head(m.rnn(x)[0]), rnn=nn.RNN(8,6,bidirectional=True), head=lin(12,3)), seq, {('rnn.weight_hh_l0',1):6}),
     cell=(lambda: Net(unrolled, cell=nn.GRUCell(8,6), head=lin(6,3)), seq, {('head.weight',1):6}),
     heads=(lambda: Net(attention, q=lin(8,16), k=lin(8,16), v=lin(8,16), o=lin(16,8)), seq, {('o.weight',1):4}),
+    rotary_part=(lambda: Net(partial(rotary, turned=2), q=lin(8,16), k=lin(8,8), v=lin(8,8), o=lin(16,8)), seq, {('k.weight',0):2}),
     rotary=(lambda: Net(rotary, q=lin(8,16), k=lin(8,8), v=lin(8,8), o=lin(16,8)), seq, {('k.weight',0):2}),
     one_value=(lambda: Net(lambda m, x: m.b(torch.cat([x[:,:1],m.a(x)], 1)), a=lin(8,6), b=lin(7,2)), (1,8), {('a.weight',0):6}),
     token=(lambda: Net(token, lin=lin(8,6), first=nn.Embedding(1,6), mlp=lin(6,5), head=lin(5,2)), seq, {('mlp.weight',1):6,('mlp.weight',0):5}))

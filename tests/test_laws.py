@@ -72,7 +72,7 @@ class Laws(RuleBasedStateMachine):
     @rule(name=st.sampled_from(sorted(methods)), seed=st.integers(0, 9))
     @precondition(lambda self: self.masks() and self.engine is None)
     def attach(self, name, seed):
-        if methods[name] is None or (name,self.kind)==('snfs','rprop'): return  # Rprop keeps no average of gradients, which an update refuses by name
+        if methods[name] is None or (name,self.kind)==('snfs','rprop'): return  # Rprop keeps no average of gradients, and is refused by name
         self.method = name
         now = 1-sum(self.counts())/80
         goal = dict(sparsity=max(.9, now), sparsity_path=cubic_path(init=now)) if name=='gmp' else {}  # a path that begins at 0 would grow first

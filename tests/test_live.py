@@ -309,6 +309,21 @@ def test_a_vision_learner_trains_on_live_weights(tmp_path, monkeypatch):
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(look.copy.eval()(x), learn.model.eval()(x), rtol=1e-3, atol=1e-4)
 
+@pytest.mark.parametrize('way', [None, True])
+def test_a_model_inside_data_parallel_stays_masked(way, tmp_path):
+    "Its wrapper averages the tensors that it found, so those that an engine on the inner model would store live after it stay as they are, and train"
+    torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/init', rank=0, world_size=1)
+    try:
+        sparsify_model(m := Net(), .95, seed=0)
+        ddp,x = nn.parallel.DistributedDataParallel(m),torch.randn(64, 64)
+        engine = DynamicSparseTraining(m, opt := torch.optim.SGD(m.parameters(), .1), n_steps, method='set', sparse_compute=way)
+        for _ in range(4):
+            opt.zero_grad()
+            ddp(x).square().mean().backward()
+            opt.step()
+        assert engine.live.why_masked=='several processes train this model' and not live_ones(m)
+    finally: torch.distributed.destroy_process_group()
+
 def two_ranks(rank, folder):
     "One of two ranks under data parallel training, on live weights and masked; each measures for itself"
     import torch.distributed as dist

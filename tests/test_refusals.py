@@ -249,7 +249,10 @@ ce = nn.functional.cross_entropy
     (lambda p: prune_wanda(small(False), .5, (X,Y)), r'such as \[\(xb, yb\)\]'),
     (lambda p: prune_snip(small(False), .5, [X], ce), r'such as \[\(xb, yb\)\]'),
     (lambda p: sparsify_model(nn.Sequential(nn.Embedding(9, 8, sparse=True), nn.Linear(8, 4)), .5, also='0.weight'),
-        'make it with sparse=False')])
+        'make it with sparse=False'),
+    (lambda p: register_method(RigL_presets(stop_pct=.5)), r"the name is 'RigL'.*register_method\('mine', preset\)"),
+    (lambda p: sparsify_model(m := small(False), .5, chosen=m[0]), 'a pattern is Linear.*must be a name'),
+    (lambda p: DynamicSparseTraining(small().parameters(), sgd(small())), r'DynamicSparseTraining\(model, opt, 10_000\)')])
 def test_the_line_to_write(f, text, tmp_path):
     with pytest.raises((ValueError,TypeError), match=text): f(tmp_path)
 
@@ -258,6 +261,10 @@ def test_a_wrong_object_is_not_shown_whole():
     for f in (sparse_summary, lambda o: sparsify_model(o, .5), masked_params):
         with pytest.raises(TypeError) as e: f(mlp((100,100,4)).state_dict())
         assert len(str(e.value))<150
+    for f in (lambda o: sparsify_model(small(False), o), lambda o: sparsify_model(small(False), .5, chosen=[o]), lambda o: SparseCheckpoint('a', keep=o),
+        lambda o: export_sparse(small(), o, X), lambda o: sparsify_model(small(False), .5, structure=o), lambda o: sparsify_model(small(False), .5, sparse_f=[o]), lambda o: DynamicSparseTraining(small(), sgd(small()), 9, method=o)):
+        with pytest.raises((ValueError,TypeError)) as e: f(torch.rand(40,40))
+        assert len(str(e.value))<400
 
 def test_a_loss_of_outputs_alone_needs_no_targets(): prune_snip(small(False), .5, [X], lambda out: out.square().mean())
 

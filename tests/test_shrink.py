@@ -440,6 +440,33 @@ def test_a_norm_of_scale_zero():
     assert removed=={'0':1,'1':1}
     for training in (False,True): torch.testing.assert_close(small.train(training)(x), m.train(training)(x), rtol=1e-4, atol=1e-5)
 
+class ByHand(nn.Module):
+    def __init__(self, f, p):
+        super().__init__()
+        self.f,self.p = f,p
+    def forward(self, x): return self.f(x, self.p, self.training)
+
+drops = dict(module=nn.Dropout(.5), function=ByHand(F.dropout, .5), torch=ByHand(torch.dropout, .5), by_name=nn.Dropout(p=.1), channels=nn.Dropout1d(.5),
+    alpha=nn.AlphaDropout(.5), never=nn.Dropout(0.))
+
+@pytest.mark.parametrize('kind', drops)
+@pytest.mark.parametrize('const', [-.5, 0.])
+def test_a_dead_neuron_in_front_of_dropout(kind, const):
+    "In training its constant is scaled by chance, so it stays, and what chance does to the output too; zero is zero, but for AlphaDropout, and `fold` is for evaluation"
+    torch.manual_seed(0)
+    m = settle(nn.Sequential(nn.Linear(5,6), nn.Tanh(), nn.Linear(6,6), nn.Tanh(), drops[kind], nn.Linear(6,4)))
+    kill(m[0], rows=[3]), kill(m[2], rows=[1])
+    m[2].bias[1] = const
+    x,stays = torch.randn(3,5),kind=='alpha' or const and kind!='never'
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        small = check(m, x, {'0':1} if stays else {'0':1,'2':1})
+    assert [('by chance' in str(w.message), '1 of 2' in str(w.message)) for w in told]==[(True,True)]*bool(stays)
+    if stays:
+        outs = [(torch.manual_seed(1), o.train()(x))[1] for o in (small,m)]
+        torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)  # float32, summed in another order
+    check(m.eval(), x, {'0':1,'2':1}, fold=True)
+
 def test_batch_statistics_mix_what_is_constant_at_a_place():
     "A constant with a border of zeros isn't one for BatchNorm in training, which takes its mean and spread. Circular padding is followed"
     torch.manual_seed(0)

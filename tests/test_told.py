@@ -1,5 +1,6 @@
 "What isn't what was asked for is told, with the number: totals of distributions, given masks, scores without a value, other names of a parameter"
-import pytest,torch,warnings
+import copy,pytest,torch,warnings
+from fastai.basics import Learner
 from fastsparse.all import *
 from fastsparse.masks.distributions import usual_sparsity
 from fastsparse.save.load import read_file
@@ -106,6 +107,21 @@ def test_a_file_whose_masks_are_of_another_sparsity(tmp_path):
         file[s] = save_sparse(m, tmp_path/f'{s}.safetensors')
     assert warned(load_sparse, m, file[.5])==['the masks of the file have a sparsity of 0.5, and those of the model had 0.75']
     assert live(m)==[24,16] and not warned(load_sparse, m, file[.5]) and not warned(load_sparse, mlp((6,8,4)), file[.75])
+
+def test_masks_of_another_sparsity_however_they_are_loaded(tmp_path):
+    "Once, by torch's own load too, also under an engine that takes them as its target; not where all weights live, and not in a copy"
+    def made(s=.5):
+        sparsify_model(m := mlp((20,16,4)), s, seed=0)
+        return m
+    nine,said = made(.9),['the masks of the file have a sparsity of 0.901, and those of the model had 0.5']
+    learns = [Learner(None, o, loss_func=nn.MSELoss(), path=tmp_path) for o in (nine, made())]
+    learns[0].save('nine', with_opt=False)
+    told = warned(learns[1].load, 'nine', with_opt=False)
+    assert warned(made().load_state_dict, nine.state_dict())==said==[o for o in told if 'sparsity' in o]
+    moved = made()
+    engine = SparseEngine(moved, torch.optim.SGD(moved.parameters(), .1), 100, method='set')
+    assert warned(moved.load_state_dict, nine.state_dict())==said
+    for m,state in (made(0.),nine), (made(),made()), (copy.deepcopy(made()),nine): assert not warned(m.load_state_dict, state.state_dict())
 
 @pytest.mark.parametrize('suffix', ['.onnx','.pt2'])
 def test_an_exported_graph_is_no_file_of_weights(suffix, tmp_path):

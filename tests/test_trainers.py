@@ -353,6 +353,21 @@ def test_a_delta_says_when_the_base_had_no_masks(tmp_path):
     load_delta(new, path)
     assert new.bias.equal(base.bias) and new.weight.equal(base.weight)
 
+def test_a_delta_knows_the_order_of_its_base(tmp_path):
+    "Rows that changed places are another base, though all numbers are the same"
+    def made(): return nn.Linear(4, 4, bias=False)
+    tuned,base = made(),made()
+    base.load_state_dict(tuned.state_dict())
+    turned = {'weight':base.weight.detach().flip(0)}
+    with torch.no_grad(): tuned.weight[0] += 1
+    save_delta(tuned, base.state_dict(), tmp_path/'a')
+    other = made()
+    other.load_state_dict(turned)
+    with pytest.raises(ValueError, match='another base'): load_delta(other, tmp_path/'a')
+    assert other.weight.equal(turned['weight'])
+    load_delta(base, tmp_path/'a')
+    assert base.weight.equal(tuned.weight)
+
 def conv(): return nn.Sequential(nn.Conv2d(3,8,1), nn.Conv2d(8,4,3)).to(memory_format=torch.channels_last)
 def causal(odd):
     def make():

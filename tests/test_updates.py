@@ -1,5 +1,5 @@
 "An update of the topology: what it drops and grows, how many, and that everything else is left alone"
-import copy, math, numpy as np, pytest, torch
+import copy, fastai.optimizer as fo, math, numpy as np, pytest, torch
 from fastsparse.all import *
 from fastsparse.masks.apportion import regrow_counts
 from fastsparse.masks.selection import keyed_generator
@@ -309,9 +309,20 @@ def test_momentum_that_is_not_there_yet():
     for done in (0,1):
         train(m, opt, 1+2*done, *batch)
         assert dst.n_updates==done
-    m,opt,batch = two_layers(momentum=0)
-    engine(m, opt, 20, **at_0)
-    with pytest.raises(ValueError, match='keeps no average'): train(m, opt, 4, *batch)
+    m,opt,_ = two_layers(momentum=0)
+    with pytest.raises(ValueError, match='keeps no average'): engine(m, opt, 20, **at_0)
+
+@pytest.mark.parametrize('make,fits', [(partial(torch.optim.SGD, momentum=.9), True), (torch.optim.SGD, False), (torch.optim.Adam, True),
+    (torch.optim.Adafactor, False), (torch.optim.Adagrad, False), (torch.optim.RMSprop, False), (partial(torch.optim.RMSprop, momentum=.5), True),
+    (partial(fo.SGD, mom=.9), True), (partial(fo.SGD, mom=0.), False), (fo.Adam, True)])
+def test_momentum_is_asked_for_before_the_first_step(make, fits):
+    "SNFS reads it: an optimizer that is known to keep none is refused when the engine is made"
+    m = mlp((8,8,4))
+    sparsify_model(m, .5, seed=0)
+    opt = make(list(m.parameters()), lr=.1)
+    if fits: SparseEngine(m, opt, 20, method='snfs')
+    else:
+        with pytest.raises(ValueError, match='keeps no average of `0.weight`'): SparseEngine(m, opt, 20, method='snfs')
 
 @pytest.mark.parametrize('score', [gradient_momentum, partial(gradient_momentum, eps=1e-3)], ids=['itself','a partial'])
 @pytest.mark.parametrize('opt', ['SGD','Adam'])

@@ -41,8 +41,9 @@ class Groups:
         self.root = joined_labels(walk.n, torch.cat([torch.zeros(2, 0, dtype=torch.long), *walk.joined], 1))
         self.axes = {(name,d):self.root[labels] for name,own in walk.axes.items() for d,labels in own.items()}
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
-        self.moving = {group for labels in walk.moving for group in self.root[labels].tolist()}
-        self.held,self.shared = {},[]  # group → what holds it; numbers that several spaces share, from `keep_to_config`
+        self.moving = {group:why for labels,why in walk.moving for group in self.root[labels].unique().tolist()}  # in training no constant
+        self.held = {}  # group → what holds it
+        self.shared,self.tell = [],noop  # numbers that several spaces share, and what tells a cut copy its own: from `channels.config`
         for labels,why in walk.pinned:
             for group in self.root[labels].unique().tolist(): self.held.setdefault(group, why)
 
@@ -152,7 +153,7 @@ def follow_groups(
     model:nn.Module, # From `exact_copy`
     xb, # Inputs for it
     norms=False, # May LayerNorm lose channels? It changes the outputs
-    training=False, # Is a constant one that training computes too? BatchNorm's may be another
+    training=False, # Is a constant one that training computes too? BatchNorm makes another, and dropout many
 ) -> Groups:
     "The groups of a model on the CPU"
     try: return Groups(Walk(model, norms, training).run(xb), xb)
@@ -247,6 +248,7 @@ def without(self:Groups,
 ) -> tuple: # The copy, outputs removed by layer, and why it doesn't run as it should, or None
     "A copy without the groups `gone`"
     removed = cut_channels(small := shared_copy(self.model), self.cuts(gone))
+    self.tell(small, gone)
     try: off = differs(want, got) if (got := outputs_of(small, self.xb)) is not None and want is not None else 0
     except Exception as e: return small,removed,f"the forward fails without them: {first(str(e).splitlines())}"
     return small,removed,f"the outputs would differ by {off:.2g}: the forward reads their number" if off else None
@@ -254,19 +256,26 @@ def without(self:Groups,
 # %% ../../nbs/700_channels.groups.ipynb #778e210b
 @patch
 def zeroed(self:Groups, gone):
-    "A copy with a model whose groups `gone` are dead: all their parameters are zero"
-    new = copy(self)
-    new.model,new.held = deepcopy(self.model),dict(self.held)
+    "A copy with a model whose groups `gone` are dead: all their parameters are zero, and the others are the same"
+    new,ps = copy(self),dict(self.model.named_parameters())
+    own = {id(ps[n]) for (n,_),groups in self.axes.items() if n in ps and gone[groups].any()}
+    new.model,new.held = shared_copy(self.model, lambda t: deepcopy(t) if id(t) in own else t),dict(self.held)
     for (n,d),groups in self.axes.items():
-        if n in dict(new.model.named_parameters()): new.model.get_parameter(n).data.movedim(d, 0)[gone[groups]] = 0
+        if id(ps.get(n)) in own: new.model.get_parameter(n).data.movedim(d, 0)[gone[groups]] = 0
     return new
 
 # %% ../../nbs/700_channels.groups.ipynb #e3903a3d
 @patch
+def together(self:Groups) -> list: # Of lists of groups
+    "Groups with the same axes, or with one number in a configuration"
+    spaces = {tuple(ats):gs for ats,gs in self.spaces()}
+    return [[o for s in own.spaces for o in spaces.pop(s, [])] for own in self.shared]+[*spaces.values()]
+
+@patch
 def can_go(self:Groups, gone, want=None) -> torch.Tensor: # Without groups with which the model fails, which are held from now on
     "Those of the groups `gone` without which the model runs as it should"
     if not self.without(gone, want)[-1]: return gone
-    for _,gs in self.spaces():
+    for gs in self.together():
         own = gone&self.mask(gs)
         if not own.any() or not (why := self.without(own, want)[-1]): continue
         gone = gone&~own

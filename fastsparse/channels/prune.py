@@ -15,6 +15,7 @@ from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
+from .call import ModelCall
 from .config import keep_to_config
 from .groups import channel_groups,cut_channels,give_masks,outputs_of,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
@@ -77,7 +78,9 @@ def choose_groups(
         low = [int(o.sum()) for o in dies.split([len(gs) for gs in order.values()])]
     stay = {s:_rounded(len(gs)-n, len(gs), multiple) for (s,gs),n in zip(order.items(), low)}
     for own in groups.shared:
-        if own.spaces[0] in stay: stay |= dict.fromkeys(own.spaces, own.nearest(round(mean(stay[s] for s in own.spaces))))
+        if first(own.spaces) not in stay: continue
+        m = own.nearest(round(mean(stay[s]*own.n/k for s,k in own.spaces.items())))
+        stay |= {s: k//own.n*m for s,k in own.spaces.items()}
     gone = [gs[:len(gs)-stay[s]] for s,gs in order.items()]
     return groups.mask(torch.cat(gone).tolist() if gone else [])
 
@@ -124,13 +127,13 @@ def mask_groups(
 
 # %% ../../nbs/701_channels.prune.ipynb #d6b83dce
 def removable_groups(model, xb, even=None):
-    "The groups of `model`, with those held without which its forward fails, or computes with their number, or which no configuration can count"
+    "The groups of `model`, with those held which no configuration can count, or without which its forward fails, or computes with their number"
     groups = channel_groups(model, xb)
+    keep_to_config(groups, ModelCall(even) if callable(even) else even)
     gone = choose_groups(groups, torch.zeros(groups.n), .5)
     trial = groups.zeroed(gone)
     trial.can_go(gone, outputs_of(trial.model, trial.xb))
     groups.held = trial.held
-    keep_to_config(groups, even)
     return groups
 
 # %% ../../nbs/701_channels.prune.ipynb #430f302c
@@ -151,7 +154,8 @@ def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='c
     score = group_scores(groups, scores)
     def choose(fraction): return choose_groups(groups, score, fraction, ranking, groups.heads if structure=='heads' else None, multiple)
     if not choose(1.).any():
-        hidden = groups.read()&groups.mask({o for p in groups.products if p.rows is not None for o in groups.root[p.rows].unique().tolist()})
+        written = {o for p in groups.products if p.rows is not None for o in groups.root[p.rows].unique().tolist()}
+        hidden = groups.read()&groups.mask(groups.heads if structure=='heads' else written)
         why = '; '.join(dict.fromkeys(why for o,why in groups.held.items() if hidden[o]))
         raise ValueError(f"{type(model).__name__} has no {structure} that can go{why and f' ({why})'}: "
             "print(channel_groups(model, xb)) says what holds each")
@@ -168,7 +172,7 @@ def prune_channels(
     budget='channels', # What `sparsity` counts: 'channels', 'weights', 'flops', 'seconds', or `f(model, xb)` → cost
     ranking:str='space', # 'space' prunes each layer alike, 'global' compares all of them
     multiple:int=1, # The number of channels that stay is a multiple of it, where a layer has at least twice as many
-    even:bool=None, # Prune only what the configuration of transformers can say, so that the cut model is saved? None does where there is one
+    even=None, # Prune only what the configuration of transformers can say? None does where there is one; or the function that builds the model
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune whole channels, neurons, hidden units and heads with the lowest scores"
     need_fraction('sparsity', sparsity, '[0,1)')

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from itertools import repeat
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode,_disable_current_modes
 from torch.utils._pytree import tree_leaves,tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 from ..kernels.timing import fresh,output_tensors
@@ -34,6 +35,7 @@ def _without(varies, dims):
     for d in () if isinstance(varies, bool) else dims: varies = varies.any(d, keepdim=True)
     return varies
 
+def _settled(varies): return varies if isinstance(varies, bool) else bool(varies.any()) and (bool(varies.all()) or compact(varies))
 def _at_rank(t, n): return t[(None,)*(n-t.ndim)]
 def _as_tensor(varies): return torch.tensor(varies) if isinstance(varies, bool) else varies
 
@@ -81,7 +83,7 @@ class Walk(TorchDispatchMode):
         for t in tree_leaves(xb):
             if isinstance(t, torch.Tensor): self.known[t] = Known([], True, t.is_floating_point())
         try:
-            with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), self: out = call_model(self.model, xb)
+            with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), _Chances(self), self: out = call_model(self.model, xb)
         finally:
             for h in handles: h.remove()
         for t in output_tensors(out): self.pin_all(t, 'it leaves the model')
@@ -121,7 +123,7 @@ class Walk(TorchDispatchMode):
         layers,varies = [compact(o) for o in known.layers],known.varies
         for layer in layers:
             if not varying(layer) and t.numel(): self.pin(layer, self.at(op))
-        if not isinstance(varies, bool): varies = bool(varies.any()) and (bool(varies.all()) or compact(varies))
+        varies = _settled(varies)
         self.known[t] = Known([o for o in layers if varying(o)], varies, decides or t.is_floating_point() and varies is not False)
         if in_place and t._is_view() and t._base in self.known and varies is not False: self.known[t._base].varies = True
         if op in ('convolution','mm','addmm') and self.products: self.made[t] = self.products[-1].name
@@ -202,11 +204,13 @@ def _moved(walk, call):
     return [Known(own, o) for o,*own in zip(varies or repeat(known.varies), *layers)]
 
 def _cat(walk, call):
-    n = max(t.ndim for t in call.tensors)+(call.op=='stack')
+    ts = [t for t in call.tensors if t.numel() or call.op=='stack'] or call.tensors[:1]
+    n = ts[0].ndim+(call.op=='stack')
     d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%n
     def lift(t): return t.unsqueeze(d) if call.op=='stack' else t
-    ts = [t for t in call.tensors if lift(t).ndim==n]
     own,shapes = [[lift(o) for o in walk.of(t).layers] for t in ts],[tuple(lift(t).shape) for t in ts]
+    if any(s[d] and all(d not in varying(o) for o in layers) for layers,s in zip(own, shapes)):  # heads with a part that has no labels go as a whole
+        own = [[walk.uncut(o, {d}, call.op) if d in varying(o) and min(varying(o))!=d else o for o in layers] for layers in own]
     along = [[o for o in layers if d in varying(o)] for layers in own]
     layers = walk.combine([([o for o in os if d not in varying(o)], s) for os,s in zip(own, shapes)], call.op)
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
@@ -255,10 +259,33 @@ def _batch_norm(walk, call):
         moves,const,value = _constants(walk, x, 1)
         same = const&_reached(value, *call.args[3:])
         varies = at(~same)
-        walk.moving += [o.flatten()[~moves&~same] for o in layers if varying(o)=={1}]
+        walk.moving += [(o.flatten()[~moves&~same], _moved_by_norm) for o in layers if varying(o)=={1}]
     if w is not None and not call.args[5] and varies is not False: varies = _as_tensor(varies)&at(w!=0)
     if x in walk.made: walk.normed.append((x, walk.made[x], walk.stack[-1]))
     return [Known(layers, varies)]
+
+_alone = 'pass fold=True for evaluation alone'
+_moved_by_norm = f'in training BatchNorm makes another constant of them until its running mean is theirs: train longer, or {_alone}'
+_moved_by_chance = f'in training dropout scales their constant by chance: {_alone}'
+
+class _Chances(TorchFunctionMode):
+    "Dropout, which is no operation in evaluation: in training it makes another value of each constant but zero"
+    def __init__(self, walk):
+        super().__init__()
+        self.walk = walk
+
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        own,name = kwargs or {},getattr(f, '__name__', '')
+        res,p = f(*args, **own),own.get('p', [*args[1:2], .5][0])
+        if self.walk.training and 'dropout' in name and p: self.scale(res, 'alpha' in name)
+        return res
+
+    @_disable_current_modes()
+    def scale(self, t, zeros):
+        known = self.walk.of(t)
+        moves = ~_as_tensor(known.varies).expand(t.shape)&(zeros|(t!=0))
+        known.varies = _settled(moves|_as_tensor(known.varies))
+        self.walk.moving += [(o.expand(t.shape)[moves], _moved_by_chance) for o in known.layers]
 
 def _reached(value, mean, var, by_batch, _, eps):
     "Where a channel is `value`, does BatchNorm's running mean say so, as near as float32 gets? Then training computes what evaluation does"
@@ -275,6 +302,13 @@ def _embedding(walk, call):
         if 0 in varying(layer): walk.pin(layer, walk.at(call.op))
     return [Known([_at_rank(o[0], idx.ndim+1) for o in walk.of(w).layers if 1 in varying(o)])]
 
+def _index(walk, call):
+    x,idx,axes,varies = call.args[0],call.args[1],set(),[walk.of(t).varies for t in call.tensors]
+    for i in idx: axes |= {*range(len(axes), len(axes)+(i.ndim if i is not None and i.dtype in (torch.bool,torch.uint8) else 1))}
+    axes = {d for d in axes if d>=len(idx) or idx[d] is not None}
+    layers = [o for o in (walk.uncut(o, axes, call.op) for o in walk.of(x).layers) if not varying(o)&axes]
+    return [Known([call.f(o.expand(x.shape), idx) for o in layers], any(o is not False for o in varies))]
+
 def _item(walk, call):
     if walk.of(call.args[0]).decides: raise ValueError("its forward depends on values")
     return []
@@ -285,6 +319,7 @@ def _constants(walk, x, axis):
     "Which indices along `axis` depend on the inputs, which have a constant value, the same everywhere, and the values"
     flat,varies = x.movedim(axis, 0).flatten(1),walk.of(x).varies
     moves = torch.full((len(flat),), varies) if isinstance(varies, bool) else varies.movedim(axis, 0).flatten(1).any(1).expand(len(flat))
+    if not x.numel(): moves = torch.ones_like(moves)  # an expert without tokens
     if moves.all(): return moves,~moves,torch.zeros(len(flat), dtype=x.dtype)
     return moves,~moves&(flat==flat[:,:1]).all(1),flat[:,0].clone()
 
@@ -322,6 +357,18 @@ def _mm(walk, call):
     out = [o.squeeze(k) for o in _summed(walk, layers, k, call.op, kept)]
     shape = (*a.shape[:-1],b.shape[-1])
     return [Known(_with_bias(walk, out, shape, bias, call.op, lambda t: _at_rank(t, len(shape))), varies)]
+
+def _grouped_mm(walk, call):
+    "Tokens (T,k), sorted by expert, times a weight (E,k,n) of all experts"
+    a,w = call.args[:2]
+    if a.ndim!=2 or w.ndim!=3 or walk.of(w).varies is not False: return _unknown(walk, call)
+    A,W = [o[:,None,:,None] for o in walk.of(a).layers],[o[None] for o in walk.of(w).layers]
+    layers,(_,*read) = walk.combine([(A, (len(a),1,a.shape[1],1)), (W, (1,*w.shape))], call.op),_constants(walk, a, 1)
+    cols,rows = [next((o[0] for o in layers if varying(o)=={d}), None) for d in (2,3)]
+    _multiplied(walk, w, rows, cols, *(t[:,None] for t in read))
+    for o in layers:
+        if 1 in varying(o): walk.pin(o, walk.at(call.op))
+    return [Known([o[:,0,0] for o in _summed(walk, layers, 2, call.op, True) if varying(o)=={3}])]
 
 def _either_varies(walk, a, b):
     "Which entries of `a@b` depend on the inputs"
@@ -381,5 +428,6 @@ _table = {
         adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
         constant_pad_nd''',
     _batch_norm: 'native_batch_norm', _layer_norm: 'native_layer_norm',  # of all channels, also of dead ones
-    _embedding: 'embedding', _item: '_local_scalar_dense', _convolution: 'convolution', _mm: 'mm addmm bmm baddbmm'}
+    _embedding: 'embedding', _index: 'index', _grouped_mm: '_grouped_mm', _item: '_local_scalar_dense', _convolution: 'convolution',
+    _mm: 'mm addmm bmm baddbmm'}
 _rules = {op:rule for rule,ops in _table.items() for op in ops.split()}

@@ -326,7 +326,7 @@ def train(self:Training, valid, save_every, progress):
 # %% ../../nbs/902_circuits.train.ipynb #3702c76b
 def _check(method, density, n_steps, batch_size, save_every, file, stop_at, valid):
     "Refuse what would train something else than was asked for"
-    if method not in settings: raise ValueError(f"method is {method!r}, and must be one of {', '.join(map(repr, settings))}")
+    if method not in settings: raise ValueError(f"method is {method!r:.80}, and must be one of {', '.join(map(repr, settings))}")
     if not 0<density<=1: raise ValueError(f"density is {density}, and must lie in (0,1]")
     for k,v in dict(n_steps=n_steps, batch_size=batch_size, save_every=save_every).items():
         if v<1: raise ValueError(f"{k} is {v}, and must be 1 or more")

@@ -50,7 +50,7 @@ def from_shorthand(
     "The sparseness that a shorthand names"
     for pattern,f in _shorthands.items():
         if m := re.fullmatch(pattern, text, re.ASCII): return f(*m.groups())
-    raise ValueError(f"the shorthand is {text!r}, and must be DENSE, TOPK{{density}}(U|M), BTOPK{{k:block,dim}}(U|M) or BERN[(M)], "
+    raise ValueError(f"the shorthand is {text!r:.80}, and must be DENSE, TOPK{{density}}(U|M), BTOPK{{k:block,dim}}(U|M) or BERN[(M)], "
         f"such as 'TOPK{{0.5}}(U)'")
 
 # %% ../../nbs/831_compat.dmx.ipynb #eeb7fb0f

@@ -23,7 +23,7 @@ def need_fraction(
     "Raise a `ValueError` unless `x` is a number in `span`; an end that is allowed may be missed by `1e-9`"
     low,high = -1e-9 if span[0]=='[' else 0,1+1e-9 if span[-1]==']' else 1
     ok = isinstance(x, Real) and not isinstance(x, bool) and (low<x<high)
-    if not ok: raise ValueError(f"{name} is {x!r}, and must lie in {span}: a fraction such as 0.9")
+    if not ok: raise ValueError(f"{name} is {x!r:.80}, and must lie in {span}: a fraction such as 0.9")
 
 # %% ../../nbs/000_core.checks.ipynb #f3006b32
 def need_number(
@@ -38,7 +38,7 @@ def need_number(
     kind = 'a whole number' if whole else 'a number' if low>-float('inf') else 'a finite number'
     ok = isinstance(x, Integral if whole else Real) and not isinstance(x, bool) and low<=x<=high and abs(x)<float('inf')
     span = (f" {'above' if above else 'from'} {low}" if low>-float('inf') else '')+(f' to {high}' if high<float('inf') else '')
-    if not ok or above and x==low: raise ValueError(f"{name} is {x!r}, and must be {kind}{span}")
+    if not ok or above and x==low: raise ValueError(f"{name} is {x!r:.80}, and must be {kind}{span}")
 
 # %% ../../nbs/000_core.checks.ipynb #f82b2f59
 def need_choice(
@@ -47,7 +47,7 @@ def need_choice(
     choices, # Values allowed
 ):
     "Raise a `ValueError` unless `x` is one of `choices`"
-    if x not in choices: raise ValueError(f"{name} is {x!r}, and must be one of {', '.join(map(repr, choices))}")
+    if x not in choices: raise ValueError(f"{name} is {x!r:.80}, and must be one of {', '.join(map(repr, choices))}")
 
 # %% ../../nbs/000_core.checks.ipynb #66391f3e
 def need_bools(
@@ -55,7 +55,7 @@ def need_bools(
 ):
     "Raise a `ValueError` for the first value that isn't True or False"
     for k,b in flags.items():
-        if not isinstance(b, (bool,np.bool_)): raise ValueError(f"{k} is {b!r}, and must be True or False")
+        if not isinstance(b, (bool,np.bool_)): raise ValueError(f"{k} is {b!r:.80}, and must be True or False")
 
 # %% ../../nbs/000_core.checks.ipynb #262c0649
 def need_batch(

@@ -21,7 +21,8 @@ def named(
     if isinstance(pattern, (list,tuple,set)): return sorted({i for o in pattern for i in named(o, names, params, model)})
     if isinstance(pattern, str): return _by_text(pattern, list(names)) or _by_other_name(pattern, params, model)
     if isinstance(pattern, type): return _by_type(pattern, names, model)
-    if callable(pattern): return [i for i,n in enumerate(names) if pattern(n, None if params is None else params[i])]
+    if callable(pattern) and not hasattr(pattern, 'forward'):  # a module is none
+        return [i for i,n in enumerate(names) if pattern(n, None if params is None else params[i])]
     check_pattern(pattern, 'a pattern')
     return [pattern%len(names)] if -len(names)<=pattern<len(names) else []
 
@@ -52,8 +53,8 @@ def check_pattern(
     "Raise a `ValueError` unless `pattern` is of a type that can be a pattern"
     for o in pattern if isinstance(pattern, (list,tuple,set)) else [pattern]:
         if isinstance(o, (list,tuple,set)): check_pattern(o, what)
-        elif isinstance(o, bool) or not (isinstance(o, (str,type,int)) or callable(o)):
-            raise ValueError(f"{what} is {o!r}, and must be a name, a glob, a type, a function of name and parameter, an index, or a list of these")
+        elif isinstance(o, bool) or not (isinstance(o, (str,type,int)) or callable(o) and not hasattr(o, 'forward')):
+            raise ValueError(f"{what} is {o!r:.80}, and must be a name, a glob, a type, a function of name and parameter, an index, or a list of these")
 
 # %% ../../nbs/002_core.patterns.ipynb #c0e84957
 def need_named(

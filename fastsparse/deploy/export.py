@@ -86,7 +86,7 @@ _files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
 def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
     names = 'auto','dense','shrunk',*_storages,*_files
     if format not in names:
-        raise ValueError(f"format is {format!r}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
+        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
     if format in _storages: need_masks(model)
     need_batch(sample, 'sample')
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")

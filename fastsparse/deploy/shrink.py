@@ -13,7 +13,7 @@ from fastcore.basics import *
 from ..live.compute import store_dense
 from ..contract import before_state,masked_params,module_copy,module_of
 from ..weights.find import apply_masks
-from ..channels.config import tell_configs
+from ..channels.config import tell_cuts
 from ..channels.groups import cut_tensor,exact_copy,follow_groups,give_masks,outputs_of
 from .compact import has_hooks,replace_layers
 from ..model.sparsify import unsparsify
@@ -86,23 +86,21 @@ def _shrunk(plain, xb, fold=False):
     want,groups = outputs_of(new, xb),follow_groups(new, xb, training=not fold)
     folded = fold_norms(new, groups.walk) if fold else []
     if folded: groups = follow_groups(new, xb)
+    tell_cuts(groups)
     dead = groups.dead()
     move_constants(groups)
     gone = groups.can_go(groups.unneeded(), want)
     small,removed,_ = groups.without(gone, want)
-    tell_configs(small, groups, gone)
     return _like(small, plain),removed,groups.cuts(gone),_staying(groups, dead&~gone),folded
 
 # %% ../../nbs/801_deploy.shrink.ipynb #32fa0e91
-_other = 'in training BatchNorm makes another constant of them until its running mean is theirs: train longer, or pass fold=True for evaluation alone'
-
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
     counts,layers = Counter(),defaultdict(list)
     for ats,gs in groups.spaces():
         for o in gs:
             if not dead[o]: continue
-            why = groups.held.get(o, _other if o in groups.moving else 'zeros are put around their constant, or nothing else is left')
+            why = groups.held.get(o, groups.moving.get(o, 'zeros are put around their constant, or nothing else is left'))
             counts[why] += 1
             layer = ats[0][0].rpartition('.')[0] or ats[0][0]
             if layer not in layers[why]: layers[why].append(layer)

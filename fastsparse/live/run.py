@@ -14,12 +14,13 @@ from ..card.blocks import rows_of
 from .compute import follow_rule,refuse_history,sparse_compute
 from .tensor import takes_blocks
 from ..train.method import why_dense
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/518_live.run.ipynb #6fed5f0b
 class FirstBatch:
     "Notes until `remove()` the number of samples and the inputs of the first batch that `model` is trained on"
-    n,inputs,calls = 0,None,None  # of a copy, which notes nothing
+    n,inputs,calls,wrapped = 0,None,None,False  # of a copy, which notes nothing
 
     def __init__(self, model):
         self.n,self.model,self.calls = None,model,{}
@@ -33,6 +34,7 @@ class FirstBatch:
         if self.n is not None: return
         sizes = [len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.ndim]
         if sizes: self.n = sizes[0]
+        self.wrapped = DistributedDataParallel._active_ddp_module is not None
         if module is self.model: self.inputs = dict(zip(inspect.signature(module.forward).parameters, args), **kwargs) if kwargs else args
 
     def remove(self):
@@ -77,7 +79,7 @@ class LiveRun:
         "Raise a `ValueError` unless the user's `sparse_compute` is None, True, False or a dict"
         if isinstance(way, (bool,type(None))) or isinstance(way, dict) and all(isinstance(o, str) for o in way.values()): return
         hint = f"; a method is named by method={getattr(way, 'name', way)!r}" if isinstance(way, (str,dict)) else ''
-        raise ValueError(f"sparse_compute is {way!r}, and must be None (by a fixed rule), True (measured), False or a plan{hint}")
+        raise ValueError(f"sparse_compute is {way!r:.80}, and must be None (by a fixed rule), True (measured), False or a plan{hint}")
 
     @staticmethod
     def check_settings(settings, model, plan):
@@ -99,7 +101,7 @@ class LiveRun:
 def why_all(self:LiveRun):
     "Why all weights must stay masked; empty if they needn't"
     engine = self.engine
-    if in_many(): return 'several processes train this model'
+    if in_many() or self.first is not None and self.first.wrapped: return 'several processes train this model'
     compiled = any(hasattr(m, '_orig_mod') or getattr(m, '_compiled_call_impl', None) for m in engine.model.modules())
     if compiled and not self.takes_blocks: return 'the model is compiled'
     if self.report is None and any(o.kind for o in engine.weights): return 'sparse_compute was called for it already'

@@ -85,7 +85,7 @@ def as_time(x, name='time'):
     if isinstance(x, dict) and len(x)==1 and first(x) in _units: return _units[first(x)](x[first(x)])
     if isinstance(x, Integral) and not isinstance(x, bool) and x>=0: return int(x)
     if isinstance(x, Real) and not isinstance(x, Integral) and 0<=x<=1: return float(x)
-    raise ValueError(f"{name} is {x!r}, and must be a time: an int of steps, a float in [0,1] of the run, "
+    raise ValueError(f"{name} is {x!r:.80}, and must be a time: an int of steps, a float in [0,1] of the run, "
         "samples(n) or epochs(n) of fastsparse.masks.schedules")
 
 # %% ../../nbs/102_masks.schedules.ipynb #da89d45a

@@ -404,7 +404,7 @@ def as_structure(
     for kind in structures():
         if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
     hint = f"did you mean 'block {text}'?" if re.fullmatch(r'\d+x\d+', text) else closest_name(text, _texts, 'help(as_structure) lists all')
-    raise ValueError(f"structure is {x!r}, and must be None, a Structure, or a text such as '2:4', 'block 4x4' or 'fan-in' "
+    raise ValueError(f"structure is {x!r:.80}, and must be None, a Structure, or a text such as '2:4', 'block 4x4' or 'fan-in' "
         f"(prune_channels and ChannelPruning take whole channels out): {hint}")
 
 # %% ../../nbs/103_masks.structures.ipynb #a002fba1

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fastcore.basics import *
 from ..contract import as_path,call_model,evaluating,module_of,need_fraction,need_masks,reading
 from ..save.disk import read_tensors,whole_file
+from ..save.files import checksum_of
 from ..core.patterns import need_named
 from ..weights.find import apply_masks
 from ..weights.hooks import MaskHooks
@@ -167,10 +168,7 @@ def mask_adapters(
     return model
 
 # %% ../../nbs/716_prune.finetune.ipynb #a3846ff5
-def _fingerprint(state):
-    "The number of tensors and the sum of all finite values: they tell bases apart"
-    total = sum(float(v.double().nan_to_num(0, 0, 0).sum()) for v in state.values() if torch.is_tensor(v) and v.is_floating_point())
-    return [len(state), total]
+def _fingerprint(state): return checksum_of(t for t in state.values() if torch.is_tensor(t))
 
 # %% ../../nbs/716_prune.finetune.ipynb #94dd2ba0
 def save_delta(
@@ -180,7 +178,7 @@ def save_delta(
 ) -> Path: # The file
     "Save only the values that fine-tuning has changed"
     if not isinstance(base, Mapping):
-        raise ValueError(f"base is {base!r:.80}, and must be a state_dict() from before fine-tuning: save_delta(model, base, path)")
+        raise ValueError(f"base is a {type(base).__name__}, and must be a state_dict() from before fine-tuning: save_delta(model, base, path)")
     state,delta = module_of(model).state_dict(),{}
     need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():

@@ -56,12 +56,13 @@ class Calibration:
         need_number('bs', bs, 1, whole=True)
         data,self.model = model.dls if data is None else data,module_of(model)
         self.loop,self.batches,self.i = None,[],0
+        n_inp = getattr(data, 'n_inp', getattr(getattr(model, 'dls', None), 'n_inp', None))
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
-        else: self.read(data, n_samples, bs)
+        else: self.read(data, n_samples, bs, n_inp)
 
 # %% ../../nbs/711_prune.inputs.ipynb #af30b93c
 @patch
-def read(self:Calibration, data, n_samples, bs):
+def read(self:Calibration, data, n_samples, bs, n_inp=None):
     "Keep batches until there are `n_samples` examples"
     batches,n = data,0
     if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
@@ -70,7 +71,7 @@ def read(self:Calibration, data, n_samples, bs):
     elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
         batches = torch.utils.data.DataLoader(data, batch_size=bs)
     for b in batches:
-        self.batches.append(split_batch(to_device(b, 'cpu'), getattr(data, 'n_inp', None)))
+        self.batches.append(split_batch(to_device(b, 'cpu'), n_inp))
         n += n_items(b)
         if n>=n_samples: break
     if any(_has_padding(kwargs) for _,kwargs,_ in self.batches):

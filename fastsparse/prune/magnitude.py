@@ -95,7 +95,7 @@ class Goal(GetAttr):
         sparsity,s = target if isinstance(target, tuple) else (target, None) if isinstance(target, (int,float)) else (None, target)
         sparsity = ifnone(sparsity, as_structure(s).sparsity)
         if sparsity is None or not 0<=sparsity<1:
-            raise ValueError(f"sparsity is {target!r}, and must be a fraction in [0,1), a structure that has one, or both: "
+            raise ValueError(f"sparsity is {target!r:.80}, and must be a fraction in [0,1), a structure that has one, or both: "
                 "0.8, '2:4' or (0.8, 'block 4x4')")
         self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)

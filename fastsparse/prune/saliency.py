@@ -141,6 +141,7 @@ def _losses(calib, loss_func, progress):
     for b in shown(calib.batches, progress, leave=False):
         xs,kwargs,ys = to_device(b, calib.device)
         out = calib.model(*xs, **kwargs)
+        if isinstance(out, tuple) and hasattr(calib.model, 'reset'): out = out[0]  # fastai's recurrent models return hidden states too
         if loss_func is None and not hasattr(out, 'loss'):
             raise ValueError(f"the model returns a {type(out).__name__}, which has no loss: "
                 "pass loss_func=, such as F.cross_entropy, and batches with targets, such as [(xb, yb)]")

@@ -14,6 +14,7 @@ from fastcore.basics import *
 from fastcore.imports import noop
 from ..contract import as_path,module_copy,module_of,need_package,reading
 from ..save.disk import alone_in,whole_file
+from ..save.files import checksum_of
 from ..save.load import read_sealed,write_sealed
 from ..report.progress import shown
 from .inputs import Calibration,EndForward,listening,Part,tensors_in
@@ -182,16 +183,11 @@ def _write_index(to, files):
         part.write_text(json.dumps(dict(metadata=dict(total_size=total), weight_map=where), indent=1))
 
 # %% ../../nbs/712_prune.shards.ipynb #1f33f18f
-def _checksum(tensors):
-    crc = zlib.crc32(b'')
-    for t in tensors: crc = zlib.crc32(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
-    return crc
-
 def _fingerprint(model, files, blocks):
     "The kind of a model, and a checksum of its settings and of all weights that are in no block"
     modules,config = dict(model.named_modules()),{k:v for k,v in model.config.to_dict().items() if k not in ('_name_or_path','transformers_version')}
     rest = (value_of(modules[o], n.rpartition('.')[2]) for o,(_,names) in files.items() if o not in blocks for n in names)
-    return f'{type(model).__name__} {zlib.crc32(json.dumps(config, sort_keys=True, default=str).encode(), _checksum(rest)):08x}'
+    return f'{type(model).__name__} {zlib.crc32(json.dumps(config, sort_keys=True, default=str).encode(), checksum_of(rest)):08x}'
 
 def _begin(to, about, files):
     "Continue in the folder `to` if it is `about` the same"
@@ -221,7 +217,7 @@ def prune_blocks(
     to,blocks = as_path(to),blocks_of(model)
     if calib.loop is not None: raise ValueError("data is a function, and each block needs the same batches: pass these")
     files = _files_of(model, blocks)
-    about = {**about, 'batches':_checksum(tensors_in(calib.batches)), 'model':_fingerprint(model, files, blocks)}
+    about = {**about, 'batches':checksum_of(tensors_in(calib.batches)), 'model':_fingerprint(model, files, blocks)}
     to.mkdir(exist_ok=True)
     with alone_in(to):
         _begin(to, about, [f for f,_ in files.values()])
@@ -236,7 +232,7 @@ def _write_all(model, to, prune, calib, files, beside, progress):
     if model.can_generate(): model.generation_config.save_pretrained(to)
     for name,part,dense in shown(walk_blocks(calib, beside), progress, total=len(blocks), leave=False):
         file,names = files[name]
-        source = _checksum(part.model.state_dict().values())
+        source = checksum_of(part.model.state_dict().values())
         if (to/file).is_file():
             part.model.load_state_dict({n.removeprefix(f'{name}.'):t for n,t in _read(to/file, source).items()}, strict=False)
         else:

@@ -17,10 +17,11 @@ from fastcore.meta import delegates
 from ..contract import as_path,base_opt,masked_params,module_of,need_bools,need_choice,need_number,reading
 from ..masks.selection import count_live
 from ..train.callback import DynamicSparseTrainingCallback,is_first_part
+from .disk import alone_in
 from .masks import masks_in,new_masks,taking_masks
 from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
-from contextlib import suppress
+from contextlib import ExitStack,suppress
 from copy import deepcopy
 from pathlib import Path
 from warnings import warn
@@ -102,7 +103,7 @@ def _put_others(others, saved):
 # %% ../../nbs/605_save.checkpoint.ipynb #76843b5c
 def _put_run(run, model, opt, engine):
     "Load a file that `_check_run` has accepted; random states and gradients only with an optimizer"
-    if model is not None: put_model(model, run['model'])
+    if model is not None: put_model(model, run['model'], engine is not None)
     if opt is not None:
         put_opt(opt, run['opt'])
         set_random_state(run['random'])
@@ -198,6 +199,14 @@ class SparseCheckpoint(Callback):
     def order(self): return 100 if self.saves else TrainEvalCallback.order+1
 
     @property
+    def learn(self): return vars(self).get('_learn')
+
+    @learn.setter
+    def learn(self, learn):
+        if learn is None: self.let_go()  # an error, or the end of the fit
+        vars(self)['_learn'] = learn
+
+    @property
     def engines(self): return [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
 
     def after_batch(self):
@@ -216,6 +225,7 @@ class SparseCheckpoint(Callback):
         if self.learn.lock.locked() or not self.saves: return
         if not (self.cancelled or hasattr(self.learn, 'lr_finder')): self.write(self.n_epoch, 0, finished=True)
         self.saves = False
+        self.let_go()
 
 # %% ../../nbs/605_save.checkpoint.ipynb #2420c1ae
 @patch
@@ -230,34 +240,44 @@ def wake(self:SparseCheckpoint):
     self.resting = []
 
 # %% ../../nbs/605_save.checkpoint.ipynb #0e9b346e
+_alone = {}  # path → what holds it for a fit of this process, which may have been interrupted
+
+@patch
+def let_go(self:SparseCheckpoint): _alone.pop(self.path.absolute(), ExitStack()).close()
+
 @patch
 def before_fit(self:SparseCheckpoint):
     "Look for a file to resume from"
     if self.learn.lock.locked(): return
     refuse_sharded(get_model(self.learn.model))
     self.wake()
+    self.let_go()
     self.saved,self.saves,self.cancelled = None,False,False
     if hasattr(self.learn, 'lr_finder') or is_first_part(self.learn): return
-    self.saved = self.find()
+    with ExitStack() as alone:
+        if not rank_distrib(): alone.enter_context(alone_in(self.path))
+        self.saved = self.find()
+        _alone[self.path.absolute()] = alone.pop_all()
     self.saves = self.saved is None
 
 @patch
 def find(self:SparseCheckpoint):
-    "The run to resume, or None"
+    "The run to resume, or None; a dense model gets its masks here, if nothing else will make them"
     if self.resume is False: return
-    path = str(self.path)
+    path,model = str(self.path),get_model(self.learn.model)
     if not self.path.is_file():
         if not self.resume: return
         raise FileNotFoundError(f"resume is True, and {path!r} is not there: "
             "give the path that the run had, or resume=None to start where there is none")
     run = read_run(self.path)
+    if 'fit' not in run:
+        raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
+    with reading(self.path, file_of_run): self.check(run)
     if run.get('finished'):
         if not self.resume: return warn(f"the run of {path!r} has finished, so this fit trains anew from epoch 0 and writes over it: "
             "load_run reads it, and resume=False trains anew without this warning")
         raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None starts anew")
-    if 'fit' not in run:
-        raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
-    with reading(self.path, file_of_run): self.check(run)
+    if new_masks(model, run['model']) and not any(cb.method.sparsity is not None for cb in self.engines): put_model(model, run['model'])
     return run
 
 # %% ../../nbs/605_save.checkpoint.ipynb #704dd604
@@ -275,7 +295,7 @@ def facts(self:SparseCheckpoint) -> dict:
 
 @patch
 def check(self:SparseCheckpoint, run):
-    "Raise a `ValueError` unless `run` is of this fit; a dense model gets its masks here, if nothing else will make them"
+    "Raise a `ValueError` unless `run` is of this fit"
     path,model = repr(str(self.path)),get_model(self.learn.model)
     for k,v in self.facts().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
@@ -291,8 +311,6 @@ def check(self:SparseCheckpoint, run):
     moves = any(getattr(cb.method, k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))
     if None not in (theirs, mine) and theirs!=mine and not moves:
         raise ValueError(f"the sparsity is {theirs:.4f} in {path}, and {mine:.4f} here: {_other_run}")
-    ends = any(cb.method.sparsity is not None for cb in self.engines)
-    if new_masks(model, run['model']) and not ends: put_model(model, run['model'])
 
 # %% ../../nbs/605_save.checkpoint.ipynb #0d441a37
 @patch
@@ -327,7 +345,7 @@ def take(self:SparseCheckpoint):
     run,model = self.saved,get_model(self.learn.model)
     check_model(model, run['model'])
     for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['state'])
-    put_model(model, run['model'])
+    put_model(model, run['model'], True)
     put_opt(self.learn.opt, run['opt'])
     for cb,o in zip(self.engines, run['engines']): cb.load_state_dict(o['state'])
     put_grads(model, run['grads'])

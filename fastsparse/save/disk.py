@@ -59,14 +59,15 @@ def _held(part, wait=True):
 # %% ../../nbs/600_save.disk.ipynb #6a6a2775
 @contextmanager
 def alone_in(
-    folder:Path, # A folder that is there
+    place:Path, # A folder that is there, or a file to write
 ):
-    "Hold a folder for the `with` block; a `ValueError` that names the process if another one holds it"
+    "Hold a folder or a file for the `with` block; a `ValueError` that names the process if another one holds it"
+    kind,file = ('folder',place/'.lock') if place.is_dir() else ('file',check_place(place).with_name(f'.{place.name}.lock'))
     with ExitStack() as stack:
-        try: stack.enter_context(_held(file := folder/'.lock', wait=False))
+        try: stack.enter_context(_held(file, wait=False))
         except BlockingIOError as e:
             other = file.read_text() or 'which has just begun'
-            raise ValueError(f"{str(folder)!r} is being written by process {other}: wait until that ends, or name another folder") from e
+            raise ValueError(f"{str(place)!r} is being written by process {other}: wait until that ends, or name another {kind}") from e
         file.write_text(str(os.getpid()))
         try: yield
         finally: file.unlink(missing_ok=True)

@@ -126,7 +126,7 @@ def _read_safetensors(path):
     "The tensors in a file of safetensors; with dense weights and bool masks if `save_sparse` wrote it"
     with reading(path, 'file of safetensors'):
         state,notes = read_sealed(path)
-        if _sum not in notes: return state
+        if _sum not in notes: return state | {n:state[o] for n,o in notes.items() if o in state and n not in state}  # ties of `save_model`
         shapes = {n:tuple(map(int, o.split('x'))) for n,o in notes.items() if f'{n}:mask' in state}
         masks = {n:bits_to_mask(state.pop(f'{n}:mask'), shape) for n,shape in shapes.items()}
         state |= {n:state[n].new_zeros(shape).masked_scatter_(masks[n], state[n]) for n,shape in shapes.items()}
@@ -305,7 +305,7 @@ def load_sparse(
 
     Reads what this library, fastai, torch, Lightning, transformers and safetensors write; masks of `torch.nn.utils.prune` too.
     Without masks in the file, zeros are dead in each weight that has a twentieth of them or more. Masks alone leave the
-    model's own values where weights live. A file of a model that `shrink` cut has smaller tensors, and cuts the model likewise.
+    model's own values where weights live. A file of a model that `shrink` cut has smaller tensors, and cuts the model likewise, with a warning.
 
     Raises
     ------
@@ -322,16 +322,16 @@ def load_sparse(
     path = as_path(file) if isinstance(file, (str,Path)) else None
     found = file if path is None else read_file(path, trust)
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
-    if weights := masked_params(module): check_masks(module.state_dict(), state)
-    had = sum(o.n_live() for o in weights)
+    if masked_params(module): check_masks(module.state_dict(), state)
     theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
     refuse_learned_masks(module.state_dict(), state)
     own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
-    cut_like(module, state)
+    if cuts := cuts_for(module, state):
+        cut_like(module, state)
+        n = max(cuts, key=lambda n: state[n].ndim)
+        warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: {n} is {tuple(state[n].shape)} now")
     with taking_masks(module): load_checked(module, state)
     if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)
-    n,live = sum(o.shape.numel() for o in weights),sum(o.n_live() for o in weights)
-    if live!=had: warn(f"the masks of the file have a sparsity of {1-live/n:.4g}, and those of the model had {1-had/n:.4g}")
     return HookHandle() if any(o.learned for o in masked_params(module)) else enforce_masks(module)  # learned masks see to themselves

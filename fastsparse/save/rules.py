@@ -56,17 +56,17 @@ def part(
     if isinstance(spec, dict) and isinstance(spec.get('type'), str):
         return _build(key, spec['type'], {k:v for k,v in spec.items() if k!='type'})
     names = ', '.join(parts_of(part_kinds[key]))
-    raise ValueError(f"{key} is {spec!r}, and must be a name, or a dict with a name as its type and its arguments: the names are {names}")
+    raise ValueError(f"{key} is {spec!r:.80}, and must be a name, or a dict with a name as its type and its arguments: the names are {names}")
 
 # %% ../../nbs/607_save.rules.ipynb #31164de8
 def _rule(spec):
     "A pair of pattern and settings"
     if not isinstance(spec, dict):
-        raise ValueError(f"a rule is {spec!r}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl'}}")
+        raise ValueError(f"a rule is {spec!r:.80}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl'}}")
     spec = dict(spec)
     pattern,method = spec.pop('params', default_filter),spec.pop('method', 'static')
     if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
-        raise ValueError(f"params is {pattern!r}, and must be a glob, a list of globs or a function of name and parameter")
+        raise ValueError(f"params is {pattern!r:.80}, and must be a glob, a list of globs or a function of name and parameter")
     if method in (None,'dense') and spec:
         raise ValueError(f"a rule says {first(spec)!r}, and one whose method is dense can say params alone")
     if method in (None,'dense'): return pattern,None

@@ -23,6 +23,7 @@ from .state import check_masks,load_checked,need_memory,refuse_learned_masks
 from ..train.engine import check_same_run
 from torch import nn
 from torch.utils._pytree import tree_leaves,tree_map
+from warnings import catch_warnings,filterwarnings
 
 # %% ../../nbs/604_save.run_file.ipynb #601b5c98
 def collect_run(
@@ -291,9 +292,12 @@ def check_engine(
 def put_model(
     model:nn.Module, # A model that `check_model` has accepted
     state:dict, # Its state dict in the file
+    moves:bool=False, # Does an engine go on moving the masks, so that they may have another sparsity?
 ):
     "Load weights and masks"
-    with taking_masks(model): load_checked(model, state)
+    with taking_masks(model), catch_warnings():
+        if moves: filterwarnings('ignore', 'the masks of the file have a sparsity')
+        load_checked(model, state)
     apply_masks(model)
 
 # %% ../../nbs/604_save.run_file.ipynb #eda5e1d1

@@ -124,7 +124,12 @@ def before_train(self:DynamicSparseTrainingCallback):
     "Find the step of the epoch's first batch"
     begins,self.t0 = self.t0 is None,self.epoch*len(self.dls.train)
     if not begins: return
-    if self.resumes: self._check_start(*divmod(self.engine.last_t+1, len(self.dls.train)))
+    if self.resumes:
+        epoch,batches = divmod(self.engine.last_t+1, len(self.dls.train))
+        if epoch!=self.epoch:
+            raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
+        if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
+            "save at the end of an epoch")
     self.engine.last_t,self.resumes = self.t0-1,False
 
 @patch
@@ -146,9 +151,7 @@ def after_cancel_step(self:DynamicSparseTrainingCallback): self.live.after_step(
 
 @patch
 def after_fit(self:DynamicSparseTrainingCallback):
-    if self.learn.lock.locked(): return
-    if self.engine is not None and not is_first_part(self.learn): warn_if_ended(self.engine)
-    self._let_go()
+    if not self.learn.lock.locked(): self._let_go()
 
 # %% ../../nbs/408_train.callback.ipynb #1f44232f
 @patch
@@ -174,15 +177,6 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
         engine.remove()
         raise
     return engine
-
-# %% ../../nbs/408_train.callback.ipynb #ba8c5f88
-@patch
-def _check_start(self:DynamicSparseTrainingCallback, epoch, batches):
-    "Refuse a `start_epoch` that doesn't fit the state that was loaded"
-    if epoch!=self.epoch:
-        raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
-    if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
-        "save at the end of an epoch")
 
 # %% ../../nbs/408_train.callback.ipynb #0f3365d5
 def _schedule(learn): return first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
@@ -224,6 +218,7 @@ def _follow_rates(self:DynamicSparseTrainingCallback, ends=False):
 def _let_go(self:DynamicSparseTrainingCallback):
     "Detach from the model, and keep what a later fit needs"
     if self.engine is None: return
+    if self.t0 is not None and not is_first_part(self.learn): warn_if_ended(self.engine)
     self.state = self.engine.state_dict()
     self._follow_rates(ends=True)
     self.engine.remove()

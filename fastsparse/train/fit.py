@@ -102,7 +102,7 @@ def _check_fit(n_epoch, sparsity, lr_max, cbs, mask_init, div=25., div_final=1e5
     if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     rates = [lr_max.stop, ifnone(lr_max.start, lr_max.stop)] if isinstance(lr_max, slice) else [] if lr_max is None else [lr_max]
     if not all(map(is_rate, rates)):
-        raise ValueError(f"lr_max is {lr_max!r}, and must be above 0, a slice of such rates, or None; a method is named by method='rigl'")
+        raise ValueError(f"lr_max is {lr_max!r:.80}, and must be above 0, a slice of such rates, or None; a method is named by method='rigl'")
     bad = [cb for cb in L(cbs) if not (issubclass(cb, Callback) if isinstance(cb, type) else isinstance(cb, Callback))]
     if bad: raise TypeError(f"cbs holds {bad[0]!r}, and must be a callback or a list of callbacks")
 

@@ -13,6 +13,7 @@ from ..core.optimizers import base_opt
 from ..core.patterns import assign,read_rules
 from ..core.registry import get_part,needs_of,wants
 from ..masks.schedules import min_max_end
+from ..masks.scores import gradient_momentum,need_momentum
 from ..model.init import mark_fresh
 from ..model.choose import candidates,need_values
 from ..model.sparsify import sparsify_model
@@ -32,7 +33,7 @@ def rule_pairs(rules, method):
     if isinstance(rules, tuple) and len(rules)==2 and (rules[1] is None or hasattr(rules[1], 'keys')): rules = [rules]
     pairs = read_rules(rules)
     bad = first(pair for pair in pairs if not (pair[1] is None or hasattr(pair[1], 'keys')))
-    if bad: raise ValueError(f"a rule is {bad!r}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); "
+    if bad: raise ValueError(f"a rule is {bad!r:.80}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); "
         "`configure` makes pairs of plain data")
     def made(kw): return Method(**(own := {**method, **kw}), chosen=own, name=getattr(kw, 'name', ''))
     return [(pattern, None if kw is None else made(kw)) for pattern,kw in pairs]
@@ -86,6 +87,7 @@ def refuse_unfit(method, params, beside, opt, is_dense):
     "Raise a `ValueError` if structure, storage or sparsity of a method, or the optimizer, don't fit `params`"
     if missing := not_held(opt, params): raise ValueError(f"the optimizer doesn't hold {missing[0]}: make it from the parameters of this model, "
         "after sparsifying, or leave modules out with sparse_modules=")
+    if any(getattr(f, 'func', f) is gradient_momentum for f in method.score_parts): need_momentum(params[0].name, opt)
     end,structure = method.sparsity,method.structure
     if is_dense and end is None: raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
     if method.path is not None and not isinstance(end, Real): end = min_max_end(method.path, 0, method.n_steps)[-1] if method.n_steps else 0

@@ -159,7 +159,7 @@ def check_method(m):
     for name in ('keep_score_f','sparse_f','drop_count_f',*may_be_none):
         f,or_none = getattr(m, name),' or None' if name in may_be_none else ''
         if callable(f) or f is None and or_none: continue
-        if name!='grow_init_f' or not isinstance(f, Real): raise ValueError(f"{name} is {f!r}, and must be a function{or_none}; or its name")
+        if name!='grow_init_f' or not isinstance(f, Real): raise ValueError(f"{name} is {f!r:.80}, and must be a function{or_none}; or its name")
         need_number(name, f, -math.inf)
     if isinstance(m.sparsity, Real): check_sparsity(m.sparsity)
     if isinstance(m.drop_fraction, Real): need_number('drop_fraction', m.drop_fraction, 0, 1)
@@ -296,9 +296,10 @@ def register_method(
     preset=None, # A `Method`, a mapping of settings, or a function that returns one
 ) -> Method:
     "Register a method, so that `method=` and files can use its name"
+    known = {} if preset is not None else preset_by_name  # a name that comes with a preset replaces no other
     if preset is None: name,preset = getattr(name, 'name', getattr(name, '__name__', '')).removesuffix('_presets'),name
-    if not (name and isinstance(name, str)) or isinstance(preset, str):
-        raise ValueError(f"the name is {name!r:.60} and the method {preset!r:.60}: write register_method('mine', preset), the name first")
+    if not (name and isinstance(name, str)) or isinstance(preset, str) or known.get(name.lower(), preset)!=preset:
+        raise ValueError(f"the name is {name!r:.60} and the method {preset!r:.60}: write register_method('mine', preset), a name of its own first")
     preset_by_name[name.lower()] = preset = find_method(preset)
     return preset
 
@@ -308,7 +309,7 @@ def find_method(method) -> Method:
     found = preset_by_name.get(method.lower()) if isinstance(method, str) else method() if inspect.isfunction(method) else method
     if not isinstance(found, dict):
         hint = closest_name(method, preset_by_name) if method!='auto' else "'auto' depends on the run, pass auto_presets(n_steps) of fastsparse.train.method"
-        raise ValueError(f"method is {method!r}, and must be a preset or one of {', '.join(preset_by_name)}: {hint}")
+        raise ValueError(f"method is {method!r:.80}, and must be a preset or one of {', '.join(preset_by_name)}: {hint}")
     if not isinstance(found, Method): check_names(found)
     return found if isinstance(found, Method) else Method(**found, chosen=dict(found))
 
@@ -336,7 +337,7 @@ def auto_presets(
 def named(cls:Method, method, n_steps=None, **settings):
     "The `method` of a run of `n_steps`, or the recommended one if it is 'auto', with some settings changed"
     if method!='auto': return find_method(ifnone(method, {}))(**settings)
-    if n_steps is None: raise ValueError("n_steps is None, and method 'auto', taken where none is named, needs it: pass the steps of the run")
+    if n_steps is None: raise ValueError("n_steps is None, and method 'auto', taken where none is named, needs it: pass the steps of the run, such as DynamicSparseTraining(model, opt, 10_000)")
     every = settings.pop('batches_per_update', None)
     if every is None: return auto_presets(n_steps)(**settings)
     need_number('batches_per_update', every, 1, whole=True)

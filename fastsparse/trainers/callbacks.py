@@ -37,7 +37,7 @@ class _Driver:
     def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, sparse_compute=None, **settings):
         check_names(settings)
         if sparse_compute not in (None,False):
-            raise ValueError(f"sparse_compute is {sparse_compute!r}, and must be None (by a fixed rule) or False here: "
+            raise ValueError(f"sparse_compute is {sparse_compute!r:.80}, and must be None (by a fixed rule) or False here: "
                 "for a measured or written plan call sparse_compute(model, xb) before training")
         own = {k:v for k,v in settings.items() if k in method_settings}
         if method not in (None,'auto'): settings |= find_method(method)(**own)
@@ -215,7 +215,7 @@ def _writer(tracker):
     if hasattr(tracker, 'log_metrics'): return lambda d, t: tracker.log_metrics(d, step=t)
     if hasattr(tracker, 'log') and not isinstance(tracker, type): return lambda d, t: tracker.log({**d, 'step':t})
     if callable(tracker): return tracker
-    raise ValueError(f"tracker is {tracker!r}, and must be a SummaryWriter, a run of wandb, the module mlflow, "
+    raise ValueError(f"tracker is {tracker!r:.80}, and must be a SummaryWriter, a run of wandb, the module mlflow, "
         "or a function of a dict and a step")
 
 # %% ../../nbs/560_trainers.callbacks.ipynb #eae0cc0a

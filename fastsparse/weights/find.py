@@ -21,7 +21,7 @@ def masked_params(
 ) -> list: # A `Weight` for each parameter that has a mask, in parameter order, tied ones once
     "The parameters of `module` that have a mask"
     if not isinstance(module, nn.Module): module = getattr(module, 'model', module)  # of a `Learner`
-    if not isinstance(module, nn.Module): raise TypeError(f"model is {module!r:.80}, and must be a torch module")
+    if not isinstance(module, nn.Module): raise TypeError(f"model is {module!r:.80}, and must be a torch module, the whole model")
     plug_in()
     found = {}
     for prefix,m in module.named_modules():

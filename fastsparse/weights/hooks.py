@@ -131,7 +131,9 @@ def check_load(self:MaskHooks, module, state, prefix, about, *args):
     if prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
     held,names = [w for w in masked_params(module) if self.is_held(w) and not w.learned],param_names(module)
     for w in held: refuse_load(w, state, [prefix+n for n in names.get(id(w.p), [w.name])], f'{prefix}{w.name}_mask')
-    self.rested = False
+    masks = [(w, t) for w in held if type(t := state.get(f'{prefix}{w.name}_mask')) is torch.Tensor and not (t.is_meta or w.passive)]
+    self.rested,(n,had,now) = False,map(sum, zip((0,0,0), *((t.numel(), w.n_live(), int(t.sum())) for w,t in masks)))
+    if now!=had<n: warn(f"the masks of the file have a sparsity of {1-now/n:.4g}, and those of the model had {1-had/n:.4g}")
     for w in held: w._before_load(state.get(f'{prefix}{w.name}_mask'), about.get('assign_to_params_buffers'))
 
 # %% ../../nbs/205_weights.hooks.ipynb #db7355dd

@@ -145,7 +145,7 @@ def _watch(self:Weight, p):
             "another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
     self._release()
     self.watched,self._projected = p,None
-    _known[id(p)] = weakref.ref(self, lambda ref, key=id(p): _forget(key, ref))
+    _known[id(p)] = weakref.ref(self, lambda ref, key=id(p): remove_hooks(key, ref))
     add_hooks()
     if p.requires_grad: self._hook(p)
 
@@ -237,14 +237,11 @@ def add_hooks():
     fastai = sys.modules.get('fastai.optimizer')
     if not _wrapped and hasattr(fastai, 'OptimWrapper'): _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))  # imported, to its end
 
-def remove_hooks():
-    "Remove the hooks with the last weight"
+def remove_hooks(key=None, ref=None):
+    "Forget a parameter, and remove the hooks with the last weight"
+    if _known.get(key) is ref: _known.pop(key, None)
     for undo in () if _known else (_hooks,_wrapped):
         while undo: undo.pop()()
-
-def _forget(key, ref):
-    if _known.get(key) is ref: del _known[key]
-    remove_hooks()
 
 def _registered(module, name, p):
     "The parameter `p` is about to be assigned to `module`"
