@@ -28,7 +28,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'save.disk': 'files shards', 'save.files': 'files', 'save.state': 'restore files', 'save.masks': 'sparsify restore files enforcement', 'save.run_file': 'restore any_run checkpoint resume',
     'save.checkpoint': 'calls checkpoint any_run resume', 'save.load': 'calls told restore files cut', 'save.rules': 'rules', 'save.cut': 'cut',
     'report.progress': 'timing inputs', 'report.flops': 'flops flops_training', 'report.history': 'history', 'report.cost': 'calls cost', 'report.pictures': 'pictures',
-    'channels.groups': 'shrink groups channels cuts', 'channels.walk': 'shrink groups channels cuts', 'channels.prune': 'calls channels cuts', 'channels.config': 'cut',
+    'channels.groups': 'shrink groups channels cuts', 'channels.walk': 'shrink groups channels cuts', 'channels.prune': 'calls channels cuts', 'channels.config': 'cut', 'channels.call': 'call',
     'prune.magnitude': 'calls magnitude saliency sparsify', 'prune.inputs': 'calls layerwise refit inputs experts', 'prune.shards': 'shards',
     'prune.layerwise': 'calls layerwise refit inputs experts shards', 'prune.saliency': 'calls saliency sparsify', 'prune.tickets': 'calls tickets', 'prune.finetune': 'calls finetune',
     'prune.experts': 'experts cut', 'prune.layers': 'cut',
