@@ -16,7 +16,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'model.starting': 'sparsify init', 'model.buffers': 'sparsify enforcement copies', 'model.sparsify': 'sparsify enforcement layers', 'model.summary': 'sparsify init face',
     'train.method': 'method presets refusals', 'train.groups': 'updates growth laws engine', 'train.fits': 'calls refusals enforcement engine', 'train.moves': 'updates engine',
     'train.engine': 'method updates init engine presets runs', 'train.loop': 'engine resume', 'train.growth': 'growth updates fit', 'train.presets': 'presets',
-    'train.callback': 'calls callback restore init learner', 'train.fit': 'refusals fit',
+    'train.callback': 'calls callback restore init learner fit', 'train.fit': 'refusals fit',
     'kernels.vectors': 'vectors', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.blocks': 'blocks block_weights',
     'kernels.ops': 'ops geometry live_layers', 'kernels.timing': 'timing',
     'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan',
@@ -26,9 +26,9 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'card.together': 'updates', 'card.blocks': 'blocks block_weights', 'card.units': 'updates structures', 'shards.weight': 'distributed',
     'learned.sparseness': 'learned compat', 'learned.masks': 'learned learned_models', 'trainers.callbacks': 'schedules trainers',
     'save.disk': 'files shards', 'save.files': 'files', 'save.state': 'restore files', 'save.masks': 'sparsify restore files enforcement', 'save.run_file': 'restore any_run checkpoint resume',
-    'save.checkpoint': 'calls checkpoint', 'save.load': 'told restore files cut', 'save.rules': 'rules', 'save.cut': 'cut',
-    'report.progress': 'timing pictures', 'report.flops': 'flops flops_training', 'report.history': 'history', 'report.cost': 'calls cost', 'report.pictures': 'pictures',
-    'channels.groups': 'shrink groups channels cuts', 'channels.walk': 'shrink groups channels cuts', 'channels.prune': 'calls channels cuts', 'channels.config': 'cut',
+    'save.checkpoint': 'calls checkpoint any_run resume', 'save.load': 'calls told restore files cut', 'save.rules': 'rules', 'save.cut': 'cut',
+    'report.progress': 'timing inputs', 'report.flops': 'flops flops_training', 'report.history': 'history', 'report.cost': 'calls cost', 'report.pictures': 'pictures',
+    'channels.groups': 'shrink groups channels cuts', 'channels.walk': 'shrink groups channels cuts', 'channels.prune': 'calls channels cuts', 'channels.config': 'cut', 'channels.call': 'call',
     'prune.magnitude': 'calls magnitude saliency sparsify', 'prune.inputs': 'calls layerwise refit inputs experts', 'prune.shards': 'shards',
     'prune.layerwise': 'calls layerwise refit inputs experts shards', 'prune.saliency': 'calls saliency sparsify', 'prune.tickets': 'calls tickets', 'prune.finetune': 'calls finetune',
     'prune.experts': 'experts cut', 'prune.layers': 'cut',
@@ -111,15 +111,16 @@ def alone(folder, f, *args):
     sys.exit(f(*args))
 
 class Reached:
-    "Which tests run each line of the package, and the seconds of each test"
-    def __init__(self, folder): self.folder,self.seconds,self.tests,self.now = folder,Counter(),{},set()
+    "Which tests run each line of the rooms, and the seconds of each test"
+    def __init__(self, folder, rooms):
+        self.rooms,self.seconds,self.tests,self.now = {str(Path(folder)/file_of(o)):o for o in rooms},Counter(),{o:{} for o in rooms},set()
 
     def call(self, frame, event, arg):
         code = frame.f_code
-        return self.line if code.co_filename.startswith(self.folder) and code.co_name!='<module>' else None
+        return self.line if code.co_filename in self.rooms and code.co_name!='<module>' else None
 
     def line(self, frame, event, arg):
-        self.now.add((frame.f_code.co_filename, frame.f_lineno))
+        self.now.add((self.rooms[frame.f_code.co_filename], frame.f_lineno))
         return self.line
 
     def pytest_runtest_logstart(self): sys.settrace(self.call)
@@ -128,9 +129,7 @@ class Reached:
 
     def pytest_runtest_logfinish(self, nodeid):
         sys.settrace(None)
-        for name,line in self.now:
-            room = '.'.join(Path(name).relative_to(self.folder).with_suffix('').parts)
-            self.tests.setdefault(room, {}).setdefault(line, []).append(nodeid)
+        for room,line in self.now: self.tests[room].setdefault(line, []).append(nodeid)
         self.now.clear()
 
 class Chosen:
@@ -144,8 +143,8 @@ def run_tests(ids, plugin=None):
     files = list(dict.fromkeys(str(root/o.partition('::')[0]) for o in ids))
     return int(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', f'--rootdir={root}', '-m', 'not full', *files], [plugin or Chosen(ids)]))
 
-def write_reached(folder, files, to):
-    plugin = Reached(f'{folder}/fastsparse/')
+def write_reached(folder, rooms, files, to):
+    plugin = Reached(folder, rooms)
     if res:=run_tests(files, plugin): return res
     Path(to).write_text(json.dumps(dict(tests=plugin.tests, seconds=plugin.seconds)))
 
@@ -156,7 +155,7 @@ def function_at(room, line):
 
 def tests_of(room, line, reached):
     "Tests that run a line, or else its function, or else any of the room's; the quickest first"
-    lines,of_room = {int(k):v for k,v in reached['tests'].get(room, {}).items()},[f'tests/test_{o}.py' for o in rooms[room].split()]
+    lines,of_room = {int(k):v for k,v in reached['tests'][room].items()},[f'tests/test_{o}.py' for o in rooms[room].split()]
     mine = {k:[o for o in v if o.partition('::')[0] in of_room] for k,v in lines.items()}
     ids = mine.get(line) or [o for k in function_at(room, line) for o in mine.get(k, [])] or [o for o in reached['seconds'] if o.partition('::')[0] in of_room]
     return sorted(set(ids), key=lambda o: reached['seconds'][o])
@@ -202,7 +201,7 @@ def main():
         for room in chosen:
             if (page:=notebook(room)) and fails(run_notebook, str(page)): sys.exit(f'{page.name} fails without any mistake')
         files = sorted({f'tests/test_{o}.py' for v in chosen.values() for o in v.split()})
-        if fails(write_reached, str(root), files, str(kept.resolve())): sys.exit(f'{" ".join(files)}: tests fail without any mistake')
+        if fails(write_reached, str(root), [*chosen], files, str(kept.resolve())): sys.exit(f'{" ".join(files)}: tests fail without any mistake')
     reached = json.loads(kept.read_text())
     with ThreadPoolExecutor(args.jobs) as pool, path.open('a', newline='') as f:
         for site,res in zip(progress_bar(left), pool.map(lambda o: outcome(o, reached, args.seconds, processes), left)):

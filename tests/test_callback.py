@@ -9,7 +9,7 @@ from fastai.learner import Learner
 from fastai.losses import MSELossFlat
 from fastai.optimizer import Adam,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastai_data import *
-from fastcore.all import partial
+from fastcore.all import noop,partial
 from fastsparse.all import *
 from fastsparse.save.checkpoint import _lacks
 from fastsparse.all import fisher_saliency
@@ -38,6 +38,15 @@ class Spy:
     def steps(self): return [o[0] for o in self.asked if o[1]=='0.weight']
     @property
     def counts(self): return [o[2] for o in self.asked if o[1]=='0.weight']
+
+def test_ranks_begin_with_the_same_masks(monkeypatch, tmp_path):
+    "Masks that were drawn before the process group was initialised may differ"
+    from fastsparse.train import callback
+    shared,learn = [],learner(tmp_path)
+    for k,f in dict(in_many=lambda: True, share_masks=shared.append, of_first_rank=noop).items(): monkeypatch.setattr(callback, k, f)
+    sparsify_model(learn.model, .8, seed=0)
+    learn.fit(1, cbs=DST(method='set', batches_per_update=3, repair=False, seed=0))
+    assert shared==[learn.model]
 
 def test_a_fit_from_a_later_epoch_makes_up_for_nothing(tmp_path):
     "Ten batches an epoch: from the second one on the first update of every third step is the twelfth's, and not the ninth's"

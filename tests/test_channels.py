@@ -162,7 +162,8 @@ def test_channels_die_under_accumulation(n_acc):
     "What falls due between two steps dies at the next: the end is that of a fit without accumulation, 40 of each 80 neurons"
     from fastai.callback.training import GradientAccumulation
     learn = Learner(digits_dls(bs=64), nn.Sequential(nn.Linear(64,80), nn.ReLU(), nn.Linear(80,10)), loss_func=CrossEntropyLossFlat(), lr=1e-3)
-    with learn.no_bar(), learn.no_logging(): learn.fit(4, cbs=[ChannelPruning(.5, n_steps=5, stop_pct=.5), GradientAccumulation(n_acc)])
+    with learn.no_bar(), learn.no_logging(), warnings.catch_warnings(action='error', category=UserWarning):
+        learn.fit(4, cbs=[ChannelPruning(.5, n_steps=5, stop_pct=.5), GradientAccumulation(n_acc)])
     assert int(learn.model[0].weight_mask.any(1).sum())==40
 
 def test_a_fit_that_ends_before_the_last_channels_die_says_so():

@@ -79,6 +79,24 @@ def test_validation_and_lr_find_leave_the_file_alone(tmp_path):
 def test_bad_settings(kw):
     with pytest.raises(ValueError, match='must be'): SparseCheckpoint('run', **kw)
 
+def test_a_file_is_looked_for_before_other_callbacks_begin():
+    "Right after fastai's TrainEvalCallback, which has -10"
+    assert SparseCheckpoint('run').order==-9
+
+class Halved(Callback):
+    def before_fit(self): self.model.half()
+
+def test_a_model_that_changes_when_the_fit_begins_is_no_longer_that_of_the_file(tmp_path):
+    with pytest.raises(Dead): one_fit(tmp_path, 'RigL-sgd', stop=10)
+    with pytest.raises(ValueError, match='float32 .* in the file, and torch.float16'): one_fit(tmp_path, 'RigL-sgd', cbs=[Halved()])
+
+def test_a_model_without_memory_takes_nothing(tmp_path):
+    sparsify_model(m := nn.Sequential(nn.Linear(4,4)), .5, seed=0)
+    files = save_sparse(m, tmp_path/'a.safetensors'),save_run(tmp_path/'b.pt', m)
+    with torch.device('meta'): empty = nn.Sequential(nn.Linear(4,4))
+    for load in (lambda: load_sparse(empty, files[0]), lambda: load_run(files[1], empty)):
+        with pytest.raises(ValueError, match='0.weight is on the meta device'): load()
+
 def test_gradients_are_kept_if_asked_for():
     (m := nn.Linear(2,2))(torch.ones(2)).sum().backward()
     assert collect_run(m)['grads'] is None and {*collect_run(m, grads=True)['grads']}=={'weight','bias'}

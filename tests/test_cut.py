@@ -265,6 +265,11 @@ def test_of_many_experts_without_tokens_the_first_go():
     model[0].gate.weight.data.copy_(torch.eye(40)[:,4:10]*torch.tensor([9.,8.,7.,1.,1.,1.]))  # tokens of ones go to 4, 5 and 6
     assert prune_experts(model, .5, [torch.ones(7,6)])['0.experts']==[*range(4), *range(7, 23)]
 
+def test_two_experts_are_a_mixture():
+    "If nothing says to how many each token goes, one is enough"
+    del (m := Mixture(2)).top_k
+    assert [(o.n,o.top_k) for o in expert_blocks(nn.Sequential(m))]==[(2,1)]
+
 def test_a_gate_beside_a_layer_routes_to_no_experts(): assert not expert_blocks(nn.Sequential(nn.Sequential(nn.Linear(6,6), nn.Linear(6,1))))
 
 def test_fused_experts_score_as_those_in_a_list():
@@ -427,6 +432,7 @@ def test_layers_that_a_configuration_can_not_say():
     assert 0 not in prune_layers(model, 2, [x], blocks='encoder.block') and model.config.num_layers==2
     for n,text in ((4, 'one stays at least'), ([4], 'numbered from 0'), (0, 'n is 0')):
         with pytest.raises(ValueError, match=text): prune_layers(stack('llama')[0], n, [words()])
+    with pytest.raises(ValueError, match="by is 'x'"): prune_layers(stack('llama')[0], 1, [words()], by='x')
 
 # --- any architecture, by the shapes of a file
 

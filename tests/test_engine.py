@@ -2,7 +2,9 @@
 import copy, gc, math, pytest, subprocess, sys, torch, weakref
 from fastsparse.all import *
 from fastsparse.core.registry import declares
+from fastsparse.masks.schedules import CyclingSchedule,PiecewiseSchedule
 from fastsparse.masks.scores import MeanGradient
+from fastsparse.model.init import is_fresh
 from functools import partial
 from helpers import *
 from pathlib import Path
@@ -419,6 +421,44 @@ def test_a_layer_without_live_weights_is_not_told_that_it_is_stuck():
         sparsify_model(m, .75, mask_init={'0.weight':torch.zeros(10,10).bool(), '1.weight':torch.arange(100).view(10,10)%2==0})
     engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='set', batches_per_update=4, seed=0)
     assert [o.why_stuck() for o in engine.tallies]==['','']
+
+def test_a_mean_is_collected_on_while_an_update_waits():
+    "Otherwise from the batch before each update"
+    sparsify_model(m := net(), .5, seed=0)
+    group, = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='set', grow_score_f=MeanGradient(2), batches_per_update=8, seed=0).groups
+    assert [t for t in range(20) if group.collecting(t)]==[7,8,15,16]
+    group.pending = 8
+    assert group.collecting(9)
+
+def test_a_sparsity_that_goes_by_updates():
+    "After the first update the second value, of 200 weights; before it masks are as they were"
+    sparsify_model(m := net(), .2, seed=0)
+    engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='gmp', sparsity=.75, sparsity_path=lambda end: CyclingSchedule((.2,.5,end)),
+        batches_per_update=4, seed=0)
+    assert sum(engine.groups[0].targets(4))==100
+
+def test_layers_beside_count_in_the_sparsity():
+    "Half of 200 weights are 100, of which the layer that rests has 80"
+    sparsify_model(m := net(), .2, sparse_f=uniform_sparsity, seed=0)
+    engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='gmp', sparsity=.5, batches_per_update=4, sparse_modules=m[1], seed=0)
+    assert engine.groups[0].targets(39)==[20]
+
+def test_a_schedule_is_checked_from_its_first_step():
+    m = net()
+    with pytest.raises(ValueError, match='sparsity is 1.0'):
+        DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='gmp', sparsity=.5, batches_per_update=4, seed=0,
+            sparsity_path=lambda end: PiecewiseSchedule((1.,end), (1,)))
+
+def test_a_file_of_a_run_that_goes_on_says_so(tmp_path):
+    m = net()
+    engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='gmp', sparsity=.5, batches_per_update=4, seed=0)
+    with pytest.warns(UserWarning, match='saved before the schedule has ended, and the model is 0.000 sparse instead of 0.500'): save_sparse(m, tmp_path/'a.safetensors')
+    engine.remove()
+
+def test_masks_that_an_engine_makes_of_an_untrained_model_are_fresh():
+    m = net()
+    DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 40, method='set', sparsity=.5, batches_per_update=4, seed=0)
+    assert is_fresh(m)
 
 def test_no_update_is_due_that_would_prune_nothing():
     m = net()

@@ -176,7 +176,9 @@ class Uses(nn.Module):
 mask35 = torch.tensor([[1,1,0,0,0],[0,1,0,0,1],[0,0,0,0,1]]).bool()
 ways = {  # chkstyle: ignore-node
     'matmul':    (lambda w,x: x@w.t(), 4*5),
+    'first':     (lambda w,x: w@x.t(), 4*5),
     'einsum':    (lambda w,x: torch.einsum('bi,oi->bo', x, w), 4*5),
+    'mv':        (lambda w,x: w@x[0], 5), 'addbmm': (lambda w,x: torch.addbmm(ones(4,3), x[None], w.t()[None]), 4*5),
     'addmv':     (lambda w,x: torch.addmv(ones(3), w, x[0]), 5),
     'dot':       (lambda w,x: w[0]@x[0], 2),
     'columns':   (lambda w,x: x[:,:2]@w[:,:2].t(), 4*3),

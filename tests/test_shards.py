@@ -195,6 +195,12 @@ def test_one_process_a_folder(tmp_path):
     prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new')
     assert not (tmp_path/'new'/'.lock').exists()
 
+def test_what_stays_dense_on_disk_is_told(tmp_path):
+    "An embedding has no inputs that a product multiplies"
+    on_disk(_llama, tmp_path/'dense')
+    with pytest.warns(UserWarning, match=r"embed_tokens\.weight can't be pruned by inputs, and stay dense"):
+        prune_wanda(tmp_path/'dense', .5, texts(), to=tmp_path/'new', also='*embed_tokens.weight')
+
 def test_the_copy_on_disk_goes_with_its_model(tmp_path, monkeypatch):
     on_disk(_vit, tmp_path/'dense')
     (own := tmp_path/'own').mkdir()

@@ -1,6 +1,7 @@
 "Shrunk models give the dense model's outputs, without the channels that are dead or unread, and no channel more is gone"
 import copy,pytest,torch,torch.nn.functional as F,torchvision,warnings
 from fastsparse.all import *
+from fastsparse.kernels.timing import output_error
 from helpers import assert_dead,in_float,in_float_layers
 from hypothesis import given,settings,strategies as st
 from torch import nn
@@ -78,6 +79,20 @@ def test_batchnorm_is_folded():
     assert check(m, x, {'0':1,'1':1,'3':2,'5':2})[1].num_features==3
     small = check(m, x, {'0':1,'3':2,'5':2}, fold=True)
     assert isinstance(small[1], nn.Identity) and small[5].num_features==1 and len(small[5].running_var)==1
+
+def test_two_constants_of_two_become_one():
+    "Behind zeros one of them carries both"
+    m = settle(nn.Sequential(nn.Conv2d(2,2,1), nn.ReLU(), nn.Conv2d(2,2,3,padding=1)))
+    kill(m[0], rows=[0,1])
+    m[0].bias[:] = torch.tensor([1.,2.])
+    check(m, torch.randn(2,2,5,5), {'0':1})
+
+@pytest.mark.parametrize('groups', [1,2])
+def test_batchnorm_behind_a_transposed_convolution(groups):
+    "Folded without groups"
+    m = settle(nn.Sequential(nn.ConvTranspose2d(2,4,3,groups=groups), nn.BatchNorm2d(4)))
+    small,_ = shrink(m, x := torch.randn(2,2,5,5), fold=True)
+    assert isinstance(small[1], nn.Identity)==(groups==1) and output_error(small(x), m(x))<1e-5
 
 def test_batchnorm_over_another_dimension_is_not_folded():
     "After a linear layer with three dimensions it is_adaptive the second, whatever sizes agree"

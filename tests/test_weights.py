@@ -502,6 +502,17 @@ def test_a_new_parameter_is_enforced_before_the_model_runs():
     m[0](data(m)[0]).sum().backward()
     assert is_positive_zero(m[0].weight.grad[~m[0].weight_mask]) and m[0].weight.grad.any()
 
+def test_a_parameter_that_is_out_while_another_model_steps_comes_back():
+    "As `functional_call` takes one out, without an assignment that its module sees"
+    m,other = mlp(),mlp()
+    sparsify_model(m, .5, seed=0), sparsify_model(other, .5, seed=0)
+    p = m[0].weight
+    m[0]._parameters['weight'] = nn.Parameter(torch.ones_like(p))
+    train(other, t.SGD(other.parameters(), lr=.1), 1, *data(other))
+    m[0]._parameters['weight'] = p
+    m[0](data(m)[0]).sum().backward()
+    assert is_positive_zero(p.grad[~m[0].weight_mask]) and p.grad.any()
+
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason='roots of zeros are fast there')
 def test_second_moments_of_dead_weights_are_no_zeros():
     "Law 3: at most 1.2e-30, for the square root's sake"

@@ -108,7 +108,7 @@ class Walk(TorchDispatchMode):
         if (known := self.known.get(t)) is not None: return known
         name = self.names.get(id(t))
         known = self.known[t] = Known(self.new_labels(t.shape) if name is not None and t.is_floating_point() else [], False)
-        if known.layers: self.axes[name] = {min(varying(o)):o.flatten() for o in known.layers}
+        if known.layers: self.axes[name] = {d:o.flatten() for o in known.layers for d in varying(o)}
         return known
 
     def new_labels(self, shape):

@@ -166,7 +166,7 @@ class _Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 # %% ../../nbs/711_prune.inputs.ipynb #53668cfe
-def holds_experts(goal): return product_of(goal.module) is None and axes_of(goal.module, goal.attr).experts is not None
+def holds_experts(goal): return axes_of(goal.module, goal.attr).experts is not None
 
 @patch
 def keep(self:_Products, x, w):

@@ -73,7 +73,7 @@ def prune_wanda(
 # %% ../../nbs/713_prune.layerwise.ipynb #52025a51
 def inverse_factor(
     H:torch.Tensor, # Groups by columns by columns
-    damp:float=0.01, # Fraction of the mean diagonal to add to the diagonal
+    damp:float # Fraction of the mean diagonal to add to the diagonal
 ) -> tuple: # Upper Cholesky factor of the damped inverse, and which columns are dead
     "The factor that `obs_prune` needs; columns whose inputs are always zero are dead, and get a one on the diagonal"
     H = H.double().clone()
@@ -101,7 +101,7 @@ def obs_prune(
     choose, # `f(score, i)` → mask of the `i`-th run
     block:int=128, # Number of columns after which all later ones are updated
     live=None, # Which weights may live; None is all
-) -> tuple: # Mask, and new weights
+) -> tuple: # Mask, and new weights, with rounding errors where the mask is False
     "Prune column by column, and adjust later columns to compensate"
     w,mask,d = w.clone(),torch.zeros(w.shape, dtype=torch.bool, device=w.device),U.diagonal(dim1=-2, dim2=-1)[:,None]
     for runs in _blocks(lengths, block):
@@ -114,7 +114,7 @@ def obs_prune(
                 e = err[...,q-a] = torch.where(mask[...,q], 0, w[...,q]/d[...,q])
                 w[...,q:b] -= e[...,None]*U[:,None,q,q:b]
         w[...,b:] -= err@U[:,a:b,b:]
-    return mask,torch.where(mask, w, 0)
+    return mask,w
 
 # %% ../../nbs/713_prune.layerwise.ipynb #0c65fe34
 def _runs(goal, block, shape, live):
