@@ -211,7 +211,7 @@ def _gather(groups, ps, gs):
         if len(axis)>1 or p.rows is not None and p.rows.shape[axis[0]]>1: return  # a depthwise one adds nothing up
         if len(places)<len(gs) or among[cols].sum()>len(gs): return
         idx = torch.tensor([places[o] for o in gs])
-        found.append((p.w.data.movedim(axis[0], 0), idx, p.value.expand(p.cols.shape).flatten()[idx]))
+        found.append((p.w.data.movedim(axis[0], 0), idx, (p.value*p.const).expand(p.cols.shape).flatten()[idx]))
     fits = [k for k in range(len(gs)) if all(v[k]!=0 or not v.any() for *_,v in found)] if found else []
     for w,idx,v in found if fits else ():
         total = (w[idx]*v.view(-1, *[1]*(w.ndim-1))).sum(0)
