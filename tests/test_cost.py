@@ -54,7 +54,7 @@ def test_whose_gradients_are_dense():
         ('6.*', dict(grow_score_f=MeanGradient(2))), ('8.*', dict(keep_score_f=gradient_saliency, grow_score_f=random_score))]
     model = mlp((6,)*6)
     sparsify_model(model, .5, seed=0)
-    engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1), 40, rules=rules, **every)
+    engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=.1, momentum=.9), 40, rules=rules, **every)
     names,got = {id(o.mask):o.name[0] for o in masked_params(model)},{}
     for t in range(6):
         engine.prepare(t)

@@ -98,7 +98,7 @@ def predict_cost(
         for _ in range(n_steps): cost.add(*flops)
         return cost
     model,settings = module_copy(model, memo := {}),deepcopy(_costing(settings), memo)
-    engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0.), n_steps, **{'seed':0, **settings})
+    engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0., momentum=.9), n_steps, **{'seed':0, **settings})
     profile,slots = flop_profile(model, xb),{id(o.mask):o for o in engine.tallies}
     def live(v): return round(v.numel*(s := slots[id(v.root())]).live/s.n)
     for t in range(n_steps):
