@@ -1,1 +1,1 @@
-"Channels, heads, experts and layers that go, and files of cut networks"
+"Channels, heads, experts and layers that go"

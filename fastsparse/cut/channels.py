@@ -17,7 +17,8 @@ from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
 from .call import ModelCall
 from .config import keep_to_config
-from .groups import channel_groups,cut_channels,give_masks,outputs_of,shared_copy
+from .groups import channel_groups,give_masks,outputs_of
+from ..save.shapes import cut_channels,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
 from ..report.flops import count_flops
 from ..weights.optimizers import state_tensors

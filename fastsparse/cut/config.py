@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from fastcore.basics import *
-from .groups import cut_channels,differs,outputs_of,shared_copy
+from .groups import differs,outputs_of
+from ..save.shapes import cut_channels,shared_copy
 from functools import partial
 from itertools import combinations
 from math import gcd

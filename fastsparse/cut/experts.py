@@ -10,7 +10,7 @@ import torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from .config import configured,ModelConfig,sizes_of,tell
-from .groups import shared_copy
+from ..save.shapes import shared_copy
 from ..contract import axes_of,masked_params,module_of,need_fraction
 from ..kernels.timing import float_outputs
 from ..prune.inputs import Calibration,listening

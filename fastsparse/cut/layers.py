@@ -9,7 +9,8 @@ __all__ = ['layer_angles', 'prune_layers']
 import math,torch
 from fastcore.basics import *
 from .config import filled,tell
-from .groups import differs,shared_copy
+from .groups import differs
+from ..save.shapes import shared_copy
 from ..contract import evaluating,masked_params,module_of,need_choice,need_number
 from ..kernels.timing import float_outputs
 from .experts import retold

@@ -14,7 +14,8 @@ from ..live.compute import store_dense
 from ..contract import before_state,masked_params,module_copy,module_of
 from ..weights.find import apply_masks
 from .config import tell_cuts
-from .groups import cut_tensor,exact_copy,follow_groups,give_masks,outputs_of
+from .groups import exact_copy,follow_groups,give_masks,outputs_of
+from ..save.shapes import cut_tensor
 from ..model.sparsify import unsparsify
 from ..weights.hooks import MaskHooks
 from ..shards.weight import need_whole

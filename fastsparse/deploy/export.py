@@ -19,7 +19,7 @@ from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
 from ..cut.shrink import masked_copy,shrink_plain
 from ..cut.config import quiet
-from ..cut.groups import shared_copy
+from ..save.shapes import shared_copy
 from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
 from functools import partial
