@@ -22,7 +22,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'live.tensor': 'live_tensor live_layers', 'live.values': 'live_tensor live_optimizers live_layers', 'live.products': 'live_layers geometry plan',
     'live.projection': 'live_moves', 'live.weight': 'live_layers geometry live', 'live.compute': 'live_layers fast_way geometry plan live',
     'live.run': 'live live_layers updates resume rules', 'live.born': 'born',
-    'special.transposable': 'transposable structures', 'special.starts': 'starts', 'special.structures': 'structures',
+    'special.starts': 'starts', 'special.structures': 'structures',
     'card.together': 'updates', 'card.blocks': 'blocks block_weights', 'card.units': 'updates structures', 'shards.weight': 'distributed',
     'learned.sparseness': 'learned compat', 'learned.masks': 'learned learned_models', 'trainers.callbacks': 'schedules trainers',
     'save.disk': 'files shards', 'save.files': 'files', 'save.state': 'restore files', 'save.masks': 'sparsify restore files enforcement', 'save.run_file': 'restore any_run checkpoint resume',
@@ -34,7 +34,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'cut.channels': 'calls channels cuts', 'cut.experts': 'experts cut', 'cut.layers': 'cut', 'cut.shrink': 'shrink groups cuts cut',
     'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.rates': 'narrow', 'deploy.narrow': 'narrow fit',
     'deploy.search': 'narrow fit',
-    'compat.cerebras': 'compat', 'compat.dmx': 'compat', 'compat.sparselearning': 'compat', 'compat.modelopt': 'compat', 'compat.str': 'compat', 'compat.supar': 'compat',
+    'compat.cerebras': 'compat', 'compat.dmx': 'compat', 'compat.sparselearning': 'compat', 'compat.modelopt': 'compat',
     'circuits.language': 'circuits', 'circuits.model': 'circuits', 'circuits.train': 'circuits circuit_training', 'circuits.checkpoints': 'circuit_files',
     'circuits.search': 'circuits', 'circuits.draw': 'circuits', 'circuits.run': 'circuits cli'}
 pairs = [(ast.Lt,ast.LtE), (ast.Gt,ast.GtE), (ast.Eq,ast.NotEq), (ast.Is,ast.IsNot), (ast.In,ast.NotIn), (ast.Add,ast.Sub), (ast.Mult,ast.Div),
