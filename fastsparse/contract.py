@@ -1,6 +1,7 @@
 "The names that edges may take from the core"
 from .core.registry import call_with,closest_name,get_part,needs_of,parts_of,register_part,wants
-from .weights.weight import Masked,register_kind,weight_of
+from .weights.weight import Dense,register_store
+from .weights.guard import weight_of
 from .weights.find import masked_params
 from .weights.hooks import before_state,enforce_masks
 from .core.optimizers import base_opt

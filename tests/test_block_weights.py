@@ -39,7 +39,7 @@ def go(run, first=0, last=n_steps-1, f=None, between=lambda m: None):
         opt.zero_grad()
     return run
 
-def indices(m): return [type(o.index) for o in live_weights(m)]
+def indices(m): return [type(o.store.index) for o in live_weights(m)]
 def state(run): return [*run[0].state_dict().values(), *(v for s in run[1].state_dict()['state'].values() for v in s.values() if isinstance(v, torch.Tensor))]
 
 def same(a, b, exact=False):
@@ -114,13 +114,13 @@ def reads_values():
     m(torch.randn(8, 32)).square().mean().backward()
     o = live_weights(m)[0]
     w,g,places = o.whole(),o.dense_grad(),torch.tensor([0, 5, 700, 2047])
-    assert g[~o.mask].any() and torch.allclose(o.grad_at(places), g.view(-1)[places], atol=1e-7)
+    assert g[~o.mask].any() and torch.allclose(o.store.read_grad(places), g.view(-1)[places], atol=1e-7)
     assert o.at(places).equal(w.view(-1)[places])
-    pieces = [*o.pieces(600, True)]
+    pieces = [*o.store.pieces(600, True)]
     assert torch.cat([p for _,p in pieces]).equal(w.view(-1)) and torch.allclose(torch.cat([p.grad for _,p in pieces]), g.view(-1), atol=1e-7)
-    file = o.grad_state()
+    file = o.state()
     assert file['grad'].equal(o.p.grad.cell.dense()[o.mask])
-    o.load_grad_state(file)
+    o.load(file)
     assert torch.allclose(o.dense_grad(), g, atol=1e-7)
 
 def starts_at_values(): same(*[go(start(live, grow_init_f=initial_value)) for live in (False,True)])

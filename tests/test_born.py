@@ -218,7 +218,7 @@ def test_pieces_hold_weight_and_gradient(layer, x):
     with torch.device('meta'): m = copy.deepcopy(layer).to('meta')
     sparsify_model(m, .9, seed=0)
     w, = masked_params(m)
-    w.wants_dense = True
+    w.ask_dense(True)
     for _ in range(2): m(x).square().sum().backward()
     w.p.grad.mul_(.5)
     whole,parts = w.whole(w.dense_grad()),list(w.pieces(100, True))

@@ -1,5 +1,5 @@
 "One more of the same: copies train sparse and averages are those of dense weights, an export holds all of a learner in fewer bytes, and nothing is lost on the way"
-import copy,math,pickle,pytest
+import copy,math,pickle,pytest,warnings
 from fastai.basics import Callback,CrossEntropyLossFlat,Datasets,Learner,load_learner,set_seed
 from fastsparse.all import *
 from functools import partial
@@ -356,3 +356,17 @@ def test_other_pickles_of_a_learner_are_as_ever():
     learn.create_opt()
     again = pickle.loads(pickle.dumps((learn, learn.opt)))
     assert again[1] is again[0].opt and any(p is again[0].model[0].weight for g in again[1].param_groups for p in g['params'])
+
+def test_training_an_average_says_what_it_drops():
+    "Values outside of the masks that a copy was made with are zeroed by its first training step, with their number; none are lost in one that has none"
+    m = mlp()
+    sparsify_model(m, .6, seed=0)
+    average,other = copy.deepcopy(m),copy.deepcopy(m)
+    dead = sum(int((~o.mask).sum()) for o in masked_params(m))
+    with torch.no_grad():
+        for p in average.parameters(): p.fill_(1.)
+    with warnings.catch_warnings(action='error'): train(other, t.SGD(other.parameters(), lr=0.), 1, *data(other))
+    with pytest.warns(UserWarning, match=f'^{dead} values of 0.weight and 2 more parameters are set to zero.*load its state_dict'):
+        train(average, t.SGD(average.parameters(), lr=0.), 1, *data(average))
+    assert_dead(average)
+    with warnings.catch_warnings(action='error'): train(average, t.SGD(average.parameters(), lr=0.), 1, *data(average))

@@ -30,7 +30,7 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
     sparse_compute(layer, None, plan={n:'rows' for n,o in why.items() if not o})
     os,live = masked_params(layer),[n for n,o in why.items() if not o]
     assert live==[o.name for o in os if isinstance(o, Live)] and bool(live)!=stays
-    for o in os: o.wants_dense = True
+    for o in os: o.ask_dense(True)
     outs,g,was = [],None,torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -451,3 +451,38 @@ def test_averages_of_weights(name, method):
             ema.update_parameters(m)
         with torch.no_grad(): outs.append(ema.eval()(x))
     torch.testing.assert_close(*outs, rtol=1e-7, atol=1e-9)
+
+# --- state of weights without a gradient is zero
+
+class AdaBelief(torch.optim.Optimizer):
+    "Adds an epsilon to its second moment in each step"
+    def __init__(self, params, lr=1e-2, eps=1e-4): super().__init__(params, dict(lr=lr, eps=eps))
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]['params']:
+            state,eps = self.state[p],self.param_groups[0]['eps']
+            if p.grad is None: continue
+            if not state: state.update(exp_avg=torch.zeros_like(p), belief=torch.zeros_like(p))
+            state['exp_avg'].mul_(.9).add_(p.grad, alpha=.1)
+            off = p.grad-state['exp_avg']
+            state['belief'].mul_(.99).addcmul_(off, off, value=.01).add_(eps)
+            p.addcdiv_(state['exp_avg'], state['belief'].sqrt().add_(eps), value=-self.param_groups[0]['lr'])
+
+@pytest.mark.parametrize('make', [AdaBelief, partial(torch.optim.Adagrad, lr=.05, initial_accumulator_value=.1)])
+@pytest.mark.parametrize('first', [False,True])
+def test_grown_weights_begin_without_state(make, first):
+    "Live and masked alike, also where an optimizer adds a number to the state or begins with one (laws 2 and 3); made before or after masks"
+    def run(live):
+        m = mlp((6,16,12,3), dtype=torch.double)
+        if first: opt = make(m.parameters())
+        sparsify_model(m, .6, seed=0)
+        if not first: opt = make(m.parameters())
+        plan = {o.name:'rows' for o in masked_params(m)} if live else False
+        dst = DynamicSparseTraining(m, opt, 20, method='rigl', batches_per_update=3, seed=0, sparse_compute=plan)
+        for i in range(10): step(m, opt, i)
+        assert dst.n_updates==3
+        for o in masked_params(m):
+            for t in opt.state[o.p].values():
+                if t.shape==o.shape: assert dense_of(t)[~o.mask].abs().max()<=1.2e-30
+        return m,opt
+    agrees(run)

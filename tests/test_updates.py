@@ -8,7 +8,7 @@ from fastsparse.card.together import move_together
 from fastsparse.card import together as moves
 from fastsparse.train.moves import Score
 from fastsparse.train.growth import fresh_value,reset_state
-from fastsparse.weights.weight import Masked
+from fastsparse.weights.weight import Dense
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -406,7 +406,7 @@ class Count(TorchDispatchMode):
 def elsewhere(monkeypatch):
     "Updates as on a device that the processor runs ahead of"
     monkeypatch.setattr(moves, '_alone', [])
-    monkeypatch.setattr(Masked, '_live_grad', lambda self, grad: grad.detach().reshape(-1))
+    monkeypatch.setattr(Dense, 'live_part', lambda self, grad: grad.detach().reshape(-1))
     monkeypatch.setattr(Score, 'checked', Score.value)  # which looks for NaN on a CPU alone
 
 def counted(n, every=2):

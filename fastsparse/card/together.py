@@ -72,7 +72,7 @@ _at_most = 2**25  # weights whose scores are in memory at once
 
 def joins(tally, grow_score):
     "Can this weight be chosen for together with others?"
-    simple = type(tally.structure) is Unstructured and tally.weight.plain and getattr(grow_score, 'drawn', None) is None
+    simple = type(tally.structure) is Unstructured and tally.weight.store.plain and getattr(grow_score, 'drawn', None) is None
     return simple and tally.p.device.type not in _alone
 
 def batches(jobs):

@@ -21,10 +21,11 @@ def gradients_of(
     structure:Block, # The structure of its mask
 ) -> torch.Tensor: # One row with a number for each block
     "The size of the gradient in each block, dead ones too"
-    if hasattr(getattr(weight, 'index', None), 'block') and weight.dense.fits(weight.grad):
-        weight.dense.rescale_like(weight._live_grad(weight.grad))
-        if not any(isinstance(term, torch.Tensor) for term in weight.dense.terms):
-            factors = [[t.t() for t in ts] for ts in zip(*weight.dense.terms)]
+    store = weight.store
+    if hasattr(getattr(store, 'index', None), 'block') and store.dense.fits(weight.p.grad):
+        store.dense.rescale_like(store.live_part(weight.p.grad))
+        if not any(isinstance(term, torch.Tensor) for term in store.dense.terms):
+            factors = [[t.t() for t in ts] for ts in zip(*store.dense.terms)]
             return block_norms(*factors, (structure.rows,structure.cols), structure.reduce).view(1, -1)
     return structure.unit_scores(weight.whole(weight.dense_grad()).grad.abs())
 

@@ -23,9 +23,9 @@ def opt_state(
 ) -> dict: # Empty before the first step
     "The optimizer's state of one parameter"
     base,owner = base_opt(opt),getattr(p, 'owner', None)  # what a score reads belongs to a `Weight`
-    of = p if owner is None else owner.watched
+    of = p if owner is None else owner.p
     state = base.state.get(of) or getattr(vars(base).get('optim'), 'state', {}).get(of) or {}  # ZeroRedundancyOptimizer's are inside
-    return state if owner is None else owner.dense_state(state)
+    return state if owner is None else owner.store.dense_state(state)
 
 # %% ../../nbs/005_core.optimizers.ipynb #d2480276
 def group_of(
@@ -33,7 +33,7 @@ def group_of(
     p:torch.Tensor, # One of its parameters
 ) -> dict:
     "The optimizer's group of one parameter"
-    of = p if getattr(p, 'owner', None) is None else p.owner.watched
+    of = p if getattr(p, 'owner', None) is None else p.owner.p
     return next(o for o in base_opt(opt).param_groups if any(q is of for q in o['params']))
 
 # %% ../../nbs/005_core.optimizers.ipynb #b9a902fc

@@ -50,7 +50,7 @@ class Sparsify(nn.Module):
     "A module that masks a tensor by a score, which it holds"
     own_masks,axes = ('mask','backward_mask'),(0,1,None)  # buffers, and the axes of outputs, inputs and experts
     used = None  # while the forward of a model runs: has this been used in it?
-    written = None,0  # the score's version at the last training forward, and for how many it has been this one
+    written = None,0  # the sum of the score's magnitudes at the first training forward, and how many there were
 
     def __init__(self,
         shape, # Shape of the tensor, without leading dimensions that share one mask, such as the batch
@@ -131,9 +131,12 @@ def warn_if_untrained(self:Sparsify, patience=32):
     "Warn once if the score is to be trained, and nothing has changed it"
     is_trained = self.backward_mode!='STE' and not isinstance(self.sparseness, Dense) and self.score.requires_grad
     if not (is_trained and torch.is_grad_enabled()): return
-    version,n = self.written
-    self.written = self.score._version,n+1 if version==self.score._version else 0
-    if self.written[1]==patience: warn(f"the score of a learned mask hasn't changed in {patience} training forwards: "
+    was,n = self.written
+    self.written = was,n+1
+    if n not in (0,patience): return
+    now = self.score.detach().double().abs().sum().item()  # version counters miss what fastai's optimizers write
+    self.written = now,n+1
+    if now==was: warn(f"the score of a learned mask hasn't changed in {patience} training forwards: "
         "make the optimizer after learn_masks, from model.parameters(), so that it holds the scores")
 
 # %% ../../nbs/551_learned.masks.ipynb #04cb2ec6

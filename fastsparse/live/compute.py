@@ -18,7 +18,7 @@ from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
 from ..kernels.linear import kernels_take
 from ..kernels.timing import fresh,speedup
 from .tensor import block_of,Cell,LiveParameter,takes_blocks
-from .weight import Live,store_live,store_masked
+from .weight import Rows,store_live,store_masked
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +34,7 @@ def why_not_live(
     "Why a weight can't be live"
     module,p = weight.module,weight.p
     if n_uses>1: return 'shared with another layer'
-    if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(weight.handles): return 'it has hooks of its own'
+    if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(weight.guard.handles if weight.guard else ()): return 'it has hooks of its own'
     if weight.learned: return 'its mask is learned'
     if hasattr(p, 'full_tensor'): return 'it is sharded over ranks'
     if p.ndim==2 and not isinstance(module, _no_product) or is_pointwise(module): return ''
@@ -68,9 +68,9 @@ def why_masked(
 # %% ../../nbs/517_live.compute.ipynb #6f8c4ac7
 def live_weights(
     model:nn.Module, # Any module
-) -> list: # `Live`s
+) -> list: # `Weight`s
     "The weights of `model` that are stored as live values"
-    return [o for module in model.modules() for o in vars(module).get('_weights', {}).values() if isinstance(o, Live) and o.module is module]
+    return [o for module in model.modules() for o in vars(module).get('_weights', {}).values() if isinstance(o.store, Rows) and o.module is module]
 
 def rest_packing(model):
     "Encoders make no nested tensors while a layer in them has live weights"
@@ -81,7 +81,7 @@ def rest_packing(model):
 
 def store_dense(
     model:nn.Module, # Any module
-    weights:list=None, # `Live` weights of it, all by default
+    weights:list=None, # Live weights of it, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
     for weight in list(ifnone(weights, live_weights(model))): store_masked(weight)
@@ -111,7 +111,7 @@ def _speedup(p, call, inputs):
 # %% ../../nbs/517_live.compute.ipynb #a5d4b4b1
 def measure(
     model:nn.Module, # A model with live weights
-    weights:dict, # Parameter → its `Live`
+    weights:dict, # Parameter → its `Weight`
     xb, # Inputs of the model, a tuple or a dict
 ) -> tuple: # A plan, and the speed-up by parameter, of weights that the forward computes products with
     "Measure which live weights are faster than dense ones in `model`"
@@ -146,14 +146,14 @@ class SparseCompute:
         store_attr('model,weights,plan,ratios,notes')
         rows = [(n, route, ratios.get(n, float('nan')), '') for n,route in plan.items()]+[(n, 'dense', float('nan'), why) for n,why in notes.items()]
         self.df = pd.DataFrame(rows, columns=['parameter','route','speedup','note'])
-        for n,weight in weights.items(): weight.summary_note += f', {ratios[n]:.1f} times as fast' if n in ratios else ''
+        for n,weight in weights.items(): weight.store.note += f', {ratios[n]:.1f} times as fast' if n in ratios else ''
 
     def __repr__(self): return self.df.to_string(index=False, na_rep='')
     def _repr_html_(self): return self.df.to_html(index=False, na_rep='')
 
     def remove(self):
         "Store dense weights again, in the model and in its optimizers"
-        store_dense(self.model, [o for o in self.weights.values() if isinstance(o, Live)])
+        store_dense(self.model, [o for o in self.weights.values() if isinstance(o.store, Rows)])
         self.weights = {}
 
 # %% ../../nbs/517_live.compute.ipynb #a4ea1001

@@ -53,7 +53,7 @@ def product_of(*fs): # Functions of torch
     return add
 
 # %% ../../nbs/514_live.products.ipynb #288bab00
-keepers = WeakValueDictionary()  # `Live` weights by their ids
+keepers = WeakValueDictionary()  # `Rows` by their ids
 
 @custom_op('fastsparse::kept', mutates_args=())
 def kept(g:torch.Tensor, x:torch.Tensor, keeper:int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ..contract import base_opt,masked_params,needs_of,register_part
 from ..core.ranks import in_many
 from ..card.blocks import rows_of
 from .compute import follow_rule,refuse_history,sparse_compute
-from .tensor import takes_blocks
+from .tensor import LiveTensor,takes_blocks
 from ..train.method import why_dense
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -104,7 +104,7 @@ def why_all(self:LiveRun):
     if in_many() or self.first is not None and self.first.wrapped: return 'several processes train this model'
     compiled = any(hasattr(m, '_orig_mod') or getattr(m, '_compiled_call_impl', None) for m in engine.model.modules())
     if compiled and not self.takes_blocks: return 'the model is compiled'
-    if self.report is None and any(o.kind for o in engine.weights): return 'sparse_compute was called for it already'
+    if self.report is None and any(o.store.kind for o in engine.weights): return 'sparse_compute was called for it already'
     return first(filter(None, map(why_dense, engine.methods))) or ''
 
 # %% ../../nbs/518_live.run.ipynb #3621639e
@@ -167,7 +167,7 @@ def take(self:LiveRun, plan):
 def drop_read(self:LiveRun):
     "Mask the weights again that were read as dense tensors in two steps"
     if len(self.read)==2: return
-    names = [n for n,weight in self.report.weights.items() if weight.has_live and weight.p.reads]
+    names = [n for n,weight in self.report.weights.items() if isinstance(weight.p, LiveTensor) and weight.p.reads]
     for n in names: self.report.weights[n].p.reads = 0
     self.read = *self.read,names
     if len(self.read)<2 or not (again := set.intersection(*map(set, self.read))): return
@@ -180,7 +180,7 @@ def note(self:LiveRun):
     df = None if self.report is None or self.why_masked else self.report.df
     why = {} if df is None or self.ended else {n:reason and f'masked: {reason}' for n,reason in zip(df.parameter, df.note)}
     for i,weight in enumerate(masked_params(self.engine.model)):
-        if not weight.kind: weight.summary_note = f'all masked: {self.why_masked}' if self.why_masked and not i else why.get(weight.name, '')
+        if not weight.store.kind: weight.store.note = f'all masked: {self.why_masked}' if self.why_masked and not i else why.get(weight.name, '')
 
 @patch
 def end(self:LiveRun):
@@ -189,6 +189,6 @@ def end(self:LiveRun):
     self.ended = True
     if self.report is not None: self.report.remove()
     for weight in masked_params(self.engine.model):
-        if not weight.kind: weight.summary_note = ''
+        if not weight.store.kind: weight.store.note = ''
 
 register_part('storage', LiveRun)

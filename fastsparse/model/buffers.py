@@ -11,7 +11,7 @@ from ..masks.selection import count_live,local_part,sparsity_from_tensor,zero_de
 from .init import init_kaiming_normal_sparse_
 from .layers import axes_of
 from ..weights.find import masked_params
-from ..weights.weight import kind_of
+from ..weights.weight import store_of
 from torch import nn
 from warnings import warn
 
@@ -25,7 +25,7 @@ def register_mask(
     m,attr,p = o.module,o.attr,o.p
     m.register_buffer(f'{attr}_mask', torch.empty_like(p, dtype=torch.bool, requires_grad=False))
     held = m._buffers[f'{attr}_mask']
-    local_part(held).copy_(kind_of(m, attr).own_part(p, mask))
+    local_part(held).copy_(store_of(m, attr).own_part(p, mask))
     m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(held), device=p.device))
     if p.numel() and not count_live(held): warn(f"{o.name} is left without live weights")
     with torch.no_grad():

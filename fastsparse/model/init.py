@@ -126,7 +126,7 @@ def is_fresh(
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    return bool(marks) and all(o.plain for o in masked_params(model)) and marks==_fingerprints(model)  # others can't be filled
+    return bool(marks) and all(o.store.plain for o in masked_params(model)) and marks==_fingerprints(model)  # others can't be filled
 
 # %% ../../nbs/302_model.init.ipynb #346edb31
 def dense_spread(

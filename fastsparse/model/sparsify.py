@@ -19,6 +19,7 @@ from .running import batch_of,module_of
 from .starting import by_rules,draw_seed,fitting,mask_makers,that_fit,warn_of_masks
 from .trained import shows_training
 from ..weights.find import masked_params,refuse_learned
+from ..weights.guard import release
 from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
 from functools import partial
 from warnings import warn
@@ -135,7 +136,7 @@ def may_be_repaired(learn, sparsity, mask_init, sparse_init_mode):
 def refuse_locked(weight):
     "Raise a `ValueError` if the mask is learned, or the weight's storage needs it"
     refuse_learned([weight])
-    if weight.locked_reason: raise ValueError(f"{weight.name} {weight.locked_reason}")
+    if weight.store.locked: raise ValueError(f"{weight.name} {weight.store.locked}")
 
 def unsparsify(model):
     """Remove masks, their buffers and enforcement; weights stay as they are, zeros included.
@@ -161,11 +162,11 @@ def unsparsify(model):
     for m in model.modules():
         for hook in mask_hooks(m): unhook(m, hook)
     for o in masked_params(model):
-        o.remove()
+        release(o)
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     for m in model.modules():  # weights left over that became computed, or whose mask was removed
         for w in list(vars(m).get('_weights', {}).values()):
-            w.remove()
+            release(w)
             m._buffers.pop(f'{w.attr}_sparsity', None)
             if w.mask is not None and w.mask.dtype==torch.bool: del m._buffers[f'{w.attr}_mask']
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'): keep_from_broadcast(model)
@@ -211,4 +212,4 @@ def unsparsify_parameter(
     refuse_locked(weight)
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
     for hook in mask_hooks(module): hook.names.discard(weight.name)
-    weight.remove()
+    release(weight)

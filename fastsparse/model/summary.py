@@ -29,8 +29,8 @@ def idle_outputs(
 def notes_on(weight):
     m = weight.module
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and weight.p.ndim>1
-    notes = ['depthwise' if depthwise else '', idle_outputs(weight), weight.summary_note, weight.why_rests() if weight.why_rests else '']
-    if weight.slow_optimizer: notes.insert(2, f'full upkeep for {weight.slow_optimizer}')
+    notes = ['depthwise' if depthwise else '', idle_outputs(weight), weight.store.note, weight.mover.why_stuck() if weight.mover else '']
+    if weight.store.slow_optimizer: notes.insert(2, f'full upkeep for {weight.store.slow_optimizer}')
     return ', '.join(filter(None, notes))
 
 # %% ../../nbs/308_model.summary.ipynb #2daa89d3

@@ -313,7 +313,7 @@ def record_flops(
     model:nn.Module, # Its forwards inside the `with` block are counted
 ):
     "A `FlopRecorder` of what runs inside the `with` block"
-    stored = [(o, o.p) for o in masked_params(model) if o.kind]
+    stored = [(o, o.p) for o in masked_params(model) if o.store.kind]
     for o,p in stored: o.module._parameters[o.attr] = p.detach().cell.dense()
     own = []
     try:

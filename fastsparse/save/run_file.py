@@ -182,7 +182,7 @@ def engine_part(
 def _grad_part(p):
     "What the next step and update need of the gradient of `p`; None if it is zero, for dead weights too"
     w = weight_of(p)
-    state = dict(grad=p.grad) if w is None else w.grad_state()
+    state = dict(grad=p.grad) if w is None else w.state()
     return plain(state, 'the gradient') if any(t.any() for t in tree_leaves(state) if isinstance(t, torch.Tensor)) else None
 
 # %% ../../nbs/604_save.run_file.ipynb #a2eb16c2
@@ -318,7 +318,7 @@ def put_opt(
 # %% ../../nbs/604_save.run_file.ipynb #b0be397f
 def put_grads(
     model:nn.Module, # A module
-    grads:dict, # By name: a `grad_state`, or None for zeros
+    grads:dict, # By name: the `state()` of a weight, or None for zeros
 ):
     "Restore gradients"
     for n,p in model.named_parameters():
@@ -326,7 +326,7 @@ def put_grads(
         state = dict(grad=torch.zeros_like(p)) if grads[n] is None else tree_map(lambda t: t.to(p.device, copy=True), grads[n])
         w = weight_of(p)
         if w is None: p.grad = state['grad']
-        else: w.load_grad_state(state if w.kind else _dense_grad(state, w.mask))
+        else: w.load(state if w.store.kind else _dense_grad(state, w.mask))
 
 # %% ../../nbs/604_save.run_file.ipynb #de391d50
 def _dense_grad(state, mask):

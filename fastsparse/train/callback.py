@@ -211,7 +211,7 @@ def _take_rates(self:DynamicSparseTrainingCallback):
 
 @patch
 def _follow_rates(self:DynamicSparseTrainingCallback, ends=False):
-    for tally in self.engine.tallies: tally.weight.rate = 1. if ends else tally.growth_state.get('rate', 1.)
+    for tally in self.engine.tallies: tally.weight.guard.rate = 1. if ends else tally.growth_state.get('rate', 1.)
 
 # %% ../../nbs/408_train.callback.ipynb #132243c8
 @patch

@@ -22,7 +22,7 @@ from ..model.trained import shows_training
 from .groups import check_way
 from .method import Method,why_dense
 from ..weights.find import masked_params,refuse_computed,refuse_learned
-from ..weights.weight import gathered,kind_of,notice
+from ..weights.weight import gathered,notice,store_of
 from numbers import Real
 from torch import nn
 from warnings import warn
@@ -94,7 +94,7 @@ def refuse_unfit(method, params, beside, opt, is_dense):
     fitting(structure, params, end if is_dense else 0)
     for param in params:
         refuse_stored(method, param)
-        kind_of(param.module, param.attr).check(param.p)
+        store_of(param.module, param.attr).check(param.p)
         if is_dense or structure_of(structure, param).legal(param.full_mask()) or param.n_live()==param.shape.numel(): continue
         raise ValueError(f"the mask of {param.name} breaks the structure {str(structure)!r}: pass structure={str(structure)!r} to sparsify_model too")
     check_way(method, params, beside)
@@ -126,7 +126,7 @@ def warn_if_lost(engine):
     "Warn if the model or the optimizer no longer holds a parameter; was there a warning?"
     now = {weight.name:weight.p for weight in masked_params(engine.model)}
     weights = [tally.weight for tally in engine.moving]
-    gone = [weight.name for weight in weights if now.get(weight.name, weight.watched) is not weight.watched]
+    gone = [weight.name for weight in weights if now.get(weight.name, weight.p) is not weight.p]
     if (lost := first(gone or not_held(engine.opt, weights))) is None: return False
     where = 'part of the model' if gone else f'held by the {type(base_opt(engine.opt)).__name__}'
     warn(f"{lost} is no longer {where}, so updates don't reach it: "

@@ -93,7 +93,7 @@ def _start(self:DynamicSparseTraining, sparse_compute):
 def _listen(self:DynamicSparseTraining):
     base,ref = base_opt(self.opt),weakref.ref(self)
     self.watched = first(self.moving, lambda o: o.p.requires_grad) or self.moving[0]
-    self.watched.weight.on_step = lambda opt, weight: (engine := ref()) and engine._warn_of_others(opt, weight)
+    self.watched.weight.guard.on_step = lambda opt, weight: (engine := ref()) and engine._warn_of_others(opt, weight)
     self.handles = [base.register_step_pre_hook(self._before), base.register_step_post_hook(self._after)]
 
 # %% ../../nbs/405_train.loop.ipynb #ed655391
@@ -161,7 +161,7 @@ def remove(self:DynamicSparseTraining):
     if self.attached: warn_if_ended(self)
     for h in self.handles: h.remove()
     self.live.end()
-    self.watched.weight.on_step = None
+    if self.watched.weight.guard is not None: self.watched.weight.guard.on_step = None
     super(DynamicSparseTraining, self).remove()
 
 # %% ../../nbs/405_train.loop.ipynb #fd9feabd

@@ -36,7 +36,7 @@ class Score:
         # a keep score that says nothing of itself may read the gradient too
         self.reads = needs.reads_grad or needs.dense_history or f is tally.method.keep_score_f and not needs.elementwise
         self.at = self.of_places if needs.elementwise else None
-        large = weight.pieces and tally.n>self.piece and needs.elementwise and needs.collector is None
+        large = weight.store.pieces and tally.n>self.piece and needs.elementwise and needs.collector is None
         self.drawn = self.of_sample if needs.sample is not None else self.best if large else None
 
     def __call__(self, mask=None):
@@ -80,7 +80,7 @@ def best(self:Score, mask, n):
     share = 1.5*n/(self.tally.n-count_live(mask))
     while True:
         found,cut = [],None
-        for i,p in self.weight.pieces(self.piece, self.needs.reads_grad):
+        for i,p in self.weight.store.pieces(self.piece, self.needs.reads_grad):
             score,dead = self.checked(mask, p),mask.view(-1)[i:i+len(p)].logical_not()
             if not found: cut = cut_above(score, dead, n_dead := count_live(dead), math.ceil(share*n_dead))
             at = live_places(dead if cut is None else dead.logical_and_(above(score, cut)))
@@ -184,11 +184,11 @@ def finite_grads(opt, weights=()):
     base = base_opt(opt)
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = [p.grad for group in base.param_groups for p in group['params'] if p.grad is not None]
-    if not in_many(): grads += [t for weight in weights if weight.wants_dense for term in weight.dense.terms for t in listify(term)]
+    if not in_many(): grads += [t for weight in weights if weight.store.wants_dense for term in weight.store.dense.terms for t in listify(term)]
     values = [t for g in grads if (t := stored_values(g)).numel()]
     ends = [t.to(values[0].device) for g in values for t in g.aminmax()]
     finite = not ends or bool(torch.stack(ends).isfinite().all())
-    for weight in {type(weight):weight for weight in weights}.values(): finite = weight.agree(finite)
+    for store in {type(weight.store):weight.store for weight in weights}.values(): finite = store.agree(finite)
     return finite
 
 def stored_values(g):

@@ -18,7 +18,9 @@ def project_(
 ) -> torch.Tensor: # `t`
     "`zero_dead_`, or a faster way that was registered"
     own = t.data
-    if not any([f(own, mask) for f in parts['projection'].values()]): zero_dead_(own, mask)
+    for is_done in parts['projection'].values():
+        if is_done(own, mask): return t
+    zero_dead_(own, mask)
     return t
 
 def mask_grad_(
