@@ -199,7 +199,7 @@ def test_redistribution_moves_the_budget():
     assert_dead(m, opt)
 
 structures = {'2:4':24, 'block 2x2':4, 'fan-in':12, 'fan-in ablate 0.3':12, 'kernels':1, 'output channels':12, 'input channels':12, 'output groups 2':2,
-    'input groups 4':4, 'transposable 2:4':24}  # the largest step between counts, of layers of 12x8, 8x12 and 4x8
+    'input groups 4':4}  # the largest step between counts, of layers of 12x8, 8x12 and 4x8
 
 @pytest.mark.parametrize('share', [momentum_redistribution, lambda p, step: 1.+7*(p.shape[0]==(8,12,4)[step%3])], ids=['momentum','in turn'])
 @pytest.mark.parametrize('text', structures)
@@ -356,7 +356,7 @@ def test_sparse_modules():
 # --- what can't move, and says so
 
 @pytest.mark.parametrize('structure,n,moves', [(None,3,False), (None,4,True), ('block 2x2',12,False), ('block 2x2',16,True), ('2:4',32,True), ('fan-in',8,True),
-    ('output groups 4',12,False), ('output groups 4',16,True), ('block 3x3 pad',6,False), ('transposable 2:4',32,True)])
+    ('output groups 4',12,False), ('output groups 4',16,True), ('block 3x3 pad',6,False)])
 def test_an_update_moves_a_unit_or_is_none(structure, n, moves):
     "floor(.3*live) weights must be a whole unit, or one in each group; else no step is replaced for nothing, and the summary says why"
     m = nn.Sequential(nn.Linear(8,8))
