@@ -2,11 +2,13 @@
 
 # The parts of the sidebar: the first page of each, what the sidebar calls it, and globs of the pages that are folded below it
 def guides(folder, names): return [f'{folder}/{o}' for o in names.split()]
-parts = {'tutorials/smaller_faster': ('Make a trained network smaller and faster', [*guides('tutorials', 'fine_tuning pictures deployment'),
+parts = {
+    'howto/smaller_faster': ('Make a trained network smaller and faster', [*guides('tutorials', 'fine_tuning pictures deployment'),
         *guides('howto', 'channels cut_heal_load quantize stay_sparse share sparse_or_narrow')]),
     'tutorials/digits_with_fastai': ('Train a sparse network', [*guides('tutorials', 'plain_pytorch tables text transformers control many_processes'),
         *guides('howto', 'choose faster faster_on_a_card save resume works_with mixed_precision lightning accelerate billion own_layers *')]),
-    'tutorials/research': ('Study methods', [*guides('concepts', 'anatomy update exact_counts initialisation *'), 'howto/own_method', 'howto/reproduce', 'leaderboard', 'measured']),
+    'tutorials/research': ('Study methods', [*guides('concepts', 'anatomy update exact_counts initialisation *'), 'howto/own_method', 'howto/reproduce',
+        'leaderboard', 'measured']),
     'tutorials/circuits': ('Read a network', ['tutorials/*'])}
 reference = ['howto/messages', 'howto/names', 'coming_from', 'cli']
 
@@ -21,7 +23,7 @@ rooms = dict(core='Checks, names and patterns: what has nothing to do with masks
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 
 # A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
-thumbs = {f'tutorials/{k}': v for k,v in dict(smaller_faster='5mf00p1c', fine_tuning='619645c2', digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
+thumbs = {f'tutorials/{k}': v for k,v in dict(fine_tuning='619645c2', digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
     control='fb754023', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922', own_text='b52draw0').items()}
 circuit = 'c1rc3003'
 
@@ -55,8 +57,8 @@ api = dict(
 # What people search for, where it is answered first; the words are found one by one as well
 searches = {
     'index': 'install, pip install, windows, macos, m1 mac, linux',
-    'tutorials/smaller_faster': '''make a model smaller, smaller and faster, faster, faster inference, speed up inference, why is it not faster, not faster, how sparse, phone, android, ios, iphone, mobile, edge,
-        Raspberry Pi, arm, MNN, XNNPACK, tflite, LiteRT, openvino, core ml, coreml, apple, amx, yolo, object detection, compress a model, model compression, deepsparse, laptop, server''',
+    'howto/smaller_faster': '''make a model smaller, smaller and faster, faster, faster inference, speed up inference, why is it not faster, not faster, how sparse, phone, android, ios, iphone, mobile, edge,
+        Raspberry Pi, arm, MNN, XNNPACK, tflite, LiteRT, openvino, core ml, coreml, apple, amx, yolo, object detection, compress a model, model compression, deepsparse, laptop''',
     'tutorials/digits_with_fastai': 'getting started, quickstart, first steps, sparse training, fit_sparse tutorial',
     'tutorials/plain_pytorch': 'pytorch loop, without fastai, custom training loop, rnn, gru, lstm',
     'tutorials/pictures': '''image classification, vision_learner, cnn, resnet, computer vision, picture classifier, pretrained, transfer learning,
