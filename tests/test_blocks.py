@@ -122,12 +122,6 @@ def test_old_cards_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (7,5))
     assert why_no_blocks((64,64), (64,64))=='Tesla T4 has compute capability 7.5, and kernels for blocks need 8.0 or later'
 
-@has_triton
-def test_triton_is_imported_where_a_kernel_is_needed():
-    "Not with the library"
-    code = "import fastsparse.kernels.blocks,sys; sys.exit('triton.language' in sys.modules)"
-    assert not subprocess.run([sys.executable, '-c', code]).returncode
-
 def test_the_first_choice_of_tiles_stays(tmp_path):
     "Also that of another process that was faster; a folder that can't be written gives none"
     path = tmp_path/'a'/'tile.json'
