@@ -8,14 +8,18 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 has_triton = pytest.mark.skipif(find_spec('triton') is None, reason='needs Triton')
 
-def kernel_tests(**env):
+def kernel_tests(*args, **env):
     "Run the tests of kernels in a process of their own"
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', root/'tests'/'blocks_interpreted.py'], cwd=root, capture_output=True,
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', root/'tests'/'blocks_interpreted.py', *args], cwd=root, capture_output=True,
         text=True, env=dict(os.environ, **env))
     assert done.returncode==0, done.stdout[-4000:]+done.stderr[-2000:]
 
 @has_triton
 def test_kernels_in_tritons_interpreter(): kernel_tests(TRITON_INTERPRET='1')
+
+@has_triton
+@pytest.mark.full
+def test_the_benchmark_in_tritons_interpreter(): kernel_tests('-m', 'full', TRITON_INTERPRET='1')
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')

@@ -210,11 +210,12 @@ def swap_dense_and_train(m):
     trains(m, live_names)
 @case
 def swap_dense_before_a_step(m):
-    "With its own gradient"
+    "With its own gradient; dead values go at the next forward"
     opt,new = torch.optim.SGD(m.parameters(), .1),nn.Parameter(torch.ones(32, 16))
     new.grad = torch.ones(32, 16)
     torch.utils.swap_tensors(mat(m), new)
     opt.step()
+    m.train()(batch(m))
     close(dense_of(mat(m)), .9*m[3].weight_mask)
 @case
 def swap_live_and_train(m):

@@ -250,7 +250,7 @@ def _spec_of(spec):
     "Checked sparsities, read from a file if `spec` is a path"
     if not isinstance(spec, (str,Path)): return _checked(spec)
     if Path(spec).suffix.lower()=='.csv':
-        raise ValueError(f"{spec} is a table: pass what read_sparsities of fastsparse.compat.str reads from it")
+        raise ValueError(f"{spec} is a table: give a JSON or YAML file, or a dict such as {{'0.weight': .9}}")
     with reading(spec, 'file of sparsities'): return _checked(read_data(spec, 'file of sparsities'))
 
 def given_sparsity(
