@@ -2,14 +2,12 @@
 
 # The parts of the sidebar: the first page of each, what the sidebar calls it, and globs of the pages that are folded below it
 def guides(folder, names): return [f'{folder}/{o}' for o in names.split()]
-parts = {
-    'howto/smaller_faster': ('Make a trained network smaller and faster', [*guides('tutorials', 'fine_tuning pictures deployment'),
-        *guides('howto', 'channels cut_heal_load quantize stay_sparse share sparse_or_narrow')]),
-    'tutorials/digits_with_fastai': ('Train a sparse network', [*guides('tutorials', 'plain_pytorch tables text transformers control many_processes'),
-        *guides('howto', 'choose faster faster_on_a_card save resume works_with mixed_precision lightning accelerate billion own_layers *')]),
-    'tutorials/research': ('Study methods', [*guides('concepts', 'anatomy update exact_counts initialisation *'), 'howto/own_method', 'howto/reproduce',
-        'leaderboard', 'measured']),
-    'tutorials/circuits': ('Read a network', ['tutorials/*'])}
+smaller = guides('tutorials', 'fine_tuning pictures deployment')+guides('howto', 'channels cut_heal_load quantize stay_sparse share sparse_or_narrow')
+train = guides('tutorials', 'plain_pytorch tables text transformers control many_processes')+guides('howto',
+    'choose faster faster_on_a_card save resume works_with mixed_precision lightning accelerate billion own_layers *')
+study = [*guides('concepts', 'anatomy update exact_counts initialisation *'), 'howto/own_method', 'howto/reproduce', 'leaderboard', 'measured']
+parts = {'howto/smaller_faster': ('Make a trained network smaller and faster', smaller), 'tutorials/digits_with_fastai': ('Train a sparse network', train),
+    'tutorials/research': ('Study methods', study), 'tutorials/circuits': ('Read a network', ['tutorials/*'])}
 reference = ['howto/messages', 'howto/names', 'coming_from', 'cli']
 
 # What the sidebar folds, too: the API, and the internals room by room; the last takes every page that nothing else names
