@@ -1,8 +1,9 @@
 "Files for engines: what MNN and onnxruntime run is what the model answers, nothing else happens on the way, and what can't be is refused by name"
-import os,pytest,subprocess,sys,torch
+import pytest,torch
 from fastsparse.all import *
 from fastsparse.deploy.mnn import open_mnn,pays_from
 from fastsparse.deploy.onnx import open_onnx
+from forks import run_code
 from importlib.util import find_spec
 from test_export import layers,makers,net,samples
 from torch import nn
@@ -55,8 +56,7 @@ assert not [o for o in seen if not o.startswith('socket.__new__')] and not any(o
 
 def test_an_export_starts_nothing_and_prints_nothing(tmp_path):
     "No process, no connection, no log of use, no line on stdout or stderr"
-    env = {**os.environ, 'PYTHONPATH':os.pathsep.join([os.path.dirname(__file__), os.environ.get('PYTHONPATH', '')]), 'PYTHONWARNINGS':'ignore'}
-    res = subprocess.run([sys.executable, '-c', alone, tmp_path/'m.mnn'], capture_output=True, text=True, env=env)
+    res = run_code(alone, tmp_path/'m.mnn', PYTHONWARNINGS='ignore')
     assert not res.returncode and not res.stdout and not res.stderr, res
 
 def test_mnn_is_silent_in_a_test_too(tmp_path, capfd):

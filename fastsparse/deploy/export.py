@@ -19,9 +19,9 @@ from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
 from .mnn import engine_and_converter,open_mnn,refuse_for_mnn,save_mnn
 from .onnx import by_name,arguments_of,check_answers,fixed_sizes,n_rows,open_onnx,program_of,quantize_onnx,resized,run_once,save_onnx
-from .shrink import masked_copy,shrink_plain
-from ..channels.config import quiet
-from ..channels.groups import shared_copy
+from ..cut.shrink import masked_copy,shrink_plain
+from ..cut.config import quiet
+from ..save.shapes import shared_copy
 from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
 from functools import partial

@@ -10,7 +10,7 @@ __all__ = ['run_once', 'forget', 'n_rows', 'stretched', 'resized', 'arguments_of
 import inspect,re,sys,torch,warnings
 from collections.abc import Mapping
 from fastcore.basics import *
-from ..channels.config import quiet
+from ..cut.config import quiet
 from ..contract import call_model,evaluating,need_package,preserved,unfused
 from ..kernels.timing import float_outputs,fresh,output_error
 from ..model.running import inputs_in
