@@ -16,7 +16,7 @@ from ..masks.selection import keyed_generator
 from ..model.starting import draw_seed
 from . import fits
 from .groups import Group,requested,Tally
-from .method import check_names,is_timed,Method
+from .method import check_names,is_timed,Method,usual_settings
 from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
@@ -30,7 +30,7 @@ class SparseEngine:
     "Decides when and how to change the masks of `model`, and changes them"
     seen = None  # notes of the first step: the samples of a batch, and which layers were called
 
-    @delegates(Method, but=['name','about','paper','chosen'])
+    @delegates(usual_settings)
     def __init__(self,
         model, # A module with masks, or a dense one with `sparsity`
         opt, # The optimizer that trains it, fastai's or torch's
@@ -68,8 +68,6 @@ class SparseEngine:
     methods = property(lambda self: [group.method for group in self.groups])
     weights = property(lambda self: [tally.weight for tally in self.tallies])
     pending = property(lambda self: max((group.pending for group in self.groups if group.pending is not None), default=None))
-
-SparseEngine.__init__.__delwrap__ = Method  # where the words on its arguments stand: its `__init__` has no source
 
 # %% ../../nbs/404_train.engine.ipynb #8a632cca
 @patch

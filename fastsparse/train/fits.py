@@ -35,7 +35,7 @@ def rule_pairs(rules, method):
     bad = first(pair for pair in pairs if not (pair[1] is None or hasattr(pair[1], 'keys')))
     if bad: raise ValueError(f"a rule is {bad!r:.80}, and must be a pair of a pattern and settings, such as ('*.mlp.*', dict(sparsity=0.9)); "
         "`configure` makes pairs of plain data")
-    def made(kw): return Method(**(own := {**method, **kw}), chosen=own, name=getattr(kw, 'name', ''))
+    def made(kw): return Method(getattr(kw, 'name', ''), **{**method, **kw})
     return [(pattern, None if kw is None else made(kw)) for pattern,kw in pairs]
 
 def assigned(params, rules, method, model):

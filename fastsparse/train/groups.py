@@ -16,7 +16,7 @@ from ..masks.schedules import Interval,min_max_end,update_due
 from ..masks.scores import densify
 from ..masks.selection import local_part,n_live
 from ..model.starting import has_live,layer_counts,structure_of,warn_of_counts
-from .method import BoundMethod,check_sparsity
+from .method import Timetable,check_sparsity
 from ..weights.find import asked_sparsity
 from ..weights.weight import Weight
 from functools import cached_property
@@ -28,7 +28,7 @@ class Tally:
     "How many connections of a weight live, and how many should"
     weight:Weight # The masked parameter
     index:int # Its place among the masked parameters of the model
-    method:BoundMethod=None # The method that moves it; None leaves it as it is
+    method:Timetable=None # The method that moves it; None leaves it as it is
     live:int=None # Connections that live
     target:int=None # How many should live
     target_is_explicit:bool=False # Was the target requested, by `sparsity=` or through the buffer?
@@ -113,7 +113,7 @@ def why_stuck(self:Tally):
 @dataclass(eq=False)
 class Group:
     "A method in a run, and the weights that it moves"
-    method:BoundMethod # All times in steps
+    method:Timetable # All times in steps
     tallies:list # One for each weight
     beside:list=() # Weights that nothing moves, whose live ones count in the sparsity
     n_updates:int=0 # Updates so far
