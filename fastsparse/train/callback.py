@@ -21,7 +21,7 @@ from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
 from ..model.starting import draw_seed
 from .engine import SparseEngine
-from .fits import check_run
+from .begin import check_run
 from .loop import storage_of_runs,warn_if_ended
 from .method import check_names,Method,run_settings,usual
 from ..weights.hooks import share_masks
