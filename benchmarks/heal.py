@@ -6,8 +6,8 @@ import argparse,copy,numpy as np,onnxruntime as ort,pandas as pd,tempfile,time,t
 from fastai.basics import Callback,CrossEntropyLossFlat,DataLoaders,Learner
 from fastai.callback.schedule import *
 from fastsparse.all import *
-from fastsparse.prune.experts import prune_experts
-from fastsparse.prune.layers import prune_layers
+from fastsparse.cut.experts import prune_experts
+from fastsparse.cut.layers import prune_layers
 from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from pathlib import Path

@@ -4,7 +4,7 @@
 """
 import argparse,copy,numpy as np,pandas as pd,random,time,torch
 from fastsparse.all import *
-from fastsparse.prune.layers import prune_layers
+from fastsparse.cut.layers import prune_layers
 from pathlib import Path
 from small import batches,pretrained,quality,sentences,vectors
 from torch.nn import functional as F

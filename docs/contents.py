@@ -12,9 +12,9 @@ parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'h
 rooms = dict(core='What is about no mask at all: argument checks, named parts, patterns, ranks', masks='Which weights live: selection, structures, distributions, schedules, scores',
     weights='One masked parameter: the weight, hooks, optimizers, loads', model='A model and its masks: layers, initialisation, choosing, `sparsify_model`, the summary',
     train='Method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
-    live='Weights that store live values only: the tensor, its products, when they pay', special='Transposable N:M, and special starting masks', card='Graphics cards: which blocks pay, and choosing there',
+    live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures, and special starting masks', card='Graphics cards: which blocks pay, and choosing there',
     shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Run files, checkpoints, mask files, rules',
-    report='FLOPs, costs, history, pictures', channels='Whole channels: which go together, and pruning them', prune='Masks at once', deploy='Export, shrinking, search', compat="Other libraries' words",
+    report='FLOPs, costs, history, pictures', prune='Masks at once', cut='Channels, heads, experts and layers that go', deploy='Export, search', compat="Other libraries' words",
     circuits='Weight-sparse transformers and their circuits', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 

@@ -14,7 +14,7 @@ from .model.choose import is_sparseable_module,sparseable_modules
 from .model.sparsify import sparsify_model,unsparsify,sparsify_parameter
 from .model.summary import sparse_summary
 from .model.sparsify import unsparsify_parameter
-from .channels.groups import channel_groups
+from .cut.groups import channel_groups
 from .live.compute import sparse_compute,store_dense
 from .train.method import register_method
 from .train.engine import SparseEngine
@@ -25,7 +25,7 @@ from .train.presets import methods_table
 from .save.rules import configure
 from .save.load import load_sparse,save_sparse
 from .deploy.compact import pack
-from .deploy.shrink import plain_copy,shrink
+from .cut.shrink import plain_copy,shrink
 from .deploy.export import export_sparse
 from .trainers.callbacks import SparseTrainerCallback,SparseLightningCallback,log_updates
 from .prune.finetune import keep_zeros,mask_adapters,merge_sparse,save_delta,load_delta
@@ -40,7 +40,7 @@ from .report.pictures import plot_topology,animate_masks
 from .prune.magnitude import prune_magnitude
 from .prune.layerwise import prune_wanda,prune_sparsegpt,prune_refit
 from .prune.saliency import prune_snip,prune_grasp,prune_synflow
-from .channels.prune import prune_channels,ChannelPruning,taylor_scores
+from .cut.channels import prune_channels,ChannelPruning,taylor_scores
 from .prune.tickets import prune_to,find_ticket
 from .deploy.narrow import compare_with_narrow,narrow_like
 from .deploy.search import find_sparsity

@@ -1,7 +1,6 @@
 "Files of every format that the library reads, and changes to them: bytes turned and moved, values exchanged"
 import copy,csv,io,json,torch,yaml
 from fastsparse.all import *
-from fastsparse.compat.str import read_sparsities
 from fastsparse.save.files import seal
 from fastsparse.save.load import read_file
 from helpers import mlp
@@ -167,25 +166,12 @@ class RulesJson(RulesYaml):
 
 class SparsitiesYaml(RulesYaml):
     name,spec = 'sparsities.yaml',sparsities
-    def read(self):
-        given_sparsity(self.path)
-        return read_sparsities(self.path)
+    def read(self): return given_sparsity(self.path)
 
 class SparsitiesJson(SparsitiesYaml):
     name,said = 'sparsities.json',staticmethod(RulesJson.said)
 
-def lines(o):
-    out = io.StringIO()
-    csv.writer(out).writerows(o)
-    return out.getvalue()
-
-class SparsitiesCsv(SparsitiesYaml):
-    name,spec,said = 'sparsities.csv',[['layer','sparsity'],['0.weight',.5],['2.weight','25%']],staticmethod(lines)
-    def read(self):
-        given_sparsity(found := read_sparsities(self.path))
-        return found
-
-formats = {o.__name__:o for o in (Run,History,Delta,Safetensors,RulesYaml,RulesJson,SparsitiesYaml,SparsitiesJson,SparsitiesCsv)}
+formats = {o.__name__:o for o in (Run,History,Delta,Safetensors,RulesYaml,RulesJson,SparsitiesYaml,SparsitiesJson)}
 binary = ('Run','History','Delta','Safetensors')
 
 def agree(a, b):

@@ -1,7 +1,7 @@
 "A cut network of torchvision, timm or one's own comes with the call that builds it"
 import pytest,torch,torchvision.models as models
 from fastsparse.all import prune_channels,shrink
-from fastsparse.channels.call import ModelCall,rebuilding_line
+from fastsparse.cut.call import ModelCall,rebuilding_line
 from fastsparse.kernels.timing import output_error
 from functools import partial
 from torch import nn

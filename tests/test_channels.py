@@ -4,8 +4,8 @@ from fastai.basics import accuracy,CrossEntropyLossFlat,Learner
 from fastsparse.all import count_flops,load_sparse,save_sparse,shrink,sparse_summary,sparsify_model
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.kernels.timing import output_error
-from fastsparse.channels.groups import channel_groups
-from fastsparse.channels.prune import ChannelPruning,choose_groups,prune_channels,taylor_scores
+from fastsparse.cut.groups import channel_groups
+from fastsparse.cut.channels import ChannelPruning,choose_groups,prune_channels,taylor_scores
 from helpers import assert_dead
 from test_groups import cases
 from test_shrink import settle
@@ -222,7 +222,7 @@ def test_seconds_are_measured_in_float32(monkeypatch):
     def timed(fs, n):
         with FlopCounterMode(display=False) as counted: assert fs[0]().dtype==torch.float
         return [[counted.get_total_flops()]*n]
-    monkeypatch.setattr('fastsparse.channels.prune.times_in_turns', timed)
+    monkeypatch.setattr('fastsparse.cut.channels.times_in_turns', timed)
     model,x = net(),torch.randn(2,3,6,6)
     prune_channels(model, .5, x, budget='seconds')
     assert .4<count_flops(shrink(model, x)[0], x)/count_flops(model, x)<=.5

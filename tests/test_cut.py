@@ -3,8 +3,8 @@ import copy,pickle,pytest,subprocess,sys,torch,torch.nn.functional as F
 from fastcore.basics import first
 from fastsparse.all import load_sparse,prune_channels,shrink,sparse_compute,sparsify_model
 from fastsparse.kernels.timing import output_error
-from fastsparse.prune.experts import expert_blocks,expert_scores,prune_experts
-from fastsparse.prune.layers import layer_angles,prune_layers
+from fastsparse.cut.experts import expert_blocks,expert_scores,prune_experts
+from fastsparse.cut.layers import layer_angles,prune_layers
 from torch import nn
 from torch.overrides import TorchFunctionMode
 

@@ -1,7 +1,7 @@
 "Random small networks: what `shrink` cuts is gone from evaluation and from training alike, and the optimizer that it returns trains the rest"
 import copy,pytest,random,torch,warnings
 from fastsparse.all import *
-from fastsparse.channels.prune import prune_channels
+from fastsparse.cut.channels import prune_channels
 from helpers import for_drawn
 from test_live_optimizers import torchs
 from torch import nn

@@ -1,11 +1,10 @@
 "How sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
-from fastsparse.compat.str import read_sparsities
 from fastsparse.masks.apportion import fill_budget,live_counts
 from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity
-from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,uniform_sparsity
+from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,reads_scores,uniform_sparsity
 from fastsparse.report.flops import flop_profile
-from fastsparse.core.registry import call_with,wants
+from fastsparse.core.registry import call_with
 from fastsparse.model.sparsify import sparsify_model
 from helpers import oracle_order
 from functools import partial
@@ -127,8 +126,8 @@ def test_inner_gets_its_share():
 
 def test_wants_scores():
     "Scores are named, and so computed by who calls, only if the inner distribution wants them; nested too"
-    assert not wants(layers_dense(0), 'scores') and not wants(layers_dense(0, erdos_renyi_sparsity), 'scores')
-    assert wants(layers_dense(0, global_sparsity), 'scores') and wants(layers_dense(0, layers_dense(-1, global_sparsity)), 'scores')
+    assert not reads_scores(layers_dense(0)) and not reads_scores(layers_dense(0, erdos_renyi_sparsity))
+    assert reads_scores(layers_dense(0, global_sparsity)) and reads_scores(layers_dense(0, layers_dense(-1, global_sparsity)))
     p = params(layers)
     up,down = [[torch.full(o, sign*i) for i,o in enumerate(layers)] for sign in (1.,-1.)]
     last = lambda f,scores: call_with(f, p, .5, names=names, scores=scores)[-1]
@@ -308,27 +307,6 @@ def test_json_and_yaml(tmp_path):
     for name in ('a.json','b.yml'): assert given_sparsity(tmp_path/name)(params(layers), .5, names=names)==[.9,.9,.9,.9,0]
     assert given_sparsity(str(tmp_path/'c.JSON'))(params([(2,2),(3,3)]), .5)==[.5,.25]
 
-def read_table(tmp_path, text, column=None):
-    (tmp_path/'t.csv').write_text(text)
-    return read_sparsities(tmp_path/'t.csv', column)
-
-def test_csv(tmp_path):
-    "Names and numbers; fractions, or percentages by their sign in the cell or in the heading"
-    plain = {'a.weight':.5, 'b.weight':.25}
-    assert read_table(tmp_path, 'name,sparsity\na.weight,0.5\nb.weight,.25\n')==plain
-    assert read_table(tmp_path, '\ufeffname,s\na.weight,50%\nb.weight, 25 %\n')==plain
-    assert read_table(tmp_path, 'name,n,sparsity [%]\na.weight,7,50\nb.weight,9,25\n', 'sparsity [%]')==plain
-    assert read_table(tmp_path, 'layer,x,y\n1,10%,50%\n2,30%,25%\n', 'y')==[.5,.25]
-
-def test_csv_of_learned_budgets(tmp_path):
-    "As published: percent under one heading with empty ones after it, and rows for the whole model among those of layers"
-    text = 'Metric,Params,Sparsity (%),,\nOverall,99,79.55,81.27,87.7\nLayer 1 - conv1,40,51.46,51.4,63.02\nLayer 2 - layer1.0.conv1,50,69.36,73.24,87.57\nAP - average pool,0,100,100,100\n'
-    for column,expect in ((2,[.5146,.6936]), (4,[.6302,.8757]), ('Sparsity (%)',[.5146,.6936])):
-        (tmp_path/'t.csv').write_text(text)
-        f = given_sparsity(read_sparsities(tmp_path/'t.csv', column))
-        assert f(params([(8,5),(10,5)]), .5, names=['conv1.weight','layer1.0.conv1.weight'])==pytest.approx(expect)
-    assert pickle.loads(pickle.dumps(f)).keywords==f.keywords
-
 made = [layers_dense([0,-1]), layers_dense('head', erdos_renyi_sparsity), global_sparsity, balanced_flops_sparsity([3,1,4,1,5]),
     proportional_sparsity({'head':.1, '*':.8}), given_sparsity([.5]*5)]
 
@@ -360,10 +338,6 @@ def test_the_floor_counts_the_outputs_of_every_expert():
 
 # --- refusals
 
-def table(text, column=None):
-    def call(tmp_path): return read_table(tmp_path, text, column)
-    return call
-
 def on(make, *args, ps=params(layers), s=.5, names=names, **kw):
     def call(tmp_path): return make(*args)(ps, s, names=names, **kw)
     return call
@@ -382,11 +356,9 @@ refusals += [(on(f, spec), say) for f in (given_sparsity,proportional_sparsity) 
     ([.5]*4+[math.nan],'nan'), ({'*':'0.5'},"is '0.5'"), ({'*':-.1},'-0.1'))]
 refusals += [(on(f, o, names=given), 'names') for f,o in ((layers_dense,'head'), (given_sparsity,{'*':.5}), (proportional_sparsity,{'*':.5}),
     (balanced_flops_sparsity,dict(head=3)), (layers_dense,[0,'1.weight'])) for given in (None,names[:3])]
-refusals += [(table(text, column), say) for text,column,say in (('a,b,c\nx,1,2\n',None,'columns a, b, c'), ('a,b\nx,1\n','c',"'c' is not in list"),
-    ('a,b\nx,1\nx,0\n',None,'twice'), ('x,0.5\ny,0.7\n',None,'must be a heading'))]
 refusals += [(lambda _, bad=bad: as_distribution(bad), say) for bad,say in (('x',"'first-dense'"), (3,"'first-dense'"), (None,"'first-dense'"),
     (['erk'],"'first-dense'"), ('proportional_sparsity','makes a distribution'))]
-refusals += [(of_file('b.json', '[50.0]'), '50.0'), (of_file('b.csv', 'layer,sparsity\n1,.5'), 'read_sparsities'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
+refusals += [(of_file('b.json', '[50.0]'), '50.0'), (of_file('b.csv', 'layer,sparsity\n1,.5'), 'JSON or YAML'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
     (lambda _: erdos_renyi_sparsity(two, .5, erk_power_scale=-1), 'erk_power_scale is -1'),
     (lambda _: global_sparsity(two, .5, scores=[torch.ones(5)]), 'one for each weight'), (lambda _: global_sparsity(two, .5, min_live=-1), 'min_live is'),
     (on(layers_dense, [0,-1], s=.95), 'sparsity is 0.95, and must be below 0.589')]  # the others' density would be negative

@@ -1,9 +1,10 @@
 "Exports make one copy and report its costs; files serve the processes and sizes that they claim, and damaged ones are refused"
-import io,os,pytest,random,subprocess,sys,torch
+import io,pytest,random,subprocess,sys,torch
 import fastsparse.deploy.export as export_module
 from fastsparse.all import *
 from fastsparse.save.load import read_file
 from fastsparse.weights.find import masked_params
+from forks import run_code
 from helpers import *
 from fastai.learner import Learner
 from fastai_data import digits,loaders
@@ -250,5 +251,5 @@ for format,file in (('onnx','m.onnx'),('live','m.pt2'),('auto',None)):
 def test_nothing_is_printed(tmp_path):
     "Nor warned of, by the library or by exporters, for a model of transformers"
     pytest.importorskip('transformers')
-    res = subprocess.run([sys.executable, '-c', silent, tmp_path], capture_output=True, text=True, env={**os.environ, 'PYTHONWARNINGS':'ignore::FutureWarning'})
+    res = run_code(silent, tmp_path)
     assert not res.returncode and not res.stdout and not res.stderr, res

@@ -11,10 +11,10 @@ from fastsparse.core.registry import needs_of
 from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import usual_sparsity
-from fastsparse.compat.supar import supar_groups,supar_init_,supar_lrs,supar_scales,supar_splitter
 from contextlib import suppress
-from functools import partial
-from helpers import agree,is_positive_zero,assert_dead,live,masked_params,masks_of,same_masks,snapshot,warned
+from copy import deepcopy
+from functools import cache,partial
+from helpers import agree,assert_dead,live,masked_params,masks_of,same_masks,snapshot,warned
 
 DST,momentum = DynamicSparseTrainingCallback,partial(SGD, mom=.9)
 N = 64*256+256*256+256*10
@@ -155,7 +155,7 @@ def test_a_fit_takes_what_sparsify_model_takes(method, which, names):
     with pytest.raises(ValueError, match='sparse already, and chosen chooses'): learn.fit_sparse(1, .9, method=method, chosen=names[0])
 
 @pytest.mark.parametrize('by', ['fit','callback','loop','sparsify'])
-@pytest.mark.parametrize('structure', ['2:4','1:4','transposable 2:4','block 4x4'])
+@pytest.mark.parametrize('structure', ['2:4','1:4','block 4x4'])
 def test_a_structure_brings_its_distribution(structure, by):
     "Each layer at the structure's own sparsity, whoever makes the model sparse; blocks have none, and a fit shares them out as single weights"
     learn,s = learner(),.75 if structure=='1:4' else .5
@@ -196,13 +196,18 @@ def test_a_wrong_argument_is_refused_before_anything_changed(fit, kwargs, what):
     with pytest.raises((ValueError,TypeError), match=what): getattr(learn, fit)(2, .9, **kwargs)
     assert agree(was, snapshot(learn.model)) and learn.opt is None and not masked_params(learn.model)
 
+@cache
+def trained():
+    (learn := learner()).fit_one_cycle(3, 1e-3)
+    for p in learn.model.parameters(): p.grad = None  # fastai's steps move what is frozen where there is one
+    return learn.model
+
 def pretrained(**kwargs):
     "A learner with a trained model whose layers are two groups, and the weights that it begins with"
-    (trained := learner()).fit_one_cycle(3, 1e-3)
-    for p in trained.model.parameters(): p.grad = None  # fastai's steps move what is frozen where there is one
-    learn = learner(model=trained.model, **kwargs)
+    learn = learner(model=deepcopy(trained()), **kwargs)
     learn.splitter = lambda m: [list(m[:-1].parameters()), list(m[-1].parameters())]
-    return learn,[trained.model[i].weight.detach().clone() for i in (0,2,4)]
+    set_seed(0)
+    return learn,[learn.model[i].weight.detach().clone() for i in (0,2,4)]
 
 @pytest.mark.parametrize('method', [None,'rigl','gmp'])
 def test_fine_tuning_goes_as_fastai_s(method):
@@ -333,12 +338,12 @@ def test_a_stopped_fine_tuning_goes_on_from_its_file(tmp_path):
     "The frozen part is run again, the sparse part from the epoch that was saved, and the model is the same to the bit"
     def tuned(*cbs):
         learn,_ = pretrained()
-        try: learn.fine_tune_sparse(3, .9, seed=0, cbs=cbs)
+        try: learn.fine_tune_sparse(2, .9, seed=0, cbs=cbs)
         except KeyboardInterrupt: pass
         return masks_of(learn.model),[o.p.detach().clone() for o in masked_params(learn.model)]
     class Stop(Callback):
         def before_epoch(self):
-            if self.n_epoch==3 and self.epoch==2: raise KeyboardInterrupt
+            if self.n_epoch==2 and self.epoch==1: raise KeyboardInterrupt
     whole = tuned()
     tuned(SparseCheckpoint(tmp_path/'run'), Stop())
     masks,ps = tuned(SparseCheckpoint(tmp_path/'run', resume=True))
@@ -389,7 +394,7 @@ def test_what_is_found_leaves_the_learner():
     assert 1e-3<learn.sparse_lr_find(show_plot=False)<1 and learn.opt is None and agree(was, snapshot(learn.model))
     learn = learner()
     was = snapshot(learn.model)
-    found = find_sparsity(learn, budget=6, sparsities=(.9,.99), seeds=1, tolerance=1., progress=False)
+    found = find_sparsity(learn, budget=3, sparsities=(.9,.99), seeds=1, tolerance=1., progress=False)
     assert found.suggested==.99 and list(found.table.index)==[0.,.9,.99] and learn.opt is None and agree(was, snapshot(learn.model))
     learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
     assert not warned(learn.fit_sparse, 1, .9, seed=0)
@@ -544,57 +549,3 @@ def test_rates_of_masks_that_rest_are_saved():
     again.load_state_dict(stop.saved)
     learn.fit(2, 1e-3, start_epoch=1, cbs=[again, first := First()])
     assert first.moved==pytest.approx(moved[0], rel=.01) and all(m>1.5e-3 for m in first.moved)
-
-# --- learning rates of sparse layers
-
-def test_supar_scales_by_hand():
-    "Dense fan-in over live fan-in; with a narrower base, the base's fan-in over the live one; a sparse base counts its own"
-    m,base = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)),nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 4))
-    assert supar_scales(m)=={'0.weight':1, '2.weight':1}
-    assert supar_scales(m, base)=={'0.weight':1, '2.weight':1/4}
-    sparsify_model(m, .75, 'uniform', seed=0)
-    assert supar_scales(m)=={'0.weight':4, '2.weight':4}
-    assert supar_scales(m, base)=={'0.weight':4, '2.weight':1}
-    sparsify_model(base, .5, 'uniform', seed=0)
-    assert supar_scales(m, base)=={'0.weight':2, '2.weight':.5}
-    assert supar_scales(m, m)=={'0.weight':1, '2.weight':1}
-
-def test_supar_groups():
-    "Every parameter once; weights of layers by their density, biases, norms, embeddings and what is left dense at the base's rate; a step of Adam is as long as its rate"
-    m = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Conv1d(8, 8, 1), nn.Linear(8, 2))
-    sparsify_model(m, .5, mask_init={'1.weight':torch.eye(8).bool(), '3.weight':torch.eye(8).bool()[...,None], '4.weight':torch.ones(2, 8).bool()})
-    groups = supar_groups(m, .5)
-    rates = {id(p):g['lr'] for g in groups for p in g['params']}
-    assert len(rates)==sum(len(g['params']) for g in groups)==len(list(m.parameters())) and len(groups)==2
-    assert {n for n,p in m.named_parameters() if rates[id(p)]==4.}=={'1.weight','3.weight'} and set(rates.values())=={.5,4.}
-    opt = torch.optim.Adam(supar_groups(m, .5))
-    before = [p.detach().clone() for p in m.parameters()]
-    for p in m.parameters(): p.grad = torch.ones_like(p)
-    opt.step()
-    for b,(n,p) in zip(before, m.named_parameters()): assert torch.allclose((b-p)[p!=0], torch.tensor(rates[id(p)])), n
-
-def test_supar_splitter():
-    "A learner's groups are the splitter's, and a fit takes one rate for each"
-    learn = sparse(.5)
-    learn.splitter = supar_splitter
-    rates = supar_lrs(learn.model, .01)
-    assert len(rates)==len(set(rates))>1
-    learn.create_opt()
-    assert [[id(p) for p in ps] for ps in learn.opt.param_lists]==[[id(p) for p in ps] for ps in supar_splitter(learn.model)]
-    learn.fit(1, rates)
-    assert learn.opt.hypers.itemgot('lr')==rates
-    learn.fit_one_cycle(1, rates)
-    with pytest.raises(ValueError): supar_lrs(learn.model, float('nan'))
-
-def test_supar_init():
-    "Each layer's variance is divided by its density, so that outputs of a sparse layer vary as a dense one's do; dead weights and dense layers are left"
-    torch.manual_seed(0)
-    m = nn.Sequential(nn.Linear(400, 300, bias=False), nn.Linear(300, 5, bias=False))
-    dense = [p.detach().clone() for p in m.parameters()]
-    sparsify_model(m, .9, chosen='0.weight', seed=0)
-    supar_init_(m)
-    mask = m[0].weight_mask
-    assert torch.allclose(m[0].weight[mask], dense[0][mask]*math.sqrt(10), rtol=1e-5) and is_positive_zero(m[0].weight[~mask])
-    assert torch.equal(m[1].weight, dense[1])
-    x = torch.randn(200, 400)
-    assert abs((m[0](x).var()/(x@dense[0].T).var()).item()-1)<.1

@@ -2,7 +2,7 @@
 import pytest,torch,torch.nn.functional as F,torchvision,warnings
 from fastsparse.all import shrink
 from fastsparse.kernels.timing import output_error
-from fastsparse.channels.groups import channel_groups,joined_labels
+from fastsparse.cut.groups import channel_groups,joined_labels
 from functools import partial
 from hypothesis import given,settings,strategies as st
 from test_shrink import kill,settle

@@ -512,7 +512,7 @@ def test_every_parameter_of_the_copy_is_trained(fold, named):
 def test_masks_of_norms_are_folded_too():
     torch.manual_seed(0)
     m,x = settle(nn.Sequential(nn.Conv2d(2,8,3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8,3,1))),torch.randn(2,2,5,5)
-    from fastsparse.channels.prune import prune_channels
+    from fastsparse.cut.channels import prune_channels
     sparsify_model(m, .5, 'erk', seed=0)
     prune_channels(m, .5, x)
     small,_ = shrink(m, x, fold=True)

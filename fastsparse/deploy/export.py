@@ -17,9 +17,9 @@ from ..contract import preserved
 from ..model.running import inputs_in
 from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
-from .shrink import masked_copy,shrink_plain
-from ..channels.config import quiet
-from ..channels.groups import shared_copy
+from ..cut.shrink import masked_copy,shrink_plain
+from ..cut.config import quiet
+from ..save.shapes import shared_copy
 from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
 from functools import partial

@@ -11,7 +11,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
-from ..channels.groups import cut_channels,exact_copy,follow_groups,outputs_of,shared_copy
+from ..cut.groups import exact_copy,follow_groups,outputs_of
+from ..save.shapes import cut_channels,shared_copy
 from ..report.progress import shown
 from ..contract import masked_params,module_copy,need_batch,need_dense,need_fraction,same_random_state,shows_training
 from ..masks.selection import count_live,keyed_generator

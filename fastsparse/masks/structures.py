@@ -218,6 +218,9 @@ class Unstructured(Structure):
     def axes(self, shape): return (math.prod(shape),),[],[0]
     def n_weights(self, shape, k): return k
     def units_per_group(self, shape, n): return n if 0<=n==int(n)<=math.prod(shape) else super().units_per_group(shape, n)
+    def count(self, shape, n):
+        need_number('n', n, 0, math.prod(shape))
+        return n
     def legal(self, mask): return True
     def top(self, score, n): return top_k_mask(score.detach(), self.units_per_group(score.shape, n))
 
@@ -378,7 +381,7 @@ def axes(self:Block, shape):
 
 # %% ../../nbs/103_masks.structures.ipynb #b602774e
 _kinds = Unstructured,NM,Block,FanIn,Kernels,OutputChannels,InputChannels
-_texts = ('unstructured','top 0.1','2:4','transposable 2:4','block 4x4','fan-in','kernels','output channels','input channels',
+_texts = ('unstructured','top 0.1','2:4','block 4x4','fan-in','kernels','output channels','input channels',
     'output groups 4','input groups 4')
 
 def structures():
@@ -396,8 +399,7 @@ def as_structure(
 ) -> Structure: # `as_structure(str(s))==s` for every built-in structure
     """Convert a text to a `Structure`.
 
-    The texts: 'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'transposable 2:4',
-    'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'input channels', 'output groups 4',
+    The texts: 'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'input channels', 'output groups 4',
     'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels."""
     if isinstance(x, Structure): return x
     text = 'unstructured' if x is None else ' '.join(x.lower().split()) if isinstance(x, str) else ''

@@ -13,7 +13,7 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.foundation import L
 from ..contract import as_path,before_state,decide,enforce_masks,masked_params,module_of,need_masks,need_package,reading
-from .cut import cut_copy,cut_like,cuts_for
+from .shapes import cut_copy,cut_like,cuts_for
 from .disk import whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,refuse_learned

@@ -80,6 +80,7 @@ def _begin(self:SparseEngine, modules, rules, keeps_shares):
     model,was_sparse = self.model,bool(masked_params(self.model))
     params = plan.movable_params(model, None if rules else self.method.structure)
     pairs = plan.assign_methods(plan.params_inside(params, modules), rules, self.method, model)
+    if was_sparse: pairs = [(begin.with_structure(method, own), own) for method,own in pairs]
     pairs = [(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), own) for method,own in pairs]
     moved,beside,targets = {id(param.p) for _,own in pairs for param in own},[],{}
     if rules is None: beside = [weight for weight in masked_params(model) if id(weight.p) not in moved]

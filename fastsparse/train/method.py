@@ -65,8 +65,9 @@ for _f in (cubic_path, soft_bound_path, acdc_path, dsd_path): register_part('pat
 
 def read_setting(name, value):
     "The part or structure that `value` names; any other value is returned unchanged"
+    if name=='mask_init' or not isinstance(value, str): return value
     if name=='structure': return as_structure(value)
-    if name not in part_kinds or name=='mask_init' or not isinstance(value, str): return value
+    if name not in part_kinds: return value
     if name=='sparse_f': return as_distribution(value, name)
     part = get_part(part_kinds[name], value, name)
     if name!='sparsity_path' and not isinstance(part, type): return part
@@ -112,7 +113,8 @@ def part_text(v) -> str:
 @patch(as_prop=True)
 def settings(self:Method) -> dict:
     "All settings, as texts"
-    return {k:part_text(read_setting(k, getattr(self, k))) for k in method_settings}
+    values = {k:read_setting(k, getattr(self, k)) for k in method_settings}
+    return {k:part_text(v) for k,v in dict(values, structure=as_structure(self.structure)).items()}
 
 @patch
 def __repr__(self:Method):
@@ -174,6 +176,7 @@ _untrained = "an update replaces its batch's step, so nothing would be trained: 
 def check_method(method):
     "Raise a `ValueError` for the first setting that is wrong for every model"
     need_bools(replace_step=method.replace_step, update_after_step=method.update_after_step)
+    as_structure(method.structure)
     every = method.batches_per_update
     if method.updates is None and every is not None:
         need_number('batches_per_update', every, 1, whole=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass,field
 from fastcore.basics import *
 from ..core.optimizers import base_opt
 from ..core.patterns import assign,read_rules
-from ..core.registry import needs_of,wants
+from ..core.registry import needs_of
 from ..masks.apportion import whole_up
-from ..masks.distributions import uniform_sparsity
+from ..masks.distributions import reads_scores,uniform_sparsity
 from ..masks.schedules import Interval,min_max_end
 from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
@@ -150,7 +150,7 @@ def counts(self:Group, sparsity, sparse_f=None, **extras):
 @patch(as_prop=True)
 def ranks_layers(self:Group):
     "Does a distribution compare the scores of all layers at each update?"
-    return self.method.path is not None and wants(self.method.sparse_f, 'scores')
+    return self.method.path is not None and reads_scores(self.method.sparse_f)
 
 @patch
 def targets(self:Group, t, score_of=None):

@@ -1,8 +1,8 @@
-"Runs a model once and finds which channels can only go together, for `channels.groups`"
+"Runs a model once and finds which channels can only go together, for `cut.groups`"
 # Each index of each axis of a parameter has a number, its *label*. The labels of a tensor are *layers*: integer tensors that
 # broadcast to it, with length 1 along the axes where they don't vary. A weight has one for its rows and one for its columns.
 # Labels that must go together are joined in pairs, those that can't go are pinned. A second question is which values depend
-# on the inputs. What a dead filter writes doesn't, and `deploy.shrink` moves such constants into biases.
+# on the inputs. What a dead filter writes doesn't, and `cut.shrink` moves such constants into biases.
 import torch
 from collections import namedtuple
 from dataclasses import dataclass

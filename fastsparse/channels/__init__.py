@@ -1,1 +1,0 @@
-"Whole channels: which go together, and pruning them"

@@ -1,0 +1,1 @@
+"Channels, heads, experts and layers that go"
