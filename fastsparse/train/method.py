@@ -88,9 +88,7 @@ class Method(dict):
         vars(self).update(name=name, about=about, paper=paper)
         check_method(self)
 
-    def __getattr__(self, k):
-        if k in usual: return self.get(k, usual[k])
-        raise AttributeError(f"a method has no setting {k!r}")
+    def __getattr__(self, k): return self.get(k, usual[k]) if k in usual else super().__getattribute__(k)
 
     def __setattr__(self, k, v): raise AttributeError(f"a method doesn't change: call it with {k}=, which makes a copy")
 

@@ -9,7 +9,6 @@ __all__ = ['Tally', 'mask_version', 'Group', 'counts_at', 'Row', 'outlook', 'rul
 
 # %% ../../nbs/401_train.plan.ipynb #2ee01931
 import math,torch
-from copy import copy
 from dataclasses import dataclass,field
 from fastcore.basics import *
 from ..core.optimizers import base_opt
@@ -312,8 +311,7 @@ def rare_advice(group):
     fit = Interval(every).resolve(method.n_steps, method.stop_pct, method.replaces)
     if n==5 or n and (fit>=every or isinstance(method.batches_per_update, Interval)): return ''
     hint = "take a smaller number, train longer, or start from sparser masks"
-    shorter = copy(method)
-    shorter.every = fit
+    shorter = Timetable(method.method, method.n_steps, fit, fractions=method.fractions)
     if any(outlook(Group(shorter, group.tallies))): hint = f"{fit} fits such a run"
     return (f"this run of {method.n_steps} steps contains {n or 'no'} update{'s'*(n>1)} of the topology "
         f"at batches_per_update={every}: {hint}")
