@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import api,ast,contents,functools,json,subprocess,tomllib
+import ast,contents,functools,json,subprocess,tomllib
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -20,7 +20,6 @@ root,nbs,docs = cfg.config_path,cfg.nbs_path,cfg.config_path/'docs'
 src,site,images = docs/'_build/src',docs/'_build/html',docs/'images'
 pages = {f: src/nbpath2html(f.relative_to(nbs)).with_suffix('.ipynb') for f in nbglob(as_path=True).sorted()}
 texts = {f: src/f.name for f in sorted(root.glob('*.md')) if f.name!='README.md'}
-api_pages = {n.lower(): page for n,page in api.page_of().items()}
 symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for f,p in pages.items()}  # nbdev's start at the site's root
 
 _re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
@@ -29,6 +28,12 @@ _re_bar = re.compile(r'[█|\- ]*(\d+\.\d+% \[[^]]*\]\s*)?')
 _re_marks = re.compile(r'\[([^]]*)\]\([^)]*\)|[`*]')
 _re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
 _tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
+
+@functools.cache
+def api_pages():
+    "The API's page of each name, in lower case. The API loads the whole package, which README.md needs not"
+    import api
+    return {n.lower(): page for n,page in api.page_of().items()}
 
 def relink(s, f, to):
     "Send each link in markdown `s` of notebook `f` that leads to a file to `to(file, anchor, is_symbol)`"
@@ -94,7 +99,7 @@ class Page:
     def _to(self, t, a, is_symbol):
         "Address of file `t` from this page; a method that no cell defines by itself is found at its class"
         a = a.lower()
-        if is_symbol and (name := api_pages.get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
+        if is_symbol and (name := api_pages().get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
         to = relpath((pages|texts).get(t, t), self.path.parent)
         if not is_symbol: return to + a.replace('.', '')
         name = first(o for o in (a[1:], a[1:].split('.')[0]) if (t,o) in self.symbols)
@@ -148,6 +153,7 @@ def plain_modules(room):
 
 def write_folds(parts):
     "Write the pages whose links the sidebar folds: the API, and the internals room by room; the names of the two"
+    import api
     rooms = {f'internals/{k}': about for k,about in contents.rooms.items()}
     pages = {k: (k.split('/')[1], about, parts[k], []) for k,about in rooms.items()}
     for name,title,about,inside in (
@@ -208,6 +214,7 @@ def lost_searches():
 
 def write_api(symbols):
     "Write the API's pages; each name is linked to the code that makes it, on its page of `symbols` or in a module without a page"
+    import api
     modules = {import_module(f'{cfg.lib_path.name}.{m[1]}'): f for f in pages if (m := _re_module.search(code_of(f)))}
     def _link(n):
         o = api.find(n)
@@ -229,9 +236,20 @@ def dead_links():
             t = (p.parent/unquote(u.path)).resolve() if u.path else p
             if not u.scheme and (not t.exists() or u.fragment and u.fragment not in ids.get(t, ())): yield f'{p.relative_to(site)}: {l}'
 
+def keep_times(was):
+    "Give each file of `src` that is equal in folder `was` its time there, so that Sphinx doesn't read it again, and remove pages whose source is gone"
+    for p in was.rglob('*.*'):
+        now = src/p.relative_to(was)
+        if not now.exists(): (site/p.relative_to(was)).with_suffix('.html').unlink(missing_ok=True)
+        elif p.is_file() and p.read_bytes()==now.read_bytes(): os.utime(now, (p.stat().st_atime,p.stat().st_mtime))
+    rmtree(was, ignore_errors=True)
+
 def write_site(proc):
-    "Build the site from the processed notebooks in `proc`"
-    rmtree(src.parent, ignore_errors=True)
+    "Build the site from the processed notebooks in `proc`; pages that were built before and haven't changed stay"
+    import api
+    was = src.with_name('was')
+    rmtree(was, ignore_errors=True)
+    if src.exists(): src.rename(was)
     copytree(proc, src, ignore=ignore_patterns('*.ipynb', '*.txt', '*.yml'))
     for f,p in texts.items():
         text = f.read_text(encoding='utf-8')
@@ -245,9 +263,12 @@ def write_site(proc):
     parts = dict(in_parts([*L(rest).attrgot('name'), *api.groups]))
     folds = write_folds(parts)
     index.save(*(toctree(parts[k], k) for k in contents.parts), toctree([*folds, *(p.stem for p in texts.values())], 'Reference'))
+    keep_times(was)
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', *([] if sys.stdout.isatty() else ['-q']), '-c', docs, src, site]).returncode
     wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
-    if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
+    if rc or wrong:
+        rmtree(src.parent, ignore_errors=True)  # else pages with warnings would not be read again
+        sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
 
 # The README
 
@@ -314,6 +335,6 @@ def main(
     readme_only:bool=False, # Write README.md and no site?
 ):
     "Write README.md with its pictures in docs/images, and the site in docs/_build/html"
-    proc = proc_nbs(force=True, file_glob=cfg.readme_nb if readme_only else '')
+    proc = proc_nbs(force=True, n_workers=0, file_glob=cfg.readme_nb if readme_only else '')  # workers would load everything again
     write_readme(proc)
     if not readme_only: write_site(proc)

@@ -1,8 +1,9 @@
 """Whatever moves, copies, converts or saves a live weight ends right or with one clear error, never with a crash, and its index fits afterwards.
 Cases run in another process; those that may ruin memory in forks of it, so that a crash is told as one"""
-import copy,ctypes,io,json,os,pickle,pytest,re,signal,subprocess,sys,tempfile
+import copy,ctypes,io,json,os,pickle,pytest,re,signal,tempfile
 import numpy as np,torch
 from fastsparse.all import *
+from forks import run_code
 from helpers import *
 from torch import nn
 
@@ -209,11 +210,12 @@ def swap_dense_and_train(m):
     trains(m, live_names)
 @case
 def swap_dense_before_a_step(m):
-    "With its own gradient"
+    "With its own gradient; dead values go at the next forward"
     opt,new = torch.optim.SGD(m.parameters(), .1),nn.Parameter(torch.ones(32, 16))
     new.grad = torch.ones(32, 16)
     torch.utils.swap_tensors(mat(m), new)
     opt.step()
+    m.train()(batch(m))
     close(dense_of(mat(m)), .9*m[3].weight_mask)
 @case
 def swap_live_and_train(m):
@@ -640,7 +642,7 @@ def run_all(path):
 @pytest.fixture(scope='module')
 def ends(tmp_path_factory):
     path = tmp_path_factory.mktemp('moves')/'ends'
-    subprocess.run([sys.executable, __file__, str(path)], env=os.environ|dict(OMP_NUM_THREADS='1'))
+    run_code('import sys,test_live_moves; test_live_moves.run_all(sys.argv[1])', path)
     return {name:rest for name,*rest in map(json.loads, path.read_text().splitlines())}
 
 # Errors that say what to write, or are torch's for all tensors of a kind
@@ -667,5 +669,3 @@ def test_pinned_memory():
     assert mat(m).data.pin_memory().is_pinned()
     close(dense_of(mat(m).data.pin_memory()), dense_of(mat(m)))
     whole(m, y)
-
-if __name__=='__main__': run_all(sys.argv[1])

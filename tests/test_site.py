@@ -1,11 +1,13 @@
 "The site: which names stand on the API's pages, what the search leads to, and what the pages show"
 import inspect,json,pytest,re,sys
+from functools import cache
 from nbdev.processors import FilterDefaults
 from pathlib import Path
 
 root = Path(__file__).parent.parent
 sys.path.insert(0, str(root/'docs'))
 import api,build,contents,examples
+api.entry_md = cache(api.entry_md)  # the same entries are looked at several times
 
 pages = {p.relative_to(root/'nbs').with_suffix('').as_posix(): p for p in sorted((root/'nbs').rglob('*.ipynb')) if not set(p.parts) & {'.ipynb_checkpoints','_proc'}}
 shown = [n for n in pages if '/' in n]

@@ -481,3 +481,25 @@ def test_moves_chosen_together_are_those_chosen_alone(dtype, seed):
         assert set(gone.tolist())==set(dropped.tolist())-set(grown.tolist()) and gone.tolist()==sorted(gone.tolist())
         assert set(new.tolist())==set(grown.tolist())-set(dropped.tolist()) and new.tolist()==sorted(new.tolist())
 
+
+@pytest.mark.parametrize('method,live', [('set',False), ('rigl',False), ('rigl',True), ('gmp',True), ('snfs',False)])
+def test_deterministic_algorithms_move_the_same(method, live):
+    "All places that are written differ, so nothing is undetermined, in any memory format"
+    def run():
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)).to(memory_format=torch.channels_last)
+        if method!='gmp': sparsify_model(m, .7, seed=0)
+        opt = torch.optim.Adam(m.parameters(), 1e-2)
+        settings = dict(sparsity=.7) if method=='gmp' else {}
+        plan = {'3.weight':'rows'} if live else False
+        DynamicSparseTraining(m, opt, 12, method=method, batches_per_update=3, seed=0, sparse_compute=plan, **settings)
+        for i in range(9):
+            opt.zero_grad()
+            m(torch.randn(4, 3, 6, 6, generator=keyed_generator(0, i))).square().mean().backward()
+            opt.step()
+        return m.state_dict()
+    want = run()
+    torch.use_deterministic_algorithms(True)
+    try: got = run()
+    finally: torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(want[k], got[k]) for k in want)

@@ -345,7 +345,7 @@ replaced = dict(assign=_assign, parameter=_parameter, data=_data, same_place=_sa
 @pytest.mark.parametrize('when', ['before','after'])
 @pytest.mark.parametrize('name', replaced)
 def test_what_is_put_in_the_place_of_another_is_followed(name, when, copied):
-    "A weight, a mask or a parameter: after the next step dead weights are zero, and so they stay, without a forward of the whole; the original's next forward zeroes them too"
+    "A weight, a mask or a parameter, between backward and step too: at the next forward dead weights are zero, and so they stay"
     m = copied_by[copied](tasks())
     if when=='after': used_by['method'](m)
     m.zero_grad()
@@ -353,6 +353,7 @@ def test_what_is_put_in_the_place_of_another_is_followed(name, when, copied):
     opt = optimizers['sgd'](m.parameters())
     used_by['parts'](m)
     opt.step()
+    m(x3)
     assert_dead(m, opt)
     stays_dead(m, opt, 3, used_by['method'])
     if copied=='original':

@@ -41,7 +41,7 @@ def grown_score(
     size = gradients_of(score.weight, structure)
     if score.f is gradient_magnitude: return size
     at = score.f._needs.sample.draw(kept, n, score.generator)
-    return (draw()-1).to(size).put_(at, size.take(at))
+    return put_((draw()-1).to(size), at, size.take(at))
 
 # %% ../../nbs/532_card.units.ipynb #f1b2f009
 def choose_units(tally, keep_score, grow_score, kept, target, budget=None):

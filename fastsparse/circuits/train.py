@@ -124,7 +124,9 @@ def unpacked(v):
     "The tensor that `packed` got"
     if isinstance(v, torch.Tensor): return v
     shape,at,values = v
-    return torch.zeros(shape, dtype=values.dtype).put_(at.long(), values)
+    t = torch.zeros(shape, dtype=values.dtype)
+    t.view(-1)[at.long()] = values
+    return t
 
 # %% ../../nbs/902_circuits.train.ipynb #3ae658fa
 @patch

@@ -21,15 +21,23 @@ from warnings import warn
 
 # --- tables
 
-F,N,C,FOURS,ONE,DX = np.float32,16,np.int32,False,True,True
+F,N,C,SUMS,FOURS,ONE,DX = np.float32,16,np.int32,4,False,True,True
 
 @kernel
 def dots(val, col, j, e, x, a):
     "The vector `a` plus the live weights `j` to `e` times the rows of the table `x` in their columns"
-    if N>64:
+    if SUMS==1:
         for q in range(j, e): a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
         return a
-    b,c,d,m = zero(N, x),zero(N, x),zero(N, x),j+(e-j)//4*4  # a narrow sum waits for itself, so there are four
+    b = zero(N, x)  # a narrow sum waits for itself, so there are two or four
+    if SUMS==2:
+        m = j+(e-j)//2*2
+        for q in range(j, m, 2):
+            a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
+            b = axpy(at(val, q+1), load(N, x, at(col, q+1)*N), b)
+        if m<e: a = axpy(at(val, m), load(N, x, at(col, m)*N), a)
+        return add(a, b)
+    c,d,m = zero(N, x),zero(N, x),j+(e-j)//4*4
     for q in range(j, m, 4):
         a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
         b = axpy(at(val, q+1), load(N, x, at(col, q+1)*N), b)
@@ -295,7 +303,8 @@ def block_starts(crow, col, n, width, nb, starts):
     put(starts, n*nb, at(crow, n))
 
 # --- how large tables and blocks are, which follows from the caches and from the live weights that an output has in a block
-# - A sum takes 8 registers, since the backward has two vectors: 128 float32s with 64 bytes a vector. Small batches take the next power of two.
+# - A sum takes 8 registers: 128 float32s with 64 bytes a vector, 64 with 32. The backward has two vectors and a third that they read, so where
+#   there are 16 registers, as with 32 bytes a vector, its vectors take 4. Small batches take the next power of two.
 # - Below a density of 13 %, a table is made narrow enough for a part of the second cache, and isn't cut forward. Backward it is cut where
 #   an output has more than 256 live weights and the table doesn't fit: a block of it is then half of the second cache, or a quarter where
 #   the batch fits one table, since gradients of weights are then written in no order.
@@ -304,6 +313,12 @@ def block_starts(crow, col, n, width, nb, starts):
 # - Where outputs share inputs in fours, a forward table has half the columns, since four sums are in registers, and a block of it fills the
 #   second cache. In the backward a block of inputs with its gradients fills at most half of it.
 # With caches of 32 KB and 1 MB this came within a tenth of the best of twenty settings, from 80 to 98 % sparsity.
+
+def n_sums(
+    width:int, # Bytes of a sum
+) -> int: # 1, 2 or 4
+    "How many sums of an output are in registers at once: they take eight, or one sum does"
+    return next((k for k in (4,2) if k*width<=8*vector_bytes()), 1)
 
 @lru_cache(1024)
 def tiling(
@@ -315,8 +330,12 @@ def tiling(
     fours=False, # Do outputs share inputs in fours?
 ) -> tuple: # Columns of a table, rows of it in a block, results that are made together
     "The sizes of tables and blocks for a product"
-    (l1,l2),widest = caches(),8*vector_bytes()//size
-    if fours and not back: widest = max(widest//(2 if vector_bytes()==64 else 4), 16)
+    l1,l2 = caches()
+    few = vector_bytes()<64  # registers: 16, not 32
+    taken = 8
+    if fours and not back: taken = 2 if few else 4
+    elif back and few and not fours: taken = 4
+    widest = max(taken*vector_bytes()//size, 16)
     N = next((k for k in (16,32,64) if rows<=k<=widest), widest)
     if fours: return N,max(min(n, l2//((4 if back else 1)*N*size)), 1),128
     if density<.13:
@@ -475,7 +494,7 @@ def multiply(
         split_work(lambda o0, o1: call(f, xs, index.crow, index.col, v, bias, y, o0, o1, n_in, n_out, rows), n_out, 256, work)
         return _as_type(y, x)
     N,fb,R = tiling(rows, n_in, n/max(n_in*n_out, 1), False, size, index.fours)
-    (starts,nb),f = _starts_of(index, fb),forward.compiled(F=kind, N=N, C=columns, FOURS=index.fours)
+    (starts,nb),f = _starts_of(index, fb),forward.compiled(F=kind, N=N, C=columns, SUMS=n_sums(N*size), FOURS=index.fours)
     def part(*of): call(f, xs, starts, index.col, v, bias, y, *of, n_in, n_out, nb, R, scratch=(n_in*N*size,R*N*size))
     if rows>N: split_work(lambda r0, r1: part(r0, r1, 0, n_out), rows, N, work)
     else: split_work(lambda o0, o1: part(0, rows, o0, o1), n_out, 64, work)

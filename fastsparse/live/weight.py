@@ -59,7 +59,7 @@ class Live(Weight):
     def _look(self, ps):
         "Watch the parameter if it is another one now, and one of `ps`, which are stepped; masked if it is dense, as after `to('meta')`"
         p = self.module._parameters.get(self.attr)
-        if p is None or p is self.watched or all(p is not q for q in ps): return
+        if p is None or all(p is not q for q in ps): return
         self._become(Live if isinstance(_as_parameter(p), LiveTensor) else Masked, p)
         self.project()
 
@@ -204,7 +204,7 @@ def put(self:Live, gone, new, opt, start=None):
     "Move the mask from the places `gone` to `new`; grown weights start at 0, or at `start`"
     put_(put_(self.mask, gone, False), new, True)
     self.sync_to_mask(opt)
-    if start is not None: self.values.put_(self.index.find(new), start.take(new).to(self.values))
+    if start is not None: put_(self.values, self.index.find(new), start.take(new))
     if self._before is not None: self._mark()
     self._projected = self._mask_stamp
 
@@ -212,7 +212,6 @@ def put(self:Live, gone, new, opt, start=None):
 @patch
 def before_step(self:Live, opt):
     "The optimizer `opt` is about to step the parameter"
-    self.project()
     self._mark()
 
 @patch

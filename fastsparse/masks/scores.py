@@ -15,7 +15,7 @@ from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
 from ..core.optimizers import base_opt,group_of,opt_state
 from ..core.registry import call_with,declares,get_part,same_needs
-from .selection import count_live,live_places
+from .selection import count_live,live_places,put_
 from .schedules import ConstantSchedule,make_schedule
 from .structures import Unstructured
 
@@ -268,7 +268,7 @@ class SampledGradient(BasicRepr):
         if p.shape!=mask.shape: return p.grad.detach().abs()  # `p` holds the drawn weights only
         drawn = self._needs.sample.draw(mask, n, generator)
         score = random_score(p, generator).to(torch.promote_types(p.dtype, torch.float))-1
-        return score.put_(drawn, p.grad.detach().abs().take(drawn).to(score))
+        return put_(score, drawn, p.grad.detach().abs().take(drawn))
 
 # %% ../../nbs/104_masks.scores.ipynb #156a0eed
 @declares()

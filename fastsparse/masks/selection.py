@@ -186,12 +186,13 @@ def local_part(t) -> torch.Tensor:
 def put_(
     t:torch.Tensor, # Tensor of any shape and memory format, changed in place
     idx:torch.Tensor, # Row-major indices
-    value, # A number or a bool
+    value, # A number or a bool, or a vector with one for each place
 ) -> torch.Tensor: # `t`
-    "Write `value` at the places `idx` of `t`, or of its local part"
+    "Write `value` at the places `idx` of `t`, or of its local part; all places differ"
     own = t if type(t) in _plain else local_part(t)
-    if own.is_contiguous(): own.view(-1).index_fill_(0, idx, value)
-    else: own.put_(idx, torch.full(idx.shape, value, dtype=t.dtype, device=t.device))
+    values = value.to(own) if isinstance(value, torch.Tensor) else torch.full(idx.shape, value, dtype=own.dtype, device=own.device)
+    if own.is_contiguous(): own.view(-1).index_copy_(0, idx, values)
+    else: own.index_put_(torch.unravel_index(idx, own.shape), values)  # `Tensor.put_` isn't deterministic
     return t
 
 # %% ../../nbs/100_masks.selection.ipynb #1cbbe88e

@@ -14,6 +14,7 @@ from ..contract import as_path,call_model,evaluating,module_of,need_fraction,nee
 from ..save.disk import read_tensors,whole_file
 from ..save.files import checksum_of
 from ..core.patterns import need_named
+from ..masks.selection import put_
 from ..weights.find import apply_masks
 from ..weights.hooks import MaskHooks
 from ..save.state import need_same_tensors
@@ -212,6 +213,6 @@ def load_delta(
             if values.dtype!=t.dtype or values.shape!=at.shape:
                 raise ValueError(f"{k} has {values.numel()} values of {values.dtype}, and its base needs {len(at)} of {t.dtype}")
             found[k] = at,values
-    for k,(at,values) in found.items(): state[k].put_(at.to(state[k].device), values.to(state[k].device))
+    for k,(at,values) in found.items(): put_(state[k], at.to(state[k].device), values)
     module.load_state_dict(state)  # values of layers with sparse compute are copies in the state
     apply_masks(module)

@@ -142,7 +142,7 @@ def put(self:Sharded, gone, new, opt, start=None):
     self.dense.terms = []
     gone,new = self.own_places(gone),self.own_places(new)
     super(Sharded, self).put(gone, new, opt, start)
-    if terms and grad is not None: put_(local_part(grad), new, 0).put_(new, terms[0].take(new))
+    if terms and grad is not None: put_(grad, new, terms[0].take(new))
     self.dense.terms = terms
     self.checksum()
 

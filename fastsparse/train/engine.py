@@ -77,6 +77,7 @@ def _fitted(self:SparseEngine, modules, rules, keeps_shares):
     "Pairs of a bound method and its parameters, weights beside them, initial values and targets; a dense model gets masks if all fits"
     model,everything,every = self.model,masked_params(self.model),fits.params_of(self.model, None if rules else self.method.structure)
     pairs = fits.assigned(fits.inside(every, modules), rules, self.method, model)
+    if everything: pairs = [(fits.with_structure(method, weights), weights) for method,weights in pairs]
     pairs = [(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), params) for method,params in pairs]
     moved = {id(param.p) for _,params in pairs for param in params}
     beside = [] if rules is not None else [weight for weight in everything if id(weight.p) not in moved]

@@ -9,9 +9,9 @@ __all__ = ['Tally', 'mask_version', 'Group', 'counts_at', 'requested', 'check_wa
 import math,torch
 from dataclasses import dataclass,field
 from fastcore.basics import *
-from ..core.registry import needs_of,wants
+from ..core.registry import needs_of
 from ..masks.apportion import whole_up
-from ..masks.distributions import proportional_sparsity
+from ..masks.distributions import proportional_sparsity,reads_scores
 from ..masks.schedules import Interval,min_max_end,update_due
 from ..masks.scores import densify
 from ..masks.selection import local_part,n_live
@@ -143,7 +143,7 @@ def targets(self:Group, t, score_of=None):
     "How many connections of each weight should live after an update at step `t`; `score_of` a tally, if layers are compared"
     method = self.method
     if method.path is None: return [tally.target for tally in self.tallies]
-    extras = dict(scores=[*map(score_of, self.tallies)]) if score_of and wants(method.sparse_f, 'scores') else {}
+    extras = dict(scores=[*map(score_of, self.tallies)]) if score_of and reads_scores(method.sparse_f) else {}
     return counts_at(method, self.weights, self.beside, method.sparsity_at(t, self.updates_before(t)+1), **extras)
 
 # %% ../../nbs/401_train.groups.ipynb #40fd6bc7
@@ -153,7 +153,7 @@ def is_due(self:Group, t):
     if not self.method.is_time(t): return False
     for tally in self.tallies: tally.recount()
     trained = [tally.p.requires_grad for tally in self.tallies]
-    if self.method.path is not None and wants(self.method.sparse_f, 'scores'): return any(trained)
+    if self.method.path is not None and reads_scores(self.method.sparse_f): return any(trained)
     fraction = self.fraction(t)
     return any(ok and tally.would_move(n, tally.n_kept(n, fraction)) for ok,tally,n in zip(trained, self.tallies, self.targets(t)))
 
@@ -214,7 +214,7 @@ def warn_if_rare(self:Group):
 def warn_if_frozen(self:Group):
     "Warn if most masks or weights are frozen, or so many that the final sparsity can't be reached; was there a warning?"
     method,tallies,frozen = self.method,self.tallies,[tally for tally in self.tallies if not tally.p.requires_grad]
-    ends = not (method.path is None or method.n_steps is None or wants(method.sparse_f, 'scores'))
+    ends = not (method.path is None or method.n_steps is None or reads_scores(method.sparse_f))
     asked = counts_at(method, self.weights, self.beside, method.sparsity_at(method.n_steps)) if ends else [tally.target for tally in tallies]
     held = [(tally, n) for tally,n in zip(tallies, asked) if tally in frozen and tally.live!=n]
     n,live,lack = sum(tally.n for tally in tallies),sum(asked),sum(tally.live-n for tally,n in held)

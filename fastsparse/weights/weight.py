@@ -193,8 +193,8 @@ def remove(self:Weight):
 def _before_step(opt, *args):
     base = base_opt(opt)
     ps = [p for group in base.param_groups for p in group['params']]
-    for ref in list(_known.values()):
-        if (w := ref()) is not None: w._look(ps)
+    for w in [w for ref in list(_known.values()) if (w := ref()) is not None]:
+        if w.module._parameters.get(w.attr) is not w.watched: w._look(ps)
     ws = [w for p in ps if (w := weight_of(p)) is not None]
     for w in ws:
         w.before_step(opt)
@@ -302,7 +302,7 @@ def _follow(self:Masked, p): self._watch(p)  # it was assigned to the module
 @patch
 def _look(self:Masked, ps):
     "Watch the parameter if it is another one now, and one of `ps`, which are stepped; see whether it is computed from these"
-    if (p := self.module._parameters.get(self.attr)) is self.watched: return
+    p = self.module._parameters.get(self.attr)
     if p is not None and any(p is q for q in ps): self._watch(p)
     elif p is None and any(q in set(self.module.parameters()) for q in ps): self.project()
 
@@ -356,7 +356,7 @@ def _take(self:Masked, grad):
 @patch
 def before_step(self:Masked, opt):
     "The optimizer `opt` is about to step the parameter"
-    self.wake()
+    if self.passive: self.wake()
     self._mark()
 
 @patch
@@ -412,7 +412,7 @@ def put(self:Masked, gone, new, opt, start=None):
     put_(put_(self.mask, gone, False), new, True)
     for t in [p, *(s for o in opts for s in slow_weights(o, p))]:
         put_(t, changed, 0)
-        if start is not None: local_part(t).detach().put_(new, start.take(new).to(t.dtype))
+        if start is not None: put_(t.detach(), new, start.take(new))
     for t in (h for o in opts for h in grad_history(o, p)): put_(t, new if self.dense_history else changed, 0)
     if len(gone) and not self.dense_history:
         for o in opts: lift_dead(o, p, self.mask, int(gone[0]))
@@ -421,7 +421,7 @@ def put(self:Masked, gone, new, opt, start=None):
     if grad is None or self.dense_history: return
     put_(grad, gone, 0)
     if not self.dense.terms: return
-    grad.put_(new, self.dense.summed().take(new).to(grad.dtype))
+    put_(grad, new, self.dense.summed().take(new))
     self.dense.fit_to(self._live_grad(grad))
 
 # %% ../../nbs/202_weights.weight.ipynb #9cee0003
