@@ -30,7 +30,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'report.progress': 'timing inputs', 'report.flops': 'flops flops_training', 'report.history': 'history', 'report.cost': 'calls cost', 'report.pictures': 'pictures',
     'prune.magnitude': 'calls magnitude saliency sparsify', 'prune.inputs': 'calls layerwise refit inputs experts', 'prune.shards': 'shards',
     'prune.layerwise': 'calls layerwise refit inputs experts shards', 'prune.saliency': 'calls saliency sparsify', 'prune.tickets': 'calls tickets', 'prune.finetune': 'calls finetune',
-    'cut.groups': 'shrink groups channels cuts', 'cut.walk': 'shrink groups channels cuts', 'cut.config': 'cut', 'cut.call': 'call',
+    'cut.groups': 'shrink groups channels cuts', 'cut.walk': 'shrink groups channels cuts', 'cut.solve': 'solve', 'cut.config': 'cut', 'cut.call': 'call',
     'cut.channels': 'calls channels cuts', 'cut.experts': 'experts cut', 'cut.layers': 'cut', 'cut.shrink': 'shrink groups cuts cut',
     'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.rates': 'narrow', 'deploy.narrow': 'narrow fit',
     'deploy.search': 'narrow fit',
