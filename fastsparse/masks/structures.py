@@ -218,6 +218,9 @@ class Unstructured(Structure):
     def axes(self, shape): return (math.prod(shape),),[],[0]
     def n_weights(self, shape, k): return k
     def units_per_group(self, shape, n): return n if 0<=n==int(n)<=math.prod(shape) else super().units_per_group(shape, n)
+    def count(self, shape, n):
+        need_number('n', n, 0, math.prod(shape))
+        return n
     def legal(self, mask): return True
     def top(self, score, n): return top_k_mask(score.detach(), self.units_per_group(score.shape, n))
 

@@ -20,7 +20,6 @@ from .starting import by_rules,draw_seed,fitting,mask_makers,that_fit,warn_of_ma
 from .trained import shows_training
 from ..weights.find import masked_params,refuse_learned
 from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
-from functools import partial
 from warnings import warn
 
 # %% ../../nbs/307_model.sparsify.ipynb #5c200d5f
@@ -83,11 +82,12 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     learn,model = model,module_of(model)
     need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb)
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
-    params,places = choose(model, chosen, also, exclude, partial(that_fit, structure))
-    if isinstance(sparsity, (dict,list)): params,places,sparsity,sparse_f = by_rules(sparsity, params, places, model, sparse_f)
+    params = that_fit(structure, choose(model, chosen, also, exclude))
+    if isinstance(sparsity, (dict,list)): params,sparsity,sparse_f = by_rules(sparsity, params, model, sparse_f)
     is_meta = all(o.p.is_meta for o in params)
-    birth = (first(parts_of('birth').values()) if is_meta else WithValues)(model, params, xb, sparse_f)
-    makers = mask_makers(params, places, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity))
+    birth = parts_of('birth')['Birth'] if is_meta else WithValues
+    birth = birth(model, params, xb, sparse_f)
+    makers = mask_makers(params, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity))
     untouched = may_be_repaired(learn, sparsity, mask_init, sparse_init_mode)
     if is_meta or not sparsity or sparse_init_mode!='auto': xb = None
     elif xb is None: xb = batch_of(learn)
@@ -193,7 +193,7 @@ def sparsify_parameter(
     need_fraction('sparsity', sparsity)
     need_values(**{name:o.p})
     if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
-    make, = mask_makers([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    make, = mask_makers([o], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
     register_mask(o, make(o))
     keep_from_broadcast(module)
     return enforce_masks(module, (m,attr))
