@@ -19,7 +19,7 @@ from ..masks.selection import above,count_live,cut_above,keyed_generator,live_pl
 from ..model.buffers import show_sparsity
 from ..model.layers import axes_of
 from ..model.starting import check_score
-from .groups import mask_version,Tally
+from .plan import mask_version,Tally
 from numbers import Real
 from warnings import warn
 
@@ -179,14 +179,13 @@ def write(self:Move, opt):
     "Write the move to mask, weight and optimizer"
     tally,weight,state_f = self.tally,self.tally.weight,self.tally.method.grow_state_f
     weight.put(self.gone, self.new, opt, self.start)
-    tally.moved(len(self.gone), len(self.new), self.budget)
+    tally.follow(len(self.gone), len(self.new), self.budget)
     if state_f is not None: call_with(state_f, weight.p, opt=opt, idx=self.new, mask=weight.mask, notes=tally.growth_state)
 
 @patch
-def moved(self:Tally, n_gone=0, n_new=0, budget=None):
-    "Follow a move that was written; without arguments, an update that left this weight alone"
+def follow(self:Tally, n_gone, n_new, budget):
+    "Count a move that was written"
     self.last_update = n_gone,n_new
-    if budget is None: return
     self.live = self.target = self.live-n_gone+n_new
     show_sparsity(self.weight, self.live)
     self.budget,self.counted = budget,mask_version(self.weight)
