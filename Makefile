@@ -10,7 +10,7 @@ export PYTHONWARNINGS := ignore::FutureWarning
 # Tests start a hundred processes: without bytecode on disk, each compiles 3,500 modules of torch and fastai anew, for 8 seconds
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all types coverage dist docs notebooks bench gpu mutants leaderboard prepare clean
+.PHONY: help demo test quick test-all types coverage dist docs notebooks bench gpu mutants leaderboard prepare clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -26,16 +26,15 @@ demo: $(READY) ## train dense, static and dynamic sparse networks on real digits
 	python benchmarks/demo.py
 
 test: $(READY) ## style, files in step with the notebooks, notebooks, tests, and a site without warnings
-	chkstyle nbs docs tests benchmarks fastsparse/kernels setup.py
-	ruff check -q
-	python docs/check.py "$(PREPARE)"
-	nbdev-test --timing --do-print
-	python -m pytest -q -n auto --dist worksteal
-	python docs/build.py
+	@PREPARE="$(PREPARE)" python tests/parts.py
+
+quick: $(READY) ## tests and pages of what differs from main, and of what imports it, in a minute or two
+	@python tests/parts.py --quick
 
 test-all: $(READY) ## install every extra, and run all tests, those too that take long or need an extra
 	uv pip install -q -e '.[dev,all,check,met]'
 	mypy
+	nbdev-test --flags slow
 	python -m pytest -q -m ''
 
 types: $(READY) ## check the types of a small program that uses the public names

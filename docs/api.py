@@ -1,5 +1,5 @@
 "The API's pages as markdown, written from signatures, docments and docstrings of the package"
-import ast,contents,examples,fastsparse.all,inspect,re,textwrap
+import ast,contents,examples,fastsparse.all,functools,inspect,re,textwrap
 from fastai.basics import Learner
 from fastcore.docments import docments
 from fastcore.docscrape import NumpyDocString
@@ -39,6 +39,7 @@ def signature(name, o, without=()):
     line = f"{name}({', '.join(args+['**settings']*bool(without))})"
     return line if len(line)<=88 else textwrap.fill(line, 88, subsequent_indent='    ', break_long_words=False, break_on_hyphens=False)
 
+@functools.cache
 def arguments(o):
     "What each argument of `o` is"
     found = docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True)

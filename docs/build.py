@@ -1,5 +1,5 @@
 "Write README.md and the site in docs/_build/html from the notebooks, with Sphinx where nbdev would use Quarto"
-import api,ast,contents,functools,json,subprocess,tomllib
+import ast,contents,functools,json,subprocess,tomllib
 from base64 import b64decode
 from fastcore.nbio import *
 from fastcore.script import call_parse
@@ -20,7 +20,6 @@ root,nbs,docs = cfg.config_path,cfg.nbs_path,cfg.config_path/'docs'
 src,site,images = docs/'_build/src',docs/'_build/html',docs/'images'
 pages = {f: src/nbpath2html(f.relative_to(nbs)).with_suffix('.ipynb') for f in nbglob(as_path=True).sorted()}
 texts = {f: src/f.name for f in sorted(root.glob('*.md')) if f.name!='README.md'}
-api_pages = {n.lower(): page for n,page in api.page_of().items()}
 symbol_links = {f"/{p.relative_to(src).with_suffix('.html').as_posix()}": f for f,p in pages.items()}  # nbdev's start at the site's root
 
 _re_link = re.compile(r'\]\(([^)\s:#]*)(#[^)\s]*)?\)')
@@ -29,6 +28,12 @@ _re_bar = re.compile(r'[█|\- ]*(\d+\.\d+% \[[^]]*\]\s*)?')
 _re_marks = re.compile(r'\[([^]]*)\]\([^)]*\)|[`*]')
 _re_code = re.compile(r'<(code|pre|script)\b.*?</\1>', re.DOTALL)
 _tags = {('echo','false'): 'remove-input', ('output','false'): 'remove-output', ('code-fold',''): 'hide-input'}  # a directive that is true has no value
+
+@functools.cache
+def api_pages():
+    "The API's page of each name, in lower case. The API loads the whole package, which README.md needs not"
+    import api
+    return {n.lower(): page for n,page in api.page_of().items()}
 
 def relink(s, f, to):
     "Send each link in markdown `s` of notebook `f` that leads to a file to `to(file, anchor, is_symbol)`"
@@ -41,6 +46,10 @@ def title_md(nb, *notes):
     "Title and description of processed `nb` as markdown, with `notes` between them"
     fm = nb_frontmatter(nb)
     return '\n\n'.join([f"# {fm['title']}", *notes, fm.get('description', '')])
+
+def short(about):
+    "The title that description `about` begins with: what stands before a colon, or before what it adds"
+    return re.split(': |, (?=and |so |for |on |where |with )', about)[0]
 
 def prose(s):
     "Markdown `s` of a cell without nbdev's directives, which say that it stands in llms.txt too"
@@ -89,12 +98,13 @@ class Page:
         store_attr()
         self.path = pages[f]
         self.name = self.path.relative_to(src).with_suffix('').as_posix()
-        self.is_guide = any(fnmatchcase(self.name, o) for o in sum(contents.parts.values(), []))
+        guides = ['index', *contents.reference, *contents.parts, *(o for _,globs in contents.parts.values() for o in globs)]
+        self.is_guide = any(fnmatchcase(self.name, o) for o in guides)
 
     def _to(self, t, a, is_symbol):
         "Address of file `t` from this page; a method that no cell defines by itself is found at its class"
         a = a.lower()
-        if is_symbol and (name := api_pages.get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
+        if is_symbol and (name := api_pages().get(a[1:])) and pages.get(t)!=self.path: return relpath(src/f'{name}.md', self.path.parent) + a.replace('.', '')
         to = relpath((pages|texts).get(t, t), self.path.parent)
         if not is_symbol: return to + a.replace('.', '')
         name = first(o for o in (a[1:], a[1:].split('.')[0]) if (t,o) in self.symbols)
@@ -121,25 +131,33 @@ class Page:
         targets = [f'({target(self.f, o)})=' for o in defined(c)] if exported else []
         return [*[mk_cell('\n'.join(targets), 'markdown')]*bool(targets), c]
 
+    def title(self):
+        "Title and description as markdown; a module is called by what it does, with its name below"
+        fm = nb_frontmatter(self.nb)
+        title,about = contents.titles.get(self.name, fm['title']),fm.get('description', '')
+        return '\n\n'.join([f'# {title}', about] if self.is_guide else [f'# {short(about)}', f'`{cfg.lib_path.name}.{title}`', about])
+
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"
         about = found_by(self.name, nb_frontmatter(self.nb).get('description', ''))
-        cells = [self.md(title_md(self.nb)), *L(self.nb.cells).map(self.cell).concat(), *L(about, *extra).map(self.md)]
+        cells = [self.md(self.title()), *L(self.nb.cells).map(self.cell).concat(), *L(about, *extra).map(self.md)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
 def toctree(names, caption=None, hidden=True):
     "Pages `names` as a part of the sidebar, and in the text of their page unless they are `hidden`"
-    lines = [f'{contents.titles[o]} </{o}>' if o in contents.titles else f'/{o}' for o in names]
+    called = {k: title for k,(title,_) in contents.parts.items()}
+    lines = [f'{called[o]} </{o}>' if o in called else f'/{o}' for o in names]
     return '\n'.join(['```{toctree}', ':maxdepth: 1', *[':hidden:']*hidden, *[f':caption: {caption}']*bool(caption), '', *lines, '```'])
 
 def in_parts(names):
-    "Caption and pages of each part of the sidebar, those in folds too; a page that no part names is one of the internals"
-    left = list(names)
-    for caption,globs in (contents.parts|contents.folds).items():
+    "Pages that are folded below the first page of each part; a page that no part names is one of the internals"
+    named = [*contents.reference, *contents.parts]
+    left = [n for n in names if n not in named]
+    for first_page,globs in ({k: globs for k,(_,globs) in contents.parts.items()}|contents.folds).items():
         found = uniqueify(n for g in globs for n in left if fnmatchcase(n, g))
         left = [n for n in left if n not in found]
-        if found: yield caption,found
+        if found: yield first_page,found
 
 def plain_modules(room):
     "Links to the source of the modules of `room` that have no notebook, a line of markdown each"
@@ -148,17 +166,18 @@ def plain_modules(room):
 
 def write_folds(parts):
     "Write the pages whose links the sidebar folds: the API, and the internals room by room; the names of the two"
+    import api
     rooms = {f'internals/{k}': about for k,about in contents.rooms.items()}
-    pages = {k: (k.split('/')[1], about, parts[k], []) for k,about in rooms.items()}
+    pages = {k: (short(about), f"`{cfg.lib_path.name}.{Path(k).name}`: {about}", parts[k], []) for k,about in rooms.items()}
     for name,title,about,inside in (
-        ('api/index', 'API', 'Everything that `from fastsparse.all import *` gives, by what one wants to do', {k: o[1] for k,o in api.groups.items()}),
+        ('api/index', 'API', 'Everything that `from fastsparse.all import *` gives, by what you want to do', {k: f'{o[0]}: {o[1]}' for k,o in api.groups.items()}),
         ('internals/index', 'Internals', 'How the library is made: modules are notebooks, and these are their pages', rooms)):
-        lines = [f"- [](/{k}.md): {o[:1].lower()+o[1:]}" for k,o in inside.items()]
+        lines = [f'- [](/{k}.md){o.removeprefix(short(o))}' for k,o in inside.items()]
         pages[name] = (title, about, list(inside), ['\n'.join(lines)])
     for name,(title,about,names,text) in pages.items():
         p = src/f'{name}.md'
         p.parent.mkdir(exist_ok=True)
-        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), *plain_modules(title), found_by(name, about)])+'\n', encoding='utf-8')
+        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), *plain_modules(p.stem), found_by(name, about)])+'\n', encoding='utf-8')
     return ['api/index','internals/index']
 
 def gallery(f):
@@ -208,6 +227,7 @@ def lost_searches():
 
 def write_api(symbols):
     "Write the API's pages; each name is linked to the code that makes it, on its page of `symbols` or in a module without a page"
+    import api
     modules = {import_module(f'{cfg.lib_path.name}.{m[1]}'): f for f in pages if (m := _re_module.search(code_of(f)))}
     def _link(n):
         o = api.find(n)
@@ -229,9 +249,20 @@ def dead_links():
             t = (p.parent/unquote(u.path)).resolve() if u.path else p
             if not u.scheme and (not t.exists() or u.fragment and u.fragment not in ids.get(t, ())): yield f'{p.relative_to(site)}: {l}'
 
+def keep_times(was):
+    "Give each file of `src` that is equal in folder `was` its time there, so that Sphinx doesn't read it again, and remove pages whose source is gone"
+    for p in was.rglob('*.*'):
+        now = src/p.relative_to(was)
+        if not now.exists(): (site/p.relative_to(was)).with_suffix('.html').unlink(missing_ok=True)
+        elif p.is_file() and p.read_bytes()==now.read_bytes(): os.utime(now, (p.stat().st_atime,p.stat().st_mtime))
+    rmtree(was, ignore_errors=True)
+
 def write_site(proc):
-    "Build the site from the processed notebooks in `proc`"
-    rmtree(src.parent, ignore_errors=True)
+    "Build the site from the processed notebooks in `proc`; pages that were built before and haven't changed stay"
+    import api
+    was = src.with_name('was')
+    rmtree(was, ignore_errors=True)
+    if src.exists(): src.rename(was)
     copytree(proc, src, ignore=ignore_patterns('*.ipynb', '*.txt', '*.yml'))
     for f,p in texts.items():
         text = f.read_text(encoding='utf-8')
@@ -240,14 +271,19 @@ def write_site(proc):
     read = {f: read_nb(proc/f.relative_to(nbs)) for f in pages}
     symbols = {(f,o) for f,nb in read.items() for c in nb.cells if is_exported(c) for o in defined(c)}
     index,*rest = sorted((Page(f, nb, symbols) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
-    for o in rest: o.save()
-    write_api(symbols)
     parts = dict(in_parts([*L(rest).attrgot('name'), *api.groups]))
-    folds = write_folds(parts)
-    index.save(*(toctree(parts[k], k) for k in contents.parts), toctree([*folds, *(p.stem for p in texts.values())], 'Reference'))
+    for o in rest:
+        folded = [toctree(parts[o.name])] if o.name in contents.parts else []
+        o.save(*folded)
+    write_api(symbols)
+    reference = [*contents.reference, *write_folds(parts), *(p.stem for p in texts.values())]
+    index.save(toctree(contents.parts, 'What do you want to do?'), toctree(reference, 'Reference'))
+    keep_times(was)
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', *([] if sys.stdout.isatty() else ['-q']), '-c', docs, src, site]).returncode
     wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
-    if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
+    if rc or wrong:
+        rmtree(src.parent, ignore_errors=True)  # else pages with warnings would not be read again
+        sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
 
 # The README
 
@@ -314,6 +350,6 @@ def main(
     readme_only:bool=False, # Write README.md and no site?
 ):
     "Write README.md with its pictures in docs/images, and the site in docs/_build/html"
-    proc = proc_nbs(force=True, file_glob=cfg.readme_nb if readme_only else '')
+    proc = proc_nbs(force=True, n_workers=0, file_glob=cfg.readme_nb if readme_only else '')  # workers would load everything again
     write_readme(proc)
     if not readme_only: write_site(proc)

@@ -176,6 +176,7 @@ def test_norms_of_all_blocks():
     torch.testing.assert_close(block_norms(g, x, (16,32)).double(), dense.abs().mean((1,3)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(block_norms([g,g], [x,x], (16,32), 'l2').double(), 2*dense.square().sum((1,3)).sqrt(), rtol=1e-5, atol=1e-5)
 
+@pytest.mark.full
 @pytest.mark.skipif(device.type=='cuda', reason='the benchmark runs there itself')
 def test_the_benchmark_runs_and_goes_on(tmp_path, monkeypatch, capsys):
     "Its short parts on tiny shapes; what its file holds isn't measured again"

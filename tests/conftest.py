@@ -1,6 +1,6 @@
 """Hypothesis draws the same cases in every run, so that a change is what breaks a test; `FASTSPARSE_EXPLORE=1` draws new ones. Kernels check what they write.
 In a run on many workers, a line tells of each file once its last test is done."""
-import os,pytest
+import gc,os,pytest
 from collections import Counter
 from hypothesis import settings
 
@@ -24,6 +24,17 @@ class Files:
         self.left[file] -= 1
         if self.left[file]: return
         self.terminal.write_line(f"\n{file}: {self.seconds[file]:.0f} s{f', {self.failed[file]} failed' if self.failed[file] else ''}")
+
+    def pytest_sessionfinish(self, session):
+        "Keep the seconds of each file for `make quick`"
+        cache = getattr(session.config, 'cache', None)
+        if cache is not None: cache.set('fastsparse/seconds', cache.get('fastsparse/seconds', {}) | {k:round(v, 1) for k,v in self.seconds.items()})
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    "What imports have made stays: each collection of garbage would walk through millions of its objects, for a second"
+    gc.collect()
+    gc.freeze()
 
 def pytest_sessionstart(session):
     terminal = session.config.pluginmanager.get_plugin('terminalreporter')

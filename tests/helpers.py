@@ -1,5 +1,5 @@
 "What several test files share: oracles by plain sorting, small models, runs in a loop, and a look at dead bits"
-import multiprocessing, os, pytest, signal, time, torch, numpy as np, warnings
+import os, pytest, signal, time, torch, numpy as np, warnings
 from contextlib import contextmanager
 from torch import nn
 from fastsparse.all import *
@@ -151,12 +151,6 @@ def full_disk(n):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft,hard))
         signal.signal(signal.SIGXFSZ, old)
-
-def on_processes(f, *args, n=2):
-    """Run `f(rank, *args)` in `n` processes at once. A server forks them, which has torch and the library loaded, and has run no backward:
-    a fork of a process that has may not run one"""
-    multiprocessing.get_context('forkserver').set_forkserver_preload(['fastsparse.all','helpers'])
-    torch.multiprocessing.start_processes(f, args, nprocs=n, start_method='forkserver')
 
 # --- live weights, by what users see; `places_of` and `is_live` alone know how they are stored
 

@@ -9,7 +9,6 @@ from fastsparse.weights.find import masked_params
 from fastsparse.train.growth import initial_value
 from fastsparse.live.tensor import block_of,Cell,LiveTensor
 from functools import partial
-from helpers import on_processes
 from pathlib import Path
 from torch import nn
 from torch._dynamo.utils import counters
@@ -230,7 +229,7 @@ def one_of_two(rank, folder):
 
 def averages_over_ranks(folder):
     "The masked run's weights and masks on both ranks, of which each step sends the gradients of live weights alone"
-    on_processes(one_of_two, folder)
+    torch.multiprocessing.start_processes(one_of_two, (folder,), nprocs=2, start_method='fork')
     for rank in range(2):
         found = torch.load(f'{folder}/{rank}.pt', weights_only=False)
         (a,n,*_),(b,m,kinds,sent,stored) = found[False],found[True]
@@ -248,7 +247,7 @@ def by_the_kernels(by_kernels):
     trains_as_masked('rigl', 'adam')
     kernels._by_kernels = was
 
-with_folder = resumes,averages_over_ranks
+with_folder = averages_over_ranks,resumes  # which forks, and so comes before every backward
 
 def run_all(folder):
     "Run all cases, and leave what became of them, and a run's file, in `folder`; kernels compute in one of them, and torch in the rest"
@@ -256,7 +255,7 @@ def run_all(folder):
     found = {}
     by_kernels,kernels._by_kernels = kernels._by_kernels,lambda *args: False
     cases['rigl-adam'] = partial(by_the_kernels, by_kernels)
-    for name,f in {**cases, **{f.__name__:partial(f, folder) for f in with_folder}}.items():
+    for name,f in {**{f.__name__:partial(f, folder) for f in with_folder}, **cases}.items():
         try: found[name] = f() or ''
         except BaseException: found[name] = traceback.format_exc()
     Path(folder, 'found.json').write_text(json.dumps(found))
@@ -268,7 +267,7 @@ if __name__=='__main__': run_all(sys.argv[1])
 @pytest.fixture(scope='module')
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp('blocks')
-    env = dict(os.environ, TRITON_INTERPRET='1')
+    env = dict(os.environ, TRITON_INTERPRET='1')  # which Triton reads when it is loaded, so no fork will do
     res = subprocess.run([sys.executable, __file__, folder], env=env, capture_output=True, text=True, timeout=600)
     assert not res.returncode, res.stderr[-3000:]
     return folder,json.loads((folder/'found.json').read_text())

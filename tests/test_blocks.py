@@ -8,14 +8,18 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 has_triton = pytest.mark.skipif(find_spec('triton') is None, reason='needs Triton')
 
-def kernel_tests(**env):
+def kernel_tests(*args, **env):
     "Run the tests of kernels in a process of their own"
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', root/'tests'/'blocks_interpreted.py'], cwd=root, capture_output=True,
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', root/'tests'/'blocks_interpreted.py', *args], cwd=root, capture_output=True,
         text=True, env=dict(os.environ, **env))
     assert done.returncode==0, done.stdout[-4000:]+done.stderr[-2000:]
 
 @has_triton
 def test_kernels_in_tritons_interpreter(): kernel_tests(TRITON_INTERPRET='1')
+
+@has_triton
+@pytest.mark.full
+def test_the_benchmark_in_tritons_interpreter(): kernel_tests('-m', 'full', TRITON_INTERPRET='1')
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
@@ -121,12 +125,6 @@ def test_old_cards_are_refused(monkeypatch):
         assert (why_no_blocks((64,64), (64,64))=='')==ok
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (7,5))
     assert why_no_blocks((64,64), (64,64))=='Tesla T4 has compute capability 7.5, and kernels for blocks need 8.0 or later'
-
-@has_triton
-def test_triton_is_imported_where_a_kernel_is_needed():
-    "Not with the library"
-    code = "import fastsparse.kernels.blocks,sys; sys.exit('triton.language' in sys.modules)"
-    assert not subprocess.run([sys.executable, '-c', code]).returncode
 
 def test_the_first_choice_of_tiles_stays(tmp_path):
     "Also that of another process that was faster; a folder that can't be written gives none"

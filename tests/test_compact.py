@@ -195,6 +195,30 @@ def test_no_place_is_beyond_the_matrix(how, what, name):
     for k in places: garbage[what](new.get_buffer(k))
     if (what,name)==('zero','col'): assert new(x).shape==y.shape  # a column that is there
     else:
-        with pytest.raises(RuntimeError, match='places of the live weights of a .*Matrix are none of its own'): new(x)
+        with pytest.raises(RuntimeError, match='places of live weights don.t fit a .*Matrix of'): new(x)
     new.load_state_dict(state)
     assert new(x).equal(y)
+
+def loaded(m, state, way):
+    if way=='types': state = {k:v if v.is_floating_point() else v.long() for k,v in state.items()}
+    with torch.inference_mode(way=='inference'): m.load_state_dict(state, assign=way!='load')
+    return m
+
+@pytest.mark.parametrize('how,before,after', [('rows','block 4x4','fan-in'), ('rows','fan-in','block 4x4'), ('csr','fan-in','fan-in'), ('condensed','fan-in','fan-in'), ('block',*['block 4x4']*2)])
+@pytest.mark.parametrize('way', ['load','assign','inference','types'])
+def test_what_kernels_derive_from_places_follows_a_load(how, before, after, way):
+    "Such as rows that share their columns in fours; whatever is loaded, the product is that of a dense layer"
+    x,(old,new) = torch.randn(5,32),[layer(linear, sparse((16,32), i, .25, o)) for i,o in enumerate((before,after))]
+    m = packed(old, how)
+    torch.testing.assert_close(m(x), old(x), **in_float)
+    torch.testing.assert_close(loaded(m, packed(new, how).state_dict(), way)(x), new(x), **in_float)
+
+def test_kernels_read_copies_of_places_that_were_checked():
+    "A write that torch doesn't count, through `.data`, reaches no kernel; a pickle and a copy leave the copies out"
+    m,x = packed(layer(linear, sparse((16,32))), 'rows'),torch.randn(5,32)
+    size,y = len(pickle.dumps(m)),m(x)
+    assert len(pickle.dumps(m))==size and copy.deepcopy(m).matrix.made is None
+    m.matrix.col.data.fill_(10_000)
+    assert m(x).equal(y)
+    m.matrix.values = nn.Parameter(m.matrix.values[1:])
+    with pytest.raises(RuntimeError, match="don't fit a LiveMatrix of 16 x 32"): m(x)

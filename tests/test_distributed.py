@@ -11,6 +11,7 @@ from fastsparse.masks.scores import fisher_saliency,gradient_redistribution,Mean
 from fastsparse.masks.distributions import first_layer_dense_uniform,global_sparsity
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.selection import local_part
+from forks import on_processes
 from functools import partial
 from helpers import *
 from pathlib import Path
@@ -134,33 +135,46 @@ def whole_run(rank, world, case, kind):
     parts,how = started(case, kind),{**cases, **more, **later}[case]
     return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), rank, world, how.get('pieces', 1), case in remember))
 
-def compare(folder, world, pairs):
-    got = on_ranks(folder, world, [(f'{case}-{kind}', whole_run, (case, kind)) for case,kind in pairs])
+def whole_runs(pairs): return [(f'{case}-{kind}', whole_run, (case, kind)) for case,kind in pairs]
+
+def compare(got, world, pairs):
     for case,kind in pairs:
         one = one_process(case)
         assert one['updates']>1 or case in ('Static','DSD'), case
         for r in range(world): assert_same(got[f'{case}-{kind}'][r], one, f'{case} {kind} on rank {r} of {world}')
 
-def test_two_ranks_choose_as_one(tmp_path):
-    "RigL by data parallel and by shards, masks made before and after sharding"
-    compare(tmp_path, 2, [('RigL','ddp'), ('RigL','before'), ('SET','after'), ('inputs','before')])
+some = ('RigL','ddp'),('RigL','before'),('SET','after'),('inputs','before')
+chooses = [(case,'before') for case in later]
 
-def test_whatever_chooses_shards_choose_as_one_process(tmp_path):
+@pytest.fixture(scope='module')
+def two(tmp_path_factory):
+    "What two ranks returned, which start once and do the jobs of all tests below, one after the other"
+    own = alone,asked_alone,one_bad_gradient,fsdp1,zeros,any_loop,own_masks,joined
+    jobs = [*whole_runs([*some, *chooses]), *((name, chosen, (name,)) for name in ('starts','across')), *((f.__name__, f, ()) for f in own)]
+    return on_ranks(tmp_path_factory.mktemp('two'), 2, jobs)
+
+def test_two_ranks_choose_as_one(two):
+    "RigL by data parallel and by shards, masks made before and after sharding"
+    compare(two, 2, some)
+
+def test_whatever_chooses_shards_choose_as_one_process(two):
     "Scores, shares and starts of one's own, and groups that lie on many ranks"
-    compare(tmp_path, 2, [(case,'before') for case in later])
+    compare(two, 2, chooses)
 
 @pytest.mark.full
 @pytest.mark.parametrize('world', [2,4])
 def test_data_parallel_with_every_preset(tmp_path, world):
     "Equal masks on all ranks, and those of one process with the joined batch, with a smaller last batch"
-    compare(tmp_path, world, [(c,'ddp') for c in (*cases, *more)])
+    pairs = [(c,'ddp') for c in (*cases, *more)]
+    compare(on_ranks(tmp_path, world, whole_runs(pairs)), world, pairs)
 
 @pytest.mark.full
 @pytest.mark.parametrize('world', [2,4])
 @pytest.mark.parametrize('kind', ['before','after'])
 def test_shards_with_every_preset(tmp_path, world, kind):
     "The same with FSDP2, where ranks may own fewer rows, or none"
-    compare(tmp_path, world, [(c,kind) for c in (*cases, *more)])
+    pairs = [(c,kind) for c in (*cases, *more)]
+    compare(on_ranks(tmp_path, world, whole_runs(pairs)), world, pairs)
 
 # --- masks that are chosen at the start
 
@@ -185,20 +199,18 @@ def chosen(rank, world, ways, sharded=True):
         except Exception as e: out.append(f'{type(e).__name__}: {e}')
     return out
 
-def check_chosen(folder, world, ways):
-    got = on_ranks(folder, world, [(name, chosen, (name,)) for name in ways])
-    for name in ways:
+def check_chosen(got):
+    for name in ('starts','across'):
         one = chosen(0, 1, name, False)
         for masks in got[name]:
             for how,a,b in zip(globals()[name], one, masks): assert not isinstance(a, str) and agree(a, b), (how,
                 a if isinstance(a, str) else b if isinstance(b, str) else '')
 
-def test_masks_of_shards_are_those_of_one_process(tmp_path): check_chosen(tmp_path, 2, ['starts'])
+def test_masks_of_shards_are_those_of_one_process(two):
+    "Every structure, start and share, also where groups lie on many ranks"
+    check_chosen(two)
 
-@pytest.mark.parametrize('world', [2,3])
-def test_masks_of_all_shards_are_those_of_one_process(world, tmp_path):
-    "Every structure, start and share, also where groups lie on many ranks, or ranks have fewer rows"
-    check_chosen(tmp_path, world, ['starts','across'])
+def test_masks_where_ranks_have_fewer_rows(tmp_path): check_chosen(on_ranks(tmp_path, 3, [(name, chosen, (name,)) for name in ('starts','across')]))
 
 # --- checkpoints, optimizers and enforcement
 
@@ -252,9 +264,9 @@ def asked_alone(rank, world):
         if rank==0: alone.append(parts[3].state_dict())
     return dict(alone=alone[-1:] or None, all=parts[3].state_dict())
 
-def test_engine_state_on_one_rank_only(tmp_path):
+def test_engine_state_on_one_rank_only(two):
     "It doesn't wait for the others, and is what all would have saved"
-    first,second = on_ranks(tmp_path, 2, [('alone', asked_alone, ())])['alone']
+    first,second = two['asked_alone']
     assert first['alone']==[first['all']]==[second['all']] and first['all']['n_updates']==2
 
 def one_bad_gradient(rank, world):
@@ -267,9 +279,9 @@ def one_bad_gradient(rank, world):
         opt.step()
     return dict(updates=dst.n_updates, masks=[full(o.mask) for o in masked_params(m)], before=[full(o.mask) for o in masked_params(started('RigL', 'before')[0])])
 
-def test_a_gradient_that_is_not_finite_on_one_rank(tmp_path):
+def test_a_gradient_that_is_not_finite_on_one_rank(two):
     "No rank changes its masks, which stay alike"
-    found = on_ranks(tmp_path, 2, [('bad', one_bad_gradient, ())])['bad']
+    found = two['one_bad_gradient']
     assert all(o['updates']==0 and all(map(torch.equal, o['masks'], o['before'])) for o in found)
 
 def zeros(rank, world):
@@ -359,17 +371,16 @@ def fsdp1(rank, world):
     sparsify_model(m, .5, seed=0)
     with pytest.raises(ValueError, match='FullyShardedDataParallel'): FullyShardedDataParallel(m, device_id=torch.device('cpu'))(batch(0)[0])
 
-def test_other_things_on_two_ranks(tmp_path):
+def test_other_things_on_two_ranks(two):
     "ZeroRedundancyOptimizer, enforcement without an engine, masks that differed before, uneven batches, and FSDP's first version, which is refused by name"
-    got = on_ranks(tmp_path, 2, [(f.__name__, f, ()) for f in (fsdp1, zeros, any_loop, own_masks, alone, joined)])
-    for k in ('alone','joined'): assert all(map(torch.equal, *got[k])), f'ranks differ: {k}'
-    a,b = got['own_masks']
+    for k in ('alone','joined'): assert all(map(torch.equal, *two[k])), f'ranks differ: {k}'
+    a,b = two['own_masks']
     assert not all(map(torch.equal, a['before'], b['before'])) and all(map(torch.equal, a['before'], b['began'])), 'rank 0 decides'
     for x,y in zip([a['weights'],*a['seen']], [b['weights'],*b['seen']]): assert all(map(torch.equal, x, y))
-    a,b = got['zeros']
+    a,b = two['zeros']
     assert a['left'] and b['left'] and not any(a['left']+b['left'])
     for x,y in zip(a['seen'], b['seen']): assert all(map(torch.equal, x, y))
-    for o in got['any_loop']: assert o['same'] and not any(o['first']) and o["summary"]==o["whole"]
+    for o in two['any_loop']: assert o['same'] and not any(o['first']) and o["summary"]==o["whole"]
 
 # --- scripts
 

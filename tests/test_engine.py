@@ -1,13 +1,13 @@
 "The engine in a loop: when it moves the topology, whose loops it follows, what users hand it, and what it says"
-import copy, gc, math, pytest, subprocess, sys, torch, weakref
+import copy, gc, math, pytest, torch, weakref
 from fastsparse.all import *
 from fastsparse.core.registry import declares
 from fastsparse.masks.schedules import CyclingSchedule,PiecewiseSchedule
 from fastsparse.masks.scores import MeanGradient
 from fastsparse.model.init import is_fresh
+from forks import run_code
 from functools import partial
 from helpers import *
-from pathlib import Path
 from torch import nn
 from unittest import mock
 
@@ -496,7 +496,7 @@ spin(dst, {n})
 def test_a_schedule_that_ends_short_says_so_without_remove(ends, tmp_path):
     "Where the engine is collected with its optimizer, the model is written, or the process ends; not where another engine has taken the weights, nor twice"
     if ends=='process':
-        said = [subprocess.run([sys.executable, '-c', left.format(n=n)], cwd=Path(__file__).parent, capture_output=True, text=True).stderr for n in (4,20)]
+        said = [run_code(left.format(n=n)).stderr for n in (4,20)]
         assert 'the engine was left before its end, and the model is 0.' in said[0] and 'instead of 0.800' in said[0] and not said[1]
         return
     m = mlp((10,10,3))

@@ -1,5 +1,5 @@
 "The face: which names a user meets, what `help` says of them, what importing costs, and the style of what is exported"
-import ast,builtins,inspect,os,pytest,re,subprocess,sys
+import ast,builtins,inspect,json,os,pytest,re,subprocess,sys
 import fastsparse.all
 from fastcore.docscrape import NumpyDocString
 from pathlib import Path
@@ -76,41 +76,41 @@ def test_no_name_replaces_one_of_fastai(module):
         for o in order: exec(f'from {o} import *', ns)
     assert one.keys()==other.keys() and not [k for k in one if k!='__builtins__' and one[k] is not other[k]]
 
-def test_the_package_answers_its_names_when_asked():
-    "`import fastsparse as sparse` loads nothing, and then has every name and module; a name that isn't there is refused"
-    run('''import sys,fastsparse as sparse
-assert 'torch' not in sys.modules and [o for o in sys.modules if o.startswith('fastsparse.')]==[]
+# --- what importing costs and touches: a new interpreter for all that fastai must not be loaded for, and one for the rest
+
+light = '''
+import json,sys
+found = {}
+def look(step, *names): found[step] = [o for o in names if o in sys.modules]
+import fastsparse as sparse
+found['package'] = [o for o in sys.modules if o=='torch' or o.startswith('fastsparse.')]
+heavy = 'fastai','pandas','matplotlib','fastprogress','IPython'
+import fastsparse.train.engine
+look('engine', *heavy, 'torch._dynamo')
+from fastsparse import sparsify_model,DynamicSparseTraining,sparse_compute,export_sparse
+look('names of a loop', *heavy[:1], 'matplotlib')
+from fastsparse import RigL_presets,SparseTrainerCallback,sparse_mask,shrink
+look('more names', *heavy[:1], 'matplotlib')
+import fastsparse.kernels.blocks,fastsparse.kernels.vectors
+look('kernels', 'triton.language', 'numba')
 from torch import nn
-model = nn.Sequential(nn.Linear(4,4))
-sparse.sparsify_model(model, .5)
+sparse.sparsify_model(nn.Sequential(nn.Linear(4,4)), .5)
 from fastsparse import *
 import fastsparse.all
 assert sparse.masks.selection.sparse_mask is sparse_mask is sparse.sparse_mask and sparsify_model is sparse.sparsify_model
 assert {o for o in vars(fastsparse.all) if o[0]!='_'}<=set(dir(sparse)) and not hasattr(sparse, 'nothing_like_it')
 try: sparse.nothing_like_it
-except AttributeError as e: assert 'nothing_like_it' in str(e)''')
+except AttributeError as e: assert 'nothing_like_it' in str(e)
+print(json.dumps(found))'''
 
-# --- what importing costs and touches
+def test_importing_loads_no_more_than_is_asked_for():
+    """`import fastsparse` loads nothing, and then has every name and module; an engine loads neither fastai nor what comes along with it, nor do names that are
+    asked of the package, which looks in the modules that need neither fastai nor matplotlib first; kernels load no compiler"""
+    steps = json.loads(run(light))
+    assert len(steps)==5 and not any(steps.values()), steps
 
-def test_importing_loads_no_compiler():
-    "Neither torch's compiler nor what it brings along"
-    code = "import sys\nfrom fastsparse.all import *\nprint([o for o in ('torch._dynamo','torch._inductor','sympy','numba','onnx','torch.onnx','transformers','lightning') if o in sys.modules])"
-    assert run(code).strip()=='[]'
-
-def test_a_plain_loop_loads_no_fastai():
-    "Nor pandas and matplotlib, which come along with it"
-    code = "import sys,fastsparse.train.engine\nprint([o for o in ('fastai','pandas','matplotlib','fastprogress','IPython') if o in sys.modules])"
-    assert run(code).strip()=='[]'
-
-@pytest.mark.parametrize('names', ['sparsify_model, DynamicSparseTraining, sparse_compute, export_sparse', 'RigL_presets, SparseTrainerCallback, sparse_mask, shrink'])
-def test_names_of_a_plain_loop_load_no_fastai(names):
-    "Asked of the package itself, which looks in the modules that need neither fastai nor matplotlib first"
-    code = f"import sys\nfrom fastsparse import {names}\nprint([o for o in ('fastai','matplotlib') if o in sys.modules])"
-    assert run(code).strip()=='[]'
-
-def test_importing_replaces_nothing_in_the_classes_of_others():
-    "`Learner` may gain methods, and its `load` reads masks; torch's global hooks come with the first sparse weight"
-    print(run('''import sys,torch
+star = '''
+import sys,torch
 from fastai.basics import *
 from fastai.callback.all import *
 from torch.optim import Optimizer as TorchOptimizer
@@ -127,7 +127,14 @@ assert hooks
 from fastsparse.all import *
 changed = [f'{c.__name__}.{k}' for c,d in before.items() for k in {**d, **vars(c)} if k!='__abstractmethods__' and not k.startswith(('_abc','__weakref'))
     and vars(c).get(k) is not d.get(k) and not (c is Learner and (k not in d or k=='load'))]
-assert not changed and n==[len(o) for o in hooks], (changed, n, [len(o) for o in hooks])'''))
+assert not changed and n==[len(o) for o in hooks], (changed, n, [len(o) for o in hooks])
+heavy = 'torch._dynamo','torch._inductor','sympy','numba','onnx','torch.onnx','transformers','lightning','torchvision','accelerate','fastai.vision'
+print([o for o in heavy if o in sys.modules])'''
+
+def test_the_star_replaces_nothing_in_the_classes_of_others_and_loads_no_compiler():
+    """`Learner` may gain methods, and its `load` reads masks; torch's global hooks come with the first sparse weight. Neither torch's compiler nor what it brings
+    along is loaded, nor fastai.vision and what else a core needs not"""
+    assert run(star).strip()=='[]'
 
 @pytest.mark.full
 def test_importing_costs_little_more_than_fastai():

@@ -12,7 +12,8 @@ from fastsparse.demo import digits_dls,digits_mlp
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import usual_sparsity
 from contextlib import suppress
-from functools import partial
+from copy import deepcopy
+from functools import cache,partial
 from helpers import agree,assert_dead,live,masked_params,masks_of,same_masks,snapshot,warned
 
 DST,momentum = DynamicSparseTrainingCallback,partial(SGD, mom=.9)
@@ -195,13 +196,18 @@ def test_a_wrong_argument_is_refused_before_anything_changed(fit, kwargs, what):
     with pytest.raises((ValueError,TypeError), match=what): getattr(learn, fit)(2, .9, **kwargs)
     assert agree(was, snapshot(learn.model)) and learn.opt is None and not masked_params(learn.model)
 
+@cache
+def trained():
+    (learn := learner()).fit_one_cycle(3, 1e-3)
+    for p in learn.model.parameters(): p.grad = None  # fastai's steps move what is frozen where there is one
+    return learn.model
+
 def pretrained(**kwargs):
     "A learner with a trained model whose layers are two groups, and the weights that it begins with"
-    (trained := learner()).fit_one_cycle(3, 1e-3)
-    for p in trained.model.parameters(): p.grad = None  # fastai's steps move what is frozen where there is one
-    learn = learner(model=trained.model, **kwargs)
+    learn = learner(model=deepcopy(trained()), **kwargs)
     learn.splitter = lambda m: [list(m[:-1].parameters()), list(m[-1].parameters())]
-    return learn,[trained.model[i].weight.detach().clone() for i in (0,2,4)]
+    set_seed(0)
+    return learn,[learn.model[i].weight.detach().clone() for i in (0,2,4)]
 
 @pytest.mark.parametrize('method', [None,'rigl','gmp'])
 def test_fine_tuning_goes_as_fastai_s(method):
@@ -332,12 +338,12 @@ def test_a_stopped_fine_tuning_goes_on_from_its_file(tmp_path):
     "The frozen part is run again, the sparse part from the epoch that was saved, and the model is the same to the bit"
     def tuned(*cbs):
         learn,_ = pretrained()
-        try: learn.fine_tune_sparse(3, .9, seed=0, cbs=cbs)
+        try: learn.fine_tune_sparse(2, .9, seed=0, cbs=cbs)
         except KeyboardInterrupt: pass
         return masks_of(learn.model),[o.p.detach().clone() for o in masked_params(learn.model)]
     class Stop(Callback):
         def before_epoch(self):
-            if self.n_epoch==3 and self.epoch==2: raise KeyboardInterrupt
+            if self.n_epoch==2 and self.epoch==1: raise KeyboardInterrupt
     whole = tuned()
     tuned(SparseCheckpoint(tmp_path/'run'), Stop())
     masks,ps = tuned(SparseCheckpoint(tmp_path/'run', resume=True))
@@ -388,7 +394,7 @@ def test_what_is_found_leaves_the_learner():
     assert 1e-3<learn.sparse_lr_find(show_plot=False)<1 and learn.opt is None and agree(was, snapshot(learn.model))
     learn = learner()
     was = snapshot(learn.model)
-    found = find_sparsity(learn, budget=6, sparsities=(.9,.99), seeds=1, tolerance=1., progress=False)
+    found = find_sparsity(learn, budget=3, sparsities=(.9,.99), seeds=1, tolerance=1., progress=False)
     assert found.suggested==.99 and list(found.table.index)==[0.,.9,.99] and learn.opt is None and agree(was, snapshot(learn.model))
     learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
     assert not warned(learn.fit_sparse, 1, .9, seed=0)

@@ -152,11 +152,11 @@ fits = [(c,o,i%2) for i,(c,o) in enumerate((c,o) for c in cares for o in opts if
 @pytest.mark.parametrize('care,opt,rigl', fits)
 def test_laws(care, opt, rigl):
     "Laws 2, 3 and 6: counts stay, dead weights and their state are +0 after every step, and a run that is saved and loaded goes on bit for bit in new objects"
-    make = lambda: Loop(opts[opt], **{**(RigL_presets if rigl else SET_presets), 'batches_per_update':4}, **cares[care])
+    make = lambda: Loop(opts[opt], n_steps=20, **{**(RigL_presets if rigl else SET_presets), 'batches_per_update':2}, **cares[care])
     loop = make()
     n = live(loop.m)
-    for t in range(32):
-        if t==19:
+    for t in range(16):
+        if t==9:
             box = io.BytesIO()
             torch.save(loop.state(), box)
         was = [o.p.detach().clone() for o in masked_params(loop.m)]
@@ -170,7 +170,7 @@ def test_laws(care, opt, rigl):
     again = make()
     for _ in range(3): again.step()  # whatever was there before
     again.load(torch.load(io.BytesIO(box.getvalue()), weights_only=False))
-    for _ in range(19, 32): again.step()
+    for _ in range(9, 16): again.step()
     assert agree(loop.state(), again.state()) and loop.engine.n_updates>=5
 
 def flat(o, at=''):

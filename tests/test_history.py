@@ -134,11 +134,11 @@ def test_resume_keeps_its_steps(tmp_path):
         model = mlp()
         sparsify_model(model, .8, seed=0)
         opt = torch.optim.SGD(model.parameters(), lr=.1, momentum=.9)
-        return model,opt,DynamicSparseTraining(model, opt, 60, on_update=history, **fast)
-    for stop in (2,5,18):
+        return model,opt,DynamicSparseTraining(model, opt, 24, on_update=history, **fast)
+    for stop in (2,5):
         whole = SparseHistory(keep_masks=True)
         model,opt,dst = start(whole)
-        steps_of(model, opt, 0, 60)
+        steps_of(model, opt, 0, 24)
         first = SparseHistory(keep_masks=True)
         model,opt,dst = start(first)
         steps_of(model, opt, 0, stop)
@@ -147,7 +147,7 @@ def test_resume_keeps_its_steps(tmp_path):
         second = SparseHistory.load(tmp_path/'h')
         model,opt,dst = start(second)
         for o,state in zip((model, opt, dst), states): o.load_state_dict(state)
-        steps_of(model, opt, stop, 60)
+        steps_of(model, opt, stop, 24)
         assert second.to_frame().equals(whole.to_frame()) and second.masks==whole.masks, stop
 
 @pytest.mark.parametrize('keep_masks', [False,True])

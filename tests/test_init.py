@@ -10,6 +10,7 @@ from fastsparse.model.init import dense_spread,output_spread,rate_scales
 from fastsparse.model.layers import Axes
 from fastsparse.model.running import batch_of
 from fastsparse.model.trained import shows_training
+from functools import cache
 from helpers import *
 
 def conv(): return nn.Sequential(nn.Conv2d(1,4,3), nn.BatchNorm2d(4), nn.Dropout(.5), nn.Flatten(), nn.Linear(4*36,3))
@@ -191,9 +192,19 @@ def fresh_models():
     yield 'unet',lambda: DynamicUnet(create_body(torchvision.models.resnet18(weights=None)), 3, (64,64))
     yield 'awd_lstm',lambda: get_text_classifier(AWD_LSTM, 300, 3)
     yield 'tabular',lambda: TabularModel([(10,5)], 5, 2, [200,100])
-    yield from ((k, lambda k=k: getattr(torchvision.models, k)(weights=None)) for k in ('resnet18','mobilenet_v3_small','vit_b_16','swin_t','convnext_tiny','googlenet'))
+    yield from ((k, lambda k=k: getattr(torchvision.models, k)(weights=None)) for k in ('resnet18','mobilenet_v3_small'))
+    from torchvision.models.convnext import CNBlockConfig,ConvNeXt
+    yield 'vit',lambda: torchvision.models.VisionTransformer(32, 8, 2, 2, 64, 128)
+    yield 'swin',lambda: torchvision.models.SwinTransformer([4,4], 32, [1,1], [1,2], [7,7])
+    yield 'convnext',lambda: ConvNeXt([CNBlockConfig(32, 64, 1), CNBlockConfig(64, None, 1)])
     yield 'transformer',lambda: nn.Transformer(64, 4, 2, 2, 128)
     yield 'lstm',lambda: nn.LSTM(64, 128, 2, bidirectional=True)
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', ['vit_b_16','swin_t','convnext_tiny','googlenet'])
+def test_no_fresh_network_of_full_size_looks_trained(name):
+    models = pytest.importorskip('torchvision').models
+    assert not shows_training(getattr(models, name)(weights=None))
 
 def test_no_fresh_network_looks_trained():
     "Of fastai, torch and torchvision, of transformers where it is installed"
@@ -205,10 +216,8 @@ def test_no_fresh_network_looks_trained():
     net = hf.EfficientNetConfig(width_coefficient=.5, depth_coefficient=.5)
     for m in (hf.GPT2Model(gpt), hf.T5Model(t5), hf.EfficientNetModel(net)): assert not shows_training(m), type(m)
 
-@pytest.mark.parametrize('way', ['deepcopy','state_dict'])
-@pytest.mark.parametrize('opt,lr', [('Adam',1e-3),('SGD',.1)])
-def test_a_trained_network_without_norms_is_known_in_a_copy(way, opt, lr):
-    "Ten epochs on the digits bring it above .9; random masks on the copy are warned of, and `fit_sparse` refuses them before anything changed"
+@cache
+def trained(opt, lr):
     dls,m = digits_dls(),digits_mlp()
     opt = getattr(torch.optim, opt)(m.parameters(), lr)
     assert not shows_training(m)
@@ -217,6 +226,13 @@ def test_a_trained_network_without_norms_is_known_in_a_copy(way, opt, lr):
             nn.functional.cross_entropy(m(xb), yb).backward()
             opt.step()
             opt.zero_grad()
+    return m
+
+@pytest.mark.parametrize('way', ['deepcopy','state_dict'])
+@pytest.mark.parametrize('opt,lr', [('Adam',1e-3),('SGD',.1)])
+def test_a_trained_network_without_norms_is_known_in_a_copy(way, opt, lr):
+    "Ten epochs on the digits bring it above .9; random masks on the copy are warned of, and `fit_sparse` refuses them before anything changed"
+    m = trained(opt, lr)
     copy = deepcopy(m) if way=='deepcopy' else digits_mlp()
     if way=='state_dict': copy.load_state_dict(m.state_dict())
     with pytest.warns(UserWarning, match='look trained'): sparsify_model(deepcopy(copy), .8)

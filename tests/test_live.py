@@ -10,6 +10,7 @@ from fastai_data import digits,loaders
 from fastsparse.all import *
 from fastsparse.train.presets import GMP_presets
 from fastsparse.kernels.vectors import why_not
+from forks import on_processes
 from functools import partial
 from helpers import *
 from torch.nn import functional as F

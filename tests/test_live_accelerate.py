@@ -1,9 +1,9 @@
 "accelerate around live weights: the checks of its own test script, and its files, in a process of their own"
-import os,pytest,subprocess,sys
+import pytest
+from forks import run_code
 
 accelerated = '''
-import torch,sys
-sys.path.insert(0, {tests!r})
+import torch
 from helpers import *
 from fastsparse.all import *
 from accelerate import Accelerator
@@ -88,8 +88,7 @@ parts = 'plain split seedable accumulated clipped bf16 saved set_module_tensor s
 def checks(tmp_path_factory):
     pytest.importorskip('accelerate')
     d = tmp_path_factory.mktemp('accelerate')
-    (d/'script.py').write_text(accelerated.replace('{tests!r}', repr(os.path.dirname(__file__))).replace('{folder!r}', repr(str(d/'state'))))
-    done = subprocess.run([sys.executable, str(d/'script.py')], capture_output=True, text=True, env=os.environ|dict(OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES=''))
+    done = run_code(accelerated.replace('{folder!r}', repr(str(d/'state'))), CUDA_VISIBLE_DEVICES='')
     return {o.split()[0]:o.partition(' ')[2] for o in done.stdout.splitlines() if o.split()[:1] and o.split()[0] in parts},done
 
 @pytest.mark.parametrize('name', parts)

@@ -358,7 +358,7 @@ def test_a_measurement_needs_a_batch():
     m = mlp((8,64,4))
     sparsify_model(m, .75, seed=0)
     with pytest.raises(TypeError, match=r'^xb is .None,'): sparse_compute(m, None)
-    assert not any(o.kind for o in masked_params(m))
+    assert not any(o.store.kind for o in masked_params(m))
 
 def test_a_run_without_an_end_stays_masked():
     "Else its weights would stay live after the last step, whichever that is; the summary of the run says so"
@@ -369,4 +369,4 @@ def test_a_run_without_an_end_stays_masked():
     for _ in range(3):
         m(torch.ones(64,1024)).sum().backward()
         opt.step()
-    assert not any(o.kind for o in masked_params(m)) and dst.live.why_masked.startswith('n_steps is not given')
+    assert not any(o.store.kind for o in masked_params(m)) and dst.live.why_masked.startswith('n_steps is not given')

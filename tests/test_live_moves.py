@@ -1,8 +1,9 @@
 """Whatever moves, copies, converts or saves a live weight ends right or with one clear error, never with a crash, and its index fits afterwards.
 Cases run in another process; those that may ruin memory in forks of it, so that a crash is told as one"""
-import copy,ctypes,io,json,os,pickle,pytest,re,signal,subprocess,sys,tempfile
+import copy,ctypes,io,json,os,pickle,pytest,re,signal,tempfile
 import numpy as np,torch
 from fastsparse.all import *
+from forks import run_code
 from helpers import *
 from torch import nn
 
@@ -641,7 +642,7 @@ def run_all(path):
 @pytest.fixture(scope='module')
 def ends(tmp_path_factory):
     path = tmp_path_factory.mktemp('moves')/'ends'
-    subprocess.run([sys.executable, __file__, str(path)], env=os.environ|dict(OMP_NUM_THREADS='1'))
+    run_code('import sys,test_live_moves; test_live_moves.run_all(sys.argv[1])', path)
     return {name:rest for name,*rest in map(json.loads, path.read_text().splitlines())}
 
 # Errors that say what to write, or are torch's for all tensors of a kind
@@ -668,5 +669,3 @@ def test_pinned_memory():
     assert mat(m).data.pin_memory().is_pinned()
     close(dense_of(mat(m).data.pin_memory()), dense_of(mat(m)))
     whole(m, y)
-
-if __name__=='__main__': run_all(sys.argv[1])

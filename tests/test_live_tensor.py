@@ -5,6 +5,8 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import Adam as FastaiAdam
 from fastsparse.all import *
+from fastsparse.kernels.ops import SparseIndex
+from fastsparse.live.tensor import Cell,LiveTensor
 from helpers import *
 from torch import nn
 from torch.utils.data import DataLoader,TensorDataset
@@ -89,6 +91,9 @@ torch.nan_to_num(w)|w.float()|torch.tensor(w.tolist())|torch.as_tensor(w)|torch.
 torch.cat([w.flatten(),w.flatten()])|torch.hstack([w,w])|torch.stack([*w])|torch.nn.utils.parameters_to_vector([w,w])|torch.logical_and(w!=0,w>0)|w.new(2,3).shape
 w.new_ones(2)|w.new_full((2,),3.)|torch.bernoulli(w.abs().clamp(0,1)).shape|w.unique().numel()|w.histc(5)|w.cdist(w)|w.corrcoef()|w.cov()|torch._foreach_add([w],[w*2],alpha=.5)[0]
 torch._foreach_max([w])[0]|torch._foreach_norm([w],float('inf'))[0]|torch._foreach_pow([w],2)[0]|torch._foreach_reciprocal([w.abs()+1])[0]|torch._foreach_lerp([w],[w*2],.5)[0]
+w.mul(other=2)|w.add(alpha=2,other=w)|torch.add(other=w*2,input=w,alpha=.5)|torch.lerp(weight=.3,end=w*2,input=w)|torch.where(other=w,condition=w>0,input=-w)
+w.clamp(max=.1,min=-.1)|w.pow(exponent=2)|torch._foreach_max([-w.abs()-1])[0]|torch._foreach_norm([w],-1)[0]|torch._foreach_norm(ord=0,self=[w+1])[0]
+torch._foreach_add(alpha=2,other=[w*2],self=[w])[0]|torch._foreach_maximum([w],.3)[0]|torch._foreach_add([w],[torch.tensor(.5)])[0]|torch._foreach_mul([w],[float('nan')])[0]
 w.sqrt().isnan().sum()|w.abs()**.5|2**w|w//.1|w%.1|w.abs().pow(-1)|abs(w)|+w|w<torch.zeros(12)|torch.sgn(w)|w.copysign(-w)|w.heaviside(torch.tensor(1.))|w.xlogy(w.abs())
 ''')
 
@@ -132,7 +137,10 @@ w.index_copy_(0,torch.tensor([1]),torch.ones(1,12))|w.index_add_(1,torch.tensor(
 w.index_put_((torch.tensor([1,2]),torch.tensor([3,4])),torch.tensor(9.))|w.masked_scatter_(w!=0,torch.arange(96.))|w.fill_diagonal_(4)|w.tril_()|w.triu_(1)
 w.bernoulli_(.5,generator=g).shape|w.random_(3,generator=g)|w.exponential_(generator=g)|w.cauchy_(generator=g)|nn.init.trunc_normal_(w,generator=g)|nn.init.sparse_(w,.5)
 nn.init.eye_(w)|nn.init.kaiming_normal_(w,generator=g)|nn.init.constant_(w,.3)|w.addmm_(torch.ones(8,2),torch.ones(2,12))|w.baddbmm_|w.cumsum_(0)|w.floor_()|w.mul_(0)
-w.copy_(torch.full((8,12),float('nan')))|w.fill_(float('nan')).nan_to_num_(1.)|w.mul_(float('inf')).clamp_(-1,1)|w.atan2_(torch.ones(8,12))|w.swapaxes(0,1)[3]=2
+w.lerp_(end=torch.ones(8,12),weight=.3)|w.lerp_(weight=w*2,end=w*3)|w.add_(other=torch.ones(12))|w.mul_(other=torch.arange(12.))|w.sub_(alpha=2,other=torch.ones(8,1))
+w.addcmul_(tensor2=torch.ones(8,12),tensor1=w,value=2)|w.addcdiv_(w,tensor2=torch.ones(12)*2)|w.div_(rounding_mode='floor',other=torch.ones(12))|w.clamp_(max=torch.ones(12)*.1,min=-.1)
+w.pow_(exponent=torch.ones(12)*2)|w.copy_(src=torch.ones(12))|w.copy_(2.)|torch.add(out=w,alpha=2,other=torch.ones(12),input=w)|torch._foreach_lerp_(weight=.5,tensors1=[torch.ones(8,12)],self=[w])
+torch._foreach_addcmul_(tensor2=[torch.ones(8,12)],self=[w],tensor1=[w],value=2)|w.copy_(torch.full((8,12),float('nan')))|w.fill_(float('nan')).nan_to_num_(1.)|w.mul_(float('inf')).clamp_(-1,1)|w.atan2_(torch.ones(8,12))|w.swapaxes(0,1)[3]=2
 w.clamp_(min=torch.zeros(12))|torch.sub(w,1,out=w)|torch.clamp(w,0,out=w)|torch._foreach_clamp_min_([w],0.)|torch._foreach_div_([w],2.)|torch._foreach_neg_([w])
 torch._foreach_sub_([w],[torch.ones(8,12)])|torch._foreach_add_([w],[torch.ones(8,12)],alpha=-.5)|torch._foreach_addcdiv_([w],[w*2],[w.abs()+1])|torch._foreach_sqrt_([w])
 torch._foreach_copy_([w],[w*3])|torch._foreach_mul_([w,torch.ones(3)],[w.clone(),torch.ones(3)])|torch._foreach_mul_([*w],2.)|torch._foreach_zero_([*w.chunk(2)])
@@ -151,6 +159,58 @@ def test_a_write_is_the_dense_one_under_the_mask(code):
     assert same(dense_of(p).float(), expect)
     assert_index_fits(m)
     if p.dtype==torch.float: torch.testing.assert_close(loss_of(m, linear), loss_of(copy.deepcopy(m), linear), equal_nan=True)
+
+moments = table('''
+m.lerp_(end=v,weight=.5)|v.lerp_(weight=m,end=m)|m.add_(other=.5)|m.sub_(alpha=2,other=v)|v.mul_(other=c)|v.addcmul_(tensor2=v,tensor1=c,value=.5)|m.addcdiv_(tensor2=v,tensor1=m,value=-1)
+m.div_(other=v,rounding_mode='floor')|m.add_(v,alpha=math.inf)|v.clamp_(max=1.,min=.1)|m.copy_(3.)|torch.mul(out=m,other=v,input=v)|torch._foreach_add_([m,v],[torch.tensor(.5)]*2)
+torch._foreach_maximum_([m,v],.3)|torch._foreach_div_([m],[math.nan])|torch._foreach_mul_([m],torch.tensor(math.inf))|torch._foreach_lerp_(tensors1=[v],weight=.5,self=[m])|torch._foreach_norm([m+1,v],2)
+torch._foreach_max([-v])|torch._foreach_sub_([v,c.clone()],[m,c],alpha=.5)|torch._foreach_copy_([m],[v])|torch.where(condition=c>6,input=m,other=v)''')
+
+@pytest.mark.parametrize('code', moments)
+def test_a_moment_is_the_dense_one_whole(code):
+    "The number where nothing is stored included, with as many values as the layer has inputs"
+    mask = torch.zeros(8, 12, dtype=torch.bool).view(-1).index_fill_(0, torch.arange(0, 96, 8), True).view(8, 12)
+    index,names,results = SparseIndex(mask),[],[]
+    def live(fill): return LiveTensor(Cell(torch.linspace(.1, 2, 12), index, mask.shape, fill))
+    for way in (lambda t: t, dense_of):
+        names.append(dict(m=way(live(0.)), v=way(live(.25)), c=torch.arange(1., 13), torch=torch, math=math))
+        out,error = tried(code, names[-1])
+        assert error is None
+        results.append([*map(plain, out if isinstance(out, (list,tuple)) else [out])])
+    for a,b in zip(*results): assert same(a, b)
+    for k in 'mv': assert same(dense_of(names[0][k]), names[1][k])
+
+class ScheduleFree(torch.optim.Optimizer):
+    "SGD of two sequences; `eval` and `train` interpolate with both operands by keyword, as https://arxiv.org/abs/2405.15682 is written"
+    def __init__(self, ps): super().__init__(ps, dict(lr=.1))
+    def swap(self, weight):
+        for p in self.param_groups[0]['params']:
+            if 'z' in self.state[p]: p.lerp_(end=self.state[p]['z'], weight=weight)
+
+    @torch.no_grad()
+    def eval(self): self.swap(1-1/.9)
+
+    @torch.no_grad()
+    def train(self): self.swap(1-.9)
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]['params']:
+            z = self.state[p].setdefault('z', p.clone(memory_format=torch.preserve_format))
+            p.lerp_(end=z, weight=.1).add_(p.grad, alpha=-.05)
+            z.sub_(p.grad, alpha=.1)
+
+def test_a_schedule_free_optimizer_trains_live_weights():
+    def trained(live):
+        m,opt = linear(live, ScheduleFree)
+        for i in range(6):
+            if i: opt.train()
+            opt.zero_grad()
+            loss_of(m, linear, i).backward()
+            opt.step()
+            opt.eval()
+        return dense_of(m[0].weight)
+    torch.testing.assert_close(trained(True), trained(False))
 
 shapes = dict.fromkeys(table('w.t_()|w.unsqueeze_(0)|w.transpose_(0,1)|w.swapaxes_(0,1)|w.swapdims_(0,1)|w.as_strided_((4,4),(1,1))|w.resize_as_(torch.ones(4,4))'))
 

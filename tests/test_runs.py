@@ -1,5 +1,5 @@
 "Every kind of run, in a loop and in fastai: accumulated, overflowing, copied, saved, resumed in another process, on two ranks (laws 6 and 8)"
-import copy, json, math, os, pickle, pytest, subprocess, sys, torch, torch.distributed as dist
+import copy, json, math, os, pickle, pytest, sys, torch, torch.distributed as dist
 from fastai.callback.core import Callback,CancelFitException
 from fastai.optimizer import Adam,OptimWrapper
 from fastai_data import Probe,Watch,digits,learner,loaders,momentum_sgd,sparse_learner,mlp as digits_mlp
@@ -8,6 +8,7 @@ from fastsparse.train.presets import ACDC_presets,GMP_presets,GraNet_presets,MES
 from fastsparse.masks.schedules import soft_bound_path
 from fastsparse.masks.scores import MovingGradient,MeanGradient,fisher_saliency
 from fastsparse.train.growth import initial_value
+from forks import run_code
 from functools import partial
 from helpers import *
 from pathlib import Path
@@ -257,19 +258,6 @@ def on_rank(rank, path):
     torch.save({m:(loop_on_ranks(rank, m), fit_on_ranks(rank, m, path)) for m in presets}, f'{path}/{rank}.pt')
     dist.destroy_process_group()
 
-fresh = """
-import json,sys
-from pathlib import Path
-heavy = lambda: [m for m in sys.modules if m.split('.')[0] in ('torchvision','accelerate') or m.startswith('fastai.vision')]
-import fastsparse
-one = heavy()
-from fastsparse.all import *
-path = Path(sys.argv[1])
-(path/'imports.json').write_text(json.dumps([one, heavy()]))
-import test_runs
-test_runs.work_apart(path)
-"""
-
 def work_apart(path):
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=.1)  # torch imports much with its first optimizer
     ctx = torch.multiprocessing.get_context('fork')
@@ -293,7 +281,7 @@ def apart(tmp_path_factory):
         learn,cb = fit_of(path, case)
         learn.fit(4, cbs=[cb, Halt(path/case, cb)])
         ends[case,'said'] = cb.state_dict()
-    res = subprocess.run([sys.executable, '-c', fresh, str(path)], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300)
+    res = run_code('import sys,test_runs; from pathlib import Path; test_runs.work_apart(Path(sys.argv[1]))', path)
     assert res.returncode==0, res.stderr
     return path,ends
 
@@ -329,7 +317,3 @@ def test_two_ranks_train_as_one(method, apart, tmp_path):
         pairs.append((fit, snapshot(model)))
     for two,one in pairs:
         for k,v in one.items(): torch.testing.assert_close(v, two[k], rtol=1e-6, atol=1e-8)
-
-def test_the_core_imports_no_vision(apart):
-    "Never fastai.vision, torchvision or accelerate: `import fastsparse`, and `from fastsparse.all import *`"
-    assert json.loads((apart[0]/'imports.json').read_text())==[[],[]]

@@ -7,7 +7,7 @@ from fastsparse.all import log_updates
 from helpers import agree,assert_dead,engine,live,masked_params,masks_of,mlp,same_masks,snapshot,spin,warned
 from torch import nn
 
-tf = pytest.importorskip('transformers')
+tf,full = pytest.importorskip('transformers'),pytest.mark.full
 tf.logging.set_verbosity_error()
 tf.logging.disable_progress_bar()
 
@@ -37,7 +37,8 @@ def by_name(name, **kwargs): return SparseTrainerCallback(sparsity=.8, seed=0, m
 
 # --- Hugging Face
 
-@pytest.mark.parametrize('kw', [dict(), dict(gradient_accumulation_steps=2), dict(bf16=True), dict(optim='sgd'), 'gmp', 'acdc', 'granet'], ids=str)
+@pytest.mark.parametrize('kw', [dict(), dict(gradient_accumulation_steps=2), dict(bf16=True), 'gmp', 'granet', *(pytest.param(o, marks=full) for o in (dict(optim='sgd'),'acdc'))],
+    ids=str)
 def test_a_training_has_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_path, kw):
     "Methods that start dense too; the log holds sparsity and updates"
     make,kw = (callback,kw) if isinstance(kw, dict) else (lambda: by_name(kw),{})
@@ -50,6 +51,7 @@ def test_a_training_has_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_path,
         assert cb.saved['n_updates']>=2 and first['sparsity']==pytest.approx(.8, abs=1e-3) and first['topology_updates']==1
     trainer_of(part, tmp_path/'a', make(), **kw).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
     assert agree(whole.state_dict(), part.state_dict())
+    if kw: return
     (tmp_path/'a'/'checkpoint-6'/'sparse_engine.pt').unlink()
     with pytest.raises(ValueError, match='resume_from='): trainer_of(llama(), tmp_path, make(), **kw).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
 
@@ -73,7 +75,7 @@ class Die(tf.TrainerCallback):
         if not self.at: raise MemoryError('dead')
     on_substep_end = on_step_end
 
-@pytest.mark.parametrize('kind,n_acc,stops', [(k,2,(5,)) for k in kinds]+[pytest.param(k, n, range(n+1,6*n), marks=pytest.mark.full) for k in kinds for n in (1,2,3)])
+@pytest.mark.parametrize('kind,n_acc,stops', [(k,2,(5,)) for k in ('masked','conv')]+[pytest.param(k, n, range(n+1,6*n), marks=full) for k in kinds for n in (1,2,3)])
 def test_a_training_that_dies_at_any_batch_goes_on_bit_for_bit(kind, n_acc, stops, tmp_path):
     "Weights, masks, optimizer and engine, also of layers that compute with live weights only"
     g = torch.Generator().manual_seed(0)
@@ -97,7 +99,7 @@ class Wide(nn.Module):
         self.body = nn.Sequential(nn.Linear(256,512), nn.ReLU(), nn.Linear(512,10))
     def forward(self, x, labels): return dict(loss=nn.functional.cross_entropy(self.body(x), labels))
 
-@pytest.mark.parametrize('settings', [dict(RigL_presets, batches_per_update=2), dict(method='gmp', batches_per_update=2, sparsity=.95)], ids=['rigl','gmp'])
+@pytest.mark.parametrize('settings', [dict(RigL_presets, batches_per_update=2), pytest.param(dict(method='gmp', batches_per_update=2, sparsity=.95), marks=full)], ids=['rigl','gmp'])
 def test_layers_go_live_by_the_rule_and_train_the_same_network(tmp_path, settings):
     "Bit for bit after a resume, and up to rounding as with masks; dense again in the end. Adam's first steps are all as long as the rate, so grown weights would tie"
     g = torch.Generator().manual_seed(0)
@@ -287,8 +289,6 @@ def _vit():
 
 pictures = [dict(pixel_values=torch.randn(3,8,8, generator=torch.Generator().manual_seed(i)), labels=torch.tensor(i%4)) for i in range(32)]
 architectures = dict(gpt2=_gpt2, llama=llama, mixtral=_mixtral, bert=_bert, t5=_t5, vit=_vit)
-full = pytest.mark.full
-
 @pytest.mark.parametrize('name', ['gpt2', 'mixtral', *[pytest.param(o, marks=full) for o in ('llama','bert','t5','vit')]])
 def test_architectures_train_come_back_from_their_folder_and_export(tmp_path, name):
     "The whole model has the sparsity asked for; `load_sparse` gives equal outputs from what `save_pretrained` wrote, in one file or several; a plain copy too"

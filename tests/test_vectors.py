@@ -1,8 +1,9 @@
 "Words of vectors mean the same to Python and to the compiler, and a computer without Numba is told so"
-import numpy as np,os,pytest,subprocess,sys
+import numpy as np,pytest
 from fastcore.test import test_eq as eq
 from fastsparse.kernels.vectors import _lowered,_size,add,at,axpy,caches,fma,full,kernel,lane_products,load,numbers
 from fastsparse.kernels.vectors import put,store,sums16,take,total,turn16,why_not,zero
+from forks import run_code
 
 needs_numba = pytest.mark.skipif(bool(why_not()), reason=why_not())
 F,N = np.float32,16
@@ -83,24 +84,23 @@ def test_not_a_number_and_infinity_pass_as_ieee_says():
     assert np.isnan(y[4]) and np.isfinite(y[[0,2,3,5]]).all()
 
 def run(code, **env):
-    "Output of Python code in a process of its own"
-    return subprocess.run([sys.executable, '-c', code], env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
-
-def test_importing_the_library_imports_no_numba():
-    eq(run('import sys,fastsparse.all,fastsparse.kernels.vectors; print("numba" in sys.modules)'), 'False')
+    "Output of Python code in a process that has loaded the library, and no Numba"
+    done = run_code(f"import sys; assert 'numba' not in sys.modules\n{code}", **env)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
 
 def fake(tmp_path, text):
     "A folder with a package `numba` of this text"
     (tmp_path/'numba').mkdir()
     (tmp_path/'numba'/'__init__.py').write_text(text)
-    return os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+    return f'sys.path[:0] = [{str(tmp_path)!r}]\n'
 
 @pytest.mark.parametrize('text,says', [('raise ModuleNotFoundError("no", name="numba")', 'numba is not installed'), ('__version__="0.59.1"', '0.59.1, and must be 0.61'),
     ('raise ImportError("needs NumPy 1")', 'needs NumPy 1')])
 def test_a_numba_that_does_not_fit_is_named_with_the_way_out(tmp_path, text, says):
     path = fake(tmp_path, text)
     (tmp_path/'numba'/'extending.py').write_text('')
-    out = run('from fastsparse.kernels.vectors import why_not; print(why_not())', PYTHONPATH=path)
+    out = run(path+'from fastsparse.kernels.vectors import why_not; print(why_not())')
     assert says in out and "pip install 'livesparse[fast]'" in out
 
 def test_without_numba_products_are_torchs_and_say_so_once(tmp_path):
@@ -112,10 +112,10 @@ with warnings.catch_warnings(record=True) as w:
     warnings.simplefilter('always')
     for _ in range(2): sparse_linear(torch.arange(6.).view(2, 3), v, index).sum().backward()
 print(v.grad.tolist(), [str(o.message) for o in w if 'livesparse[fast]' in str(o.message)])"""
-    out = run(code, PYTHONPATH=fake(tmp_path, 'raise ModuleNotFoundError("no", name="numba")'))
+    out = run(fake(tmp_path, 'raise ModuleNotFoundError("no", name="numba")')+code)
     assert out.startswith('[6.0, 10.0, 14.0]') and out.count('numba is not installed')==1
 
-_use = 'import numpy as np; from tests.test_vectors import *; x=np.arange(400,dtype=np.float32); y=np.zeros(400,np.float32); words.compiled(F=np.float32,N=16)(x.ctypes.data,y.ctypes.data,1); print(y[0])'
+_use = 'import numpy as np; from test_vectors import *; x=np.arange(400,dtype=np.float32); y=np.zeros(400,np.float32); words.compiled(F=np.float32,N=16)(x.ctypes.data,y.ctypes.data,1); print(y[0])'
 
 @needs_numba
 def test_a_kernel_runs_where_no_folder_can_be_written(tmp_path):
@@ -134,25 +134,24 @@ def test_a_kernel_is_compiled_once_and_again_when_its_words_change(tmp_path):
 def test_other_processors_compile_and_agree(tmp_path):
     "AVX2 and plain SSE2 code, asked of LLVM on this machine"
     for name,features,width in (('haswell','+avx,+avx2,+fma',32), ('x86-64','+sse2',16)):
-        code = 'from tests.test_vectors import *; from fastsparse.kernels.vectors import vector_bytes; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
+        code = 'from test_vectors import *; from fastsparse.kernels.vectors import vector_bytes; print(vector_bytes()); [test_the_compiler_and_python_agree_on_each_word(k, n) for k in (np.float32,np.float64) for n in (16,)]'
         eq(run(code, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)), str(width))
 
 @needs_numba
 def test_a_bar_shows_that_kernels_compile_the_first_time(tmp_path):
     "In a terminal; a second process takes them from the disk and shows nothing"
-    pty = pytest.importorskip('pty')
-    code = 'from fastsparse.kernels.linear import list_live,call\nimport torch\nzeros = lambda n: torch.zeros(n, dtype=torch.int)\n'\
-        'call(list_live.compiled(), torch.ones(4, dtype=torch.bool), 2, 2, zeros(3), zeros(5))'
-    def shown():
-        here,there = pty.openpty()
-        out,env = [],{**os.environ, 'NUMBA_CACHE_DIR':str(tmp_path)}
-        with subprocess.Popen([sys.executable, '-c', code], env=env, stdout=there, stdin=there, stderr=subprocess.DEVNULL) as p:
-            os.close(there)
-            try:
-                while b := os.read(here, 4096): out.append(b)
-            except OSError: pass  # closed
-        assert p.returncode==0
-        return b''.join(out).decode()
+    pytest.importorskip('pty')
+    code = '''import os,pty
+from fastsparse.kernels.linear import list_live,call
+import torch
+zeros = lambda n: torch.zeros(n, dtype=torch.int)
+out = os.dup(1)
+here,there = pty.openpty()
+for o in (0,1): os.dup2(there, o)
+call(list_live.compiled(), torch.ones(4, dtype=torch.bool), 2, 2, zeros(3), zeros(5))
+print('done', flush=True)
+os.write(out, os.read(here, 4096))'''
+    def shown(): return run(code, NUMBA_CACHE_DIR=str(tmp_path)).removesuffix('done').strip()
     assert 'compiling' in shown()
     assert shown()==''
 
@@ -162,5 +161,5 @@ def test_a_log_says_once_that_kernels_compile(tmp_path):
         'from fastsparse.kernels.linear import list_live,call\nimport torch\nzeros = lambda n: torch.zeros(n, dtype=torch.int)\n'\
         'call(list_live.compiled(), torch.ones(4, dtype=torch.bool), 2, 2, zeros(3), zeros(5))'
     for expected in (1,0):
-        res = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'NUMBA_CACHE_DIR':str(tmp_path)}, capture_output=True, text=True)
+        res = run_code(code, NUMBA_CACHE_DIR=str(tmp_path))
         assert res.stderr.count('INFO:fastsparse:compiling sparse products')==expected, res.stderr

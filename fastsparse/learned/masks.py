@@ -300,7 +300,7 @@ def _learnable(model, sparseness, include):
     entries = decide(model, include)
     if not isinstance(sparseness, (dict,list)):
         usual = [o for o in entries if not o.dense_reason]
-        if include is None: warn_if_missed(model, usual)
+        if include is None: warn_if_missed(entries)
         return [(*o[:3], as_sparseness(sparseness)) for o in usual]
     def may_learn(o):
         if not o.dense_reason or isinstance(o.module, (nn.Embedding,nn.EmbeddingBag)): return True

@@ -8,7 +8,8 @@ __all__ = ['unset', 'initialiser', 'Birth', 'with_values']
 # %% ../../nbs/519_live.born.ipynb #7a3e085c
 import torch
 from fastcore.basics import *
-from ..contract import masked_params,register_mask,register_part,wants
+from ..contract import masked_params,register_mask,register_part
+from ..masks.distributions import reads_scores
 from .compute import reasons
 from .weight import store_live
 from ..masks.selection import keyed_generator
@@ -35,7 +36,7 @@ class Birth:
                 f"exclude={bad[0]!r}, or call model.to_empty(device='cpu') and initialise all layers first")
         if xb is not None:
             raise ValueError("xb measures the signal of dense weights, and a model on the meta device has none: leave it out")
-        if wants(sparse_f, 'scores'): raise ValueError("sparse_f compares the weights of all layers, and on the meta device there are none: "
+        if reads_scores(sparse_f): raise ValueError("sparse_f compares the weights of all layers, and on the meta device there are none: "
             "take another, such as 'erk'")
 
 # %% ../../nbs/519_live.born.ipynb #688a2728

@@ -62,6 +62,11 @@ def join(self:Structure, x, shape) -> torch.Tensor: # Contiguous tensor of that 
 
 # %% ../../nbs/103_masks.structures.ipynb #e8b3dc18
 @patch
+def any_of_unit(self:Structure, t):
+    "The bool tensor `t`, `True` at all entries of a unit that has one"
+    return t if self.reduce is None else self.join(self.split(t).any(-1), t.shape)
+
+@patch
 def group_size(self:Structure, shape):
     "The number of units in a group"
     return self.layout(shape)[-1][1]
@@ -218,6 +223,9 @@ class Unstructured(Structure):
     def axes(self, shape): return (math.prod(shape),),[],[0]
     def n_weights(self, shape, k): return k
     def units_per_group(self, shape, n): return n if 0<=n==int(n)<=math.prod(shape) else super().units_per_group(shape, n)
+    def count(self, shape, n):
+        need_number('n', n, 0, math.prod(shape))
+        return n
     def legal(self, mask): return True
     def top(self, score, n): return top_k_mask(score.detach(), self.units_per_group(score.shape, n))
 
@@ -474,6 +482,9 @@ def top(self:Permuted, score, n): return self.unpermute(self.seen(score.shape)[0
 
 @patch
 def legal(self:Permuted, mask): return self.seen(mask.shape)[0].legal(self.permute(mask))
+
+@patch
+def any_of_unit(self:Permuted, t): return self.unpermute(self.seen(t.shape)[0].any_of_unit(self.permute(t)), t.shape)
 
 @patch
 def move(self:Permuted, mask, keep_f, grow_f, n_drop, n):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['never_sparse', 'is_sparseable_module', 'sparseable_modules', 'Param', 'refuse_computed_layer', 'adapters_of',
-           'why_dense', 'decide', 'with_also', 'warn_if_missed', 'candidates', 'choose', 'need_values', 'need_masks',
-           'need_dense']
+           'is_constant', 'why_dense', 'decide', 'with_also', 'sparse_ones', 'warn_if_missed', 'warn_if_constant',
+           'candidates', 'choose', 'need_values', 'need_masks', 'need_dense']
 
 # %% ../../nbs/303_model.choose.ipynb #d3f708ba
 import re,torch
@@ -45,6 +45,7 @@ class Param(NamedTuple):
     attr:str
     p:torch.Tensor
     dense_reason:str='' # Why it is left dense, if it is
+    place:int=0 # Its index among the parameters that may be sparse, which random choices are keyed by
     mask,handles,learned = None,(),False
 
     @property
@@ -56,9 +57,10 @@ def refuse_computed_layer(
     name:str, # Its name in the model
 ):
     "Raise a `ValueError` if the weights of `m` aren't plain parameters"
-    where,lazy = name or 'the model',any(isinstance(p, UninitializedParameter) for p in m._parameters.values())
-    way = 'is lazy and has no weights yet: pass a batch through it first' if lazy else 'has sparse gradients: make it with sparse=False'
-    if lazy or getattr(m, 'sparse', False) is True: raise ValueError(f"{where} {way}")
+    where = name or 'the model'
+    if any(isinstance(p, UninitializedParameter) for p in m._parameters.values()):
+        raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through it first")
+    if getattr(m, 'sparse', False) is True: raise ValueError(f"{where} has sparse gradients: make it with sparse=False")
     for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is computed: call {undo} first")
 
 # %% ../../nbs/303_model.choose.ipynb #3421236f
@@ -66,25 +68,43 @@ never_sparse = nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.GroupN
 
 def adapters_of(model):
     "Modules and parameters of adapters, by id"
-    hosts = [(m, getattr(m, n, None)) for m in model.modules() for n in getattr(m, 'adapter_layer_names', ())]
-    return {id(o) for m,part in hosts if part is not m for o in [part, *(part.modules() if isinstance(part, nn.Module) else ())]}
+    found = set()
+    for m in model.modules():
+        for name in getattr(m, 'adapter_layer_names', ()):
+            part = getattr(m, name, None)
+            if part is m: continue
+            found.add(id(part))
+            if isinstance(part, nn.Module): found |= {id(sub) for sub in part.modules()}
+    return found
+
+def is_constant(p) -> bool:
+    "Is `p` frozen, and does it hold whole numbers that differ, such as 0 to 15? The first ones tell mostly"
+    if p.requires_grad or p.is_meta or hasattr(p, 'full_tensor'): return False
+    x = p.detach().reshape(-1)
+    if not all(bool((part==part.round()).all()) for part in (x[:64],x)): return False
+    return x.numel()>0 and bool((x!=x[0]).any())
 
 # %% ../../nbs/303_model.choose.ipynb #bd82efbb
+def _is_weight(param):
+    layer = layer_of(param.module)
+    return layer is not None and layer.default and layer.has(param.attr)
+
 def why_dense(
     owners:list, # A `Param` for each place of one parameter
     adapters=(), # From `adapters_of`
 ) -> str: # Empty if it becomes sparse
     "Why a parameter is left dense"
     p,modules = owners[0].p,[o.module for o in owners]
-    if any(getattr(o, 'requires_dense', False) for o in (p, *modules)): return 'requires_dense'
-    if any(isinstance(m, never_sparse) for m in modules): return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
-    if any(id(m) in adapters for m in modules): return 'adapter'
+    if any([getattr(o, 'requires_dense', False) for o in (p, *modules)]): return 'requires_dense'
+    if any([isinstance(m, never_sparse) for m in modules]):
+        return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
+    if any([id(m) in adapters for m in modules]): return 'adapter'
     if not any(map(is_sparseable_module, modules)): return f'in {type(modules[0]).__name__}'
-    if all(o.attr.startswith('bias') for o in owners): return 'bias'
+    if all([o.attr.startswith('bias') for o in owners]): return 'bias'
     if p.ndim<2: return 'fewer than two dimensions'
-    layers = [(layer_of(o.module), o.attr) for o in owners]
-    if not any(layer and layer.default and layer.has(attr) for layer,attr in layers): return f'no weight of {type(modules[0]).__name__}'
-    return '' if p.is_floating_point() else f'of type {p.dtype}'
+    if not any(map(_is_weight, owners)): return f'no weight of {type(modules[0]).__name__}'
+    if not p.is_floating_point(): return f'of type {p.dtype}'
+    return 'constant' if is_constant(p) else ''
 
 # %% ../../nbs/303_model.choose.ipynb #6e8b3775
 def decide(
@@ -107,70 +127,88 @@ def decide(
 def with_also(params, also, model):
     "`params`, in which those that `also` names become sparse too"
     if isinstance(also, (list,tuple,set)) and not also: return params
-    def may_be_sparse(o): return o.p.ndim>1 and o.p.is_floating_point() and o.dense_reason not in ('bias','requires_dense')
-    can = [i for i,o in enumerate(params) if not o.dense_reason or may_be_sparse(o)]
-    hits = {can[i] for i in need_named(also, [params[i].name for i in can], [params[i].p for i in can], model, what='also')}
-    for i in hits: refuse_computed_layer(params[i].module, params[i].name.rpartition('.')[0])
-    return [o._replace(dense_reason='') if i in hits else o for i,o in enumerate(params)]
+    def may_be_sparse(o):
+        if not o.dense_reason: return True
+        return o.p.ndim>1 and o.p.is_floating_point() and o.dense_reason not in ('bias','requires_dense')
+    able = [o for o in params if may_be_sparse(o)]
+    hits = [able[i] for i in need_named(also, [o.name for o in able], [o.p for o in able], model, what='also')]
+    for o in hits: refuse_computed_layer(o.module, o.name.rpartition('.')[0])
+    names = {o.name for o in hits}
+    return [o._replace(dense_reason='') if o.name in names else o for o in params]
 
 # %% ../../nbs/303_model.choose.ipynb #759622ee
+def sparse_ones(params) -> list:
+    "Those of `params` that become sparse, each with its place"
+    found = [o for o in params if not o.dense_reason]
+    return [o._replace(place=i) for i,o in enumerate(found)]
+
 _aside = re.compile('emb|pos|bias|token|norm', re.I)
 
 def _is_missed(o):
     "Is this a weight of a layer that the table doesn't know?"
-    called = f'{o.attr} {type(o.module).__name__}'
-    return o.dense_reason.startswith(('in ','no weight of')) and o.p.ndim>1 and o.p.is_floating_point() and not _aside.search(called)
+    if not o.dense_reason.startswith(('in ','no weight of')) or o.p.ndim<2 or not o.p.is_floating_point(): return False
+    return not _aside.search(f'{o.attr} {type(o.module).__name__}')
 
-def warn_if_missed(model, params):
-    "Warn if `params` hold less than nine tenths of the matrix weights of `model`"
-    missed = [o for o in decide(model) if _is_missed(o)]
-    n,n_missed = [sum(o.p.numel() for o in part) for part in (params,missed)]
+def warn_if_missed(params):
+    "Warn if those of `params` that become sparse hold less than nine tenths of the matrix weights"
+    missed = [o for o in params if _is_missed(o)]
+    n,n_missed = [sum([o.p.numel() for o in part]) for part in (sparse_ones(params),missed)]
     if n>=.9*(n+n_missed): return
-    attrs,largest = sorted({o.attr for o in missed}),sorted(missed, key=lambda o: -o.p.numel())[:3]
-    which = [o.name for o in largest] if 'weight' in attrs else attrs  # which names other layers' weights too
-    warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; "
-        f"the largest that stay dense are {', '.join(f'{o.name} ({o.dense_reason}, {o.p.numel():,} weights)' for o in largest)}: "
-        f"bring them in with also=, e.g. also={(which if which[1:] else which[0])!r} or a type, or pass also=() to leave them dense without this warning")
+    largest = sorted(missed, key=lambda o: -o.p.numel())[:3]
+    attrs = sorted({o.attr for o in missed})
+    which = [o.name for o in largest] if 'weight' in attrs else attrs  # 'weight' names other layers' weights too
+    also = which if len(which)>1 else which[0]
+    said = [f'{o.name} ({o.dense_reason}, {o.p.numel():,} weights)' for o in largest]
+    warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; the largest that stay dense are {', '.join(said)}: "
+        f"add them with also=, e.g. also={also!r} or a type, or pass also=() to leave them dense without this warning")
+
+def warn_if_constant(params):
+    "Warn if a few of `params` don't train and the others do: they may be constants"
+    frozen = [o for o in params if not o.p.requires_grad]
+    n,n_frozen = [sum(o.p.numel() for o in part) for part in (params,frozen)]
+    if not 0<n_frozen<n/2: return
+    names = [o.name for o in frozen]
+    warn(f"{names[0]} doesn't train, and most weights do: if it is a constant, leave it dense by exclude={names if names[1:] else names[0]!r}")
 
 # %% ../../nbs/303_model.choose.ipynb #75018571
 def candidates(model, also=None) -> list: # A `Param` for each, in parameter order
     "The parameters that `decide` would make sparse"
-    params = [o for o in decide(model, also) if not o.dense_reason]
-    for o in params:
-        if hasattr(o.module, f'{o.attr}_mask') and o.module._buffers.get(f'{o.attr}_mask') is None:
-            raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
-    return params
+    return sparse_ones(decide(model, also))
 
 def choose(
     model:nn.Module, # Any module
     chosen=None, # As in `sparsify_model`
     also=None, # As in `sparsify_model`
     exclude=None, # As in `sparsify_model`
-    fit=list, # A function that returns those of a list of `Param`s that fit
-) -> tuple: # A list of `Param`s, and their indices among the candidates
+) -> list: # `Param`s
     "The parameters to make sparse"
-    params = candidates(model, also)
+    every = decide(model, also)
+    params = sparse_ones(every)
     if not params:
-        kept = ''.join(f'; {o.name}: {o.dense_reason}' for o in decide(model))
+        kept = ''.join([f'; {o.name}: {o.dense_reason}' for o in every])
         raise ValueError(f"{type(model).__name__} has no weights to make sparse: "
             f"it needs linear, convolutional, attention or recurrent layers, or also= to name others{kept}")
-    if also is None: warn_if_missed(model, params)
+    for o in params:
+        if not hasattr(o.module, f'{o.attr}_mask') or o.module._buffers.get(f'{o.attr}_mask') is not None: continue
+        raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
+    if also is None: warn_if_missed(every)
     names,ps = [o.name for o in params],[o.p for o in params]
-    idxs = list(range_of(params)) if chosen is None else need_named(chosen, names, ps, model, what='chosen')
-    left_out = [] if exclude is None or exclude in ((),[]) else need_named(exclude, names, ps, model, what='exclude')
-    idxs = [i for i in idxs if i not in left_out]
-    if not idxs: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: the weights are {', '.join(names)}")
-    found = fit([params[i] for i in idxs])
-    return found,[i for i in idxs if any(params[i] is o for o in found)]
+    found = params if chosen is None else [params[i] for i in need_named(chosen, names, ps, model, what='chosen')]
+    if exclude is not None and exclude not in ((),[]):
+        left_out = need_named(exclude, names, ps, model, what='exclude')
+        found = [o for o in found if o.place not in left_out]
+    if not found: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: the weights are {', '.join(names)}")
+    if chosen is None: warn_if_constant(found)
+    return found
 
 # %% ../../nbs/303_model.choose.ipynb #380798ef
 def need_values(
     **params # Parameters by name
 ):
     "Raise a `ValueError` if one of `params` is on the meta device"
-    if bad := first(n for n,p in params.items() if p.is_meta):
-        raise ValueError(f"{bad} is on the meta device and has no values: "
-            "call model.to_empty(device='cpu') first, then initialise its layers (reset_parameters) or load them")
+    bad = first(n for n,p in params.items() if p.is_meta)
+    if bad: raise ValueError(f"{bad} is on the meta device and has no values: "
+        "call model.to_empty(device='cpu') first, then initialise its layers (reset_parameters) or load them")
 
 # %% ../../nbs/303_model.choose.ipynb #f15aeda5
 def need_masks(
@@ -184,5 +222,5 @@ def need_dense(
     model, # A module or a `Learner`
 ):
     "Raise a `ValueError` if `model` has masks"
-    if masked_params(module_of(model)):
-        raise ValueError("the model is sparse already: call unsparsify(model) first, or pass sparsity= to the callback or engine to move it to another sparsity")
+    if masked_params(module_of(model)): raise ValueError("the model is sparse already: call unsparsify(model) first, "
+        "or pass sparsity= to the callback or engine to move it to another sparsity")

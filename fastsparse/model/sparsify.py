@@ -21,7 +21,6 @@ from .trained import shows_training
 from ..weights.find import masked_params,refuse_learned
 from ..weights.guard import release
 from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
-from functools import partial
 from warnings import warn
 
 # %% ../../nbs/307_model.sparsify.ipynb #5c200d5f
@@ -84,15 +83,17 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     learn,model = model,module_of(model)
     need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb)
     sparse_f,seed = as_distribution(sparse_f, 'sparse_f'),draw_seed(seed)
-    params,places = choose(model, chosen, also, exclude, partial(that_fit, structure))
-    if isinstance(sparsity, (dict,list)): params,places,sparsity,sparse_f = by_rules(sparsity, params, places, model, sparse_f)
+    params = that_fit(structure, choose(model, chosen, also, exclude))
+    if isinstance(sparsity, (dict,list)): params,sparsity,sparse_f = by_rules(sparsity, params, model, sparse_f)
     is_meta = all(o.p.is_meta for o in params)
-    birth = (first(parts_of('birth').values()) if is_meta else WithValues)(model, params, xb, sparse_f)
-    makers = mask_makers(params, places, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity))
+    birth = parts_of('birth')['Birth'] if is_meta else WithValues
+    birth = birth(model, params, xb, sparse_f)
+    guide = parts_of('guide')['Guide']()
+    makers = mask_makers(params, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity), guide)
     untouched = may_be_repaired(learn, sparsity, mask_init, sparse_init_mode)
     if is_meta or not sparsity or sparse_init_mode!='auto': xb = None
     elif xb is None: xb = batch_of(learn)
-    dense = None if xb is None else output_spread(model, xb)
+    with guide.watch(params): dense = None if xb is None else output_spread(model, xb)
     birth.give_values(makers, seed, None if sparse_init_mode=='auto' else sparse_init_mode, mask_init=='random')
     warn_of_masks(masked_params(model), sparsity, mask_init)
     keep_from_broadcast(model)
@@ -194,7 +195,7 @@ def sparsify_parameter(
     need_fraction('sparsity', sparsity)
     need_values(**{name:o.p})
     if not o.p.is_floating_point(): raise ValueError(f"{name} is of type {o.p.dtype}, and must be of floats")
-    make, = mask_makers([o], [0], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
+    make, = mask_makers([o], sparsity, uniform_sparsity, mask_init, draw_seed(seed), fitting(structure, [o], sparsity))
     register_mask(o, make(o))
     keep_from_broadcast(module)
     return enforce_masks(module, (m,attr))

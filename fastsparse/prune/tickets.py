@@ -17,7 +17,7 @@ from ..masks.structures import as_structure
 from ..weights.find import apply_masks
 from ..model.buffers import show_sparsity
 from ..model.sparsify import sparsify_model
-from ..model.starting import layer_counts
+from ..model.starting import layer_counts,structure_to_keep
 from ..train.method import check_sparsity
 from functools import partial
 
@@ -84,11 +84,12 @@ def prune_to(
     sparsity:float, # Sparsity of the whole model, in [0,1), at least the present one
     sparse_f=global_sparsity, # The distribution; by default magnitudes are ranked together, with at least one live weight for each output
     score_f=output_magnitude, # Score of live weights; the lowest are pruned; by default magnitudes, with the largest of each output kept
-    structure=None, # A `Structure` or its text; None is unstructured
+    structure=None, # A `Structure` or its text; None is that of the masks
 ) -> int: # Number of weights that were pruned
     "Prune a sparse model further, in one step"
-    os,structure = need_masks(model),as_structure(structure)
+    os = need_masks(model)
     check_sparsity(sparsity)
+    structure = structure_to_keep(os, sparsity) if structure is None else as_structure(structure)
     for o in os: refuse_locked(o)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, *_ranked(os, sparsity, sparse_f, score_f, structure))]

@@ -10,7 +10,8 @@ import math,matplotlib.pyplot as plt,numpy as np,pandas as pd,torch
 from cycler import cycler
 from fastcore.basics import *
 from ..train.callback import DynamicSparseTrainingCallback
-from ..contract import as_path,reading,wants
+from ..contract import as_path,reading
+from ..masks.distributions import reads_scores
 from ..save.disk import read_tensors,whole_file
 from ..masks.selection import bits_to_mask,count_live,mask_to_bits
 from ..train.engine import SparseEngine
@@ -259,7 +260,7 @@ def status(self:SparseEngine,
     t,targets = max(ifnone(t, self.last_t), 0),{}
     for group in self.groups:
         for o in group.tallies: o.recount()
-        known = group.method.path is not None and not wants(group.method.sparse_f, 'scores')
+        known = group.method.path is not None and not reads_scores(group.method.sparse_f)
         targets |= zip(map(id, group.tallies), group.targets(t) if known else [o.target for o in group.tallies])
     fractions = {id(o):group.fraction(t) for group in self.groups for o in group.tallies}
     rows = [(o.name, o.n, live := count_live(o.mask), targets.get(id(o), live), o.last_update, fractions.get(id(o), 0.))

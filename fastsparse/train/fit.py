@@ -112,7 +112,7 @@ def _starting_masks(learn, n_steps, method, sparsity, sparse_f, mask_init, which
     gradual = method.sparsity_path is not None
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # `sparsify_model` warns
-        params,_ = choose(learn.model, **which, fit=partial(that_fit, method.structure))
+        params = that_fit(method.structure, choose(learn.model, **which))
         need_values(**{param.name:param.p for param in params})
         if not isinstance(sparsity, (dict,list)): fitting(method.structure, params, sparsity)
     if gradual and not which: return None

@@ -56,7 +56,8 @@ def need_fitting_mask(weight):
     mask,shape = weight.mask,weight.p.shape
     if mask.shape!=shape or mask.dtype not in (torch.bool,torch.uint8):
         raise ValueError(f"{weight.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape {tuple(mask.shape)}, "
-            f"and must be one of bool of the parameter's shape, {tuple(shape)}: register mask_from_tensor(mask)")
+            f"and must be one of bool of the parameter's shape, {tuple(shape)}: if the parameter was replaced, as "
+            "resize_token_embeddings does, call unsparsify(model) before, and sparsify_model(model, 0., mask_init='zeros') after it")
     if mask.dtype==torch.uint8: weight.module._buffers[f'{weight.attr}_mask'] = mask.ne(0)
 
 def weights_in(model:nn.Module) -> list: # `Weight`s, tied ones once
