@@ -30,7 +30,7 @@ def born(make=net, s=.9, seed=0, **kwargs):
     sparsify_model(m, s, seed=seed, **kwargs)
     return m
 
-def kinds(m): return [w.kind for w in masked_params(m)]
+def kinds(m): return [w.store.kind for w in masked_params(m)]
 def values(m): return [(w.p*1).detach() for w in masked_params(m)]
 
 settings = dict(plain={}, uniform=dict(sparse_f='uniform'), fan_in=dict(structure='fan-in'), block=dict(structure='block 4x1', s=.95, chosen=['0.weight','2.weight']), nm=dict(structure='2:4', s=.5),
@@ -221,6 +221,6 @@ def test_pieces_hold_weight_and_gradient(layer, x):
     w.ask_dense(True)
     for _ in range(2): m(x).square().sum().backward()
     w.p.grad.mul_(.5)
-    whole,parts = w.whole(w.dense_grad()),list(w.pieces(100, True))
+    whole,parts = w.whole(w.dense_grad()),list(w.store.pieces(100, True))
     assert torch.cat([p for _,p in parts]).equal(whole.reshape(-1)) and [i for i,_ in parts][1]%whole[0].numel()==0
     assert torch.allclose(torch.cat([p.grad for _,p in parts]), whole.grad.reshape(-1), atol=1e-5)

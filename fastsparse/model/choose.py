@@ -46,7 +46,8 @@ class Param(NamedTuple):
     p:torch.Tensor
     dense_reason:str='' # Why it is left dense, if it is
     place:int=0 # Its index among the parameters that may be sparse, which random choices are keyed by
-    mask,handles,learned = None,(),False
+    mask = guard = None
+    learned = False
 
     @property
     def shape(self): return self.p.shape
