@@ -44,7 +44,7 @@ def test_masks_are_those_of_a_model_with_values(kwargs):
     sparsify_model(b, s, seed=0, **kwargs)
     assert [w.name for w in masked_params(a)]==[w.name for w in masked_params(b)]
     for v,w in zip(masked_params(a), masked_params(b)):
-        assert v.mask.equal(w.mask) and (v.kind=='rows')==(4*int(w.mask.sum())<=w.mask.numel())
+        assert v.mask.equal(w.mask) and (v.store.kind=='rows')==(4*int(w.mask.sum())<=w.mask.numel())
         assert is_positive_zero((v.p*1)[~v.mask])
     assert not any(t.is_meta for t in (*a.parameters(), *a.buffers()))
 

@@ -189,8 +189,8 @@ def average_live(group, bucket):
 @patch
 def project(self:Rows):
     "Move connections as the mask was moved"
-    p = self.p
-    if p.is_meta: return
+    p,guard = self.p,self.weight.guard
+    if p.is_meta or guard is not None and p is not guard.p: return
     if not isinstance(p, LiveTensor): return self.store_again(p)
     _as_parameter(p)
     self.lead()
@@ -341,6 +341,9 @@ def gradient(self:Rows, dense):
 @patch
 def mask_grad(self:Rows):
     "Take a gradient that was assigned as the dense one"
+    if not isinstance(self.p, LiveTensor):  # `swap_tensors` has put a dense one there
+        self.store_again(self.p)
+        return None if self.weight.store.plain else self.weight.store.mask_grad()
     grad,dense = self.p.grad,self.dense
     if grad is None: return
     if not isinstance(grad, LiveTensor): return self.load(dict(grad=grad.detach()))

@@ -19,7 +19,6 @@ from .running import batch_of,module_of
 from .starting import by_rules,draw_seed,fitting,mask_makers,that_fit,warn_of_masks
 from .trained import shows_training
 from ..weights.find import masked_params,refuse_learned
-from ..weights.guard import release
 from ..weights.hooks import enforce_masks,HookHandle,mask_hooks,unhook
 from warnings import warn
 
@@ -163,11 +162,11 @@ def unsparsify(model):
     for m in model.modules():
         for hook in mask_hooks(m): unhook(m, hook)
     for o in masked_params(model):
-        release(o)
+        o.remove()
         for kind in ('mask','sparsity'): o.module._buffers.pop(f'{o.attr}_{kind}', None)
     for m in model.modules():  # weights left over that became computed, or whose mask was removed
         for w in list(vars(m).get('_weights', {}).values()):
-            release(w)
+            w.remove()
             m._buffers.pop(f'{w.attr}_sparsity', None)
             if w.mask is not None and w.mask.dtype==torch.bool: del m._buffers[f'{w.attr}_mask']
     if hasattr(model, '_ddp_params_and_buffers_to_ignore'): keep_from_broadcast(model)
@@ -213,4 +212,4 @@ def unsparsify_parameter(
     refuse_locked(weight)
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)
     for hook in mask_hooks(module): hook.names.discard(weight.name)
-    release(weight)
+    weight.remove()

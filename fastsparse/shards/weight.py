@@ -10,7 +10,7 @@ import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
 from ..masks.selection import local_part,put_,zero_dead_
 from ..contract import Dense,register_store
-from ..weights.weight import at_places,gathered
+from ..weights.weight import gathered
 from torch import nn
 
 # %% ../../nbs/540_shards.weight.ipynb #6ff96055
@@ -103,7 +103,8 @@ def read_grad(self:Shard, places=None):
     p = self.weight.p
     if p.grad is None: return None
     if self.wants_dense and not self.weight.dense_history and not self.dense.terms: self.take(p.grad)
-    return at_places(gathered(as_sharded(self.dense.terms[0], p) if self.dense.terms else p.grad), places)
+    grad = gathered(as_sharded(self.dense.terms[0], p) if self.dense.terms else p.grad)
+    return grad if places is None else grad.reshape(-1).index_select(0, places)
 
 @patch
 def take(self:Shard, grad):

@@ -287,7 +287,7 @@ def sparsity_range(method):
 
 def refuse_stored(method, param):
     "Raise a `ValueError` if `method` needs the dead entries of a weight that is stored without them"
-    why = getattr(param, 'kind', None) and why_dense(method)
+    why = getattr(getattr(param, 'store', None), 'kind', None) and why_dense(method)
     if why: raise ValueError(f"{why}, or call remove() of the report of sparse_compute, or store_dense(model)")
 
 # %% ../../nbs/401_train.plan.ipynb #5cdb407c
