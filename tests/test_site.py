@@ -78,8 +78,7 @@ def test_a_page_shows_what_a_user_writes(name):
 
 @pytest.mark.parametrize('about,title', [('A masked parameter: one object in any loop', 'A masked parameter'), ('Prune, cut and tune', 'Prune, cut and tune'),
     ('Save a sparse model to a small file, and load one from any file', 'Save a sparse model to a small file')])
-def test_a_title_is_what_a_line_begins_with(about, title):
-    assert build.short(about)==title
+def test_a_title_is_what_a_line_begins_with(about, title): assert build.short(about)==title
 
 def test_modules_are_called_by_what_they_do():
     "Their pages have titles that differ, made of the line below the module's name"
