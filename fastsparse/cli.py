@@ -195,7 +195,7 @@ def prune(
 @call_parse
 def export(
     file:str, # File of a whole sparse model
-    format:str='auto', # auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors or onnx
+    format:str='auto', # auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors, onnx or mnn
     out:str=None, # File to write; without it the model is only measured
     sample:Annotated[str, dict(required=True)]=None, # File of a batch of inputs, a tensor that torch.save wrote
     trust:bool=False, # Open a FILE of a whole model, which can run any code
@@ -203,7 +203,7 @@ def export(
     "Write a sparse model in FILE in another format, and report its cost"
     from fastsparse.deploy.export import export_sparse
     from fastsparse.weights.find import masked_params
-    if out is None and format in ('safetensors','onnx'): raise CliError(f"--format {format} writes a file: name it with --out")
+    if out is None and format in ('safetensors','onnx','mnn'): raise CliError(f"--format {format} writes a file: name it with --out")
     model = read_model(file, trust)
     if not masked_params(model):
         raise CliError(f"{file} holds a model without masks: "

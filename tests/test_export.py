@@ -359,7 +359,7 @@ refused = [(vector, dict(format='zip'), "format is 'zip'.*take one of these"), (
     *[(vector, dict(path=f'm.{o}'), f'ends with .{o}') for o in ('safetensors','onnx')],
     *[(lambda: layers(8, 8, structure='block 4x4').bfloat16(), dict(format=f, sample=x8.bfloat16()), 'bfloat16, and torch has this product for float32') for f in ('csr','block')],
     (lambda: sparse(lambda: nn.Sequential(Extra(8, 8))), dict(format='safetensors', path='m.safetensors'), '0._extra_state in the state dict is a dict'),
-    *[(vector, dict(format=f, dynamic_shapes={}), "dynamic_shapes is for 'onnx' and .pt2 files") for f in ('dense','live')]]
+    *[(vector, dict(format=f, dynamic_shapes={}), "dynamic_shapes is for 'onnx', 'mnn' and .pt2 files") for f in ('dense','live')]]
 
 @pytest.mark.parametrize('make,kwargs,message', refused)
 def test_refused(make, kwargs, message, tmp_path, monkeypatch):

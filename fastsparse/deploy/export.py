@@ -6,17 +6,19 @@
 __all__ = ['export_sparse', 'ExportReport']
 
 # %% ../../nbs/802_deploy.export.ipynb #4857a556
-import inspect,numpy as np,pandas as pd,re,statistics,torch,warnings
+import numpy as np,pandas as pd,statistics,torch
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import dataclass,field
 from fastcore.basics import *
-from ..kernels.timing import fresh,output_error,speedup,times_in_turns
+from ..kernels.timing import fresh,output_error,output_tensors,speedup,times_in_turns
 from ..contract import call_model,closest_name,evaluating,masked_params,module_of,need_batch,need_masks,need_number,need_package
-from ..contract import preserved
 from ..model.running import inputs_in
 from ..save.disk import check_place,whole_file
 from .compact import pack,packed,put_packed,storable
+from .mnn import engine_and_converter,open_mnn,refuse_for_mnn,save_mnn
+from .onnx import by_name,arguments_of,check_answers,fixed_sizes,n_rows,open_onnx,program_of,quantize_onnx,resized,run_once,save_onnx
 from ..cut.shrink import masked_copy,shrink_plain
 from ..cut.config import quiet
 from ..save.shapes import shared_copy
@@ -24,51 +26,183 @@ from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from torch import nn
-from torch.utils._pytree import tree_flatten,tree_leaves,tree_map,tree_unflatten
+from torch.utils._pytree import tree_map
+from types import SimpleNamespace
+from warnings import warn
 
 # %% ../../nbs/802_deploy.export.ipynb #4e65faea
-def export_sparse(
-    model, # A module or a `Learner`, sparse, or dense as the baseline; it isn't changed
-    format='auto', # 'auto', 'dense', 'shrunk', 'live', 'csr', 'condensed', 'block', '2:4', 'safetensors' or 'onnx'
-    sample=None, # A batch of inputs, a tuple of them if the model takes several, or a dict of them by name
-    path=None, # File to write; needed for 'safetensors' and 'onnx'. Without it other formats return a module
-    batch_sizes:list=None, # Batch sizes to time, the sample's by default
-    dynamic_shapes=None, # Dynamic axes of a '.onnx' or '.pt2' file, as for `torch.export`; None makes all dynamic that can be
-) -> tuple: # The module, `Learner` or path, and an `ExportReport`
-    "Export a sparse model for inference, and measure size, speed and error"
-    _check(model, format, sample, path, batch_sizes, dynamic_shapes)
+def export_sparse(model, format='auto', sample=None, path=None, batch_sizes:list=None, dynamic_shapes=None, int8=None) -> tuple:
+    """Export a sparse model for inference, and measure size, speed and error.
+
+    Parameters
+    ----------
+    model
+        A module or a `Learner`, with masks, with zeros, or dense as the baseline. It isn't changed.
+    format
+        `'auto'`, `'dense'`, `'shrunk'`, `'live'`, `'block'` or `'2:4'` for a module; `'safetensors'`, `'onnx'` or `'mnn'` for a file.
+    sample
+        A batch of inputs, a tuple of them if the model takes several, or a dict of them by name. `'safetensors'` needs none.
+    path
+        File to write; `'safetensors'`, `'onnx'` and `'mnn'` need one. Without it other formats return a module.
+    batch_sizes
+        Batch sizes to time, the sample's by default.
+    dynamic_shapes
+        Dynamic axes of an ONNX or `.pt2` file, as for `torch.export`. None makes all axes dynamic that can be.
+    int8
+        For `'onnx'`: a loader or a list of batches, such as `dls.valid`, and weights and layers are computed in 8 bits. A network of
+        linear layers or a transformer needs no data, and takes True. For `'mnn'`: True stores weights in 8 bits.
+
+    Returns
+    -------
+    tuple
+        The module, `Learner` or path, and an `ExportReport`.
+
+    Raises
+    ------
+    ValueError
+        If a file would answer otherwise than the model on the sample; nothing is written then.
+
+    Examples
+    --------
+    small,report = export_sparse(model, 'auto', xb)
+    export_sparse(learn, 'mnn', xb, 'model.mnn')
+    export_sparse(learn, 'onnx', xb, 'model.onnx', int8=learn.dls.valid)
+    """
+    _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8)
     warn_if_unfinished(module_of(model), 'exported')
-    xb = dict(sample) if isinstance(sample, Mapping) else inputs_in(module_of(model), sample) if isinstance(sample, (tuple,list)) else (sample,)
-    xb = tree_map(lambda o: o.detach().as_subclass(torch.Tensor).clone() if isinstance(o, torch.Tensor) else o, xb)
-    if path is None: return _exported(model, format, xb, None, batch_sizes, dynamic_shapes)
-    with whole_file(path) as new: _,report = _exported(model, format, xb, new, batch_sizes, dynamic_shapes)
+    job = _job(model, format, sample, dynamic_shapes, int8)
+    if path is None:
+        form,report = _exported(job, None, batch_sizes)
+        return _as_given(model, form.run),report
+    with whole_file(path) as new: _,report = _exported(job, new, batch_sizes)
     return Path(path),report
 
 # %% ../../nbs/802_deploy.export.ipynb #31ca5e2d
-def _exported(model, format, xb, path, sizes, dynamic_shapes):
-    "The module or `Learner`, None if a file is written, and the report"
-    plain,plan,note,dense = masked_copy(model),{},'',None
-    with evaluating(module_of(model)) as m: answers = _once(m, xb)
-    masks = {o.name:o.mask for o in masked_params(plain)}
-    layers = {n:m for n,m in storable(plain).items() if masked_params(m)}
+def _job(model, format, sample, dynamic_shapes, int8):
+    "What an export starts from"
+    plain = _without_autocast(masked_copy(model))
+    xb = None if sample is None else _as_inputs(plain, sample)
+    answers = None
+    if xb is not None:
+        with evaluating(module_of(model)) as m: answers = run_once(m, xb)
+    masks = _live_places(plain)
+    layers,stored,note = _sparse_layers(plain),{},''
     if format in _storages: stored,note = _packed_layers(layers, _storages[format])
-    unsparsify(run := plain)
-    if format=='auto': run,plan,note = _auto(plain, layers, fresh(xb), path is not None and path.suffix=='.pt2')
-    elif format=='shrunk': run = shrink_plain(plain, fresh(xb))[0]
-    elif format in _storages:
-        run = put_packed(shared_copy(plain), stored).requires_grad_(False)
-        plan = dict.fromkeys(stored, _storages[format])
-    elif format=='safetensors':
-        write_sparse(plain.state_dict(), masks, path)
-        plain.load_state_dict({k:v for k,v in read_file(path).items() if k in plain.state_dict()})
-    elif format=='onnx':
-        outputs = answers if isinstance(answers, Mapping) else dict(output=answers)
-        note = _save_onnx(plain, path, xb, dynamic_shapes, [*_by_name(outputs)])
-        run,dense = _open_onnx(path),_open_onnx(_without_zeros(path))
-    new = _as_given(model, run) if path is None else None
-    if path is not None and format not in _files: run = _save_module(run, path, xb, dynamic_shapes)
-    return new,_report(format, run if path is None else path, run, plain, xb, sizes or [_rows(xb)], plan, note, answers, dense)
+    unsparsify(plain)
+    return SimpleNamespace(plain=plain, xb=xb, answers=answers, masks=masks, layers=layers, stored=stored, note=note, format=format,
+        dynamic_shapes=dynamic_shapes, int8=int8)
+
+def _as_inputs(model, sample):
+    "A tuple or a dict of plain tensors"
+    if isinstance(sample, Mapping): xb = dict(sample)
+    else: xb = inputs_in(model, sample) if isinstance(sample, (tuple,list)) else (sample,)
+    return tree_map(lambda o: o.detach().as_subclass(torch.Tensor).clone() if isinstance(o, torch.Tensor) else o, xb)
+
+# %% ../../nbs/802_deploy.export.ipynb #09bb1b32
+def _without_autocast(model):
+    "Undo what `accelerator.prepare` did to the forward of a copy"
+    for m in model.modules():
+        if '_original_forward' not in vars(m): continue
+        own = vars(m).pop('_original_forward')
+        del m.forward
+        if getattr(own, '__func__', None) is not type(m).forward: m.forward = own
+    return model
+
+# %% ../../nbs/802_deploy.export.ipynb #46c104f1
+def _many_zeros(p): return p.ndim>1 and p.is_floating_point() and int(torch.count_nonzero(p))<=p.numel()/2
+
+def _live_places(plain):
+    "Name of a sparse weight → which of its weights live"
+    zeros = {n:p!=0 for n,p in plain.named_parameters() if _many_zeros(p)}
+    return zeros|{w.name:w.mask for w in masked_params(plain)}
+
+def _sparse_layers(plain):
+    return {n:m for n,m in storable(plain).items() if masked_params(m) or any(_many_zeros(p) for p in m.parameters())}
+
+# %% ../../nbs/802_deploy.export.ipynb #166c2ecf
+@dataclass
+class _Form:
+    run:object # A module, or a function that runs a file
+    plan:dict = field(default_factory=dict) # Layer → how it is stored
+    note:str = ''
+    rivals:dict = field(default_factory=dict) # Name → what runs the dense model; the first is the one to compare with
+
+def _exported(job, path, sizes):
+    "The form, and its report"
+    form = _forms.get(job.format, _stored)(job, path)
+    if path is not None and job.format not in _files: form.run = _save_module(form.run, path, job.xb, job.dynamic_shapes)
+    seconds,error = {},0.
+    if job.xb is not None: seconds,error = _measured(form, job, sizes or [n_rows(job.xb)])
+    n_bytes = _n_bytes(form.run if path is None else path)
+    return form,ExportReport(job.format, n_bytes, _n_bytes(job.plain), error, seconds, form.plan, form.note)
+
+# %% ../../nbs/802_deploy.export.ipynb #c7b3530f
+def _dense(job, path): return _Form(job.plain)
+
+def _shrunk(job, path):
+    small,_ = shrink_plain(job.plain, fresh(job.xb))
+    return _Form(small, rivals=dict(dense=job.plain))
+
+def _stored(job, path):
+    new = put_packed(shared_copy(job.plain), job.stored).requires_grad_(False)
+    return _Form(new, dict.fromkeys(job.stored, _storages[job.format]), job.note, dict(dense=job.plain))
+
+def _safetensors(job, path):
+    write_sparse(job.plain.state_dict(), job.masks, path)
+    held = {k:v for k,v in read_file(path).items() if k in job.plain.state_dict()}
+    job.plain.load_state_dict(held)
+    return _Form(job.plain)
+
+# %% ../../nbs/802_deploy.export.ipynb #db122a54
+def _onnx(job, path):
+    if job.int8 is None:
+        limits = save_onnx(job.plain, path, job.xb, job.dynamic_shapes)
+        _warn_of(limits)
+        return _Form(open_onnx(path), note=' '.join(limits), rivals=dict(torch=job.plain))
+    with TemporaryDirectory() as folder:
+        limits = save_onnx(job.plain, whole := Path(folder)/'whole.onnx', job.xb, job.dynamic_shapes)
+        kind = quantize_onnx(whole, path, job.plain, job.int8)
+        rivals = dict(onnx=open_onnx(whole.read_bytes()), torch=job.plain)
+    _warn_of(limits)
+    run = open_onnx(path)
+    note = ' '.join([f'The file is in 8 bits ({kind}).', *_agreement(job.answers, run_once(run, job.xb)), *limits])
+    return _Form(run, note=note, rivals=rivals)
+
+def _warn_of(limits):
+    for o in limits: warn(o)
+
+# %% ../../nbs/802_deploy.export.ipynb #2843ec03
+def _agreement(answers, found):
+    "A sentence in a list, or none"
+    a,b = [first(output_tensors(o)) for o in (answers, found)]
+    if a is None or a.ndim!=2 or a.shape!=b.shape or a.shape[1]<2: return []
+    n = int((a.argmax(1).cpu()==b.argmax(1)).sum())
+    return [f'The largest output is the same in {n} of {len(a)} rows.']
+
+# %% ../../nbs/802_deploy.export.ipynb #930f9e77
+def _mnn(job, path):
+    refuse_for_mnn(job.plain)
+    with TemporaryDirectory() as folder:
+        limits = save_onnx(job.plain, whole := Path(folder)/'whole.onnx', job.xb, job.dynamic_shapes)
+        layers = save_mnn(whole, path, bool(job.int8))
+        quantize_onnx(whole, small := Path(folder)/'small.onnx', job.plain, [job.xb])
+        rivals = dict(onnx=open_onnx(whole.read_bytes()), int8=open_onnx(small.read_bytes()), torch=job.plain)
+    run = open_mnn(path, *_names(job))
+    if not job.int8: check_answers('MNN', job.answers, run_once(run, job.xb))
+    limits += fixed_sizes('MNN', job.plain, run, job.xb, limits, exact=not job.int8)
+    _warn_of(limits)
+    dense = [n for n,(sparsity,sparse) in layers.items() if sparsity>.5 and not sparse]
+    held = [f"Dense in MNN, since that is faster: {', '.join(dense)}."] if dense else []
+    return _Form(run, {n:'sparse' for n,(_,sparse) in layers.items() if sparse}, ' '.join([*held, *limits]), rivals)
+
+def _names(job):
+    "Names of inputs and outputs of a file"
+    answers = job.answers if isinstance(job.answers, Mapping) else dict(output=job.answers)
+    return [*by_name(arguments_of(job.plain, job.xb)[2])],[*by_name(answers)]
+
+_forms = dict(auto=lambda job, path: _auto(job, path), dense=_dense, shrunk=_shrunk, safetensors=_safetensors, onnx=_onnx, mnn=_mnn)
 
 # %% ../../nbs/802_deploy.export.ipynb #d84ec646
 def _as_given(model, new):
@@ -81,44 +215,64 @@ def _as_given(model, new):
 
 # %% ../../nbs/802_deploy.export.ipynb #0b8ef7e9
 _storages = {'live':'rows', **{o:o for o in ('csr','condensed','block','2:4')}}
-_files,_no_pt2 = ('safetensors','onnx'),('csr','block','2:4')
+_files,_no_pt2 = ('safetensors','onnx','mnn'),('csr','block','2:4')
+_needs = dict(onnx=('onnx','onnxscript','onnxruntime'), mnn=('onnx','onnxscript','onnxruntime'), safetensors=('safetensors',))
 
-def _check(model, format, sample, path, batch_sizes, dynamic_shapes):
+def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
     names = 'auto','dense','shrunk',*_storages,*_files
     if format not in names:
         raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
-    if format in _storages: need_masks(model)
-    need_batch(sample, 'sample')
+    if format in _storages and not _sparse_layers(module_of(model)): need_masks(model)
+    if sample is not None or format!='safetensors': need_batch(sample, 'sample')
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     suffix = '' if path is None else check_place(path).suffix
     if suffix=='.pt2' and format in _no_pt2:
         raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
-            "take 'live', 'condensed', 'dense', 'shrunk' or 'auto', or another suffix")
+            "take 'live', 'dense', 'shrunk' or 'auto', or another suffix")
     if suffix[1:] in _files and suffix[1:]!=format:
         raise ValueError(f"path ends with {suffix}, and the format {format!r} writes another kind of file: "
             f"take another suffix, or format={suffix[1:]!r}")
     for n in batch_sizes or (): need_number('a size in batch_sizes', n, 1, whole=True)
-    if dynamic_shapes is not None and format!='onnx' and suffix!='.pt2':
-        raise ValueError("dynamic_shapes is for 'onnx' and .pt2 files, and this export takes inputs of any size")
-    for name in dict(onnx=('onnx','onnxscript','onnxruntime'), safetensors=('safetensors',)).get(format, ()): need_package(name)
+    if dynamic_shapes is not None and format not in ('onnx','mnn') and suffix!='.pt2':
+        raise ValueError("dynamic_shapes is for 'onnx', 'mnn' and .pt2 files, and this export takes inputs of any size")
+    if int8 is not None and format not in ('onnx','mnn'): raise ValueError(f"int8 is for 'onnx' and 'mnn', and format is {format!r}")
+    for name in _needs.get(format, ()): need_package(name)
+    if format=='mnn': engine_and_converter()
 
 # %% ../../nbs/802_deploy.export.ipynb #4585499c
 class ExportReport:
     """Size, speed and error of an export, compared with the dense model
 
-    `bytes`, `dense_bytes`, `error`, `ms` and `dense_ms` by batch size, `plan` and `note`; `torch_ms` if another runtime was timed."""
-    def __init__(self, format, bytes, dense_bytes, error, ms, dense_ms, speedup, plan, note, torch_ms=None): store_attr()
+    `bytes`, `dense_bytes`, `error`, `plan` and `note`; by batch size `ms`, `speedup`, and `dense_ms`, `onnx_ms`, `int8_ms` or `torch_ms` if
+    the dense model was timed so. `quartiles` has the lower and upper quartile of each time, and `df` all in a table."""
+    ms,dense_ms,onnx_ms,int8_ms,torch_ms,speedup = {},None,None,None,None,None
+    def __init__(self, format, bytes, dense_bytes, error, seconds, plan, note):
+        store_attr('format,bytes,dense_bytes,error,plan,note')
+        self.quartiles = {}
+        for name,by_size in seconds.items():
+            found = {n:np.quantile(ts, (.25,.5,.75))*1e3 for n,ts in by_size.items()}
+            setattr(self, name, {n:float(o[1]) for n,o in found.items()})
+            self.quartiles[name] = {n:(float(o[0]),float(o[2])) for n,o in found.items()}
+        rival = first(o for o in seconds if o not in ('ms','torch_ms'))
+        if rival: self.speedup = {n:statistics.median(b/a for a,b in zip(ts, seconds[rival][n])) for n,ts in seconds['ms'].items()}
 
     @property
     def df(self):
         "A table with one row for each batch size"
         row = dict(format=self.format, bytes=self.bytes, share=round(self.bytes/self.dense_bytes, 4), error=self.error)
-        times = lambda n: dict(batch=n, ms=round(self.ms[n], 3), dense_ms=round(self.dense_ms[n], 3), speedup=round(self.speedup[n], 2))
-        others = lambda n: {} if self.torch_ms is None else dict(torch_ms=round(self.torch_ms[n], 3))
-        return pd.DataFrame([dict(row, **times(n), **others(n)) for n in self.ms])
+        rows = [dict(row, batch=n, **{k:round(getattr(self, k)[n], 3) for k in self.quartiles}) for n in self.ms]
+        if self.speedup: rows = [dict(o, speedup=round(self.speedup[o['batch']], 2)) for o in rows]
+        return pd.DataFrame(rows or [row])
 
-    def __repr__(self): return self.df.to_string(index=False)+(f'\n{self.note}' if self.note else '')
-    def _repr_html_(self): return self.df.to_html(index=False)+self.note
+    def _shown(self):
+        "The table with quartiles"
+        df = self.df
+        for k,by_size in self.quartiles.items():
+            df[k] = [f'{getattr(self, k)[n]:.3g} [{low:.3g}, {high:.3g}]' for n,(low,high) in by_size.items()]
+        return df
+
+    def __repr__(self): return self._shown().to_string(index=False)+(f'\n{self.note}' if self.note else '')
+    def _repr_html_(self): return self._shown().to_html(index=False)+self.note
 
 # %% ../../nbs/802_deploy.export.ipynb #69213f7a
 class _ByteCount:
@@ -134,40 +288,26 @@ def _n_bytes(o):
     return count.n
 
 # %% ../../nbs/802_deploy.export.ipynb #29c3146a
-def _once(f, xb):
-    "The outputs of `f`, which may change its inputs and draw random numbers"
-    from fastsparse.report.flops import unfused
-    with torch.random.fork_rng(), unfused():
-        torch.manual_seed(0)  # any seed, the same for all that are compared
-        return call_model(f, fresh(xb))
-
-# %% ../../nbs/802_deploy.export.ipynb #84f79ff4
-def _rows(xb): return len(first(xb.values() if isinstance(xb, dict) else xb))
-
-# %% ../../nbs/802_deploy.export.ipynb #1fc96789
-def _resized(xb, n):
-    "A batch of `n` rows: inputs of `xb` as long as the first are repeated or cut"
-    if n==(rows := _rows(xb)): return xb
-    def one(x): return x[torch.arange(n, device=x.device)%rows] if isinstance(x, torch.Tensor) and x.ndim and len(x)==rows else x
-    return {k:one(x) for k,x in xb.items()} if isinstance(xb, dict) else tuple(map(one, xb))
-
-# %% ../../nbs/802_deploy.export.ipynb #08f02fe0
-def _report(format, result, run, plain, xb, sizes, plan, note, answers, dense):
-    "Time `run` against `dense`, or against the module `plain` if `dense` is None, and compare its outputs with `answers`"
-    def times(n):
-        b = _resized(xb, n)
-        try: return times_in_turns([partial(call_model, f, b) for f in ([run, dense, plain] if dense else [run, plain])])
-        except Exception as e:
-            raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): "
-                f"inputs that are as long as the first, {_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
+def _measured(form, job, sizes):
+    "Seconds of the form and its rivals by name and batch size, and the form's error"
+    engines = dict(ms=form.run, **{f'{k}_ms':f for k,f in form.rivals.items()})
+    seconds = {k:{} for k in engines}
     with torch.no_grad(), ExitStack() as stack:
-        for m in (plain, run):
+        for m in engines.values():
             if isinstance(m, nn.Module): stack.enter_context(evaluating(m))
-        error = output_error(answers, _once(run, xb))
-        seconds = {n:times(n) for n in sizes}
-    ms,dense_ms,*torch_ms = [{n:1e3*statistics.median(o) for n,o in zip(seconds, os)} for os in zip(*seconds.values())]
-    ratios = {n:statistics.median(b/a for a,b in zip(*t[:2])) for n,t in seconds.items()}
-    return ExportReport(format, _n_bytes(result), _n_bytes(plain), error, ms, dense_ms, ratios, plan, note, *torch_ms)
+        error = output_error(job.answers, run_once(form.run, job.xb))
+        for n in sizes:
+            for k,ts in zip(engines, _times([*engines.values()], job.xb, n)): seconds[k][n] = ts
+    if form.run is job.plain: seconds['dense_ms'] = seconds['ms']
+    return seconds,error
+
+def _times(functions, xb, n):
+    "Seconds of functions in turns, on a batch of `n` rows"
+    b = resized(xb, n)
+    try: return times_in_turns([partial(call_model, f, b) for f in functions])
+    except Exception as e:
+        raise ValueError(f"batch_sizes has {n}, and the model can't take it ({e}): "
+            f"inputs that are as long as the first, {n_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
 
 # %% ../../nbs/802_deploy.export.ipynb #8a338833
 def _packed_layers(layers, how):
@@ -182,17 +322,19 @@ def _packed_layers(layers, how):
     return new,'; '.join(f'{n} is dense: {o}' for n,o in why.items())
 
 # %% ../../nbs/802_deploy.export.ipynb #7b6686a2
-def _auto(plain, masked, xb, pt2):
-    "The fastest form, the storage of each layer in it, and a note; layers named in `masked` may be stored sparse"
+def _auto(job, path):
+    "The fastest form"
+    plain,xb = job.plain,fresh(job.xb)
     try: new,_ = shrink_plain(plain, xb)
     except ValueError: new = shared_copy(plain)  # its graph can't be followed
-    layers,calls,best = {n:m for n,m in storable(new).items() if n in masked},{},{}
+    layers,calls,best = {n:m for n,m in storable(new).items() if n in job.layers},{},{}
     with evaluating(new):  # removes the hooks
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): calls.setdefault(n, (args,kwargs))
             m.register_forward_pre_hook(hook, with_kwargs=True)
-        _once(new, xb)
+        run_once(new, xb)
     kinds = {n:_timing_key(layers[n], *call) for n,call in calls.items()}
+    pt2 = path is not None and path.suffix=='.pt2'
     for n,k in kinds.items():
         if k not in best: best[k] = _fastest(layers[n], *calls[n], ['rows','condensed'] if pt2 else ['rows','csr','condensed','block'])
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
@@ -200,8 +342,8 @@ def _auto(plain, masked, xb, pt2):
     sizes = [sum(p.numel() for p in m.parameters()) for m in (new,plain)]
     if plan or sizes[0]!=sizes[1]:
         with evaluating(new), evaluating(plain): gain = speedup(lambda: call_model(plain, xb), lambda: call_model(new, xb))
-        if gain>1: return new.requires_grad_(False),plan,''
-    return plain,{},'dense is fastest for this batch size'
+        if gain>1: return _Form(new.requires_grad_(False), plan, rivals=dict(dense=plain))
+    return _Form(plain, note='dense is fastest for this batch size')
 
 # %% ../../nbs/802_deploy.export.ipynb #3cda74bd
 def _timing_key(m, args, kwargs):
@@ -224,103 +366,13 @@ def _fastest(m, args, kwargs, hows):
     best = max(gains, key=gains.get, default=None)
     return best if best and gains[best]>=1.1 else 'dense'
 
-# %% ../../nbs/802_deploy.export.ipynb #41613c17
-def _arguments(model, xb):
-    "Arguments, keyword arguments, and both by the names that the forward gives them"
-    args,kwargs = ((),xb) if isinstance(xb, dict) else (xb,{})
-    return args,kwargs,dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-
-# %% ../../nbs/802_deploy.export.ipynb #0674a503
-def _two_rows(model, xb):
-    "Double a batch of one row, since exporters fix an axis of length 1; rows may be axis 1, as in states of recurrent layers"
-    if _rows(xb)>1: return xb
-    def twice(x, axis):
-        if not isinstance(x, torch.Tensor) or not x.ndim: return x
-        axis = min(axis, x.ndim-1)
-        return torch.cat([x,x], axis) if x.shape[axis]==1 else x
-    (x,*others),spec = tree_flatten(xb)
-    for new in (_resized(xb, 2), *(tree_unflatten([twice(x, 0), *(twice(o, axis) for o in others)], spec) for axis in (0,1))):
-        try: _once(model, new)
-        except (RuntimeError,ValueError): continue
-        return new
-    return xb
-
-# %% ../../nbs/802_deploy.export.ipynb #f52c0954
-def _program(model, xb, dynamic_shapes):
-    "What `torch.export` makes of `model`; all axes may be dynamic if `dynamic_shapes` is None"
-    if dynamic_shapes is None:
-        with evaluating(model): xb = _two_rows(model, xb)
-    args,kwargs,inputs = _arguments(model, xb)
-    def free(x): return {i:torch.export.Dim.AUTO for i in range(x.ndim)} if isinstance(x, torch.Tensor) else None
-    shapes = tree_map(free, inputs) if dynamic_shapes is None else dynamic_shapes
-    with preserved(model), quiet(): return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-
 # %% ../../nbs/802_deploy.export.ipynb #452ba78b
 def _save_module(module, path, xb, dynamic_shapes):
     "Save a module, and return it as loaded from the file"
     if Path(path).suffix!='.pt2':
         torch.save(module, path)
         return torch.load(path, weights_only=False)
-    program = _program(module, xb, dynamic_shapes)
+    program = program_of(module, xb, dynamic_shapes)
     with quiet():
         torch.export.save(program, path)
         return torch.export.load(path).module()
-
-# %% ../../nbs/802_deploy.export.ipynb #fa96a060
-def _save_onnx(plain, path, xb, dynamic_shapes, outputs):
-    "Write the file, and return a note"
-    if dynamic_shapes is None and any(isinstance(m, nn.RNNBase) for m in plain.modules()): return _save_traced(plain, path, xb, outputs)
-    program = _program(plain, xb, dynamic_shapes)
-    names = dict(input_names=_input_names(plain, *program.example_inputs), output_names=outputs)
-    with quiet(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False, **names)
-    own = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # those not always met
-    held = [re.sub(r"L\['(\w+)'\]", r'\1', g) for g in own]
-    return f"The file is right where {' and '.join(held)}: elsewhere the model's forward may take another branch." if held else ''
-
-# %% ../../nbs/802_deploy.export.ipynb #4e1e38b9
-def _by_name(arguments):
-    "Tensors by the names that they have in an ONNX file; several of one argument are numbered"
-    def tensors(v): return [o for o in tree_leaves(v) if isinstance(o, torch.Tensor)]
-    return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors(v))}
-
-# %% ../../nbs/802_deploy.export.ipynb #1565bded
-def _input_names(model, args, kwargs):
-    "The names of the inputs in the order of a program's"
-    named = _by_name(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-    names = {id(t):k for k,t in named.items()}
-    return [names[id(t)] for t in tree_leaves((args,kwargs)) if isinstance(t, torch.Tensor)]
-
-# %% ../../nbs/802_deploy.export.ipynb #a191379e
-def _save_traced(model, path, xb, outputs):
-    "Export by tracing a forward, for recurrent layers, whose lengths `torch.export` would fix"
-    args,kwargs,inputs = _arguments(model, xb)
-    inputs = _by_name(inputs)
-    axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
-    with preserved(model), quiet(), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter('always', torch.jit.TracerWarning)
-        names = dict(input_names=[*inputs], output_names=outputs)
-        torch.onnx.export(model, args, str(path), kwargs=kwargs, dynamo=False, dynamic_axes=axes, **names)
-    own = [o for o in told if issubclass(o.category, torch.jit.TracerWarning)
-        and not Path(o.filename).is_relative_to(Path(torch.__file__).parent)]
-    return "The model's forward reads sizes or values in Python, and the file holds them as they were for the sample." if own else ''
-
-# %% ../../nbs/802_deploy.export.ipynb #3e602af9
-def _open_onnx(file):
-    "A function that runs an ONNX file, a path or bytes"
-    source = file if isinstance(file, bytes) else str(file)
-    session = need_package('onnxruntime').InferenceSession(source, providers=['CPUExecutionProvider'])
-    names = [o.name for o in session.get_inputs()]
-    def run(*args, **kwargs):
-        named,tensors = _by_name(kwargs),[x for x in tree_leaves((args,kwargs)) if isinstance(x, torch.Tensor)]
-        inputs = named if set(named)==set(names) else dict(zip(names, tensors))
-        return [torch.from_numpy(o) for o in session.run(None, {k:x.detach().cpu().numpy() for k,x in inputs.items()})]
-    return run
-
-# %% ../../nbs/802_deploy.export.ipynb #bc90b9b7
-def _without_zeros(path):
-    "The bytes of an ONNX file, with 0.01 in place of each zero weight"
-    model,helper = need_package('onnx').load(path),need_package('onnx.numpy_helper')
-    for t in model.graph.initializer:
-        w = helper.to_array(t)
-        if w.ndim>1 and np.issubdtype(w.dtype, np.floating): t.CopyFrom(helper.from_array(np.where(w==0, w.dtype.type(.01), w), t.name))
-    return model.SerializeToString()

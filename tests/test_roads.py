@@ -1,0 +1,96 @@
+"Files for engines: what MNN and onnxruntime run is what the model answers, nothing else happens on the way, and what can't be is refused by name"
+import pytest,torch
+from fastsparse.all import *
+from fastsparse.deploy.mnn import open_mnn,pays_from
+from fastsparse.deploy.onnx import open_onnx
+from forks import run_code
+from importlib.util import find_spec
+from test_export import layers,makers,net,samples
+from torch import nn
+
+pytestmark = pytest.mark.skipif(find_spec('MNN') is None, reason='MNN is not installed')
+
+def conv(sparsity=.95):
+    "Convolutions of two sizes, a norm and a head"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(3, 128, 3), nn.BatchNorm2d(128), nn.ReLU(), nn.Conv2d(128, 128, 3), nn.ReLU(), nn.Conv2d(128, 32, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    sparsify_model(m, sparsity, 'uniform', seed=0)
+    return m.eval()
+
+images = torch.randn(2, 3, 12, 12)
+
+def test_a_file_for_mnn_stores_live_weights(tmp_path):
+    "Sparse enough layers are stored without zeros, the file is small, and it runs other batches and sizes of images"
+    model = conv()
+    path,report = export_sparse(model, 'mnn', images, tmp_path/'m.mnn', batch_sizes=[1,2])
+    assert report.plan==dict.fromkeys('0358', 'sparse') and report.bytes<.15*report.dense_bytes and report.error<1e-5
+    assert list(report.ms)==list(report.onnx_ms)==list(report.int8_ms)==list(report.torch_ms)==[1,2] and set(report.speedup)=={1,2}
+    run = open_mnn(path, ['input'], ['output'])
+    for x in (torch.randn(5, 3, 12, 12), torch.randn(1, 3, 20, 15)):
+        with torch.no_grad(): torch.testing.assert_close(run(x)[0], model(x), rtol=1e-4, atol=1e-5)
+    assert [o.name for o in tmp_path.iterdir()]==['m.mnn']
+
+def test_a_layer_that_pays_dense_is_stored_dense(tmp_path):
+    "Between MNN's own threshold and the measured one zeros are stored, no answer changes, and the note names the layers"
+    model = conv(.7)
+    report = export_sparse(model, 'mnn', images, tmp_path/'m.mnn')[1]
+    assert not report.plan and '0, 3, 5, 8' in report.note and report.error<1e-5 and report.bytes>.9*report.dense_bytes
+
+def test_weights_of_8_bits(tmp_path):
+    report = export_sparse(conv(), 'mnn', images, tmp_path/'m.mnn', int8=True)[1]
+    assert report.bytes<.08*report.dense_bytes and 1e-7<report.error<.05
+
+@pytest.mark.parametrize('shape,least', [((64,3,7,7), .96), ((64,64,3,3), .9), ((512,512,3,3), .75), ((64,64,1,1), .85), ((9,2048), .85)])
+def test_the_least_sparsity_is_a_table(shape, least): assert pays_from(shape)==least
+
+alone = """
+import sys
+seen = []
+sys.addaudithook(lambda name, args: seen.append(name) if name.startswith(('subprocess','socket','os.system','os.exec','os.fork','os.posix_spawn','urllib')) else None)
+import torch,test_roads as t
+seen.clear()
+t.export_sparse(t.conv(), 'mnn', t.images, sys.argv[1])
+assert not [o for o in seen if not o.startswith('socket.__new__')] and not any(o.startswith('MNN.tools') for o in sys.modules), seen
+"""
+
+def test_an_export_starts_nothing_and_prints_nothing(tmp_path):
+    "No process, no connection, no log of use, no line on stdout or stderr"
+    res = run_code(alone, tmp_path/'m.mnn', PYTHONWARNINGS='ignore')
+    assert not res.returncode and not res.stdout and not res.stderr, res
+
+def test_mnn_is_silent_in_a_test_too(tmp_path, capfd):
+    export_sparse(layers(8, 8), 'mnn', torch.randn(2, 8), tmp_path/'m.mnn')
+    assert capfd.readouterr()==('','')
+
+refused = [(lambda: makers['lstm'](), samples['lstm'], 'r is an nn.LSTM.*recurrent'),
+    (lambda: layers(8, 8).double(), torch.randn(2, 8).double(), 'float64'),
+    (lambda: net(lambda m, x: torch.fft.rfft(m.a(x)).real, a=nn.Linear(8, 8)), torch.randn(2, 8), 'no operator DFT'),
+    (lambda: net(lambda m, x: torch.cond(x.sum()>0, m.a, lambda x: -m.a(x), (x,)), a=nn.Linear(8, 8)), torch.randn(2, 8), r'branch or loop \(If\)'),
+    (lambda: net(lambda m, x: torch.bernoulli(m.a(x).sigmoid()), a=nn.Linear(8, 8)), torch.randn(2, 8), 'draws random numbers')]
+
+@pytest.mark.parametrize('make,x,message', refused)
+def test_what_mnn_cannot_run_is_named(make, x, message, tmp_path):
+    "And nothing is written"
+    with pytest.raises(ValueError, match=message): export_sparse(make().eval(), 'mnn', x, tmp_path/'m.mnn')
+    assert not list(tmp_path.iterdir())
+
+
+# In 8 bits
+
+def test_convolutions_are_calibrated(tmp_path):
+    "Static ranges need data, which may be a loader of inputs and targets; the report compares with the file in float32"
+    model,data = conv(),[(torch.randn(4, 3, 12, 12), torch.zeros(4)) for _ in range(3)]
+    with pytest.raises(ValueError, match='int8=dls.valid'): export_sparse(model, 'onnx', images, tmp_path/'m.onnx', int8=True)
+    assert not list(tmp_path.iterdir())
+    path,report = export_sparse(model, 'onnx', images, tmp_path/'m.onnx', int8=data)
+    assert 'static' in report.note and report.bytes<.4*report.dense_bytes and 0<report.error<.1 and report.speedup and report.onnx_ms
+    assert open_onnx(path)(torch.randn(3, 3, 12, 12))[0].shape==(3,10)
+
+def test_linear_layers_need_no_data(tmp_path):
+    model,x = layers(256, 256, 10),torch.randn(4, 256)
+    report = export_sparse(model, 'onnx', x, tmp_path/'m.onnx', int8=True)[1]
+    assert 'dynamic' in report.note and 'same in' in report.note and report.bytes<.35*report.dense_bytes and 0<report.error<.2
+
+def test_only_engines_take_int8():
+    with pytest.raises(ValueError, match="int8 is for 'onnx' and 'mnn'"): export_sparse(layers(8, 8), 'live', torch.randn(2, 8), int8=True)
