@@ -29,7 +29,7 @@ def idle_outputs(
 def notes_on(weight):
     m = weight.module
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and weight.p.ndim>1
-    notes = ['depthwise' if depthwise else '', idle_outputs(weight), weight.summary_note, weight.why_rests() if weight.why_rests else '']
+    notes = ['depthwise' if depthwise else '', idle_outputs(weight), weight.summary_note, weight.tally.why_stuck() if weight.tally else '']
     if weight.slow_optimizer: notes.insert(2, f'full upkeep for {weight.slow_optimizer}')
     return ', '.join(filter(None, notes))
 
