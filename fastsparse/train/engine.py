@@ -394,6 +394,19 @@ def facts(state):
     each = {k:', '.join([str(own.get(k)) for own in settings]) for own in settings for k in own if k!='mask_init'}
     return dict(each, n_steps=state['n_steps'], parameters=[(slot['name'], slot['size']) for slot in state['slots']], methods=len(settings))
 
+def _has_numbers(state):
+    "Are the numbers of `state` such as those of a run?"
+    steps = [state['last_t'], state['n_updates'], *[own[k] for own in state['methods'] for k in ('n_updates','updated_at','pending')]]
+    if not all(t is None or type(t) is int and -1<=t<2**48 for t in steps): return False
+    if 't' in state and state['t'] not in (state['last_t'], state['last_t']+1): return False  # the step of a loop
+    lives = [(slot[k], slot['size']) for slot in state['slots'] for k in ('live','target') if k in slot]
+    if not all(type(n) is int and 0<=n<=size for n,size in lives): return False
+    seen,others = state.get('seen'),state.get('others', [])
+    if not (isinstance(others, list) and all(isinstance(own, dict) for own in others)): return False
+    if seen is None: return True
+    return isinstance(seen, dict) and isinstance(seen.get('names'), list) and isinstance(seen.get('why', ''), str) and all(
+        n is None or type(n) is int and 0<=n<2**48 for n in (seen.get('batch'), seen.get('live')))
+
 def check_same_run(engine, state):
     "Raise a `ValueError` unless `state` is of a run with the same parameters, methods and settings"
     known = isinstance(state, dict) and {'schema','checksum','methods','slots',*_of_engine}<=set(state)
@@ -405,7 +418,8 @@ def check_same_run(engine, state):
     bad = first(k for k in {**mine, **theirs} if mine.get(k)!=theirs.get(k))
     if bad: raise ValueError(f"the state is of a run with {bad}={theirs.get(bad)}, and this one has {bad}={mine.get(bad)}: "
         "build and sparsify the model, and make the engine, as in the run that was saved, or begin a new run")
-    if state['checksum']!=state_checksum(state): raise ValueError("the state was changed after it was saved: its checksum doesn't fit")
+    if state['checksum']!=state_checksum(state) or not _has_numbers(state):
+        raise ValueError("the state was changed after it was saved: its checksum or its numbers don't fit")
 
 # %% ../../nbs/404_train.engine.ipynb #14108ba8
 @patch
@@ -417,7 +431,7 @@ def load_state_dict(self:SparseEngine,
     saved = [*zip(self.moving, state['slots'])]
     for tally,slot in saved:
         if slot['masked']!=tally.weight.checksum():
-            raise ValueError(f"the state is of another mask of {tally.name}: load the model that was saved with it, and before it")
+            raise ValueError(f"the saved masks don't match the model's (first: {tally.name}): load the checkpoint's weights before the engine's state")
     vars(self).update({k:state[k] for k in _of_engine}, seen=state.get('seen'))
     for group,own in zip(self.groups, state['methods']):
         group.load(own)
