@@ -161,7 +161,8 @@ def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, spars
     if not has_rules: check_sparsity(sparsity)
     if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     kwargs = {k:v for k,v in kwargs.items() if v is not None or k not in (*layer_settings,'structure')}
-    own,layers = [{k:v for k,v in kwargs.items() if k in names} for names in (method_settings, layer_settings)]
+    own = {k:v for k,v in kwargs.items() if k in method_settings}
+    layers = {k:v for k,v in kwargs.items() if k in layer_settings}
     n_steps,weights = n_epoch*len(learn.dls.train),masked_params(learn.model)
     method = Method.named(ifnone(method, 'auto'), n_steps, **own)
     rises = method.sparsity_path is not None
