@@ -47,6 +47,10 @@ def title_md(nb, *notes):
     fm = nb_frontmatter(nb)
     return '\n\n'.join([f"# {fm['title']}", *notes, fm.get('description', '')])
 
+def short(about):
+    "The title that description `about` begins with: what stands before a colon, or before what it adds"
+    return re.split(': |, (?=and |so |for |on |where |with )', about)[0]
+
 def prose(s):
     "Markdown `s` of a cell without nbdev's directives, which say that it stands in llms.txt too"
     return re.sub(r'\A(#\|.*\n)+', '', s)
@@ -94,7 +98,8 @@ class Page:
         store_attr()
         self.path = pages[f]
         self.name = self.path.relative_to(src).with_suffix('').as_posix()
-        self.is_guide = any(fnmatchcase(self.name, o) for o in sum(contents.parts.values(), []))
+        guides = ['index', *contents.reference, *contents.parts, *(o for _,globs in contents.parts.values() for o in globs)]
+        self.is_guide = any(fnmatchcase(self.name, o) for o in guides)
 
     def _to(self, t, a, is_symbol):
         "Address of file `t` from this page; a method that no cell defines by itself is found at its class"
@@ -126,25 +131,33 @@ class Page:
         targets = [f'({target(self.f, o)})=' for o in defined(c)] if exported else []
         return [*[mk_cell('\n'.join(targets), 'markdown')]*bool(targets), c]
 
+    def title(self):
+        "Title and description as markdown; a module is called by what it does, with its name below"
+        fm = nb_frontmatter(self.nb)
+        title,about = contents.titles.get(self.name, fm['title']),fm.get('description', '')
+        return '\n\n'.join([f'# {title}', about] if self.is_guide else [f'# {short(about)}', f'`{cfg.lib_path.name}.{title}`', about])
+
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"
         about = found_by(self.name, nb_frontmatter(self.nb).get('description', ''))
-        cells = [self.md(title_md(self.nb)), *L(self.nb.cells).map(self.cell).concat(), *L(about, *extra).map(self.md)]
+        cells = [self.md(self.title()), *L(self.nb.cells).map(self.cell).concat(), *L(about, *extra).map(self.md)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_nb(new_nb(cells, dict(kernelspec=self.nb.metadata.kernelspec)), self.path)
 
 def toctree(names, caption=None, hidden=True):
     "Pages `names` as a part of the sidebar, and in the text of their page unless they are `hidden`"
-    lines = [f'{contents.titles[o]} </{o}>' if o in contents.titles else f'/{o}' for o in names]
+    called = {k: title for k,(title,_) in contents.parts.items()}
+    lines = [f'{called[o]} </{o}>' if o in called else f'/{o}' for o in names]
     return '\n'.join(['```{toctree}', ':maxdepth: 1', *[':hidden:']*hidden, *[f':caption: {caption}']*bool(caption), '', *lines, '```'])
 
 def in_parts(names):
-    "Caption and pages of each part of the sidebar, those in folds too; a page that no part names is one of the internals"
-    left = list(names)
-    for caption,globs in (contents.parts|contents.folds).items():
+    "Pages that are folded below the first page of each part; a page that no part names is one of the internals"
+    named = [*contents.reference, *contents.parts]
+    left = [n for n in names if n not in named]
+    for first_page,globs in ({k: globs for k,(_,globs) in contents.parts.items()}|contents.folds).items():
         found = uniqueify(n for g in globs for n in left if fnmatchcase(n, g))
         left = [n for n in left if n not in found]
-        if found: yield caption,found
+        if found: yield first_page,found
 
 def plain_modules(room):
     "Links to the source of the modules of `room` that have no notebook, a line of markdown each"
@@ -155,16 +168,16 @@ def write_folds(parts):
     "Write the pages whose links the sidebar folds: the API, and the internals room by room; the names of the two"
     import api
     rooms = {f'internals/{k}': about for k,about in contents.rooms.items()}
-    pages = {k: (k.split('/')[1], about, parts[k], []) for k,about in rooms.items()}
+    pages = {k: (short(about), f"`{cfg.lib_path.name}.{Path(k).name}`: {about}", parts[k], []) for k,about in rooms.items()}
     for name,title,about,inside in (
-        ('api/index', 'API', 'Everything that `from fastsparse.all import *` gives, by what one wants to do', {k: o[1] for k,o in api.groups.items()}),
+        ('api/index', 'API', 'Everything that `from fastsparse.all import *` gives, by what you want to do', {k: f'{o[0]}: {o[1]}' for k,o in api.groups.items()}),
         ('internals/index', 'Internals', 'How the library is made: modules are notebooks, and these are their pages', rooms)):
-        lines = [f"- [](/{k}.md): {o[:1].lower()+o[1:]}" for k,o in inside.items()]
+        lines = [f'- [](/{k}.md){o.removeprefix(short(o))}' for k,o in inside.items()]
         pages[name] = (title, about, list(inside), ['\n'.join(lines)])
     for name,(title,about,names,text) in pages.items():
         p = src/f'{name}.md'
         p.parent.mkdir(exist_ok=True)
-        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), *plain_modules(title), found_by(name, about)])+'\n', encoding='utf-8')
+        p.write_text('\n\n'.join([f'# {title}', about, *text, toctree(names, hidden=bool(text)), *plain_modules(p.stem), found_by(name, about)])+'\n', encoding='utf-8')
     return ['api/index','internals/index']
 
 def gallery(f):
@@ -258,11 +271,13 @@ def write_site(proc):
     read = {f: read_nb(proc/f.relative_to(nbs)) for f in pages}
     symbols = {(f,o) for f,nb in read.items() for c in nb.cells if is_exported(c) for o in defined(c)}
     index,*rest = sorted((Page(f, nb, symbols) for f,nb in read.items()), key=lambda o: o.f!=nbs/cfg.readme_nb)
-    for o in rest: o.save()
-    write_api(symbols)
     parts = dict(in_parts([*L(rest).attrgot('name'), *api.groups]))
-    folds = write_folds(parts)
-    index.save(*(toctree(parts[k], k) for k in contents.parts), toctree([*folds, *(p.stem for p in texts.values())], 'Reference'))
+    for o in rest:
+        folded = [toctree(parts[o.name])] if o.name in contents.parts else []
+        o.save(*folded)
+    write_api(symbols)
+    reference = [*contents.reference, *write_folds(parts), *(p.stem for p in texts.values())]
+    index.save(toctree(contents.parts, 'What do you want to do?'), toctree(reference, 'Reference'))
     keep_times(was)
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', *([] if sys.stdout.isatty() else ['-q']), '-c', docs, src, site]).returncode
     wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]

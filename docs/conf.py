@@ -1,5 +1,20 @@
 "Sphinx's settings for the pages that docs/build.py prepares"
+import re
 from nbdev.config import get_config
+from pygments.formatters import HtmlFormatter
+from sphinx.highlighting import PygmentsBridge
+
+class Hanging(HtmlFormatter):
+    "Each line of code is a block that knows its indent, so that what wraps hangs below it"
+    def _lines(self, source):
+        for is_code,line in source:
+            plain = re.sub('<[^>]*>', '', line)
+            n = len(plain)-len(plain.lstrip(' '))
+            yield is_code,f'<span class="line" style="--indent:{n}">{line.rstrip(chr(10))}</span>\n'
+
+    def wrap(self, source): return super().wrap(self._lines(source))
+
+PygmentsBridge.html_formatter = Hanging
 
 cfg = get_config()
 project,author = cfg.title,cfg.author

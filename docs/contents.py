@@ -1,30 +1,32 @@
-"What stands on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
+"What is on the site: its parts in their order, the names of the API by what one wants to do, and what people search for"
 
-# The parts of the sidebar, as globs of pages, how-tos in the order of need
-howtos = """faster faster_on_a_card save resume works_with messages sparse_or_narrow channels cut_heal_load stay_sparse lightning accelerate mixed_precision keyword_inputs own_layers quantize smaller_files share billion
-    own_method reproduce names *""".split()
-parts = {'Start': ['tutorials/digits_with_fastai', 'tutorials/plain_pytorch', 'howto/choose'],
-    'Tutorials': [f'tutorials/{o}' for o in 'pictures tables text transformers control fine_tuning pretrained trained_to_small research deployment many_processes *'.split()],
-    'How-to': [*(f'howto/{o}' for o in howtos), 'cli', 'coming_from'],
-    'Concepts': [*(f'concepts/{o}' for o in 'anatomy update exact_counts initialisation *'.split()), 'measured', 'leaderboard']}
+# The parts of the sidebar: the first page of each, what the sidebar calls it, and globs of the pages that are folded below it
+def guides(folder, names): return [f'{folder}/{o}' for o in names.split()]
+smaller = guides('tutorials', 'fine_tuning pictures deployment')+guides('howto', 'channels cut_heal_load quantize stay_sparse share sparse_or_narrow')
+train = guides('tutorials', 'plain_pytorch tables text transformers control many_processes')+guides('howto',
+    'choose faster faster_on_a_card save resume works_with mixed_precision lightning accelerate billion own_layers *')
+study = [*guides('concepts', 'anatomy update exact_counts initialisation *'), 'howto/own_method', 'howto/reproduce', 'leaderboard', 'measured']
+parts = {'howto/smaller_faster': ('Make a trained network smaller and faster', smaller), 'tutorials/digits_with_fastai': ('Train a sparse network', train),
+    'tutorials/research': ('Study methods', study), 'tutorials/circuits': ('Read a network', ['tutorials/*'])}
+reference = ['howto/messages', 'howto/names', 'coming_from', 'cli']
 
-# What the sidebar folds: the API, and the internals room by room; the last takes every page that nothing else names
-rooms = dict(core='What is about no mask at all: argument checks, named parts, patterns, ranks', masks='Which weights live: selection, structures, distributions, schedules, scores',
+# What the sidebar folds, too: the API, and the internals room by room; the last takes every page that nothing else names
+rooms = dict(core='Checks, names and patterns: what has nothing to do with masks', masks='Which weights live: selection, structures, distributions, schedules, scores',
     weights='One masked parameter: the weight, hooks, optimizers, loads', model='A model and its masks: layers, initialisation, choosing, `sparsify_model`, the summary',
-    train='Method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
-    live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures, and special starting masks', card='Graphics cards: which blocks pay, and choosing there',
-    shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Run files, checkpoints, mask files, rules',
-    report='FLOPs, costs, history, pictures', prune='Masks at once', cut='Channels, heads, experts and layers that go', deploy='Export, search', compat="Other libraries' words",
-    circuits='Weight-sparse transformers and their circuits', more='Data and networks of the examples')
+    train='Training: method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
+    live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures and starting masks', card='Graphics cards: which blocks pay, and choosing there',
+    shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Files: runs, checkpoints, masks, rules',
+    report='Reports: FLOPs, costs, history, pictures', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
+    circuits='Circuits: weight-sparse transformers, and the few nodes that do a task', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 
-# A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
-thumbs = {f'tutorials/{k}': v for k,v in dict(digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
-    control='fb754023', fine_tuning='619645c2', pretrained='4af2526e', trained_to_small='beec18be', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922', own_text='b52draw0').items()}
+# A picture for each tutorial and the first page, by the id of the cell that draws it, and the cell that shows a circuit to click
+thumbs = {'howto/smaller_faster': '5mf00p1c'} | {f'tutorials/{k}': v for k,v in dict(fine_tuning='619645c2', digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
+    control='fb754023', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922', own_text='b52draw0').items()}
 circuit = 'c1rc3003'
 
-# What the sidebar calls pages whose own title is that of a room
-titles = dict(measured='What was measured', cli='From the command line')
+# Titles of guides that share their notebook with a module
+titles = dict(cli='From the command line')
 
 # Pages of the API: title, line below it, names. `Learner.` is for methods that the library adds to fastai's learner
 api = dict(
@@ -53,6 +55,8 @@ api = dict(
 # What people search for, where it is answered first; the words are found one by one as well
 searches = {
     'index': 'install, pip install, windows, macos, m1 mac, linux',
+    'howto/smaller_faster': '''make a model smaller, smaller and faster, faster, faster inference, speed up inference, why is it not faster, not faster, how sparse, phone, android, ios, iphone, mobile, edge,
+        Raspberry Pi, arm, MNN, XNNPACK, tflite, LiteRT, openvino, core ml, coreml, apple, amx, yolo, object detection, compress a model, model compression, deepsparse, laptop''',
     'tutorials/digits_with_fastai': 'getting started, quickstart, first steps, sparse training, fit_sparse tutorial',
     'tutorials/plain_pytorch': 'pytorch loop, without fastai, custom training loop, rnn, gru, lstm',
     'tutorials/pictures': '''image classification, vision_learner, cnn, resnet, computer vision, picture classifier, pretrained, transfer learning,
@@ -61,24 +65,23 @@ searches = {
     'tutorials/text': 'text classification, AWD_LSTM, nlp, sentiment, fastai text, language model',
     'tutorials/transformers': 'hugging face, hugging face bert, bert, transformers, gpt, gpt-2, llm, Trainer, fine-tune a language model, small language model',
     'tutorials/control': 'reinforcement learning, gymnasium, cartpole, policy',
-    'tutorials/fine_tuning': '''prune, prune a pretrained model, prune a model, pruning, one-shot pruning, post-training pruning, compress a model, model compression, wanda, sparsegpt, 2:4 sparsity,
-        make a model smaller''',
-    'tutorials/pretrained': 'pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, speech, sentence encoder, compress a pretrained model',
+    'tutorials/fine_tuning': '''prune, prune a pretrained model, prune a model, prune a trained network, pruning, one-shot pruning, post-training pruning, wanda, sparsegpt, 2:4 sparsity,
+        pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, sentence encoder, compress a pretrained model, prune_refit, MiniLM, sentence-transformers,
+        prune further, llm-compressor, llmcompressor, smaller model step by step''',
     'howto/cut_heal_load': '''cut a llama, remove layers, remove experts, remove heads, narrower, width pruning, depth pruning, heal a pruned model, REAP,
         gguf, llama.cpp, vllm, from_pretrained after pruning, save_pretrained after pruning''',
-    'tutorials/trained_to_small': 'prune_refit, MiniLM, sentence-transformers, prune further, prune and quantize, llm-compressor, llmcompressor, modelopt, smaller model step by step',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',
     'howto/lightning': 'lightning, pytorch lightning, LightningModule, lightning callback',
     'howto/works_with': 'torch.compile, compile, EMA, exponential moving average, AveragedModel, SWA, mixup, cutmix, early stopping, EarlyStoppingCallback, SaveModelCallback, label smoothing',
-    'howto/messages': 'error, errors, warning, warnings, error message, troubleshooting, faq, ValueError, it says, what does this error mean, the model is sparse already',
+    'howto/messages': '''error, errors, warning, warnings, error message, troubleshooting, faq, ValueError, it says, what does this error mean, the model is sparse already, nan, nan loss, loss is nan,
+        keyword inputs, inputs by name, input_ids, attention_mask, tokenizer, batch is a dict, kwargs''',
     'howto/accelerate': 'accelerate, Accelerator, accelerate loop, gradient accumulation',
     'howto/mixed_precision': 'mixed precision, amp, autocast, bf16, fp16, bfloat16, half precision, GradScaler, gradient clipping, clip_grad_norm_',
-    'howto/keyword_inputs': 'keyword inputs, inputs by name, input_ids, attention_mask, tokenizer, batch is a dict, kwargs',
     'howto/share': 'hub, huggingface, huggingface hub, push_to_hub, from_pretrained, model card, share a model, upload a model',
     'howto/sparse_or_narrow': 'narrow network, smaller network, width, small dense, sparse or dense, is sparse worth it, when to use sparsity, compare_with_narrow',
-    'howto/quantize': 'quantize, quantization, int8, 8 bit, quantize_dynamic, sparse and quantized',
+    'howto/quantize': 'quantize, quantization, int8, 8 bit, quantize_dynamic, quantize_static, prune and quantize, sparse and quantized',
     'tutorials/own_text': 'own tokens, own tokenizer, train on source code, bpe, circuit of own text, circuit_sparsity, sparse_pretrain',
     'tutorials/circuits': 'interpretability, mechanistic interpretability, circuits, weight-sparse transformer, explain a network, wiring',
     'howto/choose': 'which sparsity, which method, which learning rate, how many epochs, hyperparameters, best sparsity',
@@ -90,10 +93,10 @@ searches = {
     'howto/names': 'cheat sheet, list of names, all functions, reference, api, overview',
     'howto/resume': 'resume, checkpoint, continue training, restart after a crash',
     'howto/save': '''save and load, learn.load, learn.save, load_learner, load_state_dict, load_from_checkpoint, unexpected key, unexpected keys in state_dict, weight_mask, state_dict, save_pretrained,
-        load a sparse model, restore, missing masks''',
-    'howto/channels': '''structured pruning, channel pruning, filter pruning, prune filters, prune channels, prune heads, head pruning, Torch-Pruning, torch_pruning, DepGraph, dependency graph,
+        load a sparse model, restore, missing masks,
+        smaller files, file size, compress checkpoint, model size, safetensors''',
+    'howto/channels': '''structured pruning, channel pruning, filter pruning, prune filters, prune channels, prune heads, head pruning, torch_pruning, DepGraph, dependency graph,
         remove neurons, slim network, as large as before''',
-    'howto/smaller_files': 'smaller files, file size, compress checkpoint, model size, safetensors',
     'howto/billion': 'billion weights, large model, huge layer, out of memory, meta device, wide network, torch.device meta, does not fit in memory',
     'howto/stay_sparse': 'LoRA, peft, adapter, stay sparse, fine-tune a pruned model, keep zeros, merge',
     'concepts/anatomy': 'anatomy, how does it work, drop and grow, dynamic sparse training',
@@ -101,7 +104,7 @@ searches = {
     'concepts/update': 'what an update does, topology update, regrow',
     'concepts/initialisation': 'initialisation, initialization, does not learn, chance accuracy, dead network, stuck at chance',
     'concepts/products': 'sparse products, sparse matrix multiplication, why is sparse slow',
-    'coming_from': 'migrate, alternatives, fasterai, torch.nn.utils.prune, torchao, cerebras, sparselab, sparseml, neural compressor, move from another library',
+    'coming_from': 'migrate, alternatives, fasterai, torch.nn.utils.prune, torchao, cerebras, sparselab, sparseml, neural compressor, modelopt, Torch-Pruning, move from another library',
     'measured': 'benchmark, benchmarks, measurements, timings',
     'leaderboard': 'leaderboard, compare methods, best method, equal seconds',
     'api/look': 'plot topology, tensorboard, wandb, mlflow, flops',

@@ -10,7 +10,7 @@ from fastsparse.all import *
 from fastsparse.save.disk import alone_in
 from fastsparse.save.files import seal
 from fastsparse.save.checkpoint import _cb_state,_set_cb_state,WaitForSparsity
-from fastsparse.save.run_file import _word,collect_run,plain,random_state,read_run
+from fastsparse.save.run_file import _word,collect_run,plain,random_state,read_run,set_random_state
 from helpers import *
 from test_resume import Dead,Die,one_fit,presets,small_learner
 
@@ -365,6 +365,52 @@ def test_optimizers_of_another_kind_or_order_are_refused(kwargs, said, tmp_path)
 
 refused = dict(shape=dict(sizes=(20,30,4)), names=dict(sizes=(20,32,32,4)), optimizer=dict(opt=torch.optim.SGD), method=SET_presets(batches_per_update=4),
     times=dict(updates=[3,5]), length=dict(n_steps=50), type=dict(dtype=torch.double))
+
+@pytest.mark.parametrize('part', ['opt','engine','grads','random'])
+@pytest.mark.parametrize('live', [False,True])
+def test_a_load_that_fails_at_any_part_leaves_all_as_it_was(part, live, tmp_path):
+    "An object that refuses what fits, a gradient of another shape, a random state at no place: before or after others were loaded"
+    mine = parts()
+    steps(*mine[:2], 6)
+    save_run(path := tmp_path/'a.pt', *mine, grads=True)
+    run = torch.load(path)
+    if part=='grads': run['grads']['0.weight'] = dict(grad=torch.ones(2))
+    if part=='random': run['random']['numpy']['state']['pos'] = 10**9
+    torch.save(run, path)
+    seal(path, _word)
+    other = parts(1)
+    steps(*other[:2], 2)
+    if live: go_live(*other[:2])
+    stubborn = dict(opt=other[1], engine=other[2]).get(part)
+    def refuse(state):
+        del stubborn.load_state_dict
+        raise RuntimeError('not this one')
+    if stubborn is not None: stubborn.load_state_dict = refuse
+    before,rng = copy.deepcopy(snapshot(*other)),random_state()
+    with pytest.raises(ValueError, match='a.pt'): load_run(path, *other)
+    assert agree(before, copy.deepcopy(snapshot(*other))) and agree(rng, random_state())
+
+def numpys(): return [getattr(np.random, o) for o in ('MT19937','PCG64','PCG64DXSM','Philox','SFC64')]
+
+@pytest.mark.parametrize('kind', numpys())
+@pytest.mark.parametrize('then', numpys()[:2])
+def test_numpys_generator_of_any_kind_goes_on(kind, then, tmp_path):
+    "Saved, and put back in the place of the same or another one; files of the first versions hold a tuple"
+    was = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(kind(3))
+        np.random.randn(5)
+        save_run(path := tmp_path/'a.pt', *(mine := parts()))
+        drawn = [np.random.randn(3).tolist(), np.random.randint(2**31, size=3).tolist()]
+        np.random.set_bit_generator(then(4))
+        load_run(path, *mine)
+        assert drawn==[np.random.randn(3).tolist(), np.random.randint(2**31, size=3).tolist()] and type(np.random.get_bit_generator()) is kind
+        np.random.set_bit_generator(np.random.MT19937(5))
+        old = plain(dict(random_state(), numpy=np.random.get_state()))
+        a = np.random.randn()
+        set_random_state(old)
+        assert np.random.randn()==a
+    finally: np.random.set_bit_generator(was)
 
 @pytest.mark.parametrize('kind', refused)
 def test_a_refused_load_leaves_all_as_it_was(kind, tmp_path):

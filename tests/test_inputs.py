@@ -7,7 +7,7 @@ from fastai.learner import Learner
 from fastai.losses import MSELossFlat
 from fastsparse.all import *
 from fastsparse.demo import TensorData
-from fastsparse.prune.inputs import _has_padding,_inside,Calibration,Part,layer_patches,layer_statistic
+from fastsparse.prune.inputs import _inside,attended,Calibration,Part,layer_patches,layer_statistic
 from fastsparse.prune.magnitude import plan_pruning
 from fastsparse.weights.find import masked_params
 from functools import partial
@@ -37,8 +37,8 @@ class Times(nn.Module):
     def forward(self, x, k): return x*k
 
 def test_blocks_after_each_other_share_their_other_arguments():
-    part = Part(a := Times(), [((torch.tensor(3.),2.), {}, ())]).after([a,Times(),b := Times()])
-    assert part.model is b and part.batches==[((torch.tensor(12.),2.), {}, ())]
+    part = Part(a := Times(), [((torch.tensor(3.),2.), {}, None)]).after([a,Times(),b := Times()])
+    assert part.model is b and [(float(x),y,tokens) for (x,y),_,tokens in part.batches]==[(12.,2.,None)]
 
 class Told(nn.Module):
     told = [0.]
@@ -132,7 +132,7 @@ def test_batches_of_dicts_and_samples():
     ([[[[True,False],[True,True]]]], False)])
 def test_padding_is_what_nothing_attends_to(mask, padded):
     "Masks of ones and zeros, masks that are added to scores, and causal ones"
-    assert _has_padding(dict(attention_mask=torch.tensor(mask)))==padded
+    assert bool((~attended(torch.tensor(mask))).any())==padded
 
 def test_progress(monkeypatch):
     "A bar over layers, batches or rounds, if asked for"

@@ -151,7 +151,7 @@ alone = partial(global_sparsity, min_live=0)
 
 @pytest.mark.parametrize('name', methods.preset_by_name)
 def test_preset_is_a_dict(name):
-    "It spreads, merges, copies, pickles and compares as the dict that it is, and a changed copy leaves it alone"
+    "It spreads, merges, copies, pickles and compares as the dict that it is, reads what is usual, and a changed copy leaves it alone"
     p = methods.preset_by_name[name]
     assert isinstance(p, Method) and isinstance(p, dict) and {**p}==dict(p)==p and dict(p, sparsity=.5)==p(sparsity=.5)!=p
     for o in (p(), p.copy(), copy(p), deepcopy(p), pickle.loads(pickle.dumps(p))):
@@ -261,3 +261,13 @@ def test_what_an_output_costs(layer):
             spare = p.clone()  # what might go: all but the largest of each row
             spare[range(len(p)),w.masked_fill(~p, -1).argmax(1)] = False
             assert not gone.any() or gone[spare].any() and w[gone].max()<=w[spare & ~gone].min()
+
+def test_a_preset_of_a_file_of_0_3_is_one_of_today():
+    "Its pickle held all settings as attributes, and the chosen ones as they were given: a name, a structure's text"
+    old = Method.__new__(Method)
+    dict.update(old, grow_score_f='random_score', structure='fan-in', stop_pct=.5)
+    vars(old).update(grow_score_f=random_score, structure=as_structure('fan-in'), stop_pct=.5, name='Old', about='', paper=None, chosen=dict(old))
+    now = Method('Old', grow_score_f=random_score, structure='fan-in', stop_pct=.5)
+    read = pickle.loads(pickle.dumps(old))
+    assert read==now and now==read and read()==now and read(stop_pct=.7)==now(stop_pct=.7) and read.settings==now.settings
+    assert read.bind(100).settings==now.bind(100).settings and read.name=='Old'

@@ -59,7 +59,8 @@ def test_nothing_is_searched_for_twice():
     phrases = [' '.join(o.lower().split()) for s in contents.searches.values() for o in s.split(',')]
     assert not {o for o in phrases if phrases.count(o)>1}
 
-@pytest.mark.parametrize('query,page', [('prune a pretrained model', 'tutorials/fine_tuning'), ('faster training', 'howto/faster'), ('resume', 'howto/resume'), ('learn.load', 'howto/save'), ('unexpected key', 'howto/save'), ('load_from_checkpoint', 'howto/save'),
+@pytest.mark.parametrize('query,page', [('prune a pretrained model', 'tutorials/fine_tuning'), ('faster training', 'howto/faster'), ('faster', 'howto/smaller_faster'), ('phone', 'howto/smaller_faster'), ('raspberry pi', 'howto/smaller_faster'),
+    ('yolo', 'howto/smaller_faster'), ('android', 'howto/smaller_faster'), ('how sparse', 'howto/smaller_faster'), ('why is it not faster', 'howto/smaller_faster'), ('nan loss', 'howto/messages'), ('keyword inputs', 'howto/messages'), ('file size', 'howto/save'), ('resume', 'howto/resume'), ('learn.load', 'howto/save'), ('unexpected key', 'howto/save'), ('load_from_checkpoint', 'howto/save'),
     ('which sparsity', 'howto/choose'), ('lora', 'howto/stay_sparse'), ('amp', 'howto/mixed_precision'), ('autocast', 'howto/mixed_precision'),
     ('bf16', 'howto/mixed_precision'), ('huggingface', 'howto/share'), ('push_to_hub', 'howto/share'), ('quantize', 'howto/quantize'), ('accelerate', 'howto/accelerate'),
     ('prune', 'tutorials/fine_tuning'), ('rigl', 'api/methods'), ('torch.compile', 'howto/works_with'), ('ema', 'howto/works_with'), ('mixup', 'howto/works_with'),
@@ -74,6 +75,16 @@ def test_a_page_shows_what_a_user_writes(name):
     visible = [source(c) for c in cells(name) if c['cell_type']=='code' and not re.search(r'^#\| *hide$', source(c), re.M)]
     code = '\n'.join(visible)
     assert not re.search(r'^\s*(assert (?!\'(fastsparse|torch)\')|test_\w+\()', code, re.M), name
+
+@pytest.mark.parametrize('about,title', [('A masked parameter: one object in any loop', 'A masked parameter'), ('Prune, cut and tune', 'Prune, cut and tune'),
+    ('Save a sparse model to a small file, and load one from any file', 'Save a sparse model to a small file')])
+def test_a_title_is_what_a_line_begins_with(about, title): assert build.short(about)==title
+
+def test_modules_are_called_by_what_they_do():
+    "Their pages have titles that differ, made of the line below the module's name"
+    lines = [re.search(r'^> (.+)', source(cells(n)[0]), re.M) for n in pages if re.match(r'\d', n) and not n.endswith(('cli','demo'))]
+    titles = [build.short(o[1]) for o in lines]
+    assert len(set(titles))==len(titles) and max(map(len, titles))<110, sorted(titles, key=len)[-3:]
 
 @pytest.mark.parametrize('name', sorted(pages))
 def test_a_page_names_its_kernel(name):

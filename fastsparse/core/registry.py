@@ -29,7 +29,7 @@ class Requirements:
 
 # %% ../../nbs/001_core.registry.ipynb #d5d6642f
 parts = {kind:{} for kind in ('score','redistribution','distribution','drop_count','start','state','path','mask','structure',
-    'projection','storage','birth','chooser','finder')}
+    'projection','storage','birth','chooser','finder','guide')}
 
 def register_part(
     kind:str, # As in `declares`

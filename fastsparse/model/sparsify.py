@@ -87,11 +87,12 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     is_meta = all(o.p.is_meta for o in params)
     birth = parts_of('birth')['Birth'] if is_meta else WithValues
     birth = birth(model, params, xb, sparse_f)
-    makers = mask_makers(params, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity))
+    guide = parts_of('guide')['Guide']()
+    makers = mask_makers(params, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity), guide)
     untouched = may_be_repaired(learn, sparsity, mask_init, sparse_init_mode)
     if is_meta or not sparsity or sparse_init_mode!='auto': xb = None
     elif xb is None: xb = batch_of(learn)
-    dense = None if xb is None else output_spread(model, xb)
+    with guide.watch(params): dense = None if xb is None else output_spread(model, xb)
     birth.give_values(makers, seed, None if sparse_init_mode=='auto' else sparse_init_mode, mask_init=='random')
     warn_of_masks(masked_params(model), sparsity, mask_init)
     keep_from_broadcast(model)

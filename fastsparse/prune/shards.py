@@ -126,7 +126,7 @@ def arguments_of(
     "The arguments of a block, in the format of `Part`"
     found,now,earlier = [],None,noop
     def keep(m, args, kwargs):
-        found.append((args, kwargs, ()))
+        found.append((args, kwargs, calib.tokens()))
         raise EndForward
     returns = {b: lambda *args, **kwargs: earlier(now) for b in blocks[:-2]} | {b: lambda *args, **kwargs: now for b in blocks[-2:-1]}
     with other_forwards(returns),listening(blocks[-1:], keep):

@@ -76,11 +76,8 @@ def _costing(settings):
 
 def _foresee(engine, group, t):
     "Set the counts that an update of `group` at step `t` would leave"
-    method,f = group.method,group.fraction(t)
-    for o,n in zip(group.tallies, engine.targets(group, t)):
-        if not o.p.requires_grad: continue
-        o.live = n if method.grow_score_f is not None else method.n_keep(o.live, n, f, o.target_is_explicit)
-        o.target = o.live
+    row = group.row(t, engine.targets(group, t))
+    for tally,n in zip(group.tallies, row.live): tally.live = tally.target = n
     group.n_updates += 1
 
 # %% ../../nbs/623_report.cost.ipynb #e66ae5bd
@@ -208,11 +205,12 @@ def model_bits(
 # %% ../../nbs/623_report.cost.ipynb #78867d7c
 def _part_read(engine, group):
     "The fraction of the dead weights of each parameter of `group` whose gradient is read in the batch of an update"
-    t,m,tallies = engine.last_t+1,group.method,group.tallies
-    sample = needs_of(m.grow_score_f).sample
-    if sample is None or dense_batches(m.keep_score_f, None, m.redistribute_f): return [1. for _ in tallies]
-    grown = [max(n-m.n_keep(o.live, n, group.fraction(t), o.target_is_explicit), 0) for o,n in zip(tallies, engine.targets(group, t))]
-    return [sample.size(o.n, n, k)/max(o.n-o.live, 1) if k else 0. for o,n,k in zip(tallies, engine.targets(group, t), grown)]
+    t,method,tallies = engine.last_t+1,group.method,group.tallies
+    sample = needs_of(method.grow_score_f).sample
+    if sample is None or dense_batches(method.keep_score_f, None, method.redistribute_f): return [1. for _ in tallies]
+    targets = engine.targets(group, t)
+    grown = [max(n-k, 0) for k,n in zip(group.row(t, targets).kept, targets)]
+    return [sample.size(o.n, n, k)/max(o.n-o.live, 1) if k else 0. for o,n,k in zip(tallies, targets, grown)]
 
 # %% ../../nbs/623_report.cost.ipynb #8127e599
 def dead_read(

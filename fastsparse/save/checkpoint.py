@@ -16,14 +16,17 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from ..contract import as_path,base_opt,masked_params,module_of,need_bools,need_choice,need_number,reading
 from ..masks.selection import count_live
+from ..model.sparsify import unsparsify
 from ..train.callback import DynamicSparseTrainingCallback,is_first_part
 from .disk import alone_in
 from .masks import masks_in,new_masks,taking_masks
-from .run_file import check_engine,check_model,check_opt,collect_run,engine_part,file_of_run,opt_facts,plain
+from .run_file import check_engine,check_engine_masks,check_grads,check_model,check_opt,check_random_state
+from .run_file import collect_run,engine_part,file_of_run,opt_facts,plain
 from .run_file import put_grads,put_model,put_opt,random_state,read_run,refuse_sharded,set_random_state,write_run
 from contextlib import ExitStack,suppress
 from copy import deepcopy
 from pathlib import Path
+from torch.utils._pytree import tree_map
 from warnings import warn
 
 # %% ../../nbs/605_save.checkpoint.ipynb #ba5ba6a7
@@ -44,8 +47,8 @@ def save_run(
     need_bools(grads=grads)
     refuse_sharded(model := get_model(module_of(model)))
     engines = [] if engine is None else [engine_part(engine, engine.state_dict())]
-    states = {k:dict(generator=o.get_state()) if isinstance(o, torch.Generator) else o.state_dict() for k,o in others.items()}
-    run = collect_run(model, opt, engines, grads, position=plain(position, 'position'), others={k:plain(v, k) for k,v in states.items()})
+    states = {k:plain(_state_of(o), k) for k,o in others.items()}
+    run = collect_run(model, opt, engines, grads, position=plain(position, 'position'), others=states)
     run['about']['others'] = {k:opt_facts(o, model) for k,o in others.items() if _is_opt(o)}
     run['about']['kinds'] = {k:type(o).__name__ for k,o in others.items()}
     write_run(path, run, keep)
@@ -65,8 +68,7 @@ def load_run(
     run,model = read_run(path),None if model is None else get_model(module_of(model))
     with reading(path, file_of_run):
         _check_run(run, model, opt, engine, others)
-        _put_others(others, run.get('others', {}))
-        _put_run(run, model, opt, engine)
+        _put_run(run, model, opt, engine, others)
         return run['position']
 
 # %% ../../nbs/605_save.checkpoint.ipynb #a64fc732
@@ -74,8 +76,12 @@ def _check_run(run, model, opt, engine, others):
     "Raise a `ValueError` if one of the objects doesn't fit the file"
     about,saved = run['about'],run.get('others', {})
     if model is not None: check_model(model, run['model'])
-    if opt is not None: check_opt(opt, about['opt'], model)
+    if opt is not None:
+        check_opt(opt, about['opt'], model)
+        check_random_state(run['random'])
     if engine is not None: check_engine(engine, run['engine'])
+    if engine is not None and model is not None: check_engine_masks(run['engine'], run['model'])
+    if opt is not None and model is not None: check_grads(model, run['grads'] or {}, masks_in(run['model']))
     if (others or opt is not None) and (odd := sorted(others.keys()^saved.keys())):
         raise ValueError(f"{odd[0]} is {'not in the file' if odd[0] in others else 'in the file and was not given'}: "
             f"name the same things as in save_run, {sorted(saved) or 'none'}")
@@ -86,29 +92,40 @@ def _check_run(run, model, opt, engine, others):
             raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: make it as in the run that was saved")
 
 # %% ../../nbs/605_save.checkpoint.ipynb #8b775466
-def _put_others(others, saved):
-    "Load objects with a `state_dict` of their own; if one refuses, those that were loaded go back to what they were"
-    def put(o, state): o.set_state(state) if isinstance(o, torch.Generator) else o.load_state_dict(state)
-    done = []
-    try:
-        for k,o in others.items():
-            is_source = isinstance(o, torch.Generator)
-            done.append((o, o.get_state() if is_source else deepcopy(o.state_dict())))
-            put(o, saved[k]['generator'] if is_source else saved[k])
-    except Exception as e:
-        for o,before in done:
-            with suppress(Exception): put(o, before)
-        raise ValueError(f"{k} doesn't take its state in the file, and nothing was loaded: {e}") from e
+def _state_of(o): return dict(generator=o.get_state()) if isinstance(o, torch.Generator) else o.state_dict()
+def _put(o, state): o.set_state(state['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(state)
+
+def _put_back(o, before):
+    with suppress(Exception): _put(o, before)
+
+def _put_others(others, saved, undo):
+    "Load objects with a `state_dict` of their own; `undo` gets what gives them back theirs"
+    for k,o in others.items():
+        undo.callback(_put_back, o, deepcopy(_state_of(o)))
+        try: _put(o, saved[k])
+        except Exception as e: raise ValueError(f"{k} doesn't take its state in the file, and nothing was loaded: {e}") from e
 
 # %% ../../nbs/605_save.checkpoint.ipynb #76843b5c
-def _put_run(run, model, opt, engine):
-    "Load a file that `_check_run` has accepted; random states and gradients only with an optimizer"
-    if model is not None: put_model(model, run['model'], engine is not None)
-    if opt is not None:
-        put_opt(opt, run['opt'])
-        set_random_state(run['random'])
-    if engine is not None: engine.load_state_dict(run['engine'])
-    if model is not None and opt is not None: put_grads(model, run['grads'] or {})
+def _copied(state): return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, state)
+
+def _model_back(model, before, was_dense):
+    with suppress(Exception):
+        if was_dense: unsparsify(model)
+        put_model(model, before, True)
+
+def _put_run(run, model, opt, engine, others):
+    "Load a file that `_check_run` has accepted, all or nothing; random states and gradients only with an optimizer"
+    with ExitStack() as undo:  # which calls the last one first
+        if engine is not None: undo.callback(_put_back, engine, engine.state_dict())
+        if opt is not None: undo.callback(_put_back, opt, _copied(opt.state_dict()))
+        if model is not None: undo.callback(_model_back, model, _copied(dict(model.state_dict())), not masked_params(model))
+        _put_others(others, run.get('others', {}), undo)
+        if model is not None: put_model(model, run['model'], engine is not None)
+        if opt is not None: put_opt(opt, run['opt'])
+        if engine is not None: engine.load_state_dict(run['engine'])
+        if model is not None and opt is not None: put_grads(model, run['grads'] or {})
+        if opt is not None: set_random_state(run['random'])
+        undo.pop_all()
 
 # %% ../../nbs/605_save.checkpoint.ipynb #40da48df
 def _sources(dls):
@@ -306,6 +323,8 @@ def check(self:SparseCheckpoint, run):
     try:
         check_model(model, run['model'])
         check_opt(self.learn.opt, run['about']['opt'], model)
+        for state in (run['random'],run['start']): check_random_state(state)
+        check_grads(model, run['grads'], masks_in(run['model']))
     except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
     theirs,mine = _sparsity_of(masks_in(run['model'])),_sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
     moves = any(getattr(cb.method, k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))

@@ -6,15 +6,16 @@
 __all__ = ['write_sealed', 'write_sparse', 'warn_if_unfinished', 'save_sparse', 'read_sealed', 'read_file', 'load_sparse']
 
 # %% ../../nbs/606_save.load.ipynb #95f2f916
-import json,numpy as np,os,pickle,re,torch,zipfile,zlib
+import json,numpy as np,os,pickle,re,torch,zlib
 from collections import Counter,OrderedDict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import copy
 from fastcore.basics import *
 from fastcore.foundation import L
 from ..contract import as_path,before_state,decide,enforce_masks,masked_params,module_of,need_masks,need_package,reading
 from .shapes import cut_copy,cut_like,cuts_for
-from .disk import whole_file
+from .disk import check_archive,need_stored,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,refuse_learned
 from ..weights.hooks import HookHandle
@@ -22,6 +23,7 @@ from .masks import masks_in,taking_masks
 from .files import checksum
 from .state import check_masks,load_checked,need_memory,need_same_tensors,refuse_learned_masks
 from .run_file import read_run
+from math import prod
 from pathlib import Path
 from warnings import warn
 
@@ -32,7 +34,8 @@ def _sum_of(f):
     "Where the checksum's eight digits are in the open file `f`, the digits there, and the right ones; None if it has no checksum"
     size = f.seek(0, os.SEEK_END)
     f.seek(0)
-    found = re.search(rb'"%s":"([0-9a-f]{8})"' % _sum.encode(), f.read(int.from_bytes(f.read(8), 'little')))
+    n = min(int.from_bytes(f.read(8), 'little'), size)
+    found = re.search(rb'"%s":"([0-9a-f]{8})"' % _sum.encode(), f.read(n))
     if found is None: return None
     at = 8+found.start(1)
     f.seek(0)
@@ -97,11 +100,12 @@ def _read_torch(path, head, trust):
     "What `torch.save` wrote; with fastai's lists and numpy's numbers, which stand in the optimizer's state of `learn.save`"
     number = np.float64(0).__reduce__()[0]
     with reading(path, 'file of weights or of a model'):
-        if head[:2]==b'PK':
-            with zipfile.ZipFile(path) as z: bad = z.testzip()
-            if bad: raise ValueError(f"{str(path)!r} is damaged: the bytes of {bad} are not those that were written")
+        if head[:2]==b'PK': check_archive(path)
         with torch.serialization.safe_globals([L, number, np.dtype, *(getattr(np.dtypes, o) for o in np.dtypes.__all__)]):
-            try: return torch.load(path, map_location='cpu', weights_only=True)
+            try:
+                found = torch.load(path, map_location='cpu', weights_only=True)
+                need_stored(found)
+                return found
             except pickle.UnpicklingError as e:
                 if not trust and (head[:2]==b'PK' or head[:1]==b'\x80'):
                     raise ValueError(f"{str(path)!r} holds no weights by name alone, but objects: if it is a whole model, pass trust=True, "
@@ -122,21 +126,40 @@ def read_sealed(
             raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
         return state,notes
 
-def _read_safetensors(path):
+def _shapes_in(notes, state, most):
+    "The shapes of weights in a file of `save_sparse`, with at most as many entries as the largest tensor of the model has"
+    shapes = {n:tuple(map(int, o.split('x'))) for n,o in notes.items() if f'{n}:mask' in state}
+    for n,shape in shapes.items():
+        if most is not None and prod(shape)>most:
+            raise ValueError(f"{n} has shape {shape} in the file, and no tensor of the model has more than {most} entries: "
+                "build the architecture that was saved")
+    return shapes
+
+def _read_safetensors(path, most=None):
     "The tensors in a file of safetensors; with dense weights and bool masks if `save_sparse` wrote it"
     with reading(path, 'file of safetensors'):
         state,notes = read_sealed(path)
         if _sum not in notes: return state | {n:state[o] for n,o in notes.items() if o in state and n not in state}  # ties of `save_model`
-        shapes = {n:tuple(map(int, o.split('x'))) for n,o in notes.items() if f'{n}:mask' in state}
+        shapes = _shapes_in(notes, state, most)
         masks = {n:bits_to_mask(state.pop(f'{n}:mask'), shape) for n,shape in shapes.items()}
         state |= {n:state[n].new_zeros(shape).masked_scatter_(masks[n], state[n]) for n,shape in shapes.items()}
         return {**state, **{n:state[o[1:]] for n,o in notes.items() if o[:1]=='='}, **{f'{n}_mask':m for n,m in masks.items()}}
 
 # %% ../../nbs/606_save.load.ipynb #3e7706b9
+def _indexed(folder, index):
+    "The files that the file `index` of `folder` names"
+    with reading(index, 'index of files'):
+        names = json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()
+        cached = [folder.resolve().parents[1]/'blobs'] if folder.resolve().parent.name=='snapshots' else []
+        for name in set(names):
+            file = (folder/name).resolve()
+            if not file.is_file() or not any(file.is_relative_to(o) for o in (folder.resolve(), *cached)) or Path(name).is_absolute() or '..' in Path(name).parts:
+                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is no file in its folder: download the model again")
+        return [folder/name for name in sorted(set(names))]
+
 def _files_in(folder):
     "The files with the weights of a model that was saved to `folder`"
-    if index := first(sorted(folder.glob('*.index.json'))):
-        return [folder/o for o in sorted(set(json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()))]
+    if index := first(sorted(folder.glob('*.index.json'))): return _indexed(folder, index)
     files = [o for o in (folder/'model.safetensors', *sorted(folder.glob('*.safetensors')), *folder.glob('*model.bin')) if o.is_file()]
     if files: return files[:1]
     raise ValueError(f"{str(folder)!r} is no file, and has no model.safetensors and no index of several: "
@@ -146,45 +169,69 @@ def _files_in(folder):
 def read_file(
     path, # A file, or a folder with one in it
     trust:bool=False, # Open a whole model, which can run any code?
+    most:int=None, # Number of entries of the largest tensor that may be made; None is no limit
 ): # A dict of tensors, perhaps inside others, or a whole model
     "Read a file of weights, or a whole model, whoever wrote it"
     path = as_path(path)
-    if path.is_dir(): return {k:v for f in _files_in(path) for k,v in read_file(f, trust).items()}
+    if path.is_dir(): return _read_folder(path, trust, most)
     if path.suffix in ('.onnx','.pt2'): raise ValueError(f"{path} is an exported graph, and no file of weights by name: "
         "pass the file of the model that it was exported from")
     with open(path, 'rb') as f: head = f.read(9)
-    if head[8:]==b'{' or path.suffix=='.safetensors': return _read_safetensors(path)
+    if head[8:]==b'{' or path.suffix=='.safetensors': return _read_safetensors(path, most)
     found = _read_torch(path, head, trust)
     if not isinstance(found, dict): return found
     if found.get('format')=='fastsparse run': return read_run(path)['model']
     return found['state_dict'] if 'pytorch-lightning_version' in found else found
 
+def _read_folder(folder, trust, most):
+    "The tensors of all files of a model that was saved to `folder`"
+    res = {}
+    for file in _files_in(folder):
+        found = read_file(file, trust, most)
+        if not isinstance(found, dict): raise ValueError(f"{str(file)!r} holds a {type(found).__name__}, and in a folder it must hold weights by name: pass the file")
+        res |= found
+    return res
+
 # %% ../../nbs/606_save.load.ipynb #ae47220d
 def _dicts(o):
     "The dicts in `o` by the keys that lead to them, outer ones first"
-    found = {'':o}
-    for where,d in (todo := [('', o)]):
-        todo += (more := [(f'{where}[{k!r}]', v) for k,v in d.items() if isinstance(v, Mapping)])
-        found |= dict(more)
+    found,seen,level = {'':o},{id(o)},[('', o)]
+    for _ in range(16):  # a file may nest them without end
+        inner = [(f'{where}[{k!r:.80}]', v) for where,d in level for k,v in d.items() if isinstance(v, Mapping)]
+        level = []
+        for where,d in inner:
+            if id(d) not in seen: level.append((where, d))
+            seen.add(id(d))
+        found |= dict(level)
     return found
 
 # %% ../../nbs/606_save.load.ipynb #b7d8312b
+def _base_names(k):
+    "The names that the weight of a tensor called `k` may have in a model: itself, or that of its values, its mask, or its layer"
+    return k,k.removesuffix('_orig'),k.removesuffix('_mask'),f'{k}.weight'
+
+def _most_frequent(d, own):
+    "The prefixes before most names of the parameters `own` in `d`"
+    hits = Counter()
+    for parts in [k.split('.') for k,v in d.items() if isinstance(k, str) and isinstance(v, torch.Tensor)]:
+        if len(parts)>64: continue  # of no model
+        for i in range(len(parts)):
+            if any(n in own for n in _base_names('.'.join(parts[i:]))): hits['.'.join([*parts[:i],''])] += 1
+    return [prefix for prefix,n in hits.items() if n==max(hits.values())]
+
 def _prefix(d, own, where):
     "What stands before each name of the parameters `own` in `d`; None if none of them does"
-    hits = Counter()
-    for parts in (k.split('.') for k,v in d.items() if isinstance(k, str) and isinstance(v, torch.Tensor)):
-        for i in range(len(parts)):
-            n = '.'.join(parts[i:])
-            names = n,n.removesuffix('_orig'),n.removesuffix('_mask'),f'{n}.weight'
-            if any(o in own for o in names): hits['.'.join([*parts[:i],''])] += 1
-    best = [o for o,n in hits.items() if n==max(hits.values())]
-    if '' in best or len(best)<2: return None if not best else '' if '' in best else best[0]
-    fits = [o for o in best if all(d[o+n].shape==p.shape for n,p in own.items() if isinstance(d.get(o+n), torch.Tensor))]
+    best = _most_frequent(d, own)
+    if not best: return None
+    if '' in best: return ''
+    if len(best)==1: return best[0]
+    def pairs(prefix): return [(n, d[prefix+n], p) for n,p in own.items() if isinstance(d.get(prefix+n), torch.Tensor)]
+    fits = [prefix for prefix in best if all(t.shape==p.shape for _,t,p in pairs(prefix))]
     if len(fits)==1: return fits[0]
     if not fits:
-        n = first(n for n,p in own.items() if isinstance(d.get(best[0]+n), torch.Tensor) and d[best[0]+n].shape!=p.shape)
-        raise ValueError(f"the file{where} is of another network: its {best[0]}{n} is {tuple(d[best[0]+n].shape)}, and {n} of the model is "
-            f"{tuple(own[n].shape)}; build the architecture that was saved")
+        n,t,p = first((n, t, p) for n,t,p in pairs(best[0]) if t.shape!=p.shape)
+        raise ValueError(f"the file{where} is of another network: its {best[0]}{n} is {tuple(t.shape)}, and {n} of the model is "
+            f"{tuple(p.shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
@@ -209,26 +256,39 @@ def _joined(found, module):
     parts = {k:v for k,v in found.items() if isinstance(v, Mapping) and k in dict(module.named_modules())}
     return {f'{k}.{n}'.lstrip('.'):t for k,v in parts.items() for n,t in v.items() if isinstance(t, torch.Tensor)} if parts else found
 
+def _without(d, prefix):
+    "The entries of `d` with `prefix`, by the rest of their names; and the versions of modules, which decide how they load"
+    new = OrderedDict((k.removeprefix(prefix), v) for k,v in d.items() if isinstance(k, str) and k.startswith(prefix))
+    versions = getattr(d, '_metadata', None) or {}
+    new._metadata = {k[len(prefix):]:v for k,v in versions.items() if k.startswith(prefix[:-1])}
+    return new
+
+def _need_no_larger(d, own):
+    "Raise a `ValueError` if a tensor in `d` has more entries than that of its name in `own`"
+    for k,t in d.items():
+        n = first(n for n in _base_names(k) if n in own)
+        if n is None or not isinstance(t, torch.Tensor) or t.numel()<=own[n].numel(): continue
+        raise ValueError(f"{k} has shape {tuple(t.shape)} in the file, and {tuple(own[n].shape)} in the model: build the architecture that was saved")
+
+def _mask_name(k, own): return k if k.endswith('_mask') else f'{k}_mask' if k in own else f'{k}.weight_mask'
+
 def _state_for(module, found, folder=None):
     "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
     if not isinstance(found, Mapping): found = module_of(found).state_dict()
-    found = _joined(found, module)
     own,weights,masks = dict(module.named_parameters(remove_duplicate=False)),{},{}
-    for where,d in _dicts(found).items():
-        p = _prefix(d, own, where)
-        if p is None: continue
-        versions = {k[len(p):]:v for k,v in (getattr(d, '_metadata', None) or {}).items() if k.startswith(p[:-1])}
-        d = {k.removeprefix(p):v for k,v in d.items() if isinstance(k, str) and k.startswith(p)}
-        if _are_masks(d): masks[where] = {f"{k.removesuffix('_mask') if k.endswith('_mask') else k if k in own else f'{k}.weight'}_mask":v
-            for k,v in d.items() if not k.endswith('_sparsity')}
-        elif not weights or where.count('[')==next(iter(weights)).count('['):
-            weights[where] = OrderedDict(d)
-            weights[where]._metadata = versions  # of modules, which decide how they load
+    for where,d in _dicts(_joined(found, module)).items():
+        prefix = _prefix(d, own, where)
+        if prefix is None: continue
+        d = _without(d, prefix)
+        _need_no_larger(d, own)
+        if _are_masks(d): masks[where] = {_mask_name(k, own):v for k,v in d.items() if not k.endswith('_sparsity')}
+        elif not weights or where.count('[')==next(iter(weights)).count('['): weights[where] = d
     state,alone = _only(weights, 'the weights'),_only(masks, 'masks')
     if state is None and alone is None:
         raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: build the architecture that was saved")
     if folder is not None: state = _converted(module, folder, state, list(own))
-    return _with_masks(module if state is None else cut_copy(module, state), state, alone, state is not None and bool(cuts_for(module, state)))
+    is_cut = state is not None and bool(cuts_for(module, state))
+    return _with_masks(cut_copy(module, state) if is_cut else module, state, alone, is_cut)
 
 # %% ../../nbs/606_save.load.ipynb #ff74882a
 def _as_bool(name, mask, shape):
@@ -265,6 +325,10 @@ def _zero_masks(module, state, is_cut=False, least=.05):
     names = [o.name for o in decide(module) if not o.dense_reason and isinstance(state.get(o.name), torch.Tensor)]
     masks = {f'{n}_mask':state[n].ne(0) for n in names if (state[n]==0).float().mean()>=least}
     if masks or is_cut: return masks
+    for n,t in module.state_dict().items():
+        new = getattr(state.get(n), 'shape', t.shape)
+        if len(new)==t.ndim and all(a<=b for a,b in zip(new, t.shape)): continue
+        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: build the architecture that was saved")
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 
@@ -296,6 +360,17 @@ def _with_ties(module, state):
     return state
 
 # %% ../../nbs/606_save.load.ipynb #c50db10e
+def _checked_state(module, found, path):
+    "The state dict for `module` in what was read from `path`; a `ValueError` if it doesn't fit"
+    state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
+    if masked_params(module): check_masks(module.state_dict(), state)
+    refuse_learned_masks(module.state_dict(), state)
+    theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
+    own = cut_copy(module, state).state_dict()
+    need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
+    return state
+
+# %% ../../nbs/606_save.load.ipynb #ddfb8d02
 def load_sparse(
     model, # A fresh dense module or a `Learner`, of the same architecture; or a sparse one with masks in the same places
     file, # A file, a folder of `save_pretrained`, or what was read from one: a state dict, a checkpoint, masks by name
@@ -320,13 +395,9 @@ def load_sparse(
     decide(module := module_of(model))  # refuses weights that are computed, by name
     need_memory(module)
     path = as_path(file) if isinstance(file, (str,Path)) else None
-    found = file if path is None else read_file(path, trust)
-    state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
-    if masked_params(module): check_masks(module.state_dict(), state)
-    theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
-    refuse_learned_masks(module.state_dict(), state)
-    own = cut_copy(module, state).state_dict()
-    need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
+    most = max((t.numel() for t in module.state_dict().values() if isinstance(t, torch.Tensor)), default=0)
+    found = file if path is None else read_file(path, trust, most)
+    with nullcontext() if path is None else reading(path, 'file of weights'): state = _checked_state(module, found, path)
     if cuts := cuts_for(module, state):
         cut_like(module, state)
         n = max(cuts, key=lambda n: state[n].ndim)

@@ -21,9 +21,9 @@ from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
 from ..model.starting import draw_seed
 from .engine import SparseEngine
-from .fits import check_run
+from .begin import check_run
 from .loop import storage_of_runs,warn_if_ended
-from .method import check_names,Method,run_settings
+from .method import check_names,Method,run_settings,usual
 from ..weights.hooks import share_masks
 from functools import partial
 from inspect import signature
@@ -101,7 +101,7 @@ class DynamicSparseTrainingCallback(Callback):
 
 _written = signature(DynamicSparseTrainingCallback.__init__)
 DynamicSparseTrainingCallback.__init__.__signature__ = _written.replace(parameters=[
-    o.replace(default=getattr(Method, k)) if o.default is ... else o for k,o in _written.parameters.items()])
+    o.replace(default=usual[k]) if o.default is ... else o for k,o in _written.parameters.items()])
 
 # %% ../../nbs/408_train.callback.ipynb #ea4b51c7
 @patch

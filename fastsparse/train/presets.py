@@ -20,7 +20,7 @@ from ..masks.scores import output_magnitude,random_score,Sampled,SampledGradient
 # %% ../../nbs/407_train.presets.ipynb #26bf0223
 def _preset(name, about, paper=None, /, **settings):
     "Make a preset, and let its method be known by that name"
-    return register_method(name, Method(**settings, name=name, about=about, paper=paper, chosen=settings))
+    return register_method(name, Method(name, about, paper, **settings))
 
 # %% ../../nbs/407_train.presets.ipynb #6761c02c
 Static_presets = _preset('Static', 'a mask that never moves', updates=[], grow_score_f=None)
