@@ -3031,6 +3031,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastsparse.save.rules.configure': ('save.rules.html#configure', 'fastsparse/save/rules.py'),
                                        'fastsparse.save.rules.default_filter': ( 'save.rules.html#default_filter',
                                                                                  'fastsparse/save/rules.py'),
+                                       'fastsparse.save.rules.is_layer_weight': ( 'save.rules.html#is_layer_weight',
+                                                                                  'fastsparse/save/rules.py'),
                                        'fastsparse.save.rules.part': ('save.rules.html#part', 'fastsparse/save/rules.py'),
                                        'fastsparse.save.rules.rules_table': ('save.rules.html#rules_table', 'fastsparse/save/rules.py')},
             'fastsparse.save.run_file': { 'fastsparse.save.run_file._Packer': ('save.run_file.html#_packer', 'fastsparse/save/run_file.py'),
