@@ -98,12 +98,13 @@ def test_a_user_has_every_name_of_every_line(world):
     exec('from fastai.vision.all import *\nfrom fastsparse.all import *', user)
     nb = json.loads((Path(__file__).parent.parent/'nbs'/'coming_from.ipynb').read_text())
     told = {o for c in nb['cells'] if c['cell_type']=='markdown' for o in re.findall(r'`(\w+)`', ''.join(c['source']))} | {'_','spec','kept','grown'}
+    known = names['known'](names['scene']())
     for name,line in lines.items():
         tree = ast.parse(line)
         args = {o.arg for o in ast.walk(tree) if isinstance(o, ast.arg)}
         stored,used = [{o.id for o in ast.walk(tree) if isinstance(o, ast.Name) and isinstance(o.ctx, kind)} for kind in (ast.Store, ast.Load)]
         used -= args|stored
-        shown = {o.split()[-1] for o in names['imports_of'](line, names['known'](names['scene']()))}
+        shown = {o.split()[-1] for o in names['imports_of'](line, known)}
         assert not {o for o in used-told-shown if o not in user and not hasattr(builtins, o)}, (name,line)
 
 def test_a_false_claim_stops_the_page():

@@ -42,6 +42,13 @@ def _changes(before, stay, after, n_drop, n_grow, sizes):
     return [*zip(parts[:len(sizes)], parts[len(sizes):])]
 
 # %% ../../nbs/530_card.together.ipynb #c33e042d
+def _possible(grow, before, sizes):
+    "How many dead places of each section have a grow score that isn't zero"
+    if grow.dtype==torch.bool: return sizes
+    so_far = torch.cat([before.new_zeros(1, dtype=torch.long), ((grow!=0)&~before).cumsum(0)])
+    ends = torch.tensor([0,*itertools.accumulate(sizes)], device=before.device)
+    return so_far[ends].diff().tolist()
+
 def move_together(
     masks:list, # Bool tensors of one device: the live weights of each parameter now
     lives:list, # How many they are
@@ -56,12 +63,17 @@ def move_together(
     before = joined(masks)
     live = _known(before, sum(lives))
     score = joined(f() if k<n else o for f,o,k,n in zip(keeps, masks, n_keep, lives))
-    stay = torch.zeros_like(before).index_fill_(0, live[best_of_each(score[live], lives, n_keep)], True)
-    after,dead,n_grow = stay,[n-k for n,k in zip(sizes, n_keep)],[n-k for n,k in zip(targets, n_keep)]
+    def kept(n_keep): return torch.zeros_like(before).index_fill_(0, live[best_of_each(score[live], lives, n_keep)], True)
+    stay = kept(n_keep)
+    after,n_grow = stay,[n-k for n,k in zip(targets, n_keep)]
     if grows[0] is not None and any(n_grow):
-        score = joined(f(o.view(mask.shape)) if n else o for f,o,mask,n in zip(grows, stay.split(sizes), masks, n_grow))
+        grow = joined(f(o.view(mask.shape)) if n else o for f,o,mask,n in zip(grows, stay.split(sizes), masks, n_grow))
+        most = _possible(grow, before, sizes)
+        least = [min(max(k, live-n), to) if to>k else k for k,live,n,to in zip(n_keep, lives, most, targets)]
+        if least!=n_keep: stay,n_keep,n_grow = kept(least),least,[n-k for n,k in zip(targets, least)]
+        dead = [n-k for n,k in zip(sizes, n_keep)]
         free = _known(~stay, sum(dead))
-        after = stay.index_fill(0, free[best_of_each(score[free], dead, n_grow)], True)
+        after = stay.index_fill(0, free[best_of_each(grow[free], dead, n_grow)], True)
     else: n_grow = [0]*len(n_grow)
     changed = _changes(before, stay, after, [n-k for n,k in zip(lives, n_keep)], n_grow, sizes)
     return [(*o, *both) for o,*both in zip(changed, stay.split(sizes), after.split(sizes))]

@@ -62,6 +62,11 @@ def join(self:Structure, x, shape) -> torch.Tensor: # Contiguous tensor of that 
 
 # %% ../../nbs/103_masks.structures.ipynb #e8b3dc18
 @patch
+def any_of_unit(self:Structure, t):
+    "The bool tensor `t`, `True` at all entries of a unit that has one"
+    return t if self.reduce is None else self.join(self.split(t).any(-1), t.shape)
+
+@patch
 def group_size(self:Structure, shape):
     "The number of units in a group"
     return self.layout(shape)[-1][1]
@@ -477,6 +482,9 @@ def top(self:Permuted, score, n): return self.unpermute(self.seen(score.shape)[0
 
 @patch
 def legal(self:Permuted, mask): return self.seen(mask.shape)[0].legal(self.permute(mask))
+
+@patch
+def any_of_unit(self:Permuted, t): return self.unpermute(self.seen(t.shape)[0].any_of_unit(self.permute(t)), t.shape)
 
 @patch
 def move(self:Permuted, mask, keep_f, grow_f, n_drop, n):

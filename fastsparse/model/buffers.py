@@ -27,7 +27,8 @@ def register_mask(
     held = m._buffers[f'{attr}_mask']
     local_part(held).copy_(kind_of(m, attr).own_part(p, mask))
     m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(held), device=p.device))
-    if p.numel() and not count_live(held): warn(f"{o.name} is left without live weights")
+    if p.numel() and not count_live(held): warn(f"{o.name} is left without live weights, so nothing passes through it: "
+        "take a lower sparsity, sparse_f='erk', smaller blocks, or exclude=")
     with torch.no_grad():
         if sparse_init_mode: init_kaiming_normal_sparse_(p.copy_(mask), sparse_mode=sparse_init_mode, axes=axes_of(m, attr))
         zero_dead_(p, held)

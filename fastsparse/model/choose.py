@@ -11,7 +11,6 @@ __all__ = ['never_sparse', 'is_sparseable_module', 'sparseable_modules', 'Param'
 import re,torch
 from fastcore.basics import *
 from ..core.patterns import need_named
-from ..masks.selection import local_part
 from .layers import layer_of
 from .running import module_of
 from ..weights.find import masked_params
@@ -80,8 +79,8 @@ def adapters_of(model):
 
 def is_constant(p) -> bool:
     "Is `p` frozen, and does it hold whole numbers that differ, such as 0 to 15? The first ones tell mostly"
-    if p.requires_grad or p.is_meta or not p.is_floating_point(): return False
-    x = local_part(p.detach()).reshape(-1)
+    if p.requires_grad or p.is_meta or hasattr(p, 'full_tensor'): return False
+    x = p.detach().reshape(-1)
     if not all(bool((part==part.round()).all()) for part in (x[:64],x)): return False
     return x.numel()>0 and bool((x!=x[0]).any())
 

@@ -28,6 +28,13 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     seed:int=None, structure=None, chosen=None, also=None, xb=None, exclude=None) -> HookHandle:
     """Give the weights of a model masks, and keep dead weights at zero.
 
+    Examples
+    --------
+    def model(): return nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,12))
+    sparsify_model(model(), .9)                               # random masks: a tenth of the weights of each layer lives
+    sparsify_model(model(), .9, 'erk', seed=42, exclude='2')  # small layers are denser, and one stays dense
+    sparsify_model(model(), {'0':.95, '2':.5}, structure='block 4x4', mask_init='magnitude')
+
     Parameters
     ----------
     model
@@ -73,11 +80,6 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     References
     ----------
     'er': arXiv:1707.04780. 'erk': arXiv:1911.11134. Rescaling of weights: arXiv:2405.15743.
-
-    Examples
-    --------
-    model = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,10))
-    sparsify_model(model, .9, 'erk', seed=42)
     """
     learn,model = model,module_of(model)
     need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb)
@@ -87,11 +89,12 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     is_meta = all(o.p.is_meta for o in params)
     birth = parts_of('birth')['Birth'] if is_meta else WithValues
     birth = birth(model, params, xb, sparse_f)
-    makers = mask_makers(params, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity))
+    guide = parts_of('guide')['Guide']()
+    makers = mask_makers(params, sparsity, sparse_f, mask_init, seed, fitting(structure, params, sparsity), guide)
     untouched = may_be_repaired(learn, sparsity, mask_init, sparse_init_mode)
     if is_meta or not sparsity or sparse_init_mode!='auto': xb = None
     elif xb is None: xb = batch_of(learn)
-    dense = None if xb is None else output_spread(model, xb)
+    with guide.watch(params): dense = None if xb is None else output_spread(model, xb)
     birth.give_values(makers, seed, None if sparse_init_mode=='auto' else sparse_init_mode, mask_init=='random')
     warn_of_masks(masked_params(model), sparsity, mask_init)
     keep_from_broadcast(model)

@@ -200,7 +200,8 @@ def mask_makers(
     init, # Where masks come from, as `mask_init` of `sparsify_model`
     seed:int, # Seed of the random choices
     structure:Structure, # The structure of the masks
-) -> list: # A maker for each
+    guide=None, # A registered `Guide` that has seen a batch
+) -> list: # A maker for each, to be called in this order
     "How each mask is made"
     if isinstance(init, dict): return [given_masks(init, params, structure)]*len(params)
     score_f = init if callable(init) else get_part('mask', init, 'mask_init')
@@ -208,11 +209,13 @@ def mask_makers(
     else:
         counts = layer_counts(params, sparsity, sparse_f, structure)
         warn_of_counts(counts, params, sparsity, sparse_f, structure)
+    guide = ifnone(guide, parts_of('guide')['Guide']())
     def make(param, n):
         own = structure_of(structure, param)
         score = call_with(score_f, gathered(param.p), name=param.name, module=param.module, axes=axes_of(param.module, param.attr),
             n=n, step=0, structure=own, generator=keyed_generator(seed, param.place))
-        return as_mask(score, n, param, own)
+        score = guide.usable(param, score, own)
+        return guide.connect(param, score, as_mask(score, n, param, own), own)
     return [partial(make, n=n) for n in counts]
 
 # %% ../../nbs/305_model.starting.ipynb #316e07ab

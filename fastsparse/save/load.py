@@ -325,6 +325,10 @@ def _zero_masks(module, state, is_cut=False, least=.05):
     names = [o.name for o in decide(module) if not o.dense_reason and isinstance(state.get(o.name), torch.Tensor)]
     masks = {f'{n}_mask':state[n].ne(0) for n in names if (state[n]==0).float().mean()>=least}
     if masks or is_cut: return masks
+    for n,t in module.state_dict().items():
+        new = getattr(state.get(n), 'shape', t.shape)
+        if len(new)==t.ndim and all(a<=b for a,b in zip(new, t.shape)): continue
+        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: build the architecture that was saved")
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 

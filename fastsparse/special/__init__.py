@@ -1,2 +1,2 @@
 "Structures and starting masks for special needs"
-from . import recognition,starts,structures
+from . import paths,recognition,starts,structures

@@ -86,6 +86,12 @@ def n_weights(self:PaddedBlock, shape, k): return sum(o.live*o.entries for o in 
 def least_drop(self:PaddedBlock, shape): return min((o.entries for o in self.parts(shape)), default=1)
 
 @patch
+def any_of_unit(self:PaddedBlock, t):
+    some = torch.empty_like(t)
+    for o in self.parts(t.shape): some[o.at] = o.block.any_of_unit(t[o.at])
+    return some
+
+@patch
 def legal(self:PaddedBlock, mask): return all(o.block.legal(mask[o.at]) for o in self.parts(mask.shape))
 
 # %% ../../nbs/522_special.structures.ipynb #418ead35

@@ -37,7 +37,8 @@ def masked_params(
             w.name = f'{prefix}.{attr}'.lstrip('.')
             if w.mask.shape!=w.p.shape or w.mask.dtype not in (torch.bool,torch.uint8):
                 raise ValueError(f"{w.name}_mask is a tensor of {str(w.mask.dtype).removeprefix('torch.')} of shape {tuple(w.mask.shape)}, "
-                    f"and must be one of bool of the parameter's shape, {tuple(w.p.shape)}: register mask_from_tensor(mask)")
+                    f"and must be one of bool of the parameter's shape, {tuple(w.p.shape)}: if the parameter was replaced, as "
+                    "resize_token_embeddings does, call unsparsify(model) before, and sparsify_model(model, 0., mask_init='zeros') after it")
             if w.mask.dtype==torch.uint8: m._buffers[mask] = w.mask.ne(0)
     return list(found.values())
 
