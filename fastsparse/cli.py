@@ -140,22 +140,24 @@ def prune_weights(
     "Prune each matrix by magnitude, under its mask if it has one"
     import torch
     from fastsparse.masks.selection import sparsity_from_tensor,top_k_mask
-    from fastsparse.save.rules import default_filter
+    from fastsparse.save.rules import is_layer_weight
+    def place(t): return None if t.layout!=torch.strided or t.is_meta else (t.data_ptr(), t.shape, t.stride())
+    aside = {place(v) for k,v in state.items() if isinstance(v, torch.Tensor) and not (isinstance(k, str) and is_layer_weight(k, v))}
     new,made = dict(state),{}
     for k,v in state.items():
         is_matrix = isinstance(k, str) and isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_quantized) and v.ndim>1
-        if not is_matrix or not default_filter(k, v): continue
+        if not is_matrix or not is_layer_weight(k, v) or v.ndim==2 and place(v) and place(v) in aside: continue  # shared with an embedding
         if v.layout!=torch.strided or v.is_meta or v.element_size()<2 or v.is_quantized:
             kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
             raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
-        place = v.data_ptr(),v.shape,v.stride()
-        mask = made[place][0] if place in made else top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
-        made.setdefault(place, (mask, torch.where(mask, v, torch.zeros_like(v))))  # a tied tensor stays tied
-        new[k] = made[place][1]
+        at = place(v)
+        mask = made[at][0] if at in made else top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
+        made.setdefault(at, (mask, torch.where(mask, v, torch.zeros_like(v))))  # a tied tensor stays tied
+        new[k] = made[at][1]
         if f'{k}_mask' not in state: continue
         new[f'{k}_mask'] = mask & state[f'{k}_mask'].bool()
         new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
-    if not made: raise CliError("there is nothing to prune: no matrix of numbers; biases, norms and embeddings stay dense")
+    if not made: raise CliError("there is nothing to prune: no weight of a layer; biases, norms, embeddings and constants stay dense")
     return new
 
 # %% ../nbs/990_cli.ipynb #5cce9b82

@@ -234,6 +234,15 @@ def test_other_files(tmp_path, monkeypatch):
     out = torch.load('out.pt')
     assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32
 
+def test_tables_and_constants_stay(tmp_path, monkeypatch):
+    "Embeddings, also where a head shares them, and what is in a buffer"
+    monkeypatch.chdir(tmp_path)
+    table,mask = torch.randn(8,4),torch.ones(1,1,8,8).tril()
+    torch.save({'wte.weight':table, 'head.weight':table, 'attn.bias':mask, 'attn.weight':torch.randn(12,4)}, 'gpt.pt')
+    main(['prune', 'gpt.pt', '--sparsity', '.5', '--out', 'out.pt'])
+    out = torch.load('out.pt')
+    assert out['wte.weight'].equal(table) and out['head.weight'].equal(table) and out['attn.bias'].equal(mask) and out['attn.weight'].count_nonzero()==24
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
