@@ -396,9 +396,10 @@ def facts(state):
 
 def _has_numbers(state):
     "Are the numbers of `state` such as those of a run?"
+    t = state.get('t', state['last_t']+1)  # of a loop
     steps = [state['last_t'], state['n_updates'], *[own[k] for own in state['methods'] for k in ('n_updates','updated_at','pending')]]
     if not all(t is None or type(t) is int and -1<=t<2**48 for t in steps): return False
-    if 't' in state and state['t'] not in (state['last_t'], state['last_t']+1): return False  # the step of a loop
+    if type(t) is not int or not max(state['last_t'], 0)<=t<=state['last_t']+1: return False
     lives = [(slot[k], slot['size']) for slot in state['slots'] for k in ('live','target') if k in slot]
     if not all(type(n) is int and 0<=n<=size for n,size in lives): return False
     seen,others = state.get('seen'),state.get('others', [])
