@@ -20,8 +20,8 @@ rooms = dict(core='Checks, names and patterns: what has nothing to do with masks
     circuits='Circuits: weight-sparse transformers, and the few nodes that do a task', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 
-# A picture for each tutorial, by the id of the cell that draws it, and the cell that shows a circuit to click
-thumbs = {f'tutorials/{k}': v for k,v in dict(fine_tuning='619645c2', digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
+# A picture for each tutorial and the first page, by the id of the cell that draws it, and the cell that shows a circuit to click
+thumbs = {'howto/smaller_faster': '5mf00p1c'} | {f'tutorials/{k}': v for k,v in dict(fine_tuning='619645c2', digits_with_fastai='2ccbb954', plain_pytorch='42fc3c93', pictures='98eba253', tables='e7c05659', text='cee6a1c4', transformers='4f9ac9b9',
     control='fb754023', research='be5bc348', deployment='1e8982e9', many_processes='03d3b922', own_text='b52draw0').items()}
 circuit = 'c1rc3003'
 

@@ -268,7 +268,7 @@ if __name__=='__main__': run_all(sys.argv[1])
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp('blocks')
     env = dict(os.environ, TRITON_INTERPRET='1')  # which Triton reads when it is loaded, so no fork will do
-    res = subprocess.run([sys.executable, __file__, folder], env=env, capture_output=True, text=True, timeout=600)
+    res = subprocess.run([sys.executable, __file__, folder], env=env, capture_output=True, text=True, timeout=1800)
     assert not res.returncode, res.stderr[-3000:]
     return folder,json.loads((folder/'found.json').read_text())
 

@@ -37,7 +37,15 @@ NAMES = {
     'fasterai': '''
         Sparsifier sparsifier.sparsify_layer sparsifier.print_sparsity SparsifyCallback sparsity granularity context nm lth rewind_epoch
         one_shot iterative agp one_cycle cos lin dsd start_pct end_pct random large_final squared_final small_final large_init small_init
-        movement magnitude_increase grad_crit wanda''',
+        movement magnitude_increase grad_crit wanda PruneCallback KnowledgeDistillationCallback QuantizeCallback''',
+    'Torch-Pruning': '''
+        DependencyGraph BasePruner ignored_layers global_pruning round_to iterative_steps pruner.step MagnitudeImportance TaylorImportance
+        RandomImportance tp.utils.count_ops_and_params''',
+    'llm-compressor': '''
+        SparseGPTModifier WandaPruningModifier MagnitudePruningModifier ConstantPruningModifier mask_structure targets ignore''',
+    'torchao': '''
+        WeightNormSparsifier sparse_block_shape WandaSparsifier BaseScheduler CubicSL sparsifier.squash_mask apply_fake_sparsity
+        block_sparse_weight SupermaskLinear''',
     'ModelOpt': '''
         MagnitudeSearcher compute_valid_1d_patterns create_asp_mask fill get_nmprune_info m4n2_1d mn_1d_best reshape_1d'''}
 
@@ -98,12 +106,13 @@ def test_a_user_has_every_name_of_every_line(world):
     exec('from fastai.vision.all import *\nfrom fastsparse.all import *', user)
     nb = json.loads((Path(__file__).parent.parent/'nbs'/'coming_from.ipynb').read_text())
     told = {o for c in nb['cells'] if c['cell_type']=='markdown' for o in re.findall(r'`(\w+)`', ''.join(c['source']))} | {'_','spec','kept','grown'}
+    known = names['known'](names['scene']())
     for name,line in lines.items():
         tree = ast.parse(line)
         args = {o.arg for o in ast.walk(tree) if isinstance(o, ast.arg)}
         stored,used = [{o.id for o in ast.walk(tree) if isinstance(o, ast.Name) and isinstance(o.ctx, kind)} for kind in (ast.Store, ast.Load)]
         used -= args|stored
-        shown = {o.split()[-1] for o in names['imports_of'](line, names['known'](names['scene']()))}
+        shown = {o.split()[-1] for o in names['imports_of'](line, known)}
         assert not {o for o in used-told-shown if o not in user and not hasattr(builtins, o)}, (name,line)
 
 def test_a_false_claim_stops_the_page():

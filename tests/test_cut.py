@@ -425,6 +425,39 @@ def test_layers_by_loss():
     model,x = Turns(.3, .2, -.25, .04),torch.randn(6,2)
     assert prune_layers(model, 2, [(x, Turning(.3)(x).detach())], by='loss', loss_func=F.mse_loss)==[2,3]
 
+@pytest.mark.parametrize('data', [True,False])
+@pytest.mark.parametrize('kind,config,gone,blocks', [('DiffLlamaForCausalLM','DiffLlamaConfig',[0],None), ('AlbertModel','AlbertConfig',[1],'encoder.albert_layer_groups')])
+def test_blocks_that_compute_with_their_number_stay_with_and_without_data(kind, config, gone, blocks, data):
+    "A number of its own in each layer, and a member of a list that isn't a layer"
+    torch.manual_seed(0)
+    more = dict(embedding_size=8, num_hidden_groups=3) if 'Albert' in kind else gqa
+    model = getattr(tf, kind)(getattr(tf, config)(**small | dict(num_hidden_layers=6) | more)).eval()
+    for p in model.parameters(): torch.nn.init.normal_(p, 0, .25)
+    n = len(model.state_dict())
+    with pytest.raises(ValueError, match='gives another model without these blocks'): prune_layers(model, gone, [words()] if data else None, blocks=blocks)
+    assert len(model.state_dict())==n
+
+def test_a_model_of_sounds_needs_data():
+    "Its configuration says nothing of their length"
+    with pytest.raises(ValueError, match='pass data'): prune_layers(stack('whisper')[0], [0])
+
+def test_a_backbone_says_its_stages():
+    "They follow from the number of layers"
+    model = tf.Dinov2Model(tf.Dinov2Config(hidden_size=16, num_attention_heads=2, image_size=16, patch_size=4, num_hidden_layers=5)).eval()
+    x,last = torch.randn(2,3,16,16),model.encoder.layer[4]
+    want = copy.deepcopy(model)
+    want.encoder.layer[4].forward = lambda x, *args, **kwargs: x
+    prune_layers(model, [4])
+    assert model.config.num_hidden_layers==4 and model.config.stage_names==['stem','stage1','stage2','stage3','stage4']
+    assert torch.allclose(model(x).last_hidden_state, want(x).last_hidden_state)
+
+def test_what_a_block_adds_to_scores_of_experts_goes_with_them():
+    own = dict(moe_intermediate_size=8, num_dense_layers=0, use_expert_bias=True, layer_types=['full_attention']*2, num_experts=6)
+    model = tf.Lfm2MoeForCausalLM(tf.Lfm2MoeConfig(**{**small, **moe, **own})).eval()
+    prune_experts(model, {o.name:[0,4] for o in expert_blocks(model)})
+    block = model.model.layers[0].feed_forward
+    assert block.expert_bias.shape==(4,) and model.config.num_experts==4 and model(**words()).logits.isfinite().all()
+
 def test_layers_that_a_configuration_can_not_say():
     "The first block of T5 computes positions for all; the one dense block of a mixture has its number written down"
     model,x = stack('t5')
@@ -453,6 +486,47 @@ def test_a_file_cuts_the_full_architecture(sparsity, tmp_path):
     assert len(told)==1 and full[3].groups==6 and full(x).equal(cut(x)) and {*full.state_dict()}=={*cut.state_dict()}
     full(x).sum().backward()
     assert all(p.grad is not None and p.grad.shape==p.shape for p in full.parameters())
+
+@pytest.mark.parametrize('n,text', [(7, r'4.weight is \(5, 4\) in the file, and \(7, 4\) in the model'), (3, r'4.(weight|bias) is .*(5|3),')])
+@pytest.mark.parametrize('cut', [True,False])
+def test_another_number_of_classes_is_no_cut(n, text, cut):
+    "Nothing reads outputs, so they can't be what a cut has taken; of masked files and of cut ones, with fewer classes and with more"
+    torch.manual_seed(0)
+    def make(n): return nn.Sequential(nn.Linear(6,8), nn.ReLU(), nn.Linear(8,4), nn.ReLU(), nn.Linear(4,n)).eval()
+    model,x = make(5),torch.randn(2,6)
+    if cut:
+        prune_channels(model, {'0':.5}, x)
+        model,_ = shrink(model, x)
+    else: sparsify_model(model, .5, seed=0)
+    full = make(n)
+    before = {k:v.clone() for k,v in full.state_dict().items()}
+    with pytest.raises(ValueError, match=text): load_sparse(full, model.state_dict())
+    assert all(v.equal(before[k]) for k,v in full.state_dict().items())
+
+def test_fewer_inputs_are_no_cut():
+    full = nn.Sequential(nn.Linear(6,8), nn.ReLU(), nn.Linear(8,3))
+    with pytest.raises(ValueError, match=r'0.weight is \(8, 5\) in the file, and \(8, 6\) in the model'):
+        load_sparse(full, nn.Sequential(nn.Linear(5,8), nn.ReLU(), nn.Linear(8,3)).state_dict())
+
+@pytest.mark.parametrize('family', ['mixtral','qwen3_moe'])
+def test_a_file_with_fewer_experts_opens_in_the_whole_architecture(family):
+    model,x = made(family)
+    full = copy.deepcopy(model)
+    prune_experts(model, {o.name:[0,3] for o in expert_blocks(model)})
+    with pytest.warns(match='layers were cut'): load_sparse(full, model.state_dict())
+    assert full(**x).logits.equal(model(**x).logits) and expert_blocks(full)[0].n==2
+    assert [v for k,v in vars(full.config).items() if k in ('num_experts','num_local_experts')]==[2]
+
+def test_a_file_of_fewer_embeddings():
+    "What an embedding writes is read by a layer"
+    class Words(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.embed,self.out = nn.Embedding(9, n),nn.Linear(n, 3)
+        def forward(self, x): return self.out(self.embed(x))
+    small,x = Words(4),torch.tensor([[1,2]])
+    with pytest.warns(match='layers were cut'): load_sparse(full := Words(8), small.state_dict())
+    assert full(x).equal(small(x))
 
 def test_a_bias_that_a_cut_has_made():
     "What dead neurons add to the next layer is a bias there"

@@ -120,7 +120,7 @@ def meet(rank, folder, world, jobs):
     "One rank: all jobs, each written to a file; the first that fails ends it"
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
-    dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=world, timeout=timedelta(seconds=600))
     for name,f,args in jobs:
         torch.manual_seed(1000+rank)  # ranks draw different numbers, and must agree all the same
         torch.save(f(rank, world, *args), f'{folder}/{name}.{rank}.pt')

@@ -125,19 +125,21 @@ for path in paths:
 assert 'fastsparse' not in [k for k,v in sys.modules.items() if v is not None]
 """
 
-def test_files_that_load_with_torch_alone(tmp_path):
+some = ('dense','a.pt'),('shrunk','b.pt'),('live','e.pt2'),('condensed','f.pt2')
+
+@pytest.mark.parametrize('files', [some, pytest.param([('dense','c.pt2'),('shrunk','d.pt2'),('auto','g.pt2')], marks=pytest.mark.full)], ids=len)
+def test_files_that_load_with_torch_alone(files, tmp_path):
     "Dense and shrunk, and `.pt2` of every format that it can hold, for other batch sizes too, in a process without this package"
     model = sparse(lambda: nn.Sequential(nn.Conv2d(3,8,1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8*16,24), nn.ReLU(), nn.Linear(24,8)), .75,
         structure='fan-in')
     xb = torch.randn(3,3,4,4)
     torch.save((xb,model(xb).detach()), tmp_path/'data.pt')
-    files = [('dense','a.pt'),('shrunk','b.pt'),('dense','c.pt2'),('shrunk','d.pt2'),('live','e.pt2'),('condensed','f.pt2'),('auto','g.pt2')]
     for format,name in files:
         path,report = export_sparse(model, format, xb, path=tmp_path/name, batch_sizes=[1,3])
         assert path==tmp_path/name and report.error<1e-5 and report.bytes==path.stat().st_size
     subprocess.run([sys.executable, '-c', alone, tmp_path/'data.pt', *[tmp_path/n for _,n in files]], check=True)
 
-@pytest.mark.parametrize('name', ['resnet','vit','lstm','mixer'])
+@pytest.mark.parametrize('name', ['resnet','lstm', *(pytest.param(o, marks=pytest.mark.full) for o in ('vit','mixer'))])
 def test_networks_as_pt2(name, tmp_path):
     assert export_sparse(sparse(makers[name], .8), 'shrunk' if name=='lstm' else 'live', samples[name], path=tmp_path/'m.pt2', batch_sizes=[1,2])[1].error<2e-5
 

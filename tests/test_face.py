@@ -35,7 +35,7 @@ def public(): return {k:v for k,v in vars(fastsparse.all).items() if not k.start
 
 def run(code, *flags):
     "What `code` prints in a process of its own"
-    res = subprocess.run([sys.executable, *flags, '-c', code], capture_output=True, text=True, timeout=300, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
+    res = subprocess.run([sys.executable, *flags, '-c', code], capture_output=True, text=True, timeout=900, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
     assert not res.returncode, res.stderr
     return res.stdout
 

@@ -1,6 +1,6 @@
 "What goes together in a network is found through every operation, and goes; what holds a channel is named"
 import pytest,torch,torch.nn.functional as F,torchvision,warnings
-from fastsparse.all import shrink
+from fastsparse.all import prune_channels,shrink
 from fastsparse.kernels.timing import output_error
 from fastsparse.cut.groups import channel_groups,joined_labels
 from functools import partial
@@ -197,6 +197,20 @@ def test_what_a_computed_kernel_writes_is_no_constant():
     x,y = torch.randn(2,1,3,2,2)
     with warnings.catch_warnings(action='ignore'): small,_ = shrink(model, x, fold=True)
     assert output_error(small(y), model(y))<1e-6
+
+@pytest.mark.parametrize('twice', [lambda y: torch.cat([y,y], 1), lambda y: torch.stack([y,y], 2).flatten(1, 2),
+    lambda y: torch.cat([y,F.dropout(y, .5, False)], 1)])
+def test_channels_that_come_back_twice(twice):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Conv2d(3,16,1),nn.Conv2d(32,8,1)
+        def forward(self, x): return self.b(twice(self.a(x).relu())).mean((2,3))
+    torch.manual_seed(0)
+    model,x = Net().eval(),torch.randn(4,3,4,4)
+    prune_channels(model, .5, x)
+    small,removed = shrink(model, x)
+    assert removed=={'a':8} and small.b.in_channels==16 and torch.allclose(small(x), model(x), atol=1e-6)
 
 def test_joined_labels():
     assert joined_labels(7, torch.tensor([[5,3,6],[3,1,6]])).tolist()==[0,1,2,1,4,1,6]

@@ -619,7 +619,7 @@ def told_by_a_fork(f):
     "The same; a crash is told as that"
     r,w = os.pipe()
     if (pid := os.fork())==0:
-        signal.alarm(60)
+        signal.alarm(600)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.write(w, json.dumps(told(f, False)).encode())
         os._exit(0)

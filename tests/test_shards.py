@@ -184,7 +184,7 @@ def test_one_process_a_folder(tmp_path):
     fcntl = pytest.importorskip('fcntl')
     on_disk(_llama, tmp_path/'dense')
     (tmp_path/'new').mkdir()
-    code = "import sys,time; from pathlib import Path; from fastsparse.save.disk import alone_in\nwith alone_in(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    code = "import sys,time; from pathlib import Path; from fastsparse.save.disk import alone_in\nwith alone_in(Path(sys.argv[1])): print('held', flush=True); time.sleep(900)"
     p = subprocess.Popen([sys.executable, '-c', code, str(tmp_path/'new')], stdout=subprocess.PIPE, text=True)
     try:
         assert p.stdout.readline()=='held\n'

@@ -76,6 +76,16 @@ def test_a_page_shows_what_a_user_writes(name):
     code = '\n'.join(visible)
     assert not re.search(r'^\s*(assert (?!\'(fastsparse|torch)\')|test_\w+\()', code, re.M), name
 
+@pytest.mark.parametrize('about,title', [('A masked parameter: one object in any loop', 'A masked parameter'), ('Prune, cut and tune', 'Prune, cut and tune'),
+    ('Save a sparse model to a small file, and load one from any file', 'Save a sparse model to a small file')])
+def test_a_title_is_what_a_line_begins_with(about, title): assert build.short(about)==title
+
+def test_modules_are_called_by_what_they_do():
+    "Their pages have titles that differ, made of the line below the module's name"
+    lines = [re.search(r'^> (.+)', source(cells(n)[0]), re.M) for n in pages if re.match(r'\d', n) and not n.endswith(('cli','demo'))]
+    titles = [build.short(o[1]) for o in lines]
+    assert len(set(titles))==len(titles) and max(map(len, titles))<110, sorted(titles, key=len)[-3:]
+
 @pytest.mark.parametrize('name', sorted(pages))
 def test_a_page_names_its_kernel(name):
     "The build runs a page by the kernel that its metadata name"

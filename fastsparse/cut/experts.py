@@ -10,7 +10,7 @@ import torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from .config import configured,ModelConfig,sizes_of,tell
-from ..save.shapes import shared_copy
+from ..save.shapes import renumber,shared_copy
 from ..contract import axes_of,masked_params,module_of,need_fraction
 from ..kernels.timing import float_outputs
 from ..prune.inputs import Calibration,listening
@@ -106,15 +106,14 @@ def expert_scores(
 def _cut(block, stay):
     "Keep the experts `stay`"
     if not block.fused: block.block._modules[block.name.rpartition('.')[2]] = nn.ModuleList(block.experts[i] for i in stay)
-    for m in [o for r in block.routers for o in r.modules()]+([block.experts] if block.fused else []):
+    for m in [o for r in block.routers for o in r.modules()]+([block.experts] if block.fused else [])+[block.block]:
         for own in (m._parameters, m._buffers):
             for k,t in own.items():
                 if t is None or not t.ndim or t.shape[0]!=block.n: continue
+                if m is block.block and 'expert' not in k: continue  # what the block itself adds to scores of experts
                 new = t.detach()[torch.tensor(stay, device=t.device)]
                 own[k] = nn.Parameter(new, t.requires_grad) if isinstance(t, nn.Parameter) else new
-    for m in (block.block,block.experts,*block.routers):
-        for k,v in vars(m).items():
-            if v==block.n and type(v) is int and (k=='out_features' or k.endswith('experts')): setattr(m, k, len(stay))
+    renumber((block.block,block.experts,*block.routers), block.n, len(stay))
 
 # %% ../../nbs/723_cut.experts.ipynb #658ee6ca
 def _checked(blocks, gone):
@@ -148,7 +147,8 @@ def retold(
         if config.shapes()!=sizes_of(host):
             raise ValueError(f"{type(host.config).__name__} doesn't describe this {type(host).__name__}, as where layers are quantized or replaced: cut it before that")
         if (new := config.of_shapes(now, n, stay)) is None:
-            raise ValueError(f"{type(host.config).__name__} can't say what would be left: take the same from all layers, or other ones")
+            why = f' ({config.why})' if config.why else ''
+            raise ValueError(f"{type(host.config).__name__} can't say what would be left{why}: take the same from all layers, or other ones")
         res[name] = new,config.built(new)
     return res
 

@@ -215,8 +215,10 @@ def _cat(walk, call):
     layers = walk.combine([([o for o in os if d not in varying(o)], s) for os,s in zip(own, shapes)], call.op)
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
     found = [walk.of(t).varies for t in ts]
-    if any(o is not found[0] for o in found): found[0] = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
-    return [Known(layers, found[0])]
+    varies = found[0]  # one answer for all of them, or one for each of their values
+    if not isinstance(varies, bool) or any(o is not varies for o in found):
+        varies = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
+    return [Known(layers, varies)]
 
 def _in_a_row(walk, along, shapes, d, op):
     "The layers `along` the axis `d` one after another, with pinned labels for tensors that have none"

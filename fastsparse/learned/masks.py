@@ -320,7 +320,7 @@ def learn_masks(
     also=None, # Parameters of unknown layers, as in `sparsify_model`; not needed with rules
     **settings
 ) -> list: # The `WeightSparsify` of each weight
-    "Give weights of `model` learned masks, which are chosen anew at each training step"
+    "Give weights of `model` learned masks, which are chosen again at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
     if bad := first(k for k in settings if k not in _setting_names):

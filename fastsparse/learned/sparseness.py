@@ -53,7 +53,7 @@ class TopOf(Sparseness):
         structure,density = as_structure(self.structure),self.density
         if isinstance(structure, Unstructured): structure,density = Unstructured(),structure.density if density is None else density
         if density is None and structure.sparsity is None:
-            raise ValueError(f"the structure {str(structure)!r} has no density of its own: write one before it, as in 'top 0.1 {structure}'")
+            raise ValueError(f"the structure {str(structure)!r} has no density: write one before it, as in 'top 0.1 {structure}'")
         if density is not None and not 0<=density<=1: raise ValueError(f"density is {density}, and must lie in [0,1]")
         object.__setattr__(self, 'structure', structure)
         object.__setattr__(self, 'density', density if density is None else float(density))

@@ -78,7 +78,7 @@ def write_sparse(
 # %% ../../nbs/606_save.load.ipynb #9885076c
 def warn_if_unfinished(model, done):
     "Warn if a schedule still leads the masks of `model` to a higher sparsity"
-    tallies = [weight.mover for weight in masked_params(model) if weight.mover is not None]
+    tallies = [weight.tally for weight in masked_params(model) if weight.tally]
     for tally in {id(tally.method):tally for tally in tallies}.values(): tally.group(tallies).warn_if_short(f"{done} before the schedule has ended")
 
 # %% ../../nbs/606_save.load.ipynb #65a47de1
@@ -325,6 +325,10 @@ def _zero_masks(module, state, is_cut=False, least=.05):
     names = [o.name for o in decide(module) if not o.dense_reason and isinstance(state.get(o.name), torch.Tensor)]
     masks = {f'{n}_mask':state[n].ne(0) for n in names if (state[n]==0).float().mean()>=least}
     if masks or is_cut: return masks
+    for n,t in module.state_dict().items():
+        new = getattr(state.get(n), 'shape', t.shape)
+        if len(new)==t.ndim and all(a<=b for a,b in zip(new, t.shape)): continue
+        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: build the architecture that was saved")
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 

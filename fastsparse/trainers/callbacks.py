@@ -134,8 +134,8 @@ class SparseTrainerCallback(_Driver):
         "The engine's state beside the checkpoint that training goes on from"
         path = Path(self.resume_from or Path(args.output_dir)/f'checkpoint-{state.global_step}')/_file
         if path.exists(): return read_tensors(path, 'state of an engine')
-        raise ValueError(f"training goes on at step {state.global_step}, and {path} is not there: "
-            "pass resume_from= with the checkpoint's folder, or begin anew")
+        raise ValueError(f"training resumes at step {state.global_step}, but {path} is missing: "
+            "pass resume_from= with the checkpoint's folder, or start again")
 
 # %% ../../nbs/560_trainers.callbacks.ipynb #e2ee7a0c
 def _averages(trainer): return [m for cb in trainer.callbacks if isinstance(m := vars(cb).get('_average_model'), torch.nn.Module)]
@@ -179,7 +179,7 @@ class SparseLightningCallback(_Driver):
 
     def on_train_start(self, trainer, pl_module):
         if len(trainer.optimizers)!=1:
-            raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and one engine serves one: "
+            raise ValueError(f"the module has {len(trainer.optimizers)} optimizers, and an engine works with one: "
                 "make a DynamicSparseTraining for each in configure_optimizers instead")
         n_steps = trainer.estimated_stepping_batches
         saved = self.saved if trainer.global_step else None

@@ -22,7 +22,7 @@ from warnings import warn
 class Weight:
     "A masked parameter: which one it is, and its mask; its `store` knows how values, gradient and optimizer state lie in memory"
     name = ''  # in the model whose `masked_params` were asked for last
-    guard = mover = None  # the hooks on it; what may move its mask, with `why_stuck()`: why no update can
+    guard = tally = None  # the hooks on it; how many of its connections an engine wants
     dense_history = False  # are gradient and optimizer state left dense, and weights masked after each step?
     passive = False  # is this the weight of a copy that no optimizer has stepped?
 
@@ -98,10 +98,11 @@ def ask_dense(self:Weight, wanted):
     self.store.ask_dense(bool(wanted))
 
 @patch
-def serve(self:Weight, mover=None):
-    "Let `mover`, such as a tally, move the mask; without one, train with the mask alone from now on"
-    self.mover,self.dense_history = mover,mover is not None and mover.method.dense_history
-    if mover is not None: return
+def serve(self:Weight, tally=None):
+    "Keep the gradients that the method of a tally reads; without one, train with the mask alone from now on"
+    self.tally = tally
+    self.dense_history = tally is not None and tally.method.dense_history
+    if tally is not None: return
     self.ask_dense(False)
     mask_grads([self])
     self.project()
