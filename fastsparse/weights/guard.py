@@ -47,6 +47,7 @@ class Guard:
 
     def watch(self, p):
         "Hook another parameter instead"
+        refuse_other_mask(self.weight, weight_of(p))
         self.remove()
         self.p = p
         self.start()
@@ -73,9 +74,6 @@ class Guard:
 @patch
 def start(self:Guard):
     "Hook the parameter, and the optimizers' steps"
-    weight,other = self.weight,weight_of(self.p)
-    if 'module' in vars(weight): refuse_other_mask(weight, other)
-    weight.guard = self
     _guards[id(self.p)] = weakref.ref(self, partial(_forget, id(self.p)))
     add_hooks()
     self.hook()
@@ -88,8 +86,9 @@ def refuse_other_mask(weight, other):
 
 def watch(weight):
     "Hook the parameter of a weight"
-    if weight.guard is None: Guard(weight, weight.p).start()
-    else: weight.guard.watch(weight.p)
+    guard = weight.guard or Guard(weight, weight.p)
+    guard.watch(weight.p)
+    weight.guard = guard
 
 # %% ../../nbs/204_weights.guard.ipynb #4a5eed4b
 @patch

@@ -241,6 +241,7 @@ def start(self:Weight):
 def remove(self:Weight):
     "End enforcement; the module forgets the weight"
     if self.guard is not None: self.guard.remove()
+    self.guard = None
     held = vars(self.module).get('_weights', {})
     if held.get(self.attr) is self: del held[self.attr]
     if not held: vars(self.module).pop('_weights', None)
