@@ -23,7 +23,7 @@ class Requirements:
     elementwise:bool=False # Does the score of a weight depend on that weight alone?
     dense_history:bool=False # Does it read the optimizer state of dead weights?
     collector:object=None # Collects earlier gradients for it, such as a `GradAverage`
-    brings_count:bool=False # Does it set the number of live weights: a mask instead of the distribution, a distribution whatever is asked for?
+    brings_count:bool=False # Does it set the number of live weights itself?
     reads_initial:bool=False # Does it reset weights to their values of when the engine was made?
     sample:object=None # A `DeadWeightSampler`, if it reads the gradient of a sample of the dead weights; None means all
 
@@ -108,7 +108,7 @@ def get_part(
     found = first(o for w in words for o in (w, f'{w}_{kind}', f'{w}_sparsity') if o in known)
     if found is None:
         short = [k.removesuffix(f'_{kind}').removesuffix('_sparsity') for k in known]
-        raise ValueError(f"{what} is {name!r:.80}, and must be one of {', '.join(map(repr, known))}: {closest_name(name, [*known, *short])}")
+        raise ValueError(f"{what} is {name!r:.80}, and must be one of {', '.join(map(repr, sorted(known)))}: {closest_name(name, [*known, *short])}")
     return known[found]
 
 # %% ../../nbs/001_core.registry.ipynb #5fe70e93

@@ -28,6 +28,13 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     seed:int=None, structure=None, chosen=None, also=None, xb=None, exclude=None) -> HookHandle:
     """Give the weights of a model masks, and keep dead weights at zero.
 
+    Examples
+    --------
+    def model(): return nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,12))
+    sparsify_model(model(), .9)                               # random masks: a tenth of the weights of each layer lives
+    sparsify_model(model(), .9, 'erk', seed=42, exclude='2')  # small layers are denser, and one stays dense
+    sparsify_model(model(), {'0':.95, '2':.5}, structure='block 4x4', mask_init='magnitude')
+
     Parameters
     ----------
     model
@@ -73,11 +80,6 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     References
     ----------
     'er': arXiv:1707.04780. 'erk': arXiv:1911.11134. Rescaling of weights: arXiv:2405.15743.
-
-    Examples
-    --------
-    model = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,10))
-    sparsify_model(model, .9, 'erk', seed=42)
     """
     learn,model = model,module_of(model)
     need_arguments(model, sparsity, sparse_f, sparse_init_mode, xb)
