@@ -346,8 +346,6 @@ def collect(self:SparseEngine, averages):
                 memo = tally.grad_accumulators.get(average.name)
                 tally.grad_accumulators[average.name] = average.add(memo, *tally.weight.gradient(average.dense))
 
-
-
 # %% ../../nbs/404_train.engine.ipynb #25a47f3c
 @patch
 def remove(self:SparseEngine):
