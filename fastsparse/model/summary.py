@@ -37,7 +37,7 @@ def notes_on(weight):
     m = weight.module
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and weight.p.ndim>1
     notes = ['depthwise' if depthwise else '', idle_outputs(weight), zero_weights(weight), weight.summary_note]
-    if weight.why_rests: notes.append(weight.why_rests())
+    if weight.tally: notes.append(weight.tally.why_stuck())
     if weight.slow_optimizer: notes.insert(3, f'full upkeep for {weight.slow_optimizer}')
     return ', '.join(filter(None, notes))
 
