@@ -78,35 +78,40 @@ def write_weights(
     state, # Tensors by name; a whole model unless the suffix is .safetensors
     path, # File to write; an error leaves no half-written file
 ):
-    "Write safetensors or, for any other suffix, by `torch.save`"
+    "Write live values only into safetensors or, for any other suffix, everything by `torch.save`"
     import torch
     from fastsparse.core.checks import need_package
     from fastsparse.save.disk import whole_file
+    from fastsparse.save.load import write_sparse
     if Path(path).suffix!='.safetensors':
         with whole_file(path) as new: return torch.save(state, new)
-    save = need_package('safetensors.torch').save_file
-    names,ties = {},{}  # as `safetensors.torch.save_model` writes them: once, and the other names in the notes
-    for k,v in state.items():
-        if (own := names.setdefault((v.data_ptr(), v.dtype, v.shape, v.stride()), k))!=k: ties[k] = own
-    with whole_file(path) as new: save({k:state[k].contiguous().clone() for k in names.values()}, new, dict(ties, format='pt'))
+    need_package('safetensors')
+    weights = {k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))}
+    zeros = {k:v!=0 for k,v in weights.items() if v.ndim>1 and v.count_nonzero()<.9*v.numel()}  # a bit a weight is cheaper than these
+    masks = {k:state[f'{k}_mask'].bool() for k in weights if f'{k}_mask' in state}
+    with whole_file(path) as new: write_sparse(weights, zeros|masks, new)
 
 # %% ../nbs/990_cli.ipynb #bda61d32
 def summary_rows(
-    state:dict, # Tensors by name
-) -> list: # Rows of name, shape, weights, live weights and sparsity
-    "The sparsity of each floating-point tensor, and of all"
+    state:dict, # Tensors by name, with masks if there are any
+) -> list: # Rows of name, shape, weights, live weights, sparsity and zeros
+    "The sparsity of each parameter, and of all: by its mask, or else by the zeros of a matrix, as `sparse_summary` counts"
     import torch
-    rows = []
+    rows,buffers = [],('_mask','_sparsity','running_mean','running_var')
     for k,v in state.items():
-        if not isinstance(v, torch.Tensor) or not v.is_floating_point() or k.endswith('_sparsity'): continue
+        if not isinstance(v, torch.Tensor) or not v.is_floating_point() or k.endswith(buffers): continue
         if v.is_meta: raise CliError(f"{k} is on the meta device, and has no values")
-        live = int((v if v.layout==torch.strided else v.to_dense()).ne(0).sum() if v.element_size()>1 else v.float().count_nonzero())
-        rows.append((k, ' x '.join(map(str, v.shape)), v.numel(), live, 1-live/v.numel() if v.numel() else 0.))
-    n,live = sum(o[2] for o in rows),sum(o[3] for o in rows)
-    return rows+[('all', '', n, live, 1-live/n if n else 0.)]
+        n,values = v.numel(),(v if v.layout==torch.strided else v.to_dense())
+        n_zeros = n-int((values if v.element_size()>1 else values.float()).count_nonzero())
+        mask = state.get(f'{k}_mask')
+        live = n-n_zeros if v.ndim>1 else n
+        if mask is not None: live = int(mask.sum())
+        rows.append((k, ' x '.join(map(str, v.shape)), n, live, 1-live/n if n else 0., n_zeros))
+    n,live,n_zeros = [sum(o[i] for o in rows) for i in (2,3,5)]
+    return rows+[('all', '', n, live, 1-live/n if n else 0., n_zeros)]
 
 # %% ../nbs/990_cli.ipynb #ee8acf33
-_head = ['parameter','shape','weights','live','sparsity']
+_head = ['parameter','shape','weights','live','sparsity','zeros']
 
 def show_rows(rows, head):
     "A table in plain text"
@@ -116,9 +121,8 @@ def show_rows(rows, head):
 
 # %% ../nbs/990_cli.ipynb #751dbaa8
 def _state(read):
-    "The weights by name of what `read_file` returns, without masks"
-    state = read if isinstance(read, dict) else read.state_dict()
-    return {k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))}
+    "The weights by name of what `read_file` returns, with masks"
+    return read if isinstance(read, dict) else read.state_dict()
 
 @call_parse
 def summary(
@@ -136,22 +140,24 @@ def prune_weights(
     "Prune each matrix by magnitude, under its mask if it has one"
     import torch
     from fastsparse.masks.selection import sparsity_from_tensor,top_k_mask
-    from fastsparse.save.rules import default_filter
+    from fastsparse.save.rules import is_layer_weight
+    def place(t): return None if t.layout!=torch.strided or t.is_meta else (t.data_ptr(), t.shape, t.stride())
+    aside = {place(v) for k,v in state.items() if isinstance(v, torch.Tensor) and not (isinstance(k, str) and is_layer_weight(k, v))}
     new,made = dict(state),{}
     for k,v in state.items():
         is_matrix = isinstance(k, str) and isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_quantized) and v.ndim>1
-        if not is_matrix or not default_filter(k, v): continue
+        if not is_matrix or not is_layer_weight(k, v) or v.ndim==2 and place(v) and place(v) in aside: continue  # shared with an embedding
         if v.layout!=torch.strided or v.is_meta or v.element_size()<2 or v.is_quantized:
             kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
             raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
-        place = v.data_ptr(),v.shape,v.stride()
-        mask = made[place][0] if place in made else top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
-        made.setdefault(place, (mask, torch.where(mask, v, torch.zeros_like(v))))  # a tied tensor stays tied
-        new[k] = made[place][1]
+        at = place(v)
+        mask = made[at][0] if at in made else top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
+        made.setdefault(at, (mask, torch.where(mask, v, torch.zeros_like(v))))  # a tied tensor stays tied
+        new[k] = made[at][1]
         if f'{k}_mask' not in state: continue
         new[f'{k}_mask'] = mask & state[f'{k}_mask'].bool()
         new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
-    if not made: raise CliError("there is nothing to prune: no matrix of numbers; biases, norms and embeddings stay dense")
+    if not made: raise CliError("there is nothing to prune: no weight of a layer; biases, norms, embeddings and constants stay dense")
     return new
 
 # %% ../nbs/990_cli.ipynb #5cce9b82
@@ -195,20 +201,23 @@ def prune(
 @call_parse
 def export(
     file:str, # File of a whole sparse model
-    format:str='auto', # auto, dense, shrunk, live, csr, condensed, block, 2:4, safetensors, onnx or mnn
+    format:str='auto', # auto, dense, shrunk, live, block, 2:4, safetensors, onnx or mnn
     out:str=None, # File to write; without it the model is only measured
-    sample:Annotated[str, dict(required=True)]=None, # File of a batch of inputs, a tensor that torch.save wrote
+    sample:str=None, # File of a batch of inputs, a tensor that torch.save wrote; only safetensors needs none
+    int8:bool=False, # Write an ONNX file in 8 bits, with ranges from the sample, or one for MNN with weights in 8 bits
     trust:bool=False, # Open a FILE of a whole model, which can run any code
 ):
     "Write a sparse model in FILE in another format, and report its cost"
     from fastsparse.deploy.export import export_sparse
     from fastsparse.weights.find import masked_params
     if out is None and format in ('safetensors','onnx','mnn'): raise CliError(f"--format {format} writes a file: name it with --out")
+    if sample is None and format!='safetensors': raise CliError(f"--format {format} needs inputs: pass --sample with a file of a batch, a tensor that torch.save wrote")
     model = read_model(file, trust)
-    if not masked_params(model):
-        raise CliError(f"{file} holds a model without masks: "
+    if not masked_params(model) and all(p.count_nonzero()>p.numel()/2 for p in model.parameters() if p.ndim>1):
+        raise CliError(f"{file} holds a model without masks and zeros: "
             f"train it sparse, or write fastsparse prune {file} --sparsity 0.9 --trust first")
-    _,report = export_sparse(model, format, read_batch(sample), out)
+    xb = None if sample is None else read_batch(sample)
+    _,report = export_sparse(model, format, xb, out, int8=[xb] if int8 else None)
     print(report)
     print(f'written: {out}' if out else 'nothing was written: pass --out to write a file')
 

@@ -31,7 +31,7 @@ def _run(code, args, env, folder):
     exec(compile(code, '<string>', 'exec'), {'__name__':'__main__'})
     weakref.finalize._exitfunc()  # what the end of an interpreter calls
 
-def run_code(code, *args, seconds=600, **env):
+def run_code(code, *args, seconds=3600, **env):
     "What `python -c code *args` with these variables of the environment returned, printed and wrote as errors"
     with TemporaryDirectory() as folder:
         process = server().Process(target=_run, args=(code, args, env, folder))

@@ -31,7 +31,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'prune.magnitude': 'calls magnitude saliency sparsify', 'prune.inputs': 'calls layerwise refit inputs experts', 'prune.shards': 'shards',
     'prune.layerwise': 'calls layerwise refit inputs experts shards', 'prune.saliency': 'calls saliency sparsify', 'prune.tickets': 'calls tickets', 'prune.finetune': 'calls finetune',
     'cut.groups': 'shrink groups channels cuts', 'cut.walk': 'shrink groups channels cuts', 'cut.solve': 'solve', 'cut.config': 'cut', 'cut.call': 'call',
-    'cut.channels': 'calls channels cuts', 'cut.experts': 'experts cut', 'cut.layers': 'cut', 'cut.shrink': 'shrink groups cuts cut',
+    'cut.channels': 'calls channels cuts', 'cut.experts': 'experts cut', 'cut.layers': 'cut', 'cut.tokens': 'tokens', 'cut.shrink': 'shrink groups cuts cut',
     'deploy.compact': 'compact', 'deploy.export': 'export export_files', 'deploy.rates': 'narrow', 'deploy.narrow': 'narrow fit',
     'deploy.search': 'narrow fit',
     'compat.cerebras': 'compat', 'compat.dmx': 'compat', 'compat.sparselearning': 'compat', 'compat.modelopt': 'compat',

@@ -3,6 +3,7 @@ import pytest,re,shlex,subprocess,sys,torch,warnings
 from fastsparse import cli
 from fastsparse.cli import main
 from fastsparse.prune.magnitude import prune_magnitude
+from fastsparse.all import load_sparse,plain_copy
 from torch import nn
 
 @pytest.fixture
@@ -74,6 +75,30 @@ def test_export_says_whether_it_wrote(files, capsys):
     assert 'nothing was written' in says(capsys, 'export', 'sparse.pt', '--format', 'dense', '--sample', 'x.pt', '--trust')
     assert 'written: a.safetensors' in says(capsys, 'export', 'sparse.pt', '--format', 'safetensors', '--sample', 'x.pt', '--trust', '--out', 'a.safetensors')
     assert (files/'a.safetensors').is_file()
+
+def test_live_values_need_no_sample(files, capsys):
+    "A file of safetensors is small, and every other format says what is missing"
+    torch.save(nn.Linear(256, 256), 'wide.pt')
+    says(capsys, 'prune', 'wide.pt', '--sparsity', '.95', '--trust', '--out', 'pruned.pt')
+    says(capsys, 'prune', 'wide.pt', '--sparsity', '.95', '--trust', '--out', 'pruned.safetensors')
+    assert 'written' in says(capsys, 'export', 'pruned.pt', '--format', 'safetensors', '--trust', '--out', 'a.safetensors')
+    assert 'pass --sample' in says(capsys, 'export', 'pruned.pt', '--format', 'dense', '--trust')
+    for file in ('a.safetensors','pruned.safetensors'): assert (files/file).stat().st_size<.1*(files/'wide.pt').stat().st_size
+
+def test_one_count_of_zeros(files, capsys):
+    "The command and `sparse_summary` agree, with masks and without; live weights that are zero are counted too"
+    from fastsparse.model.summary import sparse_summary
+    m = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 4, bias=False))
+    prune_magnitude(m, .8)
+    with torch.no_grad(): m[0].weight[:10] = 0
+    for name in ('masked','plain'):
+        if name=='plain': m = plain_copy(m)
+        torch.save(m, f'{name}.pt')
+        *rows,total = [o.split() for o in says(capsys, 'summary', f'{name}.pt', '--trust').splitlines()]
+        df = sparse_summary(m).df
+        assert float(total[-2])==pytest.approx(df.sparsity.iloc[-1], abs=1e-4)
+        assert int(total[-1].replace(',', ''))==sum(int((p==0).sum()) for p in m.parameters())
+        assert ('live weights are zero' in df.note[0])==(name=='masked')
 
 def test_pruned_weights_are_exact(files, capsys):
     "Three of four weights of each matrix are zero, in weights and in safetensors"
@@ -209,6 +234,15 @@ def test_other_files(tmp_path, monkeypatch):
     out = torch.load('out.pt')
     assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32
 
+def test_tables_and_constants_stay(tmp_path, monkeypatch):
+    "Embeddings, also where a head shares them, and what is in a buffer"
+    monkeypatch.chdir(tmp_path)
+    table,mask = torch.randn(8,4),torch.ones(1,1,8,8).tril()
+    torch.save({'wte.weight':table, 'head.weight':table, 'attn.bias':mask, 'attn.weight':torch.randn(12,4)}, 'gpt.pt')
+    main(['prune', 'gpt.pt', '--sparsity', '.5', '--out', 'out.pt'])
+    out = torch.load('out.pt')
+    assert out['wte.weight'].equal(table) and out['head.weight'].equal(table) and out['attn.bias'].equal(mask) and out['attn.weight'].count_nonzero()==24
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -216,7 +250,7 @@ class Tied(nn.Module):
         self.b.weight = self.a.weight
 
 def test_tied_tensors_are_written_once(tmp_path, monkeypatch):
-    "In safetensors, with the other name where `save_model` notes it: its own loader takes the file, and so does another run of the command"
+    "In safetensors, live values only, with the other name in the notes: another run of the command keeps the tie"
     monkeypatch.chdir(tmp_path)
     safetensors = pytest.importorskip('safetensors.torch')
     safetensors.save_model(m := Tied(), 'm.safetensors')
@@ -224,8 +258,8 @@ def test_tied_tensors_are_written_once(tmp_path, monkeypatch):
     for source,out in (('m.safetensors','a.safetensors'), ('m.pt','b.safetensors'), ('a.safetensors','c.pt')):
         main(['prune', source, '--sparsity', '.5', '--out', out])
     for file in ('a.safetensors','b.safetensors'):
-        assert list(safetensors.load_file(file))==['a.weight']
-        safetensors.load_model(n := Tied(), file)
-        assert n.a.weight.count_nonzero()==32 and torch.equal(n.a.weight[n.a.weight!=0], m.a.weight[n.a.weight!=0])
+        assert set(safetensors.load_file(file))=={'a.weight','a.weight:mask'} and safetensors.load_file(file)['a.weight'].shape==(32,)
+        load_sparse(n := Tied(), file)
+        assert n.a.weight is n.b.weight and torch.equal(n.a.weight[n.a.weight!=0], m.a.weight[n.a.weight!=0]) and n.a.weight.count_nonzero()==32
     out = torch.load('c.pt')
     assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32

@@ -37,7 +37,15 @@ NAMES = {
     'fasterai': '''
         Sparsifier sparsifier.sparsify_layer sparsifier.print_sparsity SparsifyCallback sparsity granularity context nm lth rewind_epoch
         one_shot iterative agp one_cycle cos lin dsd start_pct end_pct random large_final squared_final small_final large_init small_init
-        movement magnitude_increase grad_crit wanda''',
+        movement magnitude_increase grad_crit wanda PruneCallback KnowledgeDistillationCallback QuantizeCallback''',
+    'Torch-Pruning': '''
+        DependencyGraph BasePruner ignored_layers global_pruning round_to iterative_steps pruner.step MagnitudeImportance TaylorImportance
+        RandomImportance tp.utils.count_ops_and_params''',
+    'llm-compressor': '''
+        SparseGPTModifier WandaPruningModifier MagnitudePruningModifier ConstantPruningModifier mask_structure targets ignore''',
+    'torchao': '''
+        WeightNormSparsifier sparse_block_shape WandaSparsifier BaseScheduler CubicSL sparsifier.squash_mask apply_fake_sparsity
+        block_sparse_weight SupermaskLinear''',
     'ModelOpt': '''
         MagnitudeSearcher compute_valid_1d_patterns create_asp_mask fill get_nmprune_info m4n2_1d mn_1d_best reshape_1d'''}
 

@@ -514,7 +514,7 @@ def test_a_schedule_that_ends_short_says_so_without_remove(ends, tmp_path):
     assert said==dict(collected=['the engine was left before its end'], saved=['saved before the schedule has ended', ended],
         exported=['exported before the schedule has ended', ended], copied=[ended], taken=[ended])[ends]
     assert_dead(m)
-    assert ends=='taken' or all(o.why_rests is None for o in masked_params(m)), 'an engine that is gone is still asked'
+    assert ends=='taken' or all(o.tally is None for o in masked_params(m)), 'an engine that is gone is still asked'
 
 @pytest.mark.parametrize('kw', [{}, dict(sparsity=.5)], ids=['sparse','dense'])
 def test_an_optimizer_holds_what_moves(kw):

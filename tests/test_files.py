@@ -1,5 +1,5 @@
 "Whole files: the old one or the new one, whatever ends the write; and Ctrl-C that waits"
-import errno,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
+import errno,hostile,json,os,pytest,random,signal,subprocess,sys,threading,torch,zlib
 from adversary import agree,binary,changes,formats
 from contextlib import nullcontext
 from fastsparse.save import disk as files
@@ -257,6 +257,21 @@ def test_no_file_runs_code(kind, tmp_path):
     f.put({**f.get(), 'position':_Touch(str(tmp_path/'touched'))})
     with pytest.raises(ValueError, match=f.name): f.read()
     assert not (tmp_path/'touched').exists()
+
+@pytest.mark.skipif(not hasattr(os, 'fork') or not os.path.exists('/proc/self/statm'), reason='needs Linux')
+def test_hostile_files_are_refused_in_little_memory(tmp_path):
+    "As SECURITY.md promises: by an error that names the file, before anything has changed, without code, in two gigabytes and twenty seconds"
+    told = tmp_path/'told'
+    (folder := tmp_path/'files').mkdir()
+    pid = os.fork()
+    if not pid:
+        try: told.write_text(json.dumps(list(hostile.open_all(folder))))
+        finally: os._exit(0)
+    assert not os.waitpid(pid, 0)[1]
+    *files,code,same,good = json.loads(told.read_text())
+    bad = [o for o in files if not o[1].startswith('refused') or o[0] not in o[1] or o[2] not in ('','read') and not o[2].startswith('refused')]
+    assert not bad and len(files)>40
+    assert [code[1],same[1],good[1:]]==[False,True,['read','read']]
 
 # --- whoever writes a file, whatever fails on the way
 

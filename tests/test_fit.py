@@ -186,7 +186,7 @@ def test_a_search_takes_what_a_fit_takes():
     with pytest.raises(ValueError, match='div is 0'): find_sparsity(learn, budget=2, sparsities=(.8,), seeds=1, div=0)
 
 @pytest.mark.parametrize('kwargs,what', [(dict(div=0), 'div is 0'), (dict(div_final=-1), 'div_final is -1'), (dict(pct_start=1.), 'pct_start is 1.0'), (dict(wd=-1.), 'wd is -1.0'),
-    (dict(moms=(.9,.8)), 'combined_cos'), (dict(start_epoch=2), 'start_epoch is 2.*from 0 to 1'),
+    (dict(moms=(.9,.8)), 'must be three momentums'), (dict(start_epoch=2), 'start_epoch is 2.*from 0 to 1'),
     (dict(lr_max='rigl'), "method='rigl'"), (dict(structure='2:4'), 'has a sparsity of 0.5'), (dict(structure='2:4 axis 0'), "exclude='4.weight'"), (dict(also='nothing'), 'also is')])
 @pytest.mark.parametrize('fit', ['fit_sparse','fine_tune_sparse'])
 def test_a_wrong_argument_is_refused_before_anything_changed(fit, kwargs, what):
@@ -549,3 +549,23 @@ def test_rates_of_masks_that_rest_are_saved():
     again.load_state_dict(stop.saved)
     learn.fit(2, 1e-3, start_epoch=1, cbs=[again, first := First()])
     assert first.moved==pytest.approx(moved[0], rel=.01) and all(m>1.5e-3 for m in first.moved)
+
+late = dict(unnamed=(dict(sparsity={'nope*':.5}), 'name none of the weights'), over=(dict(sparsity={'1*':2.}), r'2.0.*\[0,1\)'),
+    text=(dict(sparsity={'1*':'a'}), r"sparsity is 'a'.*\[0,1\)"),
+    distribution=(dict(sparse_f='nope'), "sparse_f is 'nope'"), plan=(dict(sparse_compute={'nope':'rows'}), 'sparse_compute names nope'),
+    rules=(dict(rules=[('*',None)]), 'no rule gives a method'), modules=(dict(sparse_modules=[nn.Linear(2,2)]), 'sparse_modules'),
+    moms=(dict(moms=(.9,.8)), r'moms is \(0.9, 0.8\).*three'), mult=(dict(lr_mult=0), 'lr_mult is 0.*above 0'), base=(dict(base_lr=None), 'base_lr is None'),
+    rate=(dict(lr_max=1e-3), 'base_lr='), start=(dict(mask_init='random'), "look trained.*pass mask_init='magnitude'"), name=(dict(lr=1e-3), "did you mean 'lr_max'"))
+
+@pytest.mark.parametrize('case', late)
+def test_what_a_fit_refuses_it_refuses_before_its_first_step(case):
+    "Law 10: both phases of `fine_tune_sparse`, and `fit_sparse`, leave a learner as it was"
+    kw,said = late[case]
+    learn = Learner(digits_dls(), nn.Sequential(nn.Flatten(), nn.Linear(64,16), nn.ReLU(), nn.Linear(16,10)), loss_func=CrossEntropyLossFlat())
+    with torch.no_grad(): learn.model[1].weight.mul_(torch.linspace(.1, 30, 64))  # looks trained
+    before = deepcopy(learn.model.state_dict())
+    calls = [partial(learn.fine_tune_sparse, 1)]
+    if case not in ('mult','base','rate'): calls.append(partial(learn.fit_sparse, 1, **{} if case=='start' else dict(mask_init='magnitude')))
+    for call in calls:
+        with pytest.raises((ValueError,TypeError), match=said): call(**{'sparsity':.8, **kw})
+        assert agree(before, learn.model.state_dict()) and all(p.requires_grad for p in learn.model.parameters()) and learn.opt is None

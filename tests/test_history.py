@@ -48,7 +48,7 @@ def test_against_masks_kept_in_full(name):
     "Live, dropped, grown, survivors and ever-live weights are what comparing whole masks gives, for each parameter and update"
     settings,sparsity = runs[name]
     model,dst,history,plain = run(settings, sparsity=sparsity)
-    df = history.to_frame()
+    df = history.df
     assert len(plain.steps)>=3 and history.steps==[0]+plain.steps
     for k,masks in enumerate(plain.masks):
         rows = df[df['update']==k]

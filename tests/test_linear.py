@@ -1,9 +1,10 @@
 "What kernels compute, at odd sizes, in every way to cut, for any number of threads and on other processors"
-import numpy as np,os,pytest,subprocess,sys,torch
+import numpy as np,pytest,torch
 from fastcore.test import test_eq as eq
 from fastsparse.kernels.linear import dots,gradients,list_rows,multiply,tiling
 from fastsparse.kernels.ops import SparseIndex
 from fastsparse.kernels.vectors import why_not
+from forks import run_code
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -131,9 +132,13 @@ def test_threads_change_nothing(rows, fours, monkeypatch):
     finally: torch.set_num_threads(before)
     for a,b in zip(one, three): assert a.equal(b)
 
-@pytest.mark.parametrize('name,features', [('haswell','+avx,+avx2,+fma'), ('x86-64','+sse2')])
-def test_other_processors(name, features, tmp_path):
+haswell,plain = ('haswell','+avx,+avx2,+fma'),('x86-64','+sse2')
+all_kinds = '[check(65, 30, 77, d) for d in (.03,.3)]; check(65, 30, 77, dtype=torch.double); check(64, 30, 77, fours=True); check(8, 30, 77, dtype=torch.double, fours=True)'
+
+@pytest.mark.parametrize('processor,checks', [(haswell, 'check(65, 30, 77, .3); check(64, 30, 77, fours=True)'), (plain, 'check(65, 30, 77, .03); check(65, 30, 77, dtype=torch.double)'),
+    *(pytest.param(o, all_kinds, marks=pytest.mark.full) for o in (haswell,plain))])
+def test_other_processors(processor, checks, tmp_path):
     "AVX2 and plain code, which LLVM is asked for on this machine"
-    code = 'from tests.test_linear import *; [check(65, 30, 77, d) for d in (.03,.3)]; check(65, 30, 77, dtype=torch.double); check(64, 30, 77, fours=True); check(8, 30, 77, dtype=torch.double, fours=True); print("right")'
-    env = {**os.environ, 'NUMBA_CPU_NAME':name, 'NUMBA_CPU_FEATURES':features, 'NUMBA_CACHE_DIR':str(tmp_path)}
-    eq(subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=240).stdout.strip(), 'right')
+    name,features = processor
+    done = run_code(f'from test_linear import *; {checks}; print("right")', NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path))
+    eq(done.stdout.strip(), 'right')

@@ -1,5 +1,6 @@
 "What torch asks of tensor subclasses as parameters, of modules that hold them and of its utilities, asked of a live weight"
-import copy,io,pytest,torch
+import copy,gc,io,pytest,torch,warnings
+from forks import on_processes
 from fastsparse.all import *
 from helpers import *
 from torch import nn
@@ -214,3 +215,70 @@ def test_its_class_makes_a_parameter_of_a_tensor(m):
     p = m[0].weight
     q = type(p)(torch.ones(16, 6), requires_grad=False)
     assert isinstance(q, nn.Parameter) and not q.requires_grad and dense_of(q).eq(1).all()
+
+# --- processes, compilers and profilers
+
+def computes_alike(rank, m, x, y): assert torch.allclose(m(x), y, atol=1e-6) and not any(map(is_live, m.parameters()))
+
+@pytest.mark.parametrize('trained', [False,True])
+def test_another_process_gets_a_dense_copy(m, trained):
+    "Several layers at once; also in the middle of a run, and if values are shared, which is said"
+    if trained:
+        opt = torch.optim.Adam(m.parameters())
+        dst = engine(m, opt, method='rigl')
+        for _ in range(3): train(m, opt, 1, x, torch.ones(8, 3))
+        m.zero_grad()
+    with torch.no_grad(): y = m(x)
+    on_processes(computes_alike, m, x, y, n=1)
+    from multiprocessing.reduction import ForkingPickler
+    with pytest.warns(UserWarning, match='shares no memory: call store_dense'): ForkingPickler.dumps(m.share_memory())
+
+@pytest.mark.parametrize('make', [net, pytest.param(lambda live=True: conv_net(live), marks=pytest.mark.full)], ids=['linear','conv'])
+def test_a_whole_step_is_compiled_as_far_as_can_be(make):
+    "Forward, backward and the optimizer's step in one compiled function: the same losses as without, and no error of the compiler"
+    xb = x if make is net else torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(1))
+    def losses(compiled):
+        m = make()
+        opt = torch.optim.Adam(m.parameters(), .01)
+        def step():
+            loss = m(xb).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            return loss.detach()
+        if compiled: step = torch.compile(step, backend='eager')
+        return torch.stack([step() for _ in range(3)])
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        torch.testing.assert_close(losses(True), losses(False))
+
+def conv_net(live=True):
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3))
+    sparsify_model(m, .6, seed=0)
+    if live: go_live(m)
+    return m
+
+@pytest.mark.parametrize('start,stop', [(0,3), (3,7), (0,7)])
+def test_a_profiler_that_holds_weights_makes_them_wait(start, stop):
+    "Where weights would become live, or dense at the run's end: no error, the numbers of a masked run, and live or dense as soon as it lets go"
+    def run(compute):
+        m = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
+        for p in m.parameters(): nn.init.normal_(p, std=.05, generator=torch.Generator().manual_seed(p.numel()))
+        sparsify_model(m, .95, seed=0, sparse_init_mode=None)
+        opt,xb = torch.optim.SGD(m.parameters(), .1),torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        dst,kinds = DynamicSparseTraining(m, opt, 7, method='static', sparse_compute=compute),[]
+        def steps(n):
+            for _ in range(n):
+                train(m, opt, 1, xb, torch.ones(64, 3))
+                kinds.append(is_live(m[2].weight))
+        steps(start)
+        with torch.profiler.profile(record_shapes=True): steps(stop-start)
+        gc.collect()  # which is when it lets go
+        steps(7-stop)
+        store_dense(m)
+        return dense_of(m[2].weight),kinds
+    (a,kinds),(b,_) = run(None),run(False)
+    torch.testing.assert_close(a, b, **in_float_layers)
+    if start==0<stop<7: assert kinds==[False]*3+[True]*3+[False]
+    if start: assert kinds[:3]==[True]*3

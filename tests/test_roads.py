@@ -4,6 +4,7 @@ from fastsparse.all import *
 from fastsparse.deploy.mnn import open_mnn,pays_from
 from fastsparse.deploy.onnx import open_onnx
 from forks import run_code
+from functools import partial
 from importlib.util import find_spec
 from test_export import layers,makers,net,samples
 from torch import nn
@@ -94,3 +95,99 @@ def test_linear_layers_need_no_data(tmp_path):
 
 def test_only_engines_take_int8():
     with pytest.raises(ValueError, match="int8 is for 'onnx' and 'mnn'"): export_sparse(layers(8, 8), 'live', torch.randn(2, 8), int8=True)
+
+
+# A learner stays a learner
+
+@pytest.mark.parametrize('opt', ['Adam','AdamW'])
+def test_a_shrunk_learner_trains_on(opt, tmp_path):
+    "With its data, metrics, callbacks and rates, and the optimizer's state of the channels that are left; it says how many weights there are"
+    from fastai.basics import Adam,CrossEntropyLossFlat,Learner,OptimWrapper,accuracy
+    from fastai_data import digits,loaders
+    x,y = digits(dtype=torch.float)
+    m = nn.Sequential(nn.Linear(64,100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100,10))
+    opt_func = Adam if opt=='Adam' else partial(OptimWrapper, opt=torch.optim.AdamW)
+    def halves(m): return [[*m[0].parameters()],[*m[1:].parameters()]]
+    learn = Learner(loaders(x, y), m, CrossEntropyLossFlat(), opt_func=opt_func, metrics=accuracy, path=tmp_path, splitter=halves)
+    handle = prune_channels(learn, .5)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-2)
+    handle.remove()
+    new,removed = shrink(learn, x[:4])
+    assert isinstance(new, Learner) and new.model[0].weight.shape==(50,64) and learn.model[0].weight.shape==(100,64)
+    assert repr(removed).startswith('0.00771 → 0.00386 million weights') and len(new.opt.hypers)==2
+    live = learn.model[0].weight.abs().sum(1)>0
+    state,old = [getattr(o.opt, 'opt', o.opt).state for o in (new, learn)]
+    for k,t in old[learn.model[0].weight].items():
+        if isinstance(t, torch.Tensor) and t.ndim==2: assert torch.equal(state[new.model[0].weight][k], t[live])
+    with new.no_bar(), new.no_logging():
+        before = new.validate()
+        torch.testing.assert_close(torch.tensor(before), torch.tensor(learn.validate()), rtol=1e-3, atol=1e-4)
+        new.fit(1, 1e-2)
+        assert new.validate()[0]<before[0]
+
+
+# In torch: zeros of anybody's, and convolutions
+
+def counted(monkeypatch, n):
+    "Measurements that find every storage `n` times as fast"
+    for name in ('kernels.timing','deploy.export'): monkeypatch.setattr(f'fastsparse.{name}.speedup', lambda before, after, rounds=5: (before(), after(), n)[2])
+
+@pytest.mark.parametrize('masked', [True,False])
+def test_auto_stores_convolutions_with_masks_or_without(masked, monkeypatch):
+    "Zeros count, whoever made them; other batches and sizes of images are computed right"
+    counted(monkeypatch, 2)
+    model = conv() if masked else plain_copy(conv())
+    new,report = export_sparse(model, 'auto', images)
+    assert set(report.plan.values())=={'kernel','rows'}
+    assert report.error<1e-5 and report.bytes<.15*report.dense_bytes
+    for x in (torch.randn(5, 3, 12, 12), torch.randn(1, 3, 17, 9)):
+        with torch.no_grad(): torch.testing.assert_close(new(x), model(x), rtol=1e-4, atol=1e-5)
+
+def test_zeros_without_masks_are_stored(tmp_path):
+    "As live weights, and in a file of live values, which needs no sample"
+    model = plain_copy(layers(256, 256, sparsity=.95))
+    assert export_sparse(model, 'live', torch.randn(2, 256))[1].plan=={'0':'rows'}
+    path,report = export_sparse(model, 'safetensors', path=tmp_path/'m.safetensors')
+    assert report.bytes<.1*report.dense_bytes and report.ms=={} and 'safetensors' in repr(report)
+
+@pytest.mark.parametrize('format', ['csr','condensed'])
+def test_storages_that_go_say_so(format):
+    with pytest.warns(FutureWarning, match="'live'"): export_sparse(layers(8, 8, structure='fan-in'), format, torch.randn(2, 8))
+
+def test_a_model_from_accelerate_is_exported_in_its_own_type(tmp_path):
+    "`prepare` puts autocast around the forward, which a file can't hold, and which would call the original's weights"
+    accelerate = pytest.importorskip('accelerate')
+    model,x = layers(16, 16, 4),torch.randn(2, 16)
+    want = plain_copy(model)(x).detach()
+    ready = accelerate.Accelerator(mixed_precision='bf16', cpu=True).prepare(model)
+    path,report = export_sparse(ready, 'onnx', x, tmp_path/'m.onnx')
+    torch.testing.assert_close(open_onnx(path)(x)[0], want, rtol=1e-4, atol=1e-5)
+    new,_ = export_sparse(ready, 'dense', x)
+    assert new(x).dtype==torch.float
+
+def adds(m, x):
+    x['h'] = m.a(x['x']).relu()
+    return m.c(x['h'])
+def pops(m, x): return m.c(m.a(x.pop('x')).relu())
+
+@pytest.mark.parametrize('forward', [adds,pops])
+@pytest.mark.parametrize('format', ['auto','onnx','safetensors'])
+def test_a_forward_may_write_to_its_inputs(forward, format, tmp_path):
+    "Each run gets containers of its own, and the sample stays as it is"
+    model,sample = net(forward, a=nn.Linear(16, 64), c=nn.Linear(64, 4)).eval(),(dict(x=torch.randn(8, 16)),)
+    prune_magnitude(model, .9)
+    assert export_sparse(model, format, sample, tmp_path/f"m.{'pt2' if format=='auto' else format}")[1].error<1e-5 and list(sample[0])==['x']
+
+def test_an_operator_that_onnx_lacks_is_named(tmp_path):
+    with pytest.raises(ValueError, match='ONNX has no operator .*lgamma'):
+        export_sparse(net(lambda m, x: torch.lgamma(m.a(x)), a=nn.Linear(8, 8)).eval(), 'onnx', torch.randn(4, 8), tmp_path/'m.onnx')
+    assert not list(tmp_path.iterdir())
+
+def test_a_language_model_begins_with_an_empty_state(tmp_path):
+    "Its own state is not in the file, other lengths are right, and a warning names the batch size that is fixed"
+    model = makers['awd_lstm']().eval()
+    model(samples['awd_lstm'])
+    with pytest.warns(UserWarning, match='batches of 2 samples'): path,report = export_sparse(model, 'onnx', samples['awd_lstm'], tmp_path/'m.onnx', [2])
+    x = torch.randint(50, (2,19))
+    model.reset()
+    with torch.no_grad(): torch.testing.assert_close(open_onnx(path)(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)

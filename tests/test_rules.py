@@ -5,7 +5,8 @@ from fastsparse.train.presets import GMP_presets
 from fastsparse.masks.schedules import Interval
 from fastsparse.masks.scores import nonzero_redistribution
 from fastsparse.train.growth import fresh_value,initial_value,reset_state
-from fastsparse.save.rules import default_filter,rules_table
+from fastsparse.contract import decide
+from fastsparse.save.rules import default_filter,is_layer_weight,rules_table
 from helpers import *
 from torch import nn
 
@@ -37,6 +38,32 @@ left_out = '''norm norm1 x.LayerNorm batchnorm rmsnorm groupnorm1 model.input_la
 def test_names_count_as_whole_parts(name, takes):
     "Norms, embeddings, the last layer of a language model and encodings of position are left out, whatever their case and number; `pe` in `opener` means nothing"
     assert default_filter(f'{name}.weight', torch.ones(2,2))==takes and not default_filter(f'{name}.weight', torch.ones(2))
+
+class SmallGPT(nn.Module):
+    "With a causal mask in a buffer"
+    def __init__(self):
+        super().__init__()
+        self.wte,self.wpe,self.c_attn,self.head = nn.Embedding(64,16),nn.Embedding(8,16),nn.Linear(16,48),nn.Linear(16,64)
+        self.register_buffer('bias', torch.ones(1,1,8,8).tril())
+
+tiny = dict(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+described = dict(LlamaForCausalLM=('LlamaConfig',tiny), MambaForCausalLM=('MambaConfig',dict(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)),
+    T5ForConditionalGeneration=('T5Config',dict(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
+    ViTForImageClassification=('ViTConfig',{k:v for k,v in tiny.items() if k!='vocab_size'}), BertModel=('BertConfig',tiny), CLIPModel=('CLIPConfig',{}),
+    GPT2LMHeadModel=('GPT2Config',dict(vocab_size=64, n_embd=16, n_layer=1, n_head=2)),
+    AlbertModel=('AlbertConfig',tiny | dict(embedding_size=8)), WhisperModel=('WhisperConfig',{}), DebertaV2Model=('DebertaV2Config',tiny))
+
+@pytest.mark.parametrize('kind', ['SmallGPT',*described])
+def test_names_in_a_file_say_what_types_say(kind):
+    "The command prunes what `prune_magnitude` does"
+    with torch.device('meta'):
+        if kind=='SmallGPT': model = SmallGPT()
+        else:
+            tf = pytest.importorskip('transformers')
+            config,settings = described[kind]
+            model = getattr(tf, kind)(getattr(tf, config)(**settings))
+    want = {o.name for o in decide(model) if not o.dense_reason and 'lm_head' not in o.name}
+    assert {n for n,t in model.state_dict().items() if is_layer_weight(n, t)}==want
 
 def test_types_and_names_together():
     "An embedding called `wte` goes by its type, `lm_head` and `pos_enc` by name, `normalize_proj`, recurrent and convolutional weights stay in; each says why"

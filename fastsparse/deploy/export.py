@@ -9,17 +9,16 @@ __all__ = ['export_sparse', 'ExportReport']
 import numpy as np,pandas as pd,statistics,torch
 from collections.abc import Mapping
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass,field
 from fastcore.basics import *
 from ..kernels.timing import fresh,output_error,output_tensors,speedup,times_in_turns
 from ..contract import call_model,closest_name,evaluating,masked_params,module_of,need_batch,need_masks,need_number,need_package
 from ..model.running import inputs_in
 from ..save.disk import check_place,whole_file
-from .compact import pack,packed,put_packed,storable
+from .compact import pack,packed,put_packed,storable,warn_if_deprecated
 from .mnn import engine_and_converter,open_mnn,refuse_for_mnn,save_mnn
 from .onnx import by_name,arguments_of,check_answers,fixed_sizes,n_rows,open_onnx,program_of,quantize_onnx,resized,run_once,save_onnx
-from ..cut.shrink import masked_copy,shrink_plain
+from ..cut.shrink import learner_with,masked_copy,shrink_plain
 from ..cut.config import quiet
 from ..save.shapes import shared_copy
 from ..save.load import read_file,warn_if_unfinished,write_sparse
@@ -75,7 +74,7 @@ def export_sparse(model, format='auto', sample=None, path=None, batch_sizes:list
     job = _job(model, format, sample, dynamic_shapes, int8)
     if path is None:
         form,report = _exported(job, None, batch_sizes)
-        return _as_given(model, form.run),report
+        return form.run if isinstance(model, nn.Module) else learner_with(model, form.run),report
     with whole_file(path) as new: _,report = _exported(job, new, batch_sizes)
     return Path(path),report
 
@@ -88,7 +87,7 @@ def _job(model, format, sample, dynamic_shapes, int8):
     if xb is not None:
         with evaluating(module_of(model)) as m: answers = run_once(m, xb)
     masks = _live_places(plain)
-    layers,stored,note = _sparse_layers(plain),{},''
+    layers,stored,note = _sparse_layers(plain, format=='auto'),{},''
     if format in _storages: stored,note = _packed_layers(layers, _storages[format])
     unsparsify(plain)
     return SimpleNamespace(plain=plain, xb=xb, answers=answers, masks=masks, layers=layers, stored=stored, note=note, format=format,
@@ -118,8 +117,8 @@ def _live_places(plain):
     zeros = {n:p!=0 for n,p in plain.named_parameters() if _many_zeros(p)}
     return zeros|{w.name:w.mask for w in masked_params(plain)}
 
-def _sparse_layers(plain):
-    return {n:m for n,m in storable(plain).items() if masked_params(m) or any(_many_zeros(p) for p in m.parameters())}
+def _sparse_layers(plain, kernels=False):
+    return {n:m for n,m in storable(plain, kernels).items() if masked_params(m) or any(_many_zeros(p) for p in m.parameters())}
 
 # %% ../../nbs/802_deploy.export.ipynb #166c2ecf
 @dataclass
@@ -205,15 +204,6 @@ def _names(job):
 _forms = dict(auto=lambda job, path: _auto(job, path), dense=_dense, shrunk=_shrunk, safetensors=_safetensors, onnx=_onnx, mnn=_mnn)
 
 # %% ../../nbs/802_deploy.export.ipynb #d84ec646
-def _as_given(model, new):
-    "A `Learner` of `new` if `model` is one"
-    if isinstance(model, nn.Module): return new
-    learn = deepcopy(model, {id(model.model):new, id(model.dls):model.dls, id(model.opt):None})
-    from fastai.torch_core import params
-    learn.splitter = params  # the old one may look for layers that are gone
-    return learn
-
-# %% ../../nbs/802_deploy.export.ipynb #0b8ef7e9
 _storages = {'live':'rows', **{o:o for o in ('csr','condensed','block','2:4')}}
 _files,_no_pt2 = ('safetensors','onnx','mnn'),('csr','block','2:4')
 _needs = dict(onnx=('onnx','onnxscript','onnxruntime'), mnn=('onnx','onnxscript','onnxruntime'), safetensors=('safetensors',))
@@ -222,6 +212,7 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
     names = 'auto','dense','shrunk',*_storages,*_files
     if format not in names:
         raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
+    warn_if_deprecated(format, 'live')
     if format in _storages and not _sparse_layers(module_of(model)): need_masks(model)
     if sample is not None or format!='safetensors': need_batch(sample, 'sample')
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
@@ -327,7 +318,7 @@ def _auto(job, path):
     plain,xb = job.plain,fresh(job.xb)
     try: new,_ = shrink_plain(plain, xb)
     except ValueError: new = shared_copy(plain)  # its graph can't be followed
-    layers,calls,best = {n:m for n,m in storable(new).items() if n in job.layers},{},{}
+    layers,calls,best = {n:m for n,m in storable(new, kernels=True).items() if n in job.layers},{},{}
     with evaluating(new):  # removes the hooks
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): calls.setdefault(n, (args,kwargs))
@@ -336,7 +327,7 @@ def _auto(job, path):
     kinds = {n:_timing_key(layers[n], *call) for n,call in calls.items()}
     pt2 = path is not None and path.suffix=='.pt2'
     for n,k in kinds.items():
-        if k not in best: best[k] = _fastest(layers[n], *calls[n], ['rows','condensed'] if pt2 else ['rows','csr','condensed','block'])
+        if k not in best: best[k] = _fastest(layers[n], *calls[n], ['rows'] if pt2 else ['rows','block','kernel'])
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
     new = pack(new, plan)
     sizes = [sum(p.numel() for p in m.parameters()) for m in (new,plain)]

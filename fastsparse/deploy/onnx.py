@@ -9,6 +9,7 @@ __all__ = ['run_once', 'forget', 'n_rows', 'stretched', 'resized', 'arguments_of
 # %% ../../nbs/806_deploy.onnx.ipynb #fe04d3c0
 import inspect,re,sys,torch,warnings
 from collections.abc import Mapping
+from contextlib import contextmanager
 from fastcore.basics import *
 from ..cut.config import quiet
 from ..contract import call_model,evaluating,need_package,preserved,unfused
@@ -128,9 +129,20 @@ def _record(model, path, xb, dynamic_shapes, outputs):
     "Write what `torch.export` records, and return its limits"
     program = program_of(model, xb, dynamic_shapes)
     names = dict(input_names=_input_names(model, *program.example_inputs), output_names=outputs)
-    with quiet(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False, **names)
+    with quiet(), _in_words(): torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False, **names)
     guards = [g for g in getattr(program, '_guards_code', ()) if not re.search(r"!= 1|\] == (\d+|L\[\S+)$", g)]  # those not always met
     return list(filter(None, [_limit(g, model, xb) for g in guards]))
+
+# %% ../../nbs/806_deploy.onnx.ipynb #64b54447
+@contextmanager
+def _in_words():
+    "An operator that ONNX lacks raises a `ValueError` of one line"
+    try: yield
+    except torch.onnx.errors.OnnxExporterError as e:
+        said = ' '.join(str(o) for o in (e, e.__cause__, getattr(e.__cause__, '__cause__', None)))
+        found = re.search(r"<OpOverload\(op='([\w.]+)'", said)
+        what = f'operator {found[1]}' if found else f"form of this model ({str(e.__cause__ or e).splitlines()[0]})"
+        raise ValueError(f"ONNX has no {what}, and nothing was written: change the forward, or export to a .pt2 file") from e
 
 # %% ../../nbs/806_deploy.onnx.ipynb #a522da67
 def _trace(model, path, xb, outputs):
@@ -197,25 +209,27 @@ def fixed_sizes(
         for (axis,n),name in sorted(places.items()):
             text = _axis_text(name, inputs, axis, str(n))
             known = any(f'axis {axis}' in o or text in o for o in limits)
-            if not known and not all(_takes(model, run, xb, axis, n, new, exact) for new in {n+1, max(n//2, 1)}-{n}): texts.append(text)
+            if not known and not all(_takes(model, run, xb, axis, n, new, kind if exact else None) for new in {n+1, max(n//2, 1)}-{n}): texts.append(text)
     return [_valid(kind, texts)] if texts else []
 
-def _takes(model, run, xb, axis, n, new, exact):
+def _takes(model, run, xb, axis, n, new, kind):
     "Does the file answer as the model where `n` entries along `axis` become `new`? Also true if the model can't"
     b = tree_map(lambda x: stretched(x, axis, n, new), xb)
     try: want = run_once(model, b)
     except Exception: return True  # the model itself is bound to this size
-    try: return output_error(want, run_once(run, b))<=(rounding(want) if exact else sys.float_info.max)
+    try: return output_error(want, run_once(run, b))<=(rounding(want, kind) if kind else sys.float_info.max)
     except Exception: return False  # so is the file, and its runtime says it in its own way
 
 # %% ../../nbs/806_deploy.onnx.ipynb #6fe0baf3
 def rounding(
     answers, # What a model returned
+    kind:str='ONNX', # 'ONNX' or 'MNN'
 ) -> float:
     "The largest difference that is rounding"
     ts = [t for t in float_outputs(answers) if t.numel()]
     largest = max((float(t.double().abs().nan_to_num(0, 0, 0).max()) for t in ts), default=0.)
-    return (.1 if any(t.element_size()<4 for t in ts) else 1e-3)*max(largest, 1e-3)
+    share = .1 if any(t.element_size()<4 for t in ts) else 1e-3 if kind=='MNN' else 1e-4
+    return share*max(largest, 1e-3)
 
 def check_answers(
     kind:str, # 'ONNX' or 'MNN'
@@ -223,12 +237,12 @@ def check_answers(
     found, # What the file returned
 ):
     "A `ValueError` if they differ by more than rounding"
-    error = output_error(answers, found)
-    if error<=rounding(answers) or error!=error: return
+    error,allowed = output_error(answers, found),rounding(answers, kind)
+    if error<=allowed or error!=error: return
     why = "a forward that keeps a state, draws random numbers, or reads values in Python can't be exported"
     if kind=='MNN': why = "MNN computes an operator of this model in another way: export to 'onnx'"
     raise ValueError(f"the {kind} file would be wrong, and was not written: on the sample its answers differ from the model's by {error:.2g}, "
-        f"and rounding explains {rounding(answers):.1g}; {why}")
+        f"and rounding explains {allowed:.1g}; {why}")
 
 # %% ../../nbs/806_deploy.onnx.ipynb #d5b1997c
 def feeds(

@@ -14,7 +14,7 @@ from ..report.progress import shown
 from ..contract import masked_params,need_dense,need_fraction,need_number,shows_training
 from ..masks.selection import count_live
 from .rates import as_was,copy_of,inputs_of,seconds_a_batch
-from ..train.fit import prepared
+from ..train.fit import plan_fit
 from warnings import warn
 
 # %% ../../nbs/805_deploy.search.ipynb #6a148291
@@ -110,7 +110,7 @@ def find_sparsity(
     if n_epoch<2: warn(f"budget={budget} leaves one epoch to each of {len(runs)} networks, too short to compare them: "
         f"pass budget={5*len(runs)} or more, or fewer sparsities")
     with as_was(learn):  # refuses wrong settings
-        for s in sparsities: prepared(copy_of(learn), n_epoch, s, lr_max, seed=0, **kwargs)
+        for s in sparsities: plan_fit(copy := copy_of(learn), n_epoch, s, lr_max, seed=0, **kwargs).start(copy)
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr_max, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows))
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

@@ -17,7 +17,7 @@ From above: where the weights are, tables of images, loops, how a product is cut
 import math,numpy as np,torch
 from ..masks.selection import live_places
 from .linear import call,empty,kinds,split_work
-from .ops import dense_weight,need_all_values,need_plain_backward
+from .ops import dense_weight,need_all_values,need_plain_backward,uncompiled
 from .vectors import add,at,axpy,caches,full,kernel,lane_products,load,numbers,put,store,sums16,turn16,vector_bytes,why_not,zero
 from torch.autograd import Function
 from torch.nn.grad import conv2d_input,conv2d_weight
@@ -409,6 +409,7 @@ class _Conv(Function):
         return _forward(index, values, x, bias)
 
     @staticmethod
+    @uncompiled
     def backward(ctx, g):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()

@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['SparseIndex', 'carried_dense', 'sparse_product', 'sampled_product', 'need_all_values', 'dense_weight',
-           'need_plain_backward', 'sparse_linear']
+           'need_plain_backward', 'uncompiled', 'sparse_linear']
 
 # %% ../../nbs/510_kernels.ops.ipynb #b8226e00
-import torch,torch.nn.functional as F
+import sys,torch,torch.nn.functional as F
 from fastcore.basics import *
 from .linear import gradients,kernels_take,list_rows,multiply,transpose_index
 from .vectors import why_not
 from ..masks.selection import live_places
+from functools import wraps
+from torch._compile import _disable_dynamo
 from torch.autograd import Function
 from warnings import catch_warnings,simplefilter
 
@@ -235,6 +237,14 @@ def need_plain_backward(g):
         raise RuntimeError("a product of live weights can't be differentiated for many gradients at once "
             "(is_grads_batched=True): call remove() of the report of sparse_compute, or store_dense(model), first")
 
+# %% ../../nbs/510_kernels.ops.ipynb #7f69bee0
+def uncompiled(f):
+    "`f`, which torch's compiler doesn't look into"
+    hidden = _disable_dynamo(f)
+    @wraps(f)
+    def run(*args, **kwargs): return (hidden if 'torch._dynamo' in sys.modules else f)(*args, **kwargs)
+    return run
+
 # %% ../../nbs/510_kernels.ops.ipynb #572fa203
 class _Linear(Function):
     @staticmethod
@@ -245,6 +255,7 @@ class _Linear(Function):
         return y
 
     @staticmethod
+    @uncompiled
     def backward(ctx, g):
         need_plain_backward(g)
         (values,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]

@@ -17,7 +17,7 @@ from ..card.blocks import why_no_gain
 from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
 from ..kernels.linear import kernels_take
 from ..kernels.timing import fresh,speedup
-from .tensor import block_of,Cell,LiveParameter,takes_blocks
+from .tensor import block_of,Cell,Held,LiveParameter,takes_blocks
 from .weight import Live,store_live,store_masked
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -84,8 +84,12 @@ def store_dense(
     weights:list=None, # `Live` weights of it, all by default
 ):
     "Store dense what is stored as live values, in the model and in its optimizers"
-    for weight in list(ifnone(weights, live_weights(model))): store_masked(weight)
+    held = None
+    for weight in list(ifnone(weights, live_weights(model))):
+        try: store_masked(weight)
+        except Held as e: held = e
     rest_packing(model)
+    if held is not None: raise held
 
 # %% ../../nbs/517_live.compute.ipynb #f330d989
 _gain = 1.1  # least speed-up for a weight

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad,Function
 from torch.library import custom_op
 from weakref import WeakValueDictionary
 from ..kernels.convolution import ConvIndex,fits_kernel,is_pointwise,padding_of,sparse_conv2d,why_no_kernel
-from ..kernels.ops import need_plain_backward
+from ..kernels.ops import need_plain_backward,uncompiled
 from .tensor import AnyLive,Cell,LiveParameter,LiveTensor,products
 
 # %% ../../nbs/514_live.products.ipynb #0e61f4c2
@@ -26,6 +26,7 @@ class Values(Function):
         return p.cell.values.detach()
 
     @staticmethod
+    @uncompiled
     def backward(ctx, grad):
         need_plain_backward(grad)
         if not torch.is_grad_enabled(): return LiveTensor(Cell(grad.contiguous(), ctx.index, ctx.shape))

@@ -7,12 +7,13 @@ __all__ = ['FirstBatch', 'LiveRun']
 
 # %% ../../nbs/518_live.run.ipynb #c01446a4
 import inspect,torch
+from contextlib import suppress
 from fastcore.basics import *
 from ..contract import base_opt,masked_params,needs_of,register_part
 from ..core.ranks import in_many
 from ..card.blocks import rows_of
 from .compute import follow_rule,refuse_history,sparse_compute
-from .tensor import takes_blocks
+from .tensor import Held,takes_blocks
 from ..train.method import why_dense
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -44,6 +45,7 @@ class FirstBatch:
 class LiveRun:
     "Lets weights be live from the second step of a run until `end()`"
     report,first,why_masked,n_live,ended = None,None,'',None,False
+    waits = False  # for parameters that a profiler holds
     takes_blocks = property(lambda self: all(takes_blocks(o.p.device) for o in self.engine.weights))
     read = ()  # of the first two steps with live weights: those that each read as dense tensors
 
@@ -113,6 +115,7 @@ def after_step(self:LiveRun):
     "Choose weights after the first step; later, choose again if counts changed"
     if self.ended: return
     if self.first is not None: return self.choose()
+    if self.waits: return self.follow()
     if self.report is None or isinstance(self.way, dict): return
     self.drop_read()
     if self.way and 2*sum(self.counts())<=self.engine.seen['live']: self.first = FirstBatch(self.engine.model)
@@ -146,12 +149,13 @@ def follow(self:LiveRun):
     "Apply the rule again if the number of live weights has changed"
     engine,now = self.engine,self.counts()
     if now==self.n_live: return
-    self.n_live,self.why_masked = now,engine.seen.get('why', '')
+    self.n_live,self.why_masked,self.waits = now,engine.seen.get('why', ''),False
     if self.way is True and self.report is None and engine.seen['names']: self.take(dict.fromkeys(engine.seen['names'], 'rows'))
     elif self.way is None and not self.why_masked:
         batch = engine.batch_size or engine.seen['batch'] or 1
         try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, engine.seen['names'], engine.seen.get('calls'))
-        except ValueError as why: self.why_masked = str(why)
+        except ValueError as why: self.why_masked,self.waits = str(why),isinstance(why, Held)
+    if self.waits: self.n_live = None  # to look again after the next step
     self.note()
 
 @patch
@@ -187,7 +191,8 @@ def end(self:LiveRun):
     "Store dense weights again"
     self.forget_batch()
     self.ended = True
-    if self.report is not None: self.report.remove()
+    with suppress(Held):  # what a profiler holds stays live
+        if self.report is not None: self.report.remove()
     for weight in masked_params(self.engine.model):
         if not weight.kind: weight.summary_note = ''
 

@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['ways', 'products', 'Cell', 'block_of', 'takes_blocks', 'index_for', 'wrapper', 'AnyLive', 'LiveTensor', 'LiveView',
-           'whole', 'views_of', 'written_args', 'Ways', 'dispatch', 'plain', 'read_copy', 'LiveParameter', 'become',
-           'convert']
+           'whole', 'views_of', 'written_args', 'Ways', 'dispatch', 'plain', 'read_copy', 'LiveParameter', 'Held',
+           'become', 'convert']
 
 # %% ../../nbs/512_live.tensor.ipynb #80fb1232
-import math,torch
+import io,math,torch
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.blocks import BlockIndex,why_no_blocks
 from ..kernels.ops import SparseIndex
 from functools import lru_cache
+from multiprocessing.reduction import ForkingPickler
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves,tree_map
+from warnings import warn
 
 # %% ../../nbs/512_live.tensor.ipynb #a67f6fc3
 class Cell:
@@ -201,6 +203,17 @@ def __reduce_ex__(self:AnyLive, proto): return plain(self).__reduce_ex__(proto)
 @patch
 def __deepcopy__(self:AnyLive, memo): return memo.setdefault(id(self), plain(self))
 
+def _received(data): return torch.load(io.BytesIO(data), weights_only=True)
+
+def _sent(t):
+    "What another process gets: bytes of a dense copy, since memory that is shared must stay until the other one has it"
+    if isinstance(t, LiveTensor) and t.is_shared():
+        warn("a process that isn't forked gets a copy of live weights, which shares no memory: call store_dense(model) before share_memory()")
+    torch.save(plain(t), data := io.BytesIO())
+    return _received,(data.getvalue(),)
+
+for _kind in (LiveTensor,LiveView): ForkingPickler.register(_kind, _sent)
+
 # %% ../../nbs/512_live.tensor.ipynb #cfe07df5
 def read_copy(t):
     "A dense copy to read; the same one until something is written"
@@ -269,6 +282,8 @@ class LiveParameter(LiveTensor):
     @grad.deleter
     def grad(self): self.grad = None
 
+ForkingPickler.register(LiveParameter, _sent)
+
 # %% ../../nbs/512_live.tensor.ipynb #da1a5cfa
 @patch(as_prop=True)
 def data(self:LiveParameter):
@@ -288,15 +303,25 @@ def _refuse_late(grads):
     raise RuntimeError("a backward reached a weight that is stored in another way since its forward: "
         "call backward() before the next step of the optimizer")
 
+class Held(ValueError): "A parameter is held by something else, such as a profiler, and can't be stored in another way now"
+
+def _swap_classes(p, q):
+    for o,(kind,attributes) in zip((p,q), [(type(o), vars(o)) for o in (q,p)]): o.__class__,o.__dict__ = kind,attributes
+
 def become(
     p:nn.Parameter, # Dense or live
-    t:torch.Tensor, # What it shall store
+    t:torch.Tensor, # What it will store
 ):
-    "Give the parameter `p` the storage of `t`, without a gradient"
-    p.grad,new = None,nn.Parameter(t, p.requires_grad)
-    if p.requires_grad: torch.autograd.graph.get_gradient_edge(p).node.register_prehook(_refuse_late)
-    for q,(kind,attributes) in zip((p,new), [(type(q), vars(q)) for q in (new,p)]): q.__class__,q.__dict__ = kind,attributes
-    torch._C._swap_tensor_impl(p, new)
+    "Give the parameter `p` the storage of `t`, without a gradient; `Held` if torch can't, and then `p` is as it was"
+    grad,new = p.grad,nn.Parameter(t, p.requires_grad)
+    p.grad = None
+    _swap_classes(p, new)
+    try: torch._C._swap_tensor_impl(p, new)
+    except RuntimeError as e:
+        _swap_classes(p, new)
+        p.grad = grad
+        raise Held("a parameter is held by a profiler, or by weak references, and can't be stored in another way until it is let go") from e
+    if new.requires_grad: torch.autograd.graph.get_gradient_edge(new).node.register_prehook(_refuse_late)  # of the old storage
     p._backward_hooks = p._post_accumulate_grad_hooks = None  # of the old tensor
 
 # %% ../../nbs/512_live.tensor.ipynb #4787ae0a

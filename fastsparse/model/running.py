@@ -16,7 +16,7 @@ from inspect import getfullargspec,ismethod
 from ..weights.hooks import before_state
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves,tree_map
 
 # %% ../../nbs/301_model.running.ipynb #f93a520d
 @contextmanager
@@ -122,6 +122,7 @@ def call_model(
     xb, # A tensor, a tuple or list of inputs, or a dict of inputs by name
 ):
     "Call `model` on the inputs `xb`; those at the end that its forward doesn't take, such as targets, are left out"
+    xb = tree_map(lambda o: copy(o) if isinstance(o, Mapping) else o, xb)  # new containers, since a forward may write to its inputs
     if isinstance(xb, Mapping): return model(**xb)
     if isinstance(xb, PackedSequence) or not isinstance(xb, (tuple,list)): return model(xb)
     return model(*inputs_in(model, xb))

@@ -11,7 +11,7 @@ __all__ = ['structure_of', 'structure_to_keep', 'fitting', 'why_unfit', 'that_fi
 import operator,torch
 import torch.distributed as dist
 from fastcore.basics import *
-from ..core.checks import need_number
+from ..core.checks import need_fraction,need_number
 from ..core.patterns import wanted
 from ..core.registry import call_with,declares,get_part,needs_of,parts_of,register_part
 from ..masks.apportion import live_counts
@@ -132,6 +132,7 @@ def by_rules(
     kept = {o:s for o,s in zip(params, taken) if s is not None}
     if not kept: raise ValueError("sparsity has rules that name none of the weights: "
         f"{', '.join(o.name for o in params)}")
+    for share in kept.values(): need_fraction('sparsity', share, '[0,1)')
     live = sum((1-s)*o.p.numel() for o,s in kept.items())
     n = sum(o.p.numel() for o in kept)
     return list(kept),1-live/n,given_sparsity(list(kept.values()))

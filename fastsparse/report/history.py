@@ -90,6 +90,11 @@ def to_frame(self:SparseHistory) -> pd.DataFrame: # A row for each update and pa
     index = dict(update=np.repeat(range(n), len(names)), step=np.repeat(self.steps, len(names)), parameter=names*n, weights=self.sizes*n)
     return pd.concat([pd.DataFrame(index), df], axis=1).assign(density=lambda o: o.live/o.weights)
 
+@patch(as_prop=True)
+def df(self:SparseHistory) -> pd.DataFrame:
+    "`to_frame()`"
+    return self.to_frame()
+
 # %% ../../nbs/622_report.history.ipynb #382fb1ac
 @patch
 def totals(self:SparseHistory) -> pd.DataFrame: # A row for each update

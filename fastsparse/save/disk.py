@@ -11,7 +11,6 @@ import os,shutil,stat,torch,zipfile
 from contextlib import contextmanager,ExitStack
 from ..contract import as_path,reading
 from pathlib import Path
-from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/600_save.disk.ipynb #d6c56181
 try: from fcntl import LOCK_EX,LOCK_NB,flock
@@ -155,9 +154,14 @@ def need_stored(
     found, # What was read from a file
 ):
     "Raise a `ValueError` if it has a large tensor with fewer entries in the file than its shape says"
-    for t in tree_leaves(found):
-        if isinstance(t, torch.Tensor) and not is_stored(t):
-            raise ValueError(f"a tensor of shape {tuple(t.shape)} has fewer entries in the file: write it with .contiguous(), and a sparse one with .to_dense()")
+    todo,seen = [found],set()  # of containers, which a file may put into each other
+    while todo:
+        o = todo.pop()
+        if isinstance(o, (dict,list,tuple)) and id(o) not in seen:
+            seen.add(id(o))
+            todo += o.values() if isinstance(o, dict) else o
+        if isinstance(o, torch.Tensor) and not is_stored(o):
+            raise ValueError(f"a tensor of shape {tuple(o.shape)} has fewer entries in the file: write it with .contiguous(), and a sparse one with .to_dense()")
 
 # %% ../../nbs/600_save.disk.ipynb #ae30fd57
 def read_tensors(

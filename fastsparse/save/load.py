@@ -78,7 +78,7 @@ def write_sparse(
 # %% ../../nbs/606_save.load.ipynb #9885076c
 def warn_if_unfinished(model, done):
     "Warn if a schedule still leads the masks of `model` to a higher sparsity"
-    tallies = [tally for weight in masked_params(model) if (tally := getattr(weight.why_rests, '__self__', None))]
+    tallies = [weight.tally for weight in masked_params(model) if weight.tally]
     for tally in {id(tally.method):tally for tally in tallies}.values(): tally.group(tallies).warn_if_short(f"{done} before the schedule has ended")
 
 # %% ../../nbs/606_save.load.ipynb #65a47de1

@@ -49,6 +49,8 @@ class DynamicSparseTrainingCallback(Callback):
     Examples
     --------
     cb = DynamicSparseTrainingCallback(method='rigl')  # after sparsify_model(learn, .9, 'erk'), for learn.fit(10, cbs=cb)
+    cb = DynamicSparseTrainingCallback(method='rigl', batches_per_update=50)
+    cb = DynamicSparseTrainingCallback(**RigL_presets(batches_per_update=50))  # the same
     """
     order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','live','report')
     engine,live,report,why_masked,signal,state,resumes = None,None,None,'',None,None,False  # an exported learner leaves some out

@@ -50,7 +50,7 @@ class SparseEngine:
     ):
         check_names(kwargs)
         timed = method is not None or rules is not None or is_timed(kwargs)
-        method = Method.named(method if timed else 'auto', n_steps, **kwargs)
+        if kwargs or not isinstance(method, Method): method = Method.named(method if timed else 'auto', n_steps, **kwargs)
         begin.check_run(method, sparse_modules, on_update, rules)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.on_update = draw_seed(seed),listify(on_update)
@@ -117,10 +117,11 @@ def ask_dense(self:Weight, wanted):
     self.wants_dense = bool(wanted)
 
 @patch
-def serve(self:Weight, dense_history=False, why_rests=None):
-    "Serve a tally with these needs; without arguments, train with the mask alone from now on"
-    self.dense_history,self.why_rests = dense_history,why_rests
-    if why_rests is not None: return
+def serve(self:Weight, tally=None):
+    "Keep the gradients that the method of a tally reads; without one, train with the mask alone from now on"
+    self.tally = tally
+    self.dense_history = tally is not None and tally.method.dense_history
+    if tally is not None: return
     self.ask_dense(False)
     mask_grads([self])
     self.project()
@@ -129,16 +130,16 @@ def serve(self:Weight, dense_history=False, why_rests=None):
 def _serve(self:SparseEngine):
     "Let the weights serve this engine, until it is garbage collected or the process ends"
     for tally in self.moving:
-        tally.weight.serve(tally.method.dense_history, tally.why_stuck)
+        tally.weight.serve(tally)
         if not tally.weight.plain: tally.weight.checksum()  # all ranks gather it now
     weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving])
 
 def _let_go(refs):
-    tallies = [tally for ref in refs if (tally := ref()) and tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
-    tallies = [tally for tally in tallies if getattr(tally.weight.why_rests, '__self__', None) is tally]  # no other engine has taken it
+    tallies = [tally for tally in [ref() for ref in refs] if tally and tally.weight.tally is tally]  # no other engine has taken it
+    tallies = [tally for tally in tallies if tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
     for tally in tallies: tally.weight.serve()
-    for tally in {id(tally.method):tally for tally in tallies if any(tally.last_update)}.values():
-        tally.group(tallies).warn_if_short('the engine was left before its end')
+    methods = {id(tally.method):tally for tally in tallies if any(tally.last_update)}
+    for tally in methods.values(): tally.group(tallies).warn_if_short('the engine was left before its end')
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
 @patch
@@ -345,8 +346,6 @@ def collect(self:SparseEngine, averages):
                 memo = tally.grad_accumulators.get(average.name)
                 tally.grad_accumulators[average.name] = average.add(memo, *tally.weight.gradient(average.dense))
 
-
-
 # %% ../../nbs/404_train.engine.ipynb #25a47f3c
 @patch
 def remove(self:SparseEngine):
@@ -395,9 +394,10 @@ def facts(state):
 
 def _has_numbers(state):
     "Are the numbers of `state` such as those of a run?"
+    t = state.get('t', state['last_t']+1)  # of a loop
     steps = [state['last_t'], state['n_updates'], *[own[k] for own in state['methods'] for k in ('n_updates','updated_at','pending')]]
     if not all(t is None or type(t) is int and -1<=t<2**48 for t in steps): return False
-    if 't' in state and state['t'] not in (state['last_t'], state['last_t']+1): return False  # the step of a loop
+    if type(t) is not int or not max(state['last_t'], 0)<=t<=state['last_t']+1: return False
     lives = [(slot[k], slot['size']) for slot in state['slots'] for k in ('live','target') if k in slot]
     if not all(type(n) is int and 0<=n<=size for n,size in lives): return False
     seen,others = state.get('seen'),state.get('others', [])

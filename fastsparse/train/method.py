@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['usual', 'method_settings', 'part_kinds', 'may_be_none', 'run_settings', 'preset_by_name', 'drop_of_live',
-           'usual_settings', 'read_setting', 'Method', 'part_text', 'same_setting', 'check_names', 'hiding',
-           'check_method', 'check_sparsity', 'drop_of_target', 'dense_batches', 'why_dense', 'Timetable', 'path_of',
-           'register_method', 'find_method', 'Fitted', 'auto_presets', 'is_timed']
+           'usual_settings', 'read_setting', 'Method', 'part_text', 'same_setting', 'check_names', 'check_method',
+           'check_sparsity', 'drop_of_target', 'dense_batches', 'why_dense', 'Timetable', 'path_of', 'register_method',
+           'find_method', 'Fitted', 'auto_presets', 'is_timed']
 
 # %% ../../nbs/400_train.method.ipynb #bdb1f633
 import inspect,math,re
@@ -144,7 +144,9 @@ def check_names(settings, also=()):
     known = {*method_settings, *run_settings, *also}
     unknown = sorted(set(settings)-known)
     if not unknown: return
+    longer = [k for k in sorted(known) if k.startswith(unknown[0])]
     hint = closest_name(unknown[0], known, 'take some of '+', '.join(sorted(known)))
+    if longer: hint = f"did you mean {min(longer, key=len)!r}?"
     raise TypeError(f"{unknown[0]!r} is no setting of a method: {hint}")
 
 # %% ../../nbs/400_train.method.ipynb #1e2428bc
@@ -153,17 +155,14 @@ def __call__(self:Method, **changes):
     "A copy with some settings changed, or added; a dict if settings of a run are among them"
     check_names(changes, ('n_steps','sparse_compute','repair','scale_rates'))
     settings = {**self, **changes}
-    for k,by in hiding(settings, 'sparsity_path' in changes).items():
+    hides = dict(batches_per_update='updates', initial_drop_grow_pct='drop_fraction')
+    by_cosine = settings.get('drop_fraction') is None and settings.get('initial_drop_grow_pct')!=0
+    if not by_cosine and 'sparsity_path' not in changes: hides['stop_pct'] = 'updates'
+    for k,by in hides.items():
         if changes.get(k) is None or by in changes or self.get(by) in (None,[],()): continue
         raise ValueError(f"the method has its own {by.replace('_', ' ')}: pass {by}= instead of {k}=")
     if not set(settings)<=set(method_settings): return settings
     return Method(self.name, self.about, self.paper, **settings)
-
-def hiding(settings, moves):
-    "The setting that hides another one, by that one's name; `moves` says that a new path reads `stop_pct`"
-    by_cosine = settings.get('drop_fraction') is None and settings.get('initial_drop_grow_pct')!=0
-    hides = dict(batches_per_update='updates', initial_drop_grow_pct='drop_fraction')
-    return hides if by_cosine or moves else dict(hides, stop_pct='updates')
 
 @patch
 def copy(self:Method): return self()
@@ -244,11 +243,13 @@ class Timetable(BasicRepr):
         path=None, # The sparsity, if it moves
     ):
         vars(self).update({**usual, **method}, structure=as_structure(method.structure))
-        vars(self).update({k:getattr(method, k) for k in ('score_parts','dense_history','replaces','settings')})
         store_attr()
+        self.score_parts,self.dense_history,self.replaces = method.score_parts,method.dense_history,method.replaces
         collectors = [needs_of(f).collector for f in self.score_parts]
         self.averages = [*{c.name:c for c in collectors if c}.values()]
         self.n_dense = dense_batches(*self.score_parts)
+
+    settings = property(lambda self: self.method.settings)
 
 # %% ../../nbs/400_train.method.ipynb #f334e589
 @patch
@@ -370,7 +371,7 @@ def auto_presets(
 @patch(cls_method=True)
 def named(cls:Method, method, n_steps=None, **settings):
     "The `method` of a run of `n_steps`, or the recommended one if it is 'auto', with some settings changed"
-    if method!='auto':
+    if not (isinstance(method, str) and method=='auto'):
         found = find_method(ifnone(method, {}))
         return found(**settings) if settings else found
     if n_steps is None:

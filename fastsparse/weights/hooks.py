@@ -214,7 +214,7 @@ def share_masks(
 def share(self:MaskHooks, module, ddp):
     "Begin data parallel training with the same masks on all ranks, and refuse what would make them differ"
     join = ddp._join_config
-    if join.enable and not join.throw_on_early_termination and any(w.why_rests for w in self.weights):
+    if join.enable and not join.throw_on_early_termination and any(w.tally for w in self.weights):
         raise ValueError("ranks make different numbers of steps inside Join, and some would keep old masks: give each rank as many batches "
             "(DistributedSampler), pass throw_on_early_termination=True, or call remove() of the engine")
     if self.shared is not None and self.shared() is ddp: return

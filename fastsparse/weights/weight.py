@@ -39,7 +39,7 @@ class Weight:
     summary_note = locked_reason = name = ''  # for the summary and `unsparsify`; in the model whose `masked_params` were asked for last
     rate = 1.  # factor of its learning rate beside that of its group
     dense_history = False  # leave gradient and optimizer state dense, and mask the weight after each step
-    why_rests = on_step = None  # functions: why no update can move the mask; of an optimizer that steps it, and the weight
+    tally = on_step = None  # how many of its connections an engine wants; a function of an optimizer that steps it, and the weight
     watched,passive = None,False  # the parameter whose gradient is masked; is this the weight of a copy that no optimizer has stepped?
 
     def __init__(self, module, attr): self.__setstate__(dict(module=module, attr=attr))
@@ -173,7 +173,7 @@ def wake(self:Weight):
 @patch
 def _become(self:Weight, kind, p=None):
     "Store the weight as this kind does, in the parameter `p`, or where the next projection finds it"
-    kept = {k:getattr(self, k) for k in ('wants_dense','why_rests','on_step','rate')}
+    kept = {k:getattr(self, k) for k in ('wants_dense','tally','on_step','rate')}
     self._release()
     self.__class__,state = kind,dict(module=self.module, attr=self.attr, name=self.name, watched=p)
     vars(self).clear()
