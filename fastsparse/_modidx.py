@@ -2799,6 +2799,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastsparse.report.flops._Tap.remove': ( 'report.flops.html#_tap.remove',
                                                                                   'fastsparse/report/flops.py'),
                                          'fastsparse.report.flops._extent': ('report.flops.html#_extent', 'fastsparse/report/flops.py'),
+                                         'fastsparse.report.flops._formulas': ('report.flops.html#_formulas', 'fastsparse/report/flops.py'),
                                          'fastsparse.report.flops._own_forward': ( 'report.flops.html#_own_forward',
                                                                                    'fastsparse/report/flops.py'),
                                          'fastsparse.report.flops._shapes': ('report.flops.html#_shapes', 'fastsparse/report/flops.py'),

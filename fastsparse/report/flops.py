@@ -21,13 +21,12 @@ from ..contract import call_model,dense_batches,evaluating,find_method,masked_pa
 from ..kernels.timing import cant_run
 from ..masks.selection import count_live
 from ..masks.schedules import Interval
-from functools import wraps
+from functools import cache,wraps
 from math import prod
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 # %% ../../nbs/621_report.flops.ipynb #e5fa8149
 def flop_profile(
@@ -217,9 +216,15 @@ _aten = torch.ops.aten
 _operands = {_aten.mm:(0,1), _aten.bmm:(0,1), _aten.mv:(0,1), _aten.dot:(0,1), _aten.addmm:(1,2), _aten.baddbmm:(1,2), _aten.addbmm:(1,2),
     _aten.addmv:(1,2), _aten.convolution:(0,1), _aten._trilinear:(1,)}
 _keeps_zeros = {_aten._to_copy, _aten.clone, _aten.mul, _aten.div, _aten.where, _aten.masked_fill, _aten.native_dropout}
-_formulas = {_aten.mv: lambda w, *args, **kwargs: 2*w.numel(), _aten.dot: lambda v, *args, **kwargs: 2*v.numel(),
-    _aten.addmv: lambda b, w, *args, **kwargs: 2*w.numel(), _aten.addbmm: flop_registry[_aten.baddbmm],
-    _aten._trilinear: lambda x, w, *args, **kwargs: 2*x.shape[0]*w.numel()} | flop_registry
+
+@cache
+def _formulas():
+    "Functions of FLOPs by operator: torch's, and some that it lacks"
+    from torch.utils.flop_counter import flop_registry  # which imports Triton
+    own = {_aten.mv: lambda w, *args, **kwargs: 2*w.numel(), _aten.dot: lambda v, *args, **kwargs: 2*v.numel(),
+        _aten.addmv: lambda b, w, *args, **kwargs: 2*w.numel(), _aten.addbmm: flop_registry[_aten.baddbmm],
+        _aten._trilinear: lambda x, w, *args, **kwargs: 2*x.shape[0]*w.numel()}
+    return own|flop_registry
 
 def _extent(t):
     "First and last place of `t` in its storage"
@@ -247,15 +252,15 @@ class FlopRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         "Run the operation `func`, and count it if it is a product"
         kwargs,op = kwargs or {},getattr(func, '_overloadpacket', func)
-        if op not in _formulas and isinstance(func, torch._ops.OpOverload) and func._can_decompose():
+        if op not in _formulas() and isinstance(func, torch._ops.OpOverload) and func._can_decompose():
             if any(isinstance(a, torch.Tensor) and a.is_nested for a in args):
                 raise ValueError("nested tensors can't be counted: pass padded or packed ones")
             with self: return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         if self.paused: return out
-        if op in _formulas:
+        if op in _formulas():
             weight = first(args[i] for i in reversed(_operands.get(op, ())) if self.view(args[i]))
-            self.add(_formulas[op](*args, **kwargs, out_val=out), weight)
+            self.add(_formulas()[op](*args, **kwargs, out_val=out), weight)
         elif op in _keeps_zeros: self.follow_result(out[0] if isinstance(out, tuple) else out, args)
         return out
 

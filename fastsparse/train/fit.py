@@ -172,13 +172,13 @@ def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, spars
         raise ValueError(f"the model is sparse already, and {first(layers)} chooses layers of a dense one: call unsparsify(learn) first")
     if weights: params,masks = weights,None
     else: params,masks = masks_before(learn, n_steps, method, sparsity, sparse_f, mask_init, layers)
-    goal = dict(sparsity=sparsity) if sparse_f is None else dict(sparsity=sparsity, sparse_f=sparse_f)
     is_there = not rises
     if weights:
         n,structure = sum(weight.mask.numel() for weight in weights),fitting(method.structure, weights, sparsity)
         is_there = not rises and sparse_f is None and has_live(weights, structure, n_live(n, sparsity))
-    if not is_there: method = method(**goal)
-    of_run = {k:v for k,v in kwargs.items() if not (k in own or k in layers or k in cycle_settings)}
+    if not is_there: method = method(sparsity=sparsity)
+    if not is_there and sparse_f is not None: method = method(sparse_f=sparse_f)
+    of_run = {k:v for k,v in kwargs.items() if k not in (*own, *layers, *cycle_settings)}
     check_start(learn.model, params, method, **of_run)
     return FitPlan(DynamicSparseTrainingCallback(method=method, **of_run), masks, of_cycle(kwargs))
 
