@@ -103,12 +103,12 @@ def tuned(model, dls, epochs, seed, sparsity=0, channels=0):
         if channels:
             prune_channels(learn, channels)
             learn,_ = shrink(learn, dls.one_batch()[0])
-        if sparsity: learn.fit_sparse(epochs, sparsity, 3e-3, method='gmp', mask_init='magnitude', seed=seed)
+        if sparsity: learn.fine_tune_sparse(epochs, sparsity, 3e-3, seed=seed)
         else: learn.fit_one_cycle(epochs, 3e-3)
     return learn
 
-ways = {'dense':{}, 'sparse .8':dict(sparsity=.8), 'sparse .9':dict(sparsity=.9), 'sparse .95':dict(sparsity=.95), 'channels .3':dict(channels=.3),
-    'channels .5':dict(channels=.5), 'channels .7':dict(channels=.7), 'channels .5, sparse .9':dict(channels=.5, sparsity=.9)}
+ways = {'dense':{}, 'sparse .9':dict(sparsity=.9), 'channels .5':dict(channels=.5), 'sparse .95':dict(sparsity=.95), 'sparse .8':dict(sparsity=.8),
+    'channels .3':dict(channels=.3), 'channels .7':dict(channels=.7), 'channels .5, sparse .9':dict(channels=.5, sparsity=.9)}
 engines = dict(onnx=('onnx','.onnx',False), int8=('onnx','.onnx',True), mnn=('mnn','.mnn',False))
 
 def in_engine(learn, engine, path):

@@ -2400,8 +2400,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastsparse.model.summary.sparse_summary': ( 'model.summary.html#sparse_summary',
                                                                                        'fastsparse/model/summary.py'),
                                           'fastsparse.model.summary.total': ('model.summary.html#total', 'fastsparse/model/summary.py'),
-                                          'fastsparse.model.summary.without_zeros': ( 'model.summary.html#without_zeros',
-                                                                                      'fastsparse/model/summary.py'),
                                           'fastsparse.model.summary.zero_weights': ( 'model.summary.html#zero_weights',
                                                                                      'fastsparse/model/summary.py')},
             'fastsparse.model.trained': { 'fastsparse.model.trained.is_moved': ( 'model.trained.html#is_moved',

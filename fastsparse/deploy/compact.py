@@ -275,7 +275,7 @@ class PackedKernel(nn.Module):
         now = _stamp(self.places)
         if self.made is None or self.made[0]!=now:
             if self.places.numel() and not 0<=int(self.places.min())<=int(self.places.max())<math.prod(self.shape):
-                raise RuntimeError("the places of the live weights of a PackedKernel are none of its own: load the state_dict() that it was saved with")
+                raise RuntimeError("the places of the live weights of a packed convolution are none of its own: load the state_dict() that it was saved with")
             mask = torch.zeros(self.shape, dtype=torch.bool).view(-1).index_fill(0, self.places.long(), True).view(self.shape)
             self.made = now,ConvIndex(mask, self.stride, self.padding, self.dilation)
         return self.made[1]

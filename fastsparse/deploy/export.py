@@ -65,9 +65,9 @@ def export_sparse(model, format='auto', sample=None, path=None, batch_sizes:list
 
     Examples
     --------
+    model,xb = nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,10)),torch.randn(8,64)
+    sparsify_model(model, .95)
     small,report = export_sparse(model, 'auto', xb)
-    export_sparse(learn, 'mnn', xb, 'model.mnn')
-    export_sparse(learn, 'onnx', xb, 'model.onnx', int8=learn.dls.valid)
     """
     _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8)
     warn_if_unfinished(module_of(model), 'exported')
