@@ -51,8 +51,15 @@ def drop_and_grow(run, n_keep, targets, keep=None, grow=lambda i: None):
     "The `n_keep` highest of the live stay (by magnitude), and the highest of all that did not stay come; None if nothing is to move"
     if n_keep==live(run)==targets: return None
     keep = [abs(w) for w in run.ws] if keep is None else keep
+    scores = [grow(i) if n>min(k, m.sum()) else None for i,(k,n,m) in enumerate(zip(n_keep, targets, run.masks))]
+    for i,(score,m,n) in enumerate(zip(scores, run.masks, targets)):
+        if score is None: continue
+        least = m.sum()-((score>0) & ~m).sum()
+        if least<=n_keep[i]: continue
+        n_keep[i] = min(least, n)  # no more is dropped than can grow
+        scores[i] = grow(i)
     stay = [best(k, min(n, m.sum()), m) for k,n,m in zip(keep, n_keep, run.masks)]
-    return [s | best(grow(i), n-s.sum(), ~s) if n>s.sum() else s for i,(s,n) in enumerate(zip(stay, targets))]
+    return [s | best(score, n-s.sum(), ~s) if n>s.sum() else s for s,score,n in zip(stay, scores, targets)]
 
 def rigl(every, alpha, stop, draw=None):
     "RigL's rule, and by its numbers ITOP's; SET's with random numbers to grow by"
@@ -66,12 +73,12 @@ def gse(every, alpha, stop, draws, times=1., of='live'):
     "RigL's rule, but what grows is chosen among dead weights that were drawn, `times` as many as live ones (or as those that grow); too few are drawn again, twice as many"
     def rule(run, gs):
         if not due(run.t, every, run.n, stop): return None
-        n_keep = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)]
+        n_keep,throws = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)],{}
         def grow(i):
             stays,n = best(abs(run.ws[i]), n_keep[i], run.masks[i]).ravel(),run.masks[i].sum()
             dead = stays.size-stays.sum()
             n_draws = math.ceil(min(max(times*(n if of=='live' else n-n_keep[i]), n-n_keep[i]), dead)*stays.size/dead)
-            throw = draws(i, run.n_updates+1)
+            throw = throws.setdefault(i, draws(i, run.n_updates+1))
             while True:
                 drawn = set(range(stays.size)) if n_draws>=stays.size else set(throw(stays.size, n_draws))
                 found = [j for j in drawn if not stays[j]]
