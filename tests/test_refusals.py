@@ -142,9 +142,9 @@ calls = [
         (dict(keep_score_f=dict(type='MagnitudePlusGradient', mu=3)), "argument 'mu'.*takes lam"), (dict(keep_score_f=3), 'keep_score_f is 3'),
         (dict(sparse_f=dict(type='erdos_renyi', power=.5)), "sparse_f has the argument 'power'.*takes include_kernel, erk_power_scale"),
         (dict(mask_init='foo'), "mask_init is 'foo'(?=.*random)(?=.*magnitude).*checkerboard"), (dict(mask_init=3), 'mask_init is 3.*checkerboard'),
-        (dict(mask_init=None), 'mask_init is None.*random'), (dict(grow_init_f='foo'), 'grow_init_f is .foo.*initial_value.*fresh_value'),
+        (dict(mask_init=None), 'mask_init is None.*random'), (dict(grow_init_f='foo'), 'grow_init_f is .foo.*fresh_value.*initial_value'),
         (dict(grow_state_f=3), 'grow_state_f is 3'), (dict(keep_score_f=None), 'keep_score_f is None.*a name.*weight_magnitude'),
-        (dict(method='rigl', keep_score_f='os.system'), 'keep_score_f is .*must be one of .random_score'),
+        (dict(method='rigl', keep_score_f='os.system'), 'keep_score_f is .*must be one of .*random_score'),
         (dict(drop_fraction=dict(type='best')), 'best.*cubic'), (dict(drop_fraction='x'), 'no schedule'), (dict(updates='x'), 'no update schedule'), (dict(sparsity='0.9'), "'0.9' is no schedule"),
         (dict(method='set', batches_per_update=0), 'batches_per_update is 0'), ([dict(params='a', sparsity=.5), dict(params='b', stop_pct=2)], 'stop_pct is 2'))],
     *[(rules({'sparsity':.5, key:dict(type=name, **{bad:1})}), f"{key} has the argument '{bad}'.*{name} takes none") for key,name,bad in (

@@ -15,17 +15,26 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/000_core.checks.ipynb #374288b0
+def _is_number(x, kind=Real): return isinstance(x, kind) and not isinstance(x, bool)
+
 def need_fraction(
     name:str, # The argument's name
     x, # Its value
     span:str='[0,1]', # '[0,1]', '[0,1)', '(0,1]' or '(0,1)': a square bracket allows that end
 ):
     "Raise a `ValueError` unless `x` is a number in `span`; an end that is allowed may be missed by `1e-9`"
-    low,high = -1e-9 if span[0]=='[' else 0,1+1e-9 if span[-1]==']' else 1
-    ok = isinstance(x, Real) and not isinstance(x, bool) and (low<x<high)
-    if not ok: raise ValueError(f"{name} is {x!r:.80}, and must lie in {span}: a fraction such as 0.9")
+    low = -1e-9 if span[0]=='[' else 0
+    high = 1+1e-9 if span[-1]==']' else 1
+    if not _is_number(x) or not low<x<high: raise ValueError(f"{name} is {x!r:.80}, "
+        f"and must lie in {span}: a fraction such as 0.9")
 
 # %% ../../nbs/000_core.checks.ipynb #f3006b32
+def _span(low, high, whole, above):
+    "The numbers from `low` to `high` in words"
+    if low==-float('inf'): text = 'a whole number' if whole else 'a finite number'
+    else: text = f"a {'whole ' if whole else ''}number {'above' if above else 'from'} {low}"
+    return text if high==float('inf') else f'{text} to {high}'
+
 def need_number(
     name:str, # The argument's name
     x, # Its value
@@ -35,10 +44,9 @@ def need_number(
     above=False, # Must `x` be above `low`, not equal to it?
 ):
     "Raise a `ValueError` unless `x` is a number from `low` to `high`"
-    kind = 'a whole number' if whole else 'a number' if low>-float('inf') else 'a finite number'
-    ok = isinstance(x, Integral if whole else Real) and not isinstance(x, bool) and low<=x<=high and abs(x)<float('inf')
-    span = (f" {'above' if above else 'from'} {low}" if low>-float('inf') else '')+(f' to {high}' if high<float('inf') else '')
-    if not ok or above and x==low: raise ValueError(f"{name} is {x!r:.80}, and must be {kind}{span}")
+    ok = _is_number(x, Integral if whole else Real) and low<=x<=high and abs(x)<float('inf')
+    if not ok or above and x==low: raise ValueError(f"{name} is {x!r:.80}, and must be "
+        f"{_span(low, high, whole, above)}")
 
 # %% ../../nbs/000_core.checks.ipynb #f82b2f59
 def need_choice(
@@ -47,7 +55,8 @@ def need_choice(
     choices, # Values allowed
 ):
     "Raise a `ValueError` unless `x` is one of `choices`"
-    if x not in choices: raise ValueError(f"{name} is {x!r:.80}, and must be one of {', '.join(map(repr, choices))}")
+    if x not in choices: raise ValueError(f"{name} is {x!r:.80}, and must be one of "
+        f"{', '.join(map(repr, choices))}")
 
 # %% ../../nbs/000_core.checks.ipynb #66391f3e
 def need_bools(
@@ -63,8 +72,10 @@ def need_batch(
     name:str='xb', # The argument's name
 ):
     "Raise a `TypeError` if `xb` holds nothing that a model could take"
-    if all(o is None or type(o) is object or isinstance(o, (Real,str,bytes,type,nn.Module)) for o in tree_leaves(xb)):
-        raise TypeError(f"{name} is {xb!r:.80}, and must be a batch of inputs: a tensor, or a tuple, list or dict of tensors")
+    def is_input(o): return o is not None and type(o) is not object and not isinstance(o, (Real,str,bytes,type,nn.Module))
+    if not any(map(is_input, tree_leaves(xb))):
+        raise TypeError(f"{name} is {xb!r:.80}, and must be a batch of inputs: a tensor, or a tuple, "
+            "list or dict of tensors")
 
 # %% ../../nbs/000_core.checks.ipynb #a35c37d9
 def renamed(
@@ -86,7 +97,8 @@ def need_package(
 ):
     "Import and return an optional module, or raise an `ImportError` with the command that installs it"
     try: return import_module(name)
-    except ImportError as e: raise ImportError(f"{name.split('.')[0]} is not installed, and this needs it: {pip_install(extra)}") from e
+    except ImportError as e: raise ImportError(f"{name.split('.')[0]} is not installed, "
+        f"and this needs it: {pip_install(extra)}") from e
 
 @cache
 def pip_install(

@@ -13,7 +13,11 @@ def base_opt(
     opt, # A fastai or torch optimizer, or a wrapper of one (`OptimWrapper`, `Lookahead`, accelerate's)
 ): # The optimizer inside, which holds the state
     "Unwrap `opt`"
-    while hasattr(opt, '__dict__') and (inner := vars(opt).get('opt', vars(opt).get('optimizer'))) is not None: opt = inner
+    while hasattr(opt, '__dict__'):
+        held = vars(opt)
+        inner = held.get('opt', held.get('optimizer'))
+        if inner is None: break
+        opt = inner
     return opt
 
 # %% ../../nbs/005_core.optimizers.ipynb #175e8670

@@ -18,7 +18,7 @@ def named(
     model=None, # Their model, needed for a type; None if only names are known
 ) -> list: # Indices into `names`, ascending; empty if the pattern names none
     "The indices of the parameters that `pattern` names"
-    if isinstance(pattern, (list,tuple,set)): return sorted({i for o in pattern for i in named(o, names, params, model)})
+    if isinstance(pattern, (list,tuple,set)): return sorted(set().union(*[named(o, names, params, model) for o in pattern]))
     if isinstance(pattern, str): return _by_text(pattern, list(names)) or _by_other_name(pattern, params, model)
     if isinstance(pattern, type): return _by_type(pattern, names, model)
     if callable(pattern) and not hasattr(pattern, 'forward'):  # a module is none
@@ -34,16 +34,18 @@ def _by_text(text, names):
     return found or [i for i,n in enumerate(names) if f'.{text}.' in f'{n}.' and not text[:1].isdigit()]
 
 def _by_other_name(text, params, model):
-    every = [] if model is None or params is None else [*model.named_parameters(remove_duplicate=False)]
-    tied = {id(every[i][1]) for i in _by_text(text, [n for n,_ in every])}
-    return [i for i,p in enumerate(params or ()) if id(p) in tied]
+    if model is None or params is None: return []
+    names,every = zip(*model.named_parameters(remove_duplicate=False))
+    tied = [id(every[i]) for i in _by_text(text, list(names))]
+    return [i for i,p in enumerate(params) if id(p) in tied]
 
 # %% ../../nbs/002_core.patterns.ipynb #0caa90a5
 def _by_type(kind, names, model):
     if model is None:
-        raise ValueError(f"the pattern {kind.__name__} is a type, and only names are known here: give a name, a glob or a function instead")
-    of_kind = [n for n,m in model.named_modules() if isinstance(m, kind)]
-    return [i for i,name in enumerate(names) if any(not n or name.startswith(f'{n}.') for n in of_kind)]
+        raise ValueError(f"the pattern {kind.__name__} is a type, and only names are known here: "
+            "give a name, a glob or a function instead")
+    prefixes = tuple([f'{n}.'.lstrip('.') for n,m in model.named_modules() if isinstance(m, kind)])
+    return [i for i,name in enumerate(names) if name.startswith(prefixes)]
 
 # %% ../../nbs/002_core.patterns.ipynb #0f4ec84a
 def check_pattern(
@@ -51,10 +53,14 @@ def check_pattern(
     what:str='the pattern', # What the error calls it, such as the argument's name
 ):
     "Raise a `ValueError` unless `pattern` is of a type that can be a pattern"
-    for o in pattern if isinstance(pattern, (list,tuple,set)) else [pattern]:
-        if isinstance(o, (list,tuple,set)): check_pattern(o, what)
-        elif isinstance(o, bool) or not (isinstance(o, (str,type,int)) or callable(o) and not hasattr(o, 'forward')):
-            raise ValueError(f"{what} is {o!r:.80}, and must be a name, a glob, a type, a function of name and parameter, an index, or a list of these")
+    if isinstance(pattern, (list,tuple,set)):
+        for o in pattern: check_pattern(o, what)
+        return
+    is_function = callable(pattern) and not hasattr(pattern, 'forward')  # a module is none
+    if isinstance(pattern, bool) or not (is_function or isinstance(pattern, (str,type,int))):
+        raise ValueError(f"{what} is {pattern!r:.80}, and must be a name, a glob, a type, "
+            "a function of name and parameter, "
+            "an index, or a list of these")
 
 # %% ../../nbs/002_core.patterns.ipynb #c0e84957
 def need_named(
@@ -65,7 +71,8 @@ def need_named(
     what:str='the pattern', # What the error calls it, such as the argument's name
 ) -> list: # Indices into `names`, ascending, at least one
     "As `named`, but a `ValueError` if the pattern, or one entry of a list, names no parameter"
-    for o in pattern if isinstance(pattern, (list,tuple,set)) and len(pattern) else [pattern]:
+    parts = list(pattern) if isinstance(pattern, (list,tuple,set)) else [pattern]
+    for o in parts or [pattern]:
         if not named(o, names, params, model):
             raise ValueError(f"{what} is {o!r} and names none of the parameters to choose from: {', '.join(names)}")
     return named(pattern, names, params, model)
@@ -78,7 +85,8 @@ def read_rules(
     "Read rules as a list of pairs"
     pairs = list(rules.items()) if isinstance(rules, dict) else rules
     bad = [o for o in pairs if not isinstance(o, (list,tuple)) or len(o)!=2] if isinstance(pairs, (list,tuple)) else [rules]
-    if bad: raise ValueError(f"{what} is {bad[0]!r:.80}, and must be pairs of a pattern and what is wanted, such as ('*.mlp.*', 0.9), or a dict")
+    if bad: raise ValueError(f"{what} is {bad[0]!r:.80}, and must be pairs of a pattern and what is wanted, "
+        "such as ('*.mlp.*', 0.9), or a dict")
     return [tuple(o) for o in pairs]
 
 # %% ../../nbs/002_core.patterns.ipynb #88d3755a
@@ -93,8 +101,10 @@ def assign(
     hits = [set(named(pattern, names, params, model)) for pattern,_ in rules]
     taken = [first(k for k,hit in enumerate(hits) if i in hit) for i in range(len(names))]
     for k,((pattern,_),hit) in enumerate(zip(rules, hits)):
-        if not hit: warn(f"the {what} {pattern!r} serves no parameter: none of {', '.join(names)} goes by such a name")
-        elif k not in taken: warn(f"the {what} {pattern!r} serves no parameter: earlier ones take all that it names, so put it before them")
+        if not hit: why = f"none of {', '.join(names)} goes by such a name"
+        elif k not in taken: why = 'earlier ones take all that it names, so put it before them'
+        else: continue
+        warn(f"the {what} {pattern!r} serves no parameter: {why}")
     return taken
 
 # %% ../../nbs/002_core.patterns.ipynb #63fb549a

@@ -108,7 +108,8 @@ def get_part(
     found = first(o for w in words for o in (w, f'{w}_{kind}', f'{w}_sparsity') if o in known)
     if found is None:
         short = [k.removesuffix(f'_{kind}').removesuffix('_sparsity') for k in known]
-        raise ValueError(f"{what} is {name!r:.80}, and must be one of {', '.join(map(repr, sorted(known)))}: {closest_name(name, [*known, *short])}")
+        raise ValueError(f"{what} is {name!r:.80}, and must be one of "
+            f"{', '.join(map(repr, sorted(known)))}: {closest_name(name, [*known, *short])}")
     return known[found]
 
 # %% ../../nbs/001_core.registry.ipynb #5fe70e93

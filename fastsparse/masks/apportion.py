@@ -35,7 +35,8 @@ def live_counts(
 ) -> list: # Number of live weights of each parameter
     "Exact counts for real sparsities: the total is `round(sum((1-s)*n))`, shared out by largest remainder"
     if len(sparsities)!=len(sizes):
-        raise ValueError(f"the distribution returned {len(sparsities)} sparsities for {len(sizes)} parameters; it must return one for each")
+        raise ValueError(f"the distribution returned {len(sparsities)} sparsities for {len(sizes)} "
+            "parameters; it must return one for each")
     for s in sparsities: need_fraction('a sparsity that the distribution returned', float(s))
     wanted = [(1-float(s))*n for s,n in zip(sparsities, sizes)]
     total = math.fsum(wanted)
@@ -51,8 +52,9 @@ def fill_budget(
     "Densities proportional to `raw`, but at most 1, with `budget` live weights in total"
     density,free = [1.]*len(raw),[i for i,n in enumerate(sizes) if n]
     while free:
-        top = max(raw[i] for i in free)  # keeps very small numbers from overflowing below
-        eps = (budget-sum(n for i,n in enumerate(sizes) if i not in free))/sum(raw[i]/top*sizes[i] for i in free)
+        top = max([raw[i] for i in free])  # keeps very small numbers from overflowing below
+        taken = sum([n for i,n in enumerate(sizes) if i not in free])
+        eps = (budget-taken)/sum([raw[i]/top*sizes[i] for i in free])
         full = [i for i in free if eps*(raw[i]/top)>1]
         if not full:
             for i in free: density[i] = max(eps*(raw[i]/top), 0.)
@@ -86,8 +88,9 @@ def legal_counts(
     "Counts that structures allow, close to `wanted` one by one and in total"
     counts = [s.round_up_to_legal(n) for s,n in zip(tallies, wanted)]
     while off := sum(wanted)-sum(counts):
-        way = 1 if off>0 else -1
-        steps = [(abs(off-n+c), (c-w)*way, i, n) for i,(s,c,w) in enumerate(zip(tallies, counts, wanted)) for n in s.adjacent_counts(c, way)]
+        way,steps = 1 if off>0 else -1,[]
+        for i,(tally,c,w) in enumerate(zip(tallies, counts, wanted)):
+            steps += [(abs(off-n+c), (c-w)*way, i, n) for n in tally.adjacent_counts(c, way)]
         left,_,i,n = min(steps, default=(abs(off),0,0,0))
         if left>=abs(off): break
         counts[i] = n

@@ -100,7 +100,8 @@ def as_distribution(
     found = get_part('distribution', spec, what)
     wanted = [k for k,o in inspect.signature(found).parameters.items() if o.default is o.empty]
     if wanted and wanted[0]!='params':
-        raise ValueError(f"{what} is {spec!r}, which makes a distribution from {wanted[0]}: pass {found.__name__}(...) instead of its name")
+        raise ValueError(f"{what} is {spec!r}, which makes a distribution from {wanted[0]}: "
+            f"pass {found.__name__}(...) instead of its name")
     return found
 
 # %% ../../nbs/105_masks.distributions.ipynb #ed3b2f44
@@ -118,7 +119,8 @@ def _with_rest(params, sparsity, given, sparse_f, names=None, **kwargs):
     n_all,n_rest = sum(sizes),sum(sizes[i] for i in rest)
     taken = math.fsum((1-d)*sizes[i] for i,d in given.items())
     left = (1-sparsity)*n_all-taken
-    if left>n_rest+1e-6: raise ValueError(f'sparsity is {sparsity}, and must be at least {(n_all-taken-n_rest)/n_all:.4g}: '
+    if left>n_rest+1e-6: raise ValueError(f'sparsity is {sparsity}, and must be at least '
+        f'{(n_all-taken-n_rest)/n_all:.4g}: '
         'the layers whose sparsity is given have too few live weights; give lower sparsities')
     if left<1e-6 and sparsity>0: raise ValueError(f'sparsity is {sparsity}, and must be below {1-taken/n_all:.4g}: '
         f'the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights; '
@@ -200,7 +202,8 @@ def global_sparsity(
     if scores is None: scores = [p.detach().abs() for p in params]
     sizes = [p.numel() for p in params]
     n_scores = [s.numel() for s in scores]
-    if n_scores!=sizes: raise ValueError(f"scores have {n_scores} entries for parameters of {sizes}, and must have one for each weight")
+    if n_scores!=sizes: raise ValueError(f"scores have {n_scores} entries for parameters of {sizes}, "
+        "and must have one for each weight")
     need_number('min_live', min_live, 0)
     budget = (1-float(sparsity))*sum(sizes)
     axes = axes or [(0,1,None)]*len(params)
@@ -248,7 +251,8 @@ def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
         found = {i: rules[k][1] for i,k in enumerate(taken) if k is not None}
     if rest is not None: return _with_rest(params, sparsity, found, rest, names, **kwargs)
     for i in range_of(params):
-        if i not in found: raise ValueError(f"no sparsity is given for {names[i]}: add it, 0 for dense, '*' for all others, "
+        if i not in found: raise ValueError(f"no sparsity is given for {names[i]}: add it, 0 for dense, "
+            "'*' for all others, "
             "or rest= for a distribution that shares what is left")
     return [found[i] for i in range_of(params)]
 

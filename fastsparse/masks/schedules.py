@@ -96,7 +96,8 @@ def in_steps(t, name='time', **run):
     t = as_time(t, name)
     if (need := _needs.get(type(t))) is None: return t
     n = run.get(need)
-    if n is None: raise ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, or call bind({need}=...) first")
+    if n is None: raise ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, "
+        f"or call bind({need}=...) first")
     need_number(need, n, 0, above=True)
     res = float(t)/n if need=='batch_size' else float(t)*n
     return int(res) if res.is_integer() else steps(res)
@@ -107,7 +108,8 @@ def first_step(t): return math.ceil(t-1e-6)
 def check_order(ts, name):
     "Raise a `ValueError` if one of `ts` is later than the next, where their units show it"
     for a,b in zip(ts, ts[1:]):
-        if _needs.get(type(a))==_needs.get(type(b)) and a>b: raise ValueError(f"{name} are {a!r} and {b!r}, and must be in order")
+        if _needs.get(type(a))==_needs.get(type(b)) and a>b: raise ValueError(f"{name} are {a!r} and "
+            f"{b!r}, and must be in order")
 
 # %% ../../nbs/102_masks.schedules.ipynb #5da96a1f
 _times,_lengths = tuple[Time,...],('freq','period','half_period','phase')  # lengths must be above 0
@@ -201,7 +203,8 @@ class PiecewiseSchedule(Schedule):
         super().__post_init__()
         check_order(self.times, self._name('times'))
         if len(self.values)!=len(self.times)+1:
-            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} times, and needs one value more than times")
+            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} "
+                "times, and needs one value more than times")
 
     def at(self, step, n_updates): return self.values[sum(step>=first_step(t) for t in self.times)]
 
@@ -269,7 +272,8 @@ def make_schedule(
         return kinds[kind](**args)
     if callable(spec) and not isinstance(spec, (type,Schedule)):
         return PositionSchedule(spec) if wants(spec, 'pos') else FunctionSchedule(spec)
-    raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, a schedule, or a dict with its type")
+    raise ValueError(f"{spec!r} is no schedule: pass a number, a list of numbers, a function of the step, "
+        "a schedule, or a dict with its type")
 
 # %% ../../nbs/102_masks.schedules.ipynb #dcb8ebe0
 def min_max_end(schedule, begin, end) -> tuple:

@@ -53,8 +53,10 @@ def _best_of_outputs(score, mask, axes):
     outputs,inputs,experts = axes
     named = [outputs] if experts is None else [experts,outputs]
     order = [*named, inputs, *[d for d in range(score.ndim) if d not in (*named, inputs)]]
-    x = score.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(~mask, -math.inf).permute(order).flatten(len(named))
-    best = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, x.argmax(-1, keepdim=True), True) & (x>-math.inf)
+    live = score.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(~mask, -math.inf)
+    x = live.permute(order).flatten(len(named))
+    best = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, x.argmax(-1, keepdim=True), True)
+    best &= x>-math.inf
     return best.view([score.shape[o] for o in order]).permute(sorted(range_of(order), key=order.__getitem__))
 
 # %% ../../nbs/104_masks.scores.ipynb #d6e21a77
@@ -71,8 +73,10 @@ def output_magnitude(
     score,(outputs,_,experts) = weight_magnitude(p),axes
     shape = getattr(structure, 'shape', p.shape)  # `p` may be some rows of the parameter
     named = [outputs] if experts is None else [experts,outputs]
-    if p.ndim<2 or n is None or not math.prod(shape[o] for o in named)<=n<math.prod(shape) or not p.numel(): return score
-    if not isinstance(getattr(structure, 'inner', structure), (Unstructured,type(None))) or p.shape!=shape and 0 not in named: return score
+    if p.ndim<2 or n is None or not p.numel(): return score
+    if not math.prod([shape[o] for o in named])<=n<math.prod(shape): return score
+    if not isinstance(getattr(structure, 'inner', structure), (Unstructured,type(None))): return score
+    if p.shape!=shape and 0 not in named: return score
     return score.masked_fill(_best_of_outputs(score, mask, axes), math.inf)
 
 # %% ../../nbs/104_masks.scores.ipynb #bd06f73e

@@ -262,6 +262,7 @@ def bits_to_mask(
     "Unpack a mask of `shape` from `bits`"
     n = math.prod(shape)
     if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),):
-        raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape {tuple(bits.shape)}, "
+        raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(bits.shape)}, "
             f"and those of a mask of shape {tuple(shape)} must be one of uint8 of shape ({-(-n//8)},)")
     return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=n)).bool().view(shape).to(bits.device)

@@ -37,7 +37,8 @@ class Structure:
 
     def need(self, shape, fits, what):
         "Raise a `ValueError` that says what a parameter of `shape` needs, unless it `fits`"
-        if not fits: raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: take another structure")
+        if not fits: raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: "
+            "take another structure")
 
 # %% ../../nbs/103_masks.structures.ipynb #f4ca5b20
 @patch
@@ -108,11 +109,13 @@ def units_per_group(self:Structure, shape, n):
     most = self.group_size(shape)
     k = max(bisect_left(range(most+1), n, key=lambda k: self.n_weights(shape, k)), self.least)
     if k>most or self.n_weights(shape, k)!=n:
-        raise ValueError(f"{n} live weights in a parameter of shape {tuple(shape)} are not legal for {self}: take count(shape, {n})")
+        raise ValueError(f"{n} live weights in a parameter of shape {tuple(shape)} are not legal for "
+            f"{self}: take count(shape, {n})")
     return k
 
 # %% ../../nbs/103_masks.structures.ipynb #d844d368
-_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1), l2=lambda x: x.norm(dim=-1))
+_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
+    l2=lambda x: x.norm(dim=-1))
 
 @patch
 def unit_scores(self:Structure, score):
@@ -124,7 +127,8 @@ def unit_scores(self:Structure, score):
     reduced = call_with(self.reduce, x, structure=self)
     got,wanted = getattr(reduced, 'shape', type(reduced).__name__),x.shape[:-1]
     if got==wanted: return reduced
-    raise ValueError(f"the reduction of {type(self).__name__} returned {got}, and must return shape {tuple(wanted)}: "
+    raise ValueError(f"the reduction of {type(self).__name__} returned {got}, "
+        f"and must return shape {tuple(wanted)}: "
         "reduce the last axis only, as in lambda x: x.mean(-1)")
 
 # %% ../../nbs/103_masks.structures.ipynb #5a738269
@@ -146,10 +150,12 @@ def top(self:Structure,
 def legal(self:Structure, mask) -> bool:
     "Has `mask` this structure: whole units, and equally many live ones in each group?"
     x = self.split(mask)
-    whole,room = x.all(-1),self.split(torch.ones_like(mask)).any(-1).sum(1)
     if not mask.numel(): return True
-    live = whole.sum(1)
-    return bool((whole==x.any(-1)).all() and (live==room.clamp(max=max(int(live.max()), self.least))).all())
+    whole = x.all(-1)
+    if not bool((whole==x.any(-1)).all()): return False
+    live,room = whole.sum(1),self.split(torch.ones_like(mask)).any(-1).sum(1)
+    most = max(int(live.max()), self.least)
+    return bool((live==room.clamp(max=most)).all())
 
 # %% ../../nbs/103_masks.structures.ipynb #040ee8b5
 @patch
@@ -205,7 +211,8 @@ def keep_units(self:Structure, mask, keep_f, n_drop, k, refill):
 def fill_units(self:Structure, kept, score_f, k, free):
     "`kept` with the best units of `free` added until each group has `k`"
     short = k-kept.sum(1, keepdim=True)
-    return kept|highest_in_rows(self.unit_scores(score_f()), short, free) if ((short>0)&free).any() else kept
+    if not ((short>0)&free).any(): return kept
+    return kept|highest_in_rows(self.unit_scores(score_f()), short, free)
 
 # %% ../../nbs/103_masks.structures.ipynb #1f7a4f70
 @dataclass(frozen=True)
@@ -222,7 +229,10 @@ class Unstructured(Structure):
     def __str__(self): return 'unstructured' if self.density is None else f'top {self.density}'
     def axes(self, shape): return (math.prod(shape),),[],[0]
     def n_weights(self, shape, k): return k
-    def units_per_group(self, shape, n): return n if 0<=n==int(n)<=math.prod(shape) else super().units_per_group(shape, n)
+    def units_per_group(self, shape, n):
+        if n==int(n) and 0<=n<=math.prod(shape): return n
+        return super().units_per_group(shape, n)
+
     def count(self, shape, n):
         need_number('n', n, 0, math.prod(shape))
         return n
@@ -269,7 +279,9 @@ class NM(Structure):
         need_number('n', self.n, 0, self.m, whole=True)
         if self.flat: need_choice('axis, where flat counts along all weights of an output,', self.axis, [1])
 
-    def __str__(self): return f'{self.n}:{self.m}' + f' axis {self.axis}'*(self.axis!=1) + ' flat'*self.flat + ' pad'*self.pad
+    def __str__(self):
+        axis = '' if self.axis==1 else f' axis {self.axis}'
+        return f'{self.n}:{self.m}{axis}{" flat"*self.flat}{" pad"*self.pad}'
 
 # %% ../../nbs/103_masks.structures.ipynb #01b9b594
 @patch
@@ -364,7 +376,9 @@ class Block(WholeUnits):
     pad:InitVar[bool]=False # May the last blocks of outputs and of inputs be smaller? Then it is a `PaddedBlock`
     experts:bool=field(default=False, repr=False) # Does the third axis count experts? Then no block spans two of them
     syntax,text,experts_join = r'block (?P<rows>\d+)x(?P<cols>\d+)'+WholeUnits.how,'block {rows}x{cols}','kernel'
-    def __new__(cls, rows=1, cols=1, reduce='mean', pad=False, experts=False): return object.__new__(parts_of('structure')['PaddedBlock'] if pad else cls)
+    def __new__(cls, rows=1, cols=1, reduce='mean', pad=False, experts=False):
+        return object.__new__(parts_of('structure')['PaddedBlock'] if pad else cls)
+
     def __post_init__(self, pad):
         super().__post_init__()
         for name in ('rows','cols'): need_number(name, getattr(self, name), 1, whole=True)
@@ -372,15 +386,17 @@ class Block(WholeUnits):
     def sides(self, shape):
         "Sizes of a block along the first axes of `shape`"
         r,c = self.rows,self.cols
-        self.need(shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, or a vector and a side of 1')
+        self.need(shape, len(shape)>1 or len(shape)==1 and 1 in (r,c), 'two or more dimensions, '
+            'or a vector and a side of 1')
         return (r,c) if len(shape)>1 else (max(r, c),)
 
 # %% ../../nbs/103_masks.structures.ipynb #7cae9b43
 @patch
 def axes(self:Block, shape):
     sides = self.sides(shape)
-    fits = not any(n%b for n,b in zip(shape, sides))
-    self.need(shape, fits, f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides (or 'block {self.rows}x{self.cols} pad')")
+    fits = not any([n%b for n,b in zip(shape, sides)])
+    self.need(shape, fits, f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides "
+        f"(or 'block {self.rows}x{self.cols} pad')")
     split = [o for n,b in zip(shape, sides) for o in (n//b, b)]
     return (*split, *shape[len(sides):]),[],[0,2,4][:len(shape) if self.experts else len(sides)]
 
@@ -397,7 +413,8 @@ def structures():
 def _read(v):
     "A word of a text as a value"
     if v in ('flat','pad'): return True
-    return int(v) if re.fullmatch(r'-?\d+', v) else v if v.isalnum() and v[0].isalpha() else float(v)
+    if re.fullmatch(r'-?\d+', v): return int(v)
+    return v if v.isalnum() and v[0].isalpha() else float(v)
 
 def as_structure(
     x, # A `Structure`, a text such as '2:4', or None for `Unstructured()`
@@ -407,11 +424,15 @@ def as_structure(
     The texts: 'unstructured', 'top 0.1', '2:4' and after it, where wanted, 'axis 0' (outputs), 'flat' and 'pad', 'block 16x16', 'block 16x16 pad', 'fan-in', 'fan-in ablate 0.3', 'kernels', 'output channels', 'input channels', 'output groups 4',
     'input groups 4'; 'max', 'min' or 'l2' may follow block, kernels and channels."""
     if isinstance(x, Structure): return x
-    text = 'unstructured' if x is None else ' '.join(x.lower().split()) if isinstance(x, str) else ''
+    if x is None: return Unstructured()
+    text = ' '.join(x.lower().split()) if isinstance(x, str) else ''
     for kind in structures():
-        if m := re.fullmatch(kind.syntax, text): return kind(**{k: _read(v) for k,v in m.groupdict().items() if v is not None})
-    hint = f"did you mean 'block {text}'?" if re.fullmatch(r'\d+x\d+', text) else closest_name(text, _texts, 'help(as_structure) lists all')
-    raise ValueError(f"structure is {x!r:.80}, and must be None, a Structure, or a text such as '2:4', 'block 4x4' or 'fan-in' "
+        found = re.fullmatch(kind.syntax, text)
+        if found: return kind(**{k:_read(v) for k,v in found.groupdict().items() if v is not None})
+    hint = closest_name(text, _texts, 'help(as_structure) lists all')
+    if re.fullmatch(r'\d+x\d+', text): hint = f"did you mean 'block {text}'?"
+    raise ValueError(f"structure is {x!r:.80}, and must be None, a Structure, or a text such as '2:4', "
+        "'block 4x4' or 'fan-in' "
         f"(prune_channels and ChannelPruning take whole channels out): {hint}")
 
 # %% ../../nbs/103_masks.structures.ipynb #a002fba1
@@ -466,7 +487,8 @@ def seen(self:Permuted, shape):
 def check(self:Permuted, shape):
     inner,seen = self.seen(shape)
     try: inner.check(seen)
-    except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, seen with outputs first)") from e
+    except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, "
+        "seen with outputs first)") from e
 
 @patch
 def ask(self:Permuted, name, shape, *args):
@@ -478,7 +500,9 @@ for _name in ('group_size','n_weights','least_drop'): setattr(Permuted, _name, p
 
 # %% ../../nbs/103_masks.structures.ipynb #9bb28877
 @patch
-def top(self:Permuted, score, n): return self.unpermute(self.seen(score.shape)[0].top(self.permute(score), n), score.shape)
+def top(self:Permuted, score, n):
+    inner,_ = self.seen(score.shape)
+    return self.unpermute(inner.top(self.permute(score), n), score.shape)
 
 @patch
 def legal(self:Permuted, mask): return self.seen(mask.shape)[0].legal(self.permute(mask))

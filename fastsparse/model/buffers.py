@@ -40,13 +40,15 @@ def show_sparsity(
 ):
     "Write the sparsity of a mask to its sparsity buffer"
     shown = weight.module._buffers.get(f'{weight.attr}_sparsity')
-    if shown is not None: shown.fill_(sparsity_from_tensor(weight.mask) if live is None else 1-live/max(weight.shape.numel(), 1))
+    if shown is None: return
+    shown.fill_(sparsity_from_tensor(weight.mask) if live is None else 1-live/max(weight.shape.numel(), 1))
 
 # %% ../../nbs/306_model.buffers.ipynb #80f7fa94
 def keep_from_broadcast(
     model:nn.Module, # A model with masks
 ):
     "Exclude the buffers of all masks from data parallel broadcasts"
-    others = [o for o in getattr(model, '_ddp_params_and_buffers_to_ignore', []) if not o.endswith(('_mask','_sparsity'))]
-    own = [f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity') if f'{o.attr}_{kind}' in o.module._buffers]
-    model._ddp_params_and_buffers_to_ignore = others+own
+    ignored = getattr(model, '_ddp_params_and_buffers_to_ignore', [])
+    others = [o for o in ignored if not o.endswith(('_mask','_sparsity'))]
+    def kinds(o): return [kind for kind in ('mask','sparsity') if f'{o.attr}_{kind}' in o.module._buffers]
+    model._ddp_params_and_buffers_to_ignore = others+[f'{o.name}_{kind}' for o in masked_params(model) for kind in kinds(o)]

@@ -61,8 +61,10 @@ def refuse_computed_layer(
     where = name or 'the model'
     if any(isinstance(p, UninitializedParameter) for p in m._parameters.values()):
         raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through it first")
-    if getattr(m, 'sparse', False) is True: raise ValueError(f"{where} has sparse gradients: make it with sparse=False")
-    for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is computed: call {undo} first")
+    if getattr(m, 'sparse', False) is True: raise ValueError(f"{where} has sparse gradients: "
+        "make it with sparse=False")
+    for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is "
+        f"computed: call {undo} first")
 
 # %% ../../nbs/303_model.choose.ipynb #3421236f
 never_sparse = nn.Embedding, nn.EmbeddingBag, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
@@ -160,7 +162,8 @@ def warn_if_missed(params):
     which = [o.name for o in largest] if 'weight' in attrs else attrs  # 'weight' names other layers' weights too
     also = which if len(which)>1 else which[0]
     said = [f'{o.name} ({o.dense_reason}, {o.p.numel():,} weights)' for o in largest]
-    warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; the largest that stay dense are {', '.join(said)}: "
+    warn(f"only {n/(n+n_missed):.3f} of the model's matrix weights can become sparse; "
+        f"the largest that stay dense are {', '.join(said)}: "
         f"add them with also=, e.g. also={also!r} or a type, or pass also=() to leave them dense without this warning")
 
 def warn_if_constant(params):
@@ -169,7 +172,8 @@ def warn_if_constant(params):
     n,n_frozen = [sum(o.p.numel() for o in part) for part in (params,frozen)]
     if not 0<n_frozen<n/2: return
     names = [o.name for o in frozen]
-    warn(f"{names[0]} doesn't train, and most weights do: if it is a constant, leave it dense by exclude={names if names[1:] else names[0]!r}")
+    warn(f"{names[0]} doesn't train, and most weights do: if it is a constant, "
+        f"leave it dense by exclude={names if names[1:] else names[0]!r}")
 
 # %% ../../nbs/303_model.choose.ipynb #75018571
 def candidates(model, also=None) -> list: # A `Param` for each, in parameter order
@@ -198,7 +202,8 @@ def choose(
     if exclude is not None and exclude not in ((),[]):
         left_out = need_named(exclude, names, ps, model, what='exclude')
         found = [o for o in found if o.place not in left_out]
-    if not found: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: the weights are {', '.join(names)}")
+    if not found: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: "
+        f"the weights are {', '.join(names)}")
     if chosen is None: warn_if_constant(found)
     return found
 
@@ -223,5 +228,6 @@ def need_dense(
     model, # A module or a `Learner`
 ):
     "Raise a `ValueError` if `model` has masks"
-    if masked_params(module_of(model)): raise ValueError("the model is sparse already: call unsparsify(model) first, "
+    if masked_params(module_of(model)): raise ValueError("the model is sparse already: "
+        "call unsparsify(model) first, "
         "or pass sparsity= to the callback or engine to move it to another sparsity")

@@ -53,8 +53,10 @@ def register_layer(
 ):
     "Add a type of layer to the table; subclasses without a line of their own use the same one"
     axes = [o for o in (outputs,inputs,experts) if o is not None]
-    if any(isinstance(o, bool) or not isinstance(o, int) or o<0 for o in axes) or len(set(axes))<len(axes):
-        raise ValueError(f"outputs, inputs and experts are {outputs!r}, {inputs!r} and {experts!r}, and must be different integers from 0, "
+    def is_axis(o): return isinstance(o, int) and not isinstance(o, bool) and o>=0
+    if not all(map(is_axis, axes)) or len(set(axes))<len(axes):
+        raise ValueError(f"outputs, inputs and experts are {outputs!r}, {inputs!r} and {experts!r}, "
+            "and must be different integers from 0, "
             "or None for experts")
     _layers[kind] = Layer(tuple(listify(weights)), Axes(outputs, inputs, experts), product, default)
 

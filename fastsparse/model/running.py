@@ -48,7 +48,10 @@ def preserved(
     modules = list(model.modules())
     for m in modules: before_state(m)
     modes = [(m, m.training) for m in modules]
-    attributes = [(o, copy(o)) for m in modules for o in (vars(m), *(o for o in vars(m).values() if isinstance(o, (dict,list,set))))]
+    attributes = []
+    for m in modules:
+        containers = [o for o in vars(m).values() if isinstance(o, (dict,list,set))]
+        attributes += [(o, copy(o)) for o in (vars(m), *containers)]
     buffers = [(b, b.clone()) for n,b in model.named_buffers() if not (n.endswith('_mask') or b.is_meta)]
     devices = {t.device for t in [*model.parameters(), *model.buffers()] if t.is_cuda}
     try:
@@ -101,15 +104,18 @@ def module_copy(
 ) -> nn.Module:
     "A deep copy; tensors in attributes that have an autograd history, which `deepcopy` refuses, are copied without it"
     with torch._C.DisableTorchFunctionSubclass():
-        past = {id(t):t.detach().clone() for m in model.modules() for t in tree_leaves(vars(m)) if isinstance(t, torch.Tensor) and not t.is_leaf}
-    (memo := ifnone(memo, {})).update(past)
+        leaves = [t for m in model.modules() for t in tree_leaves(vars(m)) if isinstance(t, torch.Tensor)]
+        past = {id(t):t.detach().clone() for t in leaves if not t.is_leaf}
+    memo = ifnone(memo, {})
+    memo.update(past)
     return deepcopy(model, memo)
 
 # %% ../../nbs/301_model.running.ipynb #6b78e8cb
 def inputs_in(model, xs):
     "Those of the tuple or list `xs` that the forward of `model` takes"
-    spec = getfullargspec(f := getattr(model, 'forward', model))
-    return tuple(xs if spec.varargs else xs[:len(spec.args)-ismethod(f)])
+    forward = getattr(model, 'forward', model)
+    spec = getfullargspec(forward)
+    return tuple(xs if spec.varargs else xs[:len(spec.args)-ismethod(forward)])
 
 def call_model(
     model, # A module, or any function
@@ -118,7 +124,8 @@ def call_model(
     "Call `model` on the inputs `xb`; those at the end that its forward doesn't take, such as targets, are left out"
     xb = tree_map(lambda o: copy(o) if isinstance(o, Mapping) else o, xb)  # new containers, since a forward may write to its inputs
     if isinstance(xb, Mapping): return model(**xb)
-    return model(*inputs_in(model, xb)) if isinstance(xb, (tuple,list)) and not isinstance(xb, PackedSequence) else model(xb)
+    if isinstance(xb, PackedSequence) or not isinstance(xb, (tuple,list)): return model(xb)
+    return model(*inputs_in(model, xb))
 
 # %% ../../nbs/301_model.running.ipynb #a302ce85
 def split_batch(

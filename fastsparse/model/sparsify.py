@@ -209,7 +209,8 @@ def unsparsify_parameter(
     "Remove the mask of one parameter; its weights stay as they are, zeros included"
     module = module_of(module)
     m,attr = owner_of(module, name)
-    if (weight := first(o for o in masked_params(m) if o.module is m and o.attr==attr)) is None: raise ValueError(f"{name} has no mask")
+    weight = first(o for o in masked_params(m) if o.module is m and o.attr==attr)
+    if weight is None: raise ValueError(f"{name} has no mask")
     weight.name = name
     refuse_locked(weight)
     for kind in ('mask','sparsity'): m._buffers.pop(f'{attr}_{kind}', None)

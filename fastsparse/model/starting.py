@@ -43,7 +43,7 @@ def structure_to_keep(
     structure = find([o.full_mask() for o in weights], [axes_of(o.module, o.attr) for o in weights])
     highest = ifnone(structure.sparsity, 1)
     if ifnone(sparsity, 0)<=highest+1e-9: return structure
-    warn(f"the masks are {str(structure)!r}, which a sparsity of {sparsity} breaks, so single weights move from now on: "
+    warn(f"the masks are {str(structure)!r}, which a sparsity of {sparsity} breaks, so single weights move now: "
         f"pass structure='unstructured' to give the structure up, or a sparsity of {highest:.4g} or less to keep it")
     return as_structure(None)
 
@@ -57,9 +57,11 @@ def fitting(
     structure = as_structure(structure)
     for param in params:
         why = why_unfit(structure, param)
-        if why: raise ValueError(f"{param.name}: {why}, or leave it dense by exclude={param.name!r} where the model is made sparse")
+        if why: raise ValueError(f"{param.name}: {why}, or leave it dense by exclude={param.name!r} where "
+            "the model is made sparse")
     if structure.sparsity is not None and sparsity not in (0, structure.sparsity):
-        raise ValueError(f"the sparsity is {sparsity}, and the structure {str(structure)!r} has a sparsity of {structure.sparsity}: "
+        raise ValueError(f"the sparsity is {sparsity}, and the structure {str(structure)!r} has a "
+            f"sparsity of {structure.sparsity}: "
             "pass that, or another structure")
     return structure
 
@@ -75,7 +77,8 @@ def that_fit(structure, params):
     if type(structure) is not Block: return params
     unfit = [o.name for o in params if why_unfit(structure, o)]
     if len(unfit) in (0, len(params)): return params
-    warn(f"blocks of {structure.rows}x{structure.cols} don't divide the shape of {', '.join(unfit)}: dense, as with exclude={unfit}")
+    warn(f"blocks of {structure.rows}x{structure.cols} don't divide the shape of {', '.join(unfit)}: "
+        f"dense, as with exclude={unfit}")
     return [o for o in params if o.name not in unfit]
 
 # %% ../../nbs/305_model.starting.ipynb #e5c10541
@@ -102,15 +105,18 @@ def has_live(weights, structure, n):
 def warn_if_other(live, params, sparsity, what):
     "Warn if `live` weights of `params` aren't the sparsity that was asked for, by more than rounding"
     n = sum(o.shape.numel() for o in params)
-    if abs(live-(1-sparsity)*n)>1: warn(f"{what} a sparsity of {1-live/n:.4g}, and {sparsity:.4g} was asked for")
+    missed = live-(1-sparsity)*n
+    if abs(missed)>1: warn(f"{what} a sparsity of {1-live/n:.4g}, and {sparsity:.4g} was asked for")
 
 def warn_of_counts(counts, params, sparsity, sparse_f, structure):
     "Warn if a distribution misses the sparsity, or rounding to the structure's units changes it a lot"
     live,free = sum(counts),as_structure(None)
     asked = live if structure==free else sum(layer_counts(params, sparsity, sparse_f, free))
-    if not needs_of(sparse_f).brings_count: warn_if_other(asked, params, sparsity, f"the distribution {getattr(sparse_f, '__name__', sparse_f)} leads to")
+    name = getattr(sparse_f, '__name__', sparse_f)
+    if not needs_of(sparse_f).brings_count: warn_if_other(asked, params, sparsity, f"the distribution {name} leads to")
     if abs(live-asked)>max(.1*asked, len(counts)):
-        warn(f"{str(structure)!r} rounds to its own unit: {live} weights live, and {asked} were asked for; wider layers or a lower sparsity come nearer")
+        warn(f"{str(structure)!r} rounds to its own unit: {live} weights live, "
+            f"and {asked} were asked for; wider layers or a lower sparsity come nearer")
 
 # %% ../../nbs/305_model.starting.ipynb #dae5efa6
 def by_rules(
@@ -124,7 +130,8 @@ def by_rules(
         raise ValueError("sparsity has rules, and sparse_f shares it out too: pass one of them")
     taken = wanted(rules, [o.name for o in params], [o.p for o in params], model, 'sparsity')
     kept = {o:s for o,s in zip(params, taken) if s is not None}
-    if not kept: raise ValueError(f"sparsity has rules that name none of the weights: {', '.join(o.name for o in params)}")
+    if not kept: raise ValueError("sparsity has rules that name none of the weights: "
+        f"{', '.join(o.name for o in params)}")
     for share in kept.values(): need_fraction('sparsity', share, '[0,1)')
     live = sum((1-s)*o.p.numel() for o,s in kept.items())
     n = sum(o.p.numel() for o in kept)
@@ -156,10 +163,12 @@ def check_score(
     looks=True, # Look at its values too? A graphics card waits for that
 ):
     "Raise a `ValueError` unless `score` is a tensor of the parameter's shape; warn if it is NaN everywhere"
-    if isinstance(score, torch.Tensor) and score.shape==shape:
-        if looks and score.numel() and score.isnan().all(): warn(f"{what} for {name} is NaN everywhere, so the first weights are taken")
+    if not isinstance(score, torch.Tensor): got = f'is a {type(score).__name__}'
+    elif score.shape!=shape: got = f'has shape {tuple(score.shape)}'
+    else:
+        no_order = looks and score.numel() and score.isnan().all()
+        if no_order: warn(f"{what} for {name} is NaN everywhere, so the first weights are taken")
         return
-    got = f'has shape {tuple(score.shape)}' if isinstance(score, torch.Tensor) else f'is a {type(score).__name__}'
     raise ValueError(f"{what} for {name} {got}, and must be a tensor of the parameter's shape, {tuple(shape)}")
 
 def as_mask(
@@ -172,9 +181,11 @@ def as_mask(
     check_score(score, param.shape, param.name)
     if score.dtype!=torch.bool: return structure.top(score, n)
     live,name = count_live(score),param.name
-    if not structure.legal(score): raise ValueError(f"a mask for {name} breaks the structure {str(structure)!r}: return a score instead")
+    broken = f"a mask for {name} breaks the structure {str(structure)!r}: return a score instead"
+    if not structure.legal(score): raise ValueError(broken)
     if n in (None, live): return score
-    raise ValueError(f"a mask for {name} has {live} live weights, and must have {n}: return a score instead, or a mask with that many")
+    raise ValueError(f"a mask for {name} has {live} live weights, and must have {n}: "
+        "return a score instead, or a mask with that many")
 
 # %% ../../nbs/305_model.starting.ipynb #fdcf4e75
 def warn_of_masks(weights, sparsity, init):
@@ -185,8 +196,9 @@ def warn_of_masks(weights, sparsity, init):
 def given_masks(init, params, structure):
     "A maker that looks its mask up in the dict `init`; a parameter without one keeps all of its weights"
     names = [o.name for o in params]
-    if not init or (unknown := set(init)-set(names)):
-        named = first(sorted(map(str, unknown))) if init else 'no parameter'
+    unknown = sorted(map(str, set(init)-set(names)))
+    if not init or unknown:
+        named = unknown[0] if init else 'no parameter'
         raise ValueError(f"mask_init names {named}, and the parameters to choose from are {', '.join(names)}")
     def make(param):
         mask = init.get(param.name, torch.ones(param.shape))

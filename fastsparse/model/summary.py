@@ -44,14 +44,15 @@ def notes_on(weight):
 # %% ../../nbs/308_model.summary.ipynb #2daa89d3
 def line_of(param, weight):
     "The table's line for a `Param` and its `Weight`, if it has one"
+    found = dict(parameter=param.name, shape=tuple(param.shape if weight is None else weight.shape))
     if weight is None:
         n,p = param.p.numel(),param.p
         live = n if p.ndim<2 or p.is_meta else int(local_part(p.detach()).count_nonzero())
-        return dict(parameter=param.name, shape=tuple(param.shape), weights=n, live=live, sparsity=1-live/n if n else 0., target=None,
-            note=param.dense_reason or 'no mask')
-    s = sparsity_from_tensor(mask := weight.shown_mask())
-    return dict(parameter=param.name, shape=tuple(weight.shape), weights=mask.numel(), live=count_live(mask), sparsity=s,
-        target=ifnone(asked_sparsity(weight), s), note=notes_on(weight))
+        note = param.dense_reason or 'no mask'
+        return dict(found, weights=n, live=live, sparsity=1-live/n if n else 0., target=None, note=note)
+    mask = weight.shown_mask()
+    s = sparsity_from_tensor(mask)
+    return dict(found, weights=mask.numel(), live=count_live(mask), sparsity=s, target=ifnone(asked_sparsity(weight), s), note=notes_on(weight))
 
 def total(label, lines):
     n,live = [sum(o[k] for o in lines) for k in ('weights','live')]
@@ -95,6 +96,7 @@ def sparse_summary(model) -> SparseSummary:
     sparsify_model(model, .9)
     sparse_summary(model).df['sparsity']
     """
-    for m in (model := module_of(model)).modules(): before_state(m)
+    model = module_of(model)
+    for m in model.modules(): before_state(m)
     weights = {o.name:o for o in masked_params(model)}
     return SparseSummary([line_of(o, weights.get(o.name)) for o in decide(model)])

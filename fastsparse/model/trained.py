@@ -19,7 +19,8 @@ def is_moved(
     "Are its statistics or scales no longer those of a new one?"
     count,mean,scale = [getattr(m, k, None) for k in ('num_batches_tracked','running_mean','weight')]
     if mean is not None: return bool(mean.any()) or count is not None and bool(count>0)  # some initialisations draw the weights
-    return isinstance(scale, torch.Tensor) and scale.numel()>1 and bool((scale!=scale.flatten()[0]).any())
+    if not isinstance(scale, torch.Tensor) or scale.numel()<2: return False
+    return bool((scale!=scale.flatten()[0]).any())
 
 # %% ../../nbs/304_model.trained.ipynb #75cd489a
 def scatter(
@@ -32,7 +33,9 @@ def scatter(
         if not var>1e-6*t.abs().mean()**2: continue  # constant
         for dim in (0,1):
             k = t.shape[1-dim]
-            if k>=16: found = max(found, ((t.mean(dim).var()*t.shape[dim]/var-1)*math.sqrt((k-1)/2)).item())
+            if k<16: continue
+            ratio = t.mean(dim).var()*t.shape[dim]/var
+            found = max(found, ((ratio-1)*math.sqrt((k-1)/2)).item())
     return found
 
 def is_uneven(
@@ -42,7 +45,8 @@ def is_uneven(
     x = local_part(w.detach())[:1024]
     x = x.reshape(len(x), math.prod(x.shape[1:]))[:,:1024].float()
     if count_live(x!=0)<=.9*x.numel() or min(x.shape)<8 or scatter(x)<=12: return False
-    return min((rows := x.unique(dim=0)).shape)>=8 and scatter(rows)>12
+    rows = x.unique(dim=0)
+    return min(rows.shape)>=8 and scatter(rows)>12
 
 # %% ../../nbs/304_model.trained.ipynb #1a8a118a
 _notes = {'hypers','do_wd','force_train'}
@@ -51,12 +55,17 @@ def shows_training(
     learn, # A module, or a `Learner`
 ) -> bool:
     "Do norms, gradients, version counters, weights, or the optimizer of a `Learner`, show that the model was trained?"
-    model,opt = module_of(learn),None if isinstance(learn, nn.Module) else getattr(learn, 'opt', None)
-    if any(set(o)-_notes for o in getattr(opt, 'state', {}).values()): return True
-    remembers = any(getattr(getattr(f, 'func', f), '__name__', '').startswith(('average_','step_stat')) for f in getattr(opt, 'cbs', ()))
+    model = module_of(learn)
+    opt = None if isinstance(learn, nn.Module) else getattr(learn, 'opt', None)
+    if any([set(o)-_notes for o in getattr(opt, 'state', {}).values()]): return True
+    names = [getattr(getattr(f, 'func', f), '__name__', '') for f in getattr(opt, 'cbs', ())]
+    remembers = any([name.startswith(('average_','step_stat')) for name in names])
     ps = list(model.parameters())
-    if any(p.is_meta for p in ps): return False
-    if any(is_moved(m) for m in model.modules() if isinstance(m, never_sparse) and not isinstance(m, (nn.Embedding,nn.EmbeddingBag))): return True
-    if any(p.grad is not None and (not remembers or p.grad.any()) or not p.is_inference() and p._version>20 for p in ps): return True
+    if any([p.is_meta for p in ps]): return False
+    norms = [m for m in model.modules() if isinstance(m, never_sparse) and not isinstance(m, (nn.Embedding,nn.EmbeddingBag))]
+    if any(map(is_moved, norms)): return True
+    for p in ps:
+        if p.grad is not None and (not remembers or p.grad.any()): return True
+        if not p.is_inference() and p._version>20: return True
     weights = [p for m in sparseable_modules(model) for p in m._parameters.values() if p is not None and p.ndim>1]
     return any(is_uneven(p) for p in weights if p.is_floating_point())
