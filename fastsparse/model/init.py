@@ -30,7 +30,7 @@ def output_spread(
     device = getattr(first(model.parameters()), 'device', 'cpu')
     xb = tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, xb)
     with evaluating(model):
-        for module in model.modules(): module.training = isinstance(module, _NormBase)  # use batch statistics: running ones are untrained
+        for module in model.modules(): module.training = isinstance(module, _NormBase)  # running statistics are untrained
         out = call_model(model, xb)
     t = first(o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.is_floating_point())
     if t is None or t.ndim==0 or len(t)<2: return None
@@ -107,13 +107,17 @@ def rate_scales(
     "Factors of the learning rates of masked parameters under Adam, from `1/sqrt(density)` to `1/density`"
     res = {}
     for o in masked_params(model):
-        root,lr = weight_factor(o),lrs(o.p) if callable(lrs) else lrs
-        typical = (o.p.detach().double().square().sum().item()/max(count_live(o.mask), 1))**.5
+        root = weight_factor(o)
+        lr = lrs(o.p) if callable(lrs) else lrs
+        squares = o.p.detach().double().square().sum().item()
+        typical = (squares/max(count_live(o.mask), 1))**.5
         res[o.name] = min(max(largest_step*typical/lr, root), root**2) if lr else root
     return res
 
 # %% ../../nbs/302_model.init.ipynb #9f051396
-def _fingerprints(model): return {o.name: (o.p._version, o.p.detach().double().abs().sum().item()) for o in masked_params(model)}
+def _fingerprints(model):
+    def total(p): return p.detach().double().abs().sum().item()
+    return {o.name:(o.p._version, total(o.p)) for o in masked_params(model)}
 
 def mark_fresh(
     model:nn.Module, # A model with random masks on its initial weights
@@ -126,7 +130,8 @@ def is_fresh(
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    return bool(marks) and all(o.store.plain for o in masked_params(model)) and marks==_fingerprints(model)  # others can't be filled
+    if not marks or not all([o.plain for o in masked_params(model)]): return False  # others can't be filled
+    return marks==_fingerprints(model)
 
 # %% ../../nbs/302_model.init.ipynb #346edb31
 def dense_spread(
@@ -192,8 +197,8 @@ class FirstLook:
         self.handle.remove()
         xb = dict(zip(inspect.signature(model.forward).parameters, args), **kwargs) if kwargs else args
         if signal := dead_signal(model, xb):
-            warn(f"random masks have killed the signal of this untrained network, and it will learn slowly or not at all: {signal}; "
-                "pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")
+            warn("random masks have killed the signal of this untrained network, and it will learn slowly or not at all: "
+                f"{signal}; pass a batch, sparsify_model(model, ..., xb=xb), and live weights are rescaled")
 
 # %% ../../nbs/302_model.init.ipynb #167589dd
 def _init_sparse(t, dims, a, mode, nonlinearity):
