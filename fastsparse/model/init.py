@@ -130,7 +130,7 @@ def is_fresh(
 ) -> bool:
     "Has nothing written to the weights since `mark_fresh`?"
     marks = vars(model).get('_fresh_masks')
-    if not marks or not all([o.plain for o in masked_params(model)]): return False  # others can't be filled
+    if not marks or not all([o.store.plain for o in masked_params(model)]): return False  # others can't be filled
     return marks==_fingerprints(model)
 
 # %% ../../nbs/302_model.init.ipynb #346edb31

@@ -168,10 +168,10 @@ _hooks,_wrapped = [],[]  # functions that remove them
 def add_hooks():
     "Call weights around each optimizer's step, and where parameters are assigned, from now on"
     if not _hooks:
-        added = [register_optimizer_step_pre_hook(_disable_dynamo(_before_step)),
-            register_optimizer_step_post_hook(_disable_dynamo(_after_step)),
-            register_module_parameter_registration_hook(_assigned)]
-        _hooks.extend(h.remove for h in added)
+        before = register_optimizer_step_pre_hook(_disable_dynamo(_before_step))
+        after = register_optimizer_step_post_hook(_disable_dynamo(_after_step))
+        assigned = register_module_parameter_registration_hook(_assigned)
+        _hooks.extend(h.remove for h in (before,after,assigned))
     fastai = sys.modules.get('fastai.optimizer')
     if not _wrapped and hasattr(fastai, 'OptimWrapper'):  # imported, to its end
         _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))
