@@ -249,20 +249,10 @@ def dead_links():
             t = (p.parent/unquote(u.path)).resolve() if u.path else p
             if not u.scheme and (not t.exists() or u.fragment and u.fragment not in ids.get(t, ())): yield f'{p.relative_to(site)}: {l}'
 
-def keep_times(was):
-    "Give each file of `src` that is equal in folder `was` its time there, so that Sphinx doesn't read it again, and remove pages whose source is gone"
-    for p in was.rglob('*.*'):
-        now = src/p.relative_to(was)
-        if not now.exists(): (site/p.relative_to(was)).with_suffix('.html').unlink(missing_ok=True)
-        elif p.is_file() and p.read_bytes()==now.read_bytes(): os.utime(now, (p.stat().st_atime,p.stat().st_mtime))
-    rmtree(was, ignore_errors=True)
-
 def write_site(proc):
-    "Build the site from the processed notebooks in `proc`; pages that were built before and haven't changed stay"
+    "Build the site from the processed notebooks in `proc`"
     import api
-    was = src.with_name('was')
-    rmtree(was, ignore_errors=True)
-    if src.exists(): src.rename(was)
+    rmtree(src.parent, ignore_errors=True)  # a search index that is built again lacks the entries of pages that stay
     copytree(proc, src, ignore=ignore_patterns('*.ipynb', '*.txt', '*.yml'))
     for f,p in texts.items():
         text = f.read_text(encoding='utf-8')
@@ -278,12 +268,9 @@ def write_site(proc):
     write_api(symbols)
     reference = [*contents.reference, *write_folds(parts), *(p.stem for p in texts.values())]
     index.save(toctree(contents.parts, 'What do you want to do?'), toctree(reference, 'Reference'))
-    keep_times(was)
     rc = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', *([] if sys.stdout.isatty() else ['-q']), '-c', docs, src, site]).returncode
     wrong = [*dead_links(), *undescribed(), *lost_searches(), *(f'{o} must stand on one page of docs/contents.py' for o in api.unplaced())]
-    if rc or wrong:
-        rmtree(src.parent, ignore_errors=True)  # else pages with warnings would not be read again
-        sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
+    if rc or wrong: sys.exit('\n'.join(['The site has warnings, dead links or lost names:', *wrong]))
 
 # The README
 
