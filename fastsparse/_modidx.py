@@ -907,6 +907,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastsparse/deploy/compact.py'),
                                            'fastsparse.deploy.compact.StoredMatrix.extra_repr': ( 'deploy.compact.html#storedmatrix.extra_repr',
                                                                                                   'fastsparse/deploy/compact.py'),
+                                           'fastsparse.deploy.compact.StoredMatrix.fours': ( 'deploy.compact.html#storedmatrix.fours',
+                                                                                             'fastsparse/deploy/compact.py'),
                                            'fastsparse.deploy.compact.StoredMatrix.index': ( 'deploy.compact.html#storedmatrix.index',
                                                                                              'fastsparse/deploy/compact.py'),
                                            'fastsparse.deploy.compact.StoredMatrix.starts': ( 'deploy.compact.html#storedmatrix.starts',

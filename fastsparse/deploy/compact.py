@@ -88,6 +88,9 @@ class StoredMatrix(nn.Module):
     def starts(self): return self.crow  # of rows
 
     @property
+    def fours(self): return self.index.fours  # do rows 0 to 3 have the same columns, and so on?
+
+    @property
     def index(self):
         "What kernels read, made again after a write to the buffers"
         buffers = list(self.buffers())

@@ -395,7 +395,7 @@ def load_sparse(
     decide(module := module_of(model))  # refuses weights that are computed, by name
     need_memory(module)
     path = as_path(file) if isinstance(file, (str,Path)) else None
-    most = max((t.numel() for t in module.state_dict().values() if isinstance(t, torch.Tensor)), default=0)
+    most = max([2**20, *[t.numel() for t in module.state_dict().values() if isinstance(t, torch.Tensor)]])  # a million is no matter
     found = file if path is None else read_file(path, trust, most)
     with nullcontext() if path is None else reading(path, 'file of weights'): state = _checked_state(module, found, path)
     if cuts := cuts_for(module, state):
