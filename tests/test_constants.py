@@ -15,7 +15,8 @@ class Head(nn.Module):
         y = self.b(self.a(x).relu()).flatten(2).view(len(x), 4, 8, -1)
         return self.distance(y.transpose(1, 2).softmax(1)).squeeze(1)
 
-@pytest.mark.parametrize('f', [lambda m: prune_magnitude(m, .5), lambda m: sparsify_model(m, .8, seed=0), lambda m: prune_wanda(m, .5, [torch.randn(2,16,8,8)])])
+@pytest.mark.parametrize('f', [lambda m: prune_magnitude(m, .5), lambda m: sparsify_model(m, .8, seed=0), lambda m: prune_wanda(m, .5, [torch.randn(2,16,8,8)]),
+    lambda m: prune_magnitude(m, .5, exclude='distance*')])
 def test_whole_numbers_that_do_not_train_stay_dense(f):
     m = Head()
     assert not any('distance' in o for o in warned(f, m))

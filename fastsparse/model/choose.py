@@ -200,7 +200,8 @@ def choose(
     names,ps = [o.name for o in params],[o.p for o in params]
     found = params if chosen is None else [params[i] for i in need_named(chosen, names, ps, model, what='chosen')]
     if exclude is not None and exclude not in ((),[]):
-        left_out = need_named(exclude, names, ps, model, what='exclude')
+        able = params+[o for o in every if o.dense_reason=='constant']  # which may be named, too
+        left_out = need_named(exclude, [o.name for o in able], [o.p for o in able], model, what='exclude')
         found = [o for o in found if o.place not in left_out]
     if not found: raise ValueError(f"exclude is {exclude!r} and leaves nothing to make sparse: "
         f"the weights are {', '.join(names)}")
