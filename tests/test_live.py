@@ -61,7 +61,7 @@ def notes(m):
     return dict(zip(df.parameter, df.note))
 
 def lives(m): return ['live weights only' in notes(m)[f'{o}.weight'] for o in 'abc']
-def silent(m): return not any('masked:' in n or 'live' in n for n in notes(m).values())
+def silent(m): return not any('masked:' in n or 'live weights only' in n for n in notes(m).values())
 
 def same(a, b, exact=False):
     for (k,u),v in zip(a.state_dict().items(), b.state_dict().values()):
