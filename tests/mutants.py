@@ -11,7 +11,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'core.optimizers': 'growth scores callback',
     'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion', 'masks.schedules': 'schedules',
     'masks.scores': 'scores',
-    'weights.optimizers': 'scores growth', 'weights.gradient': 'weights', 'weights.weight': 'sparsify layers enforcement weights', 'weights.find': 'weights', 'weights.hooks': 'sparsify enforcement',
+    'weights.optimizers': 'scores growth', 'weights.gradient': 'weights', 'weights.weight': 'sparsify layers enforcement weights', 'weights.find': 'weights', 'weights.guard': 'enforcement weights', 'weights.hooks': 'sparsify enforcement',
     'model.layers': 'init layers sparsify', 'model.running': 'init sparsify', 'model.init': 'init', 'model.choose': 'layers sparsify', 'model.trained': 'init',
     'model.starting': 'sparsify init', 'model.buffers': 'sparsify enforcement copies', 'model.sparsify': 'sparsify enforcement layers', 'model.summary': 'sparsify init face',
     'train.method': 'method presets refusals', 'train.plan': 'outlook updates growth laws engine calls refusals', 'train.begin': 'calls refusals enforcement engine', 'train.moves': 'updates engine',

@@ -4,7 +4,7 @@ from copy import deepcopy
 from fastsparse.kernels import convolution as convolutions
 from fastsparse.kernels import linear as kernels
 from fastsparse.live.compute import reasons,sparse_compute
-from fastsparse.live.weight import Live
+from fastsparse.live.weight import Rows
 from fastsparse.weights.find import masked_params
 from fastsparse.kernels.linear import call,empty
 from fastsparse.model.sparsify import sparsify_model
@@ -29,7 +29,7 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
     why = reasons(layer)
     sparse_compute(layer, None, plan={n:'rows' for n,o in why.items() if not o})
     os,live = masked_params(layer),[n for n,o in why.items() if not o]
-    assert live==[o.name for o in os if isinstance(o, Live)] and bool(live)!=stays
+    assert live==[o.name for o in os if isinstance(o.store, Rows)] and bool(live)!=stays
     for o in os: o.ask_dense(True)
     outs,g,was = [],None,torch.get_num_threads()
     torch.set_num_threads(threads)
