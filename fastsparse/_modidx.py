@@ -1007,6 +1007,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastsparse.deploy.mnn._layer_name': ('deploy.mnn.html#_layer_name', 'fastsparse/deploy/mnn.py'),
                                        'fastsparse.deploy.mnn._refuse_branches': ( 'deploy.mnn.html#_refuse_branches',
                                                                                    'fastsparse/deploy/mnn.py'),
+                                       'fastsparse.deploy.mnn._without_isnan': ( 'deploy.mnn.html#_without_isnan',
+                                                                                 'fastsparse/deploy/mnn.py'),
                                        'fastsparse.deploy.mnn.engine_and_converter': ( 'deploy.mnn.html#engine_and_converter',
                                                                                        'fastsparse/deploy/mnn.py'),
                                        'fastsparse.deploy.mnn.mark_layers': ('deploy.mnn.html#mark_layers', 'fastsparse/deploy/mnn.py'),

@@ -191,3 +191,9 @@ def test_a_language_model_begins_with_an_empty_state(tmp_path):
     x = torch.randint(50, (2,19))
     model.reset()
     with torch.no_grad(): torch.testing.assert_close(open_onnx(path)(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)
+
+def test_mnn_runs_attention_with_a_mask(tmp_path):
+    "torch's attention asks for NaN, which MNN has no operator for"
+    def attend(m, x, mask): return nn.functional.scaled_dot_product_attention(m.q(x), m.q(x), x, attn_mask=mask[:,None,None])
+    xb = torch.randn(2, 3, 6, 8),torch.ones(2, 6).bool()
+    assert export_sparse(net(attend, q=nn.Linear(8, 8)).eval(), 'mnn', xb, tmp_path/'m.mnn')[1].error<1e-5

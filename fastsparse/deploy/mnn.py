@@ -104,6 +104,18 @@ def _refuse_branches(model):
             raise ValueError(f"the model's forward has a branch or loop ({node.op_type}) that depends on values, and 'mnn' takes graphs without branches: export to 'onnx'")
 
 # %% ../../nbs/807_deploy.mnn.ipynb #397a6d15
+def _without_isnan(model):
+    "Write `IsNaN(x)` as `Not(Equal(x, x))`"
+    helper,nodes = need_package('onnx.helper'),[]
+    for node in model.graph.node:
+        if node.op_type!='IsNaN': nodes.append(node)
+        else:
+            same = f'{node.output[0]}_same'
+            nodes += [helper.make_node('Equal', [node.input[0]]*2, [same]), helper.make_node('Not', [same], node.output)]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+# %% ../../nbs/807_deploy.mnn.ipynb #2985abfd
 def save_mnn(
     onnx_file, # An ONNX file of float32
     path, # File to write
@@ -113,6 +125,7 @@ def save_mnn(
     onnx = need_package('onnx')
     model = onnx.load(onnx_file)
     _refuse_branches(model)
+    _without_isnan(model)
     layers = mark_layers(model, fill=not int8)
     onnx.save(model, marked := Path(path).with_suffix('.onnx'))
     options = ['--useGeluApproximation','0', '--detectSparseSpeedUp', *(['--weightQuantBits','8'] if int8 else [])]
