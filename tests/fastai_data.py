@@ -57,7 +57,7 @@ def sparse_learner(path, sparsity=.9, seed=1, **kwargs):
 
 def elsewhere(p, **kwargs):
     "A grow score that prefers weights that are zero, so not those just dropped: every update moves the mask"
-    return -p.detach().abs()
+    return 1/(1+p.detach().abs())
 
 class Watch(Callback):
     "After each batch, the masks; the batches of the fit at which they changed"
