@@ -14,7 +14,7 @@ from ..core.optimizers import base_opt
 from ..core.registry import plug_in
 from ..masks.selection import count_live,local_part,put_,zero_dead_
 from .gradient import DenseGradient,mask_grad_,project_,scale_since
-from .optimizers import grad_history,keeps_zero,lift_dead,optimizers_of,slow_weights,state_tensors
+from .optimizers import grad_history,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
 from torch import nn
 from warnings import warn
 
@@ -201,10 +201,12 @@ def project(self:Dense):
 
 @patch
 def settle(self:Dense, opt):
-    "Zero the state of dead weights in `opt`"
-    p,dense_history = self.weight.p,self.weight.dense_history
-    for t in slow_weights(opt, p) if dense_history else state_tensors(opt, p): self.mask_(t)
-    if not dense_history and keeps_zero(opt): lift_dead(opt, p, self.weight.mask)
+    "Zero the state of dead weights in `opt`, except second moments that `lift_dead` has made"
+    p,mask = self.weight.p,self.weight.mask
+    under_root = {id(t) for t in second_moments(opt, p)}
+    for t in slow_weights(opt, p) if self.weight.dense_history else state_tensors(opt, p):
+        if id(t) not in under_root: self.mask_(t)
+        else: project_(t, mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny))
 
 @patch
 def zero_dead(self:Dense, inplace=True):
