@@ -228,7 +228,7 @@ counts = dict(**densities('core', core), **densities('all', lambda: modules), we
 
 limits = dict(core_per_line=8.4, core_dense=19, core_wide=7.6, core_nested=4.9, core_walrus=13.5, core_nodes=38600, core_for_if=11, core_conditions=3,
     all_per_line=9.25, all_dense=21.4, all_wide=6.8, all_nested=6.3, all_walrus=13, all_nodes=152000, all_for_if=19, all_conditions=7,
-    weights_nodes=10950, attributes=218, members=71, members_most=84, step_calls=217, step_files=14, update_calls=1045, update_files=27,
+    weights_nodes=10961, attributes=218, members=71, members_most=84, step_calls=217, step_files=14, update_calls=1045, update_files=27,
     sparsify_calls=1170, sparsify_files=25, circles=4, up=7, names_median=6.5, names_most=32, writes_train=4.8, writes_weights=7.5, kinds=3, frames=0,
     classes=3, private=4, raises=3.22, contract=49, past_contract=45)
 

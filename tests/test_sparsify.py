@@ -128,7 +128,7 @@ refused = [(lambda m: sparsify_model(m, 1.), r'sparsity is 1.0.*\[0,1\)'), (lamb
     (lambda m: sparsify_model(5, .5), 'model is 5'), (layer(nn.ReLU), 'no weights'), (layer(lambda: nn.Sequential(nn.BatchNorm1d(3))), 'no weights'),
     (layer(lambda: nn.Embedding(3,3)), 'no weights'), (dense_layer, '0.weight: requires_dense'),
     (lambda m: sparsify_model(m, .5, exclude='5'), "exclude is '5' and names none.*0.weight"), (lambda m: sparsify_model(m, .5, exclude=nn.Linear), 'leaves nothing'),
-    (lambda m: sparsify_model(m, {'5':.5}), 'rules that name none'), (lambda m: sparsify_model(m, {'0':1.5}), 'a given sparsity is 1.5'),
+    (lambda m: sparsify_model(m, {'5':.5}), 'rules that name none'), (lambda m: sparsify_model(m, {'0':1.5}), r'sparsity is 1.5, and must lie in \[0,1\)'),
     (lambda m: sparsify_model(m, [.5]), "sparsity is 0.5, and must be pairs"), (lambda m: sparsify_model(m, {'0':.5}, 'erk'), 'sparse_f shares it out too'),
     (lambda m: sparsify_model(m, .5, structure='block 4x4'), "take another structure, or leave it dense by exclude='0.weight'"),
     (lambda m: sparsify_model(m, .5, structure='4x4'), "structure is '4x4'.{0,160}did you mean 'block 4x4'"),

@@ -19,7 +19,7 @@ def _told(tokenizer):
     backend = getattr(tokenizer, 'backend_tokenizer', None)
     told = None if backend is None else json.loads(backend.to_str())
     kind = type(tokenizer).__name__ if told is None else told['model']['type']
-    if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and prune_tokens takes WordPiece, as BERT's: keep its tokens")
+    if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and only WordPiece, as BERT's, can lose tokens: keep its tokens")
     return told
 
 def needed_tokens(
