@@ -132,7 +132,7 @@ def _numba():
 def why_not() -> str: # Empty if kernels run
     "Why kernels can't run on this computer"
     try: _vocabulary()
-    except ImportError as e: return f"{e}: {pip_install('fast')} brings a Numba that fits; without it torch's products serve"
+    except ImportError as e: return f"{e}: {pip_install('fast')} installs it; until then sparse layers run on slower torch kernels"
     return ''
 
 # --- how LLVM makes each word: a function gives its types and its instructions, once Numba is imported
