@@ -13,7 +13,7 @@ from copy import copy
 from fastcore.basics import *
 from fastai.callback.core import Callback
 from ..contract import axes_of,batch_of,check_score,masked_params,module_copy,module_of,need_choice,need_fraction,need_number
-from ..core.patterns import wanted
+from ..core.patterns import settings_of
 from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
@@ -163,7 +163,7 @@ def fractions_of(
     "The fraction that rules ask for"
     writers,ps = _writers(model, groups),dict(model.named_parameters())
     names = list(dict.fromkeys(n for own in writers.values() for n in own))
-    asked = dict(zip(names, wanted(rules, names, [ps[n] for n in names], model, 'sparsity')))
+    asked = dict(zip(names, settings_of(rules, names, [ps[n] for n in names], model, 'sparsity')))
     for n,v in asked.items():
         if v is not None: need_fraction(f'the sparsity of {n}', v, '[0,1)')
     found = {s:{asked[n] for n in own if asked[n] is not None} for s,own in writers.items()}
