@@ -28,7 +28,7 @@ opts = dict(SGD=dict(lr=.05), momentum=dict(lr=.05, momentum=.9, weight_decay=.0
     NAdam=dict(lr=.01), RAdam=dict(lr=.01), Adadelta=dict(lr=.5), Adamax=dict(lr=.01), Rprop=dict(lr=.01), Adafactor=dict(lr=.01))
 def optimizer(name, ps): return getattr(torch.optim, dict(momentum='SGD', foreach='AdamW', fused='AdamW').get(name, name))(ps, **opts[name])
 
-methods = None,'static','set','rigl','snfs','itop','gse','gmp','granet','mest','srigl','acdc','dsd','cht'
+methods = None,'static','set','rigl','snfs','itop','gse','gmp','granet','mest','srigl','acdc','dsd'
 structures = None,None,None,'2:4','1:4','block 2x2','block 4x1','fan-in','kernels','output channels','input channels'
 
 class Refused(Exception): "Before anything changed, with an error of the library"
@@ -43,7 +43,7 @@ def drawn(seed, **fixed):
     case = {k:rng.choice([*v]) for k,v in of.items()}|dict(seed=seed)|fixed
     if rng.random()<.9:  # most of what is refused for sure
         case['sparsity'] = {'2:4':.5, '1:4':.75}.get(case['structure'], case['sparsity'])
-        if case['method'] in ('mest','cht','acdc','dsd'): case['every'] = None
+        if case['method'] in ('mest','acdc','dsd'): case['every'] = None
         if case['every']==1: case['replace'] = False
     return case
 
