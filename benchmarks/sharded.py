@@ -44,7 +44,8 @@ def rank(i, world, folder):
         times.append(time.perf_counter()-t0)
     updates = [t for t in range(n_steps) if t and t%every==0]
     plain = [s for t,s in enumerate(times) if t>1 and t not in updates]
-    res = dict(ranks=world, peak=peak(), above_start=peak()-start, updates=dst.n_updates, step=sorted(plain)[len(plain)//2], update=sum(times[t] for t in updates)/len(updates), cpu=time.process_time())
+    res = dict(ranks=world, peak=peak(), above_start=peak()-start, updates=dst.n_updates,
+        step=sorted(plain)[len(plain)//2], update=sum(times[t] for t in updates)/len(updates), cpu=time.process_time())
     Path(folder, f'{i}.json').write_text(json.dumps(res))
     dist.destroy_process_group()
 

@@ -156,7 +156,8 @@ def test_what_is_stopped_goes_on(tmp_path): for_drawn(lambda seed: check(check_r
 
 def test_half_of_a_batch_of_a_dense_history_goes_on(tmp_path):
     "The gradient that a file holds between two backward passes keeps its dead weights' entries, which momentum reads"
-    check_resumed(0, tmp_path, model='linear', opt='Adam', method='snfs', structure=None, sparsity=.75, every=1, n_acc=2, stop=5, replace=False, live=False, dense=False, clip=False)
+    case = dict(model='linear', opt='Adam', method='snfs', structure=None, sparsity=.75, every=1, replace=False, live=False, dense=False)
+    check_resumed(0, tmp_path, **case, n_acc=2, stop=5, clip=False)
 
 @pytest.mark.full
 def test_what_is_taken_keeps_the_laws_in_thousands_of_runs(): for_drawn(partial(check, check_laws), 3000)
