@@ -51,7 +51,6 @@ def _build(key, name, kwargs):
     free = [k for k,o in known.items() if not is_part or o.default is not o.empty and k not in _passed]
     if bad := set(kwargs)-set(free):
         raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, and {name} takes {', '.join(free) or 'none'}")
-    kwargs = {k: part('keep_score_f' if k=='score_f' else k, v) for k,v in kwargs.items()}
     if not is_part: return f(**kwargs)
     return partial(f, **kwargs) if kwargs else f
 
