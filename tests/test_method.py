@@ -2,7 +2,7 @@
 import copy, math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
 from fastsparse.all import fisher_saliency
-from fastsparse.train.presets import CHT_presets,MEST_presets
+from fastsparse.train.presets import MEST_presets
 from fastsparse.core.registry import declares
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
@@ -156,11 +156,11 @@ def test_masks_by_name_are_one_list():
     assert configure(dict(method='set', sparsity=.5, mask_init='checkerboard'))[0][1]['mask_init']=='checkerboard'
 
 def test_a_setting_that_is_heard_beside_the_schedules_of_a_method_is_taken():
-    assert CHT_presets(updates=None, batches_per_update=3)['batches_per_update']==3
+    assert MEST_presets(updates=None, batches_per_update=3)['batches_per_update']==3
     assert MEST_presets(updates=[.5], drop_fraction=None, initial_drop_grow_pct=.5)['initial_drop_grow_pct']==.5
-    assert CHT_presets(sparsity_path=cubic_path(), stop_pct=.5)['stop_pct']==.5
+    assert MEST_presets(sparsity_path=cubic_path(), stop_pct=.5)['stop_pct']==.5
     assert RigL_presets(stop_pct=.5, initial_drop_grow_pct=.2)['stop_pct']==.5
-    assert CHT_presets(updates=[.5])(sparsity=.9)['updates']==[.5]
+    assert MEST_presets(updates=[.5])(sparsity=.9)['updates']==[.5]
 
 # --- scores and starts of users
 

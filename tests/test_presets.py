@@ -4,7 +4,7 @@ import fastsparse.masks.schedules, fastsparse.masks.scores
 from copy import copy,deepcopy
 from fastsparse.all import *
 from fastsparse.all import MagnitudePlusGradient,methods_table,SampledGradient
-from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import ACDC_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
 from fastsparse.train.presets import SoftMEST_presets,SRigL_presets,Static_presets
 from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
@@ -30,7 +30,6 @@ def start(density, seed=0):
     return ws,masks,rng.normal(size=(30,12)),rng.normal(size=(30,5))
 
 def keyed(i, u): return torch.rand(shapes[i], generator=keyed_generator(0, i, u)).numpy()
-def keyed_exp(i, u): return torch.empty(shapes[i], dtype=torch.double).exponential_(generator=keyed_generator(0, i, u)).numpy()
 def keyed_ints(i, u):
     g = keyed_generator(0, i, u)
     return lambda n, k: torch.randint(n, (k,), generator=g).tolist()
@@ -57,7 +56,6 @@ cases['SRigL'] = 0., dict(SRigL_presets, batches_per_update=3), ref.srigl(3, .3,
 cases['SRigL_strict'] = 0., dict(SRigL_presets, batches_per_update=3, structure='fan-in ablate 0.7'), ref.srigl(3, .7, (120,50)), 180, 27, {}
 cases['ACDC'] = 1., dict(ACDC_presets, sparsity=.9), ref.in_waves(turns(200, acdc), ref.global_counts, ref.each_output), 200, 15, dict(replace=False, forget=True)
 cases['DSD'] = 1., dict(DSD_presets, sparsity=.5), ref.in_waves({30:.5, 60:0.}, lambda s,ws,masks: ref.uniform_counts(s, masks)), 90, 2, dict(replace=False)
-cases['CHT'] = .25, CHT_presets, ref.cht(2, keyed_exp), 50, 24, dict(replace=False)
 
 def beside(density, presets, rule, n_steps, **kwargs):
     ws,masks,x,y = start(density)
@@ -172,7 +170,7 @@ def test_presets_differ():
     "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
     assert GMP_presets==GMP_presets(sparsity_path=cubic_path())!=GMP_presets(sparsity_path=cubic_path(.1))
     assert MEST_presets==MEST_presets(keep_score_f=MagnitudePlusGradient(.1))!=MEST_presets(keep_score_f=MagnitudePlusGradient(.2))
-    assert len({repr(o) for o in methods.preset_by_name.values()})==14 and RigL_presets!=None and SET_presets!=RigL_presets
+    assert len({repr(o) for o in methods.preset_by_name.values()})==13 and RigL_presets!=None and SET_presets!=RigL_presets
 
 @pytest.mark.parametrize('target,bounds', [(.9, (.92,.91,.9)), (.95, (.96,.955,.95))])
 def test_mest_fractions_are_those_of_the_scripts(target, bounds):

@@ -3,7 +3,7 @@ import copy, fastai.optimizer as fo, math, pytest, torch, types
 from fastai.basics import Adam,Callback,DataLoader,DataLoaders,Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,CHT_presets,GMP_presets,MEST_presets
+from fastsparse.train.presets import ACDC_presets,GMP_presets,MEST_presets
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import PiecewiseSchedule,cubic_path,epochs,samples
@@ -109,12 +109,12 @@ calls = [
     (lambda o: RigL_presets(zzz=1), "'zzz' is no setting of a method: take some of batch_size, batches_per_update, ", TypeError),
     *[(lambda o, k=k: DST(**{k:50}), f"'{k}' is no setting of a method: ", TypeError) for k in ('n_steps','model','opt')],
     # settings that a preset's own would hide
-    *[(f, f'pass {instead}= instead of {list(kw)[0]}=') for preset,kw,instead in ((CHT_presets, dict(batches_per_update=3), 'updates'),
+    *[(f, f'pass {instead}= instead of {list(kw)[0]}=') for preset,kw,instead in (
         (MEST_presets, dict(batches_per_update=3), 'updates'), (MEST_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'),
-        (CHT_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'), (MEST_presets, dict(stop_pct=.5), 'updates'), (ACDC_presets, dict(stop_pct=.5), 'updates'))
+        (MEST_presets, dict(stop_pct=.5), 'updates'), (ACDC_presets, dict(stop_pct=.5), 'updates'))
         for f in (hidden(preset, **kw), lambda o, preset=preset, kw=kw: Method.named(preset.name.lower(), **kw))],
     *[(lambda o, name=name: Method.named(name, batches_per_update=3), 'pass updates= instead') for name in ('softmest','dsd')],
-    (lambda o: SparseTrainerCallback(sparsity=.8, method='cht', batches_per_update=3), 'pass updates= instead'),
+    (lambda o: SparseTrainerCallback(sparsity=.8, method='mest', batches_per_update=3), 'pass updates= instead'),
     # a callback
     *[(lambda o, way=way: DST(sparse_compute=way), 'sparse_compute is .*None .by a fixed rule., True .measured., False or a plan') for way in ('x', 1, ['0.weight'])],
     *[(lambda o, kw=kw: DST(**kw), say) for kw,say in ((dict(batch_size=0), 'batch_size is 0'), (dict(on_update=[3]), r'on_update holds 3'), (dict(scale_rates=3), 'scale_rates is 3'),

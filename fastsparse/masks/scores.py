@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['random_score', 'weight_magnitude', 'gradient_magnitude', 'output_magnitude', 'need_momentum', 'gradient_momentum',
            'gradient_saliency', 'MagnitudePlusGradient', 'GradAverage', 'Live', 'densify', 'MovingGradient',
-           'MeanGradient', 'fisher_saliency', 'DeadWeightSampler', 'among', 'SampledGradient', 'Sampled',
-           'ch2_l3_score', 'momentum_redistribution', 'nonzero_redistribution', 'gradient_redistribution']
+           'MeanGradient', 'fisher_saliency', 'DeadWeightSampler', 'among', 'SampledGradient',
+           'momentum_redistribution', 'nonzero_redistribution', 'gradient_redistribution']
 
 # %% ../../nbs/104_masks.scores.ipynb #752c3500
 import math,torch
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
 from ..core.optimizers import base_opt,group_of,opt_state
-from ..core.registry import call_with,declares,get_part,same_needs
+from ..core.registry import declares,same_needs
 from .selection import count_live,live_places,put_
 from .schedules import ConstantSchedule,make_schedule
 from .structures import Unstructured
@@ -273,41 +273,6 @@ class SampledGradient(BasicRepr):
         drawn = self._needs.sample.draw(mask, n, generator)
         score = random_score(p, generator).to(torch.promote_types(p.dtype, torch.float))-1
         return put_(score, drawn, p.grad.detach().abs().take(drawn))
-
-# %% ../../nbs/104_masks.scores.ipynb #156a0eed
-@declares()
-class Sampled(BasicRepr):
-    "Noisy scores whose highest are a random sample, with probabilities proportional to `score_f**(1/temperature)`"
-    def __init__(self,
-        score_f, # A score that is never negative, or its name
-        temperature:float=1., # Above 0; near 0 the highest scores are chosen
-    ):
-        if isinstance(score_f, str): score_f = get_part('score', score_f, 'score_f')
-        need_number('temperature', temperature, 0, above=True)
-        self.score_f,self.temperature = score_f,temperature
-        self.__name__ = f'Sampled({getattr(score_f, "__name__", score_f)})'
-        same_needs(self, score_f, elementwise=False)
-
-    def __call__(self, p, generator=None, **kwargs):
-        score = call_with(self.score_f, p, generator=generator, **kwargs).double().clamp(max=torch.finfo(torch.double).max)
-        luck = -torch.empty(p.shape, dtype=torch.double, device='cpu').exponential_(generator=generator).to(p.device).log()
-        value,some = score.log()/self.temperature+luck,score>0
-        if some.any(): value = value-value[some].min()+luck.max()-luck.min()+1
-        return torch.where(score<=0, luck-luck.min(), value)
-
-# %% ../../nbs/104_masks.scores.ipynb #f05834a0
-@declares()
-def ch2_l3_score(
-    p:torch.Tensor, # Parameter, outputs first
-    mask:torch.Tensor, # Its mask
-    **kwargs
-) -> torch.Tensor: # CH2-L3 score, 0 where there is no path of three links
-    "How strongly paths of three links suggest each missing link (arXiv:2501.19107)"
-    def half(a):  # over the outputs on paths; `a` is the matrix of links, outputs first
-        common = a@a.T
-        return ((common+1)/(a.sum(1)-common).clamp(min=1)*(common>0))@a
-    a = mask.reshape(len(mask), -1).double()
-    return (half(a)+half(a.T).T).reshape(mask.shape)
 
 # %% ../../nbs/104_masks.scores.ipynb #d087d78d
 @declares('redistribution', dense_history=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GSE_presets', 'GMP_presets',
            'GraNet_presets', 'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets',
-           'CHT_presets', 'methods_table']
+           'methods_table']
 
 # %% ../../nbs/407_train.presets.ipynb #179ba8c9
 from fastcore.basics import *
@@ -13,9 +13,9 @@ from functools import partial
 from ..masks.distributions import global_sparsity
 from .growth import reset_state
 from .method import drop_of_target,Method,preset_by_name,register_method
-from ..masks.schedules import acdc_path,cubic_path,dsd_path,epochs,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
-from ..masks.scores import ch2_l3_score,gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
-from ..masks.scores import output_magnitude,random_score,Sampled,SampledGradient,weight_magnitude
+from ..masks.schedules import acdc_path,cubic_path,dsd_path,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
+from ..masks.scores import gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
+from ..masks.scores import output_magnitude,random_score,SampledGradient,weight_magnitude
 
 # %% ../../nbs/407_train.presets.ipynb #26bf0223
 def _preset(name, about, paper=None, /, **settings):
@@ -77,10 +77,6 @@ ACDC_presets = _preset('ACDC', 'dense and sparse in turn, sparse in the end', '2
 # %% ../../nbs/407_train.presets.ipynb #56c05028
 DSD_presets = _preset('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude,
     grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(), replace_step=False)
-
-# %% ../../nbs/407_train.presets.ipynb #8bc1bd05
-CHT_presets = _preset('CHT', 'grows by the topology alone, and reads no gradient', '2501.19107', keep_score_f=weight_magnitude,
-    grow_score_f=Sampled(ch2_l3_score), drop_fraction=0.3, updates=FreqSchedule(epochs(1), start=epochs(1)), replace_step=False)
 
 # %% ../../nbs/407_train.presets.ipynb #7e9021f7
 def methods_table(): # A `DataFrame`, a row for each method
