@@ -9,7 +9,7 @@ __all__ = ['find_ticket', 'prune_to', 'rewind']
 import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
-from ..contract import axes_of,call_with,check_score,fitting,get_part,masked_params,need_fraction,need_masks,refuse_locked,wants
+from ..contract import axes_of,call_with,check_score,get_part,masked_params,need_fraction,need_masks,need_structure,refuse_locked,wants
 from ..masks.distributions import as_distribution,global_sparsity
 from ..methods.parts import output_magnitude
 from ..masks.selection import count_live,put_,zero_dead_
@@ -74,7 +74,7 @@ def _ranked(os, sparsity, sparse_f, score_f, structure):
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o.shape, o.name)
     ranks = [torch.where(o.shown_mask(), score.double(), -math.inf) for score,o in zip(scores, os)]
-    counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
+    counts = layer_counts(os, sparsity, sparse_f, need_structure(structure, os, sparsity), scores=ranks)
     return [f(n=n) for f,n in zip(scored, counts)] if wants(score_f, 'n') else scores,counts
 
 # %% ../../nbs/715_prune.tickets.ipynb #67143913

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['usual', 'method_settings', 'part_kinds', 'may_be_none', 'run_settings', 'drop_of_live', 'usual_settings',
            'read_setting', 'Method', 'part_text', 'same_setting', 'check_names', 'check_method', 'dense_batches',
-           'why_dense', 'Timetable', 'path_of', 'register_method', 'find_method', 'Fitted', 'auto_presets', 'is_timed']
+           'why_dense', 'Timetable', 'path_of', 'register_method', 'find_method', 'Fitted', 'auto_presets']
 
 # %% ../../nbs/400_train.method.ipynb #bdb1f633
 import inspect,math,re
@@ -371,4 +371,4 @@ def named(cls:Method, method, n_steps=None, **settings):
     need_number('batches_per_update', every, 1, whole=True)
     return auto_presets(n_steps, max(n_steps//every, 1))(**settings)
 
-def is_timed(settings): return any(settings.get(k) is not None for k in ('batches_per_update','updates'))
+

@@ -21,7 +21,7 @@ from ..masks.schedules import Interval,min_max_end
 from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
 from ..model.choose import candidates,need_values
-from ..model.starting import fitting,layer_counts,structure_of,that_fit,warn_of_counts
+from ..model.starting import layer_counts,need_structure,structure_of,warn_of_counts,without_misfits
 from .method import Method,Timetable,why_dense
 from ..weights.find import asked_sparsity,masked_params,refuse_computed,refuse_learned
 from ..weights.weight import notice,store_of,Weight
@@ -241,7 +241,7 @@ def movable_params(model, structure=None):
     notice(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
-    found = masked_params(model) or that_fit(structure, candidates(model))
+    found = masked_params(model) or without_misfits(structure, candidates(model))
     need_values(**{param.name:param.p for param in found})
     return found
 
@@ -271,7 +271,7 @@ def check_plan(method, params, beside, opt, is_dense):
     if is_dense and method.sparsity is None:
         raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
     lowest,highest,end = sparsity_range(method)
-    fitting(structure, params, end if is_dense else 0)
+    need_structure(structure, params, end if is_dense else 0)
     for param in params:
         refuse_stored(method, param)
         store_of(param.module, param.attr).check(param.p)
