@@ -26,6 +26,7 @@ from .methods.parts import MagnitudePlusGradient
 from .save.rules import configure
 from .save.load import load_sparse,save_sparse
 from .deploy.compact import pack
+from .cut.load import load_cut
 from .cut.shrink import plain_copy,shrink
 from .deploy.export import export_sparse
 from .trainers.callbacks import SparseTrainerCallback,SparseLightningCallback,log_updates
