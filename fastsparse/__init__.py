@@ -11,7 +11,8 @@ Call `learn.fine_tune_sparse(4, .8)` instead of fastai's `learn.fine_tune(4)`, f
 For accuracy per second of training, a narrow dense network is often [just as good](howto/sparse_or_narrow.ipynb)."""
 
 __version__ = "0.3.0"
-edges = 'live','shards','card','special'  # what the core imports by itself, when the first part is looked up
+# what registers parts, imported when the first is looked up: those of the core, then edges
+edges = 'train.presets','train.growth','methods','live','shards','card','special'
 
 from typing import TYPE_CHECKING
 if TYPE_CHECKING: from .all import *  # what type checkers and editors read
@@ -22,7 +23,6 @@ def __getattr__(name):
     from importlib.util import find_spec
     if name.startswith('__') and name!='__all__': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if find_spec(f'{__name__}.{name}'): return import_module(f'{__name__}.{name}')
-    import_module(f'{__name__}.train.presets')  # brings every part that a text may name
     room = _rooms().get(name)
     if room: return getattr(import_module(f'{__name__}.{room}'), name)
     everything = import_module(f'{__name__}.all')

@@ -175,8 +175,10 @@ def fractions_of(
             raise ValueError(f"{', '.join(str(p[-1]) for p in own.settings)} is one number for {', '.join(writers[s][0] for s in theirs)}, "
                 "and the rules ask for different ones: ask for the same, or pass even=False")
     res = torch.zeros(groups.n).double()
+    free = groups.read()&~groups.mask(groups.held)
     for ats,gs in groups.spaces():
         values = found[tuple(ats)]
+        if not free[gs].any(): continue
         if len(values)>1: raise ValueError(f"{', '.join(writers[tuple(ats)])} lose the same channels, and the rules ask for {sorted(values)}: ask for one")
         res[gs] = ifnone(first(values), 0.)
     return res
