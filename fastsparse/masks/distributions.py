@@ -126,13 +126,12 @@ def _with_rest(params, sparsity, given, sparse_f, names=None, **kwargs):
     n_all,n_rest = sum(sizes),sum([sizes[i] for i in rest])
     taken = math.fsum([(1-own)*sizes[i] for i,own in given.items()])
     left = (1-sparsity)*n_all-taken
-    need = None
-    if left>n_rest+1e-6: need = (f'at least {(n_all-taken-n_rest)/n_all:.4g}: '
+    least,most = (n_all-taken-n_rest)/n_all,1-taken/n_all
+    if left>n_rest+1e-6: raise ValueError(f'sparsity is {sparsity}, and must be at least {least:.4g}: '
         'the layers whose sparsity is given have too few live weights; give lower sparsities')
-    elif left<1e-6 and sparsity>0: need = (f'below {1-taken/n_all:.4g}: '
-        f'the layers that are dense, or whose sparsity is given, alone hold {taken/n_all:.4g} of the weights; '
+    if left<1e-6 and sparsity>0: raise ValueError(f'sparsity is {sparsity}, and must be below {most:.4g}: '
+        f'the layers that are dense, or whose sparsity is given, alone hold {1-most:.4g} of the weights; '
         'keep fewer layers dense, or give higher sparsities')
-    if need: raise ValueError(f'sparsity is {sparsity}, and must be {need}')
     kwargs['names'] = names
     for k in ('names','scores','axes'):
         if kwargs.get(k) is not None: kwargs[k] = [kwargs[k][i] for i in rest]
