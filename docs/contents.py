@@ -16,7 +16,7 @@ rooms = dict(core='Checks, names and patterns: what has nothing to do with masks
     train='Training: method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
     live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures and starting masks', card='Graphics cards: which blocks pay, and choosing there',
     shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Files: runs, checkpoints, masks, rules',
-    report='Reports: FLOPs, costs, history, pictures', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
+    report='Reports: FLOPs, costs, history, pictures', methods='Methods beyond the usual ones', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
     circuits='Circuits: weight-sparse transformers, and the few nodes that do a task', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 

@@ -9,8 +9,9 @@ from fastai.optimizer import Adam,OptimWrapper,ranger
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastsparse.all import *
 from fastsparse.learned.masks import supermask_presets
-from fastsparse.train.presets import ACDC_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
-from fastsparse.train.presets import SRigL_presets,Static_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets,SRigL_presets
+from fastsparse.train.presets import Static_presets
 from fastsparse.save.run_file import plain,read_run
 from forks import run_code
 from functools import partial

@@ -17,7 +17,7 @@ from ..masks.selection import keyed_generator
 from ..model.starting import draw_seed
 from . import begin,plan
 from .plan import Group
-from .method import check_names,is_timed,Method,usual_settings
+from .method import check_names,Method,usual_settings
 from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
@@ -49,8 +49,8 @@ class SparseEngine:
         **kwargs
     ):
         check_names(kwargs)
-        timed = method is not None or rules is not None or is_timed(kwargs)
-        if kwargs or not isinstance(method, Method): method = Method.named(method if timed else 'auto', n_steps, **kwargs)
+        is_timed = any(value is not None for value in (method, rules, kwargs.get('batches_per_update'), kwargs.get('updates')))
+        if kwargs or not isinstance(method, Method): method = Method.named(method if is_timed else 'auto', n_steps, **kwargs)
         begin.check_run(method, sparse_modules, on_update, rules)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.on_update = draw_seed(seed),listify(on_update)
@@ -71,7 +71,6 @@ class SparseEngine:
 
     methods = property(lambda self: [group.method for group in self.groups])
     weights = property(lambda self: [tally.weight for tally in self.tallies])
-    pending = property(lambda self: max((group.pending for group in self.groups if group.pending is not None), default=None))
 
 # %% ../../nbs/404_train.engine.ipynb #8a632cca
 @patch
@@ -122,7 +121,7 @@ def _let_go(refs):
     tallies = [tally for tally in [ref() for ref in refs] if tally and tally.weight.tally is tally]  # no other engine has taken it
     tallies = [tally for tally in tallies if tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
     for tally in tallies: tally.weight.serve()
-    methods = {id(tally.method):tally for tally in tallies if any(tally.last_update)}
+    methods = {tally.method:tally for tally in tallies if any(tally.last_update)}
     for tally in methods.values(): tally.group(tallies).warn_if_short('the engine was left before its end')
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389

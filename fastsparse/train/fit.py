@@ -16,7 +16,7 @@ from ..masks.distributions import as_distribution,usual_sparsity
 from ..weights.find import apply_masks,masked_params
 from ..masks.selection import count_live,n_live
 from .loop import storage_of_runs
-from .method import check_names,check_sparsity,Method,method_settings
+from .method import check_names,Method,method_settings
 from .plan import assign_methods,params_inside
 from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
@@ -156,7 +156,7 @@ def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, spars
     check_names(kwargs, ('n_epoch','lr_max','cbs',*cycle_settings,*layer_settings,*callback_settings))
     check_cycle(n_epoch, lr_max, cbs, **of_cycle(kwargs))
     has_rules = isinstance(sparsity, (dict,list))
-    if not has_rules: check_sparsity(sparsity)
+    if not has_rules: need_fraction('sparsity', sparsity, '[0,1)')
     if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     kwargs = {k:v for k,v in kwargs.items() if v is not None or k not in (*layer_settings,'structure')}
     own = {k:v for k,v in kwargs.items() if k in method_settings}

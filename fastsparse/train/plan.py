@@ -11,6 +11,7 @@ __all__ = ['Tally', 'mask_version', 'Group', 'counts_at', 'Row', 'outlook', 'rul
 import math,torch
 from dataclasses import dataclass,field
 from fastcore.basics import *
+from ..core.checks import need_fraction
 from ..core.optimizers import base_opt
 from ..core.patterns import assign,read_rules
 from ..core.registry import needs_of
@@ -21,7 +22,7 @@ from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
 from ..model.choose import candidates,need_values
 from ..model.starting import layer_counts,need_structure,structure_of,warn_of_counts,without_misfits
-from .method import check_sparsity,Method,Timetable,why_dense
+from .method import Method,Timetable,why_dense
 from ..weights.find import asked_sparsity,masked_params,refuse_computed,refuse_learned
 from ..weights.weight import notice,store_of,Weight
 from functools import cached_property
@@ -227,8 +228,10 @@ def assign_methods(params, rules, method, model):
     if rules is None: return [(method, params)]
     pairs = rule_pairs(rules, method)
     taken = assign(pairs, [param.name for param in params], [param.p for param in params], model)
-    served = [[param for param,k in zip(params, taken) if k==i] for i in range(len(pairs))]
-    found = [(own, params) for (_,own),params in zip(pairs, served) if params and own is not None]
+    found = []
+    for i,(_,own) in enumerate(pairs):
+        served = [param for param,k in zip(params, taken) if k==i]
+        if served and own is not None: found.append((own, served))
     if found: return found
     raise ValueError(f"no rule gives a method to any of the parameters: {', '.join(param.name for param in params)}")
 
@@ -247,7 +250,8 @@ def params_inside(params, modules):
     if modules is None: return params
     modules = [modules] if isinstance(modules, nn.Module) else modules
     within = {sub for module in modules for sub in module.modules()}
-    if found := [param for param in params if param.module in within]: return found
+    found = [param for param in params if param.module in within]
+    if found: return found
     raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
 
 def not_held(opt, params):
@@ -259,7 +263,8 @@ def not_held(opt, params):
 def check_plan(method, params, beside, opt, is_dense):
     "Raise a `ValueError` if optimizer, masks, structure or storage of `params` don't fit a `Timetable`"
     structure,spec = method.structure,repr(str(method.structure))
-    if missing := not_held(opt, params):
+    missing = not_held(opt, params)
+    if missing:
         raise ValueError(f"the optimizer doesn't hold {missing[0]}: make it from the parameters of this model, "
             "after sparsifying, or leave modules out with sparse_modules=")
     if gradient_momentum in [getattr(f, 'func', f) for f in method.score_parts]: need_momentum(params[0].name, opt)
@@ -273,7 +278,7 @@ def check_plan(method, params, beside, opt, is_dense):
         if is_dense or param.n_live()==param.shape.numel() or structure_of(structure, param).legal(param.full_mask()): continue
         raise ValueError(f"the mask of {param.name} breaks the structure {spec}: pass structure={spec} to sparsify_model too")
     if method.path is None: return
-    check_sparsity(highest)
+    need_fraction('sparsity', highest, '[0,1)')
     for sparsity in (max(lowest, 0), highest): counts = counts_at(method, params, beside, sparsity)
     if not beside: warn_of_counts(counts, params, highest, method.sparse_f, structure)
 
