@@ -846,6 +846,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'fastsparse.cut.solve.warn_of_unsolved': ( 'cut.solve.html#warn_of_unsolved',
                                                                                  'fastsparse/cut/solve.py')},
             'fastsparse.cut.tokens': { 'fastsparse.cut.tokens._cut_rows': ('cut.tokens.html#_cut_rows', 'fastsparse/cut/tokens.py'),
+                                       'fastsparse.cut.tokens._prune_vocab': ('cut.tokens.html#_prune_vocab', 'fastsparse/cut/tokens.py'),
                                        'fastsparse.cut.tokens._renumbered': ('cut.tokens.html#_renumbered', 'fastsparse/cut/tokens.py'),
                                        'fastsparse.cut.tokens._smaller': ('cut.tokens.html#_smaller', 'fastsparse/cut/tokens.py'),
                                        'fastsparse.cut.tokens._told': ('cut.tokens.html#_told', 'fastsparse/cut/tokens.py'),
