@@ -118,7 +118,8 @@ def settings_of(
     params:list=None, # As in `indices_of`
     model=None, # As in `indices_of`
     what:str='rules', # What errors call them
+    each:str='rule', # What a warning calls one
 ) -> list: # For each name the setting of its rule, or None
     "The setting that rules give each parameter"
     rules = read_rules(rules, what)
-    return [None if k is None else rules[k][1] for k in assign(rules, names, params, model)]
+    return [None if k is None else rules[k][1] for k in assign(rules, names, params, model, each)]

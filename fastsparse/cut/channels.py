@@ -21,7 +21,7 @@ from ..masks.selection import zero_dead_
 from .call import ModelCall
 from .config import keep_to_config
 from .groups import channel_groups,give_masks,outputs_of,Removed
-from .solve import Reader,solved,unit_losses,warn_of_unsolved
+from .solve import paired_data,put_values,Reader,solved,unit_losses,warn_of_unsolved
 from ..prune.inputs import Calibration
 from ..save.shapes import cut_channels,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
@@ -233,9 +233,7 @@ def healing_data(model, heal, xb, n_samples, bs):
     "A `Calibration` of what `heal` of `prune_channels` is"
     if heal is True and not isinstance(model, nn.Module): heal = model.dls
     if heal is True: heal = [(*xb,None) if isinstance(xb, (tuple,list)) else xb]
-    calib = Calibration(model, heal, n_samples, bs)
-    if calib.loop is not None: raise ValueError("heal is a function, and the cut and the dense network need the same batches: pass these")
-    return calib
+    return paired_data(model, heal, n_samples, bs)
 
 # %% ../../nbs/722_cut.channels.ipynb #bb5ee460
 def solvable_scores(
@@ -301,8 +299,7 @@ def prune_channels(
         warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
     values = {} if calib is None or not gone.any() else healed_values(module, groups, gone, calib, damp)
     handle = mask_groups(module, groups, gone)
-    with torch.no_grad():
-        for n,t in values.items(): module.get_parameter(n).copy_(t)
+    put_values(module, values)
     if module is model: return handle
     small,removed,_ = groups.without(gone)
     return model,Removed(removed, module, small)
