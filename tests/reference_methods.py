@@ -155,28 +155,6 @@ def in_waves(turns, counts, keep=lambda w, n, mask: abs(w)):
         return drop_and_grow(run, n, n, [keep(w, k, m) for w,k,m in zip(run.ws, n, run.masks)], lambda i: np.zeros(run.ws[i].shape))
     return rule
 
-def ch2_l3(mask):
-    "A missing link's score: over all paths of three links between its ends, (1+i)/(1+e) of each inner node, link by link"
-    n_out,n_in = mask.shape
-    score = np.zeros(mask.shape)
-    for u in range(n_out):
-        for v in range(n_in):
-            paths = [(a,b) for a in range(n_in) for b in range(n_out) if mask[u,a] and mask[b,a] and mask[b,v] and b!=u and a!=v]
-            ins,outs = {a for a,_ in paths},{b for _,b in paths}
-            for a in ins: score[u,v] += (1+sum(mask[b,a] for b in outs))/(1+sum(mask[b,a] for b in range(n_out) if b!=u and b not in outs))
-            for b in outs: score[u,v] += (1+sum(mask[b,a] for a in ins))/(1+sum(mask[b,a] for a in range(n_in) if a!=v and a not in ins))
-    return score
-
-def cht(every, draw, f=.3):
-    "Remove the smallest `f`, then sample new links in proportion to the scores that what is left suggests (Gumbel's trick); zeros come last"
-    def rule(run, gs):
-        if run.t==0 or run.t%every: return None
-        n_keep = [n-int(f*n) for n in live(run)]
-        stay = [best(abs(w), n, m) for w,n,m in zip(run.ws, n_keep, run.masks)]
-        luck = lambda i: np.log(np.maximum(ch2_l3(stay[i]), 1e-300))-np.log(draw(i, run.n_updates+1))
-        return drop_and_grow(run, n_keep, live(run), grow=luck)
-    return rule
-
 def ticket(train, ws, final, rate, sparsity=0., masks=None):
     "Train, prune `rate` of what lives in the whole model by magnitude, put the rest back to `ws`, and again until `final`"
     masks = [np.ones(w.shape, bool) for w in ws] if masks is None else masks

@@ -6,9 +6,11 @@ from fastai.callback.schedule import *
 from fastai.callback.training import GradientAccumulation
 from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets
 from fastsparse.train.presets import Static_presets
-from fastsparse.masks.schedules import acdc_path,cubic_path,steps
+from fastsparse.masks.schedules import cubic_path,steps
+from fastsparse.methods.parts import acdc_path
 from fastsparse.masks.scores import MovingGradient,MeanGradient,SampledGradient
 from fastsparse.weights.find import masked_params
 from fastsparse.train.growth import reset_state
@@ -195,7 +197,7 @@ fast = dict(batches_per_update=5, seed=0)
 same = dict(fast, sparsity=.8, sparse_f=erdos_renyi_sparsity)
 presets = dict(Static=Static_presets|dict(seed=0), SET=SET_presets|fast, RigL=RigL_presets|fast, ITOP=ITOP_presets|fast, GSE=GSE_presets|fast,
     GMP=GMP_presets|same, GraNet=GraNet_presets|same, MEST=MEST_presets|dict(seed=0, updates=[5,10,15]),
-    ACDC=ACDC_presets|dict(same, updates=[5,8,11,14,17,20,26]), DSD=DSD_presets|same, CHT=CHT_presets|dict(seed=0, updates=[10,20]))
+    ACDC=ACDC_presets|dict(same, updates=[5,8,11,14,17,20,26]), DSD=DSD_presets|same)
 
 @pytest.mark.parametrize('name', list(presets))
 def test_presets_are_foreseen(name, tmp_path):

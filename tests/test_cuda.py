@@ -1,7 +1,8 @@
 "What holds on the CPU holds on a CUDA device: `make gpu`; without one these tests run on the CPU, so that they are right where a card is"
 import os,pytest,torch
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,CHT_presets,GMP_presets,GraNet_presets,MEST_presets,SRigL_presets
+from fastsparse.train.presets import GMP_presets
+from fastsparse.methods.presets import ACDC_presets,GraNet_presets,MEST_presets,SRigL_presets
 from fastsparse.weights.find import masked_params
 from torch import nn
 from torch.nn import functional as F
@@ -10,7 +11,7 @@ device = os.environ.get('FASTSPARSE_DEVICE', 'cuda' if torch.cuda.is_available()
 pytestmark = pytest.mark.cuda
 
 presets = dict(SET=SET_presets, RigL=RigL_presets, SNFS=SNFS_presets, GMP=GMP_presets, ACDC=ACDC_presets, SRigL=SRigL_presets,
-    MEST=MEST_presets, CHT=CHT_presets, GraNet=GraNet_presets)
+    MEST=MEST_presets, GraNet=GraNet_presets)
 
 def net(dtype=torch.float):
     torch.manual_seed(0)

@@ -3,10 +3,11 @@ import os,pytest,subprocess,sys,warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets,SoftMEST_presets,SRigL_presets
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.compat.cerebras import LinearSchedule
-from fastsparse.train.presets import SoftMEST_presets,SRigL_presets,Static_presets
+from fastsparse.train.presets import Static_presets
 from fastsparse.masks.scores import fisher_saliency,gradient_redistribution,MeanGradient,SampledGradient
 from fastsparse.masks.distributions import first_layer_dense_uniform,global_sparsity
 from fastsparse.masks.schedules import Schedule
@@ -50,8 +51,7 @@ more = dict(inputs=dict(settings=ACDC_presets(sparsity=.85), opt='adam'),
     lottery=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'))),
     magnitude=dict(settings=RigL_presets(**every), mask_init='magnitude', sparse_f='erk'), values=dict(settings=SET_presets(**every, grow_init_f=.01)))
 
-later = dict(CHT=dict(settings=CHT_presets(updates=FreqSchedule(5, start=5))),
-    own_score=dict(settings=RigL_presets(**every, grow_score_f=declares(reads_grad=True)(lambda p: p.grad.abs()*p.grad.abs().sum(1, keepdim=True)))),
+later = dict(own_score=dict(settings=RigL_presets(**every, grow_score_f=declares(reads_grad=True)(lambda p: p.grad.abs()*p.grad.abs().sum(1, keepdim=True)))),
     own_share=dict(settings=SET_presets(**every, redistribute_f=lambda p: float(p.abs().max()))),
     own_start=dict(settings=SET_presets(**every, grow_init_f=lambda p: p*0+.01)),
     columns=dict(settings=RigL_presets(**every, structure='input channels'), structure='input channels'))

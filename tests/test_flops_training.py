@@ -9,7 +9,7 @@ from fastai.learner import Learner,load_learner
 from fastai.test_utils import synth_learner
 from fastsparse.core.registry import declares
 from fastsparse.masks.schedules import Interval
-from fastsparse.masks.scores import fisher_saliency,MeanGradient,MovingGradient,Sampled
+from fastsparse.masks.scores import fisher_saliency,MeanGradient,MovingGradient
 from fastsparse.report.flops import count_flops,FlopsCounter,train_flops
 from fastsparse.train.presets import RigL_presets
 from functools import partial
@@ -248,7 +248,7 @@ costs = [
     (dict(keep_score_f=MeanGradient(3), grow_score_f=gradient, batches_per_update=9), (7*60+3*140)/10),
     (dict(keep_score_f=magnitude, grow_score_f=MeanGradient(1), batches_per_update=100), (3*20*100+2*20+100)/101),
     (dict(keep_score_f=magnitude, grow_score_f=MeanGradient(50), batches_per_update=9), 140),
-    (dict(keep_score_f=magnitude, grow_score_f=Sampled(MovingGradient(.9))), 140),
+    (dict(keep_score_f=magnitude, grow_score_f=MovingGradient(.9)), 140),
     (dict(keep_score_f=fisher_saliency, grow_score_f=magnitude), 60),
     (dict(keep_score_f=fisher_saliency, grow_score_f=gradient, batches_per_update=100), (3*20*100+2*20+100)/101),
     (dict(grow_score_f=partial(momentum)), 140), (dict(grow_score_f=partial(gradient), batches_per_update=1), 100)]

@@ -3,11 +3,12 @@ import copy, fastai.optimizer as fo, math, pytest, torch, types
 from fastai.basics import Adam,Callback,DataLoader,DataLoaders,Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,CHT_presets,GMP_presets,MEST_presets
+from fastsparse.train.presets import GMP_presets
+from fastsparse.methods.presets import ACDC_presets,MEST_presets
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import PiecewiseSchedule,cubic_path,epochs,samples
-from fastsparse.train.method import Method,check_sparsity,find_method
+from fastsparse.train.method import Method,find_method
 from functools import partial
 from helpers import *
 from torch import nn
@@ -61,9 +62,9 @@ def test_settings(key, value, say):
     refused(lambda o: engine(o.dense, sgd(o.dense), 40, **{'sparsity':.5, **given}), ValueError, say)
 
 @pytest.mark.parametrize('s', [1, 1., -1e-9, 2, nan, inf])
-def test_check_sparsity(s):
+def test_sparsities(s):
     "Value, range and fix"
-    with pytest.raises(ValueError, match=r'sparsity is .*\[0,1\): a fraction such as 0.9'): check_sparsity(s)
+    with pytest.raises(ValueError, match=r'sparsity is .*\[0,1\): a fraction such as 0.9'): Method(sparsity=s)
 
 def method(**kwargs): return Method(**dict(batches_per_update=10)|kwargs)
 def bound(n=100, batch_size=None, **kwargs): return lambda o: method(**kwargs).bind(n, batch_size=batch_size)
@@ -109,12 +110,12 @@ calls = [
     (lambda o: RigL_presets(zzz=1), "'zzz' is no setting of a method: take some of batch_size, batches_per_update, ", TypeError),
     *[(lambda o, k=k: DST(**{k:50}), f"'{k}' is no setting of a method: ", TypeError) for k in ('n_steps','model','opt')],
     # settings that a preset's own would hide
-    *[(f, f'pass {instead}= instead of {list(kw)[0]}=') for preset,kw,instead in ((CHT_presets, dict(batches_per_update=3), 'updates'),
+    *[(f, f'pass {instead}= instead of {list(kw)[0]}=') for preset,kw,instead in (
         (MEST_presets, dict(batches_per_update=3), 'updates'), (MEST_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'),
-        (CHT_presets, dict(initial_drop_grow_pct=.5), 'drop_fraction'), (MEST_presets, dict(stop_pct=.5), 'updates'), (ACDC_presets, dict(stop_pct=.5), 'updates'))
+        (MEST_presets, dict(stop_pct=.5), 'updates'), (ACDC_presets, dict(stop_pct=.5), 'updates'))
         for f in (hidden(preset, **kw), lambda o, preset=preset, kw=kw: Method.named(preset.name.lower(), **kw))],
     *[(lambda o, name=name: Method.named(name, batches_per_update=3), 'pass updates= instead') for name in ('softmest','dsd')],
-    (lambda o: SparseTrainerCallback(sparsity=.8, method='cht', batches_per_update=3), 'pass updates= instead'),
+    (lambda o: SparseTrainerCallback(sparsity=.8, method='mest', batches_per_update=3), 'pass updates= instead'),
     # a callback
     *[(lambda o, way=way: DST(sparse_compute=way), 'sparse_compute is .*None .by a fixed rule., True .measured., False or a plan') for way in ('x', 1, ['0.weight'])],
     *[(lambda o, kw=kw: DST(**kw), say) for kw,say in ((dict(batch_size=0), 'batch_size is 0'), (dict(on_update=[3]), r'on_update holds 3'), (dict(scale_rates=3), 'scale_rates is 3'),
@@ -135,7 +136,7 @@ calls = [
     # rules
     *[(rules(spec), say) for spec,say in (
         (1., r'sparsity is 1.0.*\[0,1\)'), (-.1, r'\[0,1\)'), (nan, r'\[0,1\)'), (True, 'a rule is True'), (None, 'there are no rules'), ([], 'there are no rules'), ([['*', {}]], 'a rule is'),
-        (dict(method='best'), "method is 'best'.*static.*rigl"), (dict(method=3), 'method is 3'), (dict(density=.1), "says 'density'.*params, method.*sparsity"),
+        (dict(method='best'), "method is 'best'.*rigl.*static"), (dict(method=3), 'method is 3'), (dict(density=.1), "says 'density'.*params, method.*sparsity"),
         (dict(method='dense', sparsity=.5), "says 'sparsity'.*dense"), (dict(params=3), 'params is 3.*glob'), (dict(params=[]), 'glob'), (dict(params=None), 'glob'),
         (dict(params=['a',3]), 'glob'), (dict(structure='4:2'), '4'), (dict(sparse_f='best'), 'sparse_f is .best.*erdos_renyi'),
         (dict(keep_score_f=dict(lam=3)), 'keep_score_f is.*a dict with a name as its type'), (dict(sparse_f=dict(type=['uniform'])), 'a dict with a name as its type'),

@@ -9,8 +9,9 @@ from fastai.optimizer import Adam,OptimWrapper,ranger
 from fastai_data import CpuMixedPrecision,digits,learner,loaders,momentum_sgd
 from fastsparse.all import *
 from fastsparse.learned.masks import supermask_presets
-from fastsparse.train.presets import ACDC_presets,CHT_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
-from fastsparse.train.presets import SRigL_presets,Static_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets,SRigL_presets
+from fastsparse.train.presets import Static_presets
 from fastsparse.save.run_file import plain,read_run
 from forks import run_code
 from functools import partial
@@ -160,8 +161,7 @@ class Die(Callback):
 every4 = dict(batches_per_update=4)
 presets = dict(Static=Static_presets, SET=SET_presets(**every4), SNFS=SNFS_presets(**every4), RigL=RigL_presets(**every4), ITOP=ITOP_presets(**every4),
     GSE=GSE_presets(**every4), GMP=GMP_presets(**every4, sparsity=.8), GraNet=GraNet_presets(**every4, sparsity=.8),
-    MEST=MEST_presets(updates=FreqSchedule(4, start=4)), SRigL=SRigL_presets(**every4), ACDC=ACDC_presets(sparsity=.8), DSD=DSD_presets(sparsity=.5),
-    CHT=CHT_presets(updates=FreqSchedule(4, start=4)))
+    MEST=MEST_presets(updates=FreqSchedule(4, start=4)), SRigL=SRigL_presets(**every4), ACDC=ACDC_presets(sparsity=.8), DSD=DSD_presets(sparsity=.5))
 opts = dict(sgd=momentum_sgd, adam=Adam, adamw=partial(OptimWrapper, opt=torch.optim.AdamW), ranger=ranger, accumulate=momentum_sgd)
 every_fit = [f'{m}-{o}' for m in presets for o in opts]
 ways = 'live','mixed','in order','torch loader','two engines'

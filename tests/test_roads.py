@@ -109,10 +109,12 @@ def test_a_shrunk_learner_trains_on(opt, tmp_path):
     opt_func = Adam if opt=='Adam' else partial(OptimWrapper, opt=torch.optim.AdamW)
     def halves(m): return [[*m[0].parameters()],[*m[1:].parameters()]]
     learn = Learner(loaders(x, y), m, CrossEntropyLossFlat(), opt_func=opt_func, metrics=accuracy, path=tmp_path, splitter=halves)
-    handle = prune_channels(learn, .5)
+    pruned,found = prune_channels(learn, .5)
+    assert pruned is learn and repr(found).startswith('0.00771 → 0.00386 million weights')
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-2)
-    handle.remove()
+    assert int((m[0].weight.abs().sum(1)>0).sum())==50
     new,removed = shrink(learn, x[:4])
+    assert removed==found
     assert isinstance(new, Learner) and new.model[0].weight.shape==(50,64) and learn.model[0].weight.shape==(100,64)
     assert repr(removed).startswith('0.00771 → 0.00386 million weights') and len(new.opt.hypers)==2
     live = learn.model[0].weight.abs().sum(1)>0

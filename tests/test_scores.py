@@ -3,9 +3,10 @@ import functools, math, numpy as np, pytest, torch
 from fastai.optimizer import Adam,Lookahead,Lamb,OptimWrapper,QHAdam,RMSProp,SGD,ranger
 from fastsparse.core.registry import call_with,needs_of
 from fastsparse.core.optimizers import base_opt
-from fastsparse.masks.scores import DeadWeightSampler,GradAverage,Live,densify,ch2_l3_score,gradient_magnitude,gradient_momentum,gradient_saliency
+from fastsparse.masks.scores import DeadWeightSampler,GradAverage,Live,densify,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.weights.optimizers import state_tensors
-from fastsparse.masks.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,Sampled,SampledGradient
+from fastsparse.masks.scores import MeanGradient,momentum_redistribution,MovingGradient,random_score,SampledGradient
+from fastsparse.methods.parts import MagnitudePlusGradient
 from fastsparse.masks.scores import weight_magnitude
 from helpers import *
 from torch import nn
@@ -119,7 +120,7 @@ def test_elementwise_scores_need_no_other_weights(f):
     v.grad = p.grad.view(-1)[some]
     assert needs_of(f).elementwise and f(v).equal(f(p).view(-1)[some])
 
-@pytest.mark.parametrize('f', [random_score,gradient_momentum,SampledGradient(),ch2_l3_score,MeanGradient(),MovingGradient(),Sampled(weight_magnitude)])
+@pytest.mark.parametrize('f', [random_score,gradient_momentum,SampledGradient(),MeanGradient(),MovingGradient()])
 def test_other_scores_see_all_weights(f): assert not needs_of(f).elementwise
 
 def test_scores_say_what_they_read():
@@ -169,8 +170,7 @@ def test_state_tensors_have_the_shape():
     assert state_tensors(torch.optim.Adam([p]), p)==[]
 
 @pytest.mark.parametrize('make,say', [(lambda: MagnitudePlusGradient(-1.), 'lam is -1.0.*from 0'), (lambda: MeanGradient(2.5), 'n_batches is 2.5.*whole number from 1'),
-    (lambda: MovingGradient(1.), r'decay is 1.0.*\(0,1\)'), (lambda: Sampled('x'), "score_f is 'x'.*must be one of"),
-    (lambda: Sampled(weight_magnitude, 0), 'temperature is 0.*above 0'), (lambda: SampledGradient(0), 'candidates is 0.*above 0'),
+    (lambda: MovingGradient(1.), r'decay is 1.0.*\(0,1\)'), (lambda: SampledGradient(0), 'candidates is 0.*above 0'),
     (lambda: SampledGradient(of='alive'), "must be one of 'live', 'dead', 'grown'")])
 def test_parts_refuse_when_made(make, say):
     "Law 10: a score with arguments that can't work is refused when it is made, not at the first update"

@@ -13,15 +13,15 @@ from copy import copy
 from fastcore.basics import *
 from fastai.callback.core import Callback
 from ..contract import axes_of,batch_of,check_score,masked_params,module_copy,module_of,need_choice,need_fraction,need_number
-from ..core.patterns import wanted
+from ..core.patterns import settings_of
 from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
 from ..masks.selection import zero_dead_
 from .call import ModelCall
 from .config import keep_to_config
-from .groups import channel_groups,give_masks,outputs_of
-from .solve import Reader,solved,unit_losses,warn_of_unsolved
+from .groups import channel_groups,give_masks,outputs_of,Removed
+from .solve import paired_data,put_values,Reader,solved,unit_losses,warn_of_unsolved
 from ..prune.inputs import Calibration
 from ..save.shapes import cut_channels,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
@@ -75,7 +75,7 @@ def choose_groups(
     "The groups with the lowest scores"
     free = groups.read()&~groups.mask(groups.held)
     if among is not None: free &= among
-    share = fraction if isinstance(fraction, torch.Tensor) else torch.full((groups.n,), fraction).double()
+    share = torch.as_tensor(fraction).expand(groups.n)
     spaces = {tuple(ats): torch.tensor(gs)[free[gs]] for ats,gs in groups.spaces()}
     order = {s:gs[score[gs].argsort(stable=True)] for s,gs in spaces.items() if len(gs)}
     low = [round(float(share[gs[0]])*len(gs)) for gs in order.values()]
@@ -128,8 +128,10 @@ def mask_groups(
         mask = masks.setdefault(n, had[n].clone() if n in had else torch.ones_like(ps[n], dtype=torch.bool))
         mask.movedim(d, 0)[gone[r].to(mask.device)] = False
     handle = give_masks(model, masks)
-    for p,mask in [(ps[n], mask) for n,mask in masks.items()]:
-        for t in [*(state_tensors(opt, p) if opt is not None else []), *([] if p.grad is None else [p.grad])]: zero_dead_(t, mask)
+    for n,mask in masks.items():
+        if opt is not None:
+            for t in state_tensors(opt, ps[n]): zero_dead_(t, mask)
+        if ps[n].grad is not None: zero_dead_(ps[n].grad, mask)
     return handle
 
 # %% ../../nbs/722_cut.channels.ipynb #d6b83dce
@@ -163,7 +165,7 @@ def fractions_of(
     "The fraction that rules ask for"
     writers,ps = _writers(model, groups),dict(model.named_parameters())
     names = list(dict.fromkeys(n for own in writers.values() for n in own))
-    asked = dict(zip(names, wanted(rules, names, [ps[n] for n in names], model, 'sparsity')))
+    asked = dict(zip(names, settings_of(rules, names, [ps[n] for n in names], model, 'sparsity')))
     for n,v in asked.items():
         if v is not None: need_fraction(f'the sparsity of {n}', v, '[0,1)')
     found = {s:{asked[n] for n in own if asked[n] is not None} for s,own in writers.items()}
@@ -173,8 +175,10 @@ def fractions_of(
             raise ValueError(f"{', '.join(str(p[-1]) for p in own.settings)} is one number for {', '.join(writers[s][0] for s in theirs)}, "
                 "and the rules ask for different ones: ask for the same, or pass even=False")
     res = torch.zeros(groups.n).double()
+    free = groups.read()&~groups.mask(groups.held)
     for ats,gs in groups.spaces():
         values = found[tuple(ats)]
+        if not free[gs].any(): continue
         if len(values)>1: raise ValueError(f"{', '.join(writers[tuple(ats)])} lose the same channels, and the rules ask for {sorted(values)}: ask for one")
         res[gs] = ifnone(first(values), 0.)
     return res
@@ -229,9 +233,7 @@ def healing_data(model, heal, xb, n_samples, bs):
     "A `Calibration` of what `heal` of `prune_channels` is"
     if heal is True and not isinstance(model, nn.Module): heal = model.dls
     if heal is True: heal = [(*xb,None) if isinstance(xb, (tuple,list)) else xb]
-    calib = Calibration(model, heal, n_samples, bs)
-    if calib.loop is not None: raise ValueError("heal is a function, and the cut and the dense network need the same batches: pass these")
-    return calib
+    return paired_data(model, heal, n_samples, bs)
 
 # %% ../../nbs/722_cut.channels.ipynb #bb5ee460
 def solvable_scores(
@@ -276,7 +278,7 @@ def prune_channels(
     n_samples:int=1024, # Examples of `heal` to read, in whole batches
     bs:int=32, # Batch size for a dataset
     damp:float=.001, # With `heal`: this fraction of the mean diagonal of the Gram matrix holds weights where they were, 0 or more
-): # A `HookHandle`, whose `remove()` ends enforcement
+): # A `HookHandle`, whose `remove()` ends enforcement; of a `Learner` this `Learner`, and what `shrink` would remove
     "Prune whole channels, neurons, hidden units and heads with the lowest scores"
     rules = isinstance(sparsity, (dict,list))
     if not rules: need_fraction('sparsity', sparsity, '[0,1)')
@@ -293,14 +295,14 @@ def prune_channels(
     share = fractions_of(module, groups, sparsity) if rules else sparsity
     if scores is None: scores = weight_magnitude if calib is None else solvable_scores(module, groups, calib, damp)
     gone = lowest_groups(module, groups, share, scores, structure, budget, ranking, multiple)
-    if not gone.any():
-        if rules or sparsity: warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
-        return mask_groups(module, groups, gone)
-    values = {} if calib is None else healed_values(module, groups, gone, calib, damp)
-    handle,params = mask_groups(module, groups, gone),dict(module.named_parameters())
-    with torch.no_grad():
-        for n,t in values.items(): params[n].copy_(t)
-    return handle
+    if sparsity and not gone.any():
+        warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
+    values = {} if calib is None or not gone.any() else healed_values(module, groups, gone, calib, damp)
+    handle = mask_groups(module, groups, gone)
+    put_values(module, values)
+    if module is model: return handle
+    small,removed,_ = groups.without(gone)
+    return model,Removed(removed, module, small)
 
 # %% ../../nbs/722_cut.channels.ipynb #1e13dd55
 class ChannelPruning(Callback):

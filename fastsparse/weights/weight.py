@@ -382,7 +382,7 @@ def load(self:Dense, state):
     if grad is not None and grad._is_view(): grad = grad.clone()  # fastai detaches gradients in place
     self.weight.p.grad = grad
     if grad is None: return
-    if self.wants_dense: self.take(grad)
+    if self.wants_dense and not self.weight.dense_history: self.take(grad)
     mask_grads([self.weight])
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
