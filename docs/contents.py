@@ -44,7 +44,7 @@ api = dict(
         CubicSchedule FreqSchedule given_value'''),
     rules=('Other settings for some layers', 'Rules by name', 'configure'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp
-        prune_synflow prune_channels ChannelPruning taylor_scores channel_groups prune_to find_ticket'''),
+        prune_synflow prune_channels prune_tokens ChannelPruning taylor_scores channel_groups prune_to find_ticket'''),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros mask_adapters merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', 'learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify'),
     save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', 'SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse load_cut'),

@@ -94,11 +94,12 @@ def take(self:BlockIndex, dense): # A matrix of the index's shape
 @patch(as_prop=True)
 def places(self:BlockIndex):
     "The row-major position of each live weight in the order of `values.reshape(-1)`, 64 bits"
-    if self._places is None:
+    found = self._places
+    if found is None:
         o,i = [torch.arange(b, device=self.rows.device) for b in self.block]
         row,col = self.rows[:,None].long()*self.block[0]+o,self.cols[:,None].long()*self.block[1]+i
-        self._places = (row[:,:,None]*self.shape[1]+col[:,None]).view(-1)
-    return self._places
+        found = self._places = (row[:,:,None]*self.shape[1]+col[:,None]).view(-1)
+    return found
 
 @patch
 def to(self:BlockIndex, device):

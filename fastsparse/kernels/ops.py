@@ -80,11 +80,13 @@ def _transpose_index(index):
 @patch(as_prop=True)
 def t(self:SparseIndex):
     "The index of the transposed matrix, with `order`, the place of each of its weights in this one"
-    if self._t is None:
+    found = self._t  # which another thread may forget
+    if found is None:
         crow,row,order = (transpose_index if _has_kernels(self.col) else _transpose_index)(self)
-        self._t = SparseIndex.of_parts(self.shape[::-1], crow, row)
-        self._t.order = order
-    return self._t
+        found = SparseIndex.of_parts(self.shape[::-1], crow, row)
+        found.order = order
+        self._t = found
+    return found
 
 # %% ../../nbs/510_kernels.ops.ipynb #24fde48f
 with catch_warnings():

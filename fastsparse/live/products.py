@@ -18,18 +18,18 @@ from .tensor import AnyLive,Cell,LiveParameter,LiveTensor,products
 
 # %% ../../nbs/514_live.products.ipynb #0e61f4c2
 class Values(Function):
-    "The vector of a live parameter"
+    "The vector of a live parameter that stores `values` by an `index`"
     @staticmethod
-    def forward(ctx, p):
-        ctx.index,ctx.shape = p.cell.index,p.shape
-        return p.cell.values.detach()
+    def forward(ctx, p, values, index):
+        ctx.index,ctx.shape = index,p.shape
+        return values.detach()
 
     @staticmethod
     @uncompiled
     def backward(ctx, grad):
         need_plain_backward(grad)
-        if not torch.is_grad_enabled(): return LiveTensor(Cell(grad.contiguous(), ctx.index, ctx.shape))
-        return grad.new_zeros(ctx.shape.numel()).scatter(0, ctx.index.places, grad).view(ctx.shape)
+        if not torch.is_grad_enabled(): return LiveTensor(Cell(grad.contiguous(), ctx.index, ctx.shape)),None,None
+        return grad.new_zeros(ctx.shape.numel()).scatter(0, ctx.index.places, grad).view(ctx.shape),None,None
 
 # %% ../../nbs/514_live.products.ipynb #0a06c2ae
 def _is_plain(x, p):
@@ -89,7 +89,8 @@ def traced(x, weight, bias):
 def linear(input, weight, bias=None):
     "`F.linear` with what a live parameter stores"
     if torch.compiler.is_compiling(): return traced(input, weight, bias)
-    return weight.cell.index.linear(input, Values.apply(weight), bias, weight.record)
+    values,index = weight.cell.stored
+    return index.linear(input, Values.apply(weight, values, index), bias, weight.record)
 
 # %% ../../nbs/514_live.products.ipynb #784582ea
 def _geometry(shape, stride, padding, dilation, groups):
@@ -102,9 +103,9 @@ def _geometry(shape, stride, padding, dilation, groups):
 # %% ../../nbs/514_live.products.ipynb #c6c45ec7
 def _two(t, fill): return (fill,)*(2-len(t))+tuple(t)
 
-def conv_index(weight, g):
-    "The `ConvIndex` of a live parameter in a convolution of the geometry `g`; None if it has no kernel"
-    index,key = weight.cell.index,(g.stride,g.padding,g.dilation,weight.shape)
+def conv_index(weight, g, index):
+    "The `ConvIndex` of a live parameter by its `index`, in a convolution of the geometry `g`; None if it has no kernel"
+    key = g.stride,g.padding,g.dilation,weight.shape
     if index.convs is None or why_no_kernel(g): return None
     if key not in index.convs:
         mask = index.dense(torch.ones(len(index), dtype=torch.bool)).view(*weight.shape[:2], *_two(weight.shape[2:], 1))
@@ -120,9 +121,11 @@ def convolution(input, weight, bias=None, stride=1, padding=0, dilation=1, group
         y = convolution(input[None], weight, bias, stride, padding, dilation, groups)
         return y if y is NotImplemented else y[0]
     g = _geometry(weight.shape, stride, padding, dilation, groups)
-    if fits_kernel(weight) and input.is_cpu and (index := conv_index(weight, g)) and index.takes(*_two(input.shape[2:], 1)):
+    values,index = weight.cell.stored
+    conv = conv_index(weight, g, index) if fits_kernel(weight) and input.is_cpu else None
+    if conv is not None and conv.takes(*_two(input.shape[2:], 1)):
         x = (input.unsqueeze(2) if n==1 else input).to(weight.dtype)
-        y = sparse_conv2d(x, Values.apply(weight), index, bias, weight.record)
+        y = sparse_conv2d(x, Values.apply(weight, values, index), conv, bias, weight.record)
         kind = torch.get_autocast_dtype('cpu') if torch.is_autocast_enabled('cpu') else y.dtype
         return (y.squeeze(2) if n==1 else y).to(kind)
     if not is_pointwise(g): return NotImplemented
