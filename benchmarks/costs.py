@@ -2,7 +2,7 @@
 import statistics,time,torch
 from fastai.basics import *
 from fastsparse.all import *
-from fastsparse.weights.weight import weight_of
+from fastsparse.contract import weight_of
 from copy import deepcopy
 from functools import partial
 from measure import *

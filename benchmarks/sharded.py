@@ -1,4 +1,4 @@
-"""Training of 100 million weights over ranks: memory, bytes sent for masks, and time
+"""Training of 100 million weights over ranks: memory and time
 
     python benchmarks/sharded.py            # 1, 2 and 4 ranks, into results/sharded.json
     python benchmarks/sharded.py 1024       # the same with layers of 1024x1024, a quarter of the weights
@@ -19,7 +19,6 @@ def rank(i, world, folder):
     "One rank; alone it trains an ordinary model"
     from fastsparse.masks.selection import local_part
     from fastsparse.train.presets import RigL_presets
-    from fastsparse.shards.weight import bytes_sent
     from fastsparse.model.sparsify import sparsify_model
     from fastsparse.train.loop import DynamicSparseTraining
     from torch.distributed.fsdp import fully_shard
@@ -35,7 +34,7 @@ def rank(i, world, folder):
     sparsify_model(model, .9, 'uniform', seed=0, sparse_init_mode=None)
     opt = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=.9)
     dst = DynamicSparseTraining(model, opt, n_steps, seed=0, **RigL_presets(stop_pct=1., batches_per_update=every))
-    before,times = bytes_sent(model),[]
+    times = []
     for t in range(n_steps):
         x = torch.randn(8, side, generator=torch.Generator().manual_seed(t))[i::world]
         t0 = time.perf_counter()
@@ -45,8 +44,7 @@ def rank(i, world, folder):
         times.append(time.perf_counter()-t0)
     updates = [t for t in range(n_steps) if t and t%every==0]
     plain = [s for t,s in enumerate(times) if t>1 and t not in updates]
-    sent = (bytes_sent(model)-before)/max(dst.n_updates, 1)/n_layers
-    res = dict(ranks=world, peak=peak(), above_start=peak()-start, updates=dst.n_updates, bytes_an_update=sent,
+    res = dict(ranks=world, peak=peak(), above_start=peak()-start, updates=dst.n_updates,
         step=sorted(plain)[len(plain)//2], update=sum(times[t] for t in updates)/len(updates), cpu=time.process_time())
     Path(folder, f'{i}.json').write_text(json.dumps(res))
     dist.destroy_process_group()

@@ -16,7 +16,7 @@ rooms = dict(core='Checks, names and patterns: what has nothing to do with masks
     train='Training: method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
     live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures and starting masks', card='Graphics cards: which blocks pay, and choosing there',
     shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Files: runs, checkpoints, masks, rules',
-    report='Reports: FLOPs, costs, history, pictures', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
+    report='Reports: FLOPs, costs, history, pictures', methods='Methods beyond the usual ones', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
     circuits='Circuits: weight-sparse transformers, and the few nodes that do a task', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 
@@ -44,10 +44,10 @@ api = dict(
         CubicSchedule FreqSchedule given_value'''),
     rules=('Other settings for some layers', 'Rules by name', 'configure'),
     prune=('Prune a trained model', 'Choose weights once, with or without data', '''prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp
-        prune_synflow prune_channels ChannelPruning taylor_scores channel_groups prune_to find_ticket'''),
+        prune_synflow prune_channels prune_tokens ChannelPruning taylor_scores channel_groups prune_to find_ticket'''),
     finetune=('Stay sparse while fine-tuning', 'Zeros that stay, adapters that merge into them, and one small file a task', 'keep_zeros mask_adapters merge_sparse save_delta load_delta'),
     learned=('Learn the masks', 'Straight-through estimators and scores that are trained', 'learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify'),
-    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', 'SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse'),
+    save=('Save, resume and load', 'Whole checkpoints, and models that come back with their masks', 'SparseCheckpoint save_run load_run WaitForSparsity save_sparse load_sparse load_cut'),
     deploy=('Compute fast and deploy', 'Live weights only, smaller models, files for servers', 'sparse_compute store_dense export_sparse plain_copy shrink pack narrow_like'),
     look=('Look at a run', 'Topologies, history, costs', 'plot_topology animate_masks SparseHistory log_updates count_flops flop_profile FlopsCounter predict_cost'),
     masks=('Masks as tensors', 'From scores and counts to masks', 'sparse_mask sparse_mask_like top_k_mask mask_from_tensor sparsity_from_tensor maybe_float'))
@@ -69,7 +69,7 @@ searches = {
         pretrained network, pretrained model, not fastai, distillation, teacher, knowledge distillation, sentence encoder, compress a pretrained model, prune_refit, MiniLM, sentence-transformers,
         prune further, llm-compressor, llmcompressor, smaller model step by step''',
     'howto/cut_heal_load': '''cut a llama, remove layers, remove experts, remove heads, narrower, width pruning, depth pruning, heal a pruned model, REAP,
-        gguf, llama.cpp, vllm, from_pretrained after pruning, save_pretrained after pruning''',
+        gguf, llama.cpp, vllm, from_pretrained after pruning, save_pretrained after pruning, per_layer_config, unequal layers, layers of different sizes''',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',

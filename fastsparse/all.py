@@ -3,7 +3,7 @@ from .core.registry import declares
 from .masks.selection import sparse_mask,sparse_mask_like,mask_from_tensor,sparsity_from_tensor,maybe_float,top_k_mask
 from .masks.schedules import Interval,Schedule,CubicSchedule,FreqSchedule
 from .masks.structures import NM,FanIn,Block,as_structure
-from .masks.scores import random_score,weight_magnitude,gradient_magnitude,gradient_momentum,gradient_saliency,MagnitudePlusGradient
+from .masks.scores import random_score,weight_magnitude,gradient_magnitude,gradient_momentum,gradient_saliency
 from .masks.scores import MeanGradient,fisher_saliency,SampledGradient,momentum_redistribution,gradient_redistribution
 from .masks.distributions import uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity,layers_dense,global_sparsity
 from .masks.distributions import balanced_flops_sparsity,given_sparsity
@@ -22,9 +22,12 @@ from .train.loop import DynamicSparseTraining
 from .train.growth import given_value
 from .train.presets import SET_presets,SNFS_presets,RigL_presets
 from .train.presets import methods_table
+from .methods.parts import MagnitudePlusGradient
 from .save.rules import configure
 from .save.load import load_sparse,save_sparse
 from .deploy.compact import pack
+from .cut.load import load_cut
+from .cut.tokens import prune_tokens
 from .cut.shrink import plain_copy,shrink
 from .deploy.export import export_sparse
 from .trainers.callbacks import SparseTrainerCallback,SparseLightningCallback,log_updates

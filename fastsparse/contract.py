@@ -9,7 +9,7 @@ from .model.layers import axes_of
 from .model.running import batch_of,call_model,evaluating,module_copy,module_of,preserved,same_random_state,unfused
 from .model.choose import decide,need_dense,need_masks,need_values,Param
 from .model.trained import shows_training
-from .model.starting import check_score,draw_seed,fitting
+from .model.starting import check_score,draw_seed,need_structure
 from .model.buffers import keep_from_broadcast,register_mask
 from .model.sparsify import refuse_locked
 from .train.method import dense_batches,find_method,Method,method_settings

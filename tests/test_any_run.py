@@ -126,7 +126,7 @@ def check_laws(seed, **fixed):
 def check_resumed(seed, folder, **fixed):
     "A run that was stopped after a drawn batch goes on bit for bit in objects made anew, from a file; twice the same seed is the same run"
     case = drawn(seed, **fixed)
-    stop,n = random.Random(seed+1).randint(1, 11),12//case['n_acc']
+    stop,n = case.get('stop') or random.Random(seed+1).randint(1, 11),12//case['n_acc']
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         mine = made(case, n=n)
@@ -153,6 +153,11 @@ def check(f, seed, *args):
 def test_what_is_taken_keeps_the_laws(): for_drawn(partial(check, check_laws), 25)
 
 def test_what_is_stopped_goes_on(tmp_path): for_drawn(lambda seed: check(check_resumed, seed, tmp_path), 15)
+
+def test_half_of_a_batch_of_a_dense_history_goes_on(tmp_path):
+    "The gradient that a file holds between two backward passes keeps its dead weights' entries, which momentum reads"
+    case = dict(model='linear', opt='Adam', method='snfs', structure=None, sparsity=.75, every=1, replace=False, live=False, dense=False)
+    check_resumed(0, tmp_path, **case, n_acc=2, stop=5, clip=False)
 
 @pytest.mark.full
 def test_what_is_taken_keeps_the_laws_in_thousands_of_runs(): for_drawn(partial(check, check_laws), 3000)

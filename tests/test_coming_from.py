@@ -122,7 +122,7 @@ def test_a_false_claim_stops_the_page():
     for c in nb['cells']:
         if c['cell_type']=='code' and 'table(\'' not in (source := ''.join(c['source'])): exec(source, names)
     with pytest.raises(AssertionError, match='sparse_mask'): names['table']('name | sparse_mask((10,), .5) | note\n    _.sum()==4')
-    assert 'from fastsparse.core.patterns import named' in names['table']("name | named('b', ['a','b']) | note\n    _==[1]").data
+    assert 'from fastsparse.core.patterns import indices_of' in names['table']("name | indices_of('b', ['a','b']) | note\n    _==[1]").data
     with pytest.raises(NameError): names['table']('name | nothing_like_it(3) | note\n    True')
 
 @pytest.mark.parametrize('name,cell,fits', [('mask', 'sparse_mask(sizes)', False), ('{p}', '{p}_mask', False), ('{p}_mask', '{p}_mask', True),

@@ -6,9 +6,11 @@ from fastai.callback.schedule import *
 from fastai.callback.training import GradientAccumulation
 from fastai_data import ConvNet,digits,learner,loaders,mlp as fmlp
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets
 from fastsparse.train.presets import Static_presets
-from fastsparse.masks.schedules import acdc_path,cubic_path,steps
+from fastsparse.masks.schedules import cubic_path,steps
+from fastsparse.methods.parts import acdc_path
 from fastsparse.masks.scores import MovingGradient,MeanGradient,SampledGradient
 from fastsparse.weights.find import masked_params
 from fastsparse.train.growth import reset_state

@@ -1,7 +1,8 @@
 "What holds on the CPU holds on a CUDA device: `make gpu`; without one these tests run on the CPU, so that they are right where a card is"
 import os,pytest,torch
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,GMP_presets,GraNet_presets,MEST_presets,SRigL_presets
+from fastsparse.train.presets import GMP_presets
+from fastsparse.methods.presets import ACDC_presets,GraNet_presets,MEST_presets,SRigL_presets
 from fastsparse.weights.find import masked_params
 from torch import nn
 from torch.nn import functional as F

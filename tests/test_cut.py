@@ -1,7 +1,7 @@
 "What is cut from a model of transformers stands in its configuration: any process opens the folder, and computes the same"
-import copy,pickle,pytest,subprocess,sys,torch,torch.nn.functional as F
+import copy,json,pickle,pytest,subprocess,sys,torch,torch.nn.functional as F
 from fastcore.basics import first
-from fastsparse.all import load_sparse,prune_channels,shrink,sparse_compute,sparsify_model
+from fastsparse.all import load_cut,load_sparse,prune_channels,shrink,sparse_compute,sparsify_model
 from fastsparse.kernels.timing import output_error
 from fastsparse.cut.experts import expert_blocks,expert_scores,prune_experts
 from fastsparse.cut.layers import layer_angles,prune_layers
@@ -64,13 +64,20 @@ def numbers(config): return {k:v for k,v in config.to_dict().items() if k not in
 def elsewhere():
     "Opens a folder with transformers alone, in a process that stays, and returns the outputs"
     code = """
-import sys,torch,transformers
+import pathlib,sys,torch,transformers
 for line in sys.stdin:
     try:
         folder = line.strip()
         kind = transformers.AutoConfig.from_pretrained(folder).architectures[0]
-        model,info = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
-        assert not any(info.values()) and 'fastsparse' not in sys.modules, info
+        readme = pathlib.Path(folder, 'README.md')
+        _,*loader = readme.read_text().split('```python') if readme.exists() else ['']
+        if loader:
+            exec(loader[0].split('```')[0], scope := {})
+            model = scope['load_cut'](folder)
+        else:
+            model,info = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+            assert not any(info.values()), info
+        assert 'fastsparse' not in sys.modules
         with torch.no_grad(): torch.save(model(**torch.load(f'{folder}/inputs.pt'))[0], f'{folder}/outputs.pt')
         print('opened', flush=True)
     except Exception as e: print(repr(e), flush=True)"""
@@ -132,15 +139,59 @@ def test_layers_are_alike(kwargs):
     sizes = [(o.self_attn.q_proj.out_features,o.mlp.down_proj.in_features) for o in cut.model.layers]
     assert len({*sizes})==1 and sizes[0][1]==cut.config.intermediate_size<48
 
-def test_layers_that_differ_have_no_folder(tmp_path):
-    "The error names both layers and their numbers before anything is written; a copy says the same"
+def uneven(model, x):
+    "Half of one layer is gone, and a quarter of the others"
+    prune_channels(model, {'*.0.*':.5,'*':.25}, x, even=False)
+    return shrink(model, x)[0]
+
+@pytest.mark.parametrize('family,per_layer', [('llama','intermediate_size num_attention_heads num_key_value_heads'), ('vit','intermediate_size'),
+    *(pytest.param(*o, marks=pytest.mark.full) for o in (('qwen3',f'{neurons} {heads}'), ('bert','intermediate_size'), ('gpt2','n_inner'), ('t5',''), ('modernbert','intermediate_size')))])
+def test_layers_that_differ_open(family, per_layer, elsewhere, tmp_path):
+    "By the code in the folder's README, in a process without this library; what a layer's settings can say is told"
+    model,x = made(family)
+    before = model.config.to_dict()
+    cut = uneven(model, x)
+    with torch.no_grad(): want = model(**x)[0]
+    assert output_error(want, cut(**x)[0])<1e-5 and output_error(want, elsewhere(cut, x, tmp_path))<1e-5
+    told = json.loads((tmp_path/'config.json').read_text())
+    layers = told.get('per_layer_config', {})
+    assert {k for o in layers.values() for k in o}=={*per_layer.split()}
+    for k in per_layer.split():
+        if k=='intermediate_size' and family!='modernbert':
+            sizes = {int(n.split('layers.' if 'layers.' in n else 'layer.')[1].split('.')[0]):len(p) for n,p in cut.named_parameters() if n.endswith(('up_proj.weight','intermediate.dense.weight','fc1.weight'))}
+            assert sizes=={i:layers.get(str(i), told)[k] for i in sizes}
+    assert model.config.to_dict()==before
+
+def test_a_copy_of_a_cut_model_is_saved_as_itself(tmp_path):
+    "Copied or pickled; a README of somebody else stays"
+    model,x = made('llama')
+    cut = uneven(model, x)
+    for i,own in enumerate((copy.deepcopy(cut), pickle.loads(pickle.dumps(cut)))):
+        own.lm_head.weight.data.zero_()
+        own.save_pretrained(tmp_path/str(i))
+        assert not load_cut(tmp_path/str(i))(**x)[0].any() and cut(**x)[0].any()
+    (tmp_path/'README.md').write_text('mine')
+    cut.save_pretrained(tmp_path)
+    assert (tmp_path/'README.md').read_text()=='mine'
+
+@pytest.mark.parametrize('even', [True,False])
+def test_a_class_that_reads_settings_of_layers(even, elsewhere, tmp_path):
+    "Gemma 4 has widths of heads by layer: they stay; even cuts open by themselves"
+    torch.manual_seed(0)
+    config = tf.Gemma4TextConfig(**small | gqa, head_dim=8, global_head_dim=16, hidden_size_per_layer_input=0, layer_types=['sliding_attention','full_attention'])
+    model,x = tf.Gemma4ForCausalLM(config).eval(),words()
+    if even: prune_channels(model, .5, x)
+    cut = shrink(model, x)[0] if even else uneven(model, x)
+    assert output_error(model(**x)[0], elsewhere(cut, x, tmp_path))<1e-5
+    assert json.loads((tmp_path/'config.json').read_text())['per_layer_config']['1']['head_dim']==16
+    assert ('```python' in (tmp_path/'README.md').read_text())!=even
+
+def test_what_the_configuration_did_not_describe_is_not_saved(tmp_path):
     model,x = llama()
-    model.model.layers[1].mlp.down_proj.weight.data[:,:5] = 0
+    model.lm_head = nn.Sequential(nn.Linear(64,20), nn.Linear(20,60))
+    prune_channels(model, .25, x)
     cut,_ = shrink(model, x)
-    assert output_error(cut(**x), model(**x))<1e-5
-    for own in (cut, copy.deepcopy(cut), pickle.loads(pickle.dumps(cut))):
-        with pytest.raises(ValueError, match=r'model\.layers\.1\.mlp\.down_proj keeps 43 of 48 groups, model\.layers\.0\.mlp\.down_proj 48.* one intermediate_size'):
-            own.save_pretrained(tmp_path/'new')
+    with pytest.raises(ValueError, match="LlamaConfig didn't describe the model before the cut"): cut.save_pretrained(tmp_path/'new')
     assert not (tmp_path/'new').exists()
 
 @pytest.mark.parametrize('family,why', [('bert','BertConfig has no number for it'), ('stablelm','StableLmConfig has no number for it'),
@@ -150,13 +201,12 @@ def test_what_no_setting_holds(family, why):
     model,x = made(family)
     with pytest.raises(ValueError, match=f'no heads that can go .{why}'): prune_channels(model, .5, x, structure='heads')
 
-def test_cut_all_the_same(tmp_path):
-    "With `even=False` BERT's heads go, and the folder is refused"
+def test_heads_that_no_setting_counts_open(elsewhere, tmp_path):
+    "With `even=False` BERT's heads go, and the loader opens what is left"
     model,x = made('bert')
     prune_channels(model, .5, x, structure='heads', even=False)
     cut,_ = shrink(model, x)
-    assert cut.encoder.layer[0].attention.self.query.out_features==16
-    with pytest.raises(ValueError, match='BertConfig has no number for it'): cut.save_pretrained(tmp_path/'new')
+    assert cut.encoder.layer[0].attention.self.query.out_features==16 and output_error(model(**x)[0], elsewhere(cut, x, tmp_path))<1e-5
 
 def test_a_model_inside_another():
     "Its configuration changes; what is around it has none"

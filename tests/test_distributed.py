@@ -3,10 +3,11 @@ import os,pytest,subprocess,sys,warnings
 import torch.distributed as dist
 from datetime import timedelta
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets,SoftMEST_presets,SRigL_presets
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.compat.cerebras import LinearSchedule
-from fastsparse.train.presets import SoftMEST_presets,SRigL_presets,Static_presets
+from fastsparse.train.presets import Static_presets
 from fastsparse.masks.scores import fisher_saliency,gradient_redistribution,MeanGradient,SampledGradient
 from fastsparse.masks.distributions import first_layer_dense_uniform,global_sparsity
 from fastsparse.masks.schedules import Schedule

@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 from fastai_data import At,learner
 from fastcore.basics import ifnone
 from fastsparse.all import *
-from fastsparse.masks.schedules import acdc_path,cubic_path
+from fastsparse.masks.schedules import cubic_path
+from fastsparse.methods.parts import acdc_path
 from fastsparse.weights.find import masked_params
 from fastsparse.report.history import pack_mask,SparseHistory,unpack_mask
 from helpers import backward,data,mlp

@@ -149,7 +149,7 @@ def test_experts_go_by_expert():
         return erdos_renyi_sparsity(params, s, axes=axes)
     m = nn.Sequential(Experts(), nn.Linear(16,2))
     sparsify_model(m, .75, sparse_f, also=Experts, seed=0)
-    assert seen['axes'][0].experts==0 and seen['axes'][1].is_usual
+    assert seen['axes'][0].experts==0 and seen['axes'][1]==(0,1,None)
     raw = [(16+8)/(16*8), (16+2)/(16*2)]
     k = .25*(512+32)/(raw[0]*512+raw[1]*32)
     assert abs(int(m[0].up_mask.sum())-k*raw[0]*512)<=1

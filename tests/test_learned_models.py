@@ -70,7 +70,7 @@ def test_rules_choose():
     net = nn.ModuleDict(dict(emb=nn.Embedding(6,4), body=mlp((4,4,4)), lm_head=nn.Linear(4,6)))
     sps = learn_masks(net, {'body':'1:4', 'lm_head':None, lambda name,p: True:'top 0.5'})
     assert [(str(sp.sparseness),tuple(sp.score.shape)) for sp in sps]==[('top 0.5',(6,4))]+[('1:4',(4,4))]*2
-    with pytest.warns(UserWarning, match="'lm_haed' serves no parameter"): learn_masks(mlp((4,4)), {'lm_haed':None, '*':'2:4'})
+    with pytest.warns(UserWarning, match="'lm_haed' has no effect"): learn_masks(mlp((4,4)), {'lm_haed':None, '*':'2:4'})
     net = nn.ModuleDict(dict(emb=nn.Embedding(6,4), body=mlp((4,4,4))))
     assert len(learn_masks(net, 'top 0.5'))==2
     assert effective_weight(net['emb']) is net['emb'].weight

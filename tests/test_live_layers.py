@@ -2,7 +2,8 @@
 import copy,gc,pickle,pytest
 from fastai.optimizer import Adam as FastaiAdam,SGD as FastaiSGD
 from fastsparse.all import *
-from fastsparse.train.presets import GSE_presets,MEST_presets
+from fastsparse.train.presets import GSE_presets
+from fastsparse.methods.presets import MEST_presets
 from fastsparse.kernels.vectors import why_not
 from fastsparse.masks.scores import MovingGradient
 from fastsparse.train.method import auto_presets

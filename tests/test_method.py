@@ -2,12 +2,13 @@
 import copy, math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
 from fastsparse.all import fisher_saliency
-from fastsparse.train.presets import MEST_presets
+from fastsparse.methods.presets import MEST_presets
 from fastsparse.core.registry import declares
 from fastsparse.masks.distributions import as_distribution
-from fastsparse.masks.schedules import acdc_path,cubic_path,epochs,samples,soft_bound_path
+from fastsparse.masks.schedules import cubic_path,epochs,samples
+from fastsparse.methods.parts import acdc_path,drop_of_target,soft_bound_path
 from fastsparse.masks.scores import MeanGradient
-from fastsparse.train.method import auto_presets,check_sparsity,drop_of_live,drop_of_target,Method
+from fastsparse.train.method import auto_presets,drop_of_live,Method
 from functools import partial
 from helpers import *
 from hypothesis import given, strategies as st
@@ -123,7 +124,7 @@ def test_parts_and_methods_by_name():
     assert repr(method(keep_score_f='MeanGradient').keep_score_f)=='MeanGradient(n_batches=8)'
 
 @pytest.mark.parametrize('s', [0, 0., .5, .999999, np.float32(.3)])
-def test_check_sparsity(s): assert check_sparsity(s) is None
+def test_sparsities(s): assert Method(sparsity=s).sparsity==s
 
 # --- what the parts say of themselves
 

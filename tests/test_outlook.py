@@ -1,7 +1,7 @@
 "The table of a run is what the run does: its rows are the updates that are made"
 import pytest,torch
 from fastsparse.all import *
-from fastsparse.train.method import preset_by_name
+from fastsparse.core.registry import parts_of
 from fastsparse.train.plan import outlook
 from helpers import *
 from torch import nn
@@ -37,13 +37,13 @@ def check_run(name, kind, n):
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', [*preset_by_name, 'auto'])
+@pytest.mark.parametrize('name', [*parts_of('method'), 'auto'])
 def test_the_table_is_the_run(name): check_run(name, 'mlp', 40)
 
 @pytest.mark.full
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('n', [40,90])
-@pytest.mark.parametrize('name,kind', [(name, kind) for name in [*preset_by_name, 'auto'] for kind in models if kind!='frozen' or name not in totals])
+@pytest.mark.parametrize('name,kind', [(name, kind) for name in [*parts_of('method'), 'auto'] for kind in models if kind!='frozen' or name not in totals])
 def test_the_table_is_any_run(name, kind, n):
     "What a frozen layer keeps from the others isn't known before, if scores divide the weights"
     check_run(name, kind, n)

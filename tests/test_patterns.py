@@ -1,7 +1,7 @@
 "Patterns that name parameters, and rules in order"
 import pytest
 from collections import OrderedDict
-from fastsparse.core.patterns import assign,named,need_named,read_rules
+from fastsparse.core.patterns import assign,indices_of,need_named,read_rules
 from torch import nn
 
 def block(i, o): return nn.Sequential(OrderedDict(conv=nn.Conv2d(i,o,3), norm=nn.BatchNorm2d(o)))
@@ -14,19 +14,19 @@ deep = ['a.weight','b.mlp.fc.weight','c.mlp.fc.weight','c.mlp.out.weight']
     (nn.Sequential, [0,1,2]), (lambda n,p: p.ndim==2, [2]), (0, [0]), (-1, [2]), (3, []), (-4, []), (['head',0,'first'], [0,2]), ([], [])])
 def test_what_a_pattern_names(pattern, found):
     "Names, globs, types, functions, indices and lists"
-    assert named(pattern, names, params, model)==found
+    assert indices_of(pattern, names, params, model)==found
 
 @pytest.mark.parametrize('text,among,found', [('a', deep, [0]), ('mlp', deep, [1,2,3]), ('mlp.fc', deep, [1,2]), ('fc', deep, [1,2]), ('weight', deep, [0,1,2,3]), ('fc.', deep, []), ('m', deep, []),
     ('', deep, []), ('a[0].weight', ['a[0].weight','a0.weight'], [0]), ('0', ['0.weight','10.weight','1.0.weight'], [0]), ('0', ['1.0.weight'], [])])
 def test_a_text_at_any_depth(text, among, found):
     "A name that begins with a digit is found at the top only"
-    assert named(text, among)==found
+    assert indices_of(text, among)==found
 
 def test_what_is_no_pattern():
     "And a pattern that names nothing, where one is needed"
     for bad in (None, True, 1.5, b'head', ['head',None]):
-        with pytest.raises(ValueError, match='a pattern is'): named(bad, names)
-    with pytest.raises(ValueError, match='is a type'): named(nn.Conv2d, names)
+        with pytest.raises(ValueError, match='a pattern is'): indices_of(bad, names)
+    with pytest.raises(ValueError, match='is a type'): indices_of(nn.Conv2d, names)
     for bad in ('haed', ['head','haed'], [], 7):
         with pytest.raises(ValueError, match='chosen is .* names none'): need_named(bad, names, what='chosen')
     assert need_named(['head','first'], names)==[0,2]
@@ -38,4 +38,4 @@ def test_rules_in_order():
         with pytest.raises(ValueError, match='rules is .* pairs'): read_rules(bad)
     assert assign([('head',0),('*',1)], names)==[1,1,0] and assign([('head',0)], names)==[None,None,0]
     with pytest.warns(UserWarning, match='put it before them'): assert assign([('*',0),('head',1)], names)==[0,0,0]
-    with pytest.warns(UserWarning, match='goes by such a name'): assert assign([('haed',0),('*',1)], names)==[1,1,1]
+    with pytest.warns(UserWarning, match='it matches none of'): assert assign([('haed',0),('*',1)], names)==[1,1,1]

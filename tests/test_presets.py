@@ -2,13 +2,18 @@
 import math, numpy as np, pickle, pytest, re, reference_methods as ref, torch
 import fastsparse.masks.schedules, fastsparse.masks.scores
 from copy import copy,deepcopy
+from forks import run_code
 from fastsparse.all import *
 from fastsparse.all import MagnitudePlusGradient,methods_table,SampledGradient
-from fastsparse.train.presets import ACDC_presets,DSD_presets,GMP_presets,GraNet_presets,GSE_presets,ITOP_presets,MEST_presets
-from fastsparse.train.presets import SoftMEST_presets,SRigL_presets,Static_presets
+from fastsparse.train.presets import GMP_presets,GSE_presets,ITOP_presets
+from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,MEST_presets,SoftMEST_presets,SRigL_presets
+from fastsparse.train.presets import Static_presets
 from fastsparse.masks.selection import keyed_generator
-from fastsparse.masks.schedules import acdc_path,cubic_path,soft_bound_path,update_steps
-from fastsparse.train import presets as methods
+from fastsparse.masks.schedules import cubic_path,update_steps
+from fastsparse.methods.parts import acdc_path,soft_bound_path
+from fastsparse.core.registry import parts_of
+from fastsparse.methods import parts,presets as further
+from fastsparse.train import presets as usual
 from fastsparse.train.method import Method
 from functools import partial
 from helpers import *
@@ -105,8 +110,8 @@ def test_a_large_sample_is_all():
 
 def test_every_preset_has_a_reference():
     "Who adds a preset adds a case; SNFS has its own beside the engine's tests"
-    presets = {k.removesuffix('_presets') for k in vars(methods) if k.endswith('_presets')}
-    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}=={o.name for o in methods.preset_by_name.values()}
+    presets = {k.removesuffix('_presets') for k in vars(usual)|vars(further) if k.endswith('_presets')}
+    assert presets=={k.split('_')[0] for k in cases}|{'SNFS'}=={o.name for o in parts_of('method').values()}
 
 # --- counts along every path, in a model of odd sizes
 
@@ -147,30 +152,30 @@ def test_totals(name, sparse_f):
 
 alone = partial(global_sparsity, min_live=0)
 
-@pytest.mark.parametrize('name', methods.preset_by_name)
+@pytest.mark.parametrize('name', parts_of('method'))
 def test_preset_is_a_dict(name):
     "It spreads, merges, copies, pickles and compares as the dict that it is, reads what is usual, and a changed copy leaves it alone"
-    p = methods.preset_by_name[name]
+    p = parts_of('method')[name]
     assert isinstance(p, Method) and isinstance(p, dict) and {**p}==dict(p)==p and dict(p, sparsity=.5)==p(sparsity=.5)!=p
     for o in (p(), p.copy(), copy(p), deepcopy(p), pickle.loads(pickle.dumps(p))):
         assert type(o) is Method and o==p and not o!=p and (o.name,o.about,o.paper)==(p.name,p.about,p.paper)
     assert 'sparsity' not in p
     assert p.paper is None or re.fullmatch(r'\d{4}\.\d{5}', p.paper)
-    assert methods_table().loc[name, 'preset']==f'{p.name}_presets' and vars(methods)[f'{p.name}_presets'] is p
+    assert methods_table().loc[name, 'preset']==f'{p.name}_presets' and (vars(usual)|vars(further))[f'{p.name}_presets'] is p
 
 def test_preset_says_its_parts():
     "Functions by name, what they hold in brackets, and nothing of memory places; where names suffice, the text makes an equal one"
     assert repr(RigL_presets(stop_pct=.5))=='RigL_presets(keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.5, batches_per_update=Interval(100))'
     assert 'sparse_f=global_sparsity(min_live=0)' in repr(GraNet_presets) and 'sparsity_path=cubic(init=0.5, start=0, power=3.0)' in repr(GraNet_presets)
-    assert not any(' at 0x' in repr(o) for o in methods.preset_by_name.values())
-    known = {**vars(fastsparse.masks.schedules), **vars(fastsparse.masks.scores), **vars(methods)}
+    assert not any(' at 0x' in repr(o) for o in parts_of('method').values())
+    known = {**vars(fastsparse.masks.schedules), **vars(fastsparse.masks.scores), **vars(parts), **vars(usual), **vars(further)}
     for o in (SET_presets, RigL_presets, ITOP_presets, SNFS_presets, SRigL_presets, MEST_presets): assert eval(repr(o), known)==o
 
 def test_presets_differ():
     "Equal settings are equal, with functions of equal arguments too; another argument is another preset; a plain dict counts as well"
     assert GMP_presets==GMP_presets(sparsity_path=cubic_path())!=GMP_presets(sparsity_path=cubic_path(.1))
     assert MEST_presets==MEST_presets(keep_score_f=MagnitudePlusGradient(.1))!=MEST_presets(keep_score_f=MagnitudePlusGradient(.2))
-    assert len({repr(o) for o in methods.preset_by_name.values()})==13 and RigL_presets!=None and SET_presets!=RigL_presets
+    assert len({repr(o) for o in parts_of('method').values()})==13 and RigL_presets!=None and SET_presets!=RigL_presets
 
 @pytest.mark.parametrize('target,bounds', [(.9, (.92,.91,.9)), (.95, (.96,.955,.95))])
 def test_mest_fractions_are_those_of_the_scripts(target, bounds):
@@ -269,3 +274,15 @@ def test_a_preset_of_a_file_of_0_3_is_one_of_today():
     read = pickle.loads(pickle.dumps(old))
     assert read==now and now==read and read()==now and read(stop_pct=.7)==now(stop_pct=.7) and read.settings==now.settings
     assert read.bind(100).settings==now.bind(100).settings and read.name=='Old'
+
+moved = {'masks.scores':'output_magnitude MagnitudePlusGradient', 'masks.schedules':'SquareSchedule _soft_bound _dsd', 'train.method':'drop_of_target'}
+
+@pytest.mark.parametrize('module,name', [(module, name) for module,names in moved.items() for name in names.split()])
+def test_a_pickle_of_0_3_finds_the_parts_that_moved(module, name):
+    "It names them in modules of the core; other names are missing as ever"
+    assert pickle.loads(f'cfastsparse.{module}\n{name}\n.'.encode()) is getattr(parts, name)
+    assert not hasattr(fastsparse.masks.schedules, 'zzz')
+
+def test_parts_that_moved_are_found_before_anything_is_looked_up():
+    code = "import pickle; f = pickle.loads(b'cfastsparse.masks.schedules\\n_dsd\\n.'); print(f(.5, .25, .5).values)"
+    assert '(0.0, 0.5, 0.0)' in run_code(code).stdout

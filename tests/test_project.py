@@ -41,10 +41,10 @@ def test_the_workflows_run_what_is_there():
 def test_the_citation_names_papers_that_the_library_follows():
     "Each by the name under which it is used, a method's or that of the star"
     import fastsparse
-    from fastsparse.train.presets import preset_by_name
+    from fastsparse.core.registry import parts_of
     cite = yaml.safe_load(text('CITATION.cff'))
     assert cite['cff-version']=='1.2.0' and cite['license']==project['license']
-    assert all((hasattr(fastsparse, o['notes']) or o['notes'].lower() in preset_by_name) and o['authors'] and o['url'].startswith('https://arxiv.org/abs/') for o in cite['references'])
+    assert all((hasattr(fastsparse, o['notes']) or o['notes'].lower() in parts_of('method')) and o['authors'] and o['url'].startswith('https://arxiv.org/abs/') for o in cite['references'])
 
 def test_the_texts_of_the_project_lead_somewhere():
     "Links between them, and to their headings"

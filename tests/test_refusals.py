@@ -3,11 +3,12 @@ import copy, fastai.optimizer as fo, math, pytest, torch, types
 from fastai.basics import Adam,Callback,DataLoader,DataLoaders,Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,GMP_presets,MEST_presets
+from fastsparse.train.presets import GMP_presets
+from fastsparse.methods.presets import ACDC_presets,MEST_presets
 from fastsparse.deploy.search import find_sparsity
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import PiecewiseSchedule,cubic_path,epochs,samples
-from fastsparse.train.method import Method,check_sparsity,find_method
+from fastsparse.train.method import Method,find_method
 from functools import partial
 from helpers import *
 from torch import nn
@@ -61,9 +62,9 @@ def test_settings(key, value, say):
     refused(lambda o: engine(o.dense, sgd(o.dense), 40, **{'sparsity':.5, **given}), ValueError, say)
 
 @pytest.mark.parametrize('s', [1, 1., -1e-9, 2, nan, inf])
-def test_check_sparsity(s):
+def test_sparsities(s):
     "Value, range and fix"
-    with pytest.raises(ValueError, match=r'sparsity is .*\[0,1\): a fraction such as 0.9'): check_sparsity(s)
+    with pytest.raises(ValueError, match=r'sparsity is .*\[0,1\): a fraction such as 0.9'): Method(sparsity=s)
 
 def method(**kwargs): return Method(**dict(batches_per_update=10)|kwargs)
 def bound(n=100, batch_size=None, **kwargs): return lambda o: method(**kwargs).bind(n, batch_size=batch_size)
@@ -135,7 +136,7 @@ calls = [
     # rules
     *[(rules(spec), say) for spec,say in (
         (1., r'sparsity is 1.0.*\[0,1\)'), (-.1, r'\[0,1\)'), (nan, r'\[0,1\)'), (True, 'a rule is True'), (None, 'there are no rules'), ([], 'there are no rules'), ([['*', {}]], 'a rule is'),
-        (dict(method='best'), "method is 'best'.*static.*rigl"), (dict(method=3), 'method is 3'), (dict(density=.1), "says 'density'.*params, method.*sparsity"),
+        (dict(method='best'), "method is 'best'.*rigl.*static"), (dict(method=3), 'method is 3'), (dict(density=.1), "says 'density'.*params, method.*sparsity"),
         (dict(method='dense', sparsity=.5), "says 'sparsity'.*dense"), (dict(params=3), 'params is 3.*glob'), (dict(params=[]), 'glob'), (dict(params=None), 'glob'),
         (dict(params=['a',3]), 'glob'), (dict(structure='4:2'), '4'), (dict(sparse_f='best'), 'sparse_f is .best.*erdos_renyi'),
         (dict(keep_score_f=dict(lam=3)), 'keep_score_f is.*a dict with a name as its type'), (dict(sparse_f=dict(type=['uniform'])), 'a dict with a name as its type'),

@@ -109,7 +109,7 @@ def test_an_update_counts_once():
     engine.prepare(10)
     backward(m)
     with pytest.raises(RuntimeError): engine.before_step(10)
-    assert engine.n_updates==1 and engine.pending is None
+    assert engine.n_updates==1 and engine.groups[0].pending is None
     engine.before_step(10)
     assert engine.n_updates==1
 

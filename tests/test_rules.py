@@ -97,7 +97,7 @@ def test_first_match_wins():
     assert got['blocks.0.mlp.weight']['note']=='dense by rule' and got['blocks.1.mlp.weight']['method']=='rigl' and got['blocks.1.mlp.weight']['sparsity']==.5
     assert got['lm_head.weight']['note']=='no rule' and str(got['blocks.0.normalize_proj.weight']['structure'])=='2:4'
     assert got['blocks.0.conv.weight']['rule']=="['*.mlp.weight', '*.conv.*']" and got['blocks.0.conv.weight']['shape']=='4 x 12 x 3'
-    with pytest.warns(UserWarning, match=r"'\*.mlp.\*' serves no parameter"): run_of(model, configure(mixed))
+    with pytest.warns(UserWarning, match=r"'\*.mlp.\*' has no effect"): run_of(model, configure(mixed))
     live = counts(model)
     assert live.pop('blocks.0.mlp.weight', 96)==96 and live['blocks.1.mlp.weight']==48
     assert live['blocks.0.conv.weight']+live['blocks.1.conv.weight']==144 and live['blocks.0.normalize_proj.weight']==32

@@ -4,8 +4,9 @@ from fastai.callback.core import Callback,CancelFitException
 from fastai.optimizer import Adam,OptimWrapper
 from fastai_data import Probe,Watch,digits,learner,loaders,momentum_sgd,sparse_learner,mlp as digits_mlp
 from fastsparse.all import *
-from fastsparse.train.presets import ACDC_presets,GMP_presets,GraNet_presets,MEST_presets,SRigL_presets
-from fastsparse.masks.schedules import soft_bound_path
+from fastsparse.train.presets import GMP_presets
+from fastsparse.methods.presets import ACDC_presets,GraNet_presets,MEST_presets,SRigL_presets
+from fastsparse.methods.parts import soft_bound_path
 from fastsparse.masks.scores import MovingGradient,MeanGradient,fisher_saliency
 from fastsparse.train.growth import initial_value
 from forks import run_code

@@ -3,10 +3,11 @@ import copy, json, math, numpy as np, pickle, pytest, yaml
 from dataclasses import FrozenInstanceError,dataclass
 from fastai.callback.schedule import SchedCos,SchedExp,SchedLin,SchedPoly,combine_scheds,combined_cos
 from fastsparse.compat.cerebras import CosineDecaySchedule,CosineSchedule,ExpSchedule,LinearSchedule,PowerSchedule,SawtoothSchedule,schedule_spec
-from fastsparse.masks.schedules import acdc_path,ConstantSchedule,cosine_drop,cubic_path,CubicSchedule,CyclingSchedule,dsd_path,epochs
+from fastsparse.masks.schedules import ConstantSchedule,cosine_drop,cubic_path,CubicSchedule,CyclingSchedule,epochs
+from fastsparse.methods.parts import acdc_path,dsd_path,soft_bound_path,SquareSchedule
 from fastsparse.masks.schedules import fraction_at,FreqSchedule,FunctionSchedule,FunctionUpdateSchedule,in_steps,Interval,ListSchedule,make_schedule
-from fastsparse.masks.schedules import make_update_schedule,min_max_end,PiecewiseSchedule,PositionSchedule,samples,Schedule,soft_bound_path
-from fastsparse.masks.schedules import SquareSchedule,steps,Time,update_due,update_steps
+from fastsparse.masks.schedules import make_update_schedule,min_max_end,PiecewiseSchedule,PositionSchedule,samples,Schedule
+from fastsparse.masks.schedules import steps,Time,update_due,update_steps
 from functools import partial
 from hypothesis import example,given,settings,strategies as st
 

@@ -5,7 +5,8 @@ from fastsparse.core.registry import call_with,needs_of
 from fastsparse.core.optimizers import base_opt
 from fastsparse.masks.scores import DeadWeightSampler,GradAverage,Live,densify,gradient_magnitude,gradient_momentum,gradient_saliency
 from fastsparse.weights.optimizers import state_tensors
-from fastsparse.masks.scores import MagnitudePlusGradient,MeanGradient,momentum_redistribution,MovingGradient,random_score,SampledGradient
+from fastsparse.masks.scores import MeanGradient,momentum_redistribution,MovingGradient,random_score,SampledGradient
+from fastsparse.methods.parts import MagnitudePlusGradient
 from fastsparse.masks.scores import weight_magnitude
 from helpers import *
 from torch import nn

@@ -1,6 +1,8 @@
 "What a cut network keeps is fitted to what it computed: each solution is the least squares of numpy, in the order of the forward"
 import copy,numpy as np,pytest,torch,torch.nn.functional as F
 from fastsparse.all import prune_channels,shrink,sparsify_model
+from fastsparse.cut.experts import expert_scores,prune_experts
+from fastsparse.cut.layers import prune_layers
 from torch import nn
 
 damp = 1e-3
@@ -146,3 +148,129 @@ def test_a_healed_network_is_cut_as_any_other():
     prune_channels(m, .5, x, heal=True)
     small,_ = shrink(m, x)
     assert [o.out_features for o in small if isinstance(o, nn.Linear)]==[4,5,3] and torch.allclose(small(x), m(x), atol=1e-5)
+
+# --- experts
+
+tf = pytest.importorskip('transformers')
+sizes = dict(vocab_size=60, hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=2)
+
+def mixture(kind='Mixtral', **kwargs):
+    torch.manual_seed(0)
+    model = getattr(tf, f'{kind}ForCausalLM')(getattr(tf, f'{kind}Config')(**sizes | kwargs, experts_implementation='eager')).double().eval()
+    return model,[dict(input_ids=torch.randint(60, (6,9)), attention_mask=torch.tensor([[1]*9,[1]*7+[0]*2]*3)) for _ in range(2)]
+
+def outs_of(model, module, data):
+    "What a module is called with and returns for tokens that are no padding, flat"
+    xs,ys = [],[]
+    def keep(m, args, out):
+        xs.append(args[0].flatten(0, -2))
+        ys.append((out[0] if isinstance(out, tuple) else out).flatten(0, -2))
+    handle = module.register_forward_hook(keep)
+    with torch.no_grad():
+        for b in data: model(**b)
+    handle.remove()
+    real = torch.cat([b['attention_mask'].flatten().bool() for b in data])
+    return torch.cat(xs)[real],torch.cat(ys)[real]
+
+def test_experts_are_one_least_squares_in_the_order_of_the_forward():
+    "Of what the mixture returned on the inputs of all last weights, each times the router's weight"
+    model,data = mixture(num_local_experts=4)
+    old = copy.deepcopy(model)
+    gone = prune_experts(model, .25, data, heal=True, damp=damp)
+    for i,layer in enumerate(model.model.layers):
+        block,was = layer.mlp,old.model.layers[i].mlp
+        stay = [e for e in range(4) if e not in gone[f'model.layers.{i}.mlp.experts']]
+        x,_ = outs_of(model, block, data)
+        _,y = outs_of(old, was, data)
+        weights,where = F.linear(x, block.gate.weight).softmax(-1).topk(2)
+        weights = weights/weights.sum(-1, keepdim=True)
+        def inner(e):
+            a,b = F.linear(x, block.experts.gate_up_proj[e]).chunk(2, -1)
+            return F.silu(a)*b*(weights*(where==e)).sum(1)[:,None]
+        X = torch.cat([inner(e) for e in range(3)], 1)
+        W = was.experts.down_proj[stay].transpose(0, 1).flatten(1)
+        close(block.experts.down_proj.transpose(0, 1).flatten(1), fitted(X, y, W))
+    assert model.config.num_local_experts==3
+
+@pytest.mark.parametrize('kind,kwargs', [('Mixtral',dict(num_local_experts=4)), ('GptOss',dict(num_local_experts=4, head_dim=8)),
+    ('Qwen2Moe',dict(num_experts=4, moe_intermediate_size=12, shared_expert_intermediate_size=8))])
+def test_healed_experts_are_nearer(kind, kwargs):
+    "Also weights with inputs and outputs changed round, with biases, and beside a shared expert"
+    model,data = mixture(kind, **kwargs)
+    outs = {}
+    for heal in (None,True):
+        prune_experts(own := copy.deepcopy(model), .25, data, heal=heal)
+        outs[heal] = sum((own(**b).logits-model(**b).logits)[b['attention_mask'].bool()].norm() for b in data)
+    assert outs[True]<.8*outs[None]
+
+def test_an_expert_without_tokens_keeps_its_weights():
+    model,data = mixture(num_local_experts=4)
+    down = model.model.layers[0].mlp.experts.down_proj.detach().clone()
+    one = [dict(input_ids=b['input_ids'][:1,:1]) for b in data[:1]]  # one token, two experts
+    gone = {k:[int(s.argmax())] for k,s in expert_scores(model, one).items()}
+    prune_experts(model, gone, heal=one)
+    stay = [e for e in range(4) if [e]!=gone['model.layers.0.mlp.experts']]
+    same = [torch.allclose(a, b, rtol=1e-9) for a,b in zip(model.model.layers[0].mlp.experts.down_proj, down[stay])]
+    assert sum(same)==1
+
+@pytest.mark.parametrize('case,match', [('function','heal is a function'), ('damp','damp'), ('list','is a list of experts'), ('nan','not finite|NaN|nan')])
+def test_experts_refused_before_anything_changed(case, match):
+    model,data = mixture(num_local_experts=4)
+    kwargs = dict(heal=True)
+    if case=='function': kwargs = dict(heal=lambda m: None)
+    if case=='damp': kwargs = dict(heal=True, damp=-1)
+    if case=='nan': model.model.embed_tokens.weight.data[:] = torch.nan
+    if case=='list':
+        from test_cut import Mixture
+        model,data = nn.Sequential(Mixture()),[torch.randn(9,6)]
+    old = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=match): prune_experts(model, .25, data, **kwargs)
+    assert all(torch.equal(v.nan_to_num(), old[k].nan_to_num()) for k,v in model.state_dict().items())
+
+# --- layers
+
+def stack(kind='Llama', **kwargs):
+    torch.manual_seed(0)
+    settings = dict(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=5, num_attention_heads=2)
+    return getattr(tf, f'{kind}ForCausalLM')(getattr(tf, f'{kind}Config')(**settings | kwargs)).double().eval(),mixture(num_local_experts=4)[1]
+
+@pytest.mark.parametrize('bias', [False,True])
+def test_the_block_before_a_gap_is_least_squares(bias):
+    "Of the stream behind the gap, without what else the block adds; two gaps in the order of the forward"
+    model,data = stack(mlp_bias=bias)
+    if bias:
+        for o in model.model.layers: o.mlp.down_proj.bias.data.normal_()
+    old = copy.deepcopy(model)
+    assert prune_layers(model, [1,3], data, heal=True, damp=damp)==[1,3]
+    for at,last in ((0,1),(1,3)):
+        layer = model.model.layers[at]
+        h,added = outs_of(model, layer.mlp.down_proj, data)
+        _,stream = outs_of(model, layer, data)
+        _,y = outs_of(old, old.model.layers[last], data)
+        was = old.model.layers[[0,2][at]].mlp.down_proj
+        want = fitted(h, y-(stream-added), was.weight, was.bias if bias else None)
+        got = layer.mlp.down_proj
+        close(torch.cat([got.weight, got.bias[:,None]], 1) if bias else got.weight, want)
+    assert len(model.model.layers)==model.config.num_hidden_layers==3
+
+@pytest.mark.parametrize('kind,kwargs', [('GPT2',dict(n_embd=16, n_layer=5, n_head=2)), ('OPT',dict(ffn_dim=24, word_embed_proj_dim=16)), ('GPTNeoX',{})])
+def test_healed_layers_are_nearer(kind, kwargs):
+    "Where weights are turned, tokens flat, or attention and neurons add side by side"
+    if kind=='GPT2':
+        torch.manual_seed(0)
+        model,data = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=60, n_positions=16, **kwargs)).double().eval(),stack()[1]
+    else: model,data = stack(kind, max_position_embeddings=16, **kwargs)
+    outs = {}
+    for heal in (None,True):
+        prune_layers(own := copy.deepcopy(model), [2,3], data, heal=heal)
+        outs[heal] = sum((own(**b).logits-model(**b).logits)[b['attention_mask'].bool()].norm() for b in data)
+    assert outs[True]<.8*outs[None]
+
+@pytest.mark.parametrize('case,match', [('first','keep block 0'), ('bert','adds no linear layer to its stream'), ('function','heal is a function'), ('damp','damp')])
+def test_layers_refused_before_anything_changed(case, match):
+    model,data = stack()
+    if case=='bert': model = tf.BertModel(tf.BertConfig(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=4, num_attention_heads=2)).eval()
+    old,n = copy.deepcopy(model.state_dict()),model.config.num_hidden_layers
+    kwargs = dict(function=dict(heal=lambda m: None), damp=dict(heal=True, damp=-1)).get(case, dict(heal=True))
+    with pytest.raises(ValueError, match=match): prune_layers(model, [0] if case=='first' else [2], data, **kwargs)
+    assert model.config.num_hidden_layers==n and all(torch.equal(v, old[k]) for k,v in model.state_dict().items())

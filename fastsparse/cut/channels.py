@@ -13,7 +13,7 @@ from copy import copy
 from fastcore.basics import *
 from fastai.callback.core import Callback
 from ..contract import axes_of,batch_of,check_score,masked_params,module_copy,module_of,need_choice,need_fraction,need_number
-from ..core.patterns import wanted
+from ..core.patterns import settings_of
 from ..kernels.timing import times_in_turns
 from ..masks.schedules import CubicSchedule
 from ..masks.scores import weight_magnitude
@@ -21,7 +21,7 @@ from ..masks.selection import zero_dead_
 from .call import ModelCall
 from .config import keep_to_config
 from .groups import channel_groups,give_masks,outputs_of,Removed
-from .solve import Reader,solved,unit_losses,warn_of_unsolved
+from .solve import paired_data,put_values,Reader,solved,unit_losses,warn_of_unsolved
 from ..prune.inputs import Calibration
 from ..save.shapes import cut_channels,shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
@@ -165,7 +165,7 @@ def fractions_of(
     "The fraction that rules ask for"
     writers,ps = _writers(model, groups),dict(model.named_parameters())
     names = list(dict.fromkeys(n for own in writers.values() for n in own))
-    asked = dict(zip(names, wanted(rules, names, [ps[n] for n in names], model, 'sparsity')))
+    asked = dict(zip(names, settings_of(rules, names, [ps[n] for n in names], model, 'sparsity')))
     for n,v in asked.items():
         if v is not None: need_fraction(f'the sparsity of {n}', v, '[0,1)')
     found = {s:{asked[n] for n in own if asked[n] is not None} for s,own in writers.items()}
@@ -175,8 +175,10 @@ def fractions_of(
             raise ValueError(f"{', '.join(str(p[-1]) for p in own.settings)} is one number for {', '.join(writers[s][0] for s in theirs)}, "
                 "and the rules ask for different ones: ask for the same, or pass even=False")
     res = torch.zeros(groups.n).double()
+    free = groups.read()&~groups.mask(groups.held)
     for ats,gs in groups.spaces():
         values = found[tuple(ats)]
+        if not free[gs].any(): continue
         if len(values)>1: raise ValueError(f"{', '.join(writers[tuple(ats)])} lose the same channels, and the rules ask for {sorted(values)}: ask for one")
         res[gs] = ifnone(first(values), 0.)
     return res
@@ -231,9 +233,7 @@ def healing_data(model, heal, xb, n_samples, bs):
     "A `Calibration` of what `heal` of `prune_channels` is"
     if heal is True and not isinstance(model, nn.Module): heal = model.dls
     if heal is True: heal = [(*xb,None) if isinstance(xb, (tuple,list)) else xb]
-    calib = Calibration(model, heal, n_samples, bs)
-    if calib.loop is not None: raise ValueError("heal is a function, and the cut and the dense network need the same batches: pass these")
-    return calib
+    return paired_data(model, heal, n_samples, bs)
 
 # %% ../../nbs/722_cut.channels.ipynb #bb5ee460
 def solvable_scores(
@@ -299,8 +299,7 @@ def prune_channels(
         warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
     values = {} if calib is None or not gone.any() else healed_values(module, groups, gone, calib, damp)
     handle = mask_groups(module, groups, gone)
-    with torch.no_grad():
-        for n,t in values.items(): module.get_parameter(n).copy_(t)
+    put_values(module, values)
     if module is model: return handle
     small,removed,_ = groups.without(gone)
     return model,Removed(removed, module, small)

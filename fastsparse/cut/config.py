@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from .groups import differs,outputs_of
 from ..save.shapes import cut_channels,shared_copy
-from functools import partial
+from functools import partial,reduce
+from .load import load_cut
+from inspect import getsource
 from itertools import combinations
 from math import gcd
+from pathlib import Path
 from torch import nn
 
 # %% ../../nbs/720_cut.config.ipynb #e4b50e51
@@ -254,21 +257,30 @@ def of(self:ConfigCounts, space):
 
 # %% ../../nbs/720_cut.config.ipynb #a197085b
 @patch
+def why_uneven(self:ConfigCounts, space, left):
+    "Why no setting gives what is `left` of a space, where it is less; None if one does"
+    n,m,own,kind = len(self.spaces[space]),left[space],self.of(space),self.config.name
+    keeps = f"{space[0][0].rpartition('.')[0]} keeps {m} of {n} groups"
+    if own is None: return f"{keeps}, and {kind} has no number for it"
+    for other,k in own.spaces.items():
+        if left[other]*n==m*k: continue
+        names = ', '.join(str(p[-1]) for p in own.settings)
+        there = f"{other[0][0].rpartition('.')[0]} {left[other]} of {k}"
+        return f"{keeps}, {there}, and {kind} has one {names} for both"
+    if m*own.n%n or not own.takes(m*own.n//n): return f"{keeps}, and {kind} doesn't take that"
+
+@patch
 def left(self:ConfigCounts, gone):
     "New values without the groups `gone`, or a text that says why there are none"
-    new,kind = {},self.config.name
-    if not self.describes(): return f"{kind} didn't describe the model before the cut"
-    counts = {s:int((~gone[gs]).sum()) for s,gs in self.spaces.items()}
-    for s,m in counts.items():
-        if m==(n := len(self.spaces[s])): continue
-        place,own = s[0][0].rpartition('.')[0],self.of(s)
-        if own is None: return f"{place} keeps {m} of {n} groups, and {kind} has no number for it"
-        if other := first(o for o,k in own.spaces.items() if counts[o]*n!=m*k):
-            names,there = ', '.join(str(p[-1]) for p in own.settings),f"{counts[other]} of {own.spaces[other]}"
-            return f"{place} keeps {m} of {n} groups, {other[0][0].rpartition('.')[0]} {there}, and {kind} has one {names} for both"
-        if m*own.n%n or not own.takes(m*own.n//n): return f"{place} keeps {m} of {n} groups, and {kind} doesn't take that"
-        new |= own.values(m*own.n//n)
-    return new if self.fits(new, gone) and self.computes(new, gone) else f"no {kind} that was tried gives this model"
+    new,counts = {},{space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
+    if not self.describes(): return f"{self.config.name} didn't describe the model before the cut"
+    for space,gs in self.spaces.items():
+        if counts[space]==len(gs): continue
+        if why := self.why_uneven(space, counts): return why
+        own = self.of(space)
+        new |= own.values(counts[space]*own.n//len(gs))
+    if self.fits(new, gone) and self.computes(new, gone): return new
+    return f"no {self.config.name} that was tried gives this model"
 
 # %% ../../nbs/720_cut.config.ipynb #c878e88f
 def tell(
@@ -290,23 +302,74 @@ def _take(config, like, paths):
         if isinstance(at, (dict,list)): at[k] = own[k]
         else: setattr(at, k, getattr(own, k))
 
+# %% ../../nbs/720_cut.config.ipynb #96612de1
+@patch
+def by_layer(self:ConfigCounts, gone) -> dict: # Path of a `per_layer_config` → number of a layer → its settings
+    "Settings of single layers without the groups `gone`"
+    res = {}
+    if self.config.told.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
+    for space,gs in self.spaces.items():
+        m,own = int((~gone[gs]).sum()),self.of(space)
+        if m==len(gs) or own is None or m*own.n%len(gs): continue
+        layer = int(first(k for k in space[0][0].split('.') if k.isdigit()) or 0)
+        for (*path,k),v in own.values(m*own.n//len(gs)).items():
+            told = self.config.told
+            for key in path: told = told[key]
+            was = {int(i):dict(o) for i,o in told.get('per_layer_config', {}).items()}
+            layers = res.setdefault((*path,'per_layer_config'), was)
+            layers.setdefault(layer, {})[k] = v
+    return res
+
+# %% ../../nbs/720_cut.config.ipynb #d13b823e
+_title = '<!-- what fastsparse cut -->'
+
+def _readme(counts, gone, opens):
+    "The text about the folder of a cut model"
+    name,lines = counts.config.cls.__name__,[]
+    for space,gs in counts.spaces.items():
+        m = int((~gone[gs]).sum())
+        if m<len(gs): lines.append(f"- `{space[0][0].rpartition('.')[0]}`: {m} of {len(gs)} left")
+    ways = f"`{name}.from_pretrained(folder)` opens it."
+    if not opens: ways = f"`from fastsparse.all import load_cut` and `load_cut(folder)` open it, and so does this:\n\n```python\n{getsource(load_cut)}```"
+    return '\n'.join([_title, f'# A {name} that was cut', '', ways, '', *lines, ''])
+
+def _save(host, text, folder, *args, **kwargs):
+    "`save_pretrained` of the class, and a README"
+    type(host).save_pretrained(host, folder, *args, **kwargs)
+    file = Path(folder)/'README.md'
+    if not file.exists() or file.read_text(encoding='utf-8').startswith(_title): file.write_text(text, encoding='utf-8')
+
 def _refuse(kind, why, *args, **kwargs):
     raise ValueError(f"this {kind} was cut, and no config.json says so: {why}. Call export_sparse(model, 'shrunk', xb, 'file.pt2') instead of "
         "shrink, or prune with even=True")
 
 # %% ../../nbs/720_cut.config.ipynb #421bd420
+def _tell_cut(counts, small, gone):
+    "Let the configuration that `counts` are of, in the copy `small`, say what is left"
+    host,new = small.get_submodule(counts.host),counts.left(gone)
+    if not counts.describes():
+        host.save_pretrained = partial(_refuse, type(host).__name__, new)
+        return
+    opens = isinstance(new, dict)
+    if opens: tell(host, new, counts.config.built(new))
+    else:
+        layers = counts.by_layer(gone)
+        opens = counts.config.shapes(layers)==sizes_of(host)
+        for (*path,k),v in layers.items():
+            config = reduce(getattr, path, host.config)
+            config.allow_global_per_layer_attribute_access = not opens
+            setattr(config, k, v)
+    host.save_pretrained = partial(_save, host, _readme(counts, gone, opens))
+
 def tell_cuts(
     groups, # `Groups` of a model; copies cut by them are told from now on
 ) -> list: # A `ConfigCounts` for each configuration
-    "Let the configurations of cut copies say what is left; one that can't refuses `save_pretrained`"
+    "Let the configurations of cut copies say what is left"
     counts = [ConfigCounts(groups, name, ModelConfig(host)) for name,host in configured(groups.model).items()]
     def told(small, gone):
         for c in counts:
-            if not any(gone[own].any() for (n,_),own in groups.axes.items() if n.startswith(c.prefix)): continue
-            host,new = small.get_submodule(c.host),c.left(gone)
-            vars(host).pop('save_pretrained', None)
-            if isinstance(new, str): host.save_pretrained = partial(_refuse, type(host).__name__, new)
-            else: tell(host, new, c.config.built(new))
+            lost = any(gone[own].any() for (n,_),own in groups.axes.items() if n.startswith(c.prefix))
+            if lost: _tell_cut(c, small, gone)
     groups.tell = told
     return counts
 

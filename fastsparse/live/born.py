@@ -9,7 +9,6 @@ __all__ = ['unset', 'initialiser', 'Birth', 'with_values']
 import torch
 from fastcore.basics import *
 from ..contract import masked_params,register_mask,register_part
-from ..masks.distributions import reads_scores
 from .compute import reasons
 from .weight import store_live
 from ..masks.selection import keyed_generator
@@ -25,19 +24,17 @@ def initialiser(m): return getattr(m, 'reset_parameters', getattr(m, '_reset_par
 # %% ../../nbs/519_live.born.ipynb #1f15be2a
 class Birth:
     "Values, masks and live storage for the weights `params` of a model on the meta device"
-    def __init__(self, model, params, xb, sparse_f):
-        store_attr('model,params')
+    def __init__(self, model, plan, xb):
+        store_attr('model,plan')
         for n,m in model.named_modules():
             if not (found := unset(m)) or initialiser(m) is not None: continue
             raise ValueError(f"{f'{n}.{found[0][1]}'.lstrip('.')} is on the meta device, and {type(m).__name__} has no reset_parameters() "
                 "to give it values: write one, or make it with device='cpu'")
-        if bad := first(reasons(model, params).items(), lambda o: o[1]):
+        if bad := first(reasons(model, plan.params).items(), lambda o: o[1]):
             raise ValueError(f"{bad[0]} is on the meta device, and can't be stored as live values ({bad[1]}): leave it dense with "
                 f"exclude={bad[0]!r}, or call model.to_empty(device='cpu') and initialise all layers first")
         if xb is not None:
             raise ValueError("xb measures the signal of dense weights, and a model on the meta device has none: leave it out")
-        if reads_scores(sparse_f): raise ValueError("sparse_f compares the weights of all layers, and on the meta device there are none: "
-            "take another, such as 'erk'")
 
 # %% ../../nbs/519_live.born.ipynb #688a2728
 def with_values(
@@ -63,12 +60,12 @@ def fill(self:Birth, m, masks_of, key, fans, is_random):
 
 # %% ../../nbs/519_live.born.ipynb #238624f2
 @patch
-def give_values(self:Birth, makers, seed, fans, is_random):
-    "Fill all layers; `makers` return the mask of each weight"
+def __call__(self:Birth, seed, fans, is_random):
+    "Fill all layers"
     modules,made = list(enumerate(self.model.modules())),{}
     was = [(tensors, dict(tensors)) for _,m in modules for tensors in (m._parameters,m._buffers)]
     def masks_of(m):
-        own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(self.params, makers) if o.module is m]
+        own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(self.plan.params, self.plan.makers) if o.module is m]
         return [(o, make(o)) for o,make in own]
     try:
         with torch.device('cpu'), torch.random.fork_rng(devices=[]):

@@ -5,18 +5,20 @@
 # %% auto #0
 __all__ = ['update_due', 'cosine_drop', 'Interval', 'Time', 'steps', 'samples', 'epochs', 'as_time', 'in_steps', 'first_step',
            'check_order', 'Schedule', 'between', 'CubicSchedule', 'PiecewiseSchedule', 'ConstantSchedule',
-           'CyclingSchedule', 'SquareSchedule', 'FunctionSchedule', 'PositionSchedule', 'schedule_kinds',
-           'make_schedule', 'min_max_end', 'fraction_at', 'FreqSchedule', 'ListSchedule', 'FunctionUpdateSchedule',
-           'update_steps', 'make_update_schedule', 'cubic_path', 'soft_bound_path', 'acdc_path', 'dsd_path']
+           'CyclingSchedule', 'FunctionSchedule', 'PositionSchedule', 'schedule_kinds', 'make_schedule', 'min_max_end',
+           'fraction_at', 'FreqSchedule', 'ListSchedule', 'FunctionUpdateSchedule', 'update_steps',
+           'make_update_schedule', 'cubic_path']
 
 # %% ../../nbs/102_masks.schedules.ipynb #d57c6399
 import math
 from dataclasses import dataclass,fields,replace
 from fastcore.basics import *
 from ..core.checks import need_choice,need_number
-from ..core.registry import wants
+from ..core.registry import moved_name,plug_in,wants
 from functools import cached_property,partial
 from numbers import Integral,Real
+
+__getattr__ = moved_name
 
 # %% ../../nbs/102_masks.schedules.ipynb #80b2a144
 def update_due(
@@ -221,20 +223,6 @@ class CyclingSchedule(Schedule):
     values:tuple[float,...] # At least one; the current one is number `n_updates`, counted from 0
     def at(self, step, n_updates): return self.values[n_updates%len(self.values)]
 
-# %% ../../nbs/102_masks.schedules.ipynb #b2a44371
-@dataclass(frozen=True)
-class SquareSchedule(Schedule):
-    "Alternates between `end` and `init`"
-    init:float # Value until `start`, and in every second phase
-    end:float # Value in the first phase after `start`, and from `stop` on
-    phase:Time # Length of a phase
-    stop:Time=1. # Time from which the value stays `end`
-    start:Time=0 # When the first phase begins
-    def at(self, step, n_updates):
-        if step>=first_step(self.stop): return self.end
-        k,n_whole = [math.floor((t-self.start+1e-6)/length) for t,length in ((step,self.phase),(self.stop,2*self.phase))]
-        return self.end if 0<=k<2*n_whole and k%2==0 else self.init
-
 # %% ../../nbs/102_masks.schedules.ipynb #4823fc72
 @dataclass(frozen=True)
 class FunctionSchedule(Schedule):
@@ -266,6 +254,7 @@ def make_schedule(
     if isinstance(spec, Real) and not isinstance(spec, (bool,Time)): return ConstantSchedule(spec)
     if isinstance(spec, (list,tuple)): return CyclingSchedule(spec)
     if isinstance(spec, dict):
+        plug_in()  # edges have schedules, too
         kinds,args = {k: o for k,o in schedule_kinds().items() if o.returns is float},dict(spec)
         kind = camel2snake(str(args.pop('type', None)))
         need_choice('type', kind, kinds)
@@ -350,32 +339,3 @@ def cubic_path(
     "Gradual pruning, fast at first (arXiv:1710.01878)"
     path = partial(_cubic, init=init, start=start, power=power)
     return path if stop is None else partial(path, stop=stop)
-
-# %% ../../nbs/102_masks.schedules.ipynb #7718101e
-def _soft_bound(sparsity, extra, stop): return PiecewiseSchedule((*(max(1-(1-sparsity)*(1+o), 0.) for o in extra), sparsity), stop)
-
-def soft_bound_path(
-    extra=(.5,.25), # Extra connections, as fractions of the final number, from 0: a number or a list
-    stop=(.5625,.75), # When each of these ends: as many times, in order
-): # Function from a final sparsity to a `PiecewiseSchedule`
-    "More connections at first; the defaults are those of the authors' scripts at .9 (arXiv:2110.14032)"
-    return partial(_soft_bound, extra=tuplify(extra), stop=tuplify(stop))
-
-# %% ../../nbs/102_masks.schedules.ipynb #6f9297cc
-def acdc_path(
-    phase=.05, # Length of a phase, sparse or dense
-    stop=.85, # Time from which the model stays sparse
-    start=.1, # Time of the first sparse phase
-): # Function from a final sparsity to a `SquareSchedule`
-    "Alternate sparse and dense phases (AC/DC); the defaults are the paper's, with 5 of 100 epochs a phase"
-    return partial(SquareSchedule, 0., phase=phase, stop=stop, start=start)
-
-# %% ../../nbs/102_masks.schedules.ipynb #eea8e81c
-def _dsd(sparsity, start, stop): return PiecewiseSchedule((0.,sparsity,0.), (start,stop))
-
-def dsd_path(
-    start=1/3, # Time at which the model becomes sparse
-    stop=2/3, # Time at which it becomes dense again
-): # Function from the sparsity in the middle to a `PiecewiseSchedule`
-    "Dense, sparse and dense again, by default a third of the run each"
-    return partial(_dsd, start=start, stop=stop)

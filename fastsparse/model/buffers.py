@@ -17,18 +17,19 @@ from warnings import warn
 
 # %% ../../nbs/306_model.buffers.ipynb #2ee7b50a
 def register_mask(
-    o, # A `Param`
+    param, # A `Param`
     mask:torch.Tensor, # Bool tensor of its shape
     sparse_init_mode=None, # As in `sparsify_model`
 ):
     "Register `mask` and its sparsity as buffers, and set dead weights to zero"
-    m,attr,p = o.module,o.attr,o.p
+    m,attr,p = param.module,param.attr,param.p
     m.register_buffer(f'{attr}_mask', torch.empty_like(p, dtype=torch.bool, requires_grad=False))
     held = m._buffers[f'{attr}_mask']
     local_part(held).copy_(store_of(m, attr).own_part(p, mask))
     m.register_buffer(f'{attr}_sparsity', torch.tensor(sparsity_from_tensor(held), device=p.device))
-    if p.numel() and not count_live(held): warn(f"{o.name} is left without live weights, so nothing passes through it: "
-        "take a lower sparsity, sparse_f='erk', smaller blocks, or exclude=")
+    if p.numel() and not count_live(held):
+        warn(f"{param.name} is left without live weights, so nothing passes through it: "
+            "take a lower sparsity, sparse_f='erk', smaller blocks, or exclude=")
     with torch.no_grad():
         if sparse_init_mode: init_kaiming_normal_sparse_(p.copy_(mask), sparse_mode=sparse_init_mode, axes=axes_of(m, attr))
         zero_dead_(p, held)
@@ -49,6 +50,8 @@ def keep_from_broadcast(
 ):
     "Exclude the buffers of all masks from data parallel broadcasts"
     ignored = getattr(model, '_ddp_params_and_buffers_to_ignore', [])
-    others = [o for o in ignored if not o.endswith(('_mask','_sparsity'))]
-    def kinds(o): return [kind for kind in ('mask','sparsity') if f'{o.attr}_{kind}' in o.module._buffers]
-    model._ddp_params_and_buffers_to_ignore = others+[f'{o.name}_{kind}' for o in masked_params(model) for kind in kinds(o)]
+    names = [name for name in ignored if not name.endswith(('_mask','_sparsity'))]
+    for weight in masked_params(model):
+        names.append(f'{weight.name}_mask')
+        if f'{weight.attr}_sparsity' in weight.module._buffers: names.append(f'{weight.name}_sparsity')
+    model._ddp_params_and_buffers_to_ignore = names

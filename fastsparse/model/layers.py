@@ -9,6 +9,7 @@ __all__ = ['Axes', 'Layer', 'register_layer', 'layer_of', 'axes_of']
 from dataclasses import dataclass
 from fastcore.basics import *
 from fnmatch import fnmatchcase
+from functools import partial
 from torch import nn
 from typing import NamedTuple
 
@@ -19,13 +20,12 @@ class Axes(NamedTuple):
     inputs:int=1
     experts:int=None
 
-    @property
-    def is_usual(self): return self==Axes()
+
 
     def order(self, ndim):
         "The axes in the order (experts, outputs, inputs, kernel)"
-        named = [o for o in (self.experts,self.outputs,self.inputs) if o is not None]
-        return [*named, *[d for d in range(ndim) if d not in named]]
+        named = [axis for axis in (self.experts,self.outputs,self.inputs) if axis is not None]
+        return named+[axis for axis in range(ndim) if axis not in named]
 
 # %% ../../nbs/300_model.layers.ipynb #b772782d
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Layer:
     product:str=None # How they are multiplied: 'linear', 'conv', 'conv_transpose', 'attention' or 'recurrent'; None is unknown
     default:bool=True # Is it made sparse by `sparsify_model` by default?
 
-    def has(self, attr): return any(fnmatchcase(attr, o) for o in self.weights)
+    def has(self, attr): return any(map(partial(fnmatchcase, attr), self.weights))
 
 # %% ../../nbs/300_model.layers.ipynb #d5c2996b
 _layers = {}
@@ -56,8 +56,7 @@ def register_layer(
     def is_axis(o): return isinstance(o, int) and not isinstance(o, bool) and o>=0
     if not all(map(is_axis, axes)) or len(set(axes))<len(axes):
         raise ValueError(f"outputs, inputs and experts are {outputs!r}, {inputs!r} and {experts!r}, "
-            "and must be different integers from 0, "
-            "or None for experts")
+            "and must be different integers from 0, or None for experts")
     _layers[kind] = Layer(tuple(listify(weights)), Axes(outputs, inputs, experts), product, default)
 
 # %% ../../nbs/300_model.layers.ipynb #41e593ef
@@ -76,7 +75,8 @@ def layer_of(
 ) -> Layer: # None if there is none
     "The table's line for a module: that of its type, or of the nearest base class that has one"
     for kind in type(module).__mro__:
-        if found := _layers.get(kind) or _layers.get(f'{kind.__module__}.{kind.__qualname__}'): return found
+        layer = _layers.get(kind) or _layers.get(f'{kind.__module__}.{kind.__qualname__}')
+        if layer: return layer
 
 # %% ../../nbs/300_model.layers.ipynb #81a63f7d
 def axes_of(
@@ -84,7 +84,8 @@ def axes_of(
     attr:str='weight', # Its attribute there
 ) -> Axes: # An unknown parameter with three dimensions is taken as (experts, outputs, inputs), or as its module's `is_transposed` says
     "The axes of a parameter"
-    if (layer := layer_of(module)) is not None and layer.has(attr): return layer.axes
+    layer = layer_of(module)
+    if layer is not None and layer.has(attr): return layer.axes
     p = getattr(module, attr, None)
     if p is None or p.ndim!=3: return Axes()
     return Axes(2, 1, 0) if getattr(module, 'is_transposed', False) else Axes(1, 2, 0)

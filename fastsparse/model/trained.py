@@ -8,7 +8,7 @@ __all__ = ['is_moved', 'scatter', 'is_uneven', 'shows_training']
 # %% ../../nbs/304_model.trained.ipynb #e759dd8f
 import math,torch
 from ..masks.selection import count_live,local_part
-from .choose import never_sparse,sparseable_modules
+from .choose import norms,sparseable_modules
 from .running import module_of
 from torch import nn
 
@@ -17,10 +17,11 @@ def is_moved(
     m:nn.Module, # A norm
 ) -> bool:
     "Are its statistics or scales no longer those of a new one?"
-    count,mean,scale = [getattr(m, k, None) for k in ('num_batches_tracked','running_mean','weight')]
-    if mean is not None: return bool(mean.any()) or count is not None and bool(count>0)  # some initialisations draw the weights
-    if not isinstance(scale, torch.Tensor) or scale.numel()<2: return False
-    return bool((scale!=scale.flatten()[0]).any())
+    mean,scale = getattr(m, 'running_mean', None),getattr(m, 'weight', None)
+    if mean is not None:  # some initialisations draw the weights
+        n_batches = getattr(m, 'num_batches_tracked', None)
+        return bool(mean.any() or n_batches is not None and n_batches>0)
+    return isinstance(scale, torch.Tensor) and bool((scale!=scale.flatten()[:1]).any())
 
 # %% ../../nbs/304_model.trained.ipynb #75cd489a
 def scatter(
@@ -32,10 +33,10 @@ def scatter(
         var = t.var()
         if not var>1e-6*t.abs().mean()**2: continue  # constant
         for dim in (0,1):
-            k = t.shape[1-dim]
-            if k<16: continue
-            ratio = t.mean(dim).var()*t.shape[dim]/var
-            found = max(found, ((ratio-1)*math.sqrt((k-1)/2)).item())
+            n,n_means = t.shape[dim],t.shape[1-dim]
+            if n_means<16: continue
+            excess = t.mean(dim).var()*n/var-1
+            found = max(found, (excess*math.sqrt((n_means-1)/2)).item())
     return found
 
 def is_uneven(
@@ -44,9 +45,9 @@ def is_uneven(
     "Do its entries look trained? Rows that occur twice count once, since some initialisations repeat them"
     x = local_part(w.detach())[:1024]
     x = x.reshape(len(x), math.prod(x.shape[1:]))[:,:1024].float()
-    if count_live(x!=0)<=.9*x.numel() or min(x.shape)<8 or scatter(x)<=12: return False
-    rows = x.unique(dim=0)
-    return min(rows.shape)>=8 and scatter(rows)>12
+    if count_live(x!=0)<=.9*x.numel(): return False
+    def looks_trained(x): return min(x.shape)>=8 and scatter(x)>12
+    return looks_trained(x) and looks_trained(x.unique(dim=0))
 
 # %% ../../nbs/304_model.trained.ipynb #1a8a118a
 _notes = {'hypers','do_wd','force_train'}
@@ -57,15 +58,15 @@ def shows_training(
     "Do norms, gradients, version counters, weights, or the optimizer of a `Learner`, show that the model was trained?"
     model = module_of(learn)
     opt = None if isinstance(learn, nn.Module) else getattr(learn, 'opt', None)
-    if any([set(o)-_notes for o in getattr(opt, 'state', {}).values()]): return True
+    if any([set(state)-_notes for state in getattr(opt, 'state', {}).values()]): return True
     names = [getattr(getattr(f, 'func', f), '__name__', '') for f in getattr(opt, 'cbs', ())]
-    remembers = any([name.startswith(('average_','step_stat')) for name in names])
+    keeps_state = any([name.startswith(('average_','step_stat')) for name in names])  # which a step would have filled
     ps = list(model.parameters())
     if any([p.is_meta for p in ps]): return False
-    norms = [m for m in model.modules() if isinstance(m, never_sparse) and not isinstance(m, (nn.Embedding,nn.EmbeddingBag))]
-    if any(map(is_moved, norms)): return True
     for p in ps:
-        if p.grad is not None and (not remembers or p.grad.any()): return True
+        if p.grad is not None and (not keeps_state or p.grad.any()): return True
         if not p.is_inference() and p._version>20: return True
-    weights = [p for m in sparseable_modules(model) for p in m._parameters.values() if p is not None and p.ndim>1]
-    return any(is_uneven(p) for p in weights if p.is_floating_point())
+    for m in model.modules():
+        if isinstance(m, norms) and is_moved(m): return True
+    weights = [p for m in sparseable_modules(model) for p in m._parameters.values() if p is not None]
+    return any(is_uneven(p) for p in weights if p.ndim>1 and p.is_floating_point())

@@ -10,12 +10,12 @@ __all__ = ['layer_masks', 'global_masks', 'prune_magnitude', 'prune_by', 'prune_
 import torch
 from fastcore.basics import *
 from ..masks.apportion import live_counts,regrow_counts
-from ..core.patterns import named,wanted
+from ..core.patterns import indices_of,settings_of
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,n_live,put_,top_k_mask
 from ..masks.structures import as_structure,Unstructured
-from ..contract import check_score,draw_seed,enforce_masks,fitting,keep_from_broadcast,masked_params,module_of,need_choice
-from ..contract import need_values,refuse_locked,register_mask
+from ..contract import check_score,draw_seed,enforce_masks,keep_from_broadcast,masked_params,module_of,need_choice
+from ..contract import need_structure,need_values,refuse_locked,register_mask
 from ..model.choose import choose
 from ..model.sparsify import sparsify_model
 from ..model.starting import structure_of,structure_to_keep
@@ -98,7 +98,7 @@ class Goal(GetAttr):
         if sparsity is None or not 0<=sparsity<1:
             raise ValueError(f"sparsity is {target!r:.80}, and must be a fraction in [0,1), a structure that has one, or both: "
                 "0.8, '2:4' or (0.8, 'block 4x4')")
-        self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(fitting(s, [masked], sparsity), masked)
+        self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(need_structure(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
         # the mask that it has already, or None
@@ -149,12 +149,12 @@ def plan_pruning(
     entries = choose(model, chosen, also, exclude)
     need_values(**{o.name:o.p for o in entries})
     names,params = [o.name for o in entries],[o.p for o in entries]
-    asked = {*range_of(names)} if chosen is not None else {*named(also, names, params, model)} if also is not None else ()
+    asked = {*range_of(names)} if chosen is not None else {*indices_of(also, names, params, model)} if also is not None else ()
     heads = [i for i,n in enumerate(names) if 'lm_head' in n and i not in asked]
     taken = [None if i in heads else sparsity for i in range_of(names)]
     if heads and not isinstance(sparsity, (dict,list)):
         warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: name it in also= to prune it too")
-    if isinstance(sparsity, (dict,list)): taken = wanted(sparsity, names, [o.p for o in entries], model, 'sparsity')
+    if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, [o.p for o in entries], model, 'sparsity')
     plan = [Goal(o, t) for o,t in zip(entries, with_structure(model, entries, taken)) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and sparsity leaves all of them dense; also= brings in others")

@@ -9,16 +9,15 @@ __all__ = ['find_ticket', 'prune_to', 'rewind']
 import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
-from ..contract import axes_of,call_with,check_score,fitting,get_part,masked_params,need_fraction,need_masks,refuse_locked,wants
+from ..contract import axes_of,call_with,check_score,get_part,masked_params,need_fraction,need_masks,need_structure,refuse_locked,wants
 from ..masks.distributions import as_distribution,global_sparsity
-from ..masks.scores import output_magnitude
+from ..methods.parts import output_magnitude
 from ..masks.selection import count_live,put_,zero_dead_
 from ..masks.structures import as_structure
 from ..weights.find import apply_masks
 from ..model.buffers import show_sparsity
 from ..model.sparsify import sparsify_model
 from ..model.starting import layer_counts,structure_to_keep
-from ..train.method import check_sparsity
 from functools import partial
 
 # %% ../../nbs/715_prune.tickets.ipynb #00e3745d
@@ -38,7 +37,7 @@ def find_ticket(
     sparse_f=global_sparsity, # The distribution; by default magnitudes are ranked together, with at least one live weight for each output
 ):
     "Make `model` a winning ticket: find masks by repeated training and pruning, and rewind its weights (arXiv:1803.03635)"
-    check_sparsity(sparsity)
+    need_fraction('sparsity', sparsity, '[0,1)')
     sparse_f = as_distribution(sparse_f)
     need_fraction('rate', rate, '(0,1)')
     masks = [o.mask for o in masked_params(model)]
@@ -75,7 +74,7 @@ def _ranked(os, sparsity, sparse_f, score_f, structure):
     scores = [f() for f in scored]
     for score,o in zip(scores, os): check_score(score, o.shape, o.name)
     ranks = [torch.where(o.shown_mask(), score.double(), -math.inf) for score,o in zip(scores, os)]
-    counts = layer_counts(os, sparsity, sparse_f, fitting(structure, os, sparsity), scores=ranks)
+    counts = layer_counts(os, sparsity, sparse_f, need_structure(structure, os, sparsity), scores=ranks)
     return [f(n=n) for f,n in zip(scored, counts)] if wants(score_f, 'n') else scores,counts
 
 # %% ../../nbs/715_prune.tickets.ipynb #67143913
@@ -88,7 +87,7 @@ def prune_to(
 ) -> int: # Number of weights that were pruned
     "Prune a sparse model further, in one step"
     os = need_masks(model)
-    check_sparsity(sparsity)
+    need_fraction('sparsity', sparsity, '[0,1)')
     structure = structure_to_keep(os, sparsity) if structure is None else as_structure(structure)
     for o in os: refuse_locked(o)
     sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')

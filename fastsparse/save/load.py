@@ -78,8 +78,8 @@ def write_sparse(
 # %% ../../nbs/606_save.load.ipynb #9885076c
 def warn_if_unfinished(model, done):
     "Warn if a schedule still leads the masks of `model` to a higher sparsity"
-    tallies = [weight.tally for weight in masked_params(model) if weight.tally]
-    for tally in {id(tally.method):tally for tally in tallies}.values(): tally.group(tallies).warn_if_short(f"{done} before the schedule has ended")
+    groups = {weight.tally.group:None for weight in masked_params(model) if weight.tally}
+    for group in groups: group.warn_if_short(f"{done} before the schedule has ended")
 
 # %% ../../nbs/606_save.load.ipynb #65a47de1
 def save_sparse(

@@ -9,7 +9,7 @@ __all__ = ['default_filter', 'is_layer_weight', 'part', 'configure', 'rules_tabl
 import pandas as pd,re,torch
 from fastcore.basics import *
 from ..contract import decide,find_method,get_part,method_settings,module_of,parts_of,read_data,reading
-from ..core.patterns import named
+from ..core.patterns import indices_of
 from ..masks.schedules import Interval
 from ..train.method import may_be_none,part_kinds
 from functools import partial
@@ -109,7 +109,7 @@ def rules_table(
     if not (isinstance(rules, list) and rules and isinstance(rules[0], tuple)): rules = configure(rules)
     params = decide(model)
     free = [param for param in params if not param.dense_reason]
-    hits = [{free[i].name for i in named(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
+    hits = [{free[i].name for i in indices_of(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
     def row(param):
         shape = ' x '.join(map(str, param.p.shape))
         res = dict(parameter=param.name, shape=shape, rule='', method='', sparsity='', structure='', note=param.dense_reason)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from ..contract import need_fraction,need_number,register_part
 from ..masks.selection import count_live,highest,put_
-from ..masks.structures import Block,FanIn,places_of,Structure,WholeUnits
+from ..masks.structures import Block,drop_lowest,FanIn,places_of,Structure,WholeUnits
 from typing import NamedTuple
 
 # %% ../../nbs/522_special.structures.ipynb #7451ea4f
@@ -159,6 +159,6 @@ def move(self:AblatingFanIn, mask, keep_f, grow_f, n_drop, n):
     if not on.any(): on = ~on
     if n_drop and grow_f is not None:
         keep = keep_f().detach()
-        grow = grow_f(self.drop_across(mask, keep, n_drop)).detach()
+        grow = grow_f(drop_lowest(mask, keep, n_drop)).detach()
         on,keep_f,grow_f = self.active_outputs(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
     return self.move_units(mask, keep_f, grow_f, n_drop, self.share(mask.shape, n, on, count_live(on)))

@@ -13,7 +13,7 @@ from ..masks.distributions import proportional_sparsity
 from ..masks.structures import as_structure
 from ..model.init import mark_fresh
 from ..model.sparsify import sparsify_model
-from ..model.starting import has_live,starting_masks,structure_to_keep,warn_of_counts
+from ..model.starting import has_live,plan_masks,structure_to_keep,warn_of_counts
 from ..model.trained import shows_training
 from .plan import counts_at,rule_pairs
 from ..weights.weight import gathered
@@ -68,7 +68,7 @@ def make_sparse(model, pairs, seed):
     "Give a dense `model` masks at the sparsity at which each method begins; `pairs` are timetables and their `Param`s"
     masks = {}
     for method,params in pairs:
-        found = starting_masks(params, method.sparsity_at(0), method.sparse_f, method.mask_init, seed, method.structure)
+        found = plan_masks(params, method.sparsity_at(0), method.sparse_f, method.mask_init, seed, method.structure).masks()
         masks |= {param.name:mask for param,mask in zip(params, found)}
     untouched = all(method.mask_init=='random' for method,_ in pairs) and not shows_training(model)
     sparsify_model(model, 0., mask_init=masks, sparse_init_mode=None, chosen=[*masks], seed=seed)

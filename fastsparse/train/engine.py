@@ -17,7 +17,7 @@ from ..masks.selection import keyed_generator
 from ..model.starting import draw_seed
 from . import begin,plan
 from .plan import Group
-from .method import check_names,is_timed,Method,usual_settings
+from .method import check_names,Method,usual_settings
 from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks
@@ -49,8 +49,8 @@ class SparseEngine:
         **kwargs
     ):
         check_names(kwargs)
-        timed = method is not None or rules is not None or is_timed(kwargs)
-        if kwargs or not isinstance(method, Method): method = Method.named(method if timed else 'auto', n_steps, **kwargs)
+        is_timed = any(value is not None for value in (method, rules, kwargs.get('batches_per_update'), kwargs.get('updates')))
+        if kwargs or not isinstance(method, Method): method = Method.named(method if is_timed else 'auto', n_steps, **kwargs)
         begin.check_run(method, sparse_modules, on_update, rules)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.on_update = draw_seed(seed),listify(on_update)
@@ -71,7 +71,6 @@ class SparseEngine:
 
     methods = property(lambda self: [group.method for group in self.groups])
     weights = property(lambda self: [tally.weight for tally in self.tallies])
-    pending = property(lambda self: max((group.pending for group in self.groups if group.pending is not None), default=None))
 
 # %% ../../nbs/404_train.engine.ipynb #8a632cca
 @patch
@@ -100,10 +99,12 @@ def _attach(self:SparseEngine, pairs, beside, initial, targets):
     enforced = {id(weight) for hook in mask_hooks(self.model) for weight in hook.weights}
     self.own = None if all(id(weight) in enforced for weight in weights) else enforce_masks(self.model)
     wake(weights)
-    methods = {id(param.p):method for method,own in pairs for param in own}
-    self.tallies = [plan.Tally(weight, i, methods.get(id(weight.p)), initial=initial.get(id(weight.p))) for i,weight in enumerate(weights)]
-    self.moving = [tally for tally in self.tallies if tally.method is not None]
-    self.groups = [Group(method, [tally for tally in self.moving if tally.method is method], beside) for method,_ in pairs]
+    self.groups,self.tallies,movers = [Group(method, beside) for method,_ in pairs],[],{}
+    for group,(_,own) in zip(self.groups, pairs): movers |= {id(param.p):group for param in own}
+    for i,weight in enumerate(weights):
+        k = id(weight.p)
+        self.tallies.append(plan.Tally(weight, i, movers.get(k), initial=initial.get(k)))
+    self.moving = [tally for tally in self.tallies if tally.group]
     for tally in self.moving:
         is_steady = tally.method.sparsity is not None and tally.method.path is None
         if is_steady: tally.request(targets.get(id(tally.p), tally.live))
@@ -115,15 +116,15 @@ def _serve(self:SparseEngine):
     "Let the weights serve this engine, until it is garbage collected or the process ends"
     for tally in self.moving:
         tally.weight.serve(tally)
-        if not tally.weight.store.plain: tally.weight.checksum()  # all ranks gather it now
+        if not tally.weight.store.plain: tally.weight.store.checksum()  # all ranks gather it now
     weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving])
 
 def _let_go(refs):
     tallies = [tally for tally in [ref() for ref in refs] if tally and tally.weight.tally is tally]  # no other engine has taken it
     tallies = [tally for tally in tallies if tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
     for tally in tallies: tally.weight.serve()
-    methods = {id(tally.method):tally for tally in tallies if any(tally.last_update)}
-    for tally in methods.values(): tally.group(tallies).warn_if_short('the engine was left before its end')
+    groups = {tally.group:None for tally in tallies if any(tally.last_update)}
+    for group in groups: group.warn_if_short('the engine was left before its end')
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
 @patch
@@ -267,7 +268,7 @@ def prepare(self:SparseEngine,
 def ask_dense(self:Group, wanted):
     "Will an update read the dense gradients of the next batch?"
     self.wants_dense = wanted
-    for weight in self.weights: weight.ask_dense(wanted)
+    for weight in self.weights: weight.store.ask_dense(wanted)
 
 # %% ../../nbs/404_train.engine.ipynb #17ef17a7
 @patch
@@ -378,17 +379,16 @@ def facts(state):
 
 def _has_numbers(state):
     "Are the numbers of `state` such as those of a run?"
-    t = state.get('t', state['last_t']+1)  # of a loop
-    steps = [state['last_t'], state['n_updates'], *[own[k] for own in state['methods'] for k in ('n_updates','updated_at','pending')]]
-    if not all(t is None or type(t) is int and -1<=t<2**48 for t in steps): return False
-    if type(t) is not int or not max(state['last_t'], 0)<=t<=state['last_t']+1: return False
-    lives = [(slot[k], slot['size']) for slot in state['slots'] for k in ('live','target') if k in slot]
-    if not all(type(n) is int and 0<=n<=size for n,size in lives): return False
-    seen,others = state.get('seen'),state.get('others', [])
-    if not (isinstance(others, list) and all(isinstance(own, dict) for own in others)): return False
-    if seen is None: return True
-    return isinstance(seen, dict) and isinstance(seen.get('names'), list) and isinstance(seen.get('why', ''), str) and all(
-        n is None or type(n) is int and 0<=n<2**48 for n in (seen.get('batch'), seen.get('live')))
+    def is_count(n, least=0, most=2**48): return type(n) is int and least<=n<=most
+    seen,others,last = ifnone(state.get('seen'), dict(names=[])),state.get('others', []),state['last_t']
+    if not isinstance(seen, dict) or not isinstance(others, list) or not is_count(last, -1): return False
+    counts = [state['n_updates'], seen.get('batch'), seen.get('live')]
+    for own in state['methods']: counts += [own[k] for k in ('n_updates','updated_at','pending')]
+    if not all(n is None or is_count(n) for n in counts): return False
+    if not is_count(state.get('t', last+1), max(last, 0), last+1): return False  # of a loop
+    for slot in state['slots']:
+        if not all(is_count(slot[k], 0, slot['size']) for k in ('live','target') if k in slot): return False
+    return isinstance(seen.get('names'), list) and isinstance(seen.get('why', ''), str) and all(isinstance(own, dict) for own in others)
 
 def check_same_run(engine, state):
     "Raise a `ValueError` unless `state` is of a run with the same parameters, methods and settings"
@@ -413,7 +413,7 @@ def load_state_dict(self:SparseEngine,
     check_same_run(self, state)
     saved = [*zip(self.moving, state['slots'])]
     for tally,slot in saved:
-        if slot['masked']!=tally.weight.checksum():
+        if slot['masked']!=tally.weight.store.checksum():
             raise ValueError(f"the saved masks don't match the model's (first: {tally.name}): load the checkpoint's weights before the engine's state")
     vars(self).update({k:state[k] for k in _of_engine}, seen=state.get('seen'))
     for group,own in zip(self.groups, state['methods']):

@@ -16,11 +16,11 @@ from ..masks.distributions import as_distribution,usual_sparsity
 from ..weights.find import apply_masks,masked_params
 from ..masks.selection import count_live,n_live
 from .loop import storage_of_runs
-from .method import check_names,check_sparsity,Method,method_settings
+from .method import check_names,Method,method_settings
 from .plan import assign_methods,params_inside
 from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
-from ..model.starting import by_rules,fitting,has_live,mask_makers,that_fit
+from ..model.starting import has_live,need_structure,plan_start,without_misfits
 from ..model.trained import shows_training
 from ..core.checks import need_fraction,need_number
 from ..core.registry import get_part
@@ -126,14 +126,12 @@ def masks_before(learn, n_steps, method, sparsity, sparse_f, mask_init, layers):
     sparse_f = as_distribution(ifnone(sparse_f, method.get('sparse_f', usual_sparsity)), 'sparse_f')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # `sparsify_model` warns
-        params = that_fit(structure, choose(learn.model, **layers))
+        params = without_misfits(structure, choose(learn.model, **layers))
         need_values(**{param.name:param.p for param in params})
         if rises and not layers: return params,None
         start = sparsity
         if rises: start = method(sparsity=sparsity).bind(n_steps, steps_per_epoch=len(learn.dls.train)).sparsity_at(0)
-        shares = params,start,sparse_f
-        if isinstance(sparsity, (dict,list)): shares = by_rules(sparsity, params, learn.model, sparse_f)
-        mask_makers(*shares, mask_init, 0, fitting(structure, shares[0], shares[1]))
+        plan_start(learn.model, params, start, sparse_f, mask_init, 0, structure)
     if mask_init=='random' and start and shows_training(learn):
         raise ValueError("the weights look trained, and a random mask would throw most of that away: "
             "pass mask_init='magnitude', as fine_tune_sparse() does")
@@ -158,7 +156,7 @@ def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, spars
     check_names(kwargs, ('n_epoch','lr_max','cbs',*cycle_settings,*layer_settings,*callback_settings))
     check_cycle(n_epoch, lr_max, cbs, **of_cycle(kwargs))
     has_rules = isinstance(sparsity, (dict,list))
-    if not has_rules: check_sparsity(sparsity)
+    if not has_rules: need_fraction('sparsity', sparsity, '[0,1)')
     if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     kwargs = {k:v for k,v in kwargs.items() if v is not None or k not in (*layer_settings,'structure')}
     own = {k:v for k,v in kwargs.items() if k in method_settings}
@@ -174,7 +172,7 @@ def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, spars
     else: params,masks = masks_before(learn, n_steps, method, sparsity, sparse_f, mask_init, layers)
     is_there = not rises
     if weights:
-        n,structure = sum(weight.mask.numel() for weight in weights),fitting(method.structure, weights, sparsity)
+        n,structure = sum(weight.mask.numel() for weight in weights),need_structure(method.structure, weights, sparsity)
         is_there = not rises and sparse_f is None and has_live(weights, structure, n_live(n, sparsity))
     if not is_there: method = method(sparsity=sparsity)
     if not is_there and sparse_f is not None: method = method(sparse_f=sparse_f)

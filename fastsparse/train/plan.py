@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['Tally', 'mask_version', 'Group', 'counts_at', 'Row', 'outlook', 'rule_pairs', 'assign_methods', 'movable_params',
-           'params_inside', 'not_held', 'check_plan', 'sparsity_range', 'refuse_stored', 'idle_advice', 'rare_advice',
-           'frozen_advice', 'initial_advice', 'advice']
+           'params_inside', 'not_held', 'check_plan', 'sparsity_range', 'refuse_stored', 'idle_advice', 'frozen_advice',
+           'advice']
 
 # %% ../../nbs/401_train.plan.ipynb #2ee01931
 import math,torch
 from dataclasses import dataclass,field
 from fastcore.basics import *
+from ..core.checks import need_fraction
 from ..core.optimizers import base_opt
 from ..core.patterns import assign,read_rules
 from ..core.registry import needs_of
@@ -20,8 +21,8 @@ from ..masks.schedules import Interval,min_max_end
 from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
 from ..model.choose import candidates,need_values
-from ..model.starting import fitting,layer_counts,structure_of,that_fit,warn_of_counts
-from .method import check_sparsity,Method,Timetable,why_dense
+from ..model.starting import layer_counts,need_structure,structure_of,warn_of_counts,without_misfits
+from .method import Method,Timetable,why_dense
 from ..weights.find import asked_sparsity,masked_params,refuse_computed,refuse_learned
 from ..weights.weight import notice,store_of,Weight
 from functools import cached_property
@@ -37,7 +38,7 @@ class Tally:
     "How many connections of a weight live, and how many should"
     weight:Weight # The masked parameter
     index:int # Its place among the masked parameters of the model
-    method:Timetable=None # The method that moves it; None leaves it as it is
+    group:object=None # The `Group` that moves it; None leaves it as it is
     live:int=None # Connections that live
     target:int=None # How many should live
     target_is_explicit:bool=False # Was the target requested, by `sparsity=` or through the buffer?
@@ -52,8 +53,10 @@ class Tally:
     shape = cached_property(lambda self: self.weight.shape)
     n = cached_property(lambda self: self.shape.numel())
     structure = cached_property(lambda self: structure_of(self.method.structure, self.weight)) # Which masks are legal
-    def __post_init__(self): self.recount()
-    def group(self, tallies): return Group(self.method, [tally for tally in tallies if tally.method is self.method])
+    def __post_init__(self):
+        self.method = self.group and self.group.method
+        if self.group: self.group.tallies.append(self)
+        self.recount()
 
 # %% ../../nbs/401_train.plan.ipynb #ab334c37
 def mask_version(weight):
@@ -115,8 +118,8 @@ def would_move(self:Tally, live, target, kept):
 class Group:
     "A method in a run, and the weights that it moves"
     method:Timetable # All settings, and all times in steps
-    tallies:list # One for each weight
     beside:list=() # Weights that nothing moves, whose live ones count in the sparsity
+    tallies:list=field(default_factory=list) # One for each weight
     n_updates:int=0 # Updates so far
     updated_at:int=None # The step of the last one
     pending:int=None # The step of an update that waits for finite gradients
@@ -227,8 +230,10 @@ def assign_methods(params, rules, method, model):
     if rules is None: return [(method, params)]
     pairs = rule_pairs(rules, method)
     taken = assign(pairs, [param.name for param in params], [param.p for param in params], model)
-    served = [[param for param,k in zip(params, taken) if k==i] for i in range(len(pairs))]
-    found = [(own, params) for (_,own),params in zip(pairs, served) if params and own is not None]
+    found = []
+    for i,(_,own) in enumerate(pairs):
+        served = [param for param,k in zip(params, taken) if k==i]
+        if served and own is not None: found.append((own, served))
     if found: return found
     raise ValueError(f"no rule gives a method to any of the parameters: {', '.join(param.name for param in params)}")
 
@@ -238,7 +243,7 @@ def movable_params(model, structure=None):
     notice(model)
     refuse_computed(model)
     refuse_learned(masked_params(model))
-    found = masked_params(model) or that_fit(structure, candidates(model))
+    found = masked_params(model) or without_misfits(structure, candidates(model))
     need_values(**{param.name:param.p for param in found})
     return found
 
@@ -247,7 +252,8 @@ def params_inside(params, modules):
     if modules is None: return params
     modules = [modules] if isinstance(modules, nn.Module) else modules
     within = {sub for module in modules for sub in module.modules()}
-    if found := [param for param in params if param.module in within]: return found
+    found = [param for param in params if param.module in within]
+    if found: return found
     raise ValueError("none of sparse_modules has weights to move: pass modules of the sparsified model, or None for all of them")
 
 def not_held(opt, params):
@@ -259,21 +265,22 @@ def not_held(opt, params):
 def check_plan(method, params, beside, opt, is_dense):
     "Raise a `ValueError` if optimizer, masks, structure or storage of `params` don't fit a `Timetable`"
     structure,spec = method.structure,repr(str(method.structure))
-    if missing := not_held(opt, params):
+    missing = not_held(opt, params)
+    if missing:
         raise ValueError(f"the optimizer doesn't hold {missing[0]}: make it from the parameters of this model, "
             "after sparsifying, or leave modules out with sparse_modules=")
     if gradient_momentum in [getattr(f, 'func', f) for f in method.score_parts]: need_momentum(params[0].name, opt)
     if is_dense and method.sparsity is None:
         raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
     lowest,highest,end = sparsity_range(method)
-    fitting(structure, params, end if is_dense else 0)
+    need_structure(structure, params, end if is_dense else 0)
     for param in params:
         refuse_stored(method, param)
         store_of(param.module, param.attr).check(param.p)
         if is_dense or param.n_live()==param.shape.numel() or structure_of(structure, param).legal(param.full_mask()): continue
         raise ValueError(f"the mask of {param.name} breaks the structure {spec}: pass structure={spec} to sparsify_model too")
     if method.path is None: return
-    check_sparsity(highest)
+    need_fraction('sparsity', highest, '[0,1)')
     for sparsity in (max(lowest, 0), highest): counts = counts_at(method, params, beside, sparsity)
     if not beside: warn_of_counts(counts, params, highest, method.sparse_f, structure)
 
@@ -292,58 +299,52 @@ def refuse_stored(method, param):
 
 # %% ../../nbs/401_train.plan.ipynb #5cdb407c
 def idle_advice(group):
-    "A sentence if the run has no update of the topology, fewer than five by the user's interval, or misses the end of a schedule"
-    method,n_steps = group.method,group.method.n_steps
+    "A sentence if the run has no update of the topology, fewer than five by the user's interval, or ends before its schedule"
+    method,n_steps,every = group.method,group.method.n_steps,group.method.every
     if n_steps is None or method.updates in ([],()): return ''
-    if method.path is None and method.times is None: return rare_advice(group)
-    last = first(t for t in range(n_steps-1, -1, -1) if method.is_time(t))
-    if last is None: return f"this run of {n_steps} steps contains no update of the topology: give earlier times, or train longer"
-    if method.path is None: return ''
-    reached,wanted = method.sparsity_at(last),method.sparsity_at(n_steps)
-    if math.isclose(reached, wanted, abs_tol=1e-9): return ''
-    return (f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, and the schedule goes on to {wanted:.3f}: "
-        "let it end earlier, or update more often")
-
-def rare_advice(group):
-    "A sentence if an interval leaves a run without an update, or the user's own leaves fewer than five"
-    method,every = group.method,group.method.every
-    n = len([*islice(outlook(group), 5)])
-    fit = Interval(every).resolve(method.n_steps, method.stop_pct, method.replaces)
+    said = f"this run of {n_steps} steps contains "
+    if method.times is not None or method.path is not None:
+        last = first(t for t in range(n_steps-1, -1, -1) if method.is_time(t))
+        if last is None: return said+"no update of the topology: give earlier times, or train longer"
+        reached,wanted = method.sparsity_at(last),method.sparsity_at(n_steps)
+        if method.path is None or math.isclose(reached, wanted, abs_tol=1e-9): return ''
+        return (f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, and the schedule to {wanted:.3f}: "
+            "end the schedule earlier, or update more often")
+    n,fit = len([*islice(outlook(group), 5)]),Interval(every).resolve(n_steps, method.stop_pct, method.replaces)
     if n==5 or n and (fit>=every or isinstance(method.batches_per_update, Interval)): return ''
-    hint = "take a smaller number, train longer, or start from sparser masks"
-    shorter = Timetable(method.method, method.n_steps, fit, fractions=method.fractions)
-    if any(outlook(Group(shorter, group.tallies))): hint = f"{fit} fits such a run"
-    return (f"this run of {method.n_steps} steps contains {n or 'no'} update{'s'*(n>1)} of the topology "
-        f"at batches_per_update={every}: {hint}")
+    shorter = Timetable(method.method, n_steps, fit, fractions=method.fractions)
+    helps = any(outlook(Group(shorter, tallies=group.tallies)))
+    hint = f"{fit} fits such a run" if helps else "take a smaller number, train longer, or start from sparser masks"
+    return said+f"{n or 'no'} update{'s'*(n>1)} of the topology at batches_per_update={every}: {hint}"
 
 # %% ../../nbs/401_train.plan.ipynb #9eefc6f4
+@patch
+def ends(self:Group):
+    "How many connections of each weight the method leads to at the end of the run"
+    method = self.method
+    if method.path is None or method.n_steps is None or self.ranks_layers: return [tally.target for tally in self.tallies]
+    return self.counts(method.sparsity_at(method.n_steps))
+
 def frozen_advice(group):
     "A sentence if most masks or weights are frozen, or so many that the final sparsity can't be reached"
-    method,tallies = group.method,group.tallies
+    tallies,ends = group.tallies,group.ends()
     frozen = [tally for tally in tallies if not tally.p.requires_grad]
     if not frozen: return ''
-    if method.path is None or method.n_steps is None or group.ranks_layers: ends = [tally.target for tally in tallies]
-    else: ends = group.counts(method.sparsity_at(method.n_steps))
-    held = [(tally, n) for tally,n in zip(tallies, ends) if tally in frozen and tally.live!=n]
-    n,live,end = sum(tally.n for tally in tallies),sum(ends),''
-    if not held and 2*len(frozen)<=len(tallies) and 2*sum(tally.n for tally in frozen)<=n: return ''
-    if held:
-        lack = sum(tally.live-n for tally,n in held)
-        end = f', and the model ends {1-(live+lack)/n:.3f} sparse instead of {1-live/n:.3f}'
-    name = held[0][0].name if held else frozen[0].name
-    return (f"{name} is frozen ({len(frozen)} of {len(tallies)} sparse layers are), so its weights and mask rest{end}: call unfreeze() "
-        "of the learner, train with its fine_tune_sparse(), or leave frozen layers out with sparse_modules=")
-
-def initial_advice(group):
-    "A sentence if grown weights return to initial values that `sparsify_model` has set to zero"
-    gone = first(tally for tally in group.tallies if tally.live<tally.n)
-    if gone is None or not needs_of(group.method.grow_init_f).reads_initial: return ''
-    return (f"the initial values of dead weights are gone: {gone.name} was made sparse before the engine was made, so grow_init_f starts "
-        "them at zero; pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded brings its own)")
+    n,wanted = sum(tally.n for tally in tallies),sum(ends)
+    live = sum(tally.live if tally in frozen else k for tally,k in zip(tallies, ends))
+    if live==wanted and 2*len(frozen)<=len(tallies) and 2*sum(tally.n for tally in frozen)<=n: return ''
+    end = '' if live==wanted else f', and the model ends {1-live/n:.3f} sparse instead of {1-wanted/n:.3f}'
+    return (f"{frozen[0].name} is frozen ({len(frozen)} of {len(tallies)} sparse layers are), so its weights and mask don't change{end}: "
+        "call unfreeze() of the learner, train with its fine_tune_sparse(), or leave frozen layers out with sparse_modules=")
 
 def advice(group, was_sparse=True):
     "Sentences on what the run ahead won't do, of a model that was sparse or dense before it"
-    return [*filter(None, [initial_advice(group) if was_sparse else '', frozen_advice(group) or idle_advice(group)])]
+    said = [frozen_advice(group) or idle_advice(group)]
+    gone = first(tally.name for tally in group.tallies if tally.live<tally.n)
+    if was_sparse and gone and needs_of(group.method.grow_init_f).reads_initial:
+        said.append(f"the initial values of dead weights are gone: {gone} was made sparse before the engine was made, so grow_init_f starts "
+            "them at zero; pass sparsity= for a dense model, or given_value with a copy from before (a state that is loaded has its own)")
+    return [text for text in said if text]
 
 # %% ../../nbs/401_train.plan.ipynb #c7e35f7e
 @patch
@@ -351,18 +352,15 @@ def warn_if_short(self:Group, ended):
     "Warn if the weights are less sparse than the method leads to; `ended` says why no more updates follow"
     method,tallies = self.method,self.tallies
     if method.n_steps is None: return
-    n = sum(tally.n for tally in tallies)
-    sparsity = 1-sum(tally.live for tally in tallies)/n
-    if method.path is None:
-        wanted = 1-sum(tally.target for tally in tallies)/n
-        advice,then = "train up to an update",""
-    else:
+    n,hint = sum(tally.n for tally in tallies),"train up to an update"
+    sparsity,wanted = [1-sum(getattr(tally, k) for tally in tallies)/n for k in ('live','target')]
+    if method.path is not None:
         wanted = method.sparsity_at(method.n_steps, self.n_updates)
-        advice,then = "let the schedule end earlier","stop or choose the best model after that"
+        hint = "let the schedule end earlier, and stop or choose the best model after that"
     if sparsity>=wanted-.01: return
     frozen = first(tally.name for tally in tallies if not tally.p.requires_grad)
-    if frozen: then = f"{frozen} is frozen and kept its weights; unfreeze it"
-    warn(f"{ended}, and the model is {sparsity:.3f} sparse instead of {wanted:.3f}: {', and '.join(filter(None, [advice,then]))}")
+    if frozen: hint = f"{frozen} is frozen and kept its weights; unfreeze it"
+    warn(f"{ended}, and the model is {sparsity:.3f} sparse instead of {wanted:.3f}: {hint}")
 
 # %% ../../nbs/401_train.plan.ipynb #f1617a1b
 @patch
@@ -373,9 +371,8 @@ def why_stuck(self:Tally):
     if method.path is not None or method.redistribute_f is not None: return ''
     fraction = method.initial_drop_grow_pct
     if method.fractions is not None: fraction = min_max_end(method.fractions, 0, method.n_steps or 0)[1]
-    least = self.structure.least_drop(self.shape)
-    if live-self.n_kept(live, live, fraction)>=least: return ''
-    return f"can't move: an update drops {fraction:.2g} of {live} live weights, less than {'one' if least==1 else least}"
+    if self.would_move(live, live, self.n_kept(live, live, fraction)): return ''
+    return f"can't move: an update drops {fraction:.2g} of {live} live weights, less than {self.structure.least_drop(self.shape)}"
 
 # %% ../../nbs/401_train.plan.ipynb #53097f72
 @patch
@@ -401,7 +398,7 @@ def state(self:Group): return dict({k:getattr(self, k) for k in _of_group}, sett
 def state(self:Tally):
     averages = {name:{k:densify(memo)[k] for k in ('total','n')} for name,memo in self.grad_accumulators.items()}
     return dict({k:getattr(self, k) for k in _of_tally}, name=self.name, size=self.n, last_update=list(self.last_update),
-        masked=self.weight.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
+        masked=self.weight.store.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
 
 @patch
 def load(self:Group, saved): vars(self).update({k:saved[k] for k in _of_group})

@@ -4,84 +4,52 @@
 
 # %% auto #0
 __all__ = ['Static_presets', 'SET_presets', 'SNFS_presets', 'RigL_presets', 'ITOP_presets', 'GSE_presets', 'GMP_presets',
-           'GraNet_presets', 'MEST_presets', 'SoftMEST_presets', 'SRigL_presets', 'ACDC_presets', 'DSD_presets',
            'methods_table']
 
 # %% ../../nbs/407_train.presets.ipynb #179ba8c9
 from fastcore.basics import *
-from functools import partial
-from ..masks.distributions import global_sparsity
-from .growth import reset_state
-from .method import drop_of_target,Method,preset_by_name,register_method
-from ..masks.schedules import acdc_path,cubic_path,dsd_path,FreqSchedule,Interval,PiecewiseSchedule,soft_bound_path
-from ..masks.scores import gradient_magnitude,gradient_momentum,MagnitudePlusGradient,momentum_redistribution
-from ..masks.scores import output_magnitude,random_score,SampledGradient,weight_magnitude
-
-# %% ../../nbs/407_train.presets.ipynb #26bf0223
-def _preset(name, about, paper=None, /, **settings):
-    "Make a preset, and let its method be known by that name"
-    return register_method(name, Method(name, about, paper, **settings))
+from ..core.registry import parts_of
+from .method import Method,register_method
+from ..masks.schedules import cubic_path,Interval
+from ..masks.scores import gradient_magnitude,gradient_momentum,momentum_redistribution,random_score
+from ..masks.scores import SampledGradient,weight_magnitude
 
 # %% ../../nbs/407_train.presets.ipynb #6761c02c
-Static_presets = _preset('Static', 'a mask that never moves', updates=[], grow_score_f=None)
+Static_presets = Method('Static', 'a mask that never moves', updates=[], grow_score_f=None)
 
 # %% ../../nbs/407_train.presets.ipynb #1d8bd0a4
-SET_presets = _preset('SET', 'drops the smallest weights, grows at random', '1707.04780',
+SET_presets = Method('SET', 'drops the smallest weights, grows at random', '1707.04780',
     keep_score_f=weight_magnitude, grow_score_f=random_score, initial_drop_grow_pct=0.3, stop_pct=1.)
 
 # %% ../../nbs/407_train.presets.ipynb #e3292a37
-SNFS_presets = _preset('SNFS', 'grows where the momentum is largest, and moves budget to layers that have more of it', '1907.04840',
+SNFS_presets = Method('SNFS', 'grows where the momentum is largest, and moves budget to layers that have more of it', '1907.04840',
     keep_score_f=weight_magnitude, grow_score_f=gradient_momentum, redistribute_f=momentum_redistribution,
     initial_drop_grow_pct=0.5, stop_pct=1.)
 
 # %% ../../nbs/407_train.presets.ipynb #7950cf1b
-RigL_presets = _preset('RigL', 'drops the smallest weights, grows where gradients are largest', '1911.11134', keep_score_f=weight_magnitude,
+RigL_presets = Method('RigL', 'drops the smallest weights, grows where gradients are largest', '1911.11134', keep_score_f=weight_magnitude,
     grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.3, stop_pct=0.75, batches_per_update=Interval(100))
 
 # %% ../../nbs/407_train.presets.ipynb #948c0a3b
-ITOP_presets = _preset('ITOP', 'RigL with long intervals and half of the weights replaced, to try more connections', '2102.02887',
+ITOP_presets = Method('ITOP', 'RigL with long intervals and half of the weights replaced, to try more connections', '2102.02887',
     **RigL_presets(initial_drop_grow_pct=0.5, stop_pct=1., batches_per_update=Interval(4000)))
 
 # %% ../../nbs/407_train.presets.ipynb #aed83e11
-GSE_presets = _preset('GSE', 'RigL that looks at the gradients of a random sample of dead weights, as many as live', '2401.06898',
+GSE_presets = Method('GSE', 'RigL that looks at the gradients of a random sample of dead weights, as many as live', '2401.06898',
     **RigL_presets(grow_score_f=SampledGradient(), initial_drop_grow_pct=0.2, stop_pct=0.6, batches_per_update=Interval(1000)))
 
 # %% ../../nbs/407_train.presets.ipynb #0c2a0cf8
-GMP_presets = _preset('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',
+GMP_presets = Method('GMP', 'starts dense, and prunes the smallest weights along a cubic', '1710.01878',
     keep_score_f=weight_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., stop_pct=0.75, batches_per_update=Interval(100),
     sparsity_path=cubic_path(), replace_step=False)
 
-# %% ../../nbs/407_train.presets.ipynb #93876b13
-GraNet_presets = _preset('GraNet', 'starts half sparse, prunes along a cubic across layers, and regrows by gradient', '2106.10404',
-    keep_score_f=weight_magnitude, grow_score_f=gradient_magnitude, initial_drop_grow_pct=0.5, drop_count_f=drop_of_target,
-    stop_pct=0.75, batches_per_update=Interval(1000), sparsity_path=cubic_path(0.5), sparse_f=partial(global_sparsity, min_live=0))
-
-# %% ../../nbs/407_train.presets.ipynb #cbd7b781
-MEST_presets = _preset('MEST', 'drops by weight and gradient, grows at random, and moves less and less', '2110.14032',
-    keep_score_f=MagnitudePlusGradient(0.1), grow_score_f=random_score,
-    updates=FreqSchedule(1/32, start=1/32), drop_fraction=PiecewiseSchedule((.2,.1,0.), (.5625,.75)), replace_step=False)
-
-# %% ../../nbs/407_train.presets.ipynb #f5aa7307
-SoftMEST_presets = _preset('SoftMEST', 'MEST with half as many connections more at first, and a quarter later', '2110.14032',
-    **MEST_presets(sparsity_path=soft_bound_path(), drop_fraction=PiecewiseSchedule((1/3,.2,0.), (.5625,.75)), drop_count_f=drop_of_target))
-
-# %% ../../nbs/407_train.presets.ipynb #2658751e
-SRigL_presets = _preset('SRigL', 'RigL with the same number of connections for every neuron, and without neurons that have too few',
-    '2305.02299', **RigL_presets(structure='fan-in ablate 0.3'))
-
-# %% ../../nbs/407_train.presets.ipynb #e6442584
-ACDC_presets = _preset('ACDC', 'dense and sparse in turn, sparse in the end', '2106.12379',
-    keep_score_f=output_magnitude, grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[round(.1+.05*i, 2) for i in range(16)],
-    sparsity_path=acdc_path(), sparse_f=global_sparsity, replace_step=False, grow_state_f=reset_state)
-
-# %% ../../nbs/407_train.presets.ipynb #56c05028
-DSD_presets = _preset('DSD', 'dense, sparse, dense: sparsity as a regularizer', '1607.04381', keep_score_f=weight_magnitude,
-    grow_score_f=weight_magnitude, initial_drop_grow_pct=0., updates=[1/3, 2/3], sparsity_path=dsd_path(), replace_step=False)
+# %% ../../nbs/407_train.presets.ipynb #2c02f170
+for _preset in (Static_presets,SET_presets,SNFS_presets,RigL_presets,ITOP_presets,GSE_presets,GMP_presets): register_method(_preset.name, _preset)
 
 # %% ../../nbs/407_train.presets.ipynb #7e9021f7
 def methods_table(): # A `DataFrame`, a row for each method
     "The methods that can be asked for by name"
     import pandas as pd  # takes long to import, and only tables need it
     def row(k, m): return (f'{m.name}_presets', m.about, m.paper and f'arXiv:{m.paper}' or '') if m.name.lower()==k else ('', repr(m), '')
-    rows = {k:row(k, m) for k,m in preset_by_name.items()}  # of one's own method, the settings
+    rows = {k:row(k, m) for k,m in parts_of('method').items()}  # of one's own method, the settings
     return pd.DataFrame.from_dict(rows, 'index', columns=['preset','what it does','paper']).rename_axis('method')
