@@ -134,6 +134,5 @@ def test_users_parts_have_names():
         assert int(model[1].weight_mask.sum())==24
         run = DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), .1), 10, method='set', keep_score_f='cubes', sparse_compute=False)
         assert run.methods[0].keep_score_f is cubes
-    finally:
-        del parts['distribution']['denser head'],parts['score']['cubes']
+    finally: del parts['distribution']['denser head'],parts['score']['cubes']
     with pytest.raises(ValueError, match="sparse_f is 'root'.*, or a function: "): sparsify_model(torch.nn.Linear(4,4), .5, 'root')

@@ -64,7 +64,7 @@ def start(self:_Driver, model, opt, n_steps, state=None):
     "Attach an engine, which continues from `state`, to a training of `n_steps`"
     n_steps = ifnone(self.n_steps, n_steps)
     saved = n_steps if state is None else state.get('n_steps', n_steps)
-    if saved!=n_steps:
+    if saved not in (None, n_steps):
         raise ValueError(f"the saved run has n_steps={saved}, and the trainer would make it {n_steps}: pass n_steps={saved} to the callback, "
             f"whose masks are fixed after step {saved}, or begin a new run")
     own = {} if self.sparse_f is None else dict(sparse_f=self.sparse_f)
