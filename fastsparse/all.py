@@ -27,6 +27,7 @@ from .save.rules import configure
 from .save.load import load_sparse,save_sparse
 from .deploy.compact import pack
 from .cut.load import load_cut
+from .cut.tokens import prune_tokens
 from .cut.shrink import plain_copy,shrink
 from .deploy.export import export_sparse
 from .trainers.callbacks import SparseTrainerCallback,SparseLightningCallback,log_updates

@@ -112,15 +112,15 @@ def reads_values():
     dst.prepare(0, update=True)
     m(torch.randn(8, 32)).square().mean().backward()
     o = live_weights(m)[0]
-    w,g,places = o.whole(),o.dense_grad(),torch.tensor([0, 5, 700, 2047])
+    w,g,places = o.read(),o.store.read_grad(),torch.tensor([0, 5, 700, 2047])
     assert g[~o.mask].any() and torch.allclose(o.store.read_grad(places), g.view(-1)[places], atol=1e-7)
-    assert o.at(places).equal(w.view(-1)[places])
+    assert o.read(places).equal(w.view(-1)[places])
     pieces = [*o.store.pieces(600, True)]
     assert torch.cat([p for _,p in pieces]).equal(w.view(-1)) and torch.allclose(torch.cat([p.grad for _,p in pieces]), g.view(-1), atol=1e-7)
-    file = o.state()
+    file = o.store.state()
     assert file['grad'].equal(o.p.grad.cell.dense()[o.mask])
-    o.load(file)
-    assert torch.allclose(o.dense_grad(), g, atol=1e-7)
+    o.store.load(file)
+    assert torch.allclose(o.store.read_grad(), g, atol=1e-7)
 
 def starts_at_values(): same(*[go(start(live, grow_init_f=initial_value)) for live in (False,True)])
 

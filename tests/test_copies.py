@@ -1,5 +1,5 @@
 "One more of the same: copies train sparse and averages are those of dense weights, an export holds all of a learner in fewer bytes, and nothing is lost on the way"
-import copy,math,pickle,pytest,warnings
+import base64,copy,math,pickle,pytest,warnings,zlib
 from fastai.basics import Callback,CrossEntropyLossFlat,Datasets,Learner,load_learner,set_seed
 from fastsparse.all import *
 from functools import partial
@@ -370,3 +370,27 @@ def test_training_an_average_says_what_it_drops():
         train(average, t.SGD(average.parameters(), lr=0.), 1, *data(average))
     assert_dead(average)
     with warnings.catch_warnings(action='error'): train(average, t.SGD(average.parameters(), lr=0.), 1, *data(average))
+
+# --- files of earlier versions
+
+of_030 = b"".join([
+    b'c-qxf&u<$=6yEi2ZO3lf&<JP?s_4z>!Agr8>I;zqYLS)(D3$6<H5%`ZJ=1Jvyfd@0f)ptn2q_xGA;S%E;ldTf4T=AS8~h1KNbvTDV>>aZ*Y06=cIJC;-uu2cZw~!$8+9jt%<EdnkhVE*?}{jmiE77;',
+    b'6D+N%epn1n?Aqt{z_v_XOUyXqLwjtRXoMx+C7MW;FILBd4XL)~V&M>_n#IbRD@c-l%Hn8h03PYm%z`Fd35oXZz(UI`7xoH1cu1^SL9xIQ8c4B=`umzFKy9tMj&oS~suBPF-TlAbdiLYT*V>1bhkttT',
+    b'K1iHaZv|2tNufn3VzdV_GQkrU0KH{ciJ8_hL4-#P^Q3azYrv%59}%S3XGA65LE^W17hqCRA$4*gsPsJeV_YZI!0-8)55b2?E%4J6_H6ZP8Mp{Jal$->#(fA}e_Bj761R5=Fx^gPV}1SJ#@pT7cQ@`O',
+    b'h2L<LCSFk8)`|ZKczc>Si?A+kR}0acKYsZ7*VU8n-z|TgpMD8{%f9vt`^W}PPzk&v8+d_xWS^TRa1fJF0|lT*^CKA%Nuu{zs55CFSq(PF^eT+Lgpu+43@f{xnmX#IgTX}KW}z?I#cIdW<rZDpa$W`z',
+    b'wuFcmYjF2Yr`uicypRSH?2HC3WbZCyJm)fF)m$z~Q&9Vg>HUJZ_x^dAOZT1Ioz8l9V~#fWKWLj^fi~AUeKt$d*4Cy}rREL91xKSSVFevQPpS_oqU|@<tfD>+cg9#kCy@kEA$F9_?ak%s((LqWh$%Ek',
+    b'<9L4AZktPJAmlmx_4!#eW}2eRZa6`_c?N;wG2T}w#Bji(5_9Dgb0*BdF;@pz>AV<7yC@CSE)ZtvAsnm^^6`m%YESzq&bU(M#(A#`;(G-tjWt0L9PYWT>!zOdTFtT+P#Y3J>AVj=Fg_H@*dFD(ygF-t',
+    b'Hv9_R26zo>^BHuL(&Bp2o&U#dX~7j!eBrJ@Pb40VNR%Z$y=eSgrhL0bNJ+SpZ<6l_eJIPibZ~5{<%oJ|UqKC>i$<t<Cfv*|eOyFeFCAqq&NLZE1A=ub;Xm-qMUm>6i3*@g%>Yg7=Gp==CzoI~Qxi&J',
+    b'k`fK6XZ)OWu=F`xgj0!4ZHzVK2^Dk$_{B=GJz}3{3Ef0dG%9XRs5Ty*9ttfG8*(8D)XJIWe7@@tAbJ2v&>WD5p9Yl&o4?=M{29*UkyUBG{VxOZ$Y1',])
+
+def test_a_model_that_0_3_pickled_opens_and_trains_sparse():
+    "Its weights had another class. `nn.Linear(3,2,bias=False)`, seed 0, half of it live"
+    m = pickle.loads(zlib.decompress(base64.b85decode(of_030)))
+    w, = masked_params(m)
+    assert w.n_live()==3 and w.p.count_nonzero()==3
+    opt = t.SGD(m.parameters(), lr=.1, momentum=.9)
+    for _ in range(2):
+        m(torch.ones(4, 3)).sum().backward()
+        opt.step()
+    assert_dead(m, opt)
+    assert m.weight_mask.equal(w.mask) and copy.deepcopy(m).weight.equal(m.weight)

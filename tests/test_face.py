@@ -18,7 +18,7 @@ FACE = '''
     flop_profile SparseHistory predict_cost configure
     learn_masks fold_masks LearnedMaskCallback mask_penalty Sparsify
     prune_magnitude prune_wanda prune_sparsegpt prune_refit prune_snip prune_grasp prune_synflow
-    sparse_compute pack shrink plain_copy save_sparse load_sparse load_cut export_sparse'''
+    sparse_compute pack shrink plain_copy save_sparse load_sparse load_cut prune_tokens export_sparse'''
 COMING = '''
     find_sparsity Interval SparseCheckpoint save_run load_run plot_topology SparseTrainerCallback
     SparseLightningCallback keep_zeros mask_adapters merge_sparse register_layer declares register_method methods_table

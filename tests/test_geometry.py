@@ -30,7 +30,7 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
     sparse_compute(layer, None, plan={n:'rows' for n,o in why.items() if not o})
     os,live = masked_params(layer),[n for n,o in why.items() if not o]
     assert live==[o.name for o in os if isinstance(o.store, Rows)] and bool(live)!=stays
-    for o in os: o.ask_dense(True)
+    for o in os: o.store.ask_dense(True)
     outs,g,was = [],None,torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -42,7 +42,7 @@ def runs(layer, inputs, sparsity, structure=None, threads=1, of_x=True, stays=No
             outs.append((y.detach(), [x.grad for x in xs]))
     finally: torch.set_num_threads(was)
     mine,theirs = [{n:p.grad for n,p in m.named_parameters()} for m in (layer,plain)]
-    read = {o.name:o.dense_grad() for o in os}  # what an update would
+    read = {o.name:o.store.read_grad() for o in os}  # what an update would
     for o in os:
         if (whole := theirs[o.name]) is None: continue
         theirs[o.name] = whole[o.mask]

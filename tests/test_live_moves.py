@@ -1,8 +1,10 @@
 """Whatever moves, copies, converts or saves a live weight ends right or with one clear error, never with a crash, and its index fits afterwards.
 Cases run in another process; those that may ruin memory in forks of it, so that a crash is told as one"""
 import copy,ctypes,io,json,os,pickle,pytest,re,signal,tempfile
-import numpy as np,torch
+import numpy as np,torch,torch.nn.functional as F
 from fastsparse.all import *
+from fastsparse.live import products
+from fastsparse.live.weight import store_live
 from forks import run_code
 from helpers import *
 from torch import nn
@@ -669,3 +671,23 @@ def test_pinned_memory():
     assert mat(m).data.pin_memory().is_pinned()
     close(dense_of(mat(m).data.pin_memory()), dense_of(mat(m)))
     whole(m, y)
+
+@pytest.mark.parametrize('make,product', [(lambda: nn.Linear(16, 8, bias=False), lambda w: F.linear(torch.eye(16), w).t()),
+    (lambda: nn.Conv2d(4, 8, 2, bias=False), lambda w: F.conv2d(torch.eye(16).view(16, 4, 2, 2), w).view(16, 8).t())], ids=['linear','conv'])
+def test_a_product_reads_values_and_index_of_the_same_moment(make, product, monkeypatch):
+    "Another thread may move connections at any time, as here between two lines. The weight at a place is its number, so the values of another index show"
+    layer = make()
+    sparsify_model(layer, .75, seed=0)
+    numbers = torch.arange(1., 129).view(layer.weight.shape)
+    with torch.no_grad(): layer.weight.copy_(numbers*layer.weight_mask)
+    store_live(weight := masked_params(layer)[0])
+    apply,opt = products.Values.apply,torch.optim.SGD(layer.parameters(), lr=.1)
+    def late(*args):
+        gone,new = [mask.view(-1).nonzero().view(-1)[:8] for mask in (layer.weight_mask, ~layer.weight_mask)]
+        with torch.no_grad(): weight.put(gone, new, opt, numbers)
+        return apply(*args)
+    before = layer.weight.cell.dense().clone()
+    monkeypatch.setattr(products.Values, 'apply', late)
+    with torch.no_grad(): y = product(layer.weight)
+    assert y.reshape(8, -1).equal(before.view(8, -1)) and not layer.weight.cell.dense().equal(before)
+    assert layer.weight.cell.dense().equal(numbers*layer.weight_mask)

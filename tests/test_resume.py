@@ -101,7 +101,7 @@ def test_a_gradient_of_dead_weights_alone_comes_back(live, tmp_path):
     a[1].step()  # the first update is due at the second step
     a[0](torch.tensor([[0.,1,2,3]])).sum().backward()
     load_run(save_run(tmp_path/'run', *a, grads=True), *b)
-    for m,*_ in (a,b): assert masked_params(m)[0].dense_grad().tolist()==[[0.,1,2,3]]*2
+    for m,*_ in (a,b): assert masked_params(m)[0].store.read_grad().tolist()==[[0.,1,2,3]]*2
 
 def test_state_of_another_type_comes_back_in_it(tmp_path):
     "NAdam keeps a product in float32 beside weights in float64; torch's load casts it, and its later values are others"

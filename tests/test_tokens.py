@@ -1,6 +1,7 @@
 "Tokens that texts don't need leave the model, its head, its tokenizer and its configuration; what stays computes the same bits"
 import pytest,torch
-from fastsparse.cut.tokens import needed_tokens,prune_tokens
+from fastsparse.all import prune_tokens
+from fastsparse.cut.tokens import needed_tokens
 from torch import nn
 
 tf = pytest.importorskip('transformers')
@@ -51,4 +52,48 @@ def test_refused_before_anything_changed(case, match, tokenizer):
         tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE({'a':0,'b':1}, [])))
     n = sum(p.numel() for p in model.parameters())
     with pytest.raises(ValueError, match=match): prune_tokens(model, tokenizer, texts)
+    assert sum(p.numel() for p in model.parameters())==n
+
+# --- fastai's vocabularies
+
+def language_model(vocab, kind='lm', **kwargs):
+    from fastai.text.models import awdlstm,core
+    torch.manual_seed(0)
+    config = getattr(awdlstm, f'awd_lstm_{kind}_config') | dict(emb_sz=8, n_hid=9, n_layers=2) | kwargs
+    if kind=='lm': return core.get_language_model(awdlstm.AWD_LSTM, len(vocab), config).eval()
+    return core.get_text_classifier(awdlstm.AWD_LSTM, len(vocab), 3, seq_len=5, config=config).eval()
+
+def fastai_vocab(front=()):
+    from fastai.text.core import defaults
+    return [*front,*defaults.text_spec_tok,'the','bad','face','head','cafe','xxfake','xxfake']
+
+@pytest.mark.parametrize('kind,kwargs', [('lm',{}), ('lm',dict(tie_weights=False)), ('lm',dict(out_bias=False)), ('clas',{})])
+def test_vocabularies_of_fastai(kind, kwargs):
+    "Rows of the embedding, of the decoder that may share them, and of its bias; numbers of padding follow"
+    from fastai.text.data import Numericalize
+    vocab = fastai_vocab()
+    old,texts = Numericalize(vocab),[['xxbos','the','bad','head'],['face','xxmaj','the','bad']]
+    model = language_model(vocab, kind, **kwargs)
+    def outs(num, model):
+        model.reset()
+        return model(torch.stack([num.encodes(t) for t in texts]))[0].detach()
+    want,words = outs(old, model),[*vocab]
+    new = prune_tokens(model, old, texts)
+    stay = [i for i,t in enumerate(vocab) if t in new.vocab]
+    assert {*vocab}-{*new.vocab}=={'cafe','xxfake'} and [*old.vocab]==words and new.vocab[1]=='xxpad'
+    assert outs(new, model).equal(want[...,stay] if kind=='lm' else want)
+    assert new.encodes(['cafe'])[0]==new.o2i['xxunk']==0
+
+@pytest.mark.parametrize('case,match', [('text','lists of tokens'), ('strings','lists of tokens'), ('other','the Numericalize of this model'), ('sparse','unsparsify'), ('learner','pass learn.model')])
+def test_vocabularies_refused_before_anything_changed(case, match):
+    from fastai.text.data import Numericalize
+    vocab = fastai_vocab()
+    model = language_model(vocab)
+    n = sum(p.numel() for p in model.parameters())
+    texts = dict(text='the bad', strings=['the bad']).get(case, [['the','bad']])
+    if case=='sparse':
+        from fastsparse.all import sparsify_model
+        sparsify_model(model, .5)
+    def call(): return prune_tokens(type('Learner', (), dict(model=model))() if case=='learner' else model, Numericalize(vocab[:-1] if case=='other' else vocab), texts)
+    with pytest.raises(ValueError, match=match): call()
     assert sum(p.numel() for p in model.parameters())==n

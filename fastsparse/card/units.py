@@ -22,12 +22,11 @@ def gradients_of(
 ) -> torch.Tensor: # One row with a number for each block
     "The size of the gradient in each block, dead ones too"
     store = weight.store
-    if hasattr(getattr(store, 'index', None), 'block') and store.dense.fits(weight.p.grad):
-        store.dense.rescale_like(store.live_part(weight.p.grad))
+    if hasattr(getattr(store, 'index', None), 'block') and store.terms(store.live_part(weight.p.grad)) is not None:
         if not any(isinstance(term, torch.Tensor) for term in store.dense.terms):
             factors = [[t.t() for t in ts] for ts in zip(*store.dense.terms)]
             return block_norms(*factors, (structure.rows,structure.cols), structure.reduce).view(1, -1)
-    return structure.unit_scores(weight.whole(weight.dense_grad()).grad.abs())
+    return structure.unit_scores(weight.read(grad=True).grad.abs())
 
 # %% ../../nbs/532_card.units.ipynb #7270017a
 def grown_score(

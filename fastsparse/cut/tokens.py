@@ -19,7 +19,7 @@ def _told(tokenizer):
     backend = getattr(tokenizer, 'backend_tokenizer', None)
     told = None if backend is None else json.loads(backend.to_str())
     kind = type(tokenizer).__name__ if told is None else told['model']['type']
-    if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and only WordPiece, as BERT's, can lose tokens: keep its tokens")
+    if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and WordPiece, as BERT's, and fastai's Numericalize can lose tokens: keep its tokens")
     return told
 
 def needed_tokens(
@@ -66,11 +66,10 @@ def _smaller(tokenizer, stay):
         return type(tokenizer).from_pretrained(folder)
 
 # %% ../../nbs/726_cut.tokens.ipynb #cce4d85e
-def _cut_rows(model, stay):
-    "Keep the rows `stay` of what has one for each token"
-    n,rows = model.get_input_embeddings().num_embeddings,torch.tensor(stay)
-    head,made = model.get_output_embeddings(),{}
-    tables = [m for m in (model.get_input_embeddings(),head) if m is not None]
+def _cut_rows(model, tables, head, stay):
+    "Keep the rows `stay` of what has one for each token: tables, a head or None, and the head's bias, where another module holds it"
+    n,rows,made = tables[0].num_embeddings,torch.tensor(stay),{}
+    if head is not None: tables = [*tables, head]
     def has_rows(m, k, p): return p is not None and p.shape[:1]==(n,) and (m in tables or k=='bias' and head is not None)
     owners = [(m, k) for m in model.modules() for k,p in m._parameters.items() if has_rows(m, k, p)]
     for m,k in owners:
@@ -81,12 +80,34 @@ def _cut_rows(model, stay):
         for k in ('num_embeddings','out_features'):
             if k in vars(m): setattr(m, k, len(stay))
 
+# %% ../../nbs/726_cut.tokens.ipynb #40ceec25
+def _prune_vocab(model, numericalize, texts):
+    "What `prune_tokens` does with a vocabulary of fastai"
+    if not isinstance(model, nn.Module):
+        raise ValueError("the loaders of a Learner would keep the old numbers: pass learn.model, and build loaders with the Numericalize that is returned")
+    if masked_params(model): raise ValueError("the model is sparse: call unsparsify first, prune tokens, and make it sparse again")
+    if isinstance(texts, str) or any(isinstance(o, str) for o in texts): raise ValueError("texts holds strings, and Numericalize reads lists of tokens: tokenize them first")
+    from fastai.text.core import defaults
+    from fastai.text.models.core import LinearDecoder
+    vocab,needed = [*numericalize.vocab],{t for text in texts for t in text}.union(defaults.text_spec_tok)
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings==len(vocab)]
+    if not tables: raise ValueError(f"no embedding of {type(model).__name__} has {len(vocab)} rows, one for each token: pass the Numericalize of this model")
+    stay = [i for i,t in enumerate(vocab) if t in needed]
+    new = {old:i for i,old in enumerate(stay)}
+    _cut_rows(model, tables, first(m.decoder for m in model.modules() if isinstance(m, LinearDecoder)), stay)
+    for m in model.modules():
+        for k in ('padding_idx','pad_idx','pad_token'):
+            if type(getattr(m, k, None)) is int: setattr(m, k, new.get(getattr(m, k)))
+    return type(numericalize)(vocab=[vocab[i] for i in stay])
+
+# %% ../../nbs/726_cut.tokens.ipynb #ce763207
 def prune_tokens(
-    model, # A model of transformers, changed in place: make the optimizer afterwards
-    tokenizer, # Its tokenizer, of kind WordPiece; it isn't changed
-    texts, # Texts whose tokens stay, as a list
-): # The tokenizer for the smaller model
+    model, # A model of transformers, or a module with fastai's vocabulary; changed in place: make the optimizer afterwards
+    tokenizer, # Its tokenizer, of kind WordPiece, or fastai's `Numericalize`; it isn't changed
+    texts, # Texts whose tokens stay, as a list; for `Numericalize` each a list of tokens
+): # The tokenizer, or the `Numericalize`, for the smaller model
     "Leave out tokens that texts don't need, with their rows of the embedding"
+    if hasattr(tokenizer, 'o2i'): return _prune_vocab(model, tokenizer, texts)
     model = module_of(model)
     if masked_params(model): raise ValueError("the model is sparse: call unsparsify first, prune tokens, and make it sparse again")
     if not hasattr(model, 'get_input_embeddings'):
@@ -95,7 +116,7 @@ def prune_tokens(
     if stay[-1]>=table.num_embeddings:
         raise ValueError(f"the tokenizer has a token of number {stay[-1]}, and the model {table.num_embeddings} of them: pass the tokenizer of this model")
     new,small = {old:i for i,old in enumerate(stay)},_smaller(tokenizer, stay)
-    _cut_rows(model, stay)
+    _cut_rows(model, [table], model.get_output_embeddings(), stay)
     if table.padding_idx is not None: table.padding_idx = new.get(table.padding_idx)
     config = model.config.get_text_config()
     config.vocab_size = len(stay)

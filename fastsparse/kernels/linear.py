@@ -456,10 +456,12 @@ def _starts_of(index, width):
     "`block_starts` of an index"
     n,n_blocks = index.shape[0],-(-index.shape[1]//width)
     if n_blocks<2: return index.crow,1
-    if width not in index.starts:
-        starts = index.starts[width] = empty((n*n_blocks+1,), torch.int)
+    starts = index.starts.get(width)
+    if starts is None:
+        starts = empty((n*n_blocks+1,), torch.int)
         call(block_starts.compiled(C=_column_type(index.col)), index.crow, index.col, n, width, n_blocks, starts)
-    return index.starts[width],n_blocks
+        index.starts[width] = starts  # another thread may read them
+    return starts,n_blocks
 
 def list_rows(mask):
     "Where the live weights of each row of a bool matrix start, and their columns"

@@ -23,20 +23,26 @@ from warnings import warn
 # %% ../../nbs/512_live.tensor.ipynb #a67f6fc3
 class Cell:
     "A vector of `values`, the `index` of their places, and `fill`, the number elsewhere (None: zero for good)"
-    __slots__ = 'values','index','shape','fill','leaf','keeper'
+    __slots__ = 'stored','shape','fill','leaf','keeper'
     def __init__(self, values, index, shape, fill=None):
-        self.values,self.index,self.shape,self.fill = values,index,shape,fill
+        self.stored = values,index  # one attribute, so that no thread reads the values of one index with another index
+        self.shape,self.fill = shape,fill
         self.leaf = self.keeper = None  # for compiled code: the values as a leaf of autograd, and who keeps factors of the dense gradient
+
+    values = property(lambda self: self.stored[0])
+    index = property(lambda self: self.stored[1])
 
     def dense(self):
         "A dense tensor"
-        if self.index is None: return self.values  # every entry is stored
-        out = self.index.dense(self.values).view(self.shape)
+        values,index = self.stored
+        if index is None: return values  # every entry is stored
+        out = index.dense(values).view(self.shape)
         return torch.where(self.mask(), out, self.fill) if self.fill else out
 
     def mask(self):
         "Where values are stored"
-        return self.index.dense(torch.ones_like(self.values, dtype=torch.bool)).view(self.shape)
+        values,index = self.stored
+        return index.dense(torch.ones_like(values, dtype=torch.bool)).view(self.shape)
 
 # %% ../../nbs/512_live.tensor.ipynb #3c48e91b
 @patch
@@ -53,7 +59,7 @@ def written(self:Cell, dense):
     if self.index is not None:
         zeros = self.fill is None or dense.masked_fill(self.mask(), self.fill).eq(self.fill).all()
         if zeros: return self.take(dense)
-        self.values,self.index = dense.detach().clone(),None
+        self.stored = dense.detach().clone(),None
     elif dense is not self.values: self.values.copy_(dense)
 
 # %% ../../nbs/512_live.tensor.ipynb #2a7b896c

@@ -18,8 +18,8 @@ def stored(index, args):
     found = []
     for a in args:
         if isinstance(a, LiveTensor):
-            if a.cell.index is not index: return None
-            a = a.cell.values
+            a,of = a.cell.stored
+            if of is not index: return None
         elif isinstance(a, torch.Tensor) and a.ndim: return None
         found.append(a)
     return found
@@ -51,10 +51,11 @@ def fill_after(f, name, args, kwargs):
 def in_place(f, name):
     "`f`, which writes to its first argument, on values"
     def run(self, *args, **kwargs):
-        if not isinstance(self, LiveTensor) or (own := stored(self.cell.index, args)) is None: return NotImplemented
-        cell = self.cell
+        if not isinstance(self, LiveTensor): return NotImplemented
+        cell,(values,index) = self.cell,self.cell.stored
+        if (own := stored(index, args)) is None: return NotImplemented
         if cell.fill is not None: cell.fill = fill_after(f, name, (self, *args), kwargs)
-        f(cell.values, *own, **kwargs)
+        f(values, *own, **kwargs)
         return self
     return run
 
@@ -62,9 +63,10 @@ def in_place(f, name):
 def anew(f, name):
     "`f`, which makes a new tensor, on values"
     def run(self, *args, **kwargs):
-        if not isinstance(self, LiveTensor) or (own := stored(self.cell.index, args)) is None: return NotImplemented
-        cell = self.cell
-        return LiveTensor(Cell(f(cell.values, *own, **kwargs), cell.index, cell.shape, fill_after(f, name, (self, *args), kwargs)))
+        if not isinstance(self, LiveTensor): return NotImplemented
+        values,index = self.cell.stored
+        if (own := stored(index, args)) is None: return NotImplemented
+        return LiveTensor(Cell(f(values, *own, **kwargs), index, self.cell.shape, fill_after(f, name, (self, *args), kwargs)))
     return run
 
 # %% ../../nbs/513_live.values.ipynb #fb526a8a
@@ -94,8 +96,9 @@ ways[_aten.copy_.default] = _copy
 # %% ../../nbs/513_live.values.ipynb #b118396a
 def _to(self, dtype=None, device=None, **kwargs):
     if not isinstance(self, LiveTensor) or self.cell.index is None or device and torch.device(device).type=='meta': return NotImplemented
-    values = self.cell.values.to(dtype=dtype, device=device, copy=True)
-    return LiveTensor(Cell(values, self.cell.index.to(values.device), self.shape, self.cell.fill))
+    values,index = self.cell.stored
+    values = values.to(dtype=dtype, device=device, copy=True)
+    return LiveTensor(Cell(values, index.to(values.device), self.shape, self.cell.fill))
 
 def _norm(self, ord=2, dim=None, *args, **kwargs):
     if not isinstance(self, LiveTensor) or self.cell.fill or dim is not None or ord<1: return NotImplemented

@@ -11,7 +11,7 @@ from fastcore.basics import *
 from ..contract import base_opt,Dense
 from ..core.ranks import in_many
 from ..kernels.ops import SparseIndex
-from .products import keepers
+from .products import keeper_id
 from .tensor import become,Cell,index_for,LiveParameter,LiveTensor,plain
 from ..masks.scores import Live as Places
 from ..masks.selection import live_places,put_
@@ -37,10 +37,8 @@ class Rows(Dense):
     shape = property(lambda self: self.weight.shape)
     index = property(lambda self: self.p.cell.index)
     values = property(lambda self: self.p.cell.values)
-    wants_dense = property(lambda self: isinstance(self.p, LiveParameter) and self.p.record is not None)
-
-    @wants_dense.setter
-    def wants_dense(self, wanted):
+    def ask_dense(self, wanted):
+        super().ask_dense(wanted)
         self.pending = {}  # by backward pass: does it add to an earlier one? and its terms of the dense gradient
         if not isinstance(self.p, LiveParameter): return
         self.p.record = self.keep if wanted else None
@@ -48,15 +46,32 @@ class Rows(Dense):
 
     def keep(self, gT, xT=None):
         "Keep factors of the dense gradient, which a product hands over in a backward"
-        self.pend(self.p.grad, gT.flatten(1), xT)
+        gT = gT.flatten(1)
+        if xT is None: self.pend(self.p.grad, gT)
+        else: self.pend(self.p.grad, (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t())
 
-    def pend(self, before, gT, xT=None):
-        "Keep the term `gT@xT.t()`, or just `gT`, until its backward pass has completed the gradient, which was `before`"
-        term = gT if xT is None else (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
+    def pend(self, before, term):
+        "Keep a term until its backward pass has completed the gradient, which was `before`"
         adds = self.dense.fits(before)
         self.pending.setdefault(torch._C._current_graph_task_id(), (adds,[]))[1].append(term)
 
-    def mask_(self, t): return t  # dead weights aren't stored
+    def live(self, t, fill=None):
+        "The live places of `t`, a dense tensor or one of another index"
+        if isinstance(t, LiveTensor):
+            if t.cell.index is self.index: return t
+            t = t.cell.dense()
+        cell = Cell(t.new_empty(len(self.index)), self.index, self.shape, fill)
+        cell.take(t)
+        return LiveTensor(cell)
+
+    def live_part(self, grad): return self.live(grad).cell.values
+
+    def terms(self, values):
+        "The dense gradient of this step, changed as live ones were, which are `values` now; None if there is none"
+        if not self.dense.fits(self.p.grad): return None
+        if not self.dense.rescale_like(values): warn_of_replaced(self.weight)
+        return self.dense
+
     def zero_dead(self, inplace=True): pass
     def traced(self): pass
 
@@ -72,7 +87,7 @@ class Rows(Dense):
             raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: "
                 "pass assign=False, or call remove() of the report of sparse_compute first")
         if mask is not None and mask.shape==self.shape: self.weight.mask.copy_(mask)
-        self.project()
+        self.project(self.p, self.weight.mask)
 
 # %% ../../nbs/516_live.weight.ipynb #5a421b54
 @patch
@@ -82,7 +97,7 @@ def lead(self:Rows):
     if not cell.index.traceable or in_many():
         cell.leaf = None
         return
-    cell.keeper = id(keepers.setdefault(id(self), self)) if self.wants_dense else None
+    cell.keeper = keeper_id(self) if self.wants_dense else None
     if cell.leaf is None or cell.leaf.data_ptr()!=cell.values.data_ptr():
         cell.leaf = cell.values.detach().requires_grad_()
         cell.leaf.register_post_accumulate_grad_hook(lambda leaf: (store := ref()) and store.arrived_at(leaf))
@@ -105,16 +120,12 @@ def store_live(
     opts=(), # The optimizers that hold its state
 ):
     "Store the live values of a masked parameter only"
-    p,grad,index = weight.p,weight.state()['grad'],index_for(weight.mask, weight.p.dtype)
-    wanted = weight.store.wants_dense
-    become(p, LiveParameter(Cell(index.take(p.detach()).reshape(-1), index, p.shape)))
-    weight.store = Rows(weight)
-    watch(weight)
-    weight.ask_dense(wanted)
+    p,grad,index = weight.p,weight.store.state()['grad'],index_for(weight.mask, weight.p.dtype)
+    _become(weight, Rows, LiveParameter(Cell(index.take(p.detach()).reshape(-1), index, p.shape)))
     for opt in opts: known_state.setdefault(opt)  # it will be asked for its state
     for opt in optimizers_of(p): weight.store.settle(opt)
-    if grad is not None: weight.load(dict(grad=grad))
-    weight.store.followed = weight.store.stamp()
+    if grad is not None: weight.store.load(dict(grad=grad))
+    weight.store.followed = weight.store.stamp(p, weight.mask)
 
 @torch.inference_mode(False)
 @torch.no_grad()
@@ -123,15 +134,20 @@ def store_masked(
 ):
     "Store all weights again, in the parameter, its gradient and its optimizers"
     weight.project()
-    p,grad,wanted = weight.p,weight.dense_grad(),weight.store.wants_dense
-    become(p, p.cell.dense())
+    p,grad,dense_state = weight.p,weight.store.read_grad(),weight.store.dense_state
+    _become(weight, Dense, p.cell.dense())
     for state in (base_opt(opt).state for opt in optimizers_of(p)):
-        if p in state: state[p] = weight.store.dense_state(state[p])
-    weight.store = Dense(weight)
-    watch(weight)
-    weight.ask_dense(wanted)
+        if p in state: state[p] = dense_state(state[p])
     weight.project()
-    weight.load(dict(grad=grad))
+    weight.store.load(dict(grad=grad))
+
+def _become(weight, store, t):
+    "Give the parameter the storage of `t`, and the weight a `store` for it"
+    wanted = weight.store.wants_dense
+    become(weight.p, t)
+    weight.store = store(weight)
+    watch(weight)
+    weight.store.ask_dense(wanted)
 
 # %% ../../nbs/516_live.weight.ipynb #6f59f16a
 def summed_at(dense, index):
@@ -146,10 +162,9 @@ def moved(self:Rows, gone, new, opts):
     found = index.carried(old, mask)
     if found is None: return lambda t: t
     for opt in opts: self.settle(opt)
-    if not self.dense.fits(p.grad): self.dense.clear()
-    else: self.dense.rescale_like(self.live_part(p.grad))
+    if p.grad is None or self.terms(self.live_part(p.grad)) is None: self.dense.clear()
     def carry(t):
-        if isinstance(t, LiveTensor) and t.cell.index is old: t.cell.values,t.cell.index = found[1](t.cell),index
+        if isinstance(t, LiveTensor) and t.cell.index is old: t.cell.stored = found[1](t.cell),index
     return carry
 
 @patch
@@ -187,18 +202,18 @@ def average_live(group, bucket):
 
 # %% ../../nbs/516_live.weight.ipynb #6092dbf0
 @patch
-def project(self:Rows):
+def project(self:Rows, p, mask):
     "Move connections as the mask was moved"
-    p,guard = self.p,self.weight.guard
+    guard = self.weight.guard
     if p.is_meta or guard is not None and p is not guard.p: return
     if not isinstance(p, LiveTensor): return self.store_again(p)
     _as_parameter(p)
     self.lead()
     ddp = DistributedDataParallel._active_ddp_module
     if ddp is not None and not ddp._comm_hooks: ddp.register_comm_hook(ddp.process_group, average_live)
-    if self.followed==self.stamp(): return
-    was,mask = self.index.dense(torch.ones_like(self.values, dtype=torch.bool)).view(-1),self.weight.mask.reshape(-1)
-    self.put(live_places(was&~mask), live_places(mask&~was), optimizers_of(p))
+    if self.followed==self.stamp(p, mask): return
+    was,now = p.cell.mask().view(-1),mask.reshape(-1)
+    self.put(live_places(was&~now), live_places(now&~was), optimizers_of(p))
 
 @patch
 def store_again(self:Rows, p):
@@ -209,42 +224,32 @@ def store_again(self:Rows, p):
     else: watch(weight)
 
 @patch
-def stamp(self:Rows): return *super(Rows, self).stamp(),self.index  # which may be swapped too
+def stamp(self:Rows, p, mask): return *super(Rows, self).stamp(p, mask),p.cell.index  # which may be swapped too
 
 # %% ../../nbs/516_live.weight.ipynb #2d82d606
 @patch
-def after_step(self:Rows, opt, known):
+def after_step(self:Rows, p, opt, known=True):
     "State of weights that aren't stored is zero, whatever the optimizer has added to it"
-    for t in grad_history(opt, self.p):
+    for t in grad_history(opt, p):
         if isinstance(t, LiveTensor) and t.cell.fill: t.cell.fill = 0.
 
 @patch
 def settle(self:Rows, opt):
     "Store state live that was loaded dense"
-    state = base_opt(opt).state
-    if self.p not in state: return
-    state[self.p] = self.live_state(state[self.p])
-    self.after_step(opt, True)  # an optimizer may begin with another number than zero
-
-@patch
-def live_state(self:Rows, state):
-    "The optimizer's state, with live tensors instead of dense ones"
-    def is_dense(t):
-        if not isinstance(t, torch.Tensor) or t.shape!=self.shape or not t.is_floating_point(): return False
-        return not isinstance(t, LiveTensor) or t.cell.index is not self.index
-    if not any(map(is_dense, state.values())): return state
-    def live(t):
-        new = self.as_live(plain(t) if isinstance(t, LiveTensor) else t)
-        new.cell.fill = 0.
-        return new
-    return {k:live(t) if is_dense(t) else t for k,t in state.items()}
+    state,p = base_opt(opt).state,self.p
+    if p not in state: return
+    history = {id(t) for t in grad_history(opt, p)}
+    state[p] = {k:self.live(t, 0.) if id(t) in history else t for k,t in state[p].items()}
+    self.after_step(p, opt)  # an optimizer may begin with another number than zero
 
 # %% ../../nbs/516_live.weight.ipynb #665c3148
 @patch
 def read(self:Rows, places=None):
     if places is None: return self.p.cell.dense()
-    same = len(places)==len(self.index) and places.equal(self.index.places)
-    return self.values.clone() if same else self.p.cell.dense().reshape(-1).index_select(0, places)
+    return self.values.clone() if self.are_own(places) else self.p.cell.dense().reshape(-1).index_select(0, places)
+
+@patch
+def are_own(self:Rows, places): return len(places)==len(self.index) and places.equal(self.index.places)
 
 @patch
 def dense_state(self:Rows, state): return {k:plain(t) if isinstance(t, LiveTensor) else t for k,t in state.items()}
@@ -255,14 +260,13 @@ def pieces(self:Rows, n, grad):
     "Rows of some `n` weights, each with the place of its first weight; with the dense gradient if `grad`"
     index,width,places = self.index,self.index.shape[1],self.index.places
     given = self.live_part(self.p.grad) if grad else None
-    known = grad and self.dense.fits(self.p.grad)
-    if known and not self.dense.rescale_like(given): warn_of_replaced(self.weight)
+    dense = self.terms(given) if grad else None
     for i,end,live in index.bands(n):
         at = places[live]-i*width
         def spread(t, values): return t.view(-1).scatter_(0, at, values[live])
         def zeros(): return self.values.new_zeros((end-i)*width)
         def part(term): return term[i:end] if isinstance(term, torch.Tensor) else term[0][i:end]@term[1].t()
-        g = self.dense.summed(part).to(self.values.dtype) if known else zeros()
+        g = zeros() if dense is None else dense.summed(part).to(self.values.dtype)
         yield i*width,as_read(self.weight, spread(zeros(), self.values), spread(g, given) if grad else None)
 
 # %% ../../nbs/516_live.weight.ipynb #31445d6e
@@ -270,63 +274,31 @@ def pieces(self:Rows, n, grad):
 def coming(self:Rows, grad, before):
     "A backward is about to add `grad`; one that will be differentiated again stays dense"
     if grad is None: return None  # of a function that has none, such as the number of values that aren't zero
-    if not torch.is_grad_enabled(): return self.kept(grad, before)
-    if self.wants_dense: self.pend(before, grad.detach().flatten(1).clone())
-    return grad*self.weight.mask
-
-@patch
-@torch.no_grad()
-def kept(self:Rows, grad, before):
-    "The live places of `grad`"
-    if isinstance(grad, LiveTensor) and grad.cell.index is self.index: return grad
-    dense = grad.cell.dense() if isinstance(grad, LiveTensor) else grad  # of a forward before connections moved, or of another use
-    if self.wants_dense and dense is grad: self.pend(before, grad.detach().flatten(1).clone())
-    return self.as_live(dense)
+    if self.wants_dense and not isinstance(grad, LiveTensor): self.pend(before, grad.detach().flatten(1).clone())
+    return grad*self.weight.mask if torch.is_grad_enabled() else self.live(grad)
 
 @patch
 def arrived(self:Rows, p):
     "A backward has completed the gradient"
     if p.grad is None: return
-    if not (torch.is_grad_enabled() or isinstance(p.grad, LiveTensor)): p.grad = self.as_live(p.grad)
+    if not (torch.is_grad_enabled() or isinstance(p.grad, LiveTensor)): p.grad = self.live(p.grad)
     adds,terms = self.pending.pop(torch._C._current_graph_task_id(), (True,()))
     if not adds: self.dense.clear()
     for term in terms: self.dense.add(term, self.live_part(p.grad.detach()))
 
-@patch
-def as_live(self:Rows, t):
-    "The live places of a dense tensor"
-    cell = Cell(t.new_empty(len(self.index)), self.index, self.p.shape)
-    cell.take(t)
-    return LiveTensor(cell)
-
 # %% ../../nbs/516_live.weight.ipynb #3b524b62
 @patch
-def live_part(self:Rows, grad):
-    same = isinstance(grad, LiveTensor) and grad.cell.index is self.index
-    return (grad if same else self.as_live(plain(grad) if isinstance(grad, LiveTensor) else grad)).cell.values
-
-@patch
 def read_grad(self:Rows, places=None):
-    grad = self.p.grad
-    if grad is None: return None
-    values = self.live_part(grad)
-    if places is not None: return self.grad_at(values, places)
-    if not self.dense.fits(grad): return Cell(values, self.index, self.shape).dense()
-    if not self.dense.rescale_like(values): warn_of_replaced(self.weight)
-    out = self.dense.summed().to(values.dtype)
-    if out is self.dense.terms[0]: out = out.clone()
-    out.view(-1).scatter_(0, self.index.places, values)
-    return out.view(self.shape)
-
-@patch
-def grad_at(self:Rows, values, places):
-    "The entries of the dense gradient at some places, without making all of it; `values` are those of live weights"
-    own = self.index.places
-    if places is own or len(places)==len(own) and places.equal(own): return values
-    known = self.dense.fits(self.p.grad)
-    if known: self.dense.rescale_like(values)
-    if known: out = summed_at(self.dense, SparseIndex.of_places(self.index.shape, places)).to(values.dtype)
-    else: out = values.new_zeros(len(places))
+    if self.p.grad is None: return None
+    values = self.live_part(self.p.grad)
+    if places is not None and self.are_own(places): return values
+    dense = self.terms(values)
+    if places is None:
+        out = values.new_zeros(self.shape) if dense is None else dense.summed().to(values.dtype, copy=True).view(self.shape)
+        out.view(-1).scatter_(0, self.index.places, values)
+        return out
+    out = values.new_zeros(len(places))
+    if dense is not None: out = summed_at(dense, SparseIndex.of_places(self.index.shape, places)).to(out)
     lives = live_places(self.weight.mask.reshape(-1).index_select(0, places))
     return out.index_copy_(0, lives, values.index_select(0, self.index.find(places.index_select(0, lives))))
 
@@ -355,19 +327,22 @@ def mask_grad(self:Rows):
 @patch
 def state(self:Rows):
     "Live values of the gradient, with the terms of the dense one"
-    grad,dense = self.p.grad,self.dense
-    values = None if grad is None else self.live_part(grad)
-    state = dict(grad=values, terms=dense.terms, live_grad=dense.live_grad) if dense.fits(grad) else dict(grad=values)
-    return {k:self.index.by_row(v) if k!='terms' and v is not None else v for k,v in state.items()}
+    grad,dense,by_row = self.p.grad,self.dense,self.index.by_row
+    if grad is None: return dict(grad=None)
+    state = dict(grad=by_row(self.live_part(grad)))
+    return dict(state, terms=dense.terms, live_grad=by_row(dense.live_grad)) if dense.fits(grad) else state
 
 @patch
 @torch.no_grad()
 def load(self:Rows, state):
-    grad,dense = state['grad'],self.dense
+    grad,dense,from_rows = state['grad'],self.dense,self.index.from_rows
     dense.clear()
     self.pending = {}
     if grad is None: return
-    is_whole = grad.shape==self.shape
-    self.p.grad = self.as_live(grad) if is_whole else LiveTensor(Cell(self.index.from_rows(grad), self.index, self.shape))
-    dense.terms = [grad.flatten(1).clone()] if is_whole and self.wants_dense else list(state.get('terms', ()))
-    dense.fit_to(self.index.from_rows(state['live_grad']) if state.get('terms') and not is_whole else self.p.grad.cell.values)
+    if grad.shape==self.shape:
+        self.p.grad = self.live(grad)
+        if self.wants_dense: dense.add(grad.flatten(1).clone(), self.p.grad.cell.values)
+        return
+    self.p.grad = LiveTensor(Cell(from_rows(grad), self.index, self.shape))
+    dense.terms = list(state.get('terms', ()))
+    if dense.terms: dense.fit_to(from_rows(state['live_grad']))

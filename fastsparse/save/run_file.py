@@ -216,7 +216,7 @@ def engine_part(
 def _grad_part(p):
     "What the next step and update need of the gradient of `p`; None if it is zero, for dead weights too"
     w = weight_of(p)
-    state = dict(grad=p.grad) if w is None else w.state()
+    state = dict(grad=p.grad) if w is None else w.store.state()
     return plain(state, 'the gradient') if any(t.any() for t in tree_leaves(state) if isinstance(t, torch.Tensor)) else None
 
 # %% ../../nbs/604_save.run_file.ipynb #a2eb16c2
@@ -371,7 +371,7 @@ def put_grads(
         state = dict(grad=torch.zeros_like(p)) if grads[n] is None else tree_map(lambda t: t.to(p.device, copy=True), grads[n])
         w = weight_of(p)
         if w is None: p.grad = state['grad']
-        else: w.load(state if w.store.kind else _dense_grad(state, w.mask))
+        else: w.store.load(state if w.store.kind else _dense_grad(state, w.mask))
 
 def check_grads(
     model:nn.Module, # A module

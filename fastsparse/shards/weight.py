@@ -55,7 +55,7 @@ def need_whole(
 # %% ../../nbs/540_shards.weight.ipynb #4e37f640
 class Shard(Dense):
     "Each process holds some rows"
-    plain,follows,sees_coming = False,True,False
+    plain,follows = False,True
     summed = None  # the mask's stamp when all ranks made its checksum, and that
     note = property(lambda self: f'{len(local_part(self.weight.p))} of {self.weight.shape[0]} rows here', lambda self, v: None)
     behind = staticmethod(lambda module, attr: sharded_param(module, attr))
@@ -73,12 +73,15 @@ class Shard(Dense):
         rows,n = rows_here(self.weight.p),self.weight.shape[1:].numel()
         return places[(places>=n*rows.start)&(places<n*rows.stop)]-n*rows.start
 
-    def project(self):
+    def project(self, p, mask):
         weight = self.weight
-        p,mask = weight.p,weight.mask
         if not is_sharded(p): return
-        if not is_sharded(mask): weight.module._buffers[f'{weight.attr}_mask'] = as_sharded(self.own_part(p, mask).clone(), p)
-        super().project()
+        if not is_sharded(mask): mask = weight.module._buffers[f'{weight.attr}_mask'] = as_sharded(self.own_part(p, mask).clone(), p)
+        super().project(p, mask)
+
+    def stamp(self, p, mask):
+        own = local_part(mask)
+        return *super().stamp(p, own),mask._version
 
     def agree(self, found):
         flag = torch.tensor(int(found), device=local_part(self.weight.p).device)
@@ -87,7 +90,8 @@ class Shard(Dense):
 
     def checksum(self):
         "That of the whole mask; a rank has it without the others if all have made it since the mask changed"
-        if self.summed is None or self.summed[0]!=self.stamp(): self.summed = self.stamp(),super().checksum()
+        now = self.stamp(self.weight.p, self.weight.mask)
+        if self.summed is None or self.summed[0]!=now: self.summed = now,super().checksum()
         return self.summed[1]
 
     def arrived(self, p):
@@ -120,8 +124,8 @@ def mask_grad(self:Shard):
     zero_dead_(grad, weight.mask)
 
 @patch
-def after_step(self:Shard, opt, known):
-    super(Shard, self).after_step(opt, known)
+def after_step(self:Shard, p, opt, known):
+    super(Shard, self).after_step(p, opt, known)
     self.dense.clear()
 
 @patch

@@ -116,7 +116,7 @@ def _serve(self:SparseEngine):
     "Let the weights serve this engine, until it is garbage collected or the process ends"
     for tally in self.moving:
         tally.weight.serve(tally)
-        if not tally.weight.store.plain: tally.weight.checksum()  # all ranks gather it now
+        if not tally.weight.store.plain: tally.weight.store.checksum()  # all ranks gather it now
     weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving])
 
 def _let_go(refs):
@@ -268,7 +268,7 @@ def prepare(self:SparseEngine,
 def ask_dense(self:Group, wanted):
     "Will an update read the dense gradients of the next batch?"
     self.wants_dense = wanted
-    for weight in self.weights: weight.ask_dense(wanted)
+    for weight in self.weights: weight.store.ask_dense(wanted)
 
 # %% ../../nbs/404_train.engine.ipynb #17ef17a7
 @patch
@@ -415,7 +415,7 @@ def load_state_dict(self:SparseEngine,
     check_same_run(self, state)
     saved = [*zip(self.moving, state['slots'])]
     for tally,slot in saved:
-        if slot['masked']!=tally.weight.checksum():
+        if slot['masked']!=tally.weight.store.checksum():
             raise ValueError(f"the saved masks don't match the model's (first: {tally.name}): load the checkpoint's weights before the engine's state")
     vars(self).update({k:state[k] for k in _of_engine}, seen=state.get('seen'))
     for group,own in zip(self.groups, state['methods']):

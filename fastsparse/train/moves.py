@@ -45,9 +45,9 @@ class Score:
         self.given = self.checked(ifnone(mask, self.weight.full_mask()), self.whole())
         return self.given
 
-    def whole(self): return self.weight.whole(self.weight.dense_grad() if self.reads else None)
+    def whole(self): return self.weight.read(grad=self.reads)
 
-    def of_places(self, places): return self.checked(self.weight.full_mask(), self.weight.at(places, self.needs.reads_grad), places)
+    def of_places(self, places): return self.checked(self.weight.full_mask(), self.weight.read(places, self.needs.reads_grad), places)
 
 # %% ../../nbs/403_train.moves.ipynb #d8a86451
 @patch
@@ -73,7 +73,7 @@ def checked(self:Score, mask, p, places=None):
 def of_sample(self:Score, mask, n):
     "At least `n` indices of dead weights of `mask`, and their scores"
     self.places = self.needs.sample.draw(mask, n, self.generator)
-    self.given = self.checked(mask, self.weight.at(self.places, True), self.places)
+    self.given = self.checked(mask, self.weight.read(self.places, True), self.places)
     return self.places,self.given
 
 @patch
@@ -159,7 +159,7 @@ def started(self:Move, seed, n_updates):
     if f is None: return self
     if isinstance(f, Real): return replace(self, start=torch.full(tally.shape, f, dtype=tally.p.dtype, device=tally.p.device))
     mask = put_(put_(weight.full_mask().clone(), self.gone, False), self.new, True)
-    draw,p = keyed_generator(seed, tally.index, -n_updates-1),weight.whole()
+    draw,p = keyed_generator(seed, tally.index, -n_updates-1),weight.read()
     start = call_with(f, p, mask=mask, name=weight.name, module=weight.module, initial=tally.initial, generator=draw)
     check_score(start, p.shape, weight.name, 'a start')
     return replace(self, start=start)

@@ -392,7 +392,7 @@ def state(self:Group): return dict({k:getattr(self, k) for k in _of_group}, sett
 def state(self:Tally):
     averages = {name:{k:densify(memo)[k] for k in ('total','n')} for name,memo in self.grad_accumulators.items()}
     return dict({k:getattr(self, k) for k in _of_tally}, name=self.name, size=self.n, last_update=list(self.last_update),
-        masked=self.weight.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
+        masked=self.weight.store.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
 
 @patch
 def load(self:Group, saved): vars(self).update({k:saved[k] for k in _of_group})

@@ -34,9 +34,8 @@ def masked_params(
             held = vars(m).setdefault('_weights', {})
             if attr not in held: held[attr] = Weight(m, attr, store)
             weight = found[id(p)] = held[attr]
-            weight.name = f'{prefix}.{attr}'.lstrip('.')
+            weight.place(f'{prefix}.{attr}'.lstrip('.'), store)
             if weight.mask.shape!=p.shape or weight.mask.dtype!=torch.bool: mend_mask(weight)
-            if type(weight.store) is not store: weight.take_store(store)
     return list(found.values())
 
 def mend_mask(weight):

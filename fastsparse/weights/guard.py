@@ -15,10 +15,12 @@ from functools import partial,wraps
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import register_optimizer_step_post_hook,register_optimizer_step_pre_hook
 
 # %% ../../nbs/204_weights.guard.ipynb #f193c698
 _guards = {}  # a weak reference to each `Guard`, by its parameter's id
+_unsure = weakref.WeakSet()  # guards whose module may have another parameter than theirs
 
 def weight_of(p:torch.Tensor): # A `Weight`, or None
     "The `Weight` of the parameter `p`"
@@ -41,9 +43,7 @@ class Guard:
         if self.handles and p._post_accumulate_grad_hooks:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
             return
-        self.handles = [p.register_post_accumulate_grad_hook(lambda p: (guard := ref()) and guard.weight.store.arrived(p))]
-        if not self.weight.store.sees_coming: return
-        self.handles.append(p.register_hook(lambda grad: (guard := ref()) and guard.weight.store.coming(grad, guard.p.grad)))
+        self.handles = [p.register_hook(partial(_coming, ref)), p.register_post_accumulate_grad_hook(partial(_arrived, ref))]
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -75,8 +75,23 @@ class Guard:
 def start(self:Guard):
     "Hook the parameter, and the optimizers' steps"
     _guards[id(self.p)] = weakref.ref(self, partial(_forget, id(self.p)))
+    _unsure.add(self)  # a copied module isn't complete yet
     add_hooks()
     self.hook()
+
+def _coming(ref, grad):
+    "A backward pass is about to add `grad`; stores of plain tensors only care if it will be read or differentiated"
+    guard = ref()
+    if guard is None: return
+    store = guard.weight.store
+    if not store.plain or store.wants_dense or torch.is_grad_enabled(): return store.coming(grad, guard.p.grad)
+
+def _arrived(ref, p):
+    guard = ref()
+    if guard is None: return
+    weight = guard.weight
+    if _unsure and weight.p is None: refuse_lost(weight.module, weight.attr, weight.name)
+    weight.store.arrived(p)
 
 def refuse_other_mask(weight, other):
     "Raise a `ValueError` if the weight `other` has the same parameter under another mask"
@@ -95,57 +110,66 @@ def watch(weight):
 def project(self:Guard):
     "Zero what was written to dead weights, and hook the gradient again if that is needed"
     weight = self.weight
-    p = weight.p
-    if p is None or weight.mask is None: return refuse_lost(weight.module, weight.attr, weight.name)
+    p,mask = weight.p,weight.mask
+    if p is None or mask is None: return refuse_lost(weight.module, weight.attr, weight.name)
     if p is not self.p:
-        if not weight.store.follows: return
+        if not weight.store.follows: return _unsure.add(self)
         self.watch(p)
     self.hook()
-    if not weight.passive: weight.store.project()
+    if not weight.passive: weight.store.project(p, mask)
 
 def _assigned(module, name, p):
-    "The parameter `p` is about to be assigned to `module`"
-    weight = vars(module).get('_weights', {}).get(name)
-    if weight is None or weight.guard is None or weight.module is not module or weight.mask is None: return
-    if isinstance(p, nn.Parameter) and p is not weight.guard.p and weight.store.may_be_replaced(): weight.guard.watch(p)
+    "The parameter `p` is about to be assigned to `module` as `name`"
+    if isinstance(module, ParametrizationList): _unsure.update(filter(None, [ref() for ref in _guards.values()]))
+    for weight in vars(module).get('_weights', {}).values():
+        guard = weight.guard
+        if guard is None or weight.module is not module or weight.mask is None: continue
+        if weight.attr!=name: _unsure.add(guard)  # as a weight norm does
+        elif isinstance(p, nn.Parameter) and p is not guard.p and weight.store.may_be_replaced(): guard.watch(p)
 
-def _watch_stepped(ps):
-    "Hook parameters that were put into a module without an assignment, if they are among `ps`, which an optimizer steps"
-    for guard in [guard for ref in list(_guards.values()) if (guard := ref()) is not None]:
-        weight,params = guard.weight,vars(guard.weight.module).get('_parameters')
-        if params is None or params.get(weight.attr) is guard.p: continue  # a copy of the module may have failed half way
-        p = params.get(weight.attr)
-        if p is None and any(q in set(weight.module.parameters()) for q in ps): guard.project()
-        if p is None or all(p is not q for q in ps): continue
+
+def _look_again(opt):
+    "Hook what was put into a module without an assignment, if `opt` steps it"
+    stepped = {id(p) for group in opt.param_groups for p in group['params']}
+    for guard in list(_unsure):
+        weight = guard.weight
+        if '_parameters' not in vars(weight.module): continue  # a copy that failed half way
+        p = weight.p
+        if p is None and any(id(q) in stepped for q in weight.module.parameters()): guard.project()
+        if p is guard.p or id(p) in stepped: _unsure.discard(guard)
+        if p is guard.p or id(p) not in stepped: continue
         weight.store.put_in(p)
         guard.watch(p)
         weight.project()
 
 # %% ../../nbs/204_weights.guard.ipynb #56daef26
-def _weights_of(ps): return [weight for p in ps if (weight := weight_of(p)) is not None]
-def _params(opt): return [p for group in opt.param_groups for p in group['params']]
+def _guards_of(opt):
+    "The guards of the parameters that `opt` steps"
+    refs = [_guards.get(id(p)) for group in opt.param_groups for p in group['params']]
+    return [ref() for ref in refs if ref is not None]
 
 def _before_step(opt, *args):
     base = base_opt(opt)
-    ps = _params(base)
-    _watch_stepped(ps)
-    weights = _weights_of(ps)
-    wake([weight for weight in weights if weight.passive])
-    for guard in [weight.guard for weight in weights]:
+    if _unsure: _look_again(base)
+    weights = [guard.weight for guard in _guards_of(base)]
+    copies = [weight for weight in weights if weight.passive]
+    if copies: wake(copies)
+    for weight in weights:
+        guard = weight.guard
         if guard.rate!=1: guard.mark()
-        if guard.on_step is not None: guard.on_step(base, guard.weight)
+        if guard.on_step is not None: guard.on_step(base, weight)
     mask_grads(weights)
     if known_state.get(opt) is base.state: return
     for weight in weights: weight.store.settle(opt)
 
 def _after_step(opt, *args):
-    base,known = base_opt(opt),keeps_zero(opt)
-    weights = _weights_of(_params(base))
-    for weight in weights:
-        if weight.guard.before is not None: weight.guard.scale_step()
-        if weight.mask is not None: weight.store.after_step(opt, known)
-    if not weights or known_state.get(opt) is base.state: return
-    for weight in weights: weight.store.settle(opt)  # the step may have made it
+    base = base_opt(opt)
+    guards,known = _guards_of(base),keeps_zero(base)
+    for guard in guards:
+        if guard.before is not None: guard.scale_step()
+        guard.weight.store.after_step(guard.p, opt, known)
+    if not guards or known_state.get(opt) is base.state: return
+    for guard in guards: guard.weight.store.settle(opt)  # the step may have made it
     known_state[opt] = base.state
 
 # %% ../../nbs/204_weights.guard.ipynb #f8ce5fcf

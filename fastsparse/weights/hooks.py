@@ -52,7 +52,7 @@ class MaskHooks:
         "Project the weights, and look for new ones if layers were replaced"
         add_hooks()
         ws = weights_in(model)
-        if [type(model), *ws]!=self.found or any([w.p is None for w in ws]): return self.attach(model)
+        if [type(model), *ws]!=self.found: return self.attach(model)
         for w in ws:
             if w.guard is not None: w.guard.project()
 
@@ -87,7 +87,7 @@ def show(self:MaskHooks, module, state, prefix, *args):
     for k,w in vars(module).get('_weights', {}).items():
         if w.module is not module or (mask := w.shown_mask()) is w.mask: continue
         new = dict(mask=mask, sparsity=torch.tensor(1-int(mask.sum())/mask.numel(), device=mask.device))
-        state |= {n:t for kind,t in new.items() if (n := f'{prefix}{k}_{kind}') in state}
+        state |= {f'{prefix}{k}_{kind}':t for kind,t in new.items() if f'{prefix}{k}_{kind}' in state}
 
 @patch
 def is_held(self:MaskHooks, w): return not self.handles or any(c.only is None or c.only==(w.module,w.attr) for c in self.handles)
@@ -211,7 +211,7 @@ def share_masks(
 ) -> list: # Names of the parameters whose masks differed
     "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
     ws,root = [w for w in masked_params(model) if w.store.plain],dist.get_global_rank(group, 0) if group else 0
-    sums,found = {w.name:w.checksum() for w in ws},[None]*dist.get_world_size(group)
+    sums,found = {w.name:w.store.checksum() for w in ws},[None]*dist.get_world_size(group)
     dist.all_gather_object(found, sums, group)
     differ = [w for w in ws if len({f.get(w.name) for f in found})>1 and all(w.name in f for f in found)]
     for t in (t for w in differ for t in (w.mask, w.p)):

@@ -19,7 +19,7 @@ def keeps_zero(opt) -> bool: # A fastai or torch optimizer, or a wrapper of one
     base = base_opt(opt)
     if is_fastai(base): known = all(getattr(getattr(f, 'func', f), '__module__', '')=='fastai.optimizer' for f in base.cbs)
     else: known = type(base) in _keep_zero
-    return known and all(g.get('eps', 1)>0 for g in base.param_groups)
+    return known and all([g.get('eps', 1)>0 for g in base.param_groups])
 
 # %% ../../nbs/200_weights.optimizers.ipynb #3397ce4f
 def grad_history(
@@ -63,8 +63,12 @@ def second_moments(
 ) -> list: # Tensors of `p`'s shape, if zeros under a root are slow on its device
     "The averages of squares that `opt` takes the root of, for the single weights of `p`"
     if not torch.backends.mkl.is_available(): return []
-    found = [v for k,v in opt_state(opt, p).items() if k in _under_root and type(v) is torch.Tensor and v.shape==p.shape]
-    return [v for v in found if v.device.type=='cpu' and v.dtype in (torch.float,torch.double)]
+    state,found = opt_state(opt, p),[]
+    for k in _under_root:
+        v = state.get(k)
+        if type(v) is not torch.Tensor or v.shape!=p.shape: continue
+        if v.device.type=='cpu' and v.dtype in (torch.float,torch.double): found.append(v)
+    return found
 
 def lift_dead(
     opt, # A fastai or torch optimizer that has made a step
