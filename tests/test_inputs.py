@@ -138,7 +138,7 @@ def test_progress(monkeypatch):
     "A bar over layers, batches or rounds, if asked for"
     net,(x,y) = net_of(),data_of()
     bars = []
-    monkeypatch.setattr('fastsparse.report.progress.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
+    monkeypatch.setattr('fastsparse.kernels.timing.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
     prunes = [partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x]), partial(prune_snip, data=[(x,y)]*3, loss_func=F.mse_loss),
         partial(prune_grasp, data=[(x,y)]*3, loss_func=F.mse_loss), partial(prune_synflow, xb=x, rounds=7)]
     for progress in (False,True):
