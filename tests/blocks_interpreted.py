@@ -154,7 +154,7 @@ def test_operators_pass_torchs_own_check():
     x,values,g = [t.requires_grad_() for t in (x, values, g)]
     checks = 'test_schema','test_autograd_registration','test_faketensor'
     for op,args in (block_rows,(x,values,bias,index.tensors,'relu')),(block_inputs,(g,values,index.tensors)),(block_values,(g,x,index.tensors)):
-        torch.library.opcheck(op, args, test_utils=checks)
+        torch.library.opcheck(op.op, args, test_utils=checks)
 
 def test_autocast_casts_as_for_a_dense_layer():
     index,x,values,bias,g,w = layer((16,16))

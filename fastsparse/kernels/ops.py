@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SparseIndex', 'carried_dense', 'sparse_product', 'sampled_product', 'need_all_values', 'dense_weight',
-           'need_plain_backward', 'uncompiled', 'sparse_linear']
+           'need_plain_backward', 'uncompiled', 'Operator', 'sparse_linear']
 
 # %% ../../nbs/510_kernels.ops.ipynb #b8226e00
 import sys,torch,torch.nn.functional as F
@@ -15,6 +15,7 @@ from ..masks.selection import live_places
 from functools import wraps
 from torch._compile import _disable_dynamo
 from torch.autograd import Function
+from torch.library import custom_op
 from warnings import catch_warnings,simplefilter
 
 # %% ../../nbs/510_kernels.ops.ipynb #d2d523f2
@@ -246,6 +247,30 @@ def uncompiled(f):
     @wraps(f)
     def run(*args, **kwargs): return (hidden if 'torch._dynamo' in sys.modules else f)(*args, **kwargs)
     return run
+
+# %% ../../nbs/510_kernels.ops.ipynb #55d9ca6d
+class Operator:
+    "A function that compilers follow as a whole; registered when it is first needed"
+    op = None
+    def __init__(self,
+        name:str, # Its name
+        f, # Computes it; its annotations say what it takes
+        fake, # Returns an empty tensor of the result's shape
+        backward=None, # Returns gradients of the arguments
+        save=None, # Keeps what `backward` needs
+    ):
+        store_attr()
+
+    def register(self):
+        "Register the operator with torch, unless it is"
+        if self.op is not None: return
+        self.op = custom_op(f'fastsparse::{self.name}', self.f, mutates_args=())
+        self.op.register_fake(self.fake)
+        if self.backward is not None: self.op.register_autograd(self.backward, setup_context=self.save)
+
+    def __call__(self, *args):
+        self.register()
+        return self.op(*args)
 
 # %% ../../nbs/510_kernels.ops.ipynb #572fa203
 class _Linear(Function):

@@ -11,7 +11,7 @@ from fastcore.basics import *
 from ..contract import base_opt,Dense
 from ..core.ranks import in_many
 from ..kernels.ops import SparseIndex
-from .products import keepers
+from .products import keeper_id
 from .tensor import become,Cell,index_for,LiveParameter,LiveTensor,plain
 from ..masks.scores import Live as Places
 from ..masks.selection import live_places,put_
@@ -97,7 +97,7 @@ def lead(self:Rows):
     if not cell.index.traceable or in_many():
         cell.leaf = None
         return
-    cell.keeper = id(keepers.setdefault(id(self), self)) if self.wants_dense else None
+    cell.keeper = keeper_id(self) if self.wants_dense else None
     if cell.leaf is None or cell.leaf.data_ptr()!=cell.values.data_ptr():
         cell.leaf = cell.values.detach().requires_grad_()
         cell.leaf.register_post_accumulate_grad_hook(lambda leaf: (store := ref()) and store.arrived_at(leaf))
