@@ -55,14 +55,13 @@ def need_whole(
 # %% ../../nbs/540_shards.weight.ipynb #4e37f640
 class Shard(Dense):
     "Each process holds some rows"
-    plain,follows = False,True
+    plain = False
     summed = None  # the mask's stamp when all ranks made its checksum, and that
     note = property(lambda self: f'{len(local_part(self.weight.p))} of {self.weight.shape[0]} rows here', lambda self, v: None)
     behind = staticmethod(lambda module, attr: sharded_param(module, attr))
     matches = staticmethod(lambda module, attr: is_sharded(sharded_param(module, attr)))
     notice = staticmethod(lambda model: find_sharded(model))
     check = staticmethod(sharded_dim)
-    def may_be_replaced(self): return False
 
     @staticmethod
     def own_part(p, t):

@@ -65,9 +65,8 @@ class DynamicSparseTraining(SparseEngine):
 def storage_of_runs(): return first(parts_of('storage').values())
 
 def inner_optimizer(opt):
-    "The name of the optimizer inside of one that makes two steps, such as SAM; None without one"
-    def shares(v): return isinstance(v, torch.optim.Optimizer) and v.param_groups is opt.param_groups
-    return first(k for k,v in vars(opt).items() if k=='base_optimizer' or shares(v))
+    "The attribute with the optimizer inside of one that makes two steps, such as SAM; they share their groups"
+    return first(k for k,v in vars(opt).items() if getattr(v, 'param_groups', None) is opt.param_groups)
 
 def refuse_opt(opt):
     "Raise a `ValueError` unless `opt` is a torch optimizer that takes one gradient a step, and has no engine yet"
