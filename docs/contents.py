@@ -2,7 +2,7 @@
 
 # The parts of the sidebar: the first page of each, what the sidebar calls it, and globs of the pages that are folded below it
 def guides(folder, names): return [f'{folder}/{o}' for o in names.split()]
-smaller = guides('tutorials', 'fine_tuning pictures deployment')+guides('howto', 'channels cut_heal_load quantize stay_sparse share sparse_or_narrow')
+smaller = guides('tutorials', 'fine_tuning pictures deployment')+guides('howto', 'channels cut_heal_load detector quantize stay_sparse share sparse_or_narrow')
 train = guides('tutorials', 'plain_pytorch tables text transformers control many_processes')+guides('howto',
     'choose faster faster_on_a_card save resume works_with mixed_precision lightning accelerate billion own_layers *')
 study = [*guides('concepts', 'anatomy update exact_counts initialisation *'), 'howto/own_method', 'howto/reproduce', 'leaderboard', 'measured']
@@ -56,7 +56,7 @@ api = dict(
 searches = {
     'index': 'install, pip install, windows, macos, m1 mac, linux',
     'howto/smaller_faster': '''make a model smaller, smaller and faster, faster, faster inference, speed up inference, why is it not faster, not faster, how sparse, phone, android, ios, iphone, mobile, edge,
-        Raspberry Pi, arm, MNN, XNNPACK, tflite, LiteRT, openvino, core ml, coreml, apple, amx, yolo, object detection, compress a model, model compression, deepsparse, laptop''',
+        Raspberry Pi, arm, MNN, XNNPACK, tflite, LiteRT, openvino, core ml, coreml, apple, amx, compress a model, model compression, deepsparse, laptop''',
     'tutorials/digits_with_fastai': 'getting started, quickstart, first steps, sparse training, fit_sparse tutorial',
     'tutorials/plain_pytorch': 'pytorch loop, without fastai, custom training loop, rnn, gru, lstm',
     'tutorials/pictures': '''image classification, vision_learner, cnn, resnet, computer vision, picture classifier, pretrained, transfer learning,
@@ -70,6 +70,7 @@ searches = {
         prune further, llm-compressor, llmcompressor, smaller model step by step''',
     'howto/cut_heal_load': '''cut a llama, remove layers, remove experts, remove heads, narrower, width pruning, depth pruning, heal a pruned model, REAP,
         gguf, llama.cpp, vllm, from_pretrained after pruning, save_pretrained after pruning, per_layer_config, unequal layers, layers of different sizes''',
+    'howto/detector': '''yolo, yolov5, yolov8, ultralytics, object detection, detector, prune yolo, bounding boxes, csp, c2f, c3, sppf, real-time detection''',
     'tutorials/research': 'research, new method, compare with RigL, grow score, ablation, experiment',
     'tutorials/deployment': 'deploy, server, onnx, onnxruntime, inference, production, serving, torchscript',
     'tutorials/many_processes': 'distributed, many processes, several gpus, multi gpu, ddp, fsdp, fully_shard, torchrun',

@@ -172,6 +172,10 @@ prune_channels
 ChannelPruning
     learn.fit_one_cycle(2, 1e-2, cbs=ChannelPruning(.5))
     small,removed = shrink(learn.model, xb)
+prune_tokens
+    from fastai.text.data import Numericalize
+    words = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 2))
+    prune_tokens(words, Numericalize(['xxunk','a','bad','face']), [['bad','face']]).vocab
 taylor_scores
     prune_channels(model, .5, xb, scores=taylor_scores(model, [(xb,yb)], F.cross_entropy))
 channel_groups
@@ -231,6 +235,13 @@ save_sparse
 load_sparse
     save_sparse(net, 'net.safetensors')
     load_sparse(model, 'net.safetensors')
+load_cut
+    from transformers import ViTConfig,ViTModel
+    vit = ViTModel(ViTConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8)).eval()
+    images = dict(pixel_values=torch.randn(1,3,16,16))
+    prune_channels(vit, {'*.0.intermediate*':.5}, images, even=False)
+    shrink(vit, images)[0].save_pretrained('cut')
+    load_cut('cut')
 # api/deploy
 store_dense
     sparse_compute(net, xb)

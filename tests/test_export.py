@@ -13,7 +13,7 @@ from helpers import *
 from torch import nn
 from torch.nn import functional as F
 
-modules = ['auto','dense','shrunk','live','csr']
+modules = ['auto','dense','shrunk','live']
 every = [*modules,'safetensors','onnx']
 
 def net(forward, **layers):
@@ -177,7 +177,7 @@ samples['nested'] = torch.randint(30, (2,5)),(torch.zeros(2, 2, 24),torch.zeros(
 formats = dict(resnet=every, vit=every, lstm=every, mixer=every, scaled=every, turned=every, tokens=[o for o in every if o!='shrunk'],
     turned_tokens=['dense','live','auto','onnx'], awd_lstm=['dense','auto'])
 
-@pytest.mark.parametrize('name,format', [(n,f) for n in makers for f in formats.get(n, ['dense','live','csr','auto'])])
+@pytest.mark.parametrize('name,format', [(n,f) for n in makers for f in formats.get(n, ['dense','live','auto'])])
 def test_any_network(name, format, tmp_path):
     "Images, sentences and states, by position and by name, for the sample's rows and for one"
     model,path,xb = sparse(makers[name], .8),path_of(format, tmp_path),samples[name]
@@ -242,22 +242,21 @@ def test_live_uses_every_product():
     assert stored==sum(int(o.mask.sum()) for o in masked_params(model) if o.name!='conv.weight')
     assert not masked_params(new) and not new._forward_pre_hooks and not any(p.requires_grad for p in new.parameters())
 
-@pytest.mark.parametrize('format,structure', [('condensed','fan-in'),('block','block 4x4')])
-def test_structured(format, structure):
+def test_structured():
     "Layers that have the structure are stored by it; the others stay dense, and the note says so"
-    model,xb = layers(16, 16, 16, 16, sparsity=.5, structure=structure),torch.randn(4, 16)
-    report = export_sparse(model, format, xb)[1]
+    model,xb = layers(16, 16, 16, 16, sparsity=.5, structure='block 4x4'),torch.randn(4, 16)
+    report = export_sparse(model, 'block', xb)[1]
     assert set(report.plan)=={'0','2','4'} and report.error<1e-5 and not report.note
     model[2].weight_mask[:] = torch.eye(16).bool()
     model[2].weight_mask[0,:2] = True
-    report = export_sparse(model, format, xb)[1]
+    report = export_sparse(model, 'block', xb)[1]
     assert set(report.plan)=={'0','4'} and report.note.startswith('2 is dense: ') and report.error<1e-5
 
 class Cosine(nn.Linear):
     "A linear layer with a forward of its own"
     def forward(self, x): return F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1), self.bias)*10
 
-@pytest.mark.parametrize('format', ['live','csr','auto'])
+@pytest.mark.parametrize('format', ['live','auto'])
 def test_layers_that_do_more_stay_dense(format):
     "A subclass with its own forward, and a layer with a hook, keep what they do"
     model = sparse(lambda: nn.Sequential(nn.Linear(16,64), nn.ReLU(), nn.Linear(64,32), Cosine(32,10)), .9)
@@ -308,7 +307,7 @@ def test_auto_without_what_fails(monkeypatch):
     model = layers(64, 256, 16)
     export_sparse(deepcopy(model).bfloat16(), 'auto', torch.randn(32,64).bfloat16())
     for o in masked_params(model): o.mask.fill_(False)
-    for format in ('auto','condensed','live'): assert export_sparse(model, format, torch.randn(32,64))[1].error==0
+    for format in ('auto','live'): assert export_sparse(model, format, torch.randn(32,64))[1].error==0
 
 @pytest.mark.parametrize('format', ['auto','dense','shrunk'])
 @pytest.mark.parametrize('inference', [False,True])
@@ -322,11 +321,10 @@ def test_dense_results_are_ordinary_modules(format, inference, monkeypatch):
     new.load_state_dict(plain_copy(model).state_dict())
     assert new.double()(x.double()).dtype==torch.double
 
-@pytest.mark.parametrize('format', ['live','csr'])
-def test_autocast_of_stored_layers(format):
+def test_autocast_of_stored_layers():
     "Under autocast results have its type, next to dense layers too"
     model = sparse(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8*16, 5)), .8)
-    new,_ = export_sparse(model, format, x := torch.randn(2, 3, 6, 6))
+    new,_ = export_sparse(model, 'live', x := torch.randn(2, 3, 6, 6))
     with torch.autocast('cpu', torch.bfloat16): y,ref = new(x),plain_copy(model)(x)
     assert y.dtype==ref.dtype==torch.bfloat16
     torch.testing.assert_close(y, ref, rtol=.05, atol=.05)
@@ -348,16 +346,16 @@ def graph(m, x, adj): return m.a(x) if len(x)==4 else adj@torch.zeros(3, 1)
 
 x8,vector = torch.zeros(2, 8),lambda: layers(8, 8)
 refused = [(vector, dict(format='zip'), "format is 'zip'.*take one of these"), (vector, dict(sample=None), 'sample is None'),
-    (vector, dict(format='onnx'), 'path is missing'), (lambda: mlp((8,8)), dict(format='csr'), 'has no masks'),
+    (vector, dict(format='onnx'), 'path is missing'), (lambda: mlp((8,8)), dict(format='live'), 'has no masks'),
     (lambda: layers(8, 8, sparsity=.1), dict(format='2:4'), '2:4.*0: .*(two of four|CUDA)'), (vector, dict(format='block'), '0: .*no square blocks'),
-    (vector, dict(format='csr', path='m.pt2'), "torch.export can't write 'csr'"),
-    (lambda: sparse(makers['lstm'], chosen='r.*'), dict(format='csr', sample=torch.zeros(2, 3).long()), "no masked layer can be stored as 'csr'"),
+    (vector, dict(format='block', path='m.pt2'), "torch.export can't write 'block'"),
+    (lambda: sparse(makers['lstm'], chosen='r.*'), dict(format='live', sample=torch.zeros(2, 3).long()), "no masked layer can be stored as 'live'"),
     (lambda: sparse(lambda: net(lambda m, x: m.a(x) if x.sum()>0 else -x, a=nn.Linear(8, 8))), dict(format='shrunk'), "graph of Net can't be followed"),
     *[(vector, dict(batch_sizes=[n]), 'a size in batch_sizes is ') for n in ('a',-1,1.5,0)],
     (lambda: sparse(lambda: net(graph, a=nn.Linear(8, 4))), dict(sample=(torch.zeros(4, 8),torch.eye(4)), batch_sizes=[8]), "batch_sizes has 8, and the model can't take it"),
     *[(vector, dict(path=o), 'must be a file') for o in ('.','no/m.pt')],
     *[(vector, dict(path=f'm.{o}'), f'ends with .{o}') for o in ('safetensors','onnx')],
-    *[(lambda: layers(8, 8, structure='block 4x4').bfloat16(), dict(format=f, sample=x8.bfloat16()), 'bfloat16, and torch has this product for float32') for f in ('csr','block')],
+    (lambda: layers(8, 8, structure='block 4x4').bfloat16(), dict(format='block', sample=x8.bfloat16()), 'bfloat16, and torch has this product for float32'),
     (lambda: sparse(lambda: nn.Sequential(Extra(8, 8))), dict(format='safetensors', path='m.safetensors'), '0._extra_state in the state dict is a dict'),
     *[(vector, dict(format=f, dynamic_shapes={}), "dynamic_shapes is for 'onnx', 'mnn' and .pt2 files") for f in ('dense','live')]]
 

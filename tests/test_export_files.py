@@ -45,7 +45,7 @@ def test_other_calls_copy_at_most_once(n, f, tmp_path, monkeypatch):
 def test_report():
     "Bytes as saved, and times of both sides for every batch size"
     model,xb = small()
-    new,report = export_sparse(model, 'csr', xb, batch_sizes=[1,3,8])
+    new,report = export_sparse(model, 'live', xb, batch_sizes=[1,3,8])
     for d in (report.ms,report.dense_ms,report.speedup): assert list(d)==[1,3,8] and all(v>0 for v in d.values())
     torch.save(new.state_dict(), f := io.BytesIO())
     assert report.bytes==f.tell() and list(report.df.batch)==[1,3,8] and report.df.share[0]==pytest.approx(report.bytes/report.dense_bytes, abs=1e-4)
@@ -125,7 +125,7 @@ for path in paths:
 assert 'fastsparse' not in [k for k,v in sys.modules.items() if v is not None]
 """
 
-some = ('dense','a.pt'),('shrunk','b.pt'),('live','e.pt2'),('condensed','f.pt2')
+some = ('dense','a.pt'),('shrunk','b.pt'),('live','e.pt2'),('live','f.pt2')
 
 @pytest.mark.parametrize('files', [some, pytest.param([('dense','c.pt2'),('shrunk','d.pt2'),('auto','g.pt2')], marks=pytest.mark.full)], ids=len)
 def test_files_that_load_with_torch_alone(files, tmp_path):
@@ -143,11 +143,11 @@ def test_files_that_load_with_torch_alone(files, tmp_path):
 def test_networks_as_pt2(name, tmp_path):
     assert export_sparse(sparse(makers[name], .8), 'shrunk' if name=='lstm' else 'live', samples[name], path=tmp_path/'m.pt2', batch_sizes=[1,2])[1].error<2e-5
 
-def test_condensed_files_of_a_dead_layer(tmp_path):
+def test_files_of_a_dead_layer(tmp_path):
     "A layer without a live weight is its bias"
     model = layers(8, 8, 4, structure='fan-in', sparsity=.5)
     model[0].weight_mask[:] = False
-    assert export_sparse(model, 'condensed', torch.randn(4,8), tmp_path/'m.pt2')[1].error<1e-5
+    assert export_sparse(model, 'live', torch.randn(4,8), tmp_path/'m.pt2')[1].error<1e-5
 
 
 # Axes that may have other lengths
@@ -252,3 +252,35 @@ def test_nothing_is_printed(tmp_path):
     pytest.importorskip('transformers')
     res = run_code(silent, tmp_path)
     assert not res.returncode and not res.stdout and not res.stderr, res
+
+
+# What fastai's networks are made of
+
+def texts(bs, n, seq_len=5):
+    "Token ids as fastai's loaders pad them: the longest text is first, and others begin after whole chunks of padding"
+    from fastai.text.data import pad_input_chunk
+    lengths = [n,*sorted((random.randint(1, n) for _ in range(bs-1)), reverse=True)]
+    return torch.stack([x for x, in pad_input_chunk([(torch.randint(2, 50, (k,)),) for k in lengths], seq_len=seq_len)])
+
+@pytest.mark.parametrize('n,max_len', [(4,None),(13,None),(23,None),(23,10)])
+def test_a_text_classifier(n, max_len, tmp_path):
+    "Its file reads texts of any length in batches of any size, padded as fastai pads them"
+    from fastai.text.models.awdlstm import AWD_LSTM,awd_lstm_clas_config
+    from fastai.text.models.core import get_text_classifier
+    torch.manual_seed(0)
+    random.seed(0)
+    config = dict(awd_lstm_clas_config, emb_sz=8, n_hid=12, n_layers=2)
+    model = get_text_classifier(AWD_LSTM, 50, 3, seq_len=5, max_len=max_len, config=config).eval()
+    path,report = export_sparse(model, 'onnx', texts(4, n), tmp_path/'m.onnx')
+    assert report.error<1e-6 and not report.note
+    check_file(path, model, [texts(bs, k) for bs,k in ((1,n),(7,n+9),(3,2),(5,31))])
+
+@pytest.mark.parametrize('format', ['onnx','mnn','.pt2'])
+def test_a_unet(format, tmp_path):
+    "fastai's `DynamicUnet`, whose last layers change the type of a tensor"
+    if format=='mnn': pytest.importorskip('MNN')
+    from fastai.vision.models.unet import DynamicUnet
+    model = DynamicUnet(nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()), 3, (16,16)).eval()
+    path = tmp_path/('m.pt2' if format=='.pt2' else f'm.{format}')
+    report = export_sparse(model, 'dense' if format=='.pt2' else format, torch.randn(2,3,16,16), path)[1]
+    assert report.error<1e-4

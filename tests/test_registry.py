@@ -2,7 +2,7 @@
 import pytest, torch
 from fastsparse.all import *
 from fastsparse.masks.scores import MeanGradient
-from fastsparse.core.registry import get_part,needs_of
+from fastsparse.core.registry import get_part,needs_of,parts
 from functools import partial
 from helpers import *
 
@@ -121,3 +121,18 @@ def test_gradients_that_are_never_finite():
             m.weight.grad = torch.full_like(m.weight, float('inf'))
             engine.before_step(t)
     with pytest.warns(UserWarning, match='the last ten'): spin()
+
+def test_users_parts_have_names():
+    "A distribution and a score that are declared are found by their names, and the error for another name says that a function will do"
+    @declares('distribution', name='denser head')
+    def own(ps, sparsity): return [sparsity]*(len(ps)-1)+[sparsity/2]
+    @declares(elementwise=True, name='cubes')
+    def cubes(p, **kwargs): return p.detach().abs()**3
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(8,8), torch.nn.Linear(8,4))
+        with pytest.warns(UserWarning, match='distribution own leads'): sparsify_model(model, .5, 'denser head')
+        assert int(model[1].weight_mask.sum())==24
+        run = DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), .1), 10, method='set', keep_score_f='cubes', sparse_compute=False)
+        assert run.methods[0].keep_score_f is cubes
+    finally: del parts['distribution']['denser head'],parts['score']['cubes']
+    with pytest.raises(ValueError, match="sparse_f is 'root'.*, or a function: "): sparsify_model(torch.nn.Linear(4,4), .5, 'root')

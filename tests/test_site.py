@@ -60,7 +60,7 @@ def test_nothing_is_searched_for_twice():
     assert not {o for o in phrases if phrases.count(o)>1}
 
 @pytest.mark.parametrize('query,page', [('prune a pretrained model', 'tutorials/fine_tuning'), ('faster training', 'howto/faster'), ('faster', 'howto/smaller_faster'), ('phone', 'howto/smaller_faster'), ('raspberry pi', 'howto/smaller_faster'),
-    ('yolo', 'howto/smaller_faster'), ('android', 'howto/smaller_faster'), ('how sparse', 'howto/smaller_faster'), ('why is it not faster', 'howto/smaller_faster'), ('nan loss', 'howto/messages'), ('keyword inputs', 'howto/messages'), ('file size', 'howto/save'), ('resume', 'howto/resume'), ('learn.load', 'howto/save'), ('unexpected key', 'howto/save'), ('load_from_checkpoint', 'howto/save'),
+    ('yolo', 'howto/detector'), ('android', 'howto/smaller_faster'), ('how sparse', 'howto/smaller_faster'), ('why is it not faster', 'howto/smaller_faster'), ('nan loss', 'howto/messages'), ('keyword inputs', 'howto/messages'), ('file size', 'howto/save'), ('resume', 'howto/resume'), ('learn.load', 'howto/save'), ('unexpected key', 'howto/save'), ('load_from_checkpoint', 'howto/save'),
     ('which sparsity', 'howto/choose'), ('lora', 'howto/stay_sparse'), ('amp', 'howto/mixed_precision'), ('autocast', 'howto/mixed_precision'),
     ('bf16', 'howto/mixed_precision'), ('huggingface', 'howto/share'), ('push_to_hub', 'howto/share'), ('quantize', 'howto/quantize'), ('accelerate', 'howto/accelerate'),
     ('prune', 'tutorials/fine_tuning'), ('rigl', 'api/methods'), ('torch.compile', 'howto/works_with'), ('ema', 'howto/works_with'), ('mixup', 'howto/works_with'),

@@ -55,6 +55,16 @@ def test_a_training_has_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_path,
     (tmp_path/'a'/'checkpoint-6'/'sparse_engine.pt').unlink()
     with pytest.raises(ValueError, match='resume_from='): trainer_of(llama(), tmp_path, make(), **kw).train(resume_from_checkpoint=str(tmp_path/'a'/'checkpoint-6'))
 
+def test_a_finished_training_continues_with_fixed_masks(tmp_path):
+    "By the number of steps that it had, which the error names"
+    whole,longer = llama(),llama()
+    trainer_of(whole, tmp_path, callback()).train()
+    end = str(tmp_path/'checkpoint-12')
+    with pytest.raises(ValueError, match='pass n_steps=12'): trainer_of(llama(), tmp_path, callback(), max_steps=15).train(resume_from_checkpoint=end)
+    trainer_of(longer, tmp_path, cb := callback(n_steps=12), max_steps=15).train(resume_from_checkpoint=end)
+    assert cb.saved['t']==15 and same_masks(masks_of(whole), masks_of(longer)) and not agree(whole.state_dict(), longer.state_dict())
+    assert_dead(longer)
+
 kinds = dict(masked=[], linear=['body.3.weight','body.6.weight'], conv=['body.0.weight'])
 
 class ConvNet(nn.Module):
@@ -152,12 +162,12 @@ def lightning_net():
     torch.manual_seed(0)
     return Net()
 
-def lightning_fit(net, folder, *cbs, ckpt=None, **kwargs):
+def lightning_fit(net, folder, *cbs, ckpt=None, max_epochs=4, **kwargs):
     import lightning as L
     from lightning.pytorch.callbacks import ModelCheckpoint
     x = torch.randn(64,16, generator=torch.Generator().manual_seed(0))
     dl = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:,:4].argmax(1)), batch_size=16)
-    trainer = L.Trainer(max_epochs=4, accelerator='cpu', logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    trainer = L.Trainer(max_epochs=max_epochs, accelerator='cpu', logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
         callbacks=[*cbs, ModelCheckpoint(folder, filename='{epoch}', save_top_k=-1)], **kwargs)
     trainer.fit(net, dl, ckpt_path=ckpt)
     return trainer
@@ -177,6 +187,15 @@ def test_lightning_trains_to_the_sparsity_asked_for_and_resumes_bit_for_bit(tmp_
     sparsify_model(net := lightning_net(), .5, seed=1)
     lightning_fit(net, tmp_path, cb)
     assert_sparse(net, .8)
+
+@of_lightning
+def test_a_finished_fit_of_lightning_continues_with_fixed_masks(tmp_path):
+    whole,longer = lightning_net(),lightning_net()
+    lightning_fit(whole, tmp_path/'a', lightning_callback())
+    end = str(tmp_path/'a'/'epoch=3.ckpt')
+    with pytest.raises(ValueError, match='pass n_steps=16'): lightning_fit(lightning_net(), tmp_path/'b', lightning_callback(), ckpt=end, max_epochs=5)
+    lightning_fit(longer, tmp_path/'c', cb := lightning_callback(n_steps=16), ckpt=end, max_epochs=5)
+    assert cb.saved['t']==20 and same_masks(masks_of(whole), masks_of(longer))
 
 @of_lightning
 def test_lightning_loads_a_sparse_checkpoint_into_a_dense_module(tmp_path):

@@ -13,7 +13,8 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from functools import cache,partial
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter,signature
+from itertools import product
 
 # %% ../../nbs/001_core.registry.ipynb #0284cd2b
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Requirements:
     elementwise:bool=False # Does the score of a weight depend on that weight alone?
     dense_history:bool=False # Does it read the optimizer state of dead weights?
     collector:object=None # Collects earlier gradients for it, such as a `GradAverage`
-    brings_count:bool=False # Does it set the number of live weights itself?
+    brings_count:bool=False # Does it set the number of live weights, whatever the sparsity?
     reads_initial:bool=False # Does it reset weights to their values of when the engine was made?
     sample:object=None # A `DeadWeightSampler`, if it reads the gradient of a sample of the dead weights; None means all
 
@@ -109,14 +110,14 @@ def get_part(
     what:str='the part', # What the error calls it, such as the name of the setting
 ):
     "The part called `name`"
-    known = parts_of(kind)
+    known,endings = parts_of(kind),('',f'_{kind}','_sparsity')
     words = [name.strip(), name.strip().lower()] if isinstance(name, str) else []
-    found = first(o for w in words for o in (w, f'{w}_{kind}', f'{w}_sparsity') if o in known)
-    if found is None:
-        short = [k.removesuffix(f'_{kind}').removesuffix('_sparsity') for k in known]
-        raise ValueError(f"{what} is {name!r:.80}, and must be one of "
-            f"{', '.join(map(repr, sorted(known)))}: {closest_name(name, [*known, *short])}")
-    return known[found]
+    for word,ending in product(words, endings):
+        if word+ending in known: return known[word+ending]
+    short = [k.removesuffix(f'_{kind}').removesuffix('_sparsity') for k in known]
+    other = '' if kind=='method' else ', or a function'
+    raise ValueError(f"{what} is {name!r:.80}, and must be one of "
+        f"{', '.join(map(repr, sorted(known)))}{other}: {closest_name(name, [*known, *short])}")
 
 # %% ../../nbs/001_core.registry.ipynb #5fe70e93
 def _params_of(f):
@@ -138,5 +139,6 @@ def call_with(
 ):
     "Call `f(*args)` with those of `kwargs` that `f` takes"
     params = [*_params_of(f).values()]
-    if any([o.kind==o.VAR_KEYWORD for o in params]): return f(*args, **kwargs)
-    return f(*args, **{o.name: kwargs[o.name] for o in params[len(args):] if o.name in kwargs})
+    if params and params[-1].kind==Parameter.VAR_KEYWORD: return f(*args, **kwargs)
+    names = [param.name for param in params[len(args):]]
+    return f(*args, **{name:kwargs[name] for name in names if name in kwargs})

@@ -15,9 +15,10 @@ from ..kernels.timing import fresh,output_error,output_tensors,speedup,times_in_
 from ..contract import call_model,closest_name,evaluating,masked_params,module_of,need_batch,need_masks,need_number,need_package
 from ..model.running import inputs_in
 from ..save.disk import check_place,whole_file
-from .compact import pack,packed,put_packed,storable,warn_if_deprecated
+from .compact import pack,packed,put_packed,renamed,storable
 from .mnn import engine_and_converter,open_mnn,refuse_for_mnn,save_mnn
-from .onnx import by_name,arguments_of,check_answers,fixed_sizes,n_rows,open_onnx,program_of,quantize_onnx,resized,run_once,save_onnx
+from .onnx import arguments_of,by_name,check_answers,fixed_sizes,n_rows,open_onnx,output_names,program_of
+from .onnx import quantize_onnx,resized,run_once,save_onnx
 from ..cut.shrink import learner_with,masked_copy,shrink_plain
 from ..cut.config import quiet
 from ..save.shapes import shared_copy
@@ -69,6 +70,7 @@ def export_sparse(model, format='auto', sample=None, path=None, batch_sizes:list
     sparsify_model(model, .95)
     small,report = export_sparse(model, 'auto', xb)
     """
+    format = renamed(format, 'live')
     _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8)
     warn_if_unfinished(module_of(model), 'exported')
     job = _job(model, format, sample, dynamic_shapes, int8)
@@ -88,7 +90,7 @@ def _job(model, format, sample, dynamic_shapes, int8):
         with evaluating(module_of(model)) as m: answers = run_once(m, xb)
     masks = _live_places(plain)
     layers,stored,note = _sparse_layers(plain, format=='auto'),{},''
-    if format in _storages: stored,note = _packed_layers(layers, _storages[format])
+    if format in _storages: stored,note = _packed_layers(layers, format)
     unsparsify(plain)
     return SimpleNamespace(plain=plain, xb=xb, answers=answers, masks=masks, layers=layers, stored=stored, note=note, format=format,
         dynamic_shapes=dynamic_shapes, int8=int8)
@@ -130,7 +132,7 @@ class _Form:
 
 def _exported(job, path, sizes):
     "The form, and its report"
-    form = _forms.get(job.format, _stored)(job, path)
+    form = _formats[job.format](job, path)
     if path is not None and job.format not in _files: form.run = _save_module(form.run, path, job.xb, job.dynamic_shapes)
     seconds,error = {},0.
     if job.xb is not None: seconds,error = _measured(form, job, sizes or [n_rows(job.xb)])
@@ -156,18 +158,14 @@ def _safetensors(job, path):
 
 # %% ../../nbs/802_deploy.export.ipynb #db122a54
 def _onnx(job, path):
-    if job.int8 is None:
-        limits = save_onnx(job.plain, path, job.xb, job.dynamic_shapes)
-        _warn_of(limits)
-        return _Form(open_onnx(path), note=' '.join(limits), rivals=dict(torch=job.plain))
-    with TemporaryDirectory() as folder:
-        limits = save_onnx(job.plain, whole := Path(folder)/'whole.onnx', job.xb, job.dynamic_shapes)
-        kind = quantize_onnx(whole, path, job.plain, job.int8)
-        rivals = dict(onnx=open_onnx(whole.read_bytes()), torch=job.plain)
+    limits = save_onnx(job.plain, path, job.xb, job.dynamic_shapes)
     _warn_of(limits)
+    form = _Form(open_onnx(path.read_bytes()), note=' '.join(limits), rivals=dict(torch=job.plain))
+    if job.int8 is None: return form
+    kind = quantize_onnx(path, path, job.plain, job.int8)
     run = open_onnx(path)
-    note = ' '.join([f'The file is in 8 bits ({kind}).', *_agreement(job.answers, run_once(run, job.xb)), *limits])
-    return _Form(run, note=note, rivals=rivals)
+    note = [f'The file is in 8 bits ({kind}).', *_agreement(job.answers, run_once(run, job.xb)), *limits]
+    return _Form(run, note=' '.join(note), rivals=dict(onnx=form.run, **form.rivals))
 
 def _warn_of(limits):
     for o in limits: warn(o)
@@ -184,40 +182,41 @@ def _agreement(answers, found):
 def _mnn(job, path):
     refuse_for_mnn(job.plain)
     with TemporaryDirectory() as folder:
-        limits = save_onnx(job.plain, whole := Path(folder)/'whole.onnx', job.xb, job.dynamic_shapes)
-        layers = save_mnn(whole, path, bool(job.int8))
-        quantize_onnx(whole, small := Path(folder)/'small.onnx', job.plain, [job.xb])
-        rivals = dict(onnx=open_onnx(whole.read_bytes()), int8=open_onnx(small.read_bytes()), torch=job.plain)
+        file = Path(folder)/'model.onnx'
+        limits = save_onnx(job.plain, file, job.xb, job.dynamic_shapes)
+        layers,rivals = save_mnn(file, path, bool(job.int8)),dict(onnx=open_onnx(file.read_bytes()))
+        quantize_onnx(file, file, job.plain, [job.xb])
+        rivals |= dict(int8=open_onnx(file.read_bytes()), torch=job.plain)
     run = open_mnn(path, *_names(job))
     if not job.int8: check_answers('MNN', job.answers, run_once(run, job.xb))
     limits += fixed_sizes('MNN', job.plain, run, job.xb, limits, exact=not job.int8)
     _warn_of(limits)
     dense = [n for n,(sparsity,sparse) in layers.items() if sparsity>.5 and not sparse]
-    held = [f"Dense in MNN, since that is faster: {', '.join(dense)}."] if dense else []
-    return _Form(run, {n:'sparse' for n,(_,sparse) in layers.items() if sparse}, ' '.join([*held, *limits]), rivals)
+    plan = {n:'sparse' for n,(_,sparse) in layers.items() if sparse}
+    return _Form(run, plan, ' '.join([*_held('in MNN', dense), *limits]), rivals)
+
+def _held(where, names):
+    "A sentence in a list, or none"
+    return [f"Dense {where}, since that is faster: {', '.join(names)}."] if names else []
 
 def _names(job):
     "Names of inputs and outputs of a file"
-    answers = job.answers if isinstance(job.answers, Mapping) else dict(output=job.answers)
-    return [*by_name(arguments_of(job.plain, job.xb)[2])],[*by_name(answers)]
-
-_forms = dict(auto=lambda job, path: _auto(job, path), dense=_dense, shrunk=_shrunk, safetensors=_safetensors, onnx=_onnx, mnn=_mnn)
+    return [*by_name(arguments_of(job.plain, job.xb)[2])],output_names(job.answers)
 
 # %% ../../nbs/802_deploy.export.ipynb #d84ec646
-_storages = {'live':'rows', **{o:o for o in ('csr','condensed','block','2:4')}}
-_files,_no_pt2 = ('safetensors','onnx','mnn'),('csr','block','2:4')
-_needs = dict(onnx=('onnx','onnxscript','onnxruntime'), mnn=('onnx','onnxscript','onnxruntime'), safetensors=('safetensors',))
+_storages = {'live':'rows', 'block':'block', '2:4':'2:4'}
+_formats = dict(auto=lambda job, path: _auto(job, path), dense=_dense, shrunk=_shrunk, **dict.fromkeys(_storages, _stored),
+    safetensors=_safetensors, onnx=_onnx, mnn=_mnn)
+_files = dict(safetensors=('safetensors',), **dict.fromkeys(('onnx','mnn'), ('onnx','onnxscript','onnxruntime')))  # and the packages they need
 
 def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
-    names = 'auto','dense','shrunk',*_storages,*_files
-    if format not in names:
-        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, names))}: {closest_name(format, names)}")
-    warn_if_deprecated(format, 'live')
+    if format not in [*_formats]:
+        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, _formats))}: {closest_name(format, _formats)}")
     if format in _storages and not _sparse_layers(module_of(model)): need_masks(model)
     if sample is not None or format!='safetensors': need_batch(sample, 'sample')
     if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
     suffix = '' if path is None else check_place(path).suffix
-    if suffix=='.pt2' and format in _no_pt2:
+    if suffix=='.pt2' and format in ('block','2:4'):
         raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
             "take 'live', 'dense', 'shrunk' or 'auto', or another suffix")
     if suffix[1:] in _files and suffix[1:]!=format:
@@ -227,7 +226,7 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
     if dynamic_shapes is not None and format not in ('onnx','mnn') and suffix!='.pt2':
         raise ValueError("dynamic_shapes is for 'onnx', 'mnn' and .pt2 files, and this export takes inputs of any size")
     if int8 is not None and format not in ('onnx','mnn'): raise ValueError(f"int8 is for 'onnx' and 'mnn', and format is {format!r}")
-    for name in _needs.get(format, ()): need_package(name)
+    for name in _files.get(format, ()): need_package(name)
     if format=='mnn': engine_and_converter()
 
 # %% ../../nbs/802_deploy.export.ipynb #4585499c
@@ -241,9 +240,9 @@ class ExportReport:
         store_attr('format,bytes,dense_bytes,error,plan,note')
         self.quartiles = {}
         for name,by_size in seconds.items():
-            found = {n:np.quantile(ts, (.25,.5,.75))*1e3 for n,ts in by_size.items()}
-            setattr(self, name, {n:float(o[1]) for n,o in found.items()})
-            self.quartiles[name] = {n:(float(o[0]),float(o[2])) for n,o in found.items()}
+            found = {n:np.quantile(ts, (.5,.25,.75)).tolist() for n,ts in by_size.items()}
+            setattr(self, name, {n:1e3*middle for n,(middle,_,_) in found.items()})
+            self.quartiles[name] = {n:(1e3*low,1e3*high) for n,(_,low,high) in found.items()}
         rival = first(o for o in seconds if o not in ('ms','torch_ms'))
         if rival: self.speedup = {n:statistics.median(b/a for a,b in zip(ts, seconds[rival][n])) for n,ts in seconds['ms'].items()}
 
@@ -301,14 +300,14 @@ def _times(functions, xb, n):
             f"inputs that are as long as the first, {n_rows(xb)}, are repeated or cut; pass batch_sizes=None") from e
 
 # %% ../../nbs/802_deploy.export.ipynb #8a338833
-def _packed_layers(layers, how):
+def _packed_layers(layers, format):
     "Packed layers by name, and a note on those that don't fit"
     new,why = {},{}
     for n,m in layers.items():
-        try: new[n] = packed(m, how)
+        try: new[n] = packed(m, _storages[format])
         except (ValueError,RuntimeError) as e: why[n] = str(e)  # torch refuses some types, shapes and devices
     if not new:
-        raise ValueError(f"no masked layer can be stored as {how!r}; only linear layers, 1x1 convolutions and attention can"
+        raise ValueError(f"no masked layer can be stored as {format!r}; only linear layers, 1x1 convolutions and attention can"
             +''.join(f'; {n}: {o}' for n,o in list(why.items())[:1]))
     return new,'; '.join(f'{n} is dense: {o}' for n,o in why.items())
 
@@ -333,7 +332,8 @@ def _auto(job, path):
     sizes = [sum(p.numel() for p in m.parameters()) for m in (new,plain)]
     if plan or sizes[0]!=sizes[1]:
         with evaluating(new), evaluating(plain): gain = speedup(lambda: call_model(plain, xb), lambda: call_model(new, xb))
-        if gain>1: return _Form(new.requires_grad_(False), plan, rivals=dict(dense=plain))
+        note = ' '.join(_held('for this batch size', [n for n in kinds if n not in plan]))
+        if gain>1: return _Form(new.requires_grad_(False), plan, note, dict(dense=plain))
     return _Form(plain, note='dense is fastest for this batch size')
 
 # %% ../../nbs/802_deploy.export.ipynb #3cda74bd

@@ -104,16 +104,52 @@ def _refuse_branches(model):
             raise ValueError(f"the model's forward has a branch or loop ({node.op_type}) that depends on values, and 'mnn' takes graphs without branches: export to 'onnx'")
 
 # %% ../../nbs/807_deploy.mnn.ipynb #397a6d15
-def _without_isnan(model):
-    "Write `IsNaN(x)` as `Not(Equal(x, x))`"
-    helper,nodes = need_package('onnx.helper'),[]
+_functions = """<domain: "own", opset_import: ["":VERSION]> IsNaN (x) => (y) {
+    same = Equal(x, x)
+    y = Not(same)
+}""", """<domain: "own", opset_import: ["":VERSION]> Gelu (x) => (y) {
+    one = Constant <value = float {1.0}> ()
+    half = Constant <value = float {0.5}> ()
+    p = Constant <value = float {0.2316419}> ()
+    a1 = Constant <value = float {0.254829592}> ()
+    a2 = Constant <value = float {-0.284496736}> ()
+    a3 = Constant <value = float {1.421413741}> ()
+    a4 = Constant <value = float {-1.453152027}> ()
+    a5 = Constant <value = float {1.061405429}> ()
+    size = Abs(x)
+    scaled = Mul(p, size)
+    shifted = Add(scaled, one)
+    t = Reciprocal(shifted)
+    b5 = Mul(a5, t)
+    b4 = Add(b5, a4)
+    c4 = Mul(b4, t)
+    b3 = Add(c4, a3)
+    c3 = Mul(b3, t)
+    b2 = Add(c3, a2)
+    c2 = Mul(b2, t)
+    b1 = Add(c2, a1)
+    c1 = Mul(b1, t)
+    square = Mul(x, x)
+    energy = Mul(square, half)
+    power = Neg(energy)
+    bell = Exp(power)
+    tail = Mul(c1, bell)
+    erf = Sub(one, tail)
+    signed = Mul(size, erf)
+    both = Add(x, signed)
+    y = Mul(both, half)
+}"""
+
+def _rewrite(model):
+    "An ONNX model without operators that MNN lacks or approximates"
+    onnx,inliner = need_package('onnx'),need_package('onnx.inliner')
+    version = str(model.opset_import[0].version)
     for node in model.graph.node:
-        if node.op_type!='IsNaN': nodes.append(node)
-        else:
-            same = f'{node.output[0]}_same'
-            nodes += [helper.make_node('Equal', [node.input[0]]*2, [same]), helper.make_node('Not', [same], node.output)]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+        by_tangent = any(a.s==b'tanh' for a in node.attribute)
+        if node.op_type in ('IsNaN','Gelu') and not by_tangent: node.domain = 'own'
+    model.functions.extend(onnx.parser.parse_function(o.replace('VERSION', version)) for o in _functions)
+    model.opset_import.append(onnx.helper.make_opsetid('own', 1))
+    return inliner.inline_local_functions(model)
 
 # %% ../../nbs/807_deploy.mnn.ipynb #2985abfd
 def save_mnn(
@@ -123,12 +159,11 @@ def save_mnn(
 ) -> dict: # Layer → its sparsity and whether it is stored sparse
     "Convert an ONNX file to MNN's format"
     onnx = need_package('onnx')
-    model = onnx.load(onnx_file)
+    model = _rewrite(onnx.load(onnx_file))
     _refuse_branches(model)
-    _without_isnan(model)
     layers = mark_layers(model, fill=not int8)
     onnx.save(model, marked := Path(path).with_suffix('.onnx'))
-    options = ['--useGeluApproximation','0', '--detectSparseSpeedUp', *(['--weightQuantBits','8'] if int8 else [])]
+    options = ['--detectSparseSpeedUp', *(['--weightQuantBits','8'] if int8 else [])]
     _,converter = engine_and_converter()
     try:
         with silenced() as text:

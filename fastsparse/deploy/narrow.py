@@ -37,7 +37,7 @@ def narrow_like(
 def _narrow_graph(model, fraction, xb, seed):
     "Keep a fraction of the channels of each space between layers"
     exact,xb = exact_copy(new := module_copy(model), xb)
-    groups,written,gone = follow_groups(exact, xb, norms=True),{},torch.zeros(0, dtype=torch.bool)
+    groups,written = follow_groups(exact, xb, norms=True),{}
     for p in groups.products:
         if p.rows is not None and p.name: written |= dict.fromkeys(groups.root[p.rows].flatten().tolist(), p.name.rpartition('.')[0])
     gone,i = groups.mask([]),0

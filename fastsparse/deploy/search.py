@@ -50,13 +50,13 @@ def advice(self:SparsityFound):
 @patch
 def plot(self:SparsityFound):
     "Plot metric, seconds a batch and bytes against sparsity"
-    t,fig_ax = self.table,plt.subplots(1, 3, figsize=(9.6,3))
+    t,(fig,axs) = self.table,plt.subplots(1, 3, figsize=(9.6,3))
     x = -np.log10(1-t.index.to_numpy())
-    for ax,col,y in zip(fig_ax[1], ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
+    for ax,col,y in zip(axs, ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
         ax.errorbar(x, t[col], t.spread if col=='metric' else None, marker='o', capsize=3)
         ax.set(xticks=x, xticklabels=list(t.index), xlabel='sparsity', ylabel=y)
-    fig_ax[0].tight_layout()
-    return fig_ax[0]
+    fig.tight_layout()
+    return fig
 
 # %% ../../nbs/805_deploy.search.ipynb #5ea4c009
 def _trial(learn, s, seed, n_epoch, lr, kwargs):

@@ -8,7 +8,7 @@ __all__ = ['check_run', 'requested_counts', 'with_structure', 'initial_values', 
 # %% ../../nbs/402_train.begin.ipynb #477d2d19
 from fastcore.basics import *
 from ..core.checks import need_number
-from ..core.registry import get_part,needs_of,wants
+from ..core.registry import needs_of,wants
 from ..masks.distributions import proportional_sparsity
 from ..masks.structures import as_structure
 from ..model.init import mark_fresh
@@ -23,9 +23,7 @@ from torch import nn
 # %% ../../nbs/402_train.begin.ipynb #64a7bca0
 def check_run(method, modules=None, on_update=(), rules=None, **counts):
     "Raise a `ValueError` for the first setting of a run that is wrong for every model"
-    methods = [method] if rules is None else [own for _,own in rule_pairs(rules, method) if own is not None]
-    for own in methods:
-        if isinstance(own.mask_init, str): get_part('mask', own.mask_init, 'mask_init')
+    if rules is not None: rule_pairs(rules, method)
     if isinstance(modules, str) or hasattr(modules, 'keys') and not isinstance(modules, nn.Module):
         raise ValueError(f"sparse_modules must be modules: a method is named by method={getattr(modules, 'name', modules)!r}")
     if bad := [f for f in listify(on_update) if not callable(f)]:

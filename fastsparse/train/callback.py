@@ -20,7 +20,7 @@ from ..model.init import is_fresh,rate_scales,repair_on_ranks,was_rescaled
 from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
 from ..model.starting import draw_seed
-from .engine import SparseEngine
+from .engine import check_state,SparseEngine
 from .begin import check_run
 from .loop import storage_of_runs,warn_if_ended
 from .method import check_names,Method,run_settings,usual
@@ -240,8 +240,7 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
     state:dict, # From `state_dict`
 ):
     "Continue from `state` in the next fit, at its `start_epoch`; during a fit, at once"
-    if not isinstance(state, dict) or not {'schema','seed'}<=set(state):
-        raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback of this version")
+    check_state(state)
     if self.engine is None: self.state,self.resumes = state,True
     else:
         self.engine.load_state_dict(state)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['usual', 'method_settings', 'part_kinds', 'may_be_none', 'run_settings', 'drop_of_live', 'usual_settings',
-           'read_setting', 'Method', 'part_text', 'same_setting', 'check_names', 'check_method', 'dense_batches',
-           'why_dense', 'Timetable', 'path_of', 'register_method', 'find_method', 'Fitted', 'auto_presets']
+           'read_setting', 'Method', 'part_text', 'check_names', 'check_method', 'dense_batches', 'Timetable',
+           'path_of', 'why_dense', 'register_method', 'find_method', 'Fitted', 'auto_presets']
 
 # %% ../../nbs/400_train.method.ipynb #bdb1f633
 import inspect,math,re
@@ -64,12 +64,16 @@ may_be_none = 'grow_score_f','redistribute_f','sparsity_path','grow_init_f','gro
 register_part('path', cubic_path)
 
 def read_setting(name, value):
-    "The part or structure that `value` names; any other value is returned unchanged"
-    if name=='mask_init' or not isinstance(value, str): return value
-    if name=='structure': return as_structure(value)
-    if name not in part_kinds: return value
+    "The part or structure that `value` names; a `ValueError` for what is no part"
+    if name=='structure' and isinstance(value, str): return as_structure(value)
+    if name not in part_kinds or value is None and name in may_be_none: return value
+    if name=='grow_init_f' and isinstance(value, Real) or name=='mask_init' and not isinstance(value, str): return value
+    if not isinstance(value, str):
+        if callable(value): return value
+        raise ValueError(f"{name} is {value!r:.80}, and must be a function{' or None'*(name in may_be_none)}; or its name")
     if name=='sparse_f': return as_distribution(value, name)
     part = get_part(part_kinds[name], value, name)
+    if name=='mask_init': return value
     if name!='sparsity_path' and not isinstance(part, type): return part
     needed = [arg for arg in inspect.signature(part).parameters.values() if arg.default is arg.empty]
     return part if needed else part()
@@ -121,17 +125,15 @@ def __repr__(self:Method):
     return f"{self.name}_presets({said})" if self.name else f"Method({said})"
 
 # %% ../../nbs/400_train.method.ipynb #ee30b058
-def same_setting(name, *values):
-    "Are two values of a setting equal? Objects, and functions with arguments, are compared by what they hold"
-    a,b = [read_setting(name, v) for v in values]
-    if a is b or inspect.isfunction(a): return a is b
-    return part_text(a)==part_text(b)
-
 @patch
 def __eq__(self:Method, other):
-    "Are the chosen settings equal?"
+    "Are the chosen settings equal? Objects, and functions with arguments, are compared by what they hold"
     if not isinstance(other, dict) or self.keys()!=other.keys(): return False
-    return all(same_setting(k, v, other[k]) for k,v in self.items())
+    for k,v in self.items():
+        mine,theirs = read_setting(k, v),read_setting(k, other[k])
+        if mine is theirs: continue
+        if inspect.isfunction(mine) or part_text(mine)!=part_text(theirs): return False
+    return True
 
 @patch
 def __ne__(self:Method, other): return not self==other
@@ -170,6 +172,9 @@ def copy(self:Method): return self()
 # %% ../../nbs/400_train.method.ipynb #4d3ed7ab
 _untrained = "an update replaces its batch's step, so nothing would be trained: take 2 or more, or replace_step=False"
 
+@patch(as_prop=True)
+def replaces(self:Method): return self.replace_step and not self.update_after_step
+
 def check_method(method):
     "Raise a `ValueError` for the first setting that is wrong for every model"
     need_bools(replace_step=method.replace_step, update_after_step=method.update_after_step)
@@ -180,17 +185,12 @@ def check_method(method):
         if every==1 and method.replaces: raise ValueError(f"batches_per_update is 1, and {_untrained}")
     need_fraction('initial_drop_grow_pct', method.initial_drop_grow_pct)
     need_fraction('stop_pct', method.stop_pct, '(0,1]')
-    for name in part_kinds:
-        part = getattr(method, name)
-        or_none = ' or None' if name in may_be_none else ''
-        if name=='mask_init' or callable(part) or or_none and part is None: continue
-        if name!='grow_init_f' or not isinstance(part, Real):
-            raise ValueError(f"{name} is {part!r:.80}, and must be a function{or_none}; or its name")
-        need_number(name, part, -math.inf)
+    for name,least,most in (('grow_init_f',-math.inf,math.inf), ('drop_fraction',0,1)):
+        value = getattr(method, name)
+        if isinstance(value, Real): need_number(name, value, least, most)
     if isinstance(method.sparsity, Real): need_fraction('sparsity', method.sparsity, '[0,1)')
     elif method.sparsity is not None: make_schedule(method.sparsity)
-    if isinstance(method.drop_fraction, Real): need_number('drop_fraction', method.drop_fraction, 0, 1)
-    elif method.drop_fraction is not None: make_schedule(method.drop_fraction)
+    if method.drop_fraction is not None: make_schedule(method.drop_fraction)
     if method.updates is not None: make_update_schedule(method.updates)
 
 
@@ -203,26 +203,6 @@ def dense_batches(keep_score_f=None, grow_score_f=None, redistribute_f=None) -> 
     averages = [need.collector for need in needs if need.collector]
     windows = [ifnone(average.window, math.inf) for average in averages if average.dense]
     return max([*windows, int(any(need.reads_grad for need in others))])
-
-# %% ../../nbs/400_train.method.ipynb #665a7db8
-@patch(as_prop=True)
-def score_parts(self:Method) -> tuple: return self.keep_score_f,self.grow_score_f,self.redistribute_f
-
-@patch(as_prop=True)
-def dense_history(self:Method) -> bool:
-    "Does one of the score parts read the optimizer state of dead weights?"
-    return any(needs_of(f).dense_history for f in self.score_parts)
-
-@patch(as_prop=True)
-def replaces(self:Method): return self.replace_step and not self.update_after_step
-
-def why_dense(method) -> str: # A `Method` or a `Timetable`
-    "Why weights under `method` must be stored with their dead entries; empty if they needn't"
-    reads,way = '',''
-    if method.dense_history: reads,way = "a score with a dense history reads an optimizer's state of dead weights",'take another score'
-    elif method.grow_state_f: reads,way = "grow_state_f writes an optimizer's state of dead weights",'pass grow_state_f=None'
-    elif method.update_after_step: reads,way = 'update_after_step=True keeps gradients of dead weights','pass update_after_step=False'
-    return reads and f'{reads}, and a weight that is stored sparse has none: {way}'
 
 # %% ../../nbs/400_train.method.ipynb #fbef4382
 class Timetable(BasicRepr):
@@ -237,9 +217,10 @@ class Timetable(BasicRepr):
     ):
         vars(self).update({**usual, **method}, structure=as_structure(method.structure))
         store_attr()
-        self.score_parts,self.dense_history,self.replaces = method.score_parts,method.dense_history,method.replaces
-        collectors = [needs_of(f).collector for f in self.score_parts]
-        self.averages = [*{c.name:c for c in collectors if c}.values()]
+        self.replaces,self.score_parts = method.replaces,(self.keep_score_f,self.grow_score_f,self.redistribute_f)
+        needs = [needs_of(f) for f in self.score_parts]
+        self.dense_history = any(need.dense_history for need in needs)  # of an optimizer, which dead weights have then too
+        self.averages = [*{need.collector.name:need.collector for need in needs if need.collector}.values()]
         self.n_dense = dense_batches(*self.score_parts)
 
     settings = property(lambda self: self.method.settings)
@@ -273,6 +254,15 @@ def path_of(method):
     if end is None: raise ValueError("sparsity is None, and sparsity_path wants the number at which it ends, such as .9")
     stop = inspect.signature(path).parameters.get('stop')
     return path(end, stop=method.stop_pct) if stop is not None and stop.default is stop.empty else path(end)
+
+# %% ../../nbs/400_train.method.ipynb #665a7db8
+def why_dense(method) -> str: # A `Timetable`
+    "Why weights under `method` must be stored with their dead entries; empty if they needn't"
+    reads,way = '',''
+    if method.dense_history: reads,way = "a score with a dense history reads an optimizer's state of dead weights",'take another score'
+    elif method.grow_state_f: reads,way = "grow_state_f writes an optimizer's state of dead weights",'pass grow_state_f=None'
+    elif method.update_after_step: reads,way = 'update_after_step=True keeps gradients of dead weights','pass update_after_step=False'
+    return reads and f'{reads}, and a weight that is stored sparse has none: {way}'
 
 # %% ../../nbs/400_train.method.ipynb #8f7cc967
 @patch
@@ -366,9 +356,9 @@ def named(cls:Method, method, n_steps=None, **settings):
     if n_steps is None:
         raise ValueError("n_steps is None, and method 'auto', taken where none is named, needs it: "
             "pass the steps of the run, such as DynamicSparseTraining(model, opt, 10_000)")
-    every = settings.get('batches_per_update')
-    if every is None: return auto_presets(n_steps)(**{k:v for k,v in settings.items() if k!='batches_per_update'})
+    every = settings.pop('batches_per_update', None)
+    if every is None: return auto_presets(n_steps)(**settings)
     need_number('batches_per_update', every, 1, whole=True)
-    return auto_presets(n_steps, max(n_steps//every, 1))(**settings)
+    return auto_presets(n_steps, max(n_steps//every, 1))(batches_per_update=every, **settings)
 
 

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Tally', 'mask_version', 'Group', 'counts_at', 'Row', 'outlook', 'rule_pairs', 'assign_methods', 'movable_params',
-           'params_inside', 'not_held', 'check_plan', 'sparsity_range', 'refuse_stored', 'idle_advice', 'frozen_advice',
-           'advice']
+           'params_inside', 'not_held', 'check_plan', 'refuse_stored', 'idle_advice', 'frozen_advice', 'advice']
 
 # %% ../../nbs/401_train.plan.ipynb #2ee01931
 import math,torch
@@ -272,7 +271,10 @@ def check_plan(method, params, beside, opt, is_dense):
     if gradient_momentum in [getattr(f, 'func', f) for f in method.score_parts]: need_momentum(params[0].name, opt)
     if is_dense and method.sparsity is None:
         raise ValueError("the model has no masks: call sparsify_model(model, 0.9) first, or pass sparsity=0.9")
-    lowest,highest,end = sparsity_range(method)
+    end = method.sparsity if isinstance(method.sparsity, Real) else 0
+    if method.path is not None:
+        lowest,highest,last = min_max_end(method.path, 0, method.n_steps or 1)
+        if method.n_steps and not end: end = last
     need_structure(structure, params, end if is_dense else 0)
     for param in params:
         refuse_stored(method, param)
@@ -283,14 +285,6 @@ def check_plan(method, params, beside, opt, is_dense):
     need_fraction('sparsity', highest, '[0,1)')
     for sparsity in (max(lowest, 0), highest): counts = counts_at(method, params, beside, sparsity)
     if not beside: warn_of_counts(counts, params, highest, method.sparse_f, structure)
-
-def sparsity_range(method):
-    "The lowest and highest sparsity of the run, and the one that was asked for"
-    if method.path is None: return [ifnone(method.sparsity, 0)]*3
-    lowest,highest,end = min_max_end(method.path, 0, method.n_steps or 1)
-    if isinstance(method.sparsity, Real): end = method.sparsity
-    elif method.n_steps is None: end = 0
-    return lowest,highest,end
 
 def refuse_stored(method, param):
     "Raise a `ValueError` if `method` needs the dead entries of a weight that is stored without them"

@@ -34,7 +34,7 @@ class _Driver:
         _,*params = inspect.signature(cls.__init__).parameters.values()
         cls.__signature__ = inspect.Signature(params)
 
-    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, sparse_compute=None, **settings):
+    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, sparse_compute=None, n_steps=None, **settings):
         check_names(settings)
         if sparse_compute not in (None,False):
             raise ValueError(f"sparse_compute is {sparse_compute!r:.80}, and must be None (by a fixed rule) or False here: "
@@ -43,7 +43,7 @@ class _Driver:
         if method not in (None,'auto'): settings |= find_method(method)(**own)
         elif method: settings['method'] = method
         self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
-        self.engine,self.saved,self.sparse_compute = None,None,sparse_compute
+        self.engine,self.saved,self.sparse_compute,self.n_steps = None,None,sparse_compute,n_steps
 
 # %% ../../nbs/560_trainers.callbacks.ipynb #4bdd9562
 @patch
@@ -61,7 +61,12 @@ def make_sparse(self:_Driver, model):
 # %% ../../nbs/560_trainers.callbacks.ipynb #cf2f5e15
 @patch
 def start(self:_Driver, model, opt, n_steps, state=None):
-    "Attach an engine, and let it go on from `state`"
+    "Attach an engine, which continues from `state`, to a training of `n_steps`"
+    n_steps = ifnone(self.n_steps, n_steps)
+    saved = n_steps if state is None else state.get('n_steps', n_steps)
+    if saved not in (None, n_steps):
+        raise ValueError(f"the saved run has n_steps={saved}, and the trainer would make it {n_steps}: pass n_steps={saved} to the callback, "
+            f"whose masks are fixed after step {saved}, or begin a new run")
     own = {} if self.sparse_f is None else dict(sparse_f=self.sparse_f)
     if self.rises or self.was_sparse: own['sparsity'] = self.sparsity
     if state is None and dist.is_available() and dist.is_initialized(): share_masks(model)
@@ -71,7 +76,7 @@ def start(self:_Driver, model, opt, n_steps, state=None):
 
 @patch
 def stop(self:_Driver):
-    "Let go of the model, and remember the engine's state"
+    "Remove the engine, and keep its state"
     if self.engine is None: return
     self.saved = self.engine.state_dict()
     self.engine.remove()
@@ -104,9 +109,10 @@ class SparseTrainerCallback(_Driver):
         sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
         resume_from=None, # Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's output folder
         sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
+        n_steps:int=None, # Steps after which masks are fixed, to train a saved run longer; None is all steps of the trainer
         **kwargs
     ):
-        super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, **kwargs)
+        super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, n_steps=n_steps, **kwargs)
         self.resume_from = resume_from
 
     def on_init_end(self, args, state, control, model=None, **kwargs):
@@ -138,7 +144,9 @@ class SparseTrainerCallback(_Driver):
             "pass resume_from= with the checkpoint's folder, or start again")
 
 # %% ../../nbs/560_trainers.callbacks.ipynb #e2ee7a0c
-def _averages(trainer): return [m for cb in trainer.callbacks if isinstance(m := vars(cb).get('_average_model'), torch.nn.Module)]
+def _averages(trainer):
+    found = [vars(cb).get('_average_model') for cb in trainer.callbacks]
+    return [m for m in found if isinstance(m, torch.nn.Module)]
 
 def _settle(trainer, pl_module):
     "Averages end with the masks of the model, not with the union of all that it had"
@@ -165,8 +173,9 @@ class SparseLightningCallback(_Driver):
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
         sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
         sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
+        n_steps:int=None, # Steps after which masks are fixed, to train a saved run longer; None is all steps of the trainer
         **kwargs
-    ): super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, **kwargs)
+    ): super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, n_steps=n_steps, **kwargs)
 
     def setup(self, trainer, pl_module, stage):
         if stage!='fit': return _expect_masks(pl_module)
