@@ -3533,8 +3533,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastsparse.train.loop.DynamicSparseTraining.step': ( 'train.loop.html#dynamicsparsetraining.step',
                                                                                              'fastsparse/train/loop.py'),
                                        'fastsparse.train.loop.drop_grads': ('train.loop.html#drop_grads', 'fastsparse/train/loop.py'),
-                                       'fastsparse.train.loop.inner_optimizer': ( 'train.loop.html#inner_optimizer',
-                                                                                  'fastsparse/train/loop.py'),
                                        'fastsparse.train.loop.refuse_opt': ('train.loop.html#refuse_opt', 'fastsparse/train/loop.py'),
                                        'fastsparse.train.loop.storage_of_runs': ( 'train.loop.html#storage_of_runs',
                                                                                   'fastsparse/train/loop.py'),

@@ -43,10 +43,10 @@ def mend_mask(weight):
     "Make a mask of bytes one of bools; raise a `ValueError` if it has another type or shape"
     mask,shape = weight.mask,weight.p.shape
     if mask.shape!=shape or mask.dtype not in (torch.bool,torch.uint8):
-        kind = str(mask.dtype).removeprefix('torch.')
-        raise ValueError(f"{weight.name}_mask is a tensor of {kind} of shape {tuple(mask.shape)}, and must be one of bool of "
-            f"the parameter's shape, {tuple(shape)}: if the parameter was replaced, as resize_token_embeddings does, "
-            "call unsparsify(model) before, and sparsify_model(model, 0., mask_init='zeros') after it")
+        raise ValueError(f"{weight.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(mask.shape)}, and must be one of bool of the parameter's shape, {tuple(shape)}: if the parameter was "
+            "replaced, as resize_token_embeddings does, call unsparsify(model) before, and "
+            "sparsify_model(model, 0., mask_init='zeros') after it")
     weight.module._buffers[f'{weight.attr}_mask'] = mask.ne(0)
 
 # %% ../../nbs/203_weights.find.ipynb #fc71dda8
@@ -64,12 +64,9 @@ def sparse_params(
     module:nn.Module, # Any module
 ) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is None without its buffer
     "Parameters with a mask, with their masks and sparsities, which a user may request by writing to the buffer"
-    found = []
-    for w in masked_params(module):
-        mask,has_buffer = w.shown_mask(),f'{w.attr}_sparsity' in w.module._buffers
-        sparsity = ifnone(asked_sparsity(w), sparsity_from_tensor(mask)) if has_buffer else None
-        found.append((w.p, mask, sparsity))
-    return found
+    def sparsity(w):
+        if f'{w.attr}_sparsity' in w.module._buffers: return ifnone(asked_sparsity(w), sparsity_from_tensor(w.shown_mask()))
+    return [(w.p, w.shown_mask(), sparsity(w)) for w in masked_params(module)]
 
 # %% ../../nbs/203_weights.find.ipynb #e931c076
 def apply_masks(

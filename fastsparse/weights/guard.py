@@ -44,8 +44,8 @@ class Guard:
         if self.handles and p._post_accumulate_grad_hooks:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
             return
-        arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
-        self.handles = [p.register_hook(partial(_coming, ref)), arrived]
+        self.handles = [p.register_hook(partial(_coming, ref)),
+            p.register_post_accumulate_grad_hook(partial(_arrived, ref))]
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -85,8 +85,8 @@ def _coming(ref, grad):
     guard = ref()
     if guard is None: return
     store = guard.weight.store
-    is_needed = not store.plain or store.wants_dense or torch.is_grad_enabled()
-    if is_needed: return store.coming(grad, guard.p.grad)
+    if not store.plain or store.wants_dense or torch.is_grad_enabled():
+        return store.coming(grad, guard.p.grad)
 
 def _arrived(ref, p):
     guard = ref()
@@ -158,7 +158,7 @@ def _before_step(opt, *args):
     base = base_opt(opt)
     if _unsure: _look_again(base)
     weights = [guard.weight for guard in _guards_of(base)]
-    wake(weights)
+    if any([weight.passive for weight in weights]): wake(weights)
     for weight in weights:
         guard = weight.guard
         if guard.rate!=1: guard.mark()

@@ -82,9 +82,9 @@ def attach(self:MaskHooks, model):
         if w.guard is None: watch(w)
         w.guard.project()
     for m in model.modules():  # what is tied is copied with each of its modules
-        tied = {k:weight_of(p) for k,p in m._parameters.items()}
-        tied = {k:w for k,w in tied.items() if w is not None and w.module is not m}
-        if tied: vars(m).setdefault('_weights', {}).update(tied)
+        for k,p in m._parameters.items():
+            w = weight_of(p)
+            if w is not None and w.module is not m: vars(m).setdefault('_weights', {})[k] = w
         if not weights_in(m) or any(owner(h) is self for h in m._load_state_dict_pre_hooks.values()): continue
         m._register_state_dict_hook(self.show)
         handle = m.register_load_state_dict_pre_hook(self.check_load)

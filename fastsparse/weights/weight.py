@@ -87,8 +87,7 @@ class Dense:
     def before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
 
     def checksum(self):
-        mask = self.weight.full_mask().detach().cpu().contiguous()
-        return zlib.crc32(mask.numpy().tobytes())
+        return zlib.crc32(self.weight.full_mask().detach().cpu().contiguous().numpy().tobytes())
 
     def dense_state(self, state):
         "The optimizer's state of the parameter, in dense tensors"
@@ -169,8 +168,7 @@ def __deepcopy__(self:Weight, memo):
 @patch
 def read(self:Weight, places=None, grad=False):
     "The weights as a dense tensor, or those at `places` as a vector; with the dense gradient if `grad`"
-    dense_grad = self.store.read_grad(places) if grad else None
-    return as_read(self, self.store.read(places), dense_grad)
+    return as_read(self, self.store.read(places), self.store.read_grad(places) if grad else None)
 
 def as_read(weight, t, grad=None):
     "Let a score read `t`, values of a weight, with its gradient; `opt_state` of `t` is that of the parameter"
@@ -233,14 +231,10 @@ def project(self:Weight):
     if not self.passive: self.store.project(self.p, self.mask)
 
 def wake(weights:list): # `Weight`s
-    "Enforce the masks of copies too, from now on"
-    copies = []
-    for weight in weights:
-        if weight.passive: copies.append(weight)
-    if not copies: return
-    lost = {weight.name or weight.attr:n_outside(weight) for weight in copies}
+    "Enforce masks, those of copies too"
+    lost = {weight.name or weight.attr:n_outside(weight) for weight in weights if weight.passive}
     if any(lost.values()): warn_of_lost({name:n for name,n in lost.items() if n})
-    for weight in copies:
+    for weight in weights:
         weight.passive = False
         weight.project()
 
@@ -382,15 +376,15 @@ def put(self:Dense, gone, new, opts, start=None):
     for t in [p, *(t for opt in opts for t in slow_weights(opt, p))]:
         carry(t)
         if start is not None: self.write(t, new, start.take(new))
-    for t in [t for opt in opts for t in grad_history(opt, p)]:
-        if dense_history: put_(t, new, 0)  # what is dropped keeps its history
-        else: carry(t)
-    if not dense_history and p.grad is not None:
-        carry(p.grad)
-        self.grow_grad(new)
-    if len(gone) and not dense_history:
-        for opt in opts: lift_dead(opt, p, self.weight.mask, int(gone[0]))
+    for opt in opts:
+        for t in grad_history(opt, p):
+            if dense_history: put_(t, new, 0)  # what is dropped keeps its history
+            else: carry(t)
+        if len(gone) and not dense_history: lift_dead(opt, p, self.weight.mask, int(gone[0]))
     self.followed = self.stamp(p, self.weight.mask)
+    if dense_history or p.grad is None: return
+    carry(p.grad)
+    self.grow_grad(new)
 
 @patch
 def put(self:Weight, gone, new, opt, start=None):
