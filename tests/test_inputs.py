@@ -138,7 +138,7 @@ def test_progress(monkeypatch):
     "A bar over layers, batches or rounds, if asked for"
     net,(x,y) = net_of(),data_of()
     bars = []
-    monkeypatch.setattr('fastsparse.report.progress.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
+    monkeypatch.setattr('fastsparse.kernels.timing.progress_bar', lambda xs, total=None, **kwargs: bars.append(total or len(xs)) or xs)
     prunes = [partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x]), partial(prune_snip, data=[(x,y)]*3, loss_func=F.mse_loss),
         partial(prune_grasp, data=[(x,y)]*3, loss_func=F.mse_loss), partial(prune_synflow, xb=x, rounds=7)]
     for progress in (False,True):
@@ -376,3 +376,19 @@ def test_layers_in_a_row_run_twice_a_batch():
     for layer in m: layer.register_forward_hook(lambda *args: counts.append(args[0]))
     prune_wanda(m, .5, [torch.randn(8, 16) for _ in range(4)])
     assert sum(isinstance(o, nn.Linear) for o in counts)<=3*8*4
+
+def test_layers_with_one_input_take_one_run():
+    "Queries, keys and values, and gate and up, are run once for all; sums are those of a run for each"
+    tf = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)).eval()
+    data,counts = [dict(input_ids=torch.randint(60, (2,5))) for _ in range(16)],[]
+    slow = copy.deepcopy(model)
+    layers = [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
+    for m in layers: m.register_forward_hook(lambda *args: counts.append(args[0]))
+    prune_wanda(model, .5, data)
+    assert len(counts)<=3.75*len(layers)*16, len(counts)/len(layers)/16
+    def each(m):
+        for b in data: m(**b)
+    prune_wanda(slow, .5, each)
+    for a,b in zip(masks_of(model), masks_of(slow), strict=True): assert a.equal(b)

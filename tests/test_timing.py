@@ -2,9 +2,7 @@
 import math,pytest,torch
 from dataclasses import dataclass
 from fastsparse.kernels import timing as clocks
-from fastsparse.kernels.timing import float_outputs,output_error,speedup,times_in_turns
-from fastsparse.report import progress as progressing
-from fastsparse.report.progress import shown
+from fastsparse.kernels.timing import float_outputs,output_error,shown,speedup,times_in_turns
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -61,6 +59,6 @@ def test_output_error():
 def test_a_bar_comes_as_soon_as_it_is_seen_that_all_takes_long(monkeypatch, clock, took, bars):
     "More than 2 seconds at the pace so far, with more than two things left to do; all come once and in order"
     seen,items = [],lambda: (clock(t) or i for i,t in enumerate(took))
-    monkeypatch.setattr(progressing, 'progress_bar', lambda xs, total, leave: seen.append(total) or xs)
+    monkeypatch.setattr(clocks, 'progress_bar', lambda xs, total, leave: seen.append(total) or xs)
     for progress in (False,None): assert [*shown(items(), progress, total=len(took))]==[*range(len(took))]
     assert seen==bars

@@ -38,7 +38,7 @@ def group_of(
 ) -> dict:
     "The optimizer's group of one parameter"
     of = p if getattr(p, 'owner', None) is None else p.owner.p
-    return next(o for o in base_opt(opt).param_groups if any(q is of for q in o['params']))
+    return next(group for group in base_opt(opt).param_groups if id(of) in map(id, group['params']))
 
 # %% ../../nbs/005_core.optimizers.ipynb #b9a902fc
 _steps_of_own_size = 'adam_step','radam_step','rms_prop_step','qhadam_step','lamb_step'

@@ -256,8 +256,9 @@ def move_constants(
 # %% ../../nbs/725_cut.shrink.ipynb #28a0bd20
 def _gather(groups, ps, gs):
     "Let one of the constant groups `gs` carry what all of them add, if each reader sees one index of each"
+    if len(gs)<2: return
     among,found = groups.mask(gs),[]
-    for p in ps if len(gs)>1 else ():
+    for p in ps:
         cols = groups.root[p.cols].flatten()
         if not among[cols].any(): continue
         places,axis = {o:i for i,o in enumerate(cols.tolist()) if among[o]},[d for d,n in enumerate(p.cols.shape) if n>1]
@@ -265,8 +266,9 @@ def _gather(groups, ps, gs):
         if len(places)<len(gs) or among[cols].sum()>len(gs): return
         idx = torch.tensor([places[o] for o in gs])
         found.append((p.w.data.movedim(axis[0], 0), idx, (p.value*p.const).expand(p.cols.shape).flatten()[idx]))
-    fits = [k for k in range(len(gs)) if all(v[k]!=0 or not v.any() for *_,v in found)] if found else []
-    for w,idx,v in found if fits else ():
+    fits = [k for k in range(len(gs)) if all(v[k]!=0 or not v.any() for *_,v in found)]
+    if not fits: return
+    for w,idx,v in found:
         total = (w[idx]*v.view(-1, *[1]*(w.ndim-1))).sum(0)
         w[idx] = 0
         if v.any(): w[idx[fits[0]]] = total/v[fits[0]]

@@ -32,7 +32,8 @@ def any_at(hit, shape):
 
 def _without(varies, dims):
     "Does anything along `dims` vary?"
-    for d in () if isinstance(varies, bool) else dims: varies = varies.any(d, keepdim=True)
+    if isinstance(varies, bool): return varies
+    for d in dims: varies = varies.any(d, keepdim=True)
     return varies
 
 def _settled(varies): return varies if isinstance(varies, bool) else bool(varies.any()) and (bool(varies.all()) or compact(varies))
@@ -189,8 +190,10 @@ def _pointwise(walk, call):
     n = max((t.ndim for t in call.tensors), default=0)
     ranked = [([_at_rank(o, n) for o in walk.of(t).layers], (1,)*(n-t.ndim)+tuple(t.shape)) for t in call.tensors]
     varies = _any_of([walk.of(t).varies for t in call.tensors])
-    for t in call.tensors if call.op=='mul' and len(call.tensors)==2 and varies is not False else ():
-        if walk.of(t).varies is not True: varies = _as_tensor(varies)&~((t==0)&~_as_tensor(walk.of(t).varies))
+    if call.op=='mul' and len(call.tensors)==2 and varies is not False:
+        for t in call.tensors:
+            fixed = ~_as_tensor(walk.of(t).varies)
+            if fixed.any(): varies = _as_tensor(varies)&~((t==0)&fixed)
     return [Known(walk.combine(ranked, call.op), varies)]
 
 def _moved(walk, call):
@@ -204,21 +207,29 @@ def _moved(walk, call):
     return [Known(own, o) for o,*own in zip(varies or repeat(known.varies), *layers)]
 
 def _cat(walk, call):
-    ts = [t for t in call.tensors if t.numel() or call.op=='stack'] or call.tensors[:1]
-    n = ts[0].ndim+(call.op=='stack')
-    d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%n
-    def lift(t): return t.unsqueeze(d) if call.op=='stack' else t
-    own,shapes = [[lift(o) for o in walk.of(t).layers] for t in ts],[tuple(lift(t).shape) for t in ts]
-    if any(s[d] and all(d not in varying(o) for o in layers) for layers,s in zip(own, shapes)):  # heads with a part that has no labels go as a whole
-        own = [[walk.uncut(o, {d}, call.op) if d in varying(o) and min(varying(o))!=d else o for o in layers] for layers in own]
-    along = [[o for o in layers if d in varying(o)] for layers in own]
-    layers = walk.combine([([o for o in os if d not in varying(o)], s) for os,s in zip(own, shapes)], call.op)
+    stacked = call.op=='stack'
+    ts = [t for t in call.tensors if t.numel() or stacked] or call.tensors[:1]
+    d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%(ts[0].ndim+stacked)
+    def lift(t): return t.unsqueeze(d) if stacked else t
+    shapes = [lift(t).shape for t in ts]
+    own = [[lift(o) for o in walk.of(t).layers] for t in ts]
+    if any(shape[d] and not _those_along(layers, d) for layers,shape in zip(own, shapes)):
+        own = [[_as_a_whole(walk, o, d, call.op) for o in layers] for layers in own]
+    others = [([o for o in layers if d not in varying(o)], shape) for layers,shape in zip(own, shapes)]
+    layers = walk.combine(others, call.op)
+    along = [_those_along(layers, d) for layers in own]
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
     found = [walk.of(t).varies for t in ts]
-    varies = found[0]  # one answer for all of them, or one for each of their values
-    if not isinstance(varies, bool) or any(o is not varies for o in found):
-        varies = torch.cat([lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)], d)
-    return [Known(layers, varies)]
+    if isinstance(found[0], bool) and all(o is found[0] for o in found): return [Known(layers, found[0])]
+    parts = [lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)]
+    return [Known(layers, torch.cat(parts, d))]
+
+def _those_along(layers, d): return [o for o in layers if d in varying(o)]
+
+def _as_a_whole(walk, layer, d, op):
+    "Heads with a part that has no labels go as a whole"
+    inner = d in varying(layer) and min(varying(layer))!=d
+    return walk.uncut(layer, {d}, op) if inner else layer
 
 def _in_a_row(walk, along, shapes, d, op):
     "The layers `along` the axis `d` one after another, with pinned labels for tensors that have none"
@@ -232,14 +243,19 @@ def _in_a_row(walk, along, shapes, d, op):
     return torch.cat(parts, d)
 
 def _reduced(walk, call):
-    x,dims = call.args[0],call.kwargs.get('dim', call.args[1] if len(call.args)>1 else None)
-    dims = sorted({d%max(x.ndim, 1) for d in ([dims] if isinstance(dims, int) else dims or range(x.ndim))})
-    stays = call.kwargs.get('keepdim', call.args[2] if len(call.args)>2 else False)
+    x,given = call.args[0],dict(zip(('dim','keepdim'), call.args[1:])) | call.kwargs
+    asked,keeps = given.get('dim'),given.get('keepdim', False)
+    if isinstance(asked, int): asked = [asked]
+    dims = {d%max(x.ndim, 1) for d in asked or range(x.ndim)}
     def cut(t):
-        for d in reversed(dims): t = t.select(d, 0).unsqueeze(d) if stays else t.select(d, 0)
+        for d in sorted(dims, reverse=True):
+            t = t.select(d, 0)
+            if keeps: t = t.unsqueeze(d)
         return t
-    layers,varies = [walk.uncut(o, {*dims}, call.op) for o in walk.of(x).layers],_without(walk.of(x).varies, dims)
-    return repeat(Known([cut(o) for o in layers if not varying(o)&{*dims}], varies if isinstance(varies, bool) else cut(varies)))
+    layers = [walk.uncut(o, dims, call.op) for o in walk.of(x).layers]
+    varies = _without(walk.of(x).varies, dims)
+    if not isinstance(varies, bool): varies = cut(varies)
+    return repeat(Known([cut(o) for o in layers if not varying(o)&dims], varies))
 
 def _along(walk, call):
     x,dim = call.args[0],{call.args[1]%max(call.args[0].ndim, 1)}
@@ -256,7 +272,8 @@ def _batch_norm(walk, call):
     x,w = call.args[:2]
     def at(t): return t.view(1, -1, *[1]*(x.ndim-2))
     more = [([at(o) for o in walk.of(t).layers], at(t).shape) for t in call.tensors[1:]]
-    layers,varies = walk.combine([(walk.of(x).layers, x.shape), *more], 'batch_norm'),walk.of(x).varies
+    layers = walk.combine([(walk.of(x).layers, x.shape), *more], 'batch_norm')
+    varies = walk.of(x).varies
     if walk.training and varies is not True:
         moves,const,value = _constants(walk, x, 1)
         same = const&_reached(value, *call.args[3:])
@@ -344,30 +361,40 @@ def _with_bias(walk, layers, shape, bias, op, at):
 
 def _mm(walk, call):
     bias,a,b = call.args[:3] if 'add' in call.op else (None,*call.args[:2])
-    k = a.ndim-1
-    A,B = [o.unsqueeze(-1) for o in walk.of(a).layers],[o.unsqueeze(-3) for o in walk.of(b).layers]
-    layers = walk.combine([(A, (*a.shape,1)), (B, (*b.shape[:-2],1,*b.shape[-2:]))], call.op)
-    if kept := walk.of(b).varies is False and (b.ndim==2 or not b.stride(0)):
-        moves,const,value = _constants(walk, a, k)
-        w = b if b.ndim==2 else b[0]
-        cols,rows = [next((o.flatten() for o in layers if varying(o)=={d}), None) for d in (k,k+1)]
-        _multiplied(walk, w, None if rows is None else rows[None], None if cols is None else cols[:,None], const[:,None], value[:,None])
-        varies = ((w!=0)&moves[:,None]).any(0).view(*[1]*k, -1)
-    else:
-        varies = _either_varies(walk, a, b)
-        if walk.of(b).varies is not False: walk.heads += [o.unique() for o in layers if varying(o)&{*range(k-1)}]  # side by side
+    k = a.ndim-1  # the axis of the sum, behind the rows of `a` and before the columns of `b`
+    left = [o.unsqueeze(-1) for o in walk.of(a).layers],(*a.shape,1)
+    right = [o.unsqueeze(-3) for o in walk.of(b).layers],(*b.shape[:-2],1,*b.shape[-2:])
+    layers = walk.combine([left, right], call.op)
+    fixed = walk.of(b).varies is False
+    kept = fixed and (b.ndim==2 or not b.stride(0))
+    varies = _by_weight(walk, a, b, layers) if kept else _either_varies(walk, a, b)
+    if not fixed: walk.heads += [o.unique() for o in layers if varying(o)&{*range(k-1)}]  # side by side
     out = [o.squeeze(k) for o in _summed(walk, layers, k, call.op, kept)]
-    shape = (*a.shape[:-1],b.shape[-1])
-    return [Known(_with_bias(walk, out, shape, bias, call.op, lambda t: _at_rank(t, len(shape))), varies)]
+    shape = *a.shape[:-1],b.shape[-1]
+    def at(t): return _at_rank(t, len(shape))
+    return [Known(_with_bias(walk, out, shape, bias, call.op, at), varies)]
+
+def _by_weight(walk, x, weight, layers):
+    "Keep a product with a weight that the inputs don't change; which of its outputs depend on them?"
+    k = x.ndim-1
+    w = weight if weight.ndim==2 else weight[0]
+    moves,const,value = [t[:,None] for t in _constants(walk, x, k)]
+    cols,rows = [next((o.flatten() for o in layers if varying(o)=={d}), None) for d in (k,k+1)]
+    if cols is not None: cols = cols[:,None]
+    if rows is not None: rows = rows[None]
+    _multiplied(walk, w, rows, cols, const, value)
+    return ((w!=0)&moves).any(0).view(*[1]*k, -1)
 
 def _grouped_mm(walk, call):
     "Tokens (T,k), sorted by expert, times a weight (E,k,n) of all experts"
     a,w = call.args[:2]
     if a.ndim!=2 or w.ndim!=3 or walk.of(w).varies is not False: return _unknown(walk, call)
-    A,W = [o[:,None,:,None] for o in walk.of(a).layers],[o[None] for o in walk.of(w).layers]
-    layers,(_,*read) = walk.combine([(A, (len(a),1,a.shape[1],1)), (W, (1,*w.shape))], call.op),_constants(walk, a, 1)
+    tokens = [o[:,None,:,None] for o in walk.of(a).layers],(len(a),1,a.shape[1],1)
+    experts = [o[None] for o in walk.of(w).layers],(1,*w.shape)
+    layers = walk.combine([tokens, experts], call.op)
+    _,const,value = _constants(walk, a, 1)
     cols,rows = [next((o[0] for o in layers if varying(o)=={d}), None) for d in (2,3)]
-    _multiplied(walk, w, rows, cols, *(t[:,None] for t in read))
+    _multiplied(walk, w, rows, cols, const[:,None], value[:,None])
     for o in layers:
         if 1 in varying(o): walk.pin(o, walk.at(call.op))
     return [Known([o[:,0,0] for o in _summed(walk, layers, 2, call.op, True) if varying(o)=={3}])]
@@ -400,23 +427,32 @@ class _ConvSpace:
         if self.g>1: t = t.expand(1, self.g, self.O, self.I, *[1]*self.n)
         return (t.transpose(2, 3) if self.turned else t)[0].flatten(0, 1)
 
+    def weight_labels(self, layers, d):
+        "Labels along the axis `d`, or along the groups, as they broadcast to the weight; None if there are none"
+        found = [*_those_along(layers, d), *_those_along(layers, 1)]
+        return self.to_w(found[0]) if found else None
+
     def to_y(self, t): return t.expand(-1, self.g, self.O, *t.shape[3:]).flatten(1, 3) if varying(t)&{1,2} else t.flatten(1, 3)
 
 def _convolution(walk, call):
     x,w,bias,_,padding,_,turned,_,g = call.args
     if x.ndim<w.ndim: return _unknown(walk, call)
-    ones,channels = [1]*(x.ndim-2),x.shape[1]
-    space = _ConvSpace(g, w.shape[1] if turned else len(w)//g, channels//g, len(ones), turned)
-    X = [walk.uncut(space.of_x(o), set(range(4, 2+x.ndim)), call.op) for o in walk.of(x).layers]
-    W = [space.of_w(o) for o in walk.of(w).layers if varying(o)<={0,1}]
-    layers,varies = walk.combine([(X, space.of_x(x).shape), (W, (1,g,space.O,space.I,*ones))], call.op),True
-    if kept := walk.of(w).varies is False:
-        moves,*read = [space.of_x(t.view(1, -1, *ones)) for t in _constants(walk, x, 1)]
-        cols,rows = [next((space.to_w(o) for d in (own,1) for o in layers if d in varying(o)), None) for own in (3,2)]
-        _multiplied(walk, w, rows if rows is None or turned else rows[:,:1], cols, *map(space.to_w, read), padded=turned or any(padding))
-        varies = space.to_y((space.of_w(any_at(w!=0, (*w.shape[:2],*ones)))&moves).any(3, keepdim=True))
-    out = [space.to_y(o) for o in _summed(walk, layers, 3, call.op, kept) if not varying(o)&{*range(4, o.ndim)}]
-    return [Known(_with_bias(walk, out, (len(x),g*space.O,*ones), bias, call.op, lambda t: t.view(1, -1, *ones)), varies)]
+    ones,positions = [1]*(x.ndim-2),{*range(4, 2+x.ndim)}
+    space = _ConvSpace(g, w.shape[1] if turned else len(w)//g, x.shape[1]//g, len(ones), turned)
+    def at(t): return t.view(1, -1, *ones)
+    inputs = [walk.uncut(space.of_x(o), positions, call.op) for o in walk.of(x).layers],space.of_x(x).shape
+    weights = [space.of_w(o) for o in walk.of(w).layers if varying(o)<={0,1}],(1,g,space.O,space.I,*ones)
+    layers = walk.combine([inputs, weights], call.op)
+    kept,varies = walk.of(w).varies is False,True
+    if kept:
+        moves,const,value = [space.of_x(at(t)) for t in _constants(walk, x, 1)]
+        rows,cols = space.weight_labels(layers, 2),space.weight_labels(layers, 3)
+        if rows is not None and not turned: rows = rows[:,:1]
+        _multiplied(walk, w, rows, cols, space.to_w(const), space.to_w(value), padded=turned or any(padding))
+        live = space.of_w(any_at(w!=0, (*w.shape[:2],*ones)))
+        varies = space.to_y((live&moves).any(3, keepdim=True))
+    out = [space.to_y(o) for o in _summed(walk, layers, 3, call.op, kept) if not varying(o)&positions]
+    return [Known(_with_bias(walk, out, (len(x),g*space.O,*ones), bias, call.op, at), varies)]
 
 # What stands in none of these lines is pointwise or a view by torch's own account of it, or unknown, and then all that it reads is pinned
 _table = {

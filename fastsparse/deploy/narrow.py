@@ -13,7 +13,7 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from ..cut.groups import exact_copy,follow_groups,outputs_of
 from ..save.shapes import cut_channels,shared_copy
-from ..report.progress import shown
+from ..kernels.timing import shown
 from ..contract import masked_params,module_copy,need_batch,need_dense,need_fraction,same_random_state,shows_training
 from ..masks.selection import count_live,keyed_generator
 from .rates import copy_of,inputs_of,seconds_a_batch,train_quietly

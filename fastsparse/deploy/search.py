@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt,numpy as np,pandas as pd
 from dataclasses import dataclass
 from fastai.basics import *
 from .narrow import epoch_seconds,mean_or_nan,narrow_like,NarrowComparison,train_timed
-from ..report.progress import shown
+from ..kernels.timing import shown
 from ..contract import masked_params,need_dense,need_fraction,need_number,shows_training
 from ..masks.selection import count_live
 from .rates import as_was,copy_of,inputs_of,seconds_a_batch

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from fastcore.basics import *
 from ..contract import call_model,evaluating,masked_params,module_of,need_batch,pip_install
-from ..report.progress import with_bar
 from ..card.blocks import why_no_gain
 from ..kernels.convolution import fits_kernel,is_pointwise,why_no_kernel
 from ..kernels.linear import kernels_take
-from ..kernels.timing import fresh,speedup
+from ..kernels.timing import fresh,speedup,with_bar
 from .tensor import block_of,Cell,Held,LiveParameter,takes_blocks
 from .weight import Rows,store_live,store_masked
 from torch import nn

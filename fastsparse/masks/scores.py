@@ -51,8 +51,10 @@ _avgs,_sqrs = ('grad_avg','exp_avg','momentum_buffer'),('sqr_avg','exp_avg_sq')
 
 def need_momentum(name, opt=None):
     "Raise a `ValueError` if `opt`, or None, is known to keep no average of the gradients of the parameter `name`"
-    found = [g[k] for g in getattr(base_opt(opt), 'param_groups', ()) for k in ('mom','momentum','betas') if k in g]
-    if any(found) or not found and opt is not None and not type(base_opt(opt)).__module__.startswith('torch.'): return
+    base,names = base_opt(opt),('mom','momentum','betas')
+    found = [group[k] for group in getattr(base, 'param_groups', ()) for k in names if k in group]
+    is_known = opt is None or type(base).__module__.startswith('torch.')
+    if any(found) or not (found or is_known): return
     raise ValueError(f"the optimizer keeps no average of `{name}`'s gradients, which `gradient_momentum` reads: "
         "set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam")
 
@@ -65,10 +67,12 @@ def gradient_momentum(
 ) -> torch.Tensor: # `abs(momentum)`; for the Adam family `abs(m)/(sqrt(v)+eps)`
     "The magnitude of the optimizer's momentum; a `ValueError` if `opt` keeps none"
     state = opt_state(opt, p)
-    avg,sqr = [next((state[k] for k in ks if state.get(k) is not None), None) for ks in (_avgs, _sqrs)]
+    def average(names): return first(state[k] for k in names if state.get(k) is not None)
+    avg,sqr = average(_avgs),average(_sqrs)
     if avg is None: need_momentum(name)
     if sqr is None: return avg.abs()
-    return avg.abs()/(sqr.sqrt()+group_of(opt, p).get('eps', 1e-8))
+    eps = group_of(opt, p).get('eps', 1e-8)
+    return avg.abs()/(sqr.sqrt()+eps)
 
 # %% ../../nbs/104_masks.scores.ipynb #16937ebb
 @declares(reads_grad=True, elementwise=True)
@@ -99,7 +103,8 @@ class Live:
 
 def densify(memo) -> dict:
     "`memo` with a number for each weight, if it was kept for live ones only"
-    return memo if memo['live'] is None else dict(memo, total=memo['live'].spread(memo['total']), live=None)
+    if memo['live'] is None: return memo
+    return dict(memo, total=memo['live'].spread(memo['total']), live=None)
 
 # %% ../../nbs/104_masks.scores.ipynb #06e338f9
 @patch
@@ -107,9 +112,11 @@ def add(self:GradAverage, memo, grad, live=None):
     "Add the gradient `grad` to the dict `memo` (None for a new one); with `live`, `grad` is a vector of the weights at these places only"
     g = grad.detach()
     memo = memo or dict(total=torch.zeros_like(g), n=0, live=live)
-    if memo['live'] is not live: memo,g = densify(memo),g if live is None else live.spread(g)
-    total,part = memo['total'],1 if self.decay is None else 1-self.decay
-    if self.decay is not None: total.mul_(self.decay)
+    if memo['live'] is not live:
+        memo = densify(memo)
+        if live is not None: g = live.spread(g)
+    total,part = memo['total'],1-(self.decay or 0)
+    if self.decay: total.mul_(self.decay)
     if self.power==2: total.addcmul_(g, g, value=part)
     else: total.add_(g, alpha=part)
     return dict(memo, n=memo['n']+1)
@@ -118,11 +125,13 @@ def add(self:GradAverage, memo, grad, live=None):
 @patch
 def value(self:GradAverage, memo, at=None):
     "The average in `memo`, of all weights or those `at` some rows or indices; a moving average is bias-corrected"
-    mine = memo['live'] is not None and isinstance(at, torch.Tensor) and memo['live'].places.equal(at)
-    total = memo['total'] if mine else densify(memo)['total']
-    if isinstance(at, torch.Tensor) and not mine: total = total.reshape(-1).index_select(0, at)
-    elif isinstance(at, slice) and at!=slice(None): total = total[at]
-    return total/(memo['n'] if self.decay is None else 1-self.decay**memo['n'])
+    n = 1-self.decay**memo['n'] if self.decay else memo['n']
+    has_indices,live = isinstance(at, torch.Tensor),memo['live']
+    if has_indices and live is not None and live.places.equal(at): return memo['total']/n
+    total = densify(memo)['total']
+    if has_indices: total = total.reshape(-1).index_select(0, at)
+    elif at is not None: total = total[at]
+    return total/n
 
 # %% ../../nbs/104_masks.scores.ipynb #e2f38501
 @declares(reads_grad=True)

@@ -47,7 +47,7 @@ def layout(self:Structure, shape) -> tuple:
     "Sizes of the finer axes, their order with groups first and entries last, and the numbers of groups, units and entries"
     sizes,groups,units = self.axes(tuple(shape))
     entries = [i for i in range_of(sizes) if i not in groups+units]
-    dims = [math.prod([sizes[i] for i in axes]) for axes in (groups,units,entries)]
+    dims = [math.prod(map(sizes.__getitem__, axes)) for axes in (groups,units,entries)]
     return sizes,groups+units+entries,dims
 
 @patch

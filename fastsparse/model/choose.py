@@ -100,7 +100,7 @@ def why_dense(
     if any([getattr(o, 'requires_dense', False) for o in (p, *modules)]): return 'requires_dense'
     if any([isinstance(m, never_sparse) for m in modules]):
         return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
-    if adapters and any([id(m) in adapters for m in modules]): return 'adapter'
+    if any([id(m) in adapters for m in modules]): return 'adapter'
     layers = [(layer_of(o.module), o.attr) for o in owners]
     layers = [(layer, attr) for layer,attr in layers if layer is not None and layer.default]
     if not layers: return f'in {kind}'

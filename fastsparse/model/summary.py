@@ -61,8 +61,7 @@ def line(parameter, shape, weights, live, target=None, note=''):
 
 def total(label, lines):
     "The table's line for all `lines`"
-    n,live = [sum([each[k] for each in lines]) for k in ('weights','live')]
-    return line(label, '', n, live)
+    return line(label, '', sum([each['weights'] for each in lines]), sum([each['live'] for each in lines]))
 
 # %% ../../nbs/308_model.summary.ipynb #44124585
 class SparseSummary:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 from types import SimpleNamespace
 
 # %% ../../nbs/711_prune.inputs.ipynb #b52f5a11
@@ -275,15 +276,21 @@ def layer_statistic(
 def _one(out): return first(out) if isinstance(out, tuple) else out
 
 class _Chain:
-    "The calls of modules: each the batch, and the module whose output it takes"
-    def __init__(self): self.calls,self.last = defaultdict(list),(None,None,None,{})
+    "The calls of modules: each the batch, the module whose output it takes, and the module before that had the same input alone"
+    def __init__(self): self.calls,self.last,self.inputs = defaultdict(list),(None,None,None,{}),WeakIdKeyDictionary()
 
     def before(self, m, args, kwargs, batch):
         before,out,version,others = self.last
         now = dict(enumerate(args[1:])) | kwargs
         same = args and args[0] is out and version==self.version_of(out)
         follows = same and now.keys()==others.keys() and all(now[k] is others[k] for k in now)
-        self.calls[m].append((batch, before if follows else None))
+        self.calls[m].append((batch, before if follows else None, self.beside(m, args, kwargs)))
+
+    def beside(self, m, args, kwargs):
+        if len(args)!=1 or kwargs or self.version_of(args[0]) is None: return
+        was,version = self.inputs.get(args[0], (None,None))
+        self.inputs[args[0]] = m,args[0]._version
+        return was if version==args[0]._version else None
 
     def after(self, m, args, kwargs, out): self.last = m,_one(out),self.version_of(_one(out)),dict(enumerate(args[1:])) | kwargs
 
@@ -313,10 +320,14 @@ def _path(calib, a, m, calls):
     "The modules from `a` to `m` that follow each other for every batch of `calib`; None if there are others in between"
     path = [m]
     while path[0] is not a:
-        found = {before for _,before in calls[path[0]]}
+        found = {before for _,before,_ in calls[path[0]]}
         if len(found)!=1 or len(calls[path[0]])!=len(calib.batches): return
         path.insert(0, first(found))
     return path if len(calls[a])==len(calib.batches) else None
+
+def _beside(a, m, calls):
+    "Are `a` and `m` linear layers that read the same, as queries and keys do?"
+    return len(calls[a])==len(calls[m]) and product_of(a)==product_of(m)=='linear' and all(o is a for *_,o in calls[m])
 
 # %% ../../nbs/711_prune.inputs.ipynb #962fa9de
 def tensors_in(out): return [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
@@ -408,6 +419,11 @@ class Dense:
         self.before = _inside(self.calib, self.twins[m], path and self.before, path and [self.twins[k] for k in path])
         return self.before and Dense(self.before, self.twins)
 
+    def beside(self, m):
+        "The same for a module that reads what the last one did"
+        self.before = Part(self.twins[m], self.before.batches)
+        return Dense(self.before, self.twins)
+
 # %% ../../nbs/711_prune.inputs.ipynb #c4656870
 def layers_in_order(
     calib, # A `Calibration`
@@ -416,15 +432,17 @@ def layers_in_order(
     dense=None, # The `Dense` model that is run beside
 ): # Yields a `Goal` and `statistic(f)`, its `layer_statistic`; the layer may change before the next one is asked for
     "Each layer, and what sums up its inputs"
-    once = {m for m,at in calls.items() if calib.loop is None and len(dict(at))==len(at)}
-    owners,groups,part = {o:_owners(calib.model, o) for o in todo},{},None
+    once = {m for m,at in calls.items() if calib.loop is None and len({batch for batch,*_ in at})==len(at)}
+    owners,groups,part,inner = {o:_owners(calib.model, o) for o in todo},{},None,None
     for o,ms in owners.items():
         block = first(m for m in calib.model.modules() if m is not calib.model and m in once and {*ms}<={*m.modules()})
         groups.setdefault(ifnone(block, o), []).append(o)
     for m,goals in groups.items():
-        path = part and m in once and _path(calib, part.model, m, calls)
-        part = _inside(calib, m, part, path) if m in once else None
-        inner = dense and part and dense.inside(m, path)
+        if part and m in once and _beside(part.model, m, calls): part,inner = Part(m, part.batches),inner and dense.beside(m)
+        else:
+            path = part and m in once and _path(calib, part.model, m, calls)
+            part = _inside(calib, m, part, path) if m in once else None
+            inner = dense and part and dense.inside(m, path)
         if part is not None: yield from layers_in_order(part, goals, calls, inner or dense)
         else:
             for o in goals: yield o,partial(layer_statistic, calib, o, once=len(owners[o])==1 and owners[o][0] in once, dense=dense)

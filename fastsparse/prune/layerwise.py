@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
-from ..report.progress import shown
+from ..kernels.timing import shown
 from ..contract import axes_of,need_number,Param,unfused
 from fastcore.meta import delegates
 from ..masks.apportion import share_out

@@ -9,7 +9,7 @@ __all__ = ['snip_scores', 'prune_snip', 'grasp_scores', 'prune_grasp', 'prune_sy
 import inspect,torch
 from fastai.torch_core import to_device
 from fastcore.basics import *
-from ..report.progress import shown
+from ..kernels.timing import shown
 from ..contract import call_model,module_copy,module_of,need_number,preserved
 from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_

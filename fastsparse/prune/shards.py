@@ -16,7 +16,7 @@ from ..contract import as_path,module_copy,module_of,need_package,reading
 from ..save.disk import alone_in,whole_file
 from ..save.files import checksum_of
 from ..save.load import read_sealed,write_sealed
-from ..report.progress import shown
+from ..kernels.timing import shown
 from .inputs import Calibration,EndForward,listening,Part,tensors_in
 from functools import partial
 from pathlib import Path
