@@ -3223,7 +3223,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastsparse/shards/weight.py'),
                                           'fastsparse.shards.weight.Shard.checksum': ( 'shards.weight.html#shard.checksum',
                                                                                        'fastsparse/shards/weight.py'),
-                                          'fastsparse.shards.weight.Shard.grow_grad': ( 'shards.weight.html#shard.grow_grad',
+                                          'fastsparse.shards.weight.Shard.live_part': ( 'shards.weight.html#shard.live_part',
                                                                                         'fastsparse/shards/weight.py'),
                                           'fastsparse.shards.weight.Shard.mask_grad': ( 'shards.weight.html#shard.mask_grad',
                                                                                         'fastsparse/shards/weight.py'),

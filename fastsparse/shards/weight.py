@@ -8,7 +8,7 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'rows_here', 'need_whole',
 # %% ../../nbs/540_shards.weight.ipynb #aae2ab40
 import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
-from ..masks.selection import local_part,put_,zero_dead_
+from ..masks.selection import local_part,zero_dead_
 from ..contract import Dense,register_store
 from ..weights.weight import gathered
 from torch import nn
@@ -128,8 +128,7 @@ def after_step(self:Shard, p, opt, known):
     self.dense.clear()
 
 @patch
-def grow_grad(self:Shard, new):
-    if self.dense.terms: put_(self.weight.p.grad, new, self.dense.terms[0].take(new))
+def live_part(self:Shard, grad): return local_part(grad)
 
 @patch
 def put(self:Shard, gone, new, opts, start=None):

@@ -21,8 +21,7 @@ def masked_params(
 ) -> list: # A `Weight` for each parameter that has a mask, in parameter order, tied ones once
     "The parameters of `module` that have a mask"
     if not isinstance(module, nn.Module): module = getattr(module, 'model', module)  # of a `Learner`
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"model is {module!r:.80}, and must be a torch module, the whole model")
+    if not isinstance(module, nn.Module): raise TypeError(f"model is {module!r:.80}, and must be a torch module, the whole model")
     plug_in()
     found = {}
     for prefix,m in module.named_modules():
@@ -102,8 +101,7 @@ def refuse_computed(model:nn.Module):
     "Raise a `ValueError` if a weight of `model` was made sparse, and its mask has no effect any more"
     for name,m in model.named_modules():
         shown = [k.removesuffix('_sparsity') for k in m._buffers if k.endswith('_sparsity')]
-        for attr in {*vars(m).get('_weights', ()), *shown}:
-            refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
+        for attr in {*vars(m).get('_weights', ()), *shown}: refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
 
 def param_names(module:nn.Module) -> dict: # A parameter's id → all its names, the first one first
     "The names of a module's parameters"

@@ -44,8 +44,8 @@ class Guard:
         if self.handles and p._post_accumulate_grad_hooks:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
             return
-        self.handles = [p.register_hook(partial(_coming, ref)),
-            p.register_post_accumulate_grad_hook(partial(_arrived, ref))]
+        arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
+        self.handles = [p.register_hook(partial(_coming, ref)), arrived]
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -85,8 +85,7 @@ def _coming(ref, grad):
     guard = ref()
     if guard is None: return
     store = guard.weight.store
-    if not store.plain or store.wants_dense or torch.is_grad_enabled():
-        return store.coming(grad, guard.p.grad)
+    if not store.plain or store.wants_dense or torch.is_grad_enabled(): return store.coming(grad, guard.p.grad)
 
 def _arrived(ref, p):
     guard = ref()
@@ -117,7 +116,7 @@ def project(self:Guard):
     p,mask = weight.p,weight.mask
     if p is None or mask is None: return refuse_lost(weight.module, weight.attr, weight.name)
     if p is not self.p:
-        if weight.store.behind is None: return _unsure.add(self)
+        if not weight.store.behind: return _unsure.add(self)
         self.watch(p)
     self.hook()
     if not weight.passive: weight.store.project(p, mask)
@@ -125,12 +124,12 @@ def project(self:Guard):
 def _assigned(module, name, p):
     "The parameter `p` is about to be assigned to `module` as `name`"
     weights = vars(module).get('_weights', {})
-    if weights or isinstance(module, ParametrizationList):
-        _unsure.update(filter(None, [ref() for ref in list(_guards.values())]))
+    is_changed = weights or isinstance(module, ParametrizationList)
+    if is_changed: _unsure.update(filter(None, [ref() for ref in list(_guards.values())]))
     weight = weights.get(name)
     if weight is None or weight.guard is None or weight.module is not module or weight.mask is None: return
     is_new = isinstance(p, nn.Parameter) and p is not weight.guard.p
-    if is_new and weight.store.behind is None and weight.store.may_be_replaced(): weight.guard.watch(p)
+    if is_new and not weight.store.behind and weight.store.may_be_replaced(): weight.guard.watch(p)
 
 
 

@@ -44,8 +44,7 @@ class MaskHooks:
     def __reduce__(self): return MaskHooks,(sorted(self.names),)  # that of a copy enforces all masks
 
     @property
-    def __name__(self):
-        raise AttributeError("torch.jit.script can't compile the hook that keeps masks: script plain_copy(model)")
+    def __name__(self): raise AttributeError("torch.jit.script can't compile the hook that keeps masks: script plain_copy(model)")
 
     def __call__(self, model, args):
         if torch.compiler.is_exporting(): return
@@ -112,8 +111,7 @@ def is_held(self:MaskHooks, w):
 def weights(self:MaskHooks):
     "The weights whose masks it enforces"
     model = self.root and self.root()
-    if model is None: return []
-    return [w for w in weights_in(model) if w.guard is not None and self.is_held(w)]
+    return [w for w in weights_in(model) if w.guard is not None and self.is_held(w)] if model is not None else []
 
 def warn_of_dense(model, names):
     "Warn if one of the sparse parameters `names` is dense now"
@@ -212,8 +210,7 @@ class HookHandle:
 
     def __enter__(self): return self
     def __exit__(self, *args): self.remove()
-    def __repr__(self):
-        return 'HookHandle()' if self.hook is None else f'HookHandle({len(self.hook.weights)} parameters)'
+    def __repr__(self): return 'HookHandle()' if self.hook is None else f'HookHandle({len(self.hook.weights)} parameters)'
 
 # %% ../../nbs/205_weights.hooks.ipynb #e5f78dc3
 def enforce_masks(
@@ -254,7 +251,7 @@ def share_masks(
 # %% ../../nbs/205_weights.hooks.ipynb #47737591
 @patch
 def share(self:MaskHooks, module, ddp):
-    "Begin data parallel training with the same masks on all ranks; raise if they would differ later"
+    "Begin data parallel training with the same masks on all ranks, where they have to stay the same"
     join = ddp._join_config
     if join.enable and not join.throw_on_early_termination and any(w.tally for w in self.weights):
         raise ValueError("ranks make different numbers of steps inside Join, and some would keep old masks: give each rank "

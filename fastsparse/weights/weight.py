@@ -35,7 +35,7 @@ class Weight:
     def p(self):
         "The parameter that optimizers step"
         find = self.store.behind
-        return self.module._parameters.get(self.attr) if find is None else find(self.module, self.attr)
+        return find(self.module, self.attr) if find else self.module._parameters.get(self.attr)
 
     @property
     def mask(self): return vars(self.module).get('_buffers', {}).get(f'{self.attr}_mask')
@@ -49,7 +49,7 @@ class Weight:
 
     def __repr__(self): return f'Weight({self.name!r}, {tuple(self.shape)}, {self.n_live()} live)'
     def n_live(self): return count_live(self.mask)
-    def full_mask(self): return self.mask if self.store.behind is None else gathered(self.mask)
+    def full_mask(self): return gathered(self.mask) if self.store.behind else self.mask
 
     def shown_mask(self):
         "The mask that a file shows: in an average of models that of its values, which lie outside of its own"
@@ -86,8 +86,7 @@ class Dense:
     def put_in(self, p): pass  # the parameter `p` was put into the module without an assignment
     def before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
 
-    def checksum(self):
-        return zlib.crc32(self.weight.full_mask().detach().cpu().contiguous().numpy().tobytes())
+    def checksum(self): return zlib.crc32(self.weight.full_mask().detach().cpu().contiguous().numpy().tobytes())
 
     def dense_state(self, state):
         "The optimizer's state of the parameter, in dense tensors"
