@@ -181,9 +181,7 @@ def state_dict(self:DynamicSparseTraining): return dict(super(DynamicSparseTrain
 
 @patch
 def load_state_dict(self:DynamicSparseTraining, state):
-    if isinstance(state, dict) and 't' not in state:
-        raise ValueError("the state has no step: pass one from state_dict() of a DynamicSparseTraining")
     super(DynamicSparseTraining, self).load_state_dict(state)
-    self.t = state['t']
+    self.t = state.get('t', state['last_t']+1)
     self.live.restart()
     if self.n_steps is not None and self.t>=self.n_steps: self.live.end()
