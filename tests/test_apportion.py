@@ -1,6 +1,6 @@
 "Integers out of fractions, and counts of live weights: every total is exact"
 import math, pytest, torch
-from fastsparse.masks.apportion import legal_counts,live_counts,share_out,whole_up
+from fastsparse.masks.apportion import lift_counts,legal_counts,live_counts,share_out,whole_up
 from fastsparse.masks.distributions import erdos_renyi_sparsity,uniform_sparsity
 from fastsparse.masks.selection import floor_product
 from fractions import Fraction
@@ -110,3 +110,11 @@ def test_uniform_counts_by_hand(s, n, k, live):
 def test_bad_distributions(bad):
     "Law 10: a wrong number of sparsities, or one outside of [0,1], is refused"
     with pytest.raises(ValueError, match='the distribution returned'): live_counts([10,10], bad, .5)
+
+@given(counts=st.lists(st.tuples(st.integers(0,50), st.integers(0,50)), min_size=1, max_size=6))
+def test_lifted_counts_keep_the_total_and_meet_their_floors(counts):
+    "Where the floors fit into the total; else nothing changes"
+    counts,floors = map(list, zip(*counts))
+    lifted = lift_counts(counts, floors)
+    if sum(floors)>sum(counts): assert lifted==counts
+    else: assert sum(lifted)==sum(counts) and all(n>=least for n,least in zip(lifted, floors))

@@ -353,5 +353,5 @@ def test_a_fit_that_goes_on_in_another_epoch_than_its_state(tmp_path):
     again = DST(**{**RigL_presets, 'batches_per_update':4})
     again.load_state_dict(cb.state_dict())
     before = copy.deepcopy(learn.model.state_dict())
-    with pytest.raises(ValueError, match=r'goes on in epoch 2, and this fit starts in epoch 1: pass start_epoch=2'): learn.fit(4, start_epoch=1, cbs=again)
+    with pytest.raises(ValueError, match=r'continues in epoch 2, and this fit starts in epoch 1: pass start_epoch=2'): learn.fit(4, start_epoch=1, cbs=again)
     assert all(v.equal(before[k]) for k,v in learn.model.state_dict().items())

@@ -394,3 +394,35 @@ def test_a_model_that_0_3_pickled_opens_and_trains_sparse():
         opt.step()
     assert_dead(m, opt)
     assert m.weight_mask.equal(w.mask) and copy.deepcopy(m).weight.equal(m.weight)
+
+# --- a module that keeps its own engine
+
+class OwnEngine(nn.Module):
+    "As LightningModules do; large enough that its weights are live"
+    def __init__(self):
+        super().__init__()
+        self.net = mlp((16,1024,1024,4))
+
+    def forward(self, x): return self.net(x)
+
+@pytest.mark.parametrize('way', [None, {'net.2.weight':'rows'}], ids=['rule','plan'])
+@pytest.mark.parametrize('n', [0,3])
+@pytest.mark.parametrize('copied', ['deepcopy','pickle','average'])
+def test_a_module_that_keeps_its_own_engine_is_copied_with_live_weights(copied, n, way):
+    "The copy trains on with live weights from its second step at the latest, and moves its own connections only"
+    x,y = torch.randn(64, 16),torch.randint(4, (64,))
+    def step(m):
+        m.zero_grad()
+        nn.functional.cross_entropy(m(x), y).backward()
+        m.engine.step()
+    m = OwnEngine()
+    sparsify_model(m, .95, seed=0)
+    m.engine = DynamicSparseTraining(m, torch.optim.SGD(m.parameters(), lr=.1), 20, method='rigl', batches_per_update=4, sparse_compute=way, seed=0)
+    for _ in range(n): step(m)
+    masks,c = masks_of(m),copied_by[copied](m)
+    assert c.engine.model is c and c.engine is not m.engine
+    for _ in range(6): step(c)
+    assert is_live(c.net[2].weight) and c.engine.n_updates==m.engine.n_updates+1+(n>1)
+    assert_index_fits(c)
+    assert [t.live for t in c.engine.tallies]==[int(w.mask.sum()) for w in masked_params(c)]
+    assert same_masks(masks, masks_of(m)) and not same_masks(masks, masks_of(c))

@@ -40,7 +40,7 @@ def test_what_a_kill_left_is_taken_over(tmp_path):
 
 @pytest.mark.parametrize('missing', ['no/a.txt','.'])
 def test_nowhere_to_write(missing, tmp_path):
-    with pytest.raises(ValueError, match='must be a file in a folder that is there'):
+    with pytest.raises(ValueError, match='must be a file in an existing folder'):
         with whole_file(tmp_path/missing): pass
 
 @pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='needs named pipes and links')

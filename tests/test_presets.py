@@ -286,3 +286,18 @@ def test_a_pickle_of_0_3_finds_the_parts_that_moved(module, name):
 def test_parts_that_moved_are_found_before_anything_is_looked_up():
     code = "import pickle; f = pickle.loads(b'cfastsparse.masks.schedules\\n_dsd\\n.'); print(f(.5, .25, .5).values)"
     assert '(0.0, 0.5, 0.0)' in run_code(code).stdout
+
+@pytest.mark.parametrize('structure,sparsity', [('2:4',.5), ('2:4 axis 0',.5), ('1:4',.75)])
+@pytest.mark.parametrize('name', ['granet','acdc','gmp'])
+def test_layers_compete_within_what_a_structure_allows(name, structure, sparsity):
+    "Scores alone would leave one of the layers fewer weights than N:M does"
+    torch.manual_seed(0)
+    m = torch.nn.Sequential(torch.nn.Linear(16,32), torch.nn.ReLU(), torch.nn.Linear(32,8))
+    every = {} if name=='acdc' else dict(batches_per_update=5)
+    opt = torch.optim.SGD(m.parameters(), lr=.05, momentum=.9)
+    dst = DynamicSparseTraining(m, opt, 40, method=name, sparsity=sparsity, structure=structure, seed=0, sparse_compute=False, **every)
+    for _ in range(40):
+        opt.zero_grad()
+        m(torch.randn(8,16)).square().mean().backward()
+        opt.step()
+    for tally in dst.tallies: assert tally.live==round((1-sparsity)*tally.n) and as_structure(structure).legal(tally.mask)

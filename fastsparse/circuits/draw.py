@@ -67,7 +67,9 @@ def columns_of(circuit, links):
 def heading(names):
     "The label of a column, such as 'block 1: query, key'"
     block = [o for o in names[0].split('.') if o.isdigit()]
-    return f"{''.join(f'block {o}: ' for o in block)}{', '.join(roles.get(o := k.split('.')[-1], o) for k in names)}"
+    ends = [name.split('.')[-1] for name in names]
+    text = ', '.join([roles.get(end, end) for end in ends])
+    return ''.join([f'block {n}: ' for n in block])+text
 
 # %% ../../nbs/905_circuits.draw.ipynb #caac24e6
 def lines_of(

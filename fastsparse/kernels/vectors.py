@@ -105,7 +105,8 @@ def _watch_compiling(event, show):
             if self.bar is None or time.time()-self.bar.last_t>5:  # not in a cell that ran long ago
                 self.bar,self.n = progress_bar(range(0), total='noinfer', leave=False),0
                 self.bar.comment = text
-            self.bar.update(0) if not self.n else self.bar.update_bar(self.n)
+            if self.n: self.bar.update_bar(self.n)
+            else: self.bar.update(0)
 
         def on_end(self, e):
             if not self.depth: return
@@ -337,7 +338,9 @@ class Kernel:
     def __repr__(self): return f'kernel {self.__name__}'
 
     @property
-    def kernels(self): return {n:k for n in self.f.__code__.co_names if isinstance(k := self.f.__globals__.get(n), Kernel)}
+    def kernels(self):
+        found = {n:self.f.__globals__.get(n) for n in self.f.__code__.co_names}
+        return {n:k for n,k in found.items() if isinstance(k, Kernel)}
 
     @property
     def names(self): return set(self.f.__code__.co_names).union(*[k.names for k in self.kernels.values()])

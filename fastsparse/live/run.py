@@ -45,7 +45,7 @@ class FirstBatch:
 class LiveRun:
     "Lets weights be live from the second step of a run until `end()`"
     report,first,why_masked,n_live,ended = None,None,'',None,False
-    waits = False  # for parameters that a profiler holds
+    waits = late = False  # for parameters that a profiler holds; for the first step, since the model of a copy wasn't filled yet
     takes_blocks = property(lambda self: all(takes_blocks(o.p.device) for o in self.engine.weights))
     read = ()  # of the first two steps with live weights: those that each read as dense tensors
 
@@ -74,7 +74,8 @@ class LiveRun:
         if isinstance(self.way, dict) and self.report is not None: return
         if self.report is not None: self.report.remove()
         self.report,self.n_live,self.ended = None,None,False
-        self.start()
+        self.late = '_modules' not in vars(self.engine.model)
+        if not self.late: self.start()
 
     @staticmethod
     def check_way(way):
@@ -114,6 +115,7 @@ def why_all(self:LiveRun):
 def after_step(self:LiveRun):
     "Choose weights after the first step; later, choose again if counts changed"
     if self.ended: return
+    if self.late: return self.restart()
     if self.first is not None: return self.choose()
     if self.waits: return self.follow()
     if self.report is None or isinstance(self.way, dict): return

@@ -229,7 +229,10 @@ def zero_dead_(
 ) -> torch.Tensor: # `t`
     "Make `t` exactly `+0.0` where `mask` is `False`, even where it was NaN or negative"
     own,live_ones = (t,mask) if type(t) in _plain else (local_part(t),local_part(mask))
-    for bits,live in _pieces(own.detach().view(_ints[t.element_size()]), live_ones.view(torch.uint8)): bits.mul_(live)
+    bits,live = own.detach().view(_ints[t.element_size()]),live_ones.view(torch.uint8)
+    if bits.numel()<=2**18: bits.mul_(live)
+    else:
+        for piece,lives in _pieces(bits, live): piece.mul_(lives)
     return t
 
 def _pieces(*ts, size=2**18):
@@ -237,7 +240,7 @@ def _pieces(*ts, size=2**18):
     t = ts[0]
     dense = t.is_contiguous() or any(t.is_contiguous(memory_format=o) for n,o in {4:torch.channels_last, 5:torch.channels_last_3d}.items()
         if n==t.ndim)
-    if t.numel()<=size or t.device.type!='cpu' or not dense or any(o.stride()!=t.stride() for o in ts): return [ts]
+    if t.device.type!='cpu' or not dense or any(o.stride()!=t.stride() for o in ts): return [ts]
     return zip(*[o.as_strided((o.numel(),), (1,)).split(size) for o in ts])
 
 # %% ../../nbs/100_masks.selection.ipynb #17a7ae08

@@ -74,7 +74,9 @@ class MaskedLora:
         self.was = was  # the variant in whose place it is, such as that of DoRA; None is plain LoRA
         if was is not None and not type(was).__name__.startswith('Dora'): refuse_adapter(type(was).__name__)
 
-    def init(self, layer, **kwargs): self.was is not None and self.was.init(layer, **kwargs)
+    def init(self, layer, **kwargs):
+        if self.was is not None: self.was.init(layer, **kwargs)
+
     def supports_lora_conversion(self): return False
 
     def delta(self, layer, name):

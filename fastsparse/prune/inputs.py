@@ -258,7 +258,8 @@ def layer_statistic(
     def look(m, args, kwargs):
         tokens = calib.tokens()
         mine = _patches(m, goal, args, kwargs, tokens)
-        for e,*xs in mine if dense is None else _pairs(mine, theirs, args, kwargs, tokens):
+        pairs = mine if dense is None else _pairs(mine, theirs, args, kwargs, tokens)
+        for e,*xs in pairs:
             total,rows = sums.pop(e, (0,0))
             total = total.add_(f(*xs)) if rows else f(*xs)
             sums[e] = total,rows+xs[0].shape[1]

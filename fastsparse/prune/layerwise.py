@@ -312,7 +312,8 @@ def eager_experts(
     model:nn.Module, # Any module
 ):
     "Experts of transformers multiply one after the other during the `with` block"
-    configs = {id(c):c for m in model.modules() if hasattr(c := getattr(m, 'config', None), '_experts_implementation')}.values()
+    configs = {id(c):c for c in [getattr(m, 'config', None) for m in model.modules()]}.values()
+    configs = [c for c in configs if hasattr(c, '_experts_implementation')]
     was = [(c, c._experts_implementation) for c in configs]
     for c in configs: c._experts_implementation = 'eager'
     try: yield

@@ -70,7 +70,8 @@ def in_memory(
     block:nn.Module, # Any module, whose weights may be elsewhere
 ) -> nn.Module: # A copy that holds them
     "Read all weights of a block"
-    memo = {id(h):h for m in block.modules() if (h := getattr(m, '_hf_hook', None)) is not None}
+    hooks = [getattr(m, '_hf_hook', None) for m in block.modules()]
+    memo = {id(hook):hook for hook in hooks if hook is not None}
     has_hooks,new = bool(memo),module_copy(block, memo)
     if has_hooks: need_package('accelerate.hooks').remove_hook_from_module(new, recurse=True)
     for m,own in zip(block.modules(), new.modules()):

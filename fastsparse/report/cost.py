@@ -230,7 +230,8 @@ def batch_flops(
     live=None, # How many of the entries that a `WeightView` reads live; None counts them in the masks as they are now
 ) -> tuple: # Forward with live weights, dense forward, and what gradients of dead weights cost
     "FLOPs of a batch"
-    whole,masks = profile.total(),{v:m for v in profile if (m := v.root()) is not None}
+    whole,masks = profile.total(),{v:v.root() for v in profile}
+    masks = {v:mask for v,mask in masks.items() if mask is not None}
     if live is None and not (dense and masks): return profile.total(sparse=True),whole,0
     saved = {v:profile[v]//v.numel*(v.numel-(v.live() if live is None else live(v))) for v in masks}
     return whole-sum(saved.values()),whole,sum(round(dense.get(id(m), 0.)*saved[v]) for v,m in masks.items())

@@ -246,7 +246,9 @@ class FlopRecorder(TorchDispatchMode):
             for attr,p in m._parameters.items():
                 if p is not None and p.ndim>1: owners[p].append((f'{prefix}.{attr}'.lstrip('.'), m, attr))
         for p,os in owners.items():
-            def root(os=os): return first(mask for _,m,attr in os if (mask := getattr(m, f'{attr}_mask', None)) is not None)
+            def root(os=os):
+                masks = [getattr(m, f'{attr}_mask', None) for _,m,attr in os]
+                return first(mask for mask in masks if mask is not None)
             self.follow(p, os[0][0], root, root)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -290,7 +292,8 @@ def add(self:FlopRecorder, n, t=None):
 @patch
 def follow_result(self:FlopRecorder, res, args):
     "What is dead in a weight among `args` is dead in `res` too"
-    v = first(v for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape and (v := self.view(a)))
+    same = [a for a in args if isinstance(a, torch.Tensor) and a.shape==res.shape]
+    v = first(filter(None, map(self.view, same)))
     if v: self.follow(res, v.name, v.root, v.mask)
 
 # %% ../../nbs/621_report.flops.ipynb #7942b002

@@ -268,8 +268,10 @@ def status(self:SparseEngine,
         known = group.method.path is not None and not reads_scores(group.method.sparse_f)
         targets |= zip(map(id, group.tallies), group.targets(t) if known else [o.target for o in group.tallies])
     fractions = {id(o):group.fraction(t) for group in self.groups for o in group.tallies}
-    rows = [(o.name, o.n, live := count_live(o.mask), targets.get(id(o), live), o.last_update, fractions.get(id(o), 0.))
-        for o in self.tallies]
+    rows = []
+    for tally in self.tallies:
+        live,key = count_live(tally.mask),id(tally)
+        rows.append((tally.name, tally.n, live, targets.get(key, live), tally.last_update, fractions.get(key, 0.)))
     return SparseStatus(t, self.due(t), self.n_updates, rows)
 
 # %% ../../nbs/622_report.history.ipynb #ec1c8bf8

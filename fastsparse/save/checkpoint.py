@@ -93,7 +93,9 @@ def _check_run(run, model, opt, engine, others):
 
 # %% ../../nbs/605_save.checkpoint.ipynb #8b775466
 def _state_of(o): return dict(generator=o.get_state()) if isinstance(o, torch.Generator) else o.state_dict()
-def _put(o, state): o.set_state(state['generator']) if isinstance(o, torch.Generator) else o.load_state_dict(state)
+def _put(o, state):
+    if isinstance(o, torch.Generator): o.set_state(state['generator'])
+    else: o.load_state_dict(state)
 
 def _put_back(o, before):
     with suppress(Exception): _put(o, before)
@@ -130,8 +132,8 @@ def _put_run(run, model, opt, engine, others):
 # %% ../../nbs/605_save.checkpoint.ipynb #40da48df
 def _sources(dls):
     "The loaders' own random generators, by name"
-    found = {f'{i} {attr}':o for i,dl in enumerate(dls.loaders) for attr in ('rng','generator','sampler.generator')
-        if (o := nested_attr(dl, attr)) is not None}
+    attrs = 'rng','generator','sampler.generator'
+    found = {f'{i} {attr}':nested_attr(dl, attr) for i,dl in enumerate(dls.loaders) for attr in attrs}
     return {k:o for k,o in found.items() if isinstance(o, (random.Random,torch.Generator))}
 
 # %% ../../nbs/605_save.checkpoint.ipynb #09b8843b
@@ -284,16 +286,16 @@ def find(self:SparseCheckpoint):
     path,model = str(self.path),get_model(self.learn.model)
     if not self.path.is_file():
         if not self.resume: return
-        raise FileNotFoundError(f"resume is True, and {path!r} is not there: "
+        raise FileNotFoundError(f"resume is True, and {path!r} does not exist: "
             "give the path that the run had, or resume=None to start where there is none")
     run = read_run(self.path)
     if 'fit' not in run:
-        raise ValueError(f"{path!r} was written by save_run and has no place in a fit: go on with load_run, or {_other_run}")
+        raise ValueError(f"{path!r} was written by save_run and can't be resumed by a fit: continue with load_run, or {_other_run}")
     with reading(self.path, file_of_run): self.check(run)
     if run.get('finished'):
-        if not self.resume: return warn(f"the run of {path!r} has finished, so this fit trains anew from epoch 0 and writes over it: "
+        if not self.resume: return warn(f"the run of {path!r} has finished, so this fit starts at epoch 0 and overwrites it: "
             "load_run reads it, and resume=False trains anew without this warning")
-        raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None starts anew")
+        raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None begins a new run")
     if new_masks(model, run['model']) and not any(cb.method.sparsity is not None for cb in self.engines): put_model(model, run['model'])
     return run
 
@@ -317,7 +319,7 @@ def check(self:SparseCheckpoint, run):
     for k,v in self.facts().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
     if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs):
-        raise ValueError(f"start_epoch was given, and {path} says where to go on: leave start_epoch out, or {_other_run}")
+        raise ValueError(f"start_epoch was given, and {path} has the epoch to continue from: leave start_epoch out, or {_other_run}")
     n,mine = len(run['engines']),len(self.engines)
     if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, and here are {mine}: {_other_run}")
     try:
@@ -383,7 +385,8 @@ def write(self:SparseCheckpoint, epoch, batch, finished=False):
     learn,now = self.learn,_loader_state(self.dls)
     scaler = vars(learn).get('scaler')
     memory = plain(_memory(get_model(learn.model))) if batch else {}
-    callbacks = {cb.name:s for cb in learn.cbs if cb not in self.engines and cb is not self and (s := _cb_state(cb))}
+    states = [(cb.name, _cb_state(cb)) for cb in learn.cbs if cb not in self.engines and cb is not self]
+    callbacks = {name:state for name,state in states if state}
     run = collect_run(get_model(learn.model), learn.opt, [engine_part(cb.engine, cb.state_dict()) for cb in self.engines], grads=True,
         position=dict(epoch=epoch, batch=batch, train_iter=self.train_iter, pct_train=self.pct_train),
         fit=self.facts(), finished=finished, start=self.start if batch else now,
@@ -415,7 +418,7 @@ class WaitForSparsity(Callback):
 
     def after_fit(self):
         if not self.learn.lock.locked() and self.trackers and self.lack:
-            warn(f"the sparsity never reached the one that was asked for and lacks {self.lack:.3f}, so no model was saved or compared: "
+            warn(f"the sparsity ended {self.lack:.3f} below the requested one, so no model was saved or compared: "
                 "train longer, or let the schedule end earlier")
 
 def _lacks(group):

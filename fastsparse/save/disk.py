@@ -23,7 +23,7 @@ def check_place(
     "`path` as a `Path`; a `ValueError` if something else than a file is there, or its folder doesn't exist"
     path = as_path(path)
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"path is {str(path)!r}, and must be a file in a folder that is there: make {str(path.parent)!r}, or name a file")
+        raise ValueError(f"path is {str(path)!r}, and must be a file in an existing folder: make {str(path.parent)!r}, or name a file")
     if path.exists() and not path.is_file():
         raise ValueError(f"path is {str(path)!r}, a device, pipe or socket, and must be a file or a new name: it isn't replaced")
     return path
@@ -108,7 +108,7 @@ def whole_file(
             failed = _disk_error(part, e)
             part.unlink(missing_ok=True)
             if failed is None: raise
-            raise OSError(failed.errno, f"{failed.strerror}; nothing was written, and a file that was there is as it was", str(path)) from e
+            raise OSError(failed.errno, f"{failed.strerror}; nothing was written, and an existing file is unchanged", str(path)) from e
     if os.name=='posix': _to_disk(path.parent)
 
 # %% ../../nbs/600_save.disk.ipynb #34c6a5f7
@@ -140,9 +140,9 @@ def check_archive(
 ):
     "Raise a `ValueError` if the archive is damaged, or holds more than its bytes"
     with zipfile.ZipFile(path) as z: bad,entries = None if sealed else z.testzip(),z.infolist()
-    if bad: raise ValueError(f"{str(path)!r} is damaged: the bytes of {bad} are not those that were written")
+    if bad: raise ValueError(f"{str(path)!r} is damaged: the bytes of {bad} have changed since it was written")
     if sum(entry.file_size for entry in entries)<=Path(path).stat().st_size: return
-    raise ValueError(f"{str(path)!r} is compressed, or its entries overlap, which torch.save writes never: unpack it, and pack it without compression")
+    raise ValueError(f"{str(path)!r} is compressed, or its entries overlap, which torch.save never writes: unpack it, and pack it without compression")
 
 _small = 2**20
 

@@ -108,7 +108,7 @@ def _read_torch(path, head, trust):
                 return found
             except pickle.UnpicklingError as e:
                 if not trust and (head[:2]==b'PK' or head[:1]==b'\x80'):
-                    raise ValueError(f"{str(path)!r} holds no weights by name alone, but objects: if it is a whole model, pass trust=True, "
+                    raise ValueError(f"{str(path)!r} holds objects, not only weights by name: if it is a whole model, pass trust=True, "
                         "but only if you trust its source, since opening it can run any code; or save model.state_dict()") from e
                 if not trust: raise
         return torch.load(path, map_location='cpu', weights_only=False)
@@ -123,7 +123,7 @@ def read_sealed(
         with open(path, 'rb') as f: seal = _sum_of(f)
         with need_package('safetensors').safe_open(path, 'pt') as f: notes,state = f.metadata() or {},{n:f.get_tensor(n) for n in f.keys()}
         if seal[1]!=seal[2] if seal else must or any(n.endswith(':mask') for n in state):
-            raise ValueError(f"{str(path)!r} is damaged: its bytes are not those that were written")
+            raise ValueError(f"{str(path)!r} is damaged: its bytes have changed since it was written")
         return state,notes
 
 def _shapes_in(notes, state, most):
@@ -154,7 +154,7 @@ def _indexed(folder, index):
         for name in set(names):
             file = (folder/name).resolve()
             if not file.is_file() or not any(file.is_relative_to(o) for o in (folder.resolve(), *cached)) or Path(name).is_absolute() or '..' in Path(name).parts:
-                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is no file in its folder: download the model again")
+                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is not a file in its folder: download the model again")
         return [folder/name for name in sorted(set(names))]
 
 def _files_in(folder):
@@ -162,7 +162,7 @@ def _files_in(folder):
     if index := first(sorted(folder.glob('*.index.json'))): return _indexed(folder, index)
     files = [o for o in (folder/'model.safetensors', *sorted(folder.glob('*.safetensors')), *folder.glob('*model.bin')) if o.is_file()]
     if files: return files[:1]
-    raise ValueError(f"{str(folder)!r} is no file, and has no model.safetensors and no index of several: "
+    raise ValueError(f"{str(folder)!r} is not a file, and has no model.safetensors and no index of several files: "
         "pass the folder that save_pretrained wrote, a file, or a state dict")
 
 # %% ../../nbs/606_save.load.ipynb #e135a87d
@@ -230,7 +230,7 @@ def _prefix(d, own, where):
     if len(fits)==1: return fits[0]
     if not fits:
         n,t,p = first((n, t, p) for n,t,p in pairs(best[0]) if t.shape!=p.shape)
-        raise ValueError(f"the file{where} is of another network: its {best[0]}{n} is {tuple(t.shape)}, and {n} of the model is "
+        raise ValueError(f"the file{where} is of a different network: its {best[0]}{n} is {tuple(t.shape)}, and {n} of the model is "
             f"{tuple(p.shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")

@@ -45,7 +45,7 @@ def refuse_unfit(
     shapes = {k:[getattr(o.get(k), 'shape', None) for o in (own,state)] for k in own if isinstance(own[k], torch.Tensor) and k in state}
     bad += [f'size mismatch for {k}: {b and tuple(b)} in the file, and {tuple(a)} in the model' for k,(a,b) in shapes.items() if a!=b]
     lines = '\n\t'.join(bad)
-    if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, which is as it was:\n\t{lines}")
+    if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, which is unchanged:\n\t{lines}")
 
 # %% ../../nbs/603_save.masks.ipynb #845927a9
 def _register(module, name, mask):

@@ -79,10 +79,10 @@ def _rule(spec):
     if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
         raise ValueError(f"params is {pattern!r:.80}, and must be a glob, a list of globs or a function of name and parameter")
     if method in (None,'dense') and spec:
-        raise ValueError(f"a rule says {first(spec)!r}, and one whose method is dense can say params alone")
+        raise ValueError(f"a rule has {first(spec)!r}, and one whose method is dense may only have params")
     if method in (None,'dense'): return pattern,None
     if bad := set(spec)-set(method_settings):
-        raise ValueError(f"a rule says {sorted(bad)[0]!r}, and can say params, method, {', '.join(method_settings)}")
+        raise ValueError(f"a rule has {sorted(bad)[0]!r}, and may have params, method, {', '.join(method_settings)}")
     return pattern,find_method(method)(**{k: part(k, v) for k,v in spec.items()})
 
 def _rules(data):

@@ -179,7 +179,7 @@ def _bit_generator(state):
     new = (now if name==now.__name__ else getattr(np.random, name))()
     last = dict(MT19937=624, Philox=4).get(name)  # NumPy reads there without a look
     if last and not 0<=dict(state, **state['state']).get('pos' if name=='MT19937' else 'buffer_pos', -1)<=last:
-        raise ValueError(f"the state of NumPy's {name} is at no place of its buffer")
+        raise ValueError(f"the state of NumPy's {name} has a position outside of its buffer")
     new.state = state
     return new
 
@@ -249,7 +249,7 @@ def read_run(
     "Read a file of `write_run`"
     path = as_path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there: give the file that save_run or SparseCheckpoint wrote, "
+        raise FileNotFoundError(f"{str(path)!r} does not exist: give the file that save_run or SparseCheckpoint wrote, "
             "or default= for a run that starts")
     check_seal(path, _word, f'{file_of_run}, which save_run and SparseCheckpoint write')
     run = read_tensors(path, file_of_run, sealed=True)
@@ -356,7 +356,9 @@ def put_opt(
     if 'hypers' in state: state['hypers'] = L(state['hypers'])
     if state.get('slow_weights') is not None: state['slow_weights'] = L(L(ts) for ts in state['slow_weights'])
     opt.load_state_dict(state)
-    for i,own in state['state'].items() if isinstance(state.get('state'), dict) else ():  # torch has cast all to the parameter's type
+    by_index = state.get('state')
+    if not isinstance(by_index, dict): return
+    for i,own in by_index.items():  # torch has cast all to the parameter's type
         held = base_opt(opt).state[ps[i]]
         held |= {k:t.to(held[k].device) for k,t in own.items() if isinstance(t, torch.Tensor) and t.dtype!=held[k].dtype}
 

@@ -67,7 +67,8 @@ def cut_channels(
             old[m][k] = t.shape
             setattr(m, k, new)
     names = {m:n for n,m in model.named_modules()}
-    return {names[m]:lost for m,shapes in old.items() if (lost := _resize(m, shapes))}
+    lost = {names[m]:_resize(m, shapes) for m,shapes in old.items()}
+    return {name:what for name,what in lost.items() if what}
 
 # %% ../../nbs/599_save.shapes.ipynb #91611b4a
 def shared_copy(

@@ -20,7 +20,7 @@ def check_masks(
     "Raise a `ValueError` if `state` has masks for other parameters"
     mine,theirs = set(masks_in(own)),set(masks_in(state))
     if mine==theirs: return
-    if not theirs: raise ValueError("the file is of a dense model, and this one is sparse, which would throw trained weights away: "
+    if not theirs: raise ValueError("the file is of a dense model, and this one is sparse, so trained weights would be lost: "
         "load into a dense model (unsparsify(model) makes room), then prune_magnitude finds masks; "
         "or load with model.load_state_dict and rewind to keep these masks on purpose")
     odd = min(mine^theirs)

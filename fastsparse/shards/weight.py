@@ -8,7 +8,7 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'rows_here', 'need_whole',
 # %% ../../nbs/540_shards.weight.ipynb #aae2ab40
 import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
-from ..masks.selection import local_part,put_,zero_dead_
+from ..masks.selection import local_part,zero_dead_
 from ..contract import Dense,register_store
 from ..weights.weight import gathered
 from torch import nn
@@ -55,14 +55,13 @@ def need_whole(
 # %% ../../nbs/540_shards.weight.ipynb #4e37f640
 class Shard(Dense):
     "Each process holds some rows"
-    plain,follows = False,True
+    plain = False
     summed = None  # the mask's stamp when all ranks made its checksum, and that
     note = property(lambda self: f'{len(local_part(self.weight.p))} of {self.weight.shape[0]} rows here', lambda self, v: None)
     behind = staticmethod(lambda module, attr: sharded_param(module, attr))
     matches = staticmethod(lambda module, attr: is_sharded(sharded_param(module, attr)))
     notice = staticmethod(lambda model: find_sharded(model))
     check = staticmethod(sharded_dim)
-    def may_be_replaced(self): return False
 
     @staticmethod
     def own_part(p, t):
@@ -129,8 +128,7 @@ def after_step(self:Shard, p, opt, known):
     self.dense.clear()
 
 @patch
-def grow_grad(self:Shard, new):
-    if self.dense.terms: put_(self.weight.p.grad, new, self.dense.terms[0].take(new))
+def live_part(self:Shard, grad): return local_part(grad)
 
 @patch
 def put(self:Shard, gone, new, opts, start=None):

@@ -26,8 +26,8 @@ def check_run(method, modules=None, on_update=(), rules=None, **counts):
     if rules is not None: rule_pairs(rules, method)
     if isinstance(modules, str) or hasattr(modules, 'keys') and not isinstance(modules, nn.Module):
         raise ValueError(f"sparse_modules must be modules: a method is named by method={getattr(modules, 'name', modules)!r}")
-    if bad := [f for f in listify(on_update) if not callable(f)]:
-        raise ValueError(f"on_update holds {bad[0]!r}, and must hold functions of engine and step")
+    for f in listify(on_update):
+        if not callable(f): raise ValueError(f"on_update holds {f!r}, and must hold functions of engine and step")
     for name,n in counts.items():
         if n is not None: need_number(name, n, 1, whole=True)
 

@@ -129,7 +129,7 @@ def before_train(self:DynamicSparseTrainingCallback):
     if self.resumes:
         epoch,batches = divmod(self.engine.last_t+1, len(self.dls.train))
         if epoch!=self.epoch:
-            raise ValueError(f"the state goes on in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
+            raise ValueError(f"the state continues in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
         if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
             "save at the end of an epoch")
     self.engine.last_t,self.resumes = self.t0-1,False

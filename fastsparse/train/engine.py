@@ -120,8 +120,7 @@ def _serve(self:SparseEngine):
     weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving])
 
 def _let_go(refs):
-    tallies = [tally for tally in [ref() for ref in refs] if tally and tally.weight.tally is tally]  # no other engine has taken it
-    tallies = [tally for tally in tallies if tally.weight.attr in vars(tally.weight.module).get('_weights', ())]  # or unsparsified
+    tallies = [tally for tally in [ref() for ref in refs] if tally and tally.weight.guard and tally.weight.tally is tally]  # not another engine's
     for tally in tallies: tally.weight.serve()
     groups = {tally.group:None for tally in tallies if any(tally.last_update)}
     for group in groups: group.warn_if_short('the engine was left before its end')
@@ -142,16 +141,13 @@ def scores(self:SparseEngine, tally, group, t, kept, target):
 
 # %% ../../nbs/404_train.engine.ipynb #d4b7a675
 @patch
-def ranked(self:SparseEngine, tally, group, t):
-    "Keep scores for a distribution that compares weights across layers; dead ones come last"
-    mask,(keep,_) = tally.weight.full_mask(),self.scores(tally, group, t, tally.n, 0)
-    score = keep.value(mask, keep.whole())
-    return (score if score.dtype==torch.double else score.float()).masked_fill(~mask, -math.inf)
-
-@patch
 def targets(self:SparseEngine, group, t):
     "The number of live weights of each parameter of `group` after an update at step `t`"
-    return group.targets(t, lambda tally: self.ranked(tally, group, t))
+    def scored(tally):  # for a distribution that compares layers; dead weights come last
+        mask,(keep,_) = tally.weight.full_mask(),self.scores(tally, group, t, tally.n, 0)
+        score = keep.value(mask, keep.whole())
+        return (score if score.dtype==torch.double else score.float()).masked_fill(~mask, -math.inf)
+    return group.targets(t, scored)
 
 # %% ../../nbs/404_train.engine.ipynb #7a3b0cdc
 @patch
@@ -259,8 +255,7 @@ def prepare(self:SparseEngine,
     for group in self.groups:
         method = group.method
         soon = update or accumulating or group.pending is not None or any(map(group.is_due, range(self.last_t+1, t+1)))
-        may_step = not method.replaces  # grown weights, in the step of the same batch
-        needed = soon and method.grow_score_f is not None and (method.n_dense>0 or may_step)
+        needed = soon and method.grow_score_f is not None and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
         needed = needed or any([average.dense for average in group.collecting(t)])
         if needed or group.wants_dense is not False: group.ask_dense(needed)
 
@@ -313,12 +308,10 @@ def warn_if_lost(engine):
     now = {weight.name:weight.p for weight in masked_params(engine.model)}
     weights = [tally.weight for tally in engine.moving]
     gone = [weight.name for weight in weights if now.get(weight.name, weight.p) is not weight.p]
-    lost = first(gone or plan.not_held(engine.opt, weights))
-    if lost is None: return False
-    where = 'part of the model' if gone else f'held by the {type(base_opt(engine.opt)).__name__}'
-    warn(f"{lost} is no longer {where}, so updates don't reach it: "
+    lost = first(gone+plan.not_held(engine.opt, weights))
+    if lost: warn(f"{lost} is no longer part of the model and its {type(base_opt(engine.opt)).__name__}, so updates don't reach it: "
         f"call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
-    return True
+    return lost is not None
 
 # %% ../../nbs/404_train.engine.ipynb #a5193de2
 @patch

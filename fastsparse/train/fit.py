@@ -91,10 +91,10 @@ def of_cycle(kwargs): return {k:kwargs[k] for k in cycle_settings if k in kwargs
 # %% ../../nbs/409_train.fit.ipynb #bd6b48c7
 def warn_if_replaced(model, state):
     "Warn if a model was loaded after the fit that is less sparse than at its end"
-    slots,live = state['slots'],{weight.name:count_live(weight.mask) for weight in masked_params(model)}
-    n = sum(slot['size'] for slot in slots)
-    ended = 1-sum(slot['live'] for slot in slots)/n
-    now = 1-sum(live[slot['name']] for slot in slots)/n
+    live = {weight.name:count_live(weight.mask) for weight in masked_params(model)}
+    counts = [(slot['size'], slot['live'], live[slot['name']]) for slot in state['slots']]
+    n,was,left = map(sum, zip(*counts))
+    ended,now = 1-was/n,1-left/n
     if now<ended-.01: warn(f"the model that was loaded at the end is {now:.3f} sparse instead of {ended:.3f}: "
         "add WaitForSparsity() to cbs, so that the best model is one of the final sparsity")
 

@@ -80,9 +80,10 @@ def refuse_opt(opt):
 @patch
 def _start(self:DynamicSparseTraining, sparse_compute):
     base,endless = base_opt(self.opt),sparse_compute is None and self.n_steps is None
-    if hasattr(base, 'base_optimizer') and any(m.replaces and m.updates not in ([],()) for m in self.methods):
-        raise ValueError(f"an update of this method replaces the step, and a step of {type(base).__name__} is two of its base_optimizer: "
-            "make the engine with opt.base_optimizer, or pass replace_step=False")
+    inner = first(k for k,v in vars(base).items() if getattr(v, 'param_groups', None) is base.param_groups)  # as in SAM
+    if inner and any(m.replaces and m.updates not in ([],()) for m in self.methods):
+        raise ValueError(f"an update of this method replaces the step, and a step of {type(base).__name__} is two of its {inner}: "
+            f"make the engine with opt.{inner}, or pass replace_step=False")
     if not base.state and is_fresh(self.model) and not repair_alone(self.model): FirstLook(self.model)
     self.live = storage_of_runs()(self, False if endless else sparse_compute)
     if endless: self.live.why_masked = 'n_steps is not given, so weights would stay live after the last step'
@@ -180,9 +181,7 @@ def state_dict(self:DynamicSparseTraining): return dict(super(DynamicSparseTrain
 
 @patch
 def load_state_dict(self:DynamicSparseTraining, state):
-    if isinstance(state, dict) and 't' not in state:
-        raise ValueError("the state has no step: pass one from state_dict() of a DynamicSparseTraining")
     super(DynamicSparseTraining, self).load_state_dict(state)
-    self.t = state['t']
+    self.t = state.get('t', state['last_t']+1)
     self.live.restart()
     if self.n_steps is not None and self.t>=self.n_steps: self.live.end()

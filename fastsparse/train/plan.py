@@ -213,11 +213,9 @@ def collecting(self:Group, t):
 # %% ../../nbs/401_train.plan.ipynb #804bb990
 def rule_pairs(rules, method):
     "`rules` as pairs of a pattern and a `Method`, or None; settings that a rule doesn't have are those of `method`"
-    def is_method(settings): return settings is None or hasattr(settings, 'keys')
-    if isinstance(rules, tuple) and len(rules)==2 and is_method(rules[1]): rules = [rules]
     pairs = []
     for pattern,settings in read_rules(rules):
-        if not is_method(settings):
+        if not (settings is None or hasattr(settings, 'keys')):
             raise ValueError(f"a rule is {(pattern,settings)!r:.80}, and must be a pair of a pattern and settings, "
                 "such as ('*.mlp.*', dict(sparsity=0.9)); `configure` makes pairs of plain data")
         own = None if settings is None else Method(getattr(settings, 'name', ''), **{**method, **settings})
@@ -320,13 +318,13 @@ def ends(self:Group):
     return self.counts(method.sparsity_at(method.n_steps))
 
 def frozen_advice(group):
-    "A sentence if most masks or weights are frozen, or so many that the final sparsity can't be reached"
+    "A sentence if most weights are frozen, or so many that the final sparsity can't be reached"
     tallies,ends = group.tallies,group.ends()
     frozen = [tally for tally in tallies if not tally.p.requires_grad]
     if not frozen: return ''
     n,wanted = sum(tally.n for tally in tallies),sum(ends)
     live = sum(tally.live if tally in frozen else k for tally,k in zip(tallies, ends))
-    if live==wanted and 2*len(frozen)<=len(tallies) and 2*sum(tally.n for tally in frozen)<=n: return ''
+    if live==wanted and 2*sum(tally.n for tally in frozen)<=n: return ''
     end = '' if live==wanted else f', and the model ends {1-live/n:.3f} sparse instead of {1-wanted/n:.3f}'
     return (f"{frozen[0].name} is frozen ({len(frozen)} of {len(tallies)} sparse layers are), so its weights and mask don't change{end}: "
         "call unfreeze() of the learner, train with its fine_tune_sparse(), or leave frozen layers out with sparse_modules=")
@@ -377,8 +375,7 @@ def miss(self:Group, model):
     nan = first(name for name,p in model.named_parameters() if not local_part(p).isfinite().all())
     if nan: self.missed = 10
     if self.missed<10: return
-    where = f'{nan} holds values' if nan else 'the last ten had some'
-    warn(f"updates of the topology wait for finite gradients, and {where} that are not finite: "
+    warn(f"updates of the topology wait for finite gradients, and {nan or 'the last ten batches'} had values that are not finite: "
         "lower the learning rate, or pass eps=1e-8 to an optimizer without one, which divides zero by zero")
 
 # %% ../../nbs/401_train.plan.ipynb #d6847d1c

@@ -50,6 +50,5 @@ for _preset in (Static_presets,SET_presets,SNFS_presets,RigL_presets,ITOP_preset
 def methods_table(): # A `DataFrame`, a row for each method
     "The methods that can be asked for by name"
     import pandas as pd  # takes long to import, and only tables need it
-    def row(k, m): return (f'{m.name}_presets', m.about, m.paper and f'arXiv:{m.paper}' or '') if m.name.lower()==k else ('', repr(m), '')
-    rows = {k:row(k, m) for k,m in parts_of('method').items()}  # of one's own method, the settings
+    rows = {k:(f'{m.name}_presets'*bool(m.name), m.about or repr(m), f'arXiv:{m.paper}'*bool(m.paper)) for k,m in parts_of('method').items()}
     return pd.DataFrame.from_dict(rows, 'index', columns=['preset','what it does','paper']).rename_axis('method')

@@ -27,24 +27,25 @@ def masked_params(
     for prefix,m in module.named_modules():
         for attr,p in m._parameters.items():
             mask = f'{attr}_mask'
-            if p is None or mask not in m._buffers or m._buffers[mask] is None: continue  # scripted modules have no `get`
+            if p is None or mask not in m._buffers or m._buffers[mask] is None: continue  # a script has no `get`
             store = store_of(m, attr)
             if store.behind is not None: p = store.behind(m, attr)
             if id(p) in found: continue
             held = vars(m).setdefault('_weights', {})
-            if attr not in held: held[attr] = Weight(m, attr, store)
+            if attr not in held: held[attr] = Weight(m, attr)
             weight = found[id(p)] = held[attr]
             weight.place(f'{prefix}.{attr}'.lstrip('.'), store)
             if weight.mask.shape!=p.shape or weight.mask.dtype!=torch.bool: mend_mask(weight)
     return list(found.values())
 
 def mend_mask(weight):
-    "Make a mask of bytes one of bools; raise a `ValueError` if a mask isn't one of bools of the parameter's shape"
+    "Make a mask of bytes one of bools; raise a `ValueError` if it has another type or shape"
     mask,shape = weight.mask,weight.p.shape
     if mask.shape!=shape or mask.dtype not in (torch.bool,torch.uint8):
-        raise ValueError(f"{weight.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape {tuple(mask.shape)}, "
-            f"and must be one of bool of the parameter's shape, {tuple(shape)}: if the parameter was replaced, as "
-            "resize_token_embeddings does, call unsparsify(model) before, and sparsify_model(model, 0., mask_init='zeros') after it")
+        raise ValueError(f"{weight.name}_mask is a tensor of {str(mask.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(mask.shape)}, and must be one of bool of the parameter's shape, {tuple(shape)}: if the parameter was "
+            "replaced, as resize_token_embeddings does, call unsparsify(model) before, and "
+            "sparsify_model(model, 0., mask_init='zeros') after it")
     weight.module._buffers[f'{weight.attr}_mask'] = mask.ne(0)
 
 # %% ../../nbs/203_weights.find.ipynb #fc71dda8
@@ -52,17 +53,19 @@ def asked_sparsity(
     w, # A `Weight`
 ) -> float: # None if the buffer shows the mask's own sparsity
     "The sparsity that a user requested by writing to the buffer"
-    if (shown := w.module._buffers.get(f'{w.attr}_sparsity')) is None: return None
-    own = torch.tensor(sparsity_from_tensor(w.mask), device='cpu')
-    passed = [own.to(d).to(shown.dtype) for d in (torch.float, torch.half, torch.bfloat16)]
-    return None if any(shown.item()==t.item() for t in passed) else shown.item()
+    shown = w.module._buffers.get(f'{w.attr}_sparsity')
+    if shown is None: return None
+    own,written = torch.tensor(sparsity_from_tensor(w.mask), device='cpu'),shown.item()
+    passed = [own.to(d).to(shown.dtype).item() for d in (torch.float, torch.half, torch.bfloat16)]
+    return None if written in passed else written
 
 def sparse_params(
     module:nn.Module, # Any module
-) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is a float, or None without its buffer
-    "Parameters with a mask, with their masks and sparsities (those requested by writing to the buffer, if any)"
-    def shown(o): return ifnone(asked_sparsity(o), sparsity_from_tensor(o.shown_mask())) if f'{o.attr}_sparsity' in o.module._buffers else None
-    return [(o.p, o.shown_mask(), shown(o)) for o in masked_params(module)]
+) -> list: # Tuples `(param, mask, sparsity)` in parameter order; sparsity is None without its buffer
+    "Parameters with a mask, with their masks and sparsities, which a user may request by writing to the buffer"
+    def sparsity(w):
+        if f'{w.attr}_sparsity' in w.module._buffers: return ifnone(asked_sparsity(w), sparsity_from_tensor(w.shown_mask()))
+    return [(w.p, w.shown_mask(), sparsity(w)) for w in masked_params(module)]
 
 # %% ../../nbs/203_weights.find.ipynb #e931c076
 def apply_masks(
@@ -82,23 +85,23 @@ def copy_masks(
     model:nn.Module, # A model with masks
 ):
     "Give a copy the masks of `model`, and set its dead weights to zero"
-    theirs = {w.name:w for w in masked_params(model)}
-    for w in (w for w in masked_params(average) if w.name in theirs):
-        for kind in ('mask','sparsity'):
-            own,other = [o.module._buffers.get(f'{o.attr}_{kind}') for o in (w, theirs[w.name])]
-            if own is not None and other is not None: own.copy_(other)
-        w.store.zero_dead()
+    own,theirs = dict(average.named_buffers()),dict(model.named_buffers())
+    for w in masked_params(model):
+        for name in (f'{w.name}_mask', f'{w.name}_sparsity'):
+            if name in own and name in theirs: own[name].copy_(theirs[name])
+    apply_masks(average)
 
 # %% ../../nbs/203_weights.find.ipynb #5848f3c3
 def refuse_learned(ws:list): # `Weight`s
     "Raise a `ValueError` if one of the masks is learned"
-    if w := first(w for w in ws if w.learned): raise ValueError(f"{w.name} has a learned mask: call fold_masks(model) first")
+    learned = first(w for w in ws if w.learned)
+    if learned: raise ValueError(f"{learned.name} has a learned mask: call fold_masks(model) first")
 
 def refuse_computed(model:nn.Module):
     "Raise a `ValueError` if a weight of `model` was made sparse, and its mask has no effect any more"
     for name,m in model.named_modules():
-        for attr in {*vars(m).get('_weights', ()), *(k.removesuffix('_sparsity') for k in m._buffers if k.endswith('_sparsity'))}:
-            refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
+        shown = [k.removesuffix('_sparsity') for k in m._buffers if k.endswith('_sparsity')]
+        for attr in {*vars(m).get('_weights', ()), *shown}: refuse_lost(m, attr, f'{name}.{attr}'.lstrip('.'))
 
 def param_names(module:nn.Module) -> dict: # A parameter's id → all its names, the first one first
     "The names of a module's parameters"

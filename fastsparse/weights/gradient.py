@@ -62,10 +62,14 @@ class DenseGradient:
     def add(self, term, live, place=None):
         "Add what a backward pass has added to a gradient whose live values are `live` now"
         self.terms,self.place = [*self.terms, term],place
-        first,n = self.terms[0],sum(t.numel() for term in self.terms for t in listify(term))
-        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
-        if len(self.terms)>1 and n>=size: self.terms = [self.summed()]
+        if len(self.terms)>1 and self.is_large(): self.terms = [self.summed()]
         self.fit_to(live)
+
+    def is_large(self):
+        "Do the terms hold as many numbers as their sum?"
+        first = self.terms[0]
+        size = first.numel() if isinstance(first, torch.Tensor) else len(first[0])*len(first[1])
+        return sum(t.numel() for term in self.terms for t in listify(term))>=size
 
     def summed(self, part=lambda term: term if isinstance(term, torch.Tensor) else term[0]@term[1].t()):
         "The sum of the terms, or of the `part` of each"

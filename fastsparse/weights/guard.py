@@ -8,6 +8,7 @@ __all__ = ['weight_of', 'Guard', 'refuse_other_mask', 'watch', 'add_hooks', 'rem
 # %% ../../nbs/204_weights.guard.ipynb #30765f8d
 import sys,torch,weakref
 from fastcore.basics import *
+from fastcore.imports import noop
 from ..core.optimizers import base_opt
 from .optimizers import keeps_zero,known_state
 from .weight import mask_grads,refuse_lost,wake
@@ -24,14 +25,14 @@ _unsure = weakref.WeakSet()  # guards whose module may have another parameter th
 
 def weight_of(p:torch.Tensor): # A `Weight`, or None
     "The `Weight` of the parameter `p`"
-    ref = _guards.get(id(p))
-    guard = None if ref is None else ref()
-    return guard.weight if guard is not None and guard.p is p else None
+    guard = _guards.get(id(p), noop)()
+    return None if guard is None else guard.weight
 
 class Guard:
     "The hooks on the parameter of a weight"
     rate = 1.  # factor of its learning rate, besides that of its group
-    before = on_step = None  # the weight before a step, if it has a rate; a function of an optimizer that is about to step it
+    before = None  # the weight before a step, if it has a rate
+    on_step = None  # a function of an optimizer that is about to step it, and of the weight
 
     def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]
     def __getstate__(self): return dict(weight=self.weight, p=self.p, handles=[])
@@ -43,7 +44,8 @@ class Guard:
         if self.handles and p._post_accumulate_grad_hooks:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
             return
-        self.handles = [p.register_hook(partial(_coming, ref)), p.register_post_accumulate_grad_hook(partial(_arrived, ref))]
+        arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
+        self.handles = [p.register_hook(partial(_coming, ref)), arrived]
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -56,8 +58,7 @@ class Guard:
         "Remove the hooks"
         for h in self.handles: h.remove()
         self.handles = []
-        ref = _guards.get(id(self.p))
-        if ref is not None and ref() is self: del _guards[id(self.p)]
+        if _guards.get(id(self.p), noop)() is self: del _guards[id(self.p)]
         remove_hooks()
 
     def mark(self):
@@ -80,7 +81,7 @@ def start(self:Guard):
     self.hook()
 
 def _coming(ref, grad):
-    "A backward pass is about to add `grad`; stores of plain tensors only care if it will be read or differentiated"
+    "A backward pass is about to add `grad`, which a plain tensor needs only if it is read or differentiated"
     guard = ref()
     if guard is None: return
     store = guard.weight.store
@@ -95,9 +96,11 @@ def _arrived(ref, p):
 
 def refuse_other_mask(weight, other):
     "Raise a `ValueError` if the weight `other` has the same parameter under another mask"
-    if other is None or other.module is weight.module or weight.mask is None or other.mask is None or weight.mask.equal(other.mask): return
-    raise ValueError(f"the {weight.attr} of a {type(weight.module).__name__} was tied to that of a {type(other.module).__name__}, which has "
-        "another mask: tie weights before sparsify_model, or call unsparsify_parameter for one of the two first")
+    if other is None or other.module is weight.module: return
+    if weight.mask is None or other.mask is None or weight.mask.equal(other.mask): return
+    raise ValueError(f"the {weight.attr} of a {type(weight.module).__name__} was tied to that of a "
+        f"{type(other.module).__name__}, which has another mask: tie weights before sparsify_model, or call "
+        "unsparsify_parameter for one of the two first")
 
 def watch(weight):
     "Hook the parameter of a weight"
@@ -113,19 +116,21 @@ def project(self:Guard):
     p,mask = weight.p,weight.mask
     if p is None or mask is None: return refuse_lost(weight.module, weight.attr, weight.name)
     if p is not self.p:
-        if not weight.store.follows: return _unsure.add(self)
+        if not weight.store.behind: return _unsure.add(self)
         self.watch(p)
     self.hook()
     if not weight.passive: weight.store.project(p, mask)
 
 def _assigned(module, name, p):
     "The parameter `p` is about to be assigned to `module` as `name`"
-    if isinstance(module, ParametrizationList): _unsure.update(filter(None, [ref() for ref in _guards.values()]))
-    for weight in vars(module).get('_weights', {}).values():
-        guard = weight.guard
-        if guard is None or weight.module is not module or weight.mask is None: continue
-        if weight.attr!=name: _unsure.add(guard)  # as a weight norm does
-        elif isinstance(p, nn.Parameter) and p is not guard.p and weight.store.may_be_replaced(): guard.watch(p)
+    weights = vars(module).get('_weights', {})
+    is_changed = weights or isinstance(module, ParametrizationList)
+    if is_changed: _unsure.update(filter(None, [ref() for ref in list(_guards.values())]))
+    weight = weights.get(name)
+    if weight is None or weight.guard is None or weight.module is not module or weight.mask is None: return
+    is_new = isinstance(p, nn.Parameter) and p is not weight.guard.p
+    if is_new and not weight.store.behind and weight.store.may_be_replaced(): weight.guard.watch(p)
+
 
 
 def _look_again(opt):
@@ -145,15 +150,14 @@ def _look_again(opt):
 # %% ../../nbs/204_weights.guard.ipynb #56daef26
 def _guards_of(opt):
     "The guards of the parameters that `opt` steps"
-    refs = [_guards.get(id(p)) for group in opt.param_groups for p in group['params']]
-    return [ref() for ref in refs if ref is not None]
+    guards = [_guards.get(id(p), noop)() for group in opt.param_groups for p in group['params']]
+    return [guard for guard in guards if guard is not None]
 
 def _before_step(opt, *args):
     base = base_opt(opt)
     if _unsure: _look_again(base)
     weights = [guard.weight for guard in _guards_of(base)]
-    copies = [weight for weight in weights if weight.passive]
-    if copies: wake(copies)
+    if any([weight.passive for weight in weights]): wake(weights)
     for weight in weights:
         guard = weight.guard
         if guard.rate!=1: guard.mark()
@@ -174,7 +178,7 @@ def _after_step(opt, *args):
 
 # %% ../../nbs/204_weights.guard.ipynb #f8ce5fcf
 def _wrap(cls):
-    "Let weights act around the method `step` of a class, until the function that is returned is called"
+    "Call the guards around the method `step` of a class; returns a function that undoes it"
     step = cls.step
     @wraps(step)
     def with_weights(self, *args, **kwargs):
@@ -190,7 +194,7 @@ def _wrap(cls):
 _hooks,_wrapped = [],[]  # functions that remove them
 
 def add_hooks():
-    "Call weights around each optimizer's step, and where parameters are assigned, from now on"
+    "Call the guards around each optimizer's step, and when parameters are assigned"
     if not _hooks:
         before = register_optimizer_step_pre_hook(_disable_dynamo(_before_step))
         after = register_optimizer_step_post_hook(_disable_dynamo(_after_step))

@@ -19,7 +19,10 @@ from warnings import warn
 # %% ../../nbs/205_weights.hooks.ipynb #58400bfa
 def weights_in(model:nn.Module) -> list: # `Weight`s, tied ones once
     "The weights that the modules of `model` keep"
-    return list({id(w):w for m in model.modules() for w in vars(m).get('_weights', {}).values()}.values())
+    found = {}
+    for m in model.modules():
+        for weight in vars(m).get('_weights', {}).values(): found[id(weight)] = weight
+    return list(found.values())
 
 # %% ../../nbs/205_weights.hooks.ipynb #d64695a3
 def traced_projection(model:nn.Module): # One that is being compiled
@@ -32,16 +35,20 @@ def traced_projection(model:nn.Module): # One that is being compiled
 class MaskHooks:
     "The forward pre-hook on the root of a model; it projects the weights whose masks it enforces"
     def __init__(self, names=()):
-        self.names,self.handles,self.rested = {*names},[],False  # of weights; who holds this; is the last forward one in evaluation?
-        self.root = self.found = self.shared = None  # a weak reference; what `project` found last; the DDP whose ranks share masks
+        self.names = {*names}  # of weights
+        self.handles = []  # who holds this
+        self.rested = False  # is the last forward one in evaluation?
+        self.root = self.shared = None  # weak references to the model, and to the DDP whose ranks share masks
+        self.found = None  # the class and the weights of the model at the last projection
 
-    def __reduce__(self): return MaskHooks,(sorted(self.names),)  # the hook of a copy, which enforces all masks
+    def __reduce__(self): return MaskHooks,(sorted(self.names),)  # that of a copy enforces all masks
 
     @property
     def __name__(self): raise AttributeError("torch.jit.script can't compile the hook that keeps masks: script plain_copy(model)")
 
     def __call__(self, model, args):
-        if torch.compiler.is_compiling(): return None if torch.compiler.is_exporting() else traced_projection(model)
+        if torch.compiler.is_exporting(): return
+        if torch.compiler.is_compiling(): return traced_projection(model)
         if vars(model).get('_is_replica') or torch._C._functorch.maybe_current_level() is not None: return
         if model.training or not self.rested: self.project(model)
         self.rested = not model.training
@@ -67,44 +74,53 @@ def attach(self:MaskHooks, model):
     "Enforce the masks of `model`"
     notice(model)
     refuse_computed(model)
-    for k in [k for k,h in model._forward_pre_hooks.items() if h is self]: model._forward_pre_hooks.move_to_end(k, last=False)
+    hooks = model._forward_pre_hooks
+    for k in [k for k,h in hooks.items() if h is self]: hooks.move_to_end(k, last=False)
     held = [w for w in masked_params(model) if self.is_held(w)]
     for w in held:
         if w.guard is None: watch(w)
         w.guard.project()
     for m in model.modules():  # what is tied is copied with each of its modules
-        tied = {k:w for k,p in m._parameters.items() if p is not None and (w := weight_of(p)) and w.module is not m}
-        if tied: vars(m).setdefault('_weights', {}).update(tied)
+        for k,p in m._parameters.items():
+            w = weight_of(p)
+            if w is not None and w.module is not m: vars(m).setdefault('_weights', {})[k] = w
         if not weights_in(m) or any(owner(h) is self for h in m._load_state_dict_pre_hooks.values()): continue
         m._register_state_dict_hook(self.show)
-        m._load_state_dict_pre_hooks.move_to_end(m.register_load_state_dict_pre_hook(self.check_load).id, last=False)
+        handle = m.register_load_state_dict_pre_hook(self.check_load)
+        m._load_state_dict_pre_hooks.move_to_end(handle.id, last=False)
     warn_of_dense(model, self.names)
-    self.root,self.names,self.found = weakref.ref(model),{w.name for w in held},[type(model), *weights_in(model)]
+    self.names = {w.name for w in held}
+    self.root,self.found = weakref.ref(model),[type(model), *weights_in(model)]
 
 @patch
 def show(self:MaskHooks, module, state, prefix, *args):
     "Give the state of a copy that hasn't trained the masks of its values"
     for k,w in vars(module).get('_weights', {}).items():
-        if w.module is not module or (mask := w.shown_mask()) is w.mask: continue
-        new = dict(mask=mask, sparsity=torch.tensor(1-int(mask.sum())/mask.numel(), device=mask.device))
-        state |= {f'{prefix}{k}_{kind}':t for kind,t in new.items() if f'{prefix}{k}_{kind}' in state}
+        mask = w.shown_mask()
+        if w.module is not module or mask is w.mask: continue
+        sparsity = torch.tensor(1-int(mask.sum())/mask.numel(), device=mask.device)
+        new = {f'{prefix}{k}_mask':mask, f'{prefix}{k}_sparsity':sparsity}
+        state |= {name:t for name,t in new.items() if name in state}
 
 @patch
-def is_held(self:MaskHooks, w): return not self.handles or any(c.only is None or c.only==(w.module,w.attr) for c in self.handles)
+def is_held(self:MaskHooks, w):
+    "Is the mask of the weight enforced by one of those who hold this?"
+    return not self.handles or any(c.only in (None, (w.module,w.attr)) for c in self.handles)
 
 @patch(as_prop=True)
 def weights(self:MaskHooks):
     "The weights whose masks it enforces"
     model = self.root and self.root()
-    return [] if model is None else [w for w in weights_in(model) if w.guard is not None and self.is_held(w)]
+    return [w for w in weights_in(model) if w.guard is not None and self.is_held(w)] if model is not None else []
 
 def warn_of_dense(model, names):
     "Warn if one of the sparse parameters `names` is dense now"
     masked = {id(p) for w in masked_params(model) for p in (w.p, w.module._parameters.get(w.attr))}
     now = dict(model.named_parameters(remove_duplicate=False))
     for n in (n for n in sorted(names) if n in now and id(now[n]) not in masked):
-        warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: sparsify_parameter(model, '{n}', ...) "
-            f"makes it sparse; call unsparsify_parameter(model, '{n}') before you replace a layer by a dense one")
+        warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: "
+            f"sparsify_parameter(model, '{n}', ...) makes it sparse; call unsparsify_parameter(model, '{n}') "
+            "before you replace a layer by a dense one")
 
 # %% ../../nbs/205_weights.hooks.ipynb #ce8cb443
 def refuse_load(
@@ -113,39 +129,46 @@ def refuse_load(
     names:list, # The names of the parameter in it
     mask_name:str, # That of its mask
 ):
-    "Raise a `ValueError` if the mask isn't one of bools, or is missing and values of dead weights would be lost"
+    "Raise a `ValueError` if the mask isn't one of bools, or if values of dead weights would be lost without it"
     mask = state.get(mask_name)
     if isinstance(mask, torch.Tensor) and mask.dtype!=torch.bool:
         way = 'load_sparse(model, state) reads it' if mask.dtype==torch.uint8 else 'load mask.bool()'
-        raise ValueError(f"{mask_name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be one of bool, "
-            f"which is True where a weight lives: {way}")
+        raise ValueError(f"{mask_name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be "
+            f"one of bool, which is True where a weight lives: {way}")
     for name in [] if mask_name in state else names:
         t = state.get(name)
         if not isinstance(t, torch.Tensor) or t.shape!=weight.shape or t.is_meta: continue
         if lost := int((t.detach().ne(0)&~weight.mask.to(t.device)).sum()):
-            raise ValueError(f"{name} comes without its mask, {weight.name}_mask, and {lost} of its values that are not zero would be lost, "
-                "where weights are dead in this model: unsparsify(model) makes room for all of them, and prune_magnitude finds new masks then; "
-                "fastsparse.prune.tickets.rewind(model, state) keeps the masks on purpose, and drops these values")
+            raise ValueError(f"{name} comes without its mask, {weight.name}_mask, and {lost} of its values that are not "
+                "zero would be lost, where weights are dead in this model: unsparsify(model) makes room for all of them, "
+                "and prune_magnitude finds new masks then; fastsparse.prune.tickets.rewind(model, state) keeps the masks "
+                "on purpose, and drops these values")
 
 # %% ../../nbs/205_weights.hooks.ipynb #bfee704f
 @patch
 def check_load(self:MaskHooks, module, state, prefix, about, *args):
-    "Refuse what would be lost, and tell weights what comes"
+    "Raise if values would be lost, and prepare the weights for the file"
     if prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
     weights = [w for w in masked_params(module) if self.is_held(w) and not w.learned]
-    names = param_names(module)
-    for w in weights: refuse_load(w, state, [prefix+n for n in names.get(id(w.p), [w.name])], f'{prefix}{w.name}_mask')
+    names,assigns = param_names(module),about.get('assign_to_params_buffers')
+    for w in weights:
+        own = [prefix+n for n in names.get(id(w.p), [w.name])]
+        refuse_load(w, state, own, f'{prefix}{w.name}_mask')
     warn_if_sparser(weights, state, prefix)
-    for w in weights: w.store.before_load(state.get(f'{prefix}{w.name}_mask'), about.get('assign_to_params_buffers'))
+    for w in weights: w.store.before_load(state.get(f'{prefix}{w.name}_mask'), assigns)
     self.rested = False
 
 def warn_if_sparser(weights, state, prefix):
     "Warn if the masks of a file have another sparsity than those of the model"
-    pairs = [(w, state.get(f'{prefix}{w.name}_mask')) for w in weights if not w.passive]
-    pairs = [(w, mask) for w,mask in pairs if type(mask) is torch.Tensor and not mask.is_meta]
-    n = sum(mask.numel() for _,mask in pairs)
-    had,now = sum(w.n_live() for w,_ in pairs),sum(int(mask.sum()) for _,mask in pairs)
-    if now!=had<n: warn(f"the masks of the file have a sparsity of {1-now/n:.4g}, and those of the model had {1-had/n:.4g}")
+    n = had = now = 0
+    for w in weights:
+        mask = state.get(f'{prefix}{w.name}_mask')
+        if w.passive or type(mask) is not torch.Tensor or mask.is_meta: continue
+        n += mask.numel()
+        had += w.n_live()
+        now += int(mask.sum())
+    if now==had or had==n: return
+    warn(f"the masks of the file have a sparsity of {1-now/n:.4g}, and those of the model had {1-had/n:.4g}")
 
 # %% ../../nbs/205_weights.hooks.ipynb #db7355dd
 def owner(h): # A hook of a module
@@ -155,8 +178,10 @@ def owner(h): # A hook of a module
 
 def mask_hooks(model:nn.Module) -> list: # The `MaskHooks` on it and on its submodules
     "The hooks that enforce the masks of `model`"
-    hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values())]
-    return list({id(h):h for h in map(owner, hooks) if isinstance(h, MaskHooks)}.values())
+    found = {}
+    for m in model.modules():
+        for h in (*m._forward_pre_hooks.values(), *m._load_state_dict_pre_hooks.values()): found[id(owner(h))] = owner(h)
+    return [h for h in found.values() if isinstance(h, MaskHooks)]
 
 def unhook(model:nn.Module, hook:MaskHooks):
     "Remove the hook from `model` and its parts"
@@ -196,7 +221,8 @@ def enforce_masks(
     if (hook := first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))) is None:
         hook = MaskHooks()
         model.register_forward_pre_hook(hook)
-        for add in (model.register_load_state_dict_post_hook, model.register_state_dict_pre_hook): add(hook.project)
+        model.register_load_state_dict_post_hook(hook.project)
+        model.register_state_dict_pre_hook(hook.project)
     elif not hook.handles: HookHandle(hook)  # the hook of a copy
     held = HookHandle(hook, only)
     hook.attach(model)
@@ -210,24 +236,26 @@ def share_masks(
     group=None, # A process group, torch's default one if None
 ) -> list: # Names of the parameters whose masks differed
     "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
-    ws,root = [w for w in masked_params(model) if w.store.plain],dist.get_global_rank(group, 0) if group else 0
+    ws = [w for w in masked_params(model) if w.store.plain]
+    root = dist.get_global_rank(group, 0) if group else 0
     sums,found = {w.name:w.store.checksum() for w in ws},[None]*dist.get_world_size(group)
     dist.all_gather_object(found, sums, group)
     differ = [w for w in ws if len({f.get(w.name) for f in found})>1 and all(w.name in f for f in found)]
-    for t in (t for w in differ for t in (w.mask, w.p)):
-        box = t.detach().clone()
-        dist.broadcast(box.view(torch.uint8) if t.dtype==torch.bool else box, root, group)
-        t.copy_(box)
+    for w in differ:
+        for t in (w.mask, w.p):
+            box = t.detach().clone()
+            dist.broadcast(box.view(torch.uint8) if t is w.mask else box, root, group)
+            t.copy_(box)
     return [w.name for w in differ]
 
 # %% ../../nbs/205_weights.hooks.ipynb #47737591
 @patch
 def share(self:MaskHooks, module, ddp):
-    "Begin data parallel training with the same masks on all ranks, and refuse what would make them differ"
+    "Begin data parallel training with the same masks on all ranks, where they have to stay the same"
     join = ddp._join_config
     if join.enable and not join.throw_on_early_termination and any(w.tally for w in self.weights):
-        raise ValueError("ranks make different numbers of steps inside Join, and some would keep old masks: give each rank as many batches "
-            "(DistributedSampler), pass throw_on_early_termination=True, or call remove() of the engine")
+        raise ValueError("ranks make different numbers of steps inside Join, and some would keep old masks: give each rank "
+            "as many batches (DistributedSampler), pass throw_on_early_termination=True, or call remove() of the engine")
     if self.shared is not None and self.shared() is ddp: return
     share_masks(module, ddp.process_group)
     self.shared = weakref.ref(ddp)

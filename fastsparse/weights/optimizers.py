@@ -52,7 +52,8 @@ def optimizers_of(
     *more, # Optimizers to look at besides, fastai's or torch's, or wrappers
 ) -> list: # Each once
     "The optimizers that have stepped sparse weights, and hold state of `p`"
-    return list({id(o):o for o in (*known_state, *more) if opt_state(o, p) or slow_weights(o, p)}.values())
+    opts = {id(o):o for o in (*known_state, *more)}.values()
+    return [o for o in opts if opt_state(o, p) or slow_weights(o, p)]
 
 # %% ../../nbs/200_weights.optimizers.ipynb #cbec6477
 _under_root = 'sqr_avg','exp_avg_sq','max_exp_avg_sq','square_avg','sum'
