@@ -15,8 +15,8 @@ from ..save.shapes import shared_copy
 from ..contract import evaluating,masked_params,module_of,need_choice,need_number
 from ..kernels.timing import float_outputs
 from .experts import retold
-from .solve import fit_outputs,paired_data,put_values,Reader
-from ..prune.inputs import Calibration,EndForward,listening,product_of,without_padding
+from .solve import fit_outputs,paired_data,put_values,Reader,seen_in
+from ..prune.inputs import Calibration,listening,product_of,without_padding
 from ..prune.saliency import scores_by_loss
 from ..prune.shards import blocks_of,other_forwards
 from ..shards.weight import need_whole
@@ -127,21 +127,14 @@ def added_layer(
     block:nn.Module, # A block in it
 ) -> nn.Module: # A linear layer
     "The last linear layer whose output a block adds to its stream"
-    def stream(to=None):
-        kept = []
-        def keep(m, args, kwargs, out): kept.append(out)
-        def end(m, args, kwargs, out):
-            kept.append(first(float_outputs(out)))
-            raise EndForward
-        def zero(m, args, kwargs, out): return torch.zeros_like(out)
-        with listening([to], after=keep), listening([block], after=end): calib.run([0])
-        with listening([to], after=zero), listening([block], after=end): calib.run([0])
-        return [t.flatten(0, -2) for t in kept]
+    def stream(args, kwargs, out): return first(float_outputs(out)).flatten(0, -2)
+    def zero(m, args, kwargs, out): return torch.zeros_like(out)
     for m in reversed([m for m in block.modules() if product_of(m)=='linear']):
-        found = stream(m)
-        if len(found)<3 or found[0].shape!=found[1].shape: continue
-        added,whole,rest = found
-        if (whole-rest-added).norm()<=1e-3*added.norm(): return m
+        added = []
+        def keep(m, args, kwargs, out): added.append(out.flatten(0, -2))
+        with listening([m], after=keep): whole = seen_in(calib, 0, block, stream)
+        with listening([m], after=zero): rest = seen_in(calib, 0, block, stream)
+        if added and added[0].shape==whole.shape and (whole-rest-added[0]).norm()<=1e-3*added[0].norm(): return m
     raise ValueError(f"{type(block).__name__} adds no linear layer to its stream, as where a norm comes last: leave out heal, and tune")
 
 # %% ../../nbs/724_cut.layers.ipynb #1d705339

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['in_own_order', 'row_masks', 'prune_wanda', 'inverse_factor', 'obs_prune', 'prune_sparsegpt', 'fitting_mask',
-           'least_squares', 'gram', 'prune_refit', 'experts_of', 'eager_experts', 'prune_layerwise']
+           'least_squares', 'gram', 'prune_refit', 'experts_of', 'eager_experts', 'prunable', 'prune_layerwise']
 
 # %% ../../nbs/713_prune.layerwise.ipynb #405b4904
 import torch,torch.nn.functional as F,zlib
@@ -160,7 +160,7 @@ def _check_finite(goal):
 
 # %% ../../nbs/713_prune.layerwise.ipynb #e410399d
 def _check_sparsegpt(goal):
-    ok = goal.free or not _prunable(goal) or isinstance(s := getattr(goal.structure, 'inner', goal.structure), NM) and s.axis==1
+    ok = goal.free or not prunable(goal) or isinstance(s := getattr(goal.structure, 'inner', goal.structure), NM) and s.axis==1
     if not ok: raise ValueError(f"{goal.name} is to be {goal.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
     _check_finite(goal)
 
@@ -321,7 +321,8 @@ def eager_experts(
         for c,o in was: c._experts_implementation = o
 
 # %% ../../nbs/713_prune.layerwise.ipynb #33c92436
-def _prunable(goal):
+def prunable(goal):
+    "Is a weight multiplied by inputs that can be seen?"
     product = product_of(goal.module)
     return holds_experts(goal) or product in ('linear','conv','attention') or product=='recurrent' and goal.attr.startswith('weight_ih')
 
@@ -340,7 +341,7 @@ def _all_or_nothing(ps):
 def _solved(plan, calib, dense, solve, progress=False):
     "Prune the weights of `plan` that data reach, in their order; masks by name"
     reached,calls = layer_calls(calib, plan)
-    todo,masks,idle = [o for o in reached if _prunable(o)],{},[]
+    todo,masks,idle = [o for o in reached if prunable(o)],{},[]
     with _all_or_nothing([o.p for o in todo]):
         for o,statistic in shown(layers_in_order(calib, todo, calls, dense), progress, total=len(todo), leave=False):
             try: mask,w = (_by_expert(solve, idle) if holds_experts(o) else solve)(o, statistic)
