@@ -23,8 +23,7 @@ def share_out(
 ) -> list: # An integer for each of `wanted`, within one of it
     "Round `wanted` to integers that add up to `total`, by largest remainder"
     whole = [math.floor(x) for x in wanted]
-    missing = [n-x for n,x in zip(whole, wanted)]
-    order = sorted(range_of(wanted), key=missing.__getitem__)
+    order = sorted(range_of(wanted), key=lambda i: whole[i]-wanted[i])  # equal ones in their order
     for i in order[:total-sum(whole)]: whole[i] += 1
     return whole
 
@@ -103,6 +102,7 @@ def legal_counts(
     counts = [tally.round_up_to_legal(n) for tally,n in zip(tallies, wanted)]
     while True:
         off,steps = sum(wanted)-sum(counts),[]
+        if not off: return counts
         way = 1 if off>0 else -1
         for i,(tally,now,target) in enumerate(zip(tallies, counts, wanted)):
             steps += [(abs(off-n+now), (now-target)*way, i, n) for n in tally.adjacent_counts(now, way)]

@@ -213,8 +213,9 @@ def collecting(self:Group, t):
 # %% ../../nbs/401_train.plan.ipynb #804bb990
 def rule_pairs(rules, method):
     "`rules` as pairs of a pattern and a `Method`, or None; settings that a rule doesn't have are those of `method`"
+    is_pair = isinstance(rules, tuple) and len(rules)==2 and (rules[1] is None or hasattr(rules[1], 'keys'))
     pairs = []
-    for pattern,settings in read_rules(rules):
+    for pattern,settings in read_rules([rules] if is_pair else rules):
         if not (settings is None or hasattr(settings, 'keys')):
             raise ValueError(f"a rule is {(pattern,settings)!r:.80}, and must be a pair of a pattern and settings, "
                 "such as ('*.mlp.*', dict(sparsity=0.9)); `configure` makes pairs of plain data")
