@@ -212,3 +212,9 @@ def test_an_interval_stays_one_in_a_file(tmp_path):
     path.write_text('{method: rigl, sparsity: .8, batches_per_update: {type: Interval, every: 50}}')
     every = configure(path)[0][1]['batches_per_update']
     assert type(every) is Interval and every==50
+
+def test_one_rule_may_be_given_without_a_list():
+    model = nn.Sequential(nn.Linear(8,8), nn.Linear(8,8))
+    sparsify_model(model, .5, seed=0)
+    one,listed = [run_of(model, rules).state_dict() for rules in (('1.*', dict(batches_per_update=4)), [('1.*', dict(batches_per_update=4))])]
+    assert agree(one, listed)

@@ -340,6 +340,7 @@ replaced = dict(assign=_assign, parameter=_parameter, data=_data, same_place=_sa
     written_mask=lambda m: m.body[0].weight_mask.copy_(m.body[0].weight_mask.flip(0)), mask_data=_mask_data, dtype=lambda m: m.double().float(),
     swap=lambda m: torch.utils.swap_tensors(m.body[0].weight, nn.Parameter(torch.ones(8, 6))), swap_by_torch=_swapped_by_torch,
     share=lambda m: m.share_memory(), empty=_emptied)
+replaced['mask_by_data'] = lambda m: m.body[0].weight_mask.data.copy_(m.body[0].weight_mask.flip(0))
 
 @pytest.mark.parametrize('copied', ['original','deepcopy'])
 @pytest.mark.parametrize('when', ['before','after'])
