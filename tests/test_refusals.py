@@ -136,8 +136,8 @@ calls = [
     # rules
     *[(rules(spec), say) for spec,say in (
         (1., r'sparsity is 1.0.*\[0,1\)'), (-.1, r'\[0,1\)'), (nan, r'\[0,1\)'), (True, 'a rule is True'), (None, 'there are no rules'), ([], 'there are no rules'), ([['*', {}]], 'a rule is'),
-        (dict(method='best'), "method is 'best'.*rigl.*static"), (dict(method=3), 'method is 3'), (dict(density=.1), "says 'density'.*params, method.*sparsity"),
-        (dict(method='dense', sparsity=.5), "says 'sparsity'.*dense"), (dict(params=3), 'params is 3.*glob'), (dict(params=[]), 'glob'), (dict(params=None), 'glob'),
+        (dict(method='best'), "method is 'best'.*rigl.*static"), (dict(method=3), 'method is 3'), (dict(density=.1), "has 'density'.*params, method.*sparsity"),
+        (dict(method='dense', sparsity=.5), "has 'sparsity'.*dense"), (dict(params=3), 'params is 3.*glob'), (dict(params=[]), 'glob'), (dict(params=None), 'glob'),
         (dict(params=['a',3]), 'glob'), (dict(structure='4:2'), '4'), (dict(sparse_f='best'), 'sparse_f is .best.*erdos_renyi'),
         (dict(keep_score_f=dict(lam=3)), 'keep_score_f is.*a dict with a name as its type'), (dict(sparse_f=dict(type=['uniform'])), 'a dict with a name as its type'),
         (dict(keep_score_f=dict(type='MagnitudePlusGradient', mu=3)), "argument 'mu'.*takes lam"), (dict(keep_score_f=3), 'keep_score_f is 3'),

@@ -83,7 +83,7 @@ def test_methods_by_name():
     for make in (lambda: DynamicSparseTrainingCallback(RigL_presets), lambda: engine_of(random_score, sparse_modules=RigL_presets)):
         with pytest.raises(ValueError, match="method='RigL'"): make()
 
-@pytest.mark.parametrize('change,say', [(None, 'the state is None'), ({}, 'the state is {}'), (dict(schema=0), 'schema 0'), (dict(n_steps=7), 'n_steps=7'), (dict(seed=9), 'checksum')])
+@pytest.mark.parametrize('change,say', [(None, 'the state is None'), ({}, 'the state is {}'), (dict(schema=0), "'schema': 0"), (dict(n_steps=7), 'n_steps=7'), (dict(seed=9), 'checksum')])
 def test_states_are_not_believed(change, say):
     "Law 10: a state of another run, or one that was changed, is refused before anything changed"
     m,engine = engine_of(random_score)

@@ -111,10 +111,12 @@ def watch(weight):
 # %% ../../nbs/204_weights.guard.ipynb #4a5eed4b
 @patch
 def project(self:Guard):
-    "Zero what was written to dead weights, and hook the gradient again if that is needed"
+    "Zero what was written to dead weights, and hook the gradient again if that is needed; is the parameter lost?"
     weight = self.weight
     p,mask = weight.p,weight.mask
-    if p is None or mask is None: return refuse_lost(weight.module, weight.attr, weight.name)
+    if p is None or mask is None:
+        refuse_lost(weight.module, weight.attr, weight.name)
+        return True
     if p is not self.p:
         if not weight.store.behind: return _unsure.add(self)
         self.watch(p)

@@ -61,7 +61,7 @@ class MaskHooks:
         ws = weights_in(model)
         if [type(model), *ws]!=self.found: return self.attach(model)
         for w in ws:
-            if w.guard is not None: w.guard.project()
+            if w.guard is not None and w.guard.project(): return self.attach(model)
 
 def before_state(module:nn.Module): # One whose state is about to be read
     "Mask what others wrote"
