@@ -151,8 +151,13 @@ def test_a_search_tries_the_narrow_network_too():
 def test_a_search_says_why_no_narrow_network_was_tried():
     learn = digits_learner()
     learn.fit(1, 1e-3)
-    found = find_sparsity(learn, budget=2, sparsities=(.5,), seeds=1, tolerance=1., progress=False, mask_init='magnitude')
+    found = find_sparsity(learn, budget=4, sparsities=(.5,), seeds=1, tolerance=1., progress=False, mask_init='magnitude')
     assert found.narrow is None and found.advice=='train a sparse network at 0.5; no narrow dense network was tried: the model is trained, and a narrow one would start anew'
+
+def test_a_search_of_one_epoch_each_advises_nothing():
+    "Neither sparse nor dense is better after so short a training"
+    with pytest.warns(UserWarning, match='too short to compare'): found = find_sparsity(digits_learner(), budget=2, sparsities=(.5,), seeds=1, progress=False)
+    assert 'longer trainings' in found.advice and 'budget=10 or more' in found.advice
 
 def test_a_search_suggests_no_sparsity_at_which_a_training_diverges(monkeypatch):
     "A seed whose score isn't a number was left out of its mean"

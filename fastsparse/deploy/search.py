@@ -25,6 +25,7 @@ class SparsityFound:
     runs:pd.DataFrame # A row for each training
     narrow:NarrowComparison=None # The suggested network beside a narrow dense one that trained as long
     why_no_narrow:str='' # Why `narrow` is None
+    too_short:str='' # Why the trainings say nothing yet
 
     @property
     def table(self):
@@ -39,6 +40,7 @@ class SparsityFound:
 @patch(as_prop=True)
 def advice(self:SparsityFound):
     "What to train, in one sentence"
+    if self.too_short: return f'compare them in longer trainings first: {self.too_short}'
     if not self.suggested: return 'train the dense network: no sparsity that was tried is as good'
     sparse = f'train a sparse network at {self.suggested:g}'
     if self.narrow is None: return f'{sparse}; no narrow dense network was tried: {self.why_no_narrow}'
@@ -107,12 +109,15 @@ def find_sparsity(
     runs = [(s,seed) for seed in range(seeds) for s in (0.,*sparsities)]
     need_number(f'budget, the epochs of {len(runs)} trainings,', budget, len(runs), whole=True)
     n_epoch = budget//len(runs)
-    if n_epoch<2: warn(f"budget={budget} leaves one epoch to each of {len(runs)} networks, too short to compare them: "
-        f"pass budget={5*len(runs)} or more, or fewer sparsities")
+    too_short = ''
+    if n_epoch<2:
+        too_short = f"budget={budget} leaves one epoch to each of {len(runs)} networks, too short to compare them: " \
+            f"pass budget={5*len(runs)} or more, or fewer sparsities"
+        warn(too_short)
     with as_was(learn):  # refuses wrong settings
         for s in sparsities: plan_fit(copy := copy_of(learn), n_epoch, s, lr_max, seed=0, **kwargs).start(copy)
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr_max, kwargs) for s,seed in shown(runs, progress)]
-    res = SparsityFound(0., pd.DataFrame(rows))
+    res = SparsityFound(0., pd.DataFrame(rows), too_short=too_short)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
     mean = (res.table.metric*sign).fillna(-np.inf)
     res.suggested = float(max([s for s in mean.index if mean[s]>=mean[0.]-tolerance and np.isfinite(mean[s])], default=0.))
