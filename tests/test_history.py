@@ -298,3 +298,15 @@ def test_many_layers():
     ax = history.plot_layers()
     assert len(ax.lines)==12 and [o.get_text() for o in ax.get_legend().get_texts()]==['all']
     plt.close('all')
+
+def test_a_tensor_that_is_marked_as_a_folder_is_refused(tmp_path):
+    "torch.load leaves its memory as it finds it"
+    path = tmp_path/'a.pt'
+    model,history = mlp(),SparseHistory(keep_masks=True)
+    sparsify_model(model, .5, seed=0)
+    history.begin(DynamicSparseTraining(model, torch.optim.SGD(model.parameters(), lr=.1), 20, **fast))
+    history.save(path)
+    data = bytearray(path.read_bytes())
+    data[data.rfind(b'PK\1\2')+38] |= 16
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match='a.pt.* is damaged'): SparseHistory.load(path)

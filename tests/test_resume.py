@@ -165,7 +165,7 @@ presets = dict(Static=Static_presets, SET=SET_presets(**every4), SNFS=SNFS_prese
 opts = dict(sgd=momentum_sgd, adam=Adam, adamw=partial(OptimWrapper, opt=torch.optim.AdamW), ranger=ranger, accumulate=momentum_sgd)
 every_fit = [f'{m}-{o}' for m in presets for o in opts]
 ways = 'live','mixed','in order','torch loader','two engines'
-fits = 'SET-adam','SNFS-adamw','GMP-adam','GraNet-adamw','SRigL-accumulate','ACDC-sgd','RigL-accumulate',*(f'RigL-adam {w}' for w in ways)
+fits = 'SET-adam','SNFS-adamw','GMP-adam','GraNet-adamw','SRigL-adam','ACDC-sgd','RigL-accumulate',*(f'RigL-adam {w}' for w in ways)
 
 def small_learner(path, opt=momentum_sgd, seed=0, sizes=(64,16,12,10), **kwargs):
     "Eight batches an epoch, shuffled, with dropout"
@@ -217,7 +217,7 @@ runs = {o:partial(fit, case=o) for o in fits} | {k:partial(loop, kind=k) for k i
 
 def go_on(folder, names):
     "In a process of its own: other weights, masks, seeds and random states, then the same run"
-    for k in names: torch.save(runs[k](folder, seed=9), f'{folder}/{k}-end')
+    for k in names: torch.save(runs.get(k, partial(fit, case=k))(folder, seed=9), f'{folder}/{k}-end')
 
 def in_another_process(folder, names, runs=runs):
     for i,k in enumerate(names):

@@ -330,6 +330,7 @@ def check(self:SparseCheckpoint, run):
     except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
     theirs,mine = _sparsity_of(masks_in(run['model'])),_sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
     moves = any(getattr(cb.method, k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))
+    moves = moves or any(getattr(cb.method.structure, 'moves_count', False) for cb in self.engines)
     if None not in (theirs, mine) and theirs!=mine and not moves:
         raise ValueError(f"the sparsity is {theirs:.4f} in {path}, and {mine:.4f} here: {_other_run}")
 

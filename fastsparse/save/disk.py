@@ -139,7 +139,9 @@ def check_archive(
     sealed:bool=False, # Has `check_seal` verified its bytes already?
 ):
     "Raise a `ValueError` if the archive is damaged, or holds more than its bytes"
-    with zipfile.ZipFile(path) as z: bad,entries = None if sealed else z.testzip(),z.infolist()
+    with zipfile.ZipFile(path) as z:
+        entries = z.infolist()
+        bad = None if sealed else z.testzip() or next((entry.filename for entry in entries if entry.external_attr&16), None)
     if bad: raise ValueError(f"{str(path)!r} is damaged: the bytes of {bad} have changed since it was written")
     if sum(entry.file_size for entry in entries)<=Path(path).stat().st_size: return
     raise ValueError(f"{str(path)!r} is compressed, or its entries overlap, which torch.save never writes: unpack it, and pack it without compression")

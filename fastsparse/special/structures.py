@@ -123,6 +123,7 @@ class AblatingFanIn(FanIn):
     "Equally many live inputs for every output that has any"
     ablate:float # γ in [0,1]: an output with fewer salient weights than this fraction of the fan-in loses all
     syntax = r'fan-in ablate (?P<ablate>[-+.e\d]+)'
+    moves_count = True  # an update may leave another number of weights
     def __post_init__(self): need_fraction('ablate', self.ablate)
     def __str__(self): return f'fan-in ablate {self.ablate}'
 
