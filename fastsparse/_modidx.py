@@ -3034,6 +3034,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'fastsparse/save/checkpoint.py'),
                                             'fastsparse.save.checkpoint._model_back': ( 'save.checkpoint.html#_model_back',
                                                                                         'fastsparse/save/checkpoint.py'),
+                                            'fastsparse.save.checkpoint._moves_count': ( 'save.checkpoint.html#_moves_count',
+                                                                                         'fastsparse/save/checkpoint.py'),
                                             'fastsparse.save.checkpoint._orders': ( 'save.checkpoint.html#_orders',
                                                                                     'fastsparse/save/checkpoint.py'),
                                             'fastsparse.save.checkpoint._put': ( 'save.checkpoint.html#_put',

@@ -304,6 +304,11 @@ def _sparsity_of(masks):
     "The fraction of dead weights under `masks`, None without any"
     return 1-sum(map(count_live, masks.values()))/n if (n := sum(m.numel() for m in masks.values())) else None
 
+def _moves_count(method):
+    "May an update leave another number of live weights?"
+    if method.sparsity is not None or method.sparsity_path is not None: return True
+    return getattr(method.structure, 'moves_count', False)
+
 _other_run = "leave the file to its run and give this one another path, or start anew with resume=False, which writes over it"
 
 # %% ../../nbs/605_save.checkpoint.ipynb #454ac32e
@@ -329,9 +334,7 @@ def check(self:SparseCheckpoint, run):
         check_grads(model, run['grads'], masks_in(run['model']))
     except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
     theirs,mine = _sparsity_of(masks_in(run['model'])),_sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
-    moves = any(getattr(cb.method, k) is not None for cb in self.engines for k in ('sparsity','sparsity_path'))
-    moves = moves or any(getattr(cb.method.structure, 'moves_count', False) for cb in self.engines)
-    if None not in (theirs, mine) and theirs!=mine and not moves:
+    if None not in (theirs, mine) and theirs!=mine and not any(_moves_count(cb.method) for cb in self.engines):
         raise ValueError(f"the sparsity is {theirs:.4f} in {path}, and {mine:.4f} here: {_other_run}")
 
 # %% ../../nbs/605_save.checkpoint.ipynb #0d441a37

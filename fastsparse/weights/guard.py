@@ -133,8 +133,6 @@ def _assigned(module, name, p):
     is_new = isinstance(p, nn.Parameter) and p is not weight.guard.p
     if is_new and not weight.store.behind and weight.store.may_be_replaced(): weight.guard.watch(p)
 
-
-
 def _look_again(opt):
     "Hook what was put into a module without an assignment, if `opt` steps it"
     stepped = {id(p) for group in opt.param_groups for p in group['params']}
