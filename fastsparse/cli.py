@@ -74,8 +74,8 @@ def read_batch(
         if not isinstance(e.__cause__, UnpicklingError): raise
         raise CliError(f"{path} holds a model or other objects, {must}") from e
     need_batch(x, f'the content of {path}')
-    if isinstance(x, dict) and any(not isinstance(k, str) or '.' in k for k in x):
-        raise CliError(f"{path} holds weights by name, {must}")
+    by_name = isinstance(x, dict) and any(not isinstance(k, str) or '.' in k for k in x)
+    if by_name: raise CliError(f"{path} holds weights by name, {must}")
     return x
 
 # %% ../nbs/990_cli.ipynb #515aef4d
@@ -167,8 +167,8 @@ def prune_weights(
         if f'{k}_mask' not in state: continue
         new[f'{k}_mask'] = mask & state[f'{k}_mask'].bool()
         new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
-    if not made:
-        raise CliError("there is nothing to prune: no weight of a layer; biases, norms, embeddings and constants stay dense")
+    if not made: raise CliError("there is nothing to prune: no weight of a layer; "
+        "biases, norms, embeddings and constants stay dense")
     return new
 
 # %% ../nbs/990_cli.ipynb #5cce9b82
@@ -179,8 +179,8 @@ def _prune_model(model, sparsity, method, data):
     from fastsparse.prune.tickets import prune_to
     from fastsparse.weights.find import masked_params
     if masked_params(model):
-        if method=='wanda':
-            raise CliError("the model is sparse already, and Wanda starts dense: leave out --method to prune it further")
+        if method=='wanda': raise CliError("the model is sparse already, and Wanda starts dense: "
+            "leave out --method to prune it further")
         return prune_to(model.eval(), sparsity)
     if method=='wanda': prune_wanda(model.eval(), sparsity, [read_batch(data)], progress=True)
     else: prune_magnitude(model.eval(), sparsity)
@@ -222,10 +222,10 @@ def export(
     "Write a sparse model in FILE in another format, and report its cost"
     from fastsparse.deploy.export import export_sparse
     from fastsparse.weights.find import masked_params
-    if out is None and format in ('safetensors','onnx','mnn'):
-        raise CliError(f"--format {format} writes a file: name it with --out")
-    if sample is None and format!='safetensors':
-        raise CliError(f"--format {format} needs inputs: pass --sample with a file of a batch, a tensor that torch.save wrote")
+    needs_file = format in ('safetensors','onnx','mnn')
+    if needs_file and out is None: raise CliError(f"--format {format} writes a file: name it with --out")
+    if sample is None and format!='safetensors': raise CliError(f"--format {format} needs inputs: "
+        "pass --sample with a file of a batch, a tensor that torch.save wrote")
     model = read_model(file, trust)
     if not masked_params(model) and all(p.count_nonzero()>p.numel()/2 for p in model.parameters() if p.ndim>1):
         raise CliError(f"{file} holds a model without masks and zeros: "
