@@ -28,8 +28,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastsparse/circuits/checkpoints.py'),
                                                  'fastsparse.circuits.checkpoints.PublishedBlock.__init__': ( 'circuits.checkpoints.html#publishedblock.__init__',
                                                                                                               'fastsparse/circuits/checkpoints.py'),
-                                                 'fastsparse.circuits.checkpoints.PublishedBlock.attend': ( 'circuits.checkpoints.html#publishedblock.attend',
-                                                                                                            'fastsparse/circuits/checkpoints.py'),
                                                  'fastsparse.circuits.checkpoints.PublishedBlock.forward': ( 'circuits.checkpoints.html#publishedblock.forward',
                                                                                                              'fastsparse/circuits/checkpoints.py'),
                                                  'fastsparse.circuits.checkpoints.PublishedDecoder': ( 'circuits.checkpoints.html#publisheddecoder',

@@ -120,8 +120,8 @@ def core(
 ) -> dict: # A bool vector for each name
     "The nodes that are left when dead ends are removed"
     while True:
-        n,masks = sum(int(v.sum()) for v in masks.values()),_pruned(masks, links)
-        if sum(int(v.sum()) for v in masks.values())==n: return masks
+        was,masks = masks,_pruned(masks, links)
+        if all(v.equal(was[k]) for k,v in masks.items()): return masks
 
 # %% ../../nbs/904_circuits.search.ipynb #255671be
 def edges_of(
@@ -132,9 +132,8 @@ def edges_of(
     out = []
     for source,target,w,kind in links:
         if kind!='weight': continue
-        s,t = masks[source].nonzero()[:,0],masks[target].nonzero()[:,0]
-        part = w[t][:,s]
-        out += [(source,int(s[j]),target,int(t[i]),float(part[i,j])) for i,j in part.nonzero().tolist()]
+        part = w*masks[target][:,None]*masks[source]
+        out += [(source,j,target,i,float(w[i,j])) for i,j in part.nonzero().tolist()]
     return out
 
 # %% ../../nbs/904_circuits.search.ipynb #56271440
