@@ -75,8 +75,11 @@ def shared_copy(
     model:nn.Module, # A module without masks
     to=noop, # Function of a parameter or buffer; without it both models have the same
 ) -> nn.Module:
-    "A copy of `model` with the same parameters and buffers, or with what `to` makes of them"
-    return deepcopy(model, {id(t):to(t) for t in (*model.parameters(), *model.buffers())})
+    "A copy of `model` with the same parameters and buffers, or with what `to` makes of them; parameters stay parameters"
+    def copied(t):
+        new = to(t)
+        return nn.Parameter(new, t.requires_grad) if isinstance(t, nn.Parameter) and new is not t else new
+    return deepcopy(model, {id(t):copied(t) for t in (*model.parameters(), *model.buffers())})
 
 # %% ../../nbs/599_save.shapes.ipynb #1dcf1230
 def need_cuts(
