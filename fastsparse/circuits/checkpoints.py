@@ -20,7 +20,9 @@ _acts = dict(relu=F.relu, gelu=F.gelu, identity=nn.Identity())
 
 def place_modules(c):
     "A module for each place of a block: `AbsTopK` where the settings `c` say so, and one that changes nothing elsewhere"
-    d,inner,more = c['d_model'],c['n_head']*c['d_head'],c['d_pos_emb'] or 0
+    d = c['d_model']
+    inner = c['n_head']*c['d_head']
+    more = c['d_pos_emb'] or 0
     sizes = dict(dict.fromkeys(places, d), q=inner, k=inner, v=inner, hidden=c['d_mlp'], read1=d+more, read2=d+more)
     if more: sizes |= dict(pos1=more, pos2=more)
     return node_modules(sizes, c['afrac'], [o for o,name in places.items() if name in c['afrac_loctypes']])
@@ -67,7 +69,8 @@ class PublishedDecoder(nn.Module):
         self.vocab = [str(i) for i in range(n)]
 
     def forward(self, x):
-        y,pos = self.wte(x),self.wpe.weight[:x.shape[1]] if self.c['positions'] else None
+        y = self.wte(x)
+        pos = self.wpe.weight[:x.shape[1]] if self.c['positions'] else None
         if pos is not None and not self.c['d_pos_emb']: y,pos = y+pos,None
         y = self.at.emb(y)
         for b in self.blocks: y = b(y, pos)
@@ -152,7 +155,8 @@ def load_circuit_model(
     state.setdefault('final_logits_bias', torch.zeros(c['vocab_size']))
     if c['sink']: c['sink'] = len(state.get('blocks.0.sink', [0]))
     model = PublishedDecoder(c)
-    if odd := sorted(state.keys()^model.state_dict().keys()):
+    odd = sorted(state.keys()^model.state_dict().keys())
+    if odd:
         there,part = ('in','has no such part') if odd[0] in state else ('not in','has it')
         raise ValueError(f"{odd[0]} is {there} {str(file)!r}, and the network {part}")
     model.load_state_dict(state)

@@ -24,8 +24,8 @@ class ModelCall(ModelConfig):
         passes_on = any(p.kind==Parameter.VAR_KEYWORD for p in params)
         if passes_on: params = [*signature(type(self.built({}))).parameters.values(), *params]
         usual = {p.name:p.default for p in params if p.default is not Parameter.empty}
-        self.told = {k:_plain(v) for k,v in (usual | self.given).items()}
-        self.settings = dict(settings_of(self.told))
+        self.spec = {k:_plain(v) for k,v in (usual | self.given).items()}
+        self.settings = dict(settings_of(self.spec))
 
     def arguments(self, new): return {p[0]:self.changed(new)[p[0]] for p in new}
     def made(self, new): return self.build(**self.arguments(new))

@@ -104,7 +104,8 @@ _costs = dict(weights=lambda model, xb: sum(map(torch.numel, model.parameters())
 def _fraction_for(choose, groups, cost, sparsity):
     "The smallest fraction of groups with which `cost` falls to `1-sparsity` of what it is"
     def left(fraction): return cost(groups.cut(choose(fraction))[0], groups.xb)
-    goal,least = (1-sparsity)*cost(groups.model, groups.xb),left(1.)
+    goal = (1-sparsity)*cost(groups.model, groups.xb)
+    least = left(1.)
     if least>goal:
         raise ValueError(f"sparsity is {sparsity}, and with one channel in each layer {least/goal*(1-sparsity):.3g} of the cost is left: "
             "take a lower one")
@@ -122,7 +123,9 @@ def mask_groups(
     opt=None, # An optimizer whose state of dead weights becomes zero
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Give the parameters of dead groups masks; what was dead stays dead"
-    ps,had,masks = dict(model.named_parameters(remove_duplicate=False)),{w.name:w.mask for w in masked_params(model)},{}
+    ps = dict(model.named_parameters(remove_duplicate=False))
+    had = {w.name:w.mask for w in masked_params(model)}
+    masks = {}
     for (n,d),r in groups.axes.items():
         if n not in ps or not gone[r].any(): continue
         mask = masks.setdefault(n, had[n].clone() if n in had else torch.ones_like(ps[n], dtype=torch.bool))
@@ -293,11 +296,13 @@ def prune_channels(
     need_number('multiple', multiple, 1, whole=True)
     need_number('damp', damp, 0)
     if not callable(budget): need_choice('budget', budget, ['channels',*_costs])
-    module,xb = module_of(model),batch_of(model) if xb is None else xb
+    module = module_of(model)
+    xb = batch_of(model) if xb is None else xb
     if xb is None: raise ValueError("xb is None, and only a Learner brings its own: pass a batch of inputs")
     if rules and (budget!='channels' or ranking!='space'):
         raise ValueError("sparsity has rules, which say what goes of each layer: leave out budget and ranking, or pass one number")
-    groups,calib = removable_groups(module, xb, even),None if heal is None else healing_data(model, heal, xb, n_samples, bs)
+    groups = removable_groups(module, xb, even)
+    calib = None if heal is None else healing_data(model, heal, xb, n_samples, bs)
     share = fractions_of(module, groups, sparsity) if rules else sparsity
     if scores is None: scores = weight_magnitude if calib is None else solvable_scores(module, groups, calib, damp)
     gone = lowest_groups(module, groups, share, scores, structure, budget, ranking, multiple)

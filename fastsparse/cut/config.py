@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['unset', 'quiet', 'configured', 'settings_of', 'sizes_of', 'ModelConfig', 'SharedCount', 'ConfigCounts', 'filled',
-           'tell', 'tell_cuts', 'keep_to_config']
+           'put_settings', 'describe_cuts', 'keep_to_config']
 
 # %% ../../nbs/720_cut.config.ipynb #b6de3781
 import logging,re,torch,warnings
@@ -45,9 +45,9 @@ def configured(
     return res
 
 # %% ../../nbs/720_cut.config.ipynb #1b94208c
-def settings_of(told, at=()):
+def settings_of(spec, at=()):
     "Path and value of each setting"
-    for k,v in told.items() if isinstance(told, dict) else enumerate(told):
+    for k,v in spec.items() if isinstance(spec, dict) else enumerate(spec):
         if isinstance(v, (dict,list)): yield from settings_of(v, (*at,k))
         else: yield (*at,k),v
 
@@ -58,20 +58,20 @@ unset = object()  # the value of a setting that the class works out from others
 
 class ModelConfig:
     "The configuration of a model, and the shapes of models with other numbers in it"
-    open = True  # May a setting be told that isn't among those told?
+    open = True  # May a setting be given that is not among these?
     def __init__(self, model):
-        self.cls,self.config,self.told,self.tried = type(model),model.config,model.config.to_dict(),{}
+        self.cls,self.config,self.spec,self.tried = type(model),model.config,model.config.to_dict(),{}
         self.why = ''  # what the class last said against new values
-        self.name,self.settings = type(self.config).__name__,dict(settings_of(self.told))
+        self.name,self.settings = type(self.config).__name__,dict(settings_of(self.spec))
 
     def changed(self, new:dict): # Path → value
-        "All that is told, with `new` values"
-        told = deepcopy(self.told)
+        "All settings, with `new` values"
+        spec = deepcopy(self.spec)
         for (*path,k),v in new.items():
-            at = reduce(getitem, path, told)
+            at = reduce(getitem, path, spec)
             if v is unset: at.pop(k, None)
             else: at[k] = v
-        return told
+        return spec
 
     def made(self, new): return self.cls(type(self.config).from_dict(self.changed(new)))
 
@@ -94,9 +94,9 @@ def shapes(self:ModelConfig, new={}) -> dict: # Name of a parameter or buffer �
 @patch
 def stages(self:ModelConfig):
     "Settings of a backbone that follow from its number of layers, as pairs of path and `unset`"
-    names,out = self.told.get('stage_names'),self.told.get('out_features')
+    names,out = self.spec.get('stage_names'),self.spec.get('out_features')
     if not names or out not in (None,names[-1:]): return []
-    return [((k,),unset) for k in ('stage_names','out_features','out_indices') if k in self.told]
+    return [((k,),unset) for k in ('stage_names','out_features','out_indices') if k in self.spec]
 
 # %% ../../nbs/720_cut.config.ipynb #304a3e92
 @patch
@@ -106,14 +106,14 @@ def of_shapes(self:ModelConfig,
     stay:list, # Indices of those that stay
 ) -> dict: # Path → value; None if no settings give these shapes
     "New values without some of `n` experts or layers"
-    def lists(told, at=()):
-        for k,v in told.items():
+    def lists(spec, at=()):
+        for k,v in spec.items():
             if isinstance(v, dict): yield from lists(v, (*at,k))
             elif isinstance(v, list) and len(v)==n: yield (*at,k),[v[i] for i in stay]
     one = [p for p,v in self.settings.items() if type(v) is int and v==n]
     for k in (1,2,3):
         for ps in combinations(one, k):
-            for own in ([*lists(self.told)], [], self.stages()):
+            for own in ([*lists(self.spec)], [], self.stages()):
                 new = dict.fromkeys(ps, len(stay)) | dict(own)
                 if self.shapes(new)==shapes: return new
 
@@ -124,7 +124,7 @@ class SharedCount:
     counts:object # `ConfigCounts`
     n:int # Units in each of the spaces
     settings:dict # Path → value; the number of groups if it isn't set
-    fixed:dict # Path → value that has to be told
+    fixed:dict # Path → value that has to be given
     spaces:dict # Each a tuple of axes → groups, a multiple of `n`
 
     def values(self, m):
@@ -259,7 +259,7 @@ def search(self:ConfigCounts, space):
             if isinstance(found, SharedCount): return found
             if found: near[p] = v
     untold = None if self.config.open else 0
-    fixed = [{}]+[{(k,):v} for k,v in self.attributes(space).items() if self.config.told.get(k, untold) is None]
+    fixed = [{}]+[{(k,):v} for k,v in self.attributes(space).items() if self.config.spec.get(k, untold) is None]
     for k in (1,2,3):
         for pairs in combinations([*near.items()][:6], k):
             for own in fixed[k<2:]:
@@ -280,7 +280,9 @@ def of(self:ConfigCounts, space):
 @patch
 def why_uneven(self:ConfigCounts, space, left):
     "Why no setting gives what is `left` of a space, where it is less; None if one does"
-    n,m,own,kind = len(self.spaces[space]),left[space],self.of(space),self.config.name
+    n = len(self.spaces[space])
+    m = left[space]
+    own,kind = self.of(space),self.config.name
     keeps = f"{space[0][0].rpartition('.')[0]} keeps {m} of {n} groups"
     if own is None: return f"{keeps}, and {kind} has no number for it"
     for other,k in own.spaces.items():
@@ -293,7 +295,8 @@ def why_uneven(self:ConfigCounts, space, left):
 @patch
 def left(self:ConfigCounts, gone):
     "New values without the groups `gone`, or a text that says why there are none"
-    new,counts = {},{space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
+    new = {}
+    counts = {space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
     if not self.describes(): return f"{self.config.name} didn't describe the model before the cut"
     for space,gs in self.spaces.items():
         if counts[space]==len(gs): continue
@@ -305,7 +308,7 @@ def left(self:ConfigCounts, gone):
     return f"no {self.config.name} that was tried gives this model"
 
 # %% ../../nbs/720_cut.config.ipynb #c878e88f
-def tell(
+def put_settings(
     host:nn.Module, # A model of transformers, changed in place
     new:dict, # Path → value
     like:nn.Module, # A model of these values, as from `ModelConfig.built`
@@ -330,14 +333,15 @@ def _take(config, like, paths):
 def by_layer(self:ConfigCounts, gone) -> dict: # Path of a `per_layer_config` → number of a layer → its settings
     "Settings of single layers without the groups `gone`"
     res = {}
-    if self.config.told.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
+    if self.config.spec.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
     for space,gs in self.spaces.items():
-        m,own = int((~gone[gs]).sum()),self.of(space)
+        m = int((~gone[gs]).sum())
+        own = self.of(space)
         if m==len(gs) or own is None or m*own.n%len(gs): continue
         layer = int(first(k for k in space[0][0].split('.') if k.isdigit()) or 0)
         for (*path,k),v in own.values(m*own.n//len(gs)).items():
-            told = reduce(getitem, path, self.config.told)
-            was = {int(i):dict(o) for i,o in told.get('per_layer_config', {}).items()}
+            spec = reduce(getitem, path, self.config.spec)
+            was = {int(i):dict(o) for i,o in spec.get('per_layer_config', {}).items()}
             layers = res.setdefault((*path,'per_layer_config'), was)
             layers.setdefault(layer, {})[k] = v
     return res
@@ -366,14 +370,14 @@ def _refuse(kind, why, *args, **kwargs):
         "shrink, or prune with even=True")
 
 # %% ../../nbs/720_cut.config.ipynb #421bd420
-def _tell_cut(counts, small, gone):
+def _describe_cut(counts, small, gone):
     "Let the configuration that `counts` are of, in the copy `small`, say what is left"
     host,new = small.get_submodule(counts.host),counts.left(gone)
     if not counts.describes():
         host.save_pretrained = partial(_refuse, type(host).__name__, new)
         return
     opens = isinstance(new, dict)
-    if opens: tell(host, new, counts.config.built(new))
+    if opens: put_settings(host, new, counts.config.built(new))
     else:
         layers = counts.by_layer(gone)
         opens = counts.config.shapes(layers)==sizes_of(host)
@@ -383,16 +387,16 @@ def _tell_cut(counts, small, gone):
             setattr(config, k, v)
     host.save_pretrained = partial(_save, host, _readme(counts, gone, opens))
 
-def tell_cuts(
-    groups, # `Groups` of a model; copies cut by them are told from now on
+def describe_cuts(
+    groups, # `Groups` of a model; from now on their cut copies have a configuration, too
 ) -> list: # A `ConfigCounts` for each configuration
     "Let the configurations of cut copies say what is left"
     counts = [ConfigCounts(groups, name, ModelConfig(host)) for name,host in configured(groups.model).items()]
-    def told(small, gone):
+    def describe(small, gone):
         for c in counts:
             lost = any(gone[own].any() for (n,_),own in groups.axes.items() if n.startswith(c.prefix))
-            if lost: _tell_cut(c, small, gone)
-    groups.tell = told
+            if lost: _describe_cut(c, small, gone)
+    groups.describe = describe
     return counts
 
 # %% ../../nbs/720_cut.config.ipynb #7dc32954
@@ -402,7 +406,7 @@ def keep_to_config(
 ):
     "Hold the groups whose number no configuration says, and note in `groups.shared` the numbers that several spaces share"
     if even is False: return
-    found,free = tell_cuts(groups),groups.free()
+    found,free = describe_cuts(groups),groups.free()
     if isinstance(even, ModelConfig): found = [ConfigCounts(groups, '', even)]
     counts = [c for c in found if c.describes()]
     if even and not (found and len(counts)==len(found)):

@@ -29,7 +29,8 @@ def joined_labels(
     "One number for all labels that are joined"
     root = torch.arange(n)
     while True:
-        a,b = root[pairs[0]],root[pairs[1]]
+        a = root[pairs[0]]
+        b = root[pairs[1]]
         if a.equal(b): return root
         low = torch.minimum(a, b)
         root = root.scatter_reduce(0, a, low, 'amin').scatter_reduce(0, b, low, 'amin')
@@ -45,7 +46,7 @@ class Groups:
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
         self.moving = {group:why for labels,why in walk.moving for group in self.root[labels].unique().tolist()}  # in training no constant
         self.held = {}  # group → what holds it
-        self.shared,self.tell = [],noop  # numbers that several spaces share, and what tells a cut copy its own: from `cut.config`
+        self.shared,self.describe = [],noop  # numbers that several spaces share, and what puts them into the configuration of a cut copy: from `cut.config`
         for labels,why in walk.pinned:
             for group in self.root[labels].unique().tolist(): self.held.setdefault(group, why)
 
@@ -184,7 +185,8 @@ def cuts(self:Groups, gone):
 def differs(want, got) -> float: # 0 if it is within rounding
     "The largest difference of two outputs"
     sizes = [t[t.isfinite()].abs().max() for t in float_outputs(want) if t.isfinite().any()]
-    off,tol = output_error(want, got),max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
+    off = output_error(want, got)
+    tol = max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
     return 0. if off<=tol*float(max(sizes, default=0.)) else off
 
 # %% ../../nbs/719_cut.groups.ipynb #f1d60556
@@ -201,7 +203,7 @@ def without(self:Groups,
 ) -> tuple: # The copy, outputs removed by layer, and why it doesn't run as it should, or None
     "A copy without the groups `gone`, with its configuration, that was run"
     small,removed = self.cut(gone)
-    self.tell(small, gone)
+    self.describe(small, gone)
     try:
         got = outputs_of(small, self.xb)
         off = 0. if want is None else differs(want, got)

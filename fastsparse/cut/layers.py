@@ -14,7 +14,7 @@ from .groups import differs,need_plain
 from ..save.shapes import shared_copy
 from ..contract import evaluating,module_of,need_choice,need_number
 from ..kernels.timing import float_outputs
-from .experts import cut_told,retold
+from .experts import cut_described,new_settings
 from .solve import fit_outputs,paired_data,put_values,Reader,seen_in
 from ..prune.inputs import Calibration,listening,product_of,without_padding
 from ..prune.saliency import scores_by_loss
@@ -78,7 +78,9 @@ def sample_inputs(
     model:nn.Module, # A model of transformers
 ) -> dict: # Inputs by name
     "A batch of random tokens or pictures, as the configuration says"
-    config,name,draw = getattr(model, 'config', None),getattr(model, 'main_input_name', ''),torch.Generator().manual_seed(0)
+    config = getattr(model, 'config', None)
+    name = getattr(model, 'main_input_name', '')
+    draw = torch.Generator().manual_seed(0)
     n_tokens = getattr(config.get_text_config(), 'vocab_size', None) if hasattr(config, 'get_text_config') else None
     if name=='input_ids' and n_tokens:
         names = ['input_ids','decoder_input_ids'] if config.is_encoder_decoder else ['input_ids']
@@ -101,9 +103,9 @@ def _cut(model, name, stay):
 
 # %% ../../nbs/724_cut.layers.ipynb #0f6c1ce8
 def _says(model, name, stay, calib):
-    "What `retold` returns; a `ValueError` if the configuration gives another model"
+    "What `new_settings` returns; a `ValueError` if the configuration gives another model"
     blocks = model.get_submodule(name)
-    new = retold(model, partial(_cut, name=name, stay=stay), len(blocks), stay)
+    new = new_settings(model, partial(_cut, name=name, stay=stay), len(blocks), stay)
     if not new: return new
     xs,kwargs = calib.batch(0)[:2] if calib else ((), sample_inputs(model))
     skipped = [m for i,m in enumerate(blocks) if i not in stay]
@@ -171,7 +173,8 @@ def healed_layers(
 def _fit_block(own, block, calib, last, damp):
     "Fit the layer that a block adds to the stream behind the block `last` of the dense network"
     layer = added_layer(own, block)
-    reader,seen = Reader('', layer, 'weight', layer.weight, torch.ones_like(layer.weight, dtype=torch.bool)),[]
+    reader = Reader('', layer, 'weight', layer.weight, torch.ones_like(layer.weight, dtype=torch.bool))
+    seen = []
     def rows(t, calib): return without_padding(t, calib.tokens()).reshape(-1, t.shape[-1])
     def keep(m, args, kwargs, out): seen[:] = [rows(args[0], own),rows(out, own)]
     def look(args, kwargs, out):
@@ -213,7 +216,7 @@ def prune_layers(
         angles = layer_angles(model, own, n, data, n_samples, bs)
         tries = [[*range(i, i+n)] for i in sorted(range_of(angles), key=angles.__getitem__)]
     gone,new = _first_said(module, name, tries, calib)
-    cut = partial(cut_told, cut=partial(_cut, name=name, stay=[i for i in range_of(own) if i not in gone]), new=new)
+    cut = partial(cut_described, cut=partial(_cut, name=name, stay=[i for i in range_of(own) if i not in gone]), new=new)
     healed = {}
     if heal is not None: healed = healed_layers(module, name, gone, cut, paired_data(model, data if heal is True else heal, n_samples, bs), damp)
     cut(module)

@@ -15,25 +15,26 @@ from tempfile import TemporaryDirectory
 from torch import nn
 
 # %% ../../nbs/726_cut.tokens.ipynb #4f654cae
-def _told(tokenizer):
+def _spec_of(tokenizer):
     "The description of a WordPiece tokenizer"
     backend = getattr(tokenizer, 'backend_tokenizer', None)
-    told = None if backend is None else json.loads(backend.to_str())
-    kind = type(tokenizer).__name__ if told is None else told['model']['type']
+    spec = None if backend is None else json.loads(backend.to_str())
+    kind = type(tokenizer).__name__ if spec is None else spec['model']['type']
     if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and WordPiece, as BERT's, and fastai's Numericalize "
         "can lose tokens: keep its tokens")
-    return told
+    return spec
 
 def needed_tokens(
     tokenizer, # Of transformers, of kind WordPiece
     texts, # Texts, as a list
 ) -> list: # Numbers of the tokens that stay, ascending
     "The tokens of texts, single characters, and special tokens"
-    told = _told(tokenizer)
+    spec = _spec_of(tokenizer)
     if isinstance(texts, str): raise ValueError("texts is one text, and must be a list of texts: pass [texts]")
-    vocab,mark = told['model']['vocab'],told['model']['continuing_subword_prefix']
+    vocab = spec['model']['vocab']
+    mark = spec['model']['continuing_subword_prefix']
     found = {i for text in texts for i in tokenizer(text)['input_ids']}
-    special = {o['id'] for o in told['added_tokens']} | {*tokenizer.all_special_ids} | {vocab[told['model']['unk_token']]}
+    special = {o['id'] for o in spec['added_tokens']} | {*tokenizer.all_special_ids} | {vocab[spec['model']['unk_token']]}
     return sorted(found | special | {i for t,i in vocab.items() if len(t.removeprefix(mark))==1})
 
 # %% ../../nbs/726_cut.tokens.ipynb #e5bc8c72
@@ -52,13 +53,14 @@ def _smaller(tokenizer, new):
     "A tokenizer with `new` numbers of tokens"
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        file,settings = Path(folder)/'tokenizer.json',Path(folder)/'tokenizer_config.json'
-        told = json.loads(file.read_text(encoding='utf-8'))
-        vocab = told['model'].pop('vocab')
-        told = {k:_renumbered(v, new) if k in ('added_tokens','post_processor') else v for k,v in told.items()}
-        told['model']['vocab'] = {t:new[i] for t,i in sorted(vocab.items(), key=lambda o: o[1]) if i in new}
-        if told.get('padding'): told['padding']['pad_id'] = new[told['padding']['pad_id']]
-        file.write_text(json.dumps(told, ensure_ascii=False), encoding='utf-8')
+        file = Path(folder)/'tokenizer.json'
+        settings = Path(folder)/'tokenizer_config.json'
+        spec = json.loads(file.read_text(encoding='utf-8'))
+        vocab = spec['model'].pop('vocab')
+        spec = {k:_renumbered(v, new) if k in ('added_tokens','post_processor') else v for k,v in spec.items()}
+        spec['model']['vocab'] = {t:new[i] for t,i in sorted(vocab.items(), key=lambda o: o[1]) if i in new}
+        if spec.get('padding'): spec['padding']['pad_id'] = new[spec['padding']['pad_id']]
+        file.write_text(json.dumps(spec, ensure_ascii=False), encoding='utf-8')
         own = json.loads(settings.read_text(encoding='utf-8'))
         decoder = own.get('added_tokens_decoder', {})
         own |= dict(added_tokens_decoder={str(new[int(i)]):v for i,v in decoder.items()})

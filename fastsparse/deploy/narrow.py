@@ -131,7 +131,8 @@ def finding(self:NarrowComparison):
     t = self.table
     dense = t.index[1:]
     best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
-    sparse,time = f'sparse at {self.sparsity:g}',f"in {t.seconds['sparse']:.2g} s of training"
+    sparse = f'sparse at {self.sparsity:g}'
+    time = f"in {t.seconds['sparse']:.2g} s of training"
     def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
     def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
     if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
@@ -182,7 +183,8 @@ def compare_with_narrow(
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
     if not isinstance(widths, dict):
-        widths,xb = L(widths) if widths is not None else sorted({round((1-sparsity)**.5, 2), .5, 1.}),inputs_of(learn)
+        widths = L(widths) if widths is not None else sorted({round((1-sparsity)**.5, 2), .5, 1.})
+        xb = inputs_of(learn)
         widths = {f'dense of width {w:g}':learn.model if w==1 else narrow_like(learn.model, w, xb) for w in widths}
     models = {'sparse':learn.model, **widths}
     bar = iter(shown(range(len(models)*(len(lrs)+seeds)), progress))
