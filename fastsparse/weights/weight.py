@@ -12,7 +12,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt
 from ..core.registry import plug_in
-from ..masks.selection import count_live,put_,zero_dead_
+from ..masks.selection import count_live,live_places,local_part,put_,zero_dead_
 from .gradient import DenseGradient,mask_grad_,project_,scale_since
 from .optimizers import grad_history,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
 from functools import partial
@@ -38,7 +38,7 @@ class Weight:
         return find(self.module, self.attr) if find else self.module._parameters.get(self.attr)
 
     @property
-    def mask(self): return vars(self.module).get('_buffers', {}).get(f'{self.attr}_mask')
+    def mask(self): return getattr(self.module, '_buffers', {}).get(f'{self.attr}_mask')
 
     @property
     def learned(self):
@@ -77,6 +77,7 @@ class Dense:
         self.wants_dense = False  # will an update read the next dense gradient?
         self.came = None  # what a backward pass is about to add
         self.followed = None  # the stamp of the mask that optimizer state follows
+        self.found = None,None  # a stamp of the mask, and its live places
 
     check = staticmethod(lambda p: None)  # a `ValueError` if masks of `p` can't be moved
     own_part = staticmethod(lambda p, t: t)  # the entries of `t`, a tensor of the whole shape, that `p` holds
@@ -112,7 +113,7 @@ class Dense:
     def gradient(self, dense):
         "The arguments of `GradAverage.add`"
         if not dense: return gathered(self.weight.p.grad),
-        follow_all([self.weight])
+        follow_all(mask_grads([self.weight]))
         return self.read_grad(),
 
 # %% ../../nbs/202_weights.weight.ipynb #1c4f5f63
@@ -190,6 +191,14 @@ def stamp(self:Dense, p, mask):
     "A value that changes when the mask is written to, mask or parameter are replaced, or its history is masked"
     version = None if mask.is_inference() else mask._version
     return id(p),mask.data_ptr(),version,self.weight.dense_history
+
+@patch
+def live_places(self:Dense):
+    "Row-major places of live weights in this process"
+    mask = self.weight.mask
+    now = self.stamp(self.weight.p, mask)
+    if self.found[0]!=now: self.found = now,live_places(local_part(mask).reshape(-1))
+    return self.found[1]
 
 @patch
 def project(self:Dense, p, mask):
@@ -287,7 +296,8 @@ def keep_term(self:Dense, term, grad):
 @patch
 def live_part(self:Dense, grad):
     "The live values, or the whole masked gradient on a GPU, which would wait for their number"
-    return grad.detach()[self.weight.mask] if grad.is_cpu else grad.detach().reshape(-1)
+    values = grad.detach().reshape(-1)
+    return values.index_select(0, self.live_places()) if grad.is_cpu else values
 
 # %% ../../nbs/202_weights.weight.ipynb #6aa56403
 def mask_grads(
@@ -322,6 +332,13 @@ def take(self:Dense, grad):
 
 # %% ../../nbs/202_weights.weight.ipynb #508e4539
 @patch
+def scaled_step(self:Dense, p):
+    "Keep the live weights; returns a function that goes a part of the way from them to those after a step"
+    t,places = local_part(p.detach()),self.live_places()
+    before = t.reshape(-1).index_select(0, places)
+    return lambda rate: put_(t, places, before.lerp_(t.reshape(-1).index_select(0, places), rate))
+
+@patch
 def after_step(self:Dense, p, opt, known):
     "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
     mask = self.weight.mask
@@ -332,9 +349,8 @@ def after_step(self:Dense, p, opt, known):
     self.settle(opt)
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
-def follow_all(weights:list): # `Weight`s
+def follow_all(held:list): # What `mask_grads` returned
     "Let the dense gradients follow what was done to the masked ones; `read_grad` reads them then"
-    held = mask_grads([weight for weight in weights if weight.store.plain])
     stores = [(weight.store, grad) for weight,grad,_ in held if weight.store.dense.terms]
     pairs_of = groupby([(store, store.live_part(grad)) for store,grad in stores], lambda pair: pair[1].device)
     for pairs in pairs_of.values():
@@ -395,7 +411,7 @@ def put(self:Weight, gone, new, opt, start=None):
 @patch
 def state(self:Dense):
     "The gradient, dense if an update will read it"
-    follow_all([self.weight])
+    follow_all(mask_grads([self.weight]))
     return dict(grad=self.read_grad())
 
 @patch
