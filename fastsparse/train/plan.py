@@ -233,7 +233,6 @@ def collecting(self:Group, t):
 # %% ../../nbs/401_train.plan.ipynb #804bb990
 def rule_pairs(rules, method):
     "`rules` as pairs of a pattern and a `Method`, or None; settings that a rule doesn't have are those of `method`"
-    if isinstance(rules, tuple) and rules and hasattr(rules[-1], 'keys'): rules = [rules]
     pairs = []
     for pattern,settings in read_rules(rules):
         if not (settings is None or hasattr(settings, 'keys')):
