@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastcore.basics import *
 from ..contract import need_fraction,need_number,register_part
 from ..masks.selection import count_live,highest,put_
-from ..masks.structures import Block,drop_lowest,FanIn,places_of,Structure,WholeUnits
+from ..masks.structures import Block,drop_lowest,FanIn,Structure,WholeUnits
 from typing import NamedTuple
 
 # %% ../../nbs/522_special.structures.ipynb #7451ea4f
