@@ -54,7 +54,7 @@ def whole(name, sparsity, rounds):
     plain = plain_copy(model)
     return dict(model=name, sparsity=sparsity, error=report.error, **against(partial(forward, plain, xb), dict(sparse=partial(forward, new, xb)), rounds))
 
-def files(name, sparsity, formats=('dense','csr','live','safetensors')):
+def files(name, sparsity, formats=('dense','live','safetensors')):
     "Bytes of each format's file as a fraction of the dense model's"
     torch.manual_seed(0)
     model,xb,_ = make[name]()

@@ -16,7 +16,8 @@ from typing import Annotated
 def _weights_in(found):
     "The outermost dict of tensors in what was read, or None"
     from torch import Tensor
-    for d in (todo := [found]):
+    todo = [found]
+    for d in todo:
         if any(isinstance(v, Tensor) and isinstance(k, str) for k,v in d.items()): return d
         todo += [v for v in d.values() if isinstance(v, dict)]
 
@@ -30,13 +31,16 @@ def read_file(
     from fastsparse.save.load import read_file
     Path(path).stat()
     if Path(path).suffix=='.onnx':
-        raise CliError(f"{path} holds an ONNX graph, and this reads weights or models of torch: take the model that was exported")
+        raise CliError(f"{path} holds an ONNX graph, and this reads weights or models of torch: "
+            "take the model that was exported")
     try: found = read_file(path, trust)
     except ValueError as e: raise CliError(str(e).replace('trust=True', '--trust')) from e
     model = found if isinstance(found, dict) else getattr(found, 'model', found)
     if isinstance(model, torch.nn.Module): return model
-    if isinstance(model, dict) and (state := _weights_in(model)) is not None:
-        if odd := [k for k in state if not isinstance(k, str)]: raise CliError(f"{path} has the key {odd[0]!r}, and names must be text: rename it")
+    state = _weights_in(model) if isinstance(model, dict) else None
+    if state is not None:
+        odd = [k for k in state if not isinstance(k, str)]
+        if odd: raise CliError(f"{path} has the key {odd[0]!r}, and names must be text: rename it")
         return state
     raise CliError(f"{path} holds a {type(model).__name__} without weights by name, and must hold some or a whole model: "
         "write torch.save(model.state_dict(), file), torch.save(model, file) or learn.export()")
@@ -70,7 +74,8 @@ def read_batch(
         if not isinstance(e.__cause__, UnpicklingError): raise
         raise CliError(f"{path} holds a model or other objects, {must}") from e
     need_batch(x, f'the content of {path}')
-    if isinstance(x, dict) and any(not isinstance(k, str) or '.' in k for k in x): raise CliError(f"{path} holds weights by name, {must}")
+    by_name = isinstance(x, dict) and any(not isinstance(k, str) or '.' in k for k in x)
+    if by_name: raise CliError(f"{path} holds weights by name, {must}")
     return x
 
 # %% ../nbs/990_cli.ipynb #515aef4d
@@ -87,7 +92,8 @@ def write_weights(
         with whole_file(path) as new: return torch.save(state, new)
     need_package('safetensors')
     weights = {k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))}
-    zeros = {k:v!=0 for k,v in weights.items() if v.ndim>1 and v.count_nonzero()<.9*v.numel()}  # a bit a weight is cheaper than these
+    # a bit a weight is cheaper than these
+    zeros = {k:v!=0 for k,v in weights.items() if v.ndim>1 and v.count_nonzero()<.9*v.numel()}
     masks = {k:state[f'{k}_mask'].bool() for k in weights if f'{k}_mask' in state}
     with whole_file(path) as new: write_sparse(weights, zeros|masks, new)
 
@@ -115,9 +121,11 @@ _head = ['parameter','shape','weights','live','sparsity','zeros']
 
 def show_rows(rows, head):
     "A table in plain text"
-    cells = [head]+[[f'{o:,}' if isinstance(o, int) else f'{o:.4f}' if isinstance(o, float) else str(o) for o in r] for r in rows]
+    formats = {int:'{:,}', float:'{:.4f}'}
+    cells = [head]+[[formats.get(type(o), '{}').format(o) for o in r] for r in rows]
     widths = [max(len(r[i]) for r in cells) for i in range(len(head))]
-    return '\n'.join('  '.join(c.ljust(w) if i==0 else c.rjust(w) for i,(c,w) in enumerate(zip(r, widths))) for r in cells)
+    def line(r): return '  '.join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])])
+    return '\n'.join(map(line, cells))
 
 # %% ../nbs/990_cli.ipynb #751dbaa8
 def _state(read):
@@ -142,22 +150,25 @@ def prune_weights(
     from fastsparse.masks.selection import sparsity_from_tensor,top_k_mask
     from fastsparse.save.rules import is_layer_weight
     def place(t): return None if t.layout!=torch.strided or t.is_meta else (t.data_ptr(), t.shape, t.stride())
-    aside = {place(v) for k,v in state.items() if isinstance(v, torch.Tensor) and not (isinstance(k, str) and is_layer_weight(k, v))}
+    tensors = {k:v for k,v in state.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
+    chosen = {k:v for k,v in tensors.items() if is_layer_weight(k, v)}
+    aside = {place(v) for k,v in tensors.items() if k not in chosen}-{None}
     new,made = dict(state),{}
-    for k,v in state.items():
-        is_matrix = isinstance(k, str) and isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_quantized) and v.ndim>1
-        if not is_matrix or not is_layer_weight(k, v) or v.ndim==2 and place(v) and place(v) in aside: continue  # shared with an embedding
-        if v.layout!=torch.strided or v.is_meta or v.element_size()<2 or v.is_quantized:
+    for k,v in chosen.items():
+        at = place(v)
+        if v.ndim<2 or not (v.is_floating_point() or v.is_quantized) or v.ndim==2 and at in aside: continue  # shared with an embedding
+        if at is None or v.element_size()<2 or v.is_quantized:
             kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
             raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
-        at = place(v)
-        mask = made[at][0] if at in made else top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
-        made.setdefault(at, (mask, torch.where(mask, v, torch.zeros_like(v))))  # a tied tensor stays tied
-        new[k] = made[at][1]
+        if at not in made:  # a tied tensor stays tied
+            mask = top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
+            made[at] = mask,torch.where(mask, v, 0)
+        mask,new[k] = made[at]
         if f'{k}_mask' not in state: continue
         new[f'{k}_mask'] = mask & state[f'{k}_mask'].bool()
         new[f'{k}_sparsity'] = torch.tensor(sparsity_from_tensor(new[f'{k}_mask']))
-    if not made: raise CliError("there is nothing to prune: no weight of a layer; biases, norms, embeddings and constants stay dense")
+    if not made: raise CliError("there is nothing to prune: no weight of a layer; "
+        "biases, norms, embeddings and constants stay dense")
     return new
 
 # %% ../nbs/990_cli.ipynb #5cce9b82
@@ -168,7 +179,8 @@ def _prune_model(model, sparsity, method, data):
     from fastsparse.prune.tickets import prune_to
     from fastsparse.weights.find import masked_params
     if masked_params(model):
-        if method=='wanda': raise CliError("the model is sparse already, and Wanda starts dense: leave out --method to prune it further")
+        if method=='wanda': raise CliError("the model is sparse already, and Wanda starts dense: "
+            "leave out --method to prune it further")
         return prune_to(model.eval(), sparsity)
     if method=='wanda': prune_wanda(model.eval(), sparsity, [read_batch(data)], progress=True)
     else: prune_magnitude(model.eval(), sparsity)
@@ -210,8 +222,10 @@ def export(
     "Write a sparse model in FILE in another format, and report its cost"
     from fastsparse.deploy.export import export_sparse
     from fastsparse.weights.find import masked_params
-    if out is None and format in ('safetensors','onnx','mnn'): raise CliError(f"--format {format} writes a file: name it with --out")
-    if sample is None and format!='safetensors': raise CliError(f"--format {format} needs inputs: pass --sample with a file of a batch, a tensor that torch.save wrote")
+    needs_file = format in ('safetensors','onnx','mnn')
+    if needs_file and out is None: raise CliError(f"--format {format} writes a file: name it with --out")
+    if sample is None and format!='safetensors': raise CliError(f"--format {format} needs inputs: "
+        "pass --sample with a file of a batch, a tensor that torch.save wrote")
     model = read_model(file, trust)
     if not masked_params(model) and all(p.count_nonzero()>p.numel()/2 for p in model.parameters() if p.ndim>1):
         raise CliError(f"{file} holds a model without masks and zeros: "

@@ -34,6 +34,7 @@ def test_what_is_no_pattern():
 def test_rules_in_order():
     "The first that names a parameter decides; one without effect is told of"
     assert read_rules([('a',1),['b',2]])==[('a',1),('b',2)]
+    assert read_rules(('a',1))==[('a',1)] and read_rules((('a',1),('b',2)))==[('a',1),('b',2)]
     for bad in (None, 'ab', 3, [1], [('a',)], [('a',1,2)]):
         with pytest.raises(ValueError, match='rules is .* pairs'): read_rules(bad)
     assert assign([('head',0),('*',1)], names)==[1,1,0] and assign([('head',0)], names)==[None,None,0]

@@ -274,3 +274,9 @@ def test_layers_refused_before_anything_changed(case, match):
     kwargs = dict(function=dict(heal=lambda m: None), damp=dict(heal=True, damp=-1)).get(case, dict(heal=True))
     with pytest.raises(ValueError, match=match): prune_layers(model, [0] if case=='first' else [2], data, **kwargs)
     assert model.config.num_hidden_layers==n and all(torch.equal(v, old[k]) for k,v in model.state_dict().items())
+
+def test_a_matrix_larger_than_memory_is_refused():
+    "Experts are fitted at once, by a matrix of the square of their neurons"
+    from fastsparse.cut.solve import fit_outputs
+    wide = torch.zeros(1, 1, dtype=torch.double).expand(1, 10**7)
+    with pytest.raises(ValueError, match="heal fits 10000000 columns at once.* don't fit in memory"): fit_outputs(wide, None, None, None, None, damp)

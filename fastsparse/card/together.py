@@ -84,8 +84,8 @@ _at_most = 2**25  # weights whose scores are in memory at once
 
 def joins(tally, grow_score):
     "Can this weight be chosen for together with others?"
-    simple = type(tally.structure) is Unstructured and tally.weight.store.plain and getattr(grow_score, 'drawn', None) is None
-    return simple and tally.p.device.type not in _alone
+    if tally.p.device.type in _alone or type(tally.structure) is not Unstructured: return False
+    return tally.weight.store.plain and getattr(grow_score, 'drawn', None) is None
 
 def batches(jobs):
     "Lists of places in `jobs` that are chosen for together"

@@ -80,12 +80,13 @@ def need_named(
 
 # %% ../../nbs/002_core.patterns.ipynb #5efe6bc5
 def read_rules(
-    rules, # A list of pairs of pattern and setting, or a dict
+    rules, # Pairs of pattern and setting, one pair, or a dict
     what:str='rules', # What the error calls them
 ) -> list: # Pairs
     "Read rules as a list of pairs"
     pairs = list(rules.items()) if isinstance(rules, dict) else rules
-    if not isinstance(pairs, (list,tuple)): pairs = [rules]
+    is_pair = isinstance(rules, tuple) and len(rules)==2 and not isinstance(rules[1], (list,tuple))
+    if is_pair or not isinstance(pairs, (list,tuple)): pairs = [rules]
     for pair in pairs:
         if isinstance(pair, (list,tuple)) and len(pair)==2: continue
         raise ValueError(f"{what} is {pair!r:.80}, and must be pairs of a pattern and a setting, "

@@ -14,9 +14,9 @@ from .config import configured,ModelConfig,sizes_of,tell
 from ..save.shapes import renumber,shared_copy
 from ..contract import axes_of,masked_params,module_of,need_fraction,need_number
 from ..kernels.timing import float_outputs
-from .solve import fit_outputs,paired_data,put_values,warn_of_unsolved
+from .solve import fit_outputs,paired_data,put_values,Reader,warn_of_unsolved
 from ..prune.inputs import Calibration,listening,Products,Unreached,without_padding
-from ..prune.layerwise import eager_experts,in_own_order
+from ..prune.layerwise import eager_experts
 from ..shards.weight import need_whole
 from torch import nn
 
@@ -161,48 +161,36 @@ def retold(
     return res
 
 # %% ../../nbs/723_cut.experts.ipynb #de333699
-class _LastWeight:
-    "The last weight of the experts that stand in one module"
-    def __init__(self, block):
-        if not block.fused: raise ValueError(f"{block.name} is a list of experts, and heal needs them in one module, as transformers has them: leave out heal, and tune")
-        self.block,self.module,self.name = block,block.experts,block.name
-        self.attr = last(k for k,p in self.module._parameters.items() if p is not None and p.ndim==3)
-        self.p,self.bias = [self.module._parameters.get(k) for k in (self.attr,f'{self.attr}_bias')]
-        self.order = axes_of(self.module, self.attr).order(3)
+def _last_weight(block):
+    "The last weight of fused experts"
+    if not block.fused:
+        raise ValueError(f"{block.name} is a list of experts, and heal needs them in one module, as transformers has them: "
+            "leave out heal, and tune")
+    attr,p = last((k, p) for k,p in block.experts._parameters.items() if p is not None and p.ndim==3)
+    return Reader(block.name, block.experts, attr, p, torch.ones_like(p, dtype=torch.bool))
 
-    def columns(self):
-        "Outputs by inputs of all experts, with a column for the bias of each"
-        ws = self.p.detach().double().permute(self.order)
-        if self.bias is not None: ws = torch.cat([ws, self.bias.detach().double()[:,:,None]], 2)
-        return ws.transpose(0, 1).flatten(1)
-
-    def put(self, w):
-        "Undo `columns`"
-        ws = w.unflatten(1, (len(self.p),-1)).transpose(0, 1)
-        if self.bias is not None:
-            self.bias.data.copy_(ws[...,-1])
-            ws = ws[...,:-1]
-        self.p.data.copy_(in_own_order(ws, self.order))
+def _in_a_row(ws):
+    "Outputs by the columns of all experts"
+    return ws.transpose(0, 1).flatten(1)
 
 # %% ../../nbs/723_cut.experts.ipynb #b360bab6
-@patch
-def inputs(self:_LastWeight, tokens, args, kwargs, out):
-    "What meets `columns` in a call, times the router's weight, and zero, which nothing else adds"
-    x,where,weights = _routed(self.block, args, kwargs)
-    parts = []
-    for e in range(len(self.p)):
+def _inputs(block, reader, w, tokens, args, kwargs, out):
+    "What meets the columns `w` in a call, times the router's weight, and zero, which nothing else adds"
+    x,where,weights = _routed(block, args, kwargs)
+    parts,n_cols = [],w.shape[1]//block.n
+    for e in range(block.n):
         chosen = where==e
         rows = chosen.any(1)
         own = torch.full((int(rows.sum()),1), e, device=x.device)
-        with Products(self) as products: self.module.forward(x[rows], own, torch.ones_like(own, dtype=x.dtype))
-        h = torch.cat([x.new_zeros(1, 0, self.p.permute(self.order).shape[2]), *products.found[e]], 1)[0]
-        if self.bias is not None: h = torch.cat([h, torch.ones_like(h[:,:1])], 1)
-        wide = h.new_zeros(len(x), h.shape[1])
-        wide[rows] = h*(weights*chosen).sum(1)[rows,None]
+        with Products(reader) as products: block.experts.forward(x[rows], own, torch.ones_like(own, dtype=x.dtype))
+        wide = x.new_zeros(len(x), n_cols)
+        if products.found[e]:
+            h = reader.with_ones(torch.cat(products.found[e], 1)[0])
+            wide[rows] = h*(weights*chosen).sum(1)[rows,None]
         parts.append(wide)
     seen = torch.cat(parts, 1)
-    if (seen.double()@self.columns().T-out).norm()>.01*out.norm():
-        raise ValueError(f"{self.block.name} adds more than its {self.attr} and the router's weights: leave out heal, and tune")
+    if (seen.double()@w.T-out).norm()>.01*out.norm():
+        raise ValueError(f"{block.name} adds more than its {reader.attr} and the router's weights: leave out heal, and tune")
     return without_padding(seen, tokens),0.
 
 # %% ../../nbs/723_cut.experts.ipynb #1a7f3120
@@ -219,10 +207,12 @@ def healed_experts(
     def wanted(args, kwargs, out): return without_padding(out, calib.tokens())
     with eager_experts(small), eager_experts(model):
         for new,old in zip(expert_blocks(small), expert_blocks(model)):
-            weight = _LastWeight(new)
-            def look(*call): return weight.inputs(own.tokens(), *call)
-            try: weight.put(fit_outputs(weight.columns(), own, calib, (new.experts,look), (old.experts,wanted), damp))
+            reader = _last_weight(new)
+            w = _in_a_row(reader.columns(new.n))
+            def look(*call): return _inputs(new, reader, w, own.tokens(), *call)
+            try: fit = fit_outputs(w, own, calib, (new.experts,look), (old.experts,wanted), damp)
             except (Unreached,torch.linalg.LinAlgError) as e: left[new.name] = str(e) or 'no data reach it'
+            else: reader.put(fit.unflatten(1, (new.n,-1)).transpose(0, 1))
     warn_of_unsolved(left)
     return dict(small.named_parameters())
 

@@ -161,20 +161,14 @@ def _fit_block(own, block, calib, last, damp):
     "Fit the layer that a block adds to the stream behind the block `last` of the dense network"
     layer = added_layer(own, block)
     reader,seen = Reader('', layer, 'weight', layer.weight, torch.ones_like(layer.weight, dtype=torch.bool)),[]
-    w = reader.rows(layer.weight.detach().double(), 1)[0]
-    if reader.bias is not None: w = torch.cat([w, reader.bias.detach().double()[:,None]], 1)
     def rows(t, calib): return without_padding(t, calib.tokens()).reshape(-1, t.shape[-1])
     def keep(m, args, kwargs, out): seen[:] = [rows(args[0], own),rows(out, own)]
     def look(args, kwargs, out):
         x,added = seen
-        if reader.bias is not None: x = torch.cat([x, torch.ones_like(x[:,:1])], 1)
-        return x,rows(first(float_outputs(out)), own)-added
+        return reader.with_ones(x),rows(first(float_outputs(out)), own)-added
     def wanted(args, kwargs, out): return rows(first(float_outputs(out)), calib)
-    with listening([layer], after=keep): new = fit_outputs(w, own, calib, (block,look), (last,wanted), damp)
-    if reader.bias is not None:
-        reader.bias.data.copy_(new[:,-1])
-        new = new[:,:-1]
-    layer.weight.data.copy_(reader.shaped(new[None]))
+    with listening([layer], after=keep): new = fit_outputs(reader.columns(1)[0], own, calib, (block,look), (last,wanted), damp)
+    reader.put(new)
 
 # %% ../../nbs/724_cut.layers.ipynb #a0e57888
 def prune_layers(

@@ -13,9 +13,10 @@ def load_cut(
     import logging,torch,transformers
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = getattr(transformers, config.architectures[0])
+    was = logging.root.manager.disable
     logging.disable(logging.WARNING)  # of tensors that don't fit
     try: model,info = kind.from_pretrained(folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True)
-    finally: logging.disable(logging.NOTSET)
+    finally: logging.disable(was)
     def put(model, name, value):
         path,_,attr = name.rpartition('.')
         layer = model.get_submodule(path)
