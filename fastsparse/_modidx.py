@@ -4033,8 +4033,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastsparse/weights/weight.py'),
                                            'fastsparse.weights.weight.Weight.shown_mask': ( 'weights.weight.html#weight.shown_mask',
                                                                                             'fastsparse/weights/weight.py'),
-                                           'fastsparse.weights.weight._take_assigned': ( 'weights.weight.html#_take_assigned',
-                                                                                         'fastsparse/weights/weight.py'),
                                            'fastsparse.weights.weight.as_read': ( 'weights.weight.html#as_read',
                                                                                   'fastsparse/weights/weight.py'),
                                            'fastsparse.weights.weight.computed_weights': ( 'weights.weight.html#computed_weights',

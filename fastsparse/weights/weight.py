@@ -101,14 +101,14 @@ class Dense:
     def read_grad(self, places=None):
         "The gradient, or its entries at some places; that of dead weights too if it was asked for"
         grad = self.weight.p.grad
-        if grad is not None and self.dense.terms and not self.weight.dense_history:
+        if grad is not None and self.dense.terms:
             grad = torch.where(self.weight.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype))
         return grad if places is None else grad.reshape(-1).index_select(0, places)
 
     def ask_dense(self, wanted):
         "Will an update read the dense gradient of the next batch?"
         if not wanted: self.dense.clear()
-        self.wants_dense = wanted
+        self.wants_dense = wanted and not self.weight.dense_history  # which is dense itself
 
     def gradient(self, dense):
         "The arguments of `GradAverage.add`"
@@ -229,9 +229,8 @@ def zero_dead(self:Dense, inplace=True):
 @patch
 def traced(self:Dense):
     "Project in operations that a compiler follows"
-    module,attr = self.weight.module,self.weight.attr
-    p,mask = module._parameters[attr],module._buffers[attr+'_mask']
-    p.copy_(torch.where(mask, p, 0.))
+    p = self.weight.p
+    p.copy_(torch.where(self.weight.mask, p, 0.))
 
 @patch
 def project(self:Weight):
@@ -241,7 +240,7 @@ def project(self:Weight):
 def wake(weights:list): # `Weight`s
     "Enforce masks, those of copies too"
     lost = {weight.name or weight.attr:n_outside(weight) for weight in weights if weight.passive}
-    if any(lost.values()): warn_of_lost({name:n for name,n in lost.items() if n})
+    warn_of_lost({name:n for name,n in lost.items() if n})
     for weight in weights:
         weight.passive = False
         weight.project()
@@ -263,6 +262,7 @@ def n_outside(weight) -> int:
 
 def warn_of_lost(lost):
     "Warn that training a copy zeroes values; `lost` counts them by the parameter's name"
+    if not lost: return
     name,*others = lost
     more = f" and {len(others)} more parameter{'s'*(len(others)>1)}" if others else ''
     warn(f"{sum(lost.values())} values of {name}{more} are set to zero, since a copy of a model is trained "
@@ -304,24 +304,17 @@ def mask_grads(
     weights:list, # `Weight`s
 ) -> list: # Triples of a weight, its gradient and its mask, if they are plain tensors and the gradient is masked
     "Mask the gradients of the coming step; keep dense ones that were assigned if an update will read them"
-    held,asked = [],[]
+    held = []
     for weight in weights:
         store,p = weight.store,weight.p
         if not store.plain: store.mask_grad()
         elif p is None: refuse_lost(weight.module, weight.attr, weight.name)
         elif p.grad is not None and not weight.dense_history and (mask := weight.mask) is not None:
             held.append((weight, p.grad, mask))
-            if store.wants_dense and store.dense.place!=p.grad.data_ptr(): asked.append(held[-1])
-    if asked: _take_assigned(asked)
+            is_assigned = store.wants_dense and store.dense.place!=p.grad.data_ptr()
+            if is_assigned and (p.grad.detach().ne(0)&~mask).any(): store.take(p.grad)
     for _,grad,mask in held: project_(grad, mask)
     return held
-
-def _take_assigned(held):
-    "Keep the dense ones among gradients that were assigned"
-    for same in groupby(held, lambda o: o[1].device).values():
-        found = [(grad.detach().ne(0)&~mask).any() for _,grad,mask in same]
-        for (weight,grad,_),is_dense in zip(same, torch.stack(found).tolist()):
-            if is_dense: weight.store.take(grad)
 
 @patch
 def take(self:Dense, grad):
@@ -421,7 +414,7 @@ def load(self:Dense, state):
     if grad is not None and grad._is_view(): grad = grad.clone()  # fastai detaches gradients in place
     self.weight.p.grad = grad
     if grad is None: return
-    if self.wants_dense and not self.weight.dense_history: self.take(grad)
+    if self.wants_dense: self.take(grad)
     mask_grads([self.weight])
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
