@@ -46,31 +46,34 @@ class LiveRun:
     "Lets weights be live from the second step of a run until `end()`"
     report,first,why_masked,n_live,ended = None,None,'',None,False
     waits = late = False  # for parameters that a profiler holds; for the first step, since the model of a copy wasn't filled yet
-    takes_blocks = property(lambda self: all(takes_blocks(o.p.device) for o in self.engine.weights))
     read = ()  # of the first two steps with live weights: those that each read as dense tensors
 
     def __init__(self,
         engine, # A `SparseEngine`
         way=None, # None, True, False or a plan
+        seen:dict=None, # Notes of the first step, of a run that continues
     ):
         self.engine,self.way = engine,way
-        self.start()
+        self.restart(seen)
 
+    @property
+    def takes_blocks(self): return all(takes_blocks(o.p.device) for o in self.engine.weights)
     def __getstate__(self): return {k:v for k,v in vars(self).items() if k not in ('first','report')}
 
     def start(self):
-        "Follow a plan, continue from the engine's state, or wait for the first step"
+        "Follow a plan, continue from notes, or wait for the first step"
         self.forget_batch()
         if self.way is False: return
         if isinstance(self.way, dict): return self.take(self.way)
-        if self.engine.seen is not None: return self.follow()
+        if self.seen is not None: return self.follow()
         self.why_masked = self.why_all()
-        if self.why_masked and self.way: raise ValueError(f"sparse_compute is True, and {self.why_masked}")
-        if self.why_masked: self.note()
-        else: self.first = FirstBatch(self.engine.model)
+        if not self.why_masked: self.first = FirstBatch(self.engine.model)
+        elif self.way: raise ValueError(f"sparse_compute is True, and {self.why_masked}")
+        else: self.note()
 
-    def restart(self):
-        "Start again, after a state was loaded into the engine or in a copy of the run"
+    def restart(self, seen):
+        "Start with these notes: at first, after a state was loaded, or in a copy of the run"
+        self.seen = seen
         if isinstance(self.way, dict) and self.report is not None: return
         if self.report is not None: self.report.remove()
         self.report,self.n_live,self.ended = None,None,False
@@ -115,12 +118,12 @@ def why_all(self:LiveRun):
 def after_step(self:LiveRun):
     "Choose weights after the first step; later, choose again if counts changed"
     if self.ended: return
-    if self.late: return self.restart()
+    if self.late: return self.restart(self.seen)
     if self.first is not None: return self.choose()
     if self.waits: return self.follow()
     if self.report is None or isinstance(self.way, dict): return
     self.drop_read()
-    if self.way and 2*sum(self.counts())<=self.engine.seen['live']: self.first = FirstBatch(self.engine.model)
+    if self.way and 2*sum(self.counts())<=self.seen['live']: self.first = FirstBatch(self.engine.model)
     else: self.follow()
 
 @patch
@@ -139,7 +142,7 @@ def choose(self:LiveRun):
         self.report = sparse_compute(engine.model, batch.inputs, engine.opt)
         names = [n for n in names if self.report.plan.get(n)=='rows']
     calls = {o.name:batch.calls[o.module] for o in engine.weights if o.module in batch.calls}
-    engine.seen,self.read = dict(batch=batch.n, names=names, why=why, live=sum(self.counts()), calls=calls),()
+    self.seen,self.read = dict(batch=batch.n, names=names, why=why, live=sum(self.counts()), calls=calls),()
     self.follow()
 
 @patch
@@ -151,11 +154,12 @@ def follow(self:LiveRun):
     "Apply the rule again if the number of live weights has changed"
     engine,now = self.engine,self.counts()
     if now==self.n_live: return
-    self.n_live,self.why_masked,self.waits = now,engine.seen.get('why', ''),False
-    if self.way is True and self.report is None and engine.seen['names']: self.take(dict.fromkeys(engine.seen['names'], 'rows'))
+    seen,names = self.seen,self.seen['names']
+    self.n_live,self.why_masked,self.waits = now,seen.get('why', ''),False
+    if self.way is True and self.report is None and names: self.take(dict.fromkeys(names, 'rows'))
     elif self.way is None and not self.why_masked:
-        batch = engine.batch_size or engine.seen['batch'] or 1
-        try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, engine.seen['names'], engine.seen.get('calls'))
+        batch = engine.batch_size or seen['batch'] or 1
+        try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, names, seen.get('calls'))
         except ValueError as why: self.why_masked,self.waits = str(why),isinstance(why, Held)
     if self.waits: self.n_live = None  # to look again after the next step
     self.note()
@@ -177,14 +181,16 @@ def drop_read(self:LiveRun):
     for n in names: self.report.weights[n].p.reads = 0
     self.read = *self.read,names
     if len(self.read)<2 or not (again := set.intersection(*map(set, self.read))): return
-    self.engine.seen['names'] = [n for n in self.engine.seen['names'] if n not in again]
+    self.seen = dict(self.seen, names=[n for n in self.seen['names'] if n not in again])
     self.n_live = None
 
 # %% ../../nbs/518_live.run.ipynb #380f5b15
 @patch
 def note(self:LiveRun):
-    df = None if self.report is None or self.why_masked else self.report.df
-    why = {} if df is None or self.ended else {n:reason and f'masked: {reason}' for n,reason in zip(df.parameter, df.note)}
+    why = {}
+    if self.report is not None and not self.why_masked:
+        df = self.report.df
+        why = {n:reason and f'masked: {reason}' for n,reason in zip(df.parameter, df.note)}
     for i,weight in enumerate(masked_params(self.engine.model)):
         if not weight.store.kind: weight.store.note = f'all masked: {self.why_masked}' if self.why_masked and not i else why.get(weight.name, '')
 

@@ -105,7 +105,7 @@ class Shard(Dense):
 def read_grad(self:Shard, places=None):
     p = self.weight.p
     if p.grad is None: return None
-    if self.wants_dense and not self.weight.dense_history and not self.dense.terms: self.take(p.grad)
+    if self.wants_dense and not self.dense.terms: self.take(p.grad)
     grad = gathered(as_sharded(self.dense.terms[0], p) if self.dense.terms else p.grad)
     return grad if places is None else grad.reshape(-1).index_select(0, places)
 

@@ -6,12 +6,12 @@
 __all__ = ['BalancedGroups', 'OutputGroups', 'InputGroups', 'Part', 'PaddedBlock', 'AblatingFanIn']
 
 # %% ../../nbs/522_special.structures.ipynb #577a0693
-import functools,itertools,math,torch
+import itertools,math,torch
 from dataclasses import dataclass
 from fastcore.basics import *
 from ..contract import need_fraction,need_number,register_part
 from ..masks.selection import count_live,highest,put_
-from ..masks.structures import Block,drop_lowest,FanIn,places_of,Structure,WholeUnits
+from ..masks.structures import Block,drop_lowest,FanIn,Structure,WholeUnits
 from typing import NamedTuple
 
 # %% ../../nbs/522_special.structures.ipynb #7451ea4f
@@ -103,19 +103,18 @@ def top(self:PaddedBlock, score, n):
 
 # %% ../../nbs/522_special.structures.ipynb #1c9224c3
 @patch
-def move_units(self:PaddedBlock, mask, keep_f, grow_f, n_drop, k):
-    parts,live = self.parts(mask.shape, k),max(count_live(mask), 1)
-    stay,new,kept = torch.empty_like(mask),torch.empty_like(mask),[]
-    keep,grow = functools.cache(lambda: keep_f()),functools.cache(lambda: grow_f(stay))
-    for o in parts:
-        kept.append(o.block.keep_units(mask[o.at], lambda: keep()[o.at], n_drop*count_live(mask[o.at])//live, o.live, grow_f is not None))
-        stay[o.at] = o.block.join(kept[-1], mask[o.at].shape)
-    dropped = places_of(mask & ~stay)
-    if grow_f is None: return dropped,dropped.new_empty(0)
-    for o,units in zip(parts, kept):
-        free = o.block.split(~stay[o.at]).all(-1)
-        new[o.at] = o.block.join(o.block.fill_units(units, lambda: grow()[o.at], o.live, free), stay[o.at].shape)
-    return dropped,places_of(new & ~(mask & stay))
+def keep(self:PaddedBlock, mask, keep_f, n_drop, k, refill):
+    stay,live = torch.empty_like(mask),max(count_live(mask), 1)
+    for o in self.parts(mask.shape, k):
+        own = mask[o.at]
+        stay[o.at] = o.block.keep(own, lambda: keep_f()[o.at], n_drop*count_live(own)//live, o.live, refill)
+    return stay
+
+@patch
+def fill(self:PaddedBlock, stay, score_f, k):
+    after = torch.empty_like(stay)
+    for o in self.parts(stay.shape, k): after[o.at] = o.block.fill(stay[o.at], lambda: score_f()[o.at], o.live)
+    return after
 
 # %% ../../nbs/522_special.structures.ipynb #d835c9e9
 @dataclass(frozen=True)
@@ -162,5 +161,6 @@ def move(self:AblatingFanIn, mask, keep_f, grow_f, n_drop, n):
     if n_drop and grow_f is not None:
         keep = keep_f().detach()
         grow = grow_f(drop_lowest(mask, keep, n_drop)).detach()
+        n_drop = min(n_drop, self.n_growable(grow, mask))
         on,keep_f,grow_f = self.active_outputs(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
     return self.move_units(mask, keep_f, grow_f, n_drop, self.share(mask.shape, n, on, count_live(on)))

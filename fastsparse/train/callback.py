@@ -21,8 +21,8 @@ from ..model.running import batch_of
 from ..core.ranks import in_many,of_first_rank
 from ..model.starting import draw_seed
 from .engine import check_state,SparseEngine
-from .begin import check_run
-from .loop import storage_of_runs,warn_if_ended
+from .begin import check_run,storage_of_runs
+from .loop import warn_if_ended
 from .method import check_names,Method,run_settings,usual
 from ..weights.hooks import share_masks
 from functools import partial
@@ -52,8 +52,8 @@ class DynamicSparseTrainingCallback(Callback):
     cb = DynamicSparseTrainingCallback(method='rigl', batches_per_update=50)
     cb = DynamicSparseTrainingCallback(**RigL_presets(batches_per_update=50))  # the same
     """
-    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','live','report')
-    engine,live,report,why_masked,signal,state,resumes = None,None,None,'',None,None,False  # an exported learner leaves some out
+    order,run_valid,_stateattrs = MixedPrecision.order+.5,False,('engine','report')
+    engine,report,why_masked,signal,state,resumes = None,None,'',None,None,False  # an exported learner leaves some out
 
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
@@ -90,8 +90,9 @@ class DynamicSparseTrainingCallback(Callback):
     def __repr__(self): return f"{type(self).__name__}({self.method!r})"
 
     def __call__(self, event_name):
-        "A fit without an engine has a beginning and an end only"
-        if self.engine is not None or event_name in ('before_fit','after_fit'): super().__call__(event_name)
+        "Without an engine, a fit has a beginning and an end only"
+        is_ours = event_name in ('before_fit','after_fit') or self.engine is not None and hasattr(type(self), event_name)
+        if is_ours: super().__call__(event_name)
 
     @property
     def learn(self): return vars(self).get('_learn')
@@ -116,7 +117,7 @@ def before_fit(self:DynamicSparseTrainingCallback):
     if self.sparse_compute: storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
     self.engine = self._new_engine(len(self.dls.train))
     self._follow_rates() if self.resumes else self._start_training()
-    self.live = storage_of_runs()(self.engine, self.sparse_compute)
+    self.engine.store_live(self.sparse_compute, self.state['seen'] if self.resumes else None)
     self.t0,self.report,self.why_masked = None,None,''
     self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
@@ -136,20 +137,21 @@ def before_train(self:DynamicSparseTrainingCallback):
 
 @patch
 def before_batch(self:DynamicSparseTrainingCallback):
-    self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-    self.engine.prepare(self.t0+self.iter, self.accumulates)
+    learn = self.learn
+    self.engine.opt = learn.opt  # `learn.export` makes a new one
+    self.engine.prepare(self.t0+learn.iter, self.accumulates)
 
 @patch
 def before_step(self:DynamicSparseTrainingCallback):
-    if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+    if self.engine.before_step(self.t0+self.learn.iter): raise CancelStepException()
 
 @patch
 def after_step(self:DynamicSparseTrainingCallback):
     self.engine.after_step()
-    self.live.after_step()
+    self.engine.live.after_step()
 
 @patch
-def after_cancel_step(self:DynamicSparseTrainingCallback): self.live.after_step()
+def after_cancel_step(self:DynamicSparseTrainingCallback): self.engine.live.after_step()
 
 @patch
 def after_fit(self:DynamicSparseTrainingCallback):
@@ -221,13 +223,11 @@ def _let_go(self:DynamicSparseTrainingCallback):
     "Detach from the model, and keep what a later fit needs"
     if self.engine is None: return
     if self.t0 is not None and not is_first_part(self.learn): warn_if_ended(self.engine)
-    self.state = self.engine.state_dict()
+    self.state,live = self.engine.state_dict(),self.engine.live
+    self.report,self.why_masked = live.report,live.why_masked
     self._follow_rates(ends=True)
     self.engine.remove()
-    if self.live is not None:
-        self.report,self.why_masked = self.live.report,self.live.why_masked
-        self.live.end()
-    self.engine = self.live = None
+    self.engine = None
 
 # %% ../../nbs/408_train.callback.ipynb #1ed50014
 @patch
@@ -245,5 +245,4 @@ def load_state_dict(self:DynamicSparseTrainingCallback,
     else:
         self.engine.load_state_dict(state)
         self._follow_rates()
-        if self.live is not None: self.live.restart()
     self.seed = state['seed']

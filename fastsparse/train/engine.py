@@ -21,7 +21,7 @@ from .plan import Group
 from .method import check_names,Method,usual_settings
 from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
-from ..weights.hooks import enforce_masks,mask_hooks,share_masks
+from ..weights.hooks import enforce_masks,mask_hooks,share_masks,weights_in
 from ..weights.optimizers import grad_history
 from ..weights.weight import follow_all,mask_grads,wake
 from numbers import Real
@@ -31,7 +31,6 @@ from warnings import warn
 # %% ../../nbs/404_train.engine.ipynb #d7f5167c
 class SparseEngine:
     "Decides when and how to change the masks of `model`, and changes them"
-    seen = None  # notes of the first step: the samples of a batch, and which layers were called
 
     @delegates(usual_settings)
     def __init__(self,
@@ -69,8 +68,10 @@ class SparseEngine:
         n,live = sum(tally.n for tally in self.moving),sum(tally.live for tally in self.moving)
         return f"{type(self).__name__}({self.method!r}, sparsity={1-live/max(n, 1):.4g}, updates so far={self.n_updates})"
 
-    methods = property(lambda self: [group.method for group in self.groups])
-    weights = property(lambda self: [tally.weight for tally in self.tallies])
+    @property
+    def methods(self): return [group.method for group in self.groups]
+    @property
+    def weights(self): return [tally.weight for tally in self.tallies]
 
 # %% ../../nbs/404_train.engine.ipynb #8a632cca
 @patch
@@ -89,6 +90,7 @@ def _begin(self:SparseEngine, modules, rules, keeps_shares):
         for method,own in pairs: targets |= begin.requested_counts(method, own, beside, keeps_shares)
     else: begin.make_sparse(model, [(method, params if rules is None else own) for method,own in pairs], self.seed)
     self._attach(pairs, beside, initial, targets)
+    self.store_live()
     for group in self.groups:
         for text in plan.advice(group, was_sparse): warn(text)
 
@@ -199,15 +201,22 @@ def uninterrupted():
 @patch
 @torch.no_grad()
 def update(self:SparseEngine,
-    times, # A dict from group to the step whose settings it uses, or one step for all
+    t:int, # The step whose drop fraction and sparsity are taken, from 0
 ) -> list: # The groups that changed a mask
-    "Drop and grow now, with drop fraction and sparsity of the given step"
-    if not isinstance(times, dict):
-        need_number('t', times, 0, whole=True)
-        for group in self.groups: refuse_masked(group)
-        times = dict.fromkeys(self.groups, times)
+    "Drop and grow now"
+    need_number('t', t, 0, whole=True)
+    for group in self.groups: refuse_masked(group)
+    return self.update_groups(dict.fromkeys(self.groups, t), mask_grads(self.weights))
+
+@patch
+@torch.no_grad()
+def update_groups(self:SparseEngine,
+    times:dict, # From group to the step whose drop fraction and sparsity are taken
+    held:list, # What `mask_grads` returned
+) -> list: # The groups that changed a mask
+    "Drop and grow in some groups"
     with unscaled_grads(self.opt):
-        follow_all(self.weights)
+        follow_all(held)
         moves = {group:self.moves(group, t) for group,t in times.items()}
     moved = [group for group,own in moves.items() if own]
     with uninterrupted():
@@ -267,7 +276,6 @@ def ask_dense(self:Group, wanted):
 
 # %% ../../nbs/404_train.engine.ipynb #17ef17a7
 @patch
-@torch.no_grad()
 def before_step(self:SparseEngine,
     t:int, # The step that is about to be made, from 0
 ) -> bool: # Was the step replaced by an update?
@@ -278,14 +286,14 @@ def before_step(self:SparseEngine,
     self.last_t = t
     if due and not self.lost: self.lost = warn_if_lost(self)
     if not averages and not waiting: return False
-    mask_grads([weight for weight in self.weights if weight.store.wants_dense and not weight.dense_history])  # they may have been replaced
+    held = mask_grads(self.weights if waiting else [weight for weight in self.weights if weight.store.wants_dense])  # gradients may have been replaced
     if not finite_grads(self.opt, self.weights):
         for group in due: group.miss(self.model)
         return False
     if averages: self.collect(averages)
     self.later = {group:t for group,t in waiting.items() if group.method.update_after_step}
     now = {group:t for group,t in waiting.items() if group not in self.later}
-    updated = self.update(now) if now else []
+    updated = self.update_groups(now, held) if now else []
     return any([group.method.replaces for group in updated])
 
 @patch
@@ -296,18 +304,16 @@ def fall_due(self:Group, begin, t):
     return due is not None
 
 @patch
-@torch.no_grad()
 def after_step(self:SparseEngine):
     "Do the updates that come after the optimizer's step, with the gradient of that step"
     later,self.later = self.later,{}
-    if later: self.update(later)
+    if later: self.update_groups(later, mask_grads(self.weights))
 
 # %% ../../nbs/404_train.engine.ipynb #eb051e4b
 def warn_if_lost(engine):
     "Warn if the model or the optimizer no longer holds a parameter; was there a warning?"
-    now = {weight.name:weight.p for weight in masked_params(engine.model)}
-    weights = [tally.weight for tally in engine.moving]
-    gone = [weight.name for weight in weights if now.get(weight.name, weight.p) is not weight.p]
+    weights,now = [tally.weight for tally in engine.moving],{weight.name:weight for weight in weights_in(engine.model)}
+    gone = [weight.name for weight in weights if now.get(weight.name, weight) is not weight]
     lost = first(gone+plan.not_held(engine.opt, weights))
     if lost: warn(f"{lost} is no longer part of the model and its {type(base_opt(engine.opt)).__name__}, so updates don't reach it: "
         f"call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
@@ -315,6 +321,7 @@ def warn_if_lost(engine):
 
 # %% ../../nbs/404_train.engine.ipynb #a5193de2
 @patch
+@torch.no_grad()
 def collect(self:SparseEngine, averages):
     "Add the gradients of this batch to `averages`, pairs of a group and a `GradAverage`"
     with unscaled_grads(self.opt):
@@ -329,10 +336,16 @@ def collect(self:SparseEngine, averages):
 def remove(self:SparseEngine):
     "Detach from the model, which then trains with fixed masks"
     self.attached = False
+    self.live.end()
     for tally in self.moving: tally.weight.serve()
     if self.own is None: return
     self.own.remove()
     for hook in mask_hooks(self.model): hook.attach(hook.root() if hook.root else self.model)
+
+@patch
+def store_live(self:SparseEngine, way=False, seen=None):
+    "Let weights store live values only during the run, in this `way`; `seen` are notes of a run that continues"
+    self.live = begin.storage_of_runs()(self, way, seen)
 
 @patch
 def __setstate__(self:SparseEngine, state):
@@ -343,25 +356,27 @@ def __setstate__(self:SparseEngine, state):
     if not self.attached: return
     self._serve()
     for group in self.groups: group.ask_dense(group.wants_dense)
+    if not self.live.ended: self.live.restart(self.live.seen)
 
 # %% ../../nbs/404_train.engine.ipynb #483dd5f5
 _schema = 1
 _of_engine = 'seed','n_updates','last_t','n_steps'
+_in_checksum = 'schema',*_of_engine,'methods','plan','seen','others'
 
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and texts; tensors only if a method needs them
     "The engine's own state, without the model's and the optimizer's"
     state = dict(schema=_schema, **{k:getattr(self, k) for k in _of_engine}, slots=[tally.state for tally in self.moving],
         methods=[group.state for group in self.groups], plan={weight.name:weight.store.kind for weight in self.weights if weight.store.kind},
-        seen=self.seen and dict(self.seen), others=[dict(tally.growth_state) for tally in self.tallies if tally.method is None])
+        seen=self.live.seen, others=[dict(tally.growth_state) for tally in self.tallies if tally.method is None])
     return dict(state, checksum=state_checksum(state))
 
-def state_checksum(state):
+def state_checksum(state, keys=_in_checksum):
     "A checksum of all numbers and texts in the state"
-    rest = {k:state[k] for k in ('schema',*_of_engine,'methods')}
     tensors = 'grad_accumulators','initial','growth_state'
     slots = [{k:v for k,v in slot.items() if k not in tensors} for slot in state['slots']]
-    return zlib.crc32(json.dumps([rest, slots], sort_keys=True, default=str).encode())
+    text = json.dumps([{k:state.get(k) for k in keys}, slots], sort_keys=True, default=lambda tensor: '')
+    return zlib.crc32(text.encode())
 
 # %% ../../nbs/404_train.engine.ipynb #646c1b72
 def facts(state):
@@ -370,18 +385,6 @@ def facts(state):
     each = {k:', '.join([str(own.get(k)) for own in settings]) for own in settings for k in own if k!='mask_init'}
     return dict(each, n_steps=state['n_steps'], parameters=[(slot['name'], slot['size']) for slot in state['slots']], methods=len(settings))
 
-def _has_numbers(state):
-    "Are the numbers of `state` such as those of a run?"
-    def is_count(n, least=0, most=2**48): return type(n) is int and least<=n<=most
-    seen,others,last = ifnone(state.get('seen'), dict(names=[])),state.get('others', []),state['last_t']
-    if not isinstance(seen, dict) or not isinstance(others, list) or not is_count(last, -1): return False
-    counts = [state['n_updates'], seen.get('batch'), seen.get('live')]
-    for own in state['methods']: counts += [own[k] for k in ('n_updates','updated_at','pending')]
-    if not all(n is None or is_count(n) for n in counts): return False
-    if not is_count(state.get('t', last+1), max(last, 0), last+1): return False  # of a loop
-    for slot in state['slots']:
-        if not all(is_count(slot[k], 0, slot['size']) for k in ('live','target') if k in slot): return False
-    return isinstance(seen.get('names'), list) and isinstance(seen.get('why', ''), str) and all(isinstance(own, dict) for own in others)
 
 def check_state(state):
     "Raise a `ValueError` unless `state` is of an engine of this version"
@@ -396,7 +399,8 @@ def check_same_run(engine, state):
     bad = first(k for k in {**mine, **theirs} if mine.get(k)!=theirs.get(k))
     if bad: raise ValueError(f"the state is of a run with {bad}={theirs.get(bad)}, and this one has {bad}={mine.get(bad)}: "
         "build and sparsify the model, and make the engine, as in the run that was saved, or begin a new run")
-    if state['checksum']!=state_checksum(state) or not _has_numbers(state):
+    sums,last = [state_checksum(state), state_checksum(state, _in_checksum[:-3])],state['last_t']  # now, and of earlier versions
+    if state['checksum'] not in sums or state.get('t', last+1) not in (max(last, 0), last+1):
         raise ValueError("the state was changed after it was saved: its checksum or its numbers don't fit")
 
 # %% ../../nbs/404_train.engine.ipynb #14108ba8
@@ -410,9 +414,10 @@ def load_state_dict(self:SparseEngine,
     for tally,slot in saved:
         if slot['masked']!=tally.weight.store.checksum():
             raise ValueError(f"the saved masks don't match the model's (first: {tally.name}): load the checkpoint's weights before the engine's state")
-    vars(self).update({k:state[k] for k in _of_engine}, seen=state.get('seen'))
+    vars(self).update({k:state[k] for k in _of_engine})
     for group,own in zip(self.groups, state['methods']):
         group.load(own)
         group.ask_dense(group.wants_dense)
     others = [tally for tally in self.tallies if tally.method is None]
     for tally,slot in saved+[(tally, dict(growth_state=own)) for tally,own in zip(others, state.get('others', ()))]: tally.load(slot)
+    self.live.restart(state.get('seen'))

@@ -15,7 +15,7 @@ from .callback import DynamicSparseTrainingCallback
 from ..masks.distributions import as_distribution,usual_sparsity
 from ..weights.find import apply_masks,masked_params
 from ..masks.selection import count_live,n_live
-from .loop import storage_of_runs
+from .begin import storage_of_runs
 from .method import check_names,Method,method_settings
 from .plan import assign_methods,params_inside
 from ..model.choose import choose,need_values

@@ -65,7 +65,7 @@ register_part('path', cubic_path)
 
 def read_setting(name, value):
     "The part or structure that `value` names; a `ValueError` for what is no part"
-    if name=='structure' and isinstance(value, str): return as_structure(value)
+    if name=='structure' and value is not None: return as_structure(value)
     if name not in part_kinds or value is None and name in may_be_none: return value
     if name=='grow_init_f' and isinstance(value, Real) or name=='mask_init' and not isinstance(value, str): return value
     if not isinstance(value, str):
@@ -178,7 +178,6 @@ def replaces(self:Method): return self.replace_step and not self.update_after_st
 def check_method(method):
     "Raise a `ValueError` for the first setting that is wrong for every model"
     need_bools(replace_step=method.replace_step, update_after_step=method.update_after_step)
-    as_structure(method.structure)
     every = method.batches_per_update
     if method.updates is None and every is not None:
         need_number('batches_per_update', every, 1, whole=True)
@@ -223,7 +222,8 @@ class Timetable(BasicRepr):
         self.averages = [*{need.collector.name:need.collector for need in needs if need.collector}.values()]
         self.n_dense = dense_batches(*self.score_parts)
 
-    settings = property(lambda self: self.method.settings)
+    @property
+    def settings(self): return self.method.settings
 
 # %% ../../nbs/400_train.method.ipynb #f334e589
 @patch
@@ -350,7 +350,7 @@ def auto_presets(
 @patch(cls_method=True)
 def named(cls:Method, method, n_steps=None, **settings):
     "The `method` of a run of `n_steps`, or the recommended one if it is 'auto', with some settings changed"
-    if not (isinstance(method, str) and method=='auto'):
+    if method!='auto':
         found = find_method(ifnone(method, {}))
         return found(**settings) if settings else found
     if n_steps is None:

@@ -16,19 +16,17 @@ from ..core.ranks import in_many
 from ..core.registry import call_with,needs_of,parts_of
 from ..masks.apportion import legal_counts,regrow_counts
 from ..masks.selection import above,count_live,cut_above,keyed_generator,live_places,local_part,put_
-from ..model.buffers import show_sparsity
+
 from ..model.layers import axes_of
 from ..model.starting import check_score
-from .plan import mask_version,Tally
+from .plan import Tally
 from numbers import Real
-from warnings import warn
 
 # %% ../../nbs/403_train.moves.ipynb #3ad82848
 class Score:
     "The score `f` of a weight, as a function of the mask"
     piece = 2**18  # places whose scores are made at a time, if only live ones are stored
-    given,places = None,None  # the scores that were asked for last, and of which places, if not of all
-    is_choice = property(lambda self: self.given is not None and self.given.dtype==torch.bool)
+    given = None  # the scores that were asked for last
 
     def __init__(self, f, tally, generator=None, **asked): # what `f` may ask for
         weight,needs = tally.weight,needs_of(f)
@@ -45,6 +43,8 @@ class Score:
         self.given = self.checked(ifnone(mask, self.weight.full_mask()), self.whole())
         return self.given
 
+    @property
+    def is_choice(self): return self.given is not None and self.given.dtype==torch.bool
     def whole(self): return self.weight.read(grad=self.reads)
 
     def of_places(self, places): return self.checked(self.weight.full_mask(), self.weight.read(places, self.needs.reads_grad), places)
@@ -72,9 +72,8 @@ def checked(self:Score, mask, p, places=None):
 @patch
 def of_sample(self:Score, mask, n):
     "At least `n` indices of dead weights of `mask`, and their scores"
-    self.places = self.needs.sample.draw(mask, n, self.generator)
-    self.given = self.checked(mask, self.weight.read(self.places, True), self.places)
-    return self.places,self.given
+    places = self.needs.sample.draw(mask, n, self.generator)
+    return places,self.checked(mask, self.weight.read(places, True), places)
 
 @patch
 def best(self:Score, mask, n):
@@ -88,18 +87,9 @@ def best(self:Score, mask, n):
             if not found: cut = cut_above(score, dead, n_dead, math.ceil(share*n_dead))
             at = live_places(dead if cut is None else dead.logical_and_(above(score, cut)))
             found.append((at+i, score.index_select(0, at)))
-        self.places,self.given = map(torch.cat, zip(*found))
-        if cut is None or len(self.places)>=n: return self.places,self.given
+        places,score = map(torch.cat, zip(*found))
+        if cut is None or len(places)>=n: return places,score
         share *= 4
-
-# %% ../../nbs/403_train.moves.ipynb #growcd01
-@patch
-def n_possible(self:Score, mask):
-    "How many dead places of `mask` have a score, or one in their unit, that isn't zero; infinity if nothing was asked"
-    if self.given is None or self.is_choice: return math.inf
-    some = self.given!=0
-    if self.places is not None: return count_live(some & ~mask.take(self.places))
-    return count_live(self.tally.structure.any_of_unit(some) & ~mask)
 
 # %% ../../nbs/403_train.moves.ipynb #b6fc50d6
 @dataclass(frozen=True, eq=False)
@@ -113,11 +103,9 @@ class Move:
 
 def choose(tally, keep_score, grow_score, kept, target, budget=None):
     "The move that drops all but `kept` live connections, and grows to `target`"
-    mask,structure = tally.weight.full_mask(),tally.structure
+    mask = tally.weight.full_mask()
     n_drop = 0 if grow_score is None else tally.live-kept
-    dropped,grown = structure.move(mask, keep_score, grow_score, n_drop, target)
-    n_most = grow_score.n_possible(mask) if n_drop and mask.is_cpu else n_drop  # a graphics card would wait for the number
-    if n_most<n_drop: dropped,grown = structure.move(mask, keep_score, grow_score, n_most, target)
+    dropped,grown = tally.structure.move(mask, keep_score, grow_score, n_drop, target)
     if has_choices(keep_score, grow_score): refuse_choices(tally, keep_score, grow_score, mask, put_(mask.clone(), dropped, False), grown)
     return Move(tally, dropped[~torch.isin(dropped, grown)], grown[~mask.take(grown)], ifnone(budget, target))
 
@@ -174,14 +162,6 @@ def write(self:Move, opt):
     tally.follow(len(self.gone), len(self.new), self.budget)
     if state_f is not None: call_with(state_f, weight.p, opt=opt, idx=self.new, mask=weight.mask, notes=tally.growth_state)
 
-@patch
-def follow(self:Tally, n_gone, n_new, budget):
-    "Count a move that was written"
-    self.last_update = n_gone,n_new
-    self.live = self.target = self.live-n_gone+n_new
-    show_sparsity(self.weight, self.live)
-    self.budget,self.counted = budget,mask_version(self.weight)
-    if self.n and not self.live: warn(f"{self.name} is left without live weights")
 
 # %% ../../nbs/403_train.moves.ipynb #75df8798
 def grads_of(opt): return [p.grad for group in opt.param_groups for p in group['params'] if p.grad is not None]

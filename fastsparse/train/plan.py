@@ -19,11 +19,12 @@ from ..masks.distributions import reads_scores,uniform_sparsity
 from ..masks.schedules import Interval,min_max_end
 from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
+from ..model.buffers import show_sparsity
 from ..model.choose import candidates,need_values
 from ..model.starting import layer_counts,need_structure,structure_of,warn_of_counts,without_misfits
 from .method import Method,Timetable,why_dense
 from ..weights.find import asked_sparsity,masked_params,refuse_computed,refuse_learned
-from ..weights.weight import notice,store_of,Weight
+from ..weights.weight import notice,store_of
 from functools import cached_property
 from itertools import islice
 from numbers import Real
@@ -35,7 +36,7 @@ from warnings import warn
 @dataclass(eq=False)
 class Tally:
     "How many connections of a weight live, and how many should"
-    weight:Weight # The masked parameter
+    weight:object # The masked parameter, a `Weight`
     index:int # Its place among the masked parameters of the model
     group:object=None # The `Group` that moves it; None leaves it as it is
     live:int=None # Connections that live
@@ -48,14 +49,23 @@ class Tally:
     growth_state:dict=field(default_factory=dict) # What `grow_state_f` notes, and a factor of the learning rate
     counted:list=None # The version of the mask that was counted
 
-    p,mask,name = [property(lambda self, k=k: getattr(self.weight, k)) for k in ('p','mask','name')]
-    shape = cached_property(lambda self: self.weight.shape)
-    n = cached_property(lambda self: self.shape.numel())
-    structure = cached_property(lambda self: structure_of(self.method.structure, self.weight)) # Which masks are legal
     def __post_init__(self):
         self.method = self.group and self.group.method
         if self.group: self.group.tallies.append(self)
         self.recount()
+
+    @property
+    def p(self): return self.weight.p
+    @property
+    def mask(self): return self.weight.mask
+    @property
+    def name(self): return self.weight.name
+    @cached_property
+    def shape(self): return self.weight.shape
+    @cached_property
+    def n(self): return self.shape.numel()
+    @cached_property
+    def structure(self): return structure_of(self.method.structure, self.weight)
 
 # %% ../../nbs/401_train.plan.ipynb #ab334c37
 def mask_version(weight):
@@ -78,6 +88,15 @@ def recount(self:Tally):
 
 @patch
 def request(self:Tally, target): self.target,self.target_is_explicit = target,True
+
+@patch
+def follow(self:Tally, n_gone, n_new, budget):
+    "Count a move that was written"
+    self.last_update = n_gone,n_new
+    self.live = self.target = self.live-n_gone+n_new
+    show_sparsity(self.weight, self.live)
+    self.budget,self.counted = budget,mask_version(self.weight)
+    if self.n and not self.live: warn(f"{self.name} is left without live weights")
 
 # %% ../../nbs/401_train.plan.ipynb #a7796026
 @patch
@@ -125,7 +144,8 @@ class Group:
     wants_dense:bool=None # Will an update read the dense gradients of the next batch? None before the first
     missed:int=0 # Updates in a row that waited
 
-    weights = property(lambda self: [tally.weight for tally in self.tallies])
+    @property
+    def weights(self): return [tally.weight for tally in self.tallies]
     def updates_before(self, t): return self.n_updates-(t==self.updated_at)
     def fraction(self, t): return self.method.fraction(t, self.updates_before(t))
 

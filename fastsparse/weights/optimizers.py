@@ -81,4 +81,4 @@ def lift_dead(
     for v in second_moments(opt, p):
         tiny = torch.finfo(v.dtype).tiny
         if place is None: place = int(mask.numpy().argmin())
-        if v.numel() and v.take(torch.tensor(place)).item()<1e7*tiny: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*tiny), out=v)
+        if v.numel() and v.numpy().item(place)<1e7*tiny: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*tiny), out=v)
