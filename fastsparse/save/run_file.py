@@ -34,7 +34,7 @@ def collect_run(
     **more # Other parts, of plain values
 ) -> dict:
     "The state of a run, for a file"
-    for m in model.modules(): before_state(m)
+    before_state(model)
     pack = _Packer()
     one = first(engines) or dict(state=None, methods=None)
     state = model.state_dict()
