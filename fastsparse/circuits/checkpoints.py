@@ -105,7 +105,8 @@ def links(self:PublishedDecoder):
 def _first_config(folder):
     "Settings in the layout of circuit_sparsity"
     c = json.loads((folder/'beeg_config.json').read_text())
-    if c.get('use_tied_aux_matrix'): raise ValueError(f"{str(folder)!r} has use_tied_aux_matrix, which isn't done here")
+    if c.get('use_tied_aux_matrix'): raise ValueError(f"{str(folder)!r} has use_tied_aux_matrix, "
+        "which isn't done here")
     usual = dict(bias=True, ln_bias=True, rms_norm=False, residual_activation_type='identity', activation_type='gelu', afrac=None,
         afrac_loctypes='attn_in,attn_out,mlp_in,mlp_out', tied_unembed=True, d_pos_emb=None, flash=True, sink=False)
     c = dict(usual, **c, positions=True, bigram=c.get('enable_bigram_table', False))
@@ -129,7 +130,8 @@ def _config(folder):
     "Settings of a folder, and its file of weights"
     if (folder/'beeg_config.json').exists(): c,file = _first_config(folder),'final_model.pt'
     elif (folder/'config.json').exists(): c,file = _second_config(folder),'pytorch_model.bin'
-    else: raise FileNotFoundError(f"{str(folder)!r} has neither beeg_config.json nor config.json: give the folder of a published network")
+    else: raise FileNotFoundError(f"{str(folder)!r} has neither beeg_config.json nor config.json: "
+        "give the folder of a published network")
     d_head = c.get('d_head') or c['d_model']//c['n_head']
     return dict(c, d_head=d_head, d_mlp=c['d_mlp'] or 4*c['d_model'], afrac_loctypes=c['afrac_loctypes'].split(',')),folder/file
 

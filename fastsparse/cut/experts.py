@@ -69,7 +69,8 @@ def _routed(block, args, kwargs):
     "Tokens, indices of their experts, and the router's weights, in a call of fused experts"
     args = (*args,*kwargs.values())
     if len(args)<3 or args[1].is_floating_point() or args[1].shape!=args[2].shape:
-        raise ValueError(f"{block.name} isn't called with tokens, indices of experts and weights: pass a dict of the experts that go")
+        raise ValueError(f"{block.name} isn't called with tokens, indices of experts and weights: "
+            "pass a dict of the experts that go")
     return args[:3]
 
 def _fused_scores(block, total, count, args, kwargs):
@@ -168,7 +169,8 @@ def new_settings(
         new = config.of_shapes(now, n, stay)
         if new is None:
             why = f' ({config.why})' if config.why else ''
-            raise ValueError(f"{config.name} can't say what would be left{why}: take the same from all layers, or other ones")
+            raise ValueError(f"{config.name} can't say what would be left{why}: "
+                "take the same from all layers, or other ones")
         res[name] = new,config.built(new)
     return res
 
@@ -207,7 +209,8 @@ def _inputs(block, reader, w, tokens, args, kwargs, out):
         parts.append(wide)
     seen = torch.cat(parts, 1)
     if (seen.double()@w.T-out).norm()>.01*out.norm():
-        raise ValueError(f"{block.name} adds more than its {reader.attr} and the router's weights: leave out heal, and tune")
+        raise ValueError(f"{block.name} adds more than its {reader.attr} and the router's weights: "
+            "leave out heal, and tune")
     return without_padding(seen, tokens),0.
 
 # %% ../../nbs/723_cut.experts.ipynb #1a7f3120

@@ -145,7 +145,8 @@ class BlockMatrix(StoredMatrix):
         _check_type(w)
         w,live = w.detach().flatten(1),_live(w, live)
         self.shape,self.size = tuple(w.shape),min(_group_size(live), _group_size(live.t()))
-        if self.size==1: raise ValueError("the live weights form no square blocks: sparsify with structure='block 4x4'")
+        if self.size==1: raise ValueError("the live weights form no square blocks: "
+            "sparsify with structure='block 4x4'")
         bsr = w.to_sparse_bsr((self.size, self.size))
         self.values = _fixed(bsr.values())
         for name,t in dict(col=bsr.col_indices(), crow=bsr.crow_indices()).items(): self.register_buffer(name, t.int())

@@ -178,7 +178,8 @@ def compare_with_narrow(
 ) -> NarrowComparison: # `finding`, `table` and `plot()`
     "Train a sparse network and narrower dense ones for the same time, and compare their validation scores"
     need_dense(learn)
-    if shows_training(learn): raise ValueError("the model is trained already: pass a learner with a new dense model")
+    if shows_training(learn): raise ValueError("the model is trained already: "
+        "pass a learner with a new dense model")
     need_fraction('sparsity', sparsity, '(0,1)')
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

@@ -153,7 +153,8 @@ def _sparsegpt(block, damp, goal, statistic):
     order = order.to(w.device)
     try: U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     except torch.linalg.LinAlgError as e:
-        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: take damp=0.01 or more") from e
+        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: "
+            "take damp=0.01 or more") from e
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block, None if live is None else live[...,order])
     return tuple(_own_order(goal, t[...,order.argsort()].reshape(weight.shape)) for t in (mask,new))
 

@@ -109,7 +109,8 @@ def rewind(
     masks = {f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity')}
     mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
     bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
-    if bad: raise ValueError(f"state has no {bad} of this model's shape: pass an earlier state_dict() of the same model")
+    if bad: raise ValueError(f"state has no {bad} of this model's shape: "
+        "pass an earlier state_dict() of the same model")
     dead = {o.name:~o.mask for o in masked_params(model) if not o.learned}
     model.load_state_dict({k:state[k].masked_fill(dead[k].to(state[k].device), 0) if k in dead else state[k] for k in mine}, strict=False)
     apply_masks(model)
