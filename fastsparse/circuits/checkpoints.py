@@ -49,9 +49,10 @@ class PublishedBlock(nn.Module):
         def placed(i): return at[f'pos{i}'](self.get_submodule(f'ln_p{i}')(pos).expand(len(x), -1, -1))
         def read(norm, i): return norm(x) if pos is None else torch.cat([norm(x), placed(i)], -1)
         y = at.read1(read(self.ln_1, 1))
-        x = at.stream1(act(x+at.write1(self.o(self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))))))
-        y = at.read2(read(self.ln_2, 2))
-        return at.stream2(act(x+at.write2(self.down(at.hidden(_acts[self.c['activation_type']](self.up(y)))))))
+        heads = self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))
+        x = at.stream1(act(x+at.write1(self.o(heads))))
+        hidden = _acts[self.c['activation_type']](self.up(at.read2(read(self.ln_2, 2))))
+        return at.stream2(act(x+at.write2(self.down(at.hidden(hidden)))))
 
 # %% ../../nbs/903_circuits.checkpoints.ipynb #43510fe8
 class PublishedDecoder(nn.Module):

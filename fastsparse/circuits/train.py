@@ -63,7 +63,7 @@ class KeepLargest:
 def before(self:KeepLargest, opt, args, kwargs):
     "Before a step: scale gradients and rates"
     gs = [p.grad for g in opt.param_groups for p in g['params'] if p.grad is not None]
-    rms = (sum(g.square().sum() for g in gs)/sum(g.numel() for g in gs)).sqrt()
+    rms = (sum(g.square().sum() for g in gs)/sum(map(torch.numel, gs))).sqrt()
     torch._foreach_div_(gs, rms)
     for g in opt.param_groups: g['lr'] *= self.fraction**-.5
 
@@ -104,7 +104,8 @@ def lm_loss(
 
 @torch.no_grad()
 def valid_loss(model, ids):
-    with evaluating(model): return sum(lm_loss(model, o).item()*len(o) for o in ids.split(100))/len(ids)
+    with evaluating(model): total = sum(lm_loss(model, o).item()*len(o) for o in ids.split(100))
+    return total/len(ids)
 
 # %% ../../nbs/902_circuits.train.ipynb #3c0fe955
 class Trained:
@@ -223,7 +224,8 @@ def model_for(ids, model, seed, kwargs):
     torch.manual_seed(seed)
     if model is not None and kwargs: raise TypeError(f"{first(kwargs)} is an argument of a new Decoder, "
         "and model is given")
-    if model is None: model = Decoder(**{**(dict(context=max(o.shape[1] for o in ids)-1) if ids else {}), **kwargs})
+    if model is None and ids: kwargs = dict(context=max(o.shape[1] for o in ids)-1) | kwargs
+    if model is None: model = Decoder(**kwargs)
     if not isinstance(model, Decoder): return model
     most = max((int(o.max()) for o in ids), default=0)
     if most<len(model.vocab): return model

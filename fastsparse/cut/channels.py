@@ -55,7 +55,9 @@ def group_scores(
     "The score of each group"
     res = torch.zeros(groups.n, dtype=torch.double)
     for (n,d),r in groups.axes.items():
-        if n in scores: res.index_add_(0, r, scores[n].detach().double().cpu().movedim(d, 0).reshape(len(r), -1).sum(1))
+        if n not in scores: continue
+        own = scores[n].detach().double().cpu().movedim(d, 0)
+        res.index_add_(0, r, own.reshape(len(r), -1).sum(1))
     return res.abs()
 
 # %% ../../nbs/722_cut.channels.ipynb #34373357

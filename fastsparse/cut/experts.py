@@ -50,7 +50,9 @@ def _n_experts(m):
         axis = None if p is None else axes_of(m, k).experts
         if axis is not None: return p.shape[axis]
 
-def _routes(m, n): return any(p.ndim==2 for p in m.parameters()) and all(p.shape[0]==n for p in m.parameters())
+def _routes(m, n):
+    shapes = [p.shape for p in m.parameters()]
+    return any(len(o)==2 for o in shapes) and all(o[0]==n for o in shapes)
 
 def expert_blocks(
     model:nn.Module, # Any module

@@ -35,8 +35,9 @@ def needed_tokens(
     vocab = spec['model']['vocab']
     mark = spec['model']['continuing_subword_prefix']
     found = {i for text in texts for i in tokenizer(text)['input_ids']}
-    special = {o['id'] for o in spec['added_tokens']} | {*tokenizer.all_special_ids} | {vocab[spec['model']['unk_token']]}
-    return sorted(found | special | {i for t,i in vocab.items() if len(t.removeprefix(mark))==1})
+    special = {vocab[spec['model']['unk_token']], *tokenizer.all_special_ids, *(o['id'] for o in spec['added_tokens'])}
+    single = {i for t,i in vocab.items() if len(t.removeprefix(mark))==1}
+    return sorted(found | special | single)
 
 # %% ../../nbs/726_cut.tokens.ipynb #e5bc8c72
 def _renumbered(o, new):

@@ -197,7 +197,8 @@ def save_delta(
         if mask is not None and not torch.equal(mask.cpu(), base[f'{k}_mask'].cpu()):
             raise ValueError(f"the mask of {k} has changed since base, and save_delta needs equal masks: "
                 "fine-tune with fixed masks")
-        a,b = [t.cpu().reshape(-1) if mask is None else t.cpu()[mask.cpu()] for t in (v, base[k])]
+        live = ... if mask is None else mask.cpu()
+        a,b = [t.cpu()[live].reshape(-1) for t in (v, base[k])]
         places = (a!=b).nonzero().squeeze(1)
         short = places.to(torch.int32 if len(a)>=2**15 else torch.int16)
         if not torch.equal(v.cpu(), base[k].cpu()): delta[k] = None if len(places)==len(a) else short,a[places]

@@ -115,7 +115,10 @@ def obs_prune(
         err = torch.zeros_like(w[...,a:b])
         for k,i,j in runs:
             score = (w/d)[...,i:j].square()
-            mask[...,i:j] = choose(score, k) if live is None else choose(score.masked_fill(~live[...,i:j], -1), k) & live[...,i:j]
+            if live is None: mask[...,i:j] = choose(score, k)
+            else:
+                own = live[...,i:j]
+                mask[...,i:j] = choose(score.masked_fill(~own, -1), k) & own
             for q in range(i,j):
                 e = err[...,q-a] = torch.where(mask[...,q], 0, w[...,q]/d[...,q])
                 w[...,q:b] -= e[...,None]*U[:,None,q,q:b]

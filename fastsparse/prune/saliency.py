@@ -93,8 +93,10 @@ def _synflow(net, plan, xs, rounds, progress):
         grads = torch.autograd.grad(R, ps, allow_unused=True, materialize_grads=True)
         scores = [(p*g).abs().detach().masked_fill(~m, -1) for p,g,m in zip(ps, grads, masks)]
         if not free: break
-        keep = top_k_mask(torch.cat([scores[i].reshape(-1) for i in free]), round(N*(n/N)**((r+1)/rounds)))
-        for i,m in zip(free, keep.split([ps[i].numel() for i in free])): zero_dead_(ps[i], masks[i].copy_(m.view(ps[i].shape)))
+        n_keep = round(N*(n/N)**((r+1)/rounds))
+        keep = top_k_mask(torch.cat([scores[i].reshape(-1) for i in free]), n_keep)
+        parts = keep.split([ps[i].numel() for i in free])
+        for i,part in zip(free, parts): zero_dead_(ps[i], masks[i].copy_(part.view(ps[i].shape)))
     return {o.name: s for o,s in zip(plan, scores)}
 
 # %% ../../nbs/714_prune.saliency.ipynb #12cec2d8

@@ -50,7 +50,8 @@ def is_elsewhere(
     model, # A module, or a `Learner`
 ) -> bool:
     "Are weights of `model` on disk or in another memory, and read when they are needed?"
-    return any(p is not None and p.is_meta and hasattr(m, '_hf_hook') for m in module_of(model).modules() for p in m._parameters.values())
+    hooked = [m for m in module_of(model).modules() if hasattr(m, '_hf_hook')]
+    return any(p.is_meta for m in hooked for p in m.parameters(recurse=False))
 
 # %% ../../nbs/712_prune.shards.ipynb #0d0e0e36
 def value_of(
@@ -138,7 +139,8 @@ def arguments_of(
                 f"and {len(found)} calls came of {len(calib.batches)}: {_whole}")
         now,earlier = outs and outs[0],partial(tree_map, lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t)
         calib.run([0])
-    if not all(map(torch.equal, tensors_in(found.pop()), tensors_in(found[0]))): raise ValueError(f"a block reads more than what the block before it returns: {_whole}")
+    alike = map(torch.equal, tensors_in(found.pop()), tensors_in(found[0]))
+    if not all(alike): raise ValueError(f"a block reads more than what the block before it returns: {_whole}")
     return found
 
 # %% ../../nbs/712_prune.shards.ipynb #ea6e4f2f

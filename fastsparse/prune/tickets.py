@@ -41,7 +41,7 @@ def find_ticket(
     sparse_f = as_distribution(sparse_f)
     need_fraction('rate', rate, '(0,1)')
     masks = [o.mask for o in masked_params(model)]
-    density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
+    density = sum(map(count_live, masks))/sum(map(torch.numel, masks)) if masks else 1.
     if sparsity<1-density-1e-9:
         raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: "
             "pass a higher one, or call unsparsify first")

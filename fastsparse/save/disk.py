@@ -157,7 +157,8 @@ _small = 2**20
 
 def is_stored(t):
     "Does the tensor `t` have memory for each of its entries, or few of them?"
-    return t.numel()<=_small or t.layout==torch.strided and not t.is_meta and t.untyped_storage().nbytes()>=t.numel()*t.element_size()
+    if t.numel()<=_small: return True
+    return t.layout==torch.strided and not t.is_meta and t.untyped_storage().nbytes()>=t.nbytes
 
 def need_stored(
     found, # What was read from a file

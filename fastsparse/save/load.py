@@ -155,7 +155,8 @@ def _indexed(folder, index):
         cached = [folder.resolve().parents[1]/'blobs'] if folder.resolve().parent.name=='snapshots' else []
         for name in set(names):
             file = (folder/name).resolve()
-            if not file.is_file() or not any(file.is_relative_to(o) for o in (folder.resolve(), *cached)) or Path(name).is_absolute() or '..' in Path(name).parts:
+            leads_out = Path(name).is_absolute() or '..' in Path(name).parts
+            if leads_out or not file.is_file() or not any(map(file.is_relative_to, (folder.resolve(), *cached))):
                 raise ValueError(f"{str(index)!r} names {name!r:.80}, which is not a file in its folder: "
                     "download the model again")
         return [folder/name for name in sorted(set(names))]
@@ -247,7 +248,10 @@ def _are_masks(d):
     "Are all tensors in `d` masks? Not where `d` has a weight with its mask, or a bias"
     ts = {k:v for k,v in d.items() if isinstance(v, torch.Tensor) and not k.endswith('_sparsity')}
     if any(k.endswith('_mask') and k.removesuffix('_mask') in ts for k in ts): return False
-    return all(t.dtype==torch.bool or (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all()) for t in ts.values())
+    def is_mask(t):
+        if t.dtype==torch.bool: return True
+        return (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all())
+    return all(map(is_mask, ts.values()))
 
 # %% ../../nbs/606_save.load.ipynb #a722c258
 def _only(found, what):
