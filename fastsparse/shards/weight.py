@@ -113,6 +113,9 @@ def read_grad(self:Shard, places=None):
     return grad if places is None else grad.reshape(-1).index_select(0, places)
 
 @patch
+def gradient(self:Shard, dense): return self.read_grad() if dense else gathered(self.weight.p.grad),
+
+@patch
 def take(self:Shard, grad):
     "Keep the dense gradient of this rank's rows, before it is masked"
     self.dense.clear()

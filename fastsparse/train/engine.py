@@ -19,7 +19,7 @@ from ..model.starting import draw_seed
 from . import begin,plan
 from .plan import Group
 from .method import check_names,Method,usual_settings
-from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
+from .moves import all_finite,choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
 from ..weights.hooks import enforce_masks,mask_hooks,share_masks,weights_in
 from ..weights.optimizers import grad_history
@@ -287,7 +287,7 @@ def before_step(self:SparseEngine,
     if due and not self.lost: self.lost = warn_if_lost(self)
     if not averages and not waiting: return False
     held = mask_grads(self.weights if waiting else [weight for weight in self.weights if weight.store.wants_dense])  # gradients may have been replaced
-    if not finite_grads(self.opt, self.weights):
+    if waiting and not finite_grads(self.opt, self.weights):
         for group in due: group.miss(self.model)
         return False
     if averages: self.collect(averages)
@@ -323,13 +323,14 @@ def warn_if_lost(engine):
 @patch
 @torch.no_grad()
 def collect(self:SparseEngine, averages):
-    "Add the gradients of this batch to `averages`, pairs of a group and a `GradAverage`"
+    "Add the gradients of this batch, if they are finite, to `averages`, pairs of a group and a `GradAverage`"
     with unscaled_grads(self.opt):
-        for group,average in averages:
-            for tally in group.tallies:
-                if tally.p.grad is None: continue
-                memo = tally.grad_accumulators.get(average.name)
-                tally.grad_accumulators[average.name] = average.add(memo, *tally.weight.store.gradient(average.dense))
+        jobs = [(tally, average) for group,average in averages for tally in group.tallies if tally.p.grad is not None]
+        found = [tally.weight.store.gradient(average.dense) for tally,average in jobs]
+        if not all_finite([grad for grad,*_ in found]): return
+        for (tally,average),parts in zip(jobs, found):
+            memo = tally.grad_accumulators.get(average.name)
+            tally.grad_accumulators[average.name] = average.add(memo, *parts)
 
 # %% ../../nbs/404_train.engine.ipynb #25a47f3c
 @patch

@@ -12,6 +12,7 @@ from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt
 from ..core.registry import plug_in
+from ..masks.scores import Live
 from ..masks.selection import count_live,live_places,local_part,put_,zero_dead_
 from .gradient import DenseGradient,mask_grad_,project_,scale_since
 from .optimizers import grad_history,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
@@ -111,8 +112,8 @@ class Dense:
         self.wants_dense = wanted and not self.weight.dense_history  # which is dense itself
 
     def gradient(self, dense):
-        "The arguments of `GradAverage.add`"
-        if not dense: return gathered(self.weight.p.grad),
+        "The arguments of `GradAverage.add`: the dense gradient, or live values and their places"
+        if not dense: return self.live_part(self.weight.p.grad),self.live_places()
         follow_all(mask_grads([self.weight]))
         return self.read_grad(),
 
@@ -194,10 +195,10 @@ def stamp(self:Dense, p, mask):
 
 @patch
 def live_places(self:Dense):
-    "Row-major places of live weights in this process"
+    "The `Live` places of this process's part of the mask"
     mask = self.weight.mask
     now = self.stamp(self.weight.p, mask)
-    if self.found[0]!=now: self.found = now,live_places(local_part(mask).reshape(-1))
+    if self.found[0]!=now: self.found = now,Live(live_places(local_part(mask).reshape(-1)), mask.shape)
     return self.found[1]
 
 @patch
@@ -297,7 +298,7 @@ def keep_term(self:Dense, term, grad):
 def live_part(self:Dense, grad):
     "The live values, or the whole masked gradient on a GPU, which would wait for their number"
     values = grad.detach().reshape(-1)
-    return values.index_select(0, self.live_places()) if grad.is_cpu else values
+    return values.index_select(0, self.live_places().places) if grad.is_cpu else values
 
 # %% ../../nbs/202_weights.weight.ipynb #6aa56403
 def mask_grads(
@@ -327,7 +328,7 @@ def take(self:Dense, grad):
 @patch
 def scaled_step(self:Dense, p):
     "Keep the live weights; returns a function that goes a part of the way from them to those after a step"
-    t,places = local_part(p.detach()),self.live_places()
+    t,places = local_part(p.detach()),self.live_places().places
     before = t.reshape(-1).index_select(0, places)
     return lambda rate: put_(t, places, before.lerp_(t.reshape(-1).index_select(0, places), rate))
 
