@@ -701,6 +701,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastsparse.cut.config.SharedCount.values': ( 'cut.config.html#sharedcount.values',
                                                                                      'fastsparse/cut/config.py'),
                                        'fastsparse.cut.config._describe_cut': ('cut.config.html#_describe_cut', 'fastsparse/cut/config.py'),
+                                       'fastsparse.cut.config._layer_of': ('cut.config.html#_layer_of', 'fastsparse/cut/config.py'),
+                                       'fastsparse.cut.config._n_left': ('cut.config.html#_n_left', 'fastsparse/cut/config.py'),
                                        'fastsparse.cut.config._readme': ('cut.config.html#_readme', 'fastsparse/cut/config.py'),
                                        'fastsparse.cut.config._refuse': ('cut.config.html#_refuse', 'fastsparse/cut/config.py'),
                                        'fastsparse.cut.config._save': ('cut.config.html#_save', 'fastsparse/cut/config.py'),
