@@ -286,7 +286,7 @@ def why_uneven(self:ConfigCounts, space, left):
     n = len(self.spaces[space])
     m = left[space]
     own,kind = self.of(space),self.config.name
-    keeps = f"{space[0][0].rpartition('.')[0]} keeps {m} of {n} groups"
+    keeps = f'{_layer_of(space)} keeps {m} of {n} groups'
     if own is None: return f"{keeps}, and {kind} has no number for it"
     for other,k in own.spaces.items():
         if left[other]*n==m*k: continue
@@ -299,7 +299,7 @@ def why_uneven(self:ConfigCounts, space, left):
 def left(self:ConfigCounts, gone):
     "New values without the groups `gone`, or a text that says why there are none"
     new = {}
-    counts = {space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
+    counts = {space:_n_left(gone, gs) for space,gs in self.spaces.items()}
     if not self.describes(): return f"{self.config.name} didn't describe the model before the cut"
     for space,gs in self.spaces.items():
         if counts[space]==len(gs): continue
@@ -338,7 +338,7 @@ def by_layer(self:ConfigCounts, gone) -> dict: # Path of a `per_layer_config` â†
     res = {}
     if self.config.spec.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
     for space,gs in self.spaces.items():
-        m = int((~gone[gs]).sum())
+        m = _n_left(gone, gs)
         own = self.of(space)
         if m==len(gs) or own is None or m*own.n%len(gs): continue
         layer = int(first(k for k in space[0][0].split('.') if k.isdigit()) or 0)
