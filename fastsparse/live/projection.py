@@ -26,10 +26,10 @@ _ints = {2:np.int16, 4:np.int32, 8:np.int64}
 def project_by_kernel(
     t:torch.Tensor, # Tensor of floats, changed in place
     mask:torch.Tensor, # Bool tensor of its shape
-) -> bool: # Was it done? Not for small tensors, and only on the CPU
+) -> bool: # Was it done? Only on the CPU
     "Zero `t` where `mask` is False"
     n,plain = t.numel(),type(t) is type(mask) is torch.Tensor and t.is_cpu and t.is_contiguous() and mask.is_contiguous()
-    if n<2**13 or not plain or t.element_size() not in _ints or why_not(): return False
+    if not plain or t.element_size() not in _ints or why_not(): return False
     f = keep_live.compiled(F=_ints[t.element_size()])
     split_work(lambda start, stop: call(f, t, mask, start, stop), n, 2**14, 8*n)  # memory takes as long as eight multiplications
     return True
