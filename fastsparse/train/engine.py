@@ -13,6 +13,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from ..core.checks import need_number
 from ..core.optimizers import base_opt
+from ..core.registry import parts_of
 from ..masks.distributions import usual_sparsity
 from ..masks.selection import keyed_generator
 from ..model.starting import draw_seed
@@ -277,6 +278,10 @@ def before_step(self:SparseEngine,
     due = [group for group in self.groups if group.fall_due(self.last_t+1, t)]
     averages = [(group, average) for group in self.groups for average in group.collecting(t)]
     waiting = {group:group.pending for group in self.groups if group.pending is not None}
+    for group in self.groups:
+        if group.updated_at!=self.last_t: continue
+        parts_of('guide')['warn_of_gap'](self)
+        break
     self.last_t = t
     if due and not self.lost: self.lost = warn_if_lost(self)
     if not averages and not waiting: return False

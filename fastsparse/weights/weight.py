@@ -232,7 +232,8 @@ def project(self:Weight):
 def wake(weights:list): # `Weight`s
     "Enforce masks, those of copies too"
     lost = {weight.name or weight.attr:n_outside(weight) for weight in weights if weight.passive}
-    if any(lost.values()): warn_of_lost({name:n for name,n in lost.items() if n})
+    lost = {name:n for name,n in lost.items() if n}
+    if lost: warn_of_lost(lost)
     for weight in weights:
         weight.passive = False
         weight.project()
