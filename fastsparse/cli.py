@@ -109,13 +109,15 @@ def summary_rows(
     for k,v in state.items():
         if not isinstance(v, torch.Tensor) or not v.is_floating_point() or k.endswith(buffers): continue
         if v.is_meta: raise CliError(f"{k} is on the meta device, and has no values")
-        n,values = v.numel(),(v if v.layout==torch.strided else v.to_dense())
+        n = v.numel()
+        values = v if v.layout==torch.strided else v.to_dense()
         n_zeros = n-int((values if v.element_size()>1 else values.float()).count_nonzero())
         mask = state.get(f'{k}_mask')
         live = n-n_zeros if v.ndim>1 else n
         if mask is not None: live = int(mask.sum())
         rows.append((k, ' x '.join(map(str, v.shape)), n, live, 1-live/n if n else 0., n_zeros))
-    n,live,n_zeros = [sum(o[i] for o in rows) for i in (2,3,5)]
+    def total(i): return sum(o[i] for o in rows)
+    n,live,n_zeros = total(2),total(3),total(5)
     return rows+[('all', '', n, live, 1-live/n if n else 0., n_zeros)]
 
 # %% ../nbs/990_cli.ipynb #ee8acf33
@@ -124,8 +126,9 @@ _head = ['parameter','shape','weights','live','sparsity','zeros']
 def show_rows(rows, head):
     "A table in plain text"
     formats = {int:'{:,}', float:'{:.4f}'}
-    cells = [head]+[[formats.get(type(o), '{}').format(o) for o in r] for r in rows]
-    widths = [max(len(r[i]) for r in cells) for i in range(len(head))]
+    def texts(r): return [formats.get(type(o), '{}').format(o) for o in r]
+    cells = [head, *map(texts, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     def line(r): return '  '.join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])])
     return '\n'.join(map(line, cells))
 

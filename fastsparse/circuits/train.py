@@ -26,7 +26,8 @@ def keep_largest_(
     floor:int=0, # In each row, at least this many entries of largest magnitude are kept
 ) -> torch.Tensor: # `w`
     "Set all of `w` to zero but the `round(fraction*n)` entries of largest magnitude, at least one"
-    size,n = w.detach().abs(),max(1, round(fraction*w.numel()))
+    size = w.detach().abs()
+    n = max(1, round(fraction*w.numel()))
     if floor: size.scatter_add_(1, size.topk(floor, 1).indices, size.max().expand(len(w), floor))
     if n<w.numel(): w.detach().mul_(top_k_mask(size, n))
     return w
@@ -177,7 +178,8 @@ def from_pretrained(cls:Trained,
     **kwargs # Arguments of `huggingface_hub.hf_hub_download`, such as `revision`
 ):
     "A `Trained` that `save_pretrained` or `push_to_hub` wrote"
-    if (local := Path(name)/_file).exists(): return cls.load(local)
+    local = Path(name)/_file
+    if local.exists(): return cls.load(local)
     from huggingface_hub import hf_hub_download
     return cls.load(hf_hub_download(str(name), _file, **kwargs))
 
@@ -217,9 +219,10 @@ def model_for(ids, model, seed, kwargs):
     torch.manual_seed(seed)
     if model is not None and kwargs: raise TypeError(f"{first(kwargs)} is an argument of a new Decoder, and model is given")
     if model is None: model = Decoder(**{**(dict(context=max(o.shape[1] for o in ids)-1) if ids else {}), **kwargs})
-    if isinstance(model, Decoder) and (most := max((int(o.max()) for o in ids), default=0))>=len(model.vocab):
-        raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: pass vocab=")
-    return model
+    if not isinstance(model, Decoder): return model
+    most = max((int(o.max()) for o in ids), default=0)
+    if most<len(model.vocab): return model
+    raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: pass vocab=")
 
 # %% ../../nbs/902_circuits.train.ipynb #a6dd3ce2
 def resumed(file, facts):
@@ -227,8 +230,8 @@ def resumed(file, facts):
     new = dict(t=0, seconds=0., facts=facts)
     done = load_run(file, default=new) if file else new
     was = done['facts']
-    if odd := [k for k,v in facts.items() if was.get(k)!=v]:
-        raise ValueError(f"{str(file)!r} is of a run with {odd[0]}={was.get(odd[0])!r}, and this has {facts[odd[0]]!r}: "
+    for k,v in facts.items():
+        if was.get(k)!=v: raise ValueError(f"{str(file)!r} is of a run with {k}={was.get(k)!r}, and this has {v!r}: "
             "give the arguments of that run, or another file")
     return done
 
@@ -261,8 +264,10 @@ def sparsify(self:Training, density, seed, **_):
 @patch
 def make_opt(self:Training, method, lr, **_):
     "Make the optimizer, with a group of matrices and one of all else"
-    matrices,kw = list(matrices_of(self.model).values()),{**settings[method], **({} if lr is None else {'lr':lr})}
-    others = [p for p in self.model.parameters() if not any(p is o for o in matrices)]
+    matrices = list(matrices_of(self.model).values())
+    kw = {**settings[method], **({} if lr is None else {'lr':lr})}
+    known = {*map(id, matrices)}
+    others = [p for p in self.model.parameters() if id(p) not in known]
     groups = [dict(params=matrices, weight_decay=kw.pop('weight_decay')), dict(params=others, weight_decay=0.)]
     self.opt = torch.optim.AdamW(groups, betas=(.9,.95), **kw)
 
@@ -272,7 +277,8 @@ def rate_at(t, lr, n_steps): return lr*min(1, (t+1)/(.05*n_steps))*(1-t/n_steps)
 @patch
 def keep_sparse(self:Training, method, n_steps, density, every, seed, floor, anneal, bf16, **_):
     "Make what keeps the model sparse while it trains"
-    named,live = matrices_of(self.model),self.device.type=='cpu' and not bf16
+    named = matrices_of(self.model)
+    live = self.device.type=='cpu' and not bf16
     if method=='recipe': self.parts['keep_largest'] = KeepLargest(list(named.values()), self.opt, n_steps, density, anneal, floor)
     if method not in ('set','rigl'): return
     self.parts['engine'] = DynamicSparseTraining(self.model, self.opt, n_steps, method=method, batches_per_update=every, seed=seed,

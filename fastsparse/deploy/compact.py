@@ -23,7 +23,8 @@ def pack(
     plan:dict, # Name of a layer → one of `storages`
 ) -> nn.Module: # `model`, or the new layer if that is all there is
     "Replace layers by ones that store live weights only"
-    layers,plan = storable(model, kernels=True),{n:renamed(how, 'rows') for n,how in plan.items()}
+    layers = storable(model, kernels=True)
+    plan = {n:renamed(how, 'rows') for n,how in plan.items()}
     for n,how in plan.items():
         need_choice('a layer of plan', n, layers)
         need_choice(f'the storage of {n}', how, storages)
@@ -99,7 +100,9 @@ class StoredMatrix(nn.Module):
 
     def checked(self):
         "A `SparseIndex` of copies of the buffers; a `RuntimeError` if kernels would read past the ends of the matrix"
-        shape,crow,col = [n//self.size for n in self.shape],self.crow.long(),self.col.view(-1).long()
+        shape = [n//self.size for n in self.shape]
+        crow = self.crow.long()
+        col = self.col.view(-1).long()
         fits = self.values.shape[:self.col.ndim]==self.col.shape and not self.col.is_floating_point()
         ends = len(crow)==shape[0]+1 and not crow[0] and crow[-1]==len(col) and bool((crow.diff()>=0).all())
         if not (fits and ends and bool(((col>=0)&(col<shape[1])).all())):
@@ -220,7 +223,8 @@ class PackedKernel(nn.Module):
         fits = isinstance(m, nn.Conv2d) and fits_kernel(m.weight)
         why = why_no_kernel(m) if fits else 'only a Conv2d has a product, of float32 or float64 on the CPU'
         if why: raise ValueError(f"{type(m).__name__} can't be stored as 'kernel': {why}")
-        w,live = m.weight.detach(),_live(m.weight.detach(), m._buffers.get('weight_mask'))
+        w = m.weight.detach()
+        live = _live(m.weight.detach(), m._buffers.get('weight_mask'))
         self.shape,self.stride,self.padding,self.dilation = tuple(w.shape),m.stride,padding_of(m),m.dilation
         self.values,self.bias = _fixed(w.flatten(1)[live]),None if m.bias is None else _fixed(m.bias)
         self.register_buffer('places', live.flatten().nonzero()[:,0].int())

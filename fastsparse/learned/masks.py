@@ -15,7 +15,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from ..contract import axes_of,call_with,closest_name,decide,draw_seed,enforce_masks,masked_params,module_of,need_bools
 from ..contract import need_choice,need_number,need_values,weight_of
-from ..core.patterns import assign,read_rules
+from ..core.patterns import settings_of
 from ..masks.schedules import Schedule
 from .sparseness import as_sparseness,Dense,Sparseness
 from ..masks.selection import count_live,keyed_generator,sparsity_from_tensor,zero_dead_
@@ -170,7 +170,7 @@ def update_settings(self:Sparsify,
     sparseness=None, # A text, a `Structure` or a `Sparseness`; None leaves it
     **changes # Other settings, or fields of the sparseness
 ):
-    "Change settings; nothing is changed if one is refused"
+    "Change settings; nothing is changed if one raises an error"
     update_all([self], **({} if sparseness is None else dict(sparseness=sparseness)), **changes)
 
 @patch
@@ -179,8 +179,10 @@ def changed(self:Sparsify, **changes):
     new = {k: changes.pop(k, v) for k,v in self.settings.items()}
     sparseness = as_sparseness(new['sparseness'])
     known = [o.name for o in fields(sparseness)]
-    if bad := first(k for k in changes if k not in known): raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
-    new = _checked(**new | dict(sparseness=sparseness.with_fields(**changes) if changes else sparseness))
+    bad = first(k for k in changes if k not in known)
+    if bad: raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
+    if changes: sparseness = sparseness.with_fields(**changes)
+    new = _checked(**new | dict(sparseness=sparseness))
     return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
 
 def update_all(
@@ -203,9 +205,9 @@ def apply_settings(self:Sparsify, settings, choice):
 # %% ../../nbs/551_learned.masks.ipynb #ca260be5
 @patch
 def get_extra_state(self:Sparsify):
-    "What the state dict holds besides tensors: settings and counts"
-    names = 'sparseness','backward_mode','backward_sparseness','every','seed','step'
-    return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in names)}
+    "Settings and counts for the state dict"
+    def plain(v): return str(v) if isinstance(v, Sparseness) else v
+    return {k:plain(getattr(self, k)) for k in ('sparseness','backward_mode','backward_sparseness','every','seed','step')}
 
 @patch
 def set_extra_state(self:Sparsify, state):
@@ -299,15 +301,14 @@ def _learnable(model, sparseness, include):
     "Name, module, attribute and sparseness of each weight that is to learn"
     entries = decide(model, include)
     if not isinstance(sparseness, (dict,list)):
-        usual = [o for o in entries if not o.dense_reason]
         if include is None: warn_if_missed(entries)
-        return [(*o[:3], as_sparseness(sparseness)) for o in usual]
+        return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.dense_reason]
     def may_learn(o):
         if not o.dense_reason or isinstance(o.module, (nn.Embedding,nn.EmbeddingBag)): return True
         return o.p.ndim>1 and o.p.is_floating_point() and o.dense_reason.startswith('in ')
-    entries,rules = [o for o in entries if may_learn(o)],read_rules(sparseness, 'sparseness')
-    taken = assign(rules, [o.name for o in entries], [o.p for o in entries], model)
-    return [(*o[:3], as_sparseness(rules[k][1])) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
+    entries = [o for o in entries if may_learn(o)]
+    found = settings_of(sparseness, [o.name for o in entries], [o.p for o in entries], model, 'sparseness')
+    return [(*o[:3], as_sparseness(own)) for o,own in zip(entries, found) if own is not None]
 
 # %% ../../nbs/551_learned.masks.ipynb #c22a2a73
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
@@ -323,8 +324,10 @@ def learn_masks(
     "Give weights of `model` learned masks, which are chosen again at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
-    if bad := first(k for k in settings if k not in _setting_names):
-        raise TypeError(f"{bad!r} is no setting of learned masks: {closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))}")
+    bad = first(k for k in settings if k not in _setting_names)
+    if bad:
+        near = closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))
+        raise TypeError(f"{bad!r} is no setting of learned masks: {near}")
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, "
         "with fold_masks(model) and unsparsify(model)")
     weights = _learnable(model, sparseness, also)

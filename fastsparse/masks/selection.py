@@ -191,7 +191,7 @@ def put_(
     "Write `value` at the places `idx` of `t`, or of its local part; all places differ"
     own = t if type(t) in _plain else local_part(t)
     values = value.to(own) if isinstance(value, torch.Tensor) else torch.full(idx.shape, value, dtype=own.dtype, device=own.device)
-    if own.is_contiguous(): own.view(-1).index_copy_(0, idx, values)
+    if own.is_contiguous(): own.view(-1).scatter_(0, idx, values)
     else: own.index_put_(torch.unravel_index(idx, own.shape), values)  # `Tensor.put_` isn't deterministic
     return t
 

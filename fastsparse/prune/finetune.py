@@ -125,13 +125,16 @@ def unmerge(self:MaskedLora, layer, name, weight):
 # %% ../../nbs/716_prune.finetune.ipynb #518dbae3
 @patch
 def forward(self:MaskedLora, layer, active_adapter, x, result, **kwargs):
-    base,delta,x = layer.get_base_layer(),self.delta(layer, active_adapter),layer.lora_dropout[active_adapter](x)
+    base = layer.get_base_layer()
+    delta = self.delta(layer, active_adapter)
+    x = layer.lora_dropout[active_adapter](x)
     conv = hasattr(base, '_conv_forward')
     more = layer.lora_B[active_adapter].bias
     if more is not None: more = more*layer.scaling[active_adapter]
     own = base._conv_forward(x, delta, more) if conv else nn.functional.linear(x, delta.T if layer.fan_in_fan_out else delta, more)
     if self.was is None: return result+own
-    factor,bias = self.factor(layer, active_adapter, base.weight+delta).flatten(),0 if base.bias is None else base.bias
+    factor = self.factor(layer, active_adapter, base.weight+delta).flatten()
+    bias = 0 if base.bias is None else base.bias
     if conv: factor,bias = [t.view(-1, *[1]*(base.weight.ndim-2)) if torch.is_tensor(t) else t for t in (factor, bias)]
     return factor*(result-bias+own)+bias
 
@@ -166,7 +169,8 @@ def mask_adapters(
     layers,masked = adapted_layers(model)
     if not masked: raise ValueError(f"of {len(layers)} layers with adapters none has a mask: call keep_zeros(base) before get_peft_model")
     mask_all(model)
-    root = first(m for m in model.modules() if any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())) or model
+    def is_root(m): return any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())
+    root = first(model.modules(), is_root) or model
     if mask_all not in root._forward_pre_hooks.values(): root.register_forward_pre_hook(mask_all)
     return model
 

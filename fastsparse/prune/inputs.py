@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['n_items', 'attended', 'Calibration', 'EndForward', 'product_of', 'layer_patches', 'without_padding', 'Products',
-           'holds_experts', 'listening', 'Unreached', 'layer_statistic', 'layer_calls', 'tensors_in', 'Part', 'Dense',
-           'layers_in_order']
+           'holds_experts', 'listening', 'owners_of', 'Unreached', 'layer_statistic', 'layer_calls', 'tensors_in',
+           'Part', 'Dense', 'layers_in_order']
 
 # %% ../../nbs/711_prune.inputs.ipynb #dc060810
 import math,re,torch
@@ -158,7 +158,8 @@ def _data_of(x): return x.data if isinstance(x, nn.utils.rnn.PackedSequence) els
 
 def _recurrent_input(m, goal, args, kwargs):
     "What the layer of `m` that `goal` belongs to sees"
-    x,hx = _first(args, kwargs),args[1] if len(args)>1 else kwargs.get('hx')
+    x = _first(args, kwargs)
+    hx = args[1] if len(args)>1 else kwargs.get('hx')
     n_dirs = 1+m.bidirectional
     for k in range(int(re.search(r'_l(\d+)', goal.attr)[1])):
         below = [n for n in m._flat_weights_names if re.search(rf'_l{k}(_reverse)?$', n)]
@@ -226,10 +227,14 @@ def listening(modules, before=None, after=None, **kwargs):
     finally:
         for h in hooks: h.remove()
 
+def owners_of(model, p):
+    "The modules that hold the parameter `p`"
+    return [m for m in model.modules() if any(own is p for own in m._parameters.values())]
+
 def _owners(model, goal):
     "The modules whose forward shows what meets the weight of `goal`"
     host = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    return [host.get(m, m) for m in model.modules() if any(p is goal.p for p in m._parameters.values())]
+    return [host.get(m, m) for m in owners_of(model, goal.p)]
 
 # %% ../../nbs/711_prune.inputs.ipynb #119b451e
 class _Unaligned(Exception): "Rows of the two models aren't of the same examples, as where tokens are routed"
@@ -383,7 +388,8 @@ def _close(a, b): return a.shape==b.shape and (a.double()-b.double()).norm()<=.0
 def _inside(calib, m, before=None, path=None):
     "The `Part` that `m` is when `calib` runs, or that it is behind the part `before`; None if it depends on more than its arguments"
     try:
-        i,part = (calib.i+1)%len(calib.batches),before.after(path) if path else None
+        i = (calib.i+1)%len(calib.batches)
+        part = before.after(path) if path else None
         if path and _in_a_row(calib.model, path): return part
         mine = part and part.outputs(i)
         kept,outs = _kept_calls(calib, m, part and [i])

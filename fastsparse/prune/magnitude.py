@@ -36,10 +36,12 @@ def global_masks(
     plan:list, # From `plan_pruning`
 ) -> dict: # Name → mask
     "Masks of the highest scores of the whole model; layers with a structure are ranked alone"
-    masks,free = layer_masks(scores, [o for o in plan if not o.free]),[o for o in plan if o.free]
+    masks = layer_masks(scores, [o for o in plan if not o.free])
+    free = [o for o in plan if o.free]
     if not free: return masks
     mask = top_k_mask(torch.cat([o.among_live(scores[o.name]).reshape(-1) for o in free]), sum(o.n for o in free))
-    return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
+    parts = mask.split([o.p.numel() for o in free])
+    return masks | {o.name: part.view(o.p.shape) for o,part in zip(free, parts)}
 
 _rankings = {'layer':layer_masks, 'global':global_masks}
 

@@ -82,7 +82,8 @@ def _synflow(net, plan, xs, rounds, progress):
     "`abs(w*dR/dw)` in the last round, with R the sum of outputs; -1 for weights pruned before"
     ps = [net.get_parameter(o.name) for o in plan]
     free = [i for i,o in enumerate(plan) if o.free]
-    N,n = sum(ps[i].numel() for i in free),sum(o.n for o in plan if o.free)
+    N = sum(ps[i].numel() for i in free)
+    n = sum(o.n for o in plan if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
     for r in shown(range(rounds), progress, leave=False):
         R = sum(o.sum() for o in tree_leaves(call_model(net, xs)) if isinstance(o, torch.Tensor) and o.is_floating_point())

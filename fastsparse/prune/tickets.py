@@ -56,7 +56,8 @@ def find_ticket(
 # %% ../../nbs/715_prune.tickets.ipynb #2582ed38
 def _prune(o, score, n, sparsity, structure):
     "The mask of the best `n` live weights that `structure` allows"
-    live = count_live(mask := o.shown_mask())
+    mask = o.shown_mask()
+    live = count_live(mask)
     if n>live:
         raise ValueError(f"sparsity {sparsity} asks for {n} live weights in {o.name}, which has {live}: "
             "pass a higher sparsity, or another sparse_f")
@@ -90,7 +91,8 @@ def prune_to(
     need_fraction('sparsity', sparsity, '[0,1)')
     structure = structure_to_keep(os, sparsity) if structure is None else as_structure(structure)
     for o in os: refuse_locked(o)
-    sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
+    sparse_f = as_distribution(sparse_f)
+    score_f = score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, *_ranked(os, sparsity, sparse_f, score_f, structure))]
     before = sum(count_live(o.shown_mask()) for o in os)
     for o,mask in zip(os, masks):

@@ -298,5 +298,5 @@ def unpack_mask(
     bits:int, # From `pack_mask`
     shape, # The mask's shape
 ) -> torch.Tensor: # Bool tensor on the CPU
-    "The mask that `bits` stands for"
+    "The mask of these `bits`"
     return bits_to_mask(torch.tensor(_bytes(bits, math.prod(shape))), tuple(shape))

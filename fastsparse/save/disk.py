@@ -98,7 +98,8 @@ def whole_file(
     "A context manager that gives the path of a new file; the new file replaces `path` at the end unless the block fails"
     path = check_place(path)
     for i in range(1, keep): check_place(older_file(path, i))
-    with _held(part := part_of(path)):
+    part = part_of(path)
+    with _held(part):
         try:
             yield part
             _to_disk(part)
