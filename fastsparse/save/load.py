@@ -88,7 +88,8 @@ def save_sparse(
 ) -> Path:
     "Save live values and packed masks to a safetensors file"
     refuse_learned(need_masks(model))
-    before_state(module := module_of(model))
+    module = module_of(model)
+    before_state(module)
     warn_if_unfinished(module, 'saved')
     masks = {o.name:o.shown_mask() for o in masked_params(module)}
     marks = {f'{n}_{kind}' for n in masks for kind in ('mask','sparsity')}
@@ -97,7 +98,7 @@ def save_sparse(
 
 # %% ../../nbs/606_save.load.ipynb #b47c52c3
 def _read_torch(path, head, trust):
-    "What `torch.save` wrote; with fastai's lists and numpy's numbers, which stand in the optimizer's state of `learn.save`"
+    "What `torch.save` wrote; with fastai's lists and numpy's numbers, which the optimizer's state of `learn.save` has"
     number = np.float64(0).__reduce__()[0]
     with reading(path, 'file of weights or of a model'):
         if head[:2]==b'PK': check_archive(path)
@@ -159,7 +160,8 @@ def _indexed(folder, index):
 
 def _files_in(folder):
     "The files with the weights of a model that was saved to `folder`"
-    if index := first(sorted(folder.glob('*.index.json'))): return _indexed(folder, index)
+    index = first(sorted(folder.glob('*.index.json')))
+    if index: return _indexed(folder, index)
     files = [o for o in (folder/'model.safetensors', *sorted(folder.glob('*.safetensors')), *folder.glob('*model.bin')) if o.is_file()]
     if files: return files[:1]
     raise ValueError(f"{str(folder)!r} is not a file, and has no model.safetensors and no index of several files: "
@@ -171,7 +173,7 @@ def read_file(
     trust:bool=False, # Open a whole model, which can run any code?
     most:int=None, # Number of entries of the largest tensor that may be made; None is no limit
 ): # A dict of tensors, perhaps inside others, or a whole model
-    "Read a file of weights, or a whole model, whoever wrote it"
+    "Read a file of weights, or a whole model, of any library"
     path = as_path(path)
     if path.is_dir(): return _read_folder(path, trust, most)
     if path.suffix in ('.onnx','.pt2'): raise ValueError(f"{path} is an exported graph, and no file of weights by name: "
@@ -220,24 +222,26 @@ def _most_frequent(d, own):
     return [prefix for prefix,n in hits.items() if n==max(hits.values())]
 
 def _prefix(d, own, where):
-    "What stands before each name of the parameters `own` in `d`; None if none of them does"
+    "The prefix of the names of the parameters `own` in `d`; None if it has none of them"
     best = _most_frequent(d, own)
     if not best: return None
     if '' in best: return ''
     if len(best)==1: return best[0]
-    def pairs(prefix): return [(n, d[prefix+n], p) for n,p in own.items() if isinstance(d.get(prefix+n), torch.Tensor)]
-    fits = [prefix for prefix in best if all(t.shape==p.shape for _,t,p in pairs(prefix))]
+    def misfit(prefix):
+        "The first name whose tensor has another shape"
+        return first(n for n,p in own.items() if isinstance(d.get(prefix+n), torch.Tensor) and d[prefix+n].shape!=p.shape)
+    fits = [prefix for prefix in best if misfit(prefix) is None]
     if len(fits)==1: return fits[0]
     if not fits:
-        n,t,p = first((n, t, p) for n,t,p in pairs(best[0]) if t.shape!=p.shape)
-        raise ValueError(f"the file{where} is of a different network: its {best[0]}{n} is {tuple(t.shape)}, and {n} of the model is "
-            f"{tuple(p.shape)}; build the architecture that was saved")
+        n = misfit(best[0])
+        raise ValueError(f"the file{where} is of a different network: its {best[0]}{n} is {tuple(d[best[0]+n].shape)}, "
+            f"and {n} of the model is {tuple(own[n].shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
 # %% ../../nbs/606_save.load.ipynb #ed2eceb2
 def _are_masks(d):
-    "Are all tensors in `d` masks? Not where a weight stands beside its mask, or a bias among them"
+    "Are all tensors in `d` masks? Not where `d` has a weight with its mask, or a bias"
     ts = {k:v for k,v in d.items() if isinstance(v, torch.Tensor) and not k.endswith('_sparsity')}
     if any(k.endswith('_mask') and k.removesuffix('_mask') in ts for k in ts): return False
     return all(t.dtype==torch.bool or (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all()) for t in ts.values())
@@ -395,13 +399,15 @@ def load_sparse(
     sparsify_model(model := nn.Linear(64, 10), .9)
     load_sparse(nn.Linear(64, 10), model.state_dict())
     """
-    decide(module := module_of(model))  # refuses weights that are computed, by name
+    module = module_of(model)
+    decide(module)  # refuses weights that are computed, by name
     need_memory(module)
     path = as_path(file) if isinstance(file, (str,Path)) else None
     most = max([2**20, *[t.numel() for t in module.state_dict().values() if isinstance(t, torch.Tensor)]])  # a million is no matter
     found = file if path is None else read_file(path, trust, most)
     with nullcontext() if path is None else reading(path, 'file of weights'): state = _checked_state(module, found, path)
-    if cuts := cuts_for(module, state):
+    cuts = cuts_for(module, state)
+    if cuts:
         cut_like(module, state)
         n = max(cuts, key=lambda n: state[n].ndim)
         warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: {n} is {tuple(state[n].shape)} now")
