@@ -2943,6 +2943,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastsparse/report/history.py')},
             'fastsparse.report.pictures': { 'fastsparse.report.pictures._as_matrix': ( 'report.pictures.html#_as_matrix',
                                                                                        'fastsparse/report/pictures.py'),
+                                            'fastsparse.report.pictures._density': ( 'report.pictures.html#_density',
+                                                                                     'fastsparse/report/pictures.py'),
                                             'fastsparse.report.pictures._image_shape': ( 'report.pictures.html#_image_shape',
                                                                                          'fastsparse/report/pictures.py'),
                                             'fastsparse.report.pictures._panels': ( 'report.pictures.html#_panels',

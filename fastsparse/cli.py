@@ -164,7 +164,8 @@ def prune_weights(
         if v.ndim<2 or not (v.is_floating_point() or v.is_quantized) or v.ndim==2 and at in aside: continue  # shared with an embedding
         if at is None or v.element_size()<2 or v.is_quantized:
             kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
-            raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
+            raise CliError(f"{k} is {kind}, which can't be pruned: "
+                "write a file of dense tensors, of float32 or bfloat16")
         if at not in made:  # a tied tensor stays tied
             mask = top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
             made[at] = mask,torch.where(mask, v, 0)
@@ -205,7 +206,8 @@ def prune(
     from fastsparse.save.disk import check_place
     need_fraction('--sparsity', sparsity, '[0,1)')
     if method=='wanda' and data is None:
-        raise CliError("--method wanda needs inputs: pass --data with a file of a batch, a tensor that torch.save wrote")
+        raise CliError("--method wanda needs inputs: "
+            "pass --data with a file of a batch, a tensor that torch.save wrote")
     out = check_place(out or Path(file).with_stem(f'{Path(file).stem}-pruned'))
     read = read_model(file, trust) if method=='wanda' else read_file(file, trust)
     if isinstance(read, dict): read = prune_weights(read, sparsity)
@@ -271,7 +273,8 @@ def _run_quietly(name, args):
             warnings.showwarning = lambda message, *args, **kwargs: print(f'fastsparse: {message}', file=sys.stderr)
             _run(name, args)
     except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
-    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: {e} (--debug shows where)') from None
+    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: '
+        f'{e} (--debug shows where)') from None
 
 # %% ../nbs/990_cli.ipynb #2c7551d7
 def main(

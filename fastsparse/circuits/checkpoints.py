@@ -49,9 +49,10 @@ class PublishedBlock(nn.Module):
         def placed(i): return at[f'pos{i}'](self.get_submodule(f'ln_p{i}')(pos).expand(len(x), -1, -1))
         def read(norm, i): return norm(x) if pos is None else torch.cat([norm(x), placed(i)], -1)
         y = at.read1(read(self.ln_1, 1))
-        x = at.stream1(act(x+at.write1(self.o(self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))))))
-        y = at.read2(read(self.ln_2, 2))
-        return at.stream2(act(x+at.write2(self.down(at.hidden(_acts[self.c['activation_type']](self.up(y)))))))
+        heads = self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))
+        x = at.stream1(act(x+at.write1(self.o(heads))))
+        hidden = _acts[self.c['activation_type']](self.up(at.read2(read(self.ln_2, 2))))
+        return at.stream2(act(x+at.write2(self.down(at.hidden(hidden)))))
 
 # %% ../../nbs/903_circuits.checkpoints.ipynb #43510fe8
 class PublishedDecoder(nn.Module):
@@ -105,7 +106,8 @@ def links(self:PublishedDecoder):
 def _first_config(folder):
     "Settings in the layout of circuit_sparsity"
     c = json.loads((folder/'beeg_config.json').read_text())
-    if c.get('use_tied_aux_matrix'): raise ValueError(f"{str(folder)!r} has use_tied_aux_matrix, which isn't done here")
+    if c.get('use_tied_aux_matrix'): raise ValueError(f"{str(folder)!r} has use_tied_aux_matrix, "
+        "which isn't done here")
     usual = dict(bias=True, ln_bias=True, rms_norm=False, residual_activation_type='identity', activation_type='gelu', afrac=None,
         afrac_loctypes='attn_in,attn_out,mlp_in,mlp_out', tied_unembed=True, d_pos_emb=None, flash=True, sink=False)
     c = dict(usual, **c, positions=True, bigram=c.get('enable_bigram_table', False))
@@ -129,7 +131,8 @@ def _config(folder):
     "Settings of a folder, and its file of weights"
     if (folder/'beeg_config.json').exists(): c,file = _first_config(folder),'final_model.pt'
     elif (folder/'config.json').exists(): c,file = _second_config(folder),'pytorch_model.bin'
-    else: raise FileNotFoundError(f"{str(folder)!r} has neither beeg_config.json nor config.json: give the folder of a published network")
+    else: raise FileNotFoundError(f"{str(folder)!r} has neither beeg_config.json nor config.json: "
+        "give the folder of a published network")
     d_head = c.get('d_head') or c['d_model']//c['n_head']
     return dict(c, d_head=d_head, d_mlp=c['d_mlp'] or 4*c['d_model'], afrac_loctypes=c['afrac_loctypes'].split(',')),folder/file
 

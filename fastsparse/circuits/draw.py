@@ -128,8 +128,10 @@ def draw_lines(ax, at, lines, colors):
     s = torch.linspace(0, 1, 30)[:,None]
     for a,b,w in lines:
         p,q,r = (torch.tensor(o) for o in (at[a], bend(at[a], at[b]), at[b]))
-        color,style,wide = (plus,'-',.6+2.4*w) if w>0 else (minus,'--',.6-2.4*w) if w<0 else (grey,':',1.)
-        ax.plot(*((1-s)**2*p+2*s*(1-s)*q+s**2*r).T, color=color, ls=style, lw=wide, zorder=2 if w else 1)
+        color,style = (plus,'-') if w>0 else (minus,'--') if w<0 else (grey,':')
+        wide = .6+2.4*abs(w) if w else 1.
+        curve = (1-s)**2*p+2*s*(1-s)*q+s**2*r
+        ax.plot(*curve.T, color=color, ls=style, lw=wide, zorder=2 if w else 1)
 
 # %% ../../nbs/905_circuits.draw.ipynb #959ceb6b
 def label(name, c, circuit, texts=vocab):
@@ -201,19 +203,22 @@ g.onclick=open;g.onkeydown=e=>{if(e.key=='Enter'||e.key==' '){e.preventDefault()
 # %% ../../nbs/905_circuits.draw.ipynb #e9c3d4b3
 def node_details(o, circuit, lines, words, texts):
     "The details of a node that a click shows"
-    role = f'{heading([o[0]])}, channel {o[1]}' if o[0] in circuit.nodes else 'token' if o[0]=='token' else 'answer'
-    def name(o): return label(*o, circuit, texts)
-    fed = [f'{name(e[:2])} ({e[4]:+.2f})' for e in circuit.edges if e[2:4]==o]
-    feeds = [f'{name(e[2:4])} ({e[4]:+.2f})' for e in circuit.edges if e[:2]==o]
+    role = 'token' if o[0]=='token' else 'answer'
+    if o[0] in circuit.nodes: role = f'{heading([o[0]])}, channel {o[1]}'
+    def name(o): return escape(label(*o, circuit, texts))
+    def listed(word, ends): return [f"{word} {', '.join(f'{name(end)} ({w:+.2f})' for end,w in ends)}"] if ends else []
+    fed = [(e[:2],e[4]) for e in circuit.edges if e[2:4]==o]
+    feeds = [(e[2:4],e[4]) for e in circuit.edges if e[:2]==o]
     rows = ''.join(f'<tr><td>{v:+.2f}<td>{escape(before)} <code>{escape(t)}</code>' for v,t,before in words.get(o, ()))
-    told = [f'<b>{escape(name(o))}</b>: {role}', *(f'{k} {escape(", ".join(n))}' for k,n in (('reads',fed),('feeds',feeds)) if n)]
-    return f"{'<br>'.join(told)}<table>{rows}</table>"
+    lines = [f'<b>{name(o)}</b>: {role}', *listed('reads', fed), *listed('feeds', feeds)]
+    return f"{'<br>'.join(lines)}<table>{rows}</table>"
 
 # %% ../../nbs/905_circuits.draw.ipynb #ad2d5187
 def circuit_svg(circuit, at, lines, headings, texts, opened):
     "The picture of a circuit as SVG, with the node `opened` marked"
     x_step = 840/max(len(headings)-1, 1)
-    ys = [y for a,b,_ in lines for y in (at[a][1], at[b][1], (at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)]
+    ys = [y for _,y in at.values()]
+    for a,b,_ in lines: ys.append((at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)
     height = 64*(max(ys)-min(ys))+136
     def place(o): return f'{40+x_step*o[0]:.0f} {40+64*(max(ys)-o[1]):.0f}'
     def line(a, b, w):
@@ -223,7 +228,8 @@ def circuit_svg(circuit, at, lines, headings, texts, opened):
         text = escape(label(*o, circuit, texts).split('.')[-1])
         name = escape(f'{o[0]}:{o[1]}')
         shape = '<circle r="9"/>' if o[0] in circuit.nodes else '<rect x="-9" y="-9" width="18" height="18"/>'
-        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" data-node="{name}" transform="translate({place(at[o])})">'
+        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" '
+        head += f'data-node="{name}" transform="translate({place(at[o])})">'
         return f'{head}{shape}<text y="-14">{text}</text></g>'
     def lines_below(i, o): return ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-50+17*j:.0f}">{escape(t)}</text>' for j,t in enumerate(wrap(o, 10)))
     below = ''.join(lines_below(i, o) for i,o in enumerate(headings))

@@ -66,8 +66,10 @@ class Block(nn.Module):
     def forward(self, x):
         at = self.at
         y = at.read1(_rms(x))
-        x = x+at.write1(self.o(self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))))
-        return x+at.write2(self.down(at.hidden(self.up(at.read2(_rms(x))).relu())))
+        heads = self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))
+        x = x+at.write1(self.o(heads))
+        hidden = self.up(at.read2(_rms(x))).relu()
+        return x+at.write2(self.down(at.hidden(hidden)))
 
 def _rms(x): return F.rms_norm(x, x.shape[-1:], eps=1e-5)
 

@@ -49,7 +49,8 @@ class Study:
         mine = json.dumps(dict(steps=steps, n_programs=n_programs, search=self.search, **decoder))
         self.resumed = file.exists()
         was = file.read_text() if self.resumed else mine
-        if was!=mine: raise ValueError(f"{str(self.out)!r} holds a study of {was}, and this is one of {mine}: name another folder")
+        if was!=mine: raise ValueError(f"{str(self.out)!r} holds a study of {was}, "
+            f"and this is one of {mine}: name another folder")
         file.write_text(mine)
         if self.resumed and (self.out/'table.csv').exists(): self.rows = pd.read_csv(self.out/'table.csv').to_dict('records')
 
@@ -75,7 +76,8 @@ def train(self:Study, name, seed):
     way,file = self.ways[name],self.out/f'{name}_{seed}.pt'
     if self.resumed and file.exists():
         t = self.trained[name,seed] = Trained.load(file)
-        if t.method!=way: raise ValueError(f"{str(file)!r} holds a network of {t.method!r}, and {name!r} is {way!r} here: name another folder")
+        if t.method!=way: raise ValueError(f"{str(file)!r} holds a network of {t.method!r}, "
+            f"and {name!r} is {way!r} here: name another folder")
         return
     if not hasattr(self, 'data'): self.data = load_programs(self.n_programs)
     stop = self.equal_loss(seed) if way=='dense' else None

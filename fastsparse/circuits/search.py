@@ -368,8 +368,12 @@ def losses_without(model, circuit, task, n_random, seed):
     def half(): return {k:1-v*(torch.rand(v.shape, generator=g)<.5) for k,v in own.items()}
     def others():
         "As many nodes of each module that aren't in the circuit"
-        rank = {k:(torch.rand(v.shape, generator=g)+v).argsort() for k,v in own.items()}
-        return {k:torch.ones_like(v).index_fill_(0, rank[k][:int(min(v.sum(), len(v)-v.sum()))], 0.) for k,v in own.items()}
+        found = {}
+        for k,v in own.items():
+            rank = (torch.rand(v.shape, generator=g)+v).argsort()
+            n = int(min(v.sum(), len(v)-v.sum()))
+            found[k] = torch.ones_like(v).index_fill_(0, rank[:n], 0.)
+        return found
     pairs = node_values(model, list(own), task.x.view(-1, 2, *task.x.shape[1:]).flip(1).flatten(0, 1))
     return dict(necessity_loss=cut(inverse), random_loss=sum(cut(others()) for _ in range(n_random))/n_random,
         half_loss=sum(cut(half()) for _ in range(n_random))/n_random,

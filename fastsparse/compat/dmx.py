@@ -65,7 +65,8 @@ def to_shorthand(
     if isinstance(s, Unstructured): return f'TOPK{{{sparseness.density}}}({flag})'
     if type(sparseness) is Bernoulli: return 'BERN'+'(M)'*sparseness.mask_gradient
     if type(sparseness) is Dense and not sparseness.mask_gradient: return 'DENSE'
-    raise ValueError(f"{str(sparseness)!r} has no shorthand: those are of Dense, TopK, BlockTopK and Bernoulli")
+    raise ValueError(f"{str(sparseness)!r} has no shorthand: "
+        "those are of Dense, TopK, BlockTopK and Bernoulli")
 
 # %% ../../nbs/831_compat.dmx.ipynb #b348519b
 class _LazyMask(UninitializedBuffer):

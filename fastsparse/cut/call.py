@@ -43,8 +43,11 @@ def _gone(counts, sizes):
     "Groups that a model of these sizes lacks: the first of each space stay"
     groups,gone = counts.groups,[]
     for s,gs in counts.spaces.items():
-        at = first(o for o in s if {*groups.axes[o].tolist()}=={*gs} and len(sizes.get(o[0], ()))>o[1])
-        if at: gone += gs[sizes[at[0]][at[1]]*len(gs)//len(groups.axes[at]):]
+        for name,d in s:
+            labels,size = groups.axes[name,d],sizes.get(name, ())
+            if {*labels.tolist()}!={*gs} or len(size)<=d: continue
+            gone += gs[size[d]*len(gs)//len(labels):]
+            break
     return groups.mask(gone)
 
 def rebuilding_line(

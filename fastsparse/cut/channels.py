@@ -55,7 +55,9 @@ def group_scores(
     "The score of each group"
     res = torch.zeros(groups.n, dtype=torch.double)
     for (n,d),r in groups.axes.items():
-        if n in scores: res.index_add_(0, r, scores[n].detach().double().cpu().movedim(d, 0).reshape(len(r), -1).sum(1))
+        if n not in scores: continue
+        own = scores[n].detach().double().cpu().movedim(d, 0)
+        res.index_add_(0, r, own.reshape(len(r), -1).sum(1))
     return res.abs()
 
 # %% ../../nbs/722_cut.channels.ipynb #34373357
@@ -187,7 +189,8 @@ def fractions_of(
         if not free[gs].any(): continue
         if len(values)>1:
             names = ', '.join(writers[tuple(ats)])
-            raise ValueError(f"{names} lose the same channels, and the rules ask for {sorted(values)}: ask for one")
+            raise ValueError(f"{names} lose the same channels, and the rules ask for {sorted(values)}: "
+                "ask for one")
         res[gs] = ifnone(first(values), 0.)
     return res
 
@@ -196,11 +199,14 @@ def check_scores(model, scores):
     "Raise a `ValueError` unless `scores` are numbers of parameters, by name"
     params = dict(model.named_parameters())
     if not isinstance(scores, dict) or not scores:
-        raise ValueError(f"scores is {scores!r:.80}, and must be a function of a parameter, or a dict of tensors by name, as from taylor_scores")
+        raise ValueError(f"scores is {scores!r:.80}, and must be a function of a parameter, "
+            "or a dict of tensors by name, as from taylor_scores")
     for name,score in scores.items():
-        if name not in params: raise ValueError(f"scores names {name}, and the parameters are {', '.join(params)}")
+        if name not in params: raise ValueError(f"scores names {name}, "
+            f"and the parameters are {', '.join(params)}")
         check_score(score, params[name].shape, name)
-        if score.isnan().any(): raise ValueError(f"the score of {name} holds NaN: look at its gradient, or leave it out")
+        if score.isnan().any(): raise ValueError(f"the score of {name} holds NaN: "
+            "look at its gradient, or leave it out")
 
 def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='channels', budget='channels', ranking='space', multiple=1):
     "The groups that `prune_channels` prunes; `scores` may be a tensor over all labels"
@@ -300,14 +306,16 @@ def prune_channels(
     xb = batch_of(model) if xb is None else xb
     if xb is None: raise ValueError("xb is None, and only a Learner brings its own: pass a batch of inputs")
     if rules and (budget!='channels' or ranking!='space'):
-        raise ValueError("sparsity has rules, which say what goes of each layer: leave out budget and ranking, or pass one number")
+        raise ValueError("sparsity has rules, which say what goes of each layer: "
+            "leave out budget and ranking, or pass one number")
     groups = removable_groups(module, xb, even)
     calib = None if heal is None else healing_data(model, heal, xb, n_samples, bs)
     share = fractions_of(module, groups, sparsity) if rules else sparsity
     if scores is None: scores = weight_magnitude if calib is None else solvable_scores(module, groups, calib, damp)
     gone = lowest_groups(module, groups, share, scores, structure, budget, ranking, multiple)
     if sparsity and not gone.any():
-        warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
+        warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: "
+            "take a higher one")
     values = {} if calib is None or not gone.any() else healed_values(module, groups, gone, calib, damp)
     handle = mask_groups(module, groups, gone)
     put_values(module, values)

@@ -50,7 +50,9 @@ def _n_experts(m):
         axis = None if p is None else axes_of(m, k).experts
         if axis is not None: return p.shape[axis]
 
-def _routes(m, n): return any(p.ndim==2 for p in m.parameters()) and all(p.shape[0]==n for p in m.parameters())
+def _routes(m, n):
+    shapes = [p.shape for p in m.parameters()]
+    return any(len(o)==2 for o in shapes) and all(o[0]==n for o in shapes)
 
 def expert_blocks(
     model:nn.Module, # Any module
@@ -69,7 +71,8 @@ def _routed(block, args, kwargs):
     "Tokens, indices of their experts, and the router's weights, in a call of fused experts"
     args = (*args,*kwargs.values())
     if len(args)<3 or args[1].is_floating_point() or args[1].shape!=args[2].shape:
-        raise ValueError(f"{block.name} isn't called with tokens, indices of experts and weights: pass a dict of the experts that go")
+        raise ValueError(f"{block.name} isn't called with tokens, indices of experts and weights: "
+            "pass a dict of the experts that go")
     return args[:3]
 
 def _fused_scores(block, total, count, args, kwargs):
@@ -168,7 +171,8 @@ def new_settings(
         new = config.of_shapes(now, n, stay)
         if new is None:
             why = f' ({config.why})' if config.why else ''
-            raise ValueError(f"{config.name} can't say what would be left{why}: take the same from all layers, or other ones")
+            raise ValueError(f"{config.name} can't say what would be left{why}: "
+                "take the same from all layers, or other ones")
         res[name] = new,config.built(new)
     return res
 
@@ -207,7 +211,8 @@ def _inputs(block, reader, w, tokens, args, kwargs, out):
         parts.append(wide)
     seen = torch.cat(parts, 1)
     if (seen.double()@w.T-out).norm()>.01*out.norm():
-        raise ValueError(f"{block.name} adds more than its {reader.attr} and the router's weights: leave out heal, and tune")
+        raise ValueError(f"{block.name} adds more than its {reader.attr} and the router's weights: "
+            "leave out heal, and tune")
     return without_padding(seen, tokens),0.
 
 # %% ../../nbs/723_cut.experts.ipynb #1a7f3120

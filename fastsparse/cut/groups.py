@@ -138,7 +138,8 @@ def exact_copy(
 ) -> tuple: # The copy and inputs for it
     "A copy in float64 on the CPU; it keeps its types if the forward needs them"
     off = first(n for n,t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta)
-    if off: raise ValueError(f"{off} has no values, it is on meta or elsewhere: load the model into memory, and cut it there")
+    if off: raise ValueError(f"{off} has no values, it is on meta or elsewhere: "
+        "load the model into memory, and cut it there")
     for double in (True,False):
         def own(t): return t.detach().to('cpu', torch.double if double and t.is_floating_point() else t.dtype, copy=True)
         try:
@@ -259,7 +260,8 @@ def need_plain(
 ):
     "Raise a `ValueError` if `model` has masks or is sharded"
     need_whole(model)
-    if masked_params(model): raise ValueError(f"the model is sparse: call unsparsify first, cut {what}, and make it sparse again")
+    if masked_params(model): raise ValueError("the model is sparse: "
+        f"call unsparsify first, cut {what}, and make it sparse again")
 
 def give_masks(
     model:nn.Module, # Changed in place

@@ -147,7 +147,8 @@ def added_layer(
         with listening([m], after=zero): rest = seen_in(calib, 0, block, stream)
         fits = added and added[0].shape==whole.shape
         if fits and (whole-rest-added[0]).norm()<=1e-3*added[0].norm(): return m
-    raise ValueError(f"{type(block).__name__} adds no linear layer to its stream, as where a norm comes last: leave out heal, and tune")
+    raise ValueError(f"{type(block).__name__} adds no linear layer to its stream, "
+        "as where a norm comes last: leave out heal, and tune")
 
 # %% ../../nbs/724_cut.layers.ipynb #1d705339
 def healed_layers(
@@ -159,7 +160,8 @@ def healed_layers(
     damp:float, # As in `prune_layers`
 ) -> dict: # Name of a parameter → its value in the cut model
     "Fit the block before each gap to the stream behind it"
-    if 0 in gone: raise ValueError(f"{name}.0 goes, and heal fits the block before: leave out heal, or keep block 0")
+    if 0 in gone: raise ValueError(f"{name}.0 goes, and heal fits the block before: "
+        "leave out heal, or keep block 0")
     small,own = deepcopy(model),copy(calib)
     cut(small)
     own.model = small
@@ -206,7 +208,8 @@ def prune_layers(
     own = {f'{name}.{i}':m for i,m in enumerate(module.get_submodule(name))}
     if counted: need_number('n', n, 1, whole=True)
     many = n if counted else len({*n})
-    if many>=len(own): raise ValueError(f"{name} has {len(own)} blocks, and {many} are to go: one stays at least")
+    if many>=len(own): raise ValueError(f"{name} has {len(own)} blocks, and {many} are to go: "
+        "one stays at least")
     bad = [] if counted else sorted({*n}-{*range_of(own)})
     if bad: raise ValueError(f"{name} has {len(own)} blocks, numbered from 0, and {bad} are to go")
     calib = None if data is None and not counted else Calibration(model, data, n_samples, bs)

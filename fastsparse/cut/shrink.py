@@ -38,7 +38,8 @@ def shrink(
     if opt is not None and not isinstance(opt, torch.optim.Optimizer):
         raise ValueError(f"opt is a {type(opt).__name__}, and must be a torch optimizer")
     if opt is not None and not {*module_of(model).parameters()}&{p for g in opt.param_groups for p in g['params']}:
-        raise ValueError(f"opt has none of the parameters of {type(module_of(model)).__name__}: pass the optimizer that trains it")
+        raise ValueError(f"opt has none of the parameters of {type(module_of(model)).__name__}: "
+            "pass the optimizer that trains it")
     new,removed,cuts,folded = _smaller(module_of(model), xb, fold)
     if not isinstance(model, nn.Module): return _shrunk_learner(model, new, removed, cuts, folded)
     return (new,removed) if opt is None else (new,removed,_carried(opt, model, new, cuts, folded))

@@ -143,7 +143,8 @@ def solved(
 def paired_data(model, data, n_samples, bs):
     "A `Calibration` of data that run through the cut and the dense network"
     calib = Calibration(model, data, n_samples, bs)
-    if calib.loop is not None: raise ValueError("heal is a function, and the cut and the dense network need the same batches: pass these")
+    if calib.loop is not None: raise ValueError("heal is a function, "
+        "and the cut and the dense network need the same batches: pass these")
     return calib
 
 def seen_in(calib, i, module, look):
@@ -168,12 +169,14 @@ def fit_outputs(
     total,n = 0,w.shape[1]
     try: torch.empty(3, n, n, dtype=w.dtype, device=w.device)
     except RuntimeError as e:
-        raise ValueError(f"heal fits {n} columns at once, and its matrices of {n} by {n} don't fit in memory: leave out heal, and tune") from e
+        raise ValueError(f"heal fits {n} columns at once, "
+            f"and its matrices of {n} by {n} don't fit in memory: leave out heal, and tune") from e
     for i in range_of(calib.batches):
         (x,more),y = seen_in(calib, i, *mine),seen_in(dense, i, *theirs)
         if len(x)!=len(y): raise Unreached('it sees other tokens than in the dense network')
         total = total+gram(torch.cat([x, y-more], 1)[None])[0,0]
-    if not total.isfinite().all(): raise ValueError("what a layer reads or returns is not finite: look at data and model first")
+    if not total.isfinite().all(): raise ValueError("what a layer reads or returns is not finite: "
+        "look at data and model first")
     eye = torch.eye(len(w)).to(w)
     live = torch.ones_like(w, dtype=torch.bool)
     new = solve_rows(w, eye, live, total[:n,:n], total[n:,:n], damp)

@@ -30,12 +30,14 @@ def needed_tokens(
 ) -> list: # Numbers of the tokens that stay, ascending
     "The tokens of texts, single characters, and special tokens"
     spec = _spec_of(tokenizer)
-    if isinstance(texts, str): raise ValueError("texts is one text, and must be a list of texts: pass [texts]")
+    if isinstance(texts, str): raise ValueError("texts is one text, and must be a list of texts: "
+        "pass [texts]")
     vocab = spec['model']['vocab']
     mark = spec['model']['continuing_subword_prefix']
     found = {i for text in texts for i in tokenizer(text)['input_ids']}
-    special = {o['id'] for o in spec['added_tokens']} | {*tokenizer.all_special_ids} | {vocab[spec['model']['unk_token']]}
-    return sorted(found | special | {i for t,i in vocab.items() if len(t.removeprefix(mark))==1})
+    special = {vocab[spec['model']['unk_token']], *tokenizer.all_special_ids, *(o['id'] for o in spec['added_tokens'])}
+    single = {i for t,i in vocab.items() if len(t.removeprefix(mark))==1}
+    return sorted(found | special | single)
 
 # %% ../../nbs/726_cut.tokens.ipynb #e5bc8c72
 def _renumbered(o, new):
@@ -117,7 +119,8 @@ def prune_tokens(
     model = module_of(model)
     need_plain(model, 'tokens')
     if not hasattr(model, 'get_input_embeddings'):
-        raise ValueError(f"{type(model).__name__} is no model of transformers, whose embedding is known: keep its tokens")
+        raise ValueError(f"{type(model).__name__} is no model of transformers, whose embedding is known: "
+            "keep its tokens")
     stay,table = needed_tokens(tokenizer, texts),model.get_input_embeddings()
     if stay[-1]>=table.num_embeddings:
         raise ValueError(f"the tokenizer has a token of number {stay[-1]}, and the model {table.num_embeddings} of them: "

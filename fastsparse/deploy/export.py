@@ -213,10 +213,12 @@ _files = dict(safetensors=('safetensors',), **dict.fromkeys(('onnx','mnn'), ('on
 
 def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
     if format not in [*_formats]:
-        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, _formats))}: {closest_name(format, _formats)}")
+        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, _formats))}: "
+            f"{closest_name(format, _formats)}")
     if format in _storages and not _sparse_layers(module_of(model)): need_masks(model)
     if sample is not None or format!='safetensors': need_batch(sample, 'sample')
-    if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
+    if path is None and format in _files: raise ValueError("path is missing: "
+        f"the format {format!r} writes a file")
     suffix = '' if path is None else check_place(path).suffix
     if suffix=='.pt2' and format in ('block','2:4'):
         raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
@@ -226,8 +228,10 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
             f"take another suffix, or format={suffix[1:]!r}")
     for n in batch_sizes or (): need_number('a size in batch_sizes', n, 1, whole=True)
     if dynamic_shapes is not None and format not in ('onnx','mnn') and suffix!='.pt2':
-        raise ValueError("dynamic_shapes is for 'onnx', 'mnn' and .pt2 files, and this export takes inputs of any size")
-    if int8 is not None and format not in ('onnx','mnn'): raise ValueError(f"int8 is for 'onnx' and 'mnn', and format is {format!r}")
+        raise ValueError("dynamic_shapes is for 'onnx', 'mnn' and .pt2 files, "
+            "and this export takes inputs of any size")
+    if int8 is not None and format not in ('onnx','mnn'): raise ValueError("int8 is for 'onnx' and 'mnn', "
+        f"and format is {format!r}")
     for name in _files.get(format, ()): need_package(name)
     if format=='mnn': engine_and_converter()
 

@@ -94,10 +94,12 @@ def refuse_for_mnn(
     "A `ValueError` that names a layer or a type of number which MNN can't run"
     for n,m in model.named_modules():
         if isinstance(m, nn.RNNBase):
-            raise ValueError(f"{n or 'the model'} is an nn.{type(m).__name__}, and 'mnn' takes no recurrent layers: export to 'onnx'")
+            raise ValueError(f"{n or 'the model'} is an nn.{type(m).__name__}, "
+                "and 'mnn' takes no recurrent layers: export to 'onnx'")
     for n,p in model.named_parameters():
         if p.is_floating_point() and p.dtype!=torch.float:
-            raise ValueError(f"{n} is of type {p.dtype}, and 'mnn' computes in float32: call .float() on the model and the sample")
+            raise ValueError(f"{n} is of type {p.dtype}, and 'mnn' computes in float32: "
+                "call .float() on the model and the sample")
 
 def _refuse_branches(model):
     for node in model.graph.node:
@@ -175,7 +177,8 @@ def save_mnn(
     missing = re.search(r'Not Support: (.*)', said)
     missing = missing and missing[1].replace('ONNX::', '').strip()
     if missing: raise ValueError(f"MNN has no operator {missing}: export to 'onnx', or change the forward")
-    if 'Converted Success' not in said: raise ValueError(f"MNN's converter failed, and wrote: {said.strip()[-300:]}")
+    if 'Converted Success' not in said: raise ValueError("MNN's converter failed, and wrote: "
+        f"{said.strip()[-300:]}")
     return layers
 
 # %% ../../nbs/807_deploy.mnn.ipynb #c099d649

@@ -82,9 +82,8 @@ def n_weights(
     model:nn.Module, # Any module, also one with sparse compute
 ) -> int:
     "The number of parameters of `model`, without dead weights"
-    os = masked_params(model)
-    sparse = {id(o.p) for o in os}
-    return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.shown_mask()) for o in os)
+    live = {id(o.p):count_live(o.shown_mask()) for o in masked_params(model)}
+    return sum(live.get(id(p), p.numel()) for p in model.parameters())
 
 # %% ../../nbs/804_deploy.narrow.ipynb #4856a19f
 def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
@@ -120,8 +119,9 @@ class NarrowComparison:
 def better(self:NarrowComparison, a, b):
     "Is network `a` better than network `b`?"
     x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
-    if not (np.isfinite(x).all() and np.isfinite(y).all()): return bool(np.isfinite(x).all())  # one that diverges is the worse
-    error = sum(o.var()/len(o) if len(o)>1 else 0. for o in (x,y))**.5
+    if not np.isfinite(x).all(): return False  # one that diverges is the worse
+    if not np.isfinite(y).all(): return True
+    error = sum(o.var()/len(o) for o in (x,y) if len(o)>1)**.5
     return self.sign*(x.mean()-y.mean())>2*error
 
 # %% ../../nbs/804_deploy.narrow.ipynb #d47297cd
@@ -178,7 +178,8 @@ def compare_with_narrow(
 ) -> NarrowComparison: # `finding`, `table` and `plot()`
     "Train a sparse network and narrower dense ones for the same time, and compare their validation scores"
     need_dense(learn)
-    if shows_training(learn): raise ValueError("the model is trained already: pass a learner with a new dense model")
+    if shows_training(learn): raise ValueError("the model is trained already: "
+        "pass a learner with a new dense model")
     need_fraction('sparsity', sparsity, '(0,1)')
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

@@ -195,7 +195,8 @@ def _in_words():
         said = ' '.join(str(o) for o in (e, e.__cause__, getattr(e.__cause__, '__cause__', None)))
         found = re.search(r"<OpOverload\(op='([\w.]+)'", said)
         what = f'operator {found[1]}' if found else f"form of this model ({str(e.__cause__ or e).splitlines()[0]})"
-        raise ValueError(f"ONNX has no {what}, and nothing was written: change the forward, or export to a .pt2 file") from e
+        raise ValueError(f"ONNX has no {what}, and nothing was written: "
+            "change the forward, or export to a .pt2 file") from e
 
 # %% ../../nbs/806_deploy.onnx.ipynb #a522da67
 def _trace(model, path, xb, outputs):
@@ -371,7 +372,8 @@ def quantize_onnx(
     from onnxruntime.quantization import CalibrationDataReader,QuantFormat,QuantType,quantize_dynamic,quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
     if is_static(graph) and data in (None, True):
-        raise ValueError("int8 is True, and a network with convolutions needs data to choose its ranges: pass int8=dls.valid, or a list of batches")
+        raise ValueError("int8 is True, and a network with convolutions needs data to choose its ranges: "
+            "pass int8=dls.valid, or a list of batches")
     CalibrationDataReader.register(_Reader)
     with TemporaryDirectory() as folder, quiet():
         ready = Path(folder)/'ready.onnx'

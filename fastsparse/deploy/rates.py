@@ -119,7 +119,8 @@ def sparse_lr_find(self:Learner,
     need_number('num_it', num_it, 10, whole=True)
     is_sparse = bool(masked_params(self.model))
     if is_sparse and sparsity is not None:
-        raise ValueError(f"sparsity is {sparsity}, and the model has masks: leave sparsity out, or call unsparsify(learn) first")
+        raise ValueError(f"sparsity is {sparsity}, and the model has masks: "
+            "leave sparsity out, or call unsparsify(learn) first")
     if not is_sparse and sparsity is None: raise ValueError("the model is dense, and a sparse one takes other rates: "
         "pass sparsity=0.9, as fit_sparse will have, or call lr_find for a dense fit")
     if sparsity is not None:

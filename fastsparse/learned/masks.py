@@ -93,7 +93,8 @@ def _chosen(settings, score, x, seed, step, axes):
     score,f = score.detach(),settings['score_func']
     if f is not None and x is not None:
         new = f(score.clone(), x.detach())
-        if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, and must return {tuple(score.shape)}")
+        if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, "
+            f"and must return {tuple(score.shape)}")
         score = new.detach().to(score)
     def mask_of(sparseness, i): return sparseness.for_axes(axes).mask(score, keyed_generator(seed, i, step))
     mask,back = mask_of(settings['sparseness'], 0),settings['backward_sparseness']
@@ -116,7 +117,8 @@ def update_mask(self:Sparsify,
 ):
     "Store `score`, and choose a new mask by it"
     shape = tuple(self.score.shape)
-    if score.shape!=shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {shape}")
+    if score.shape!=shape: raise ValueError(f"the score has shape {tuple(score.shape)}, "
+        f"and must have {shape}")
     self.set_mask(*self.choose(self.settings, score.to(self.score)))
 
 @patch
@@ -145,7 +147,8 @@ def forward(self:Sparsify, x):
     "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape):
-        raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
+        raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, "
+            f"{tuple(shape)}")
     in_backward = torch._C._current_graph_task_id()!=-1
     if self.training and not self.used and not in_backward:
         self.warn_if_untrained()
@@ -404,7 +407,8 @@ class LearnedMaskCallback(Callback):
         "Bind the schedules, and lower `every` in a short fit"
         self.sps,n = sparsifiers(self.learn.model),len(self.dls.train)
         if not self.sps:
-            raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
+            raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: "
+                "call learn_masks(learn) before the fit")
         run = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
         most = max(self.n_epoch*n//self.refreshes, 1) if self.refreshes and 'every' not in self.schedules else None
         self.was = {sp:sp.every for sp in self.sps if most and sp.every>most}

@@ -68,7 +68,8 @@ def read(self:Calibration, data, n_samples, bs, n_inp=None):
     "Keep batches until there are `n_samples` examples"
     batches,n = data,0
     if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
-        raise ValueError("data holds tensors of several types, as one batch does: pass a list of batches, such as [(xb, yb)]")
+        raise ValueError("data holds tensors of several types, as one batch does: "
+            "pass a list of batches, such as [(xb, yb)]")
     if isinstance(data, DataLoaders): batches = data.train
     elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
         batches = torch.utils.data.DataLoader(data, batch_size=bs)
@@ -316,7 +317,8 @@ def layer_calls(
         if m not in goals: return
         x = _data_of(_first(args, kwargs))
         if not x.isfinite().all():
-            raise ValueError(f"the input of {', '.join(o.name for o in goals[m])} is not finite: look at data and model first")
+            raise ValueError(f"the input of {', '.join(o.name for o in goals[m])} is not finite: "
+                "look at data and model first")
         if x.numel(): found.update(dict.fromkeys(goals[m]))
     with listening([m for m in calib.model.modules() if not isinstance(m, torch.jit.ScriptModule)], before, chain.after): calib.run()
     return [*found],chain.calls

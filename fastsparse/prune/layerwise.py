@@ -115,7 +115,10 @@ def obs_prune(
         err = torch.zeros_like(w[...,a:b])
         for k,i,j in runs:
             score = (w/d)[...,i:j].square()
-            mask[...,i:j] = choose(score, k) if live is None else choose(score.masked_fill(~live[...,i:j], -1), k) & live[...,i:j]
+            if live is None: mask[...,i:j] = choose(score, k)
+            else:
+                own = live[...,i:j]
+                mask[...,i:j] = choose(score.masked_fill(~own, -1), k) & own
             for q in range(i,j):
                 e = err[...,q-a] = torch.where(mask[...,q], 0, w[...,q]/d[...,q])
                 w[...,q:b] -= e[...,None]*U[:,None,q,q:b]
@@ -153,7 +156,8 @@ def _sparsegpt(block, damp, goal, statistic):
     order = order.to(w.device)
     try: U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     except torch.linalg.LinAlgError as e:
-        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: take damp=0.01 or more") from e
+        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: "
+            "take damp=0.01 or more") from e
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block, None if live is None else live[...,order])
     return tuple(_own_order(goal, t[...,order.argsort()].reshape(weight.shape)) for t in (mask,new))
 

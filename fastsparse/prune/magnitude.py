@@ -155,8 +155,9 @@ def plan_pruning(
     heads = [i for i,n in enumerate(names) if 'lm_head' in n and i not in asked]
     taken = [None if i in heads else sparsity for i in range_of(names)]
     if heads and not isinstance(sparsity, (dict,list)):
-        warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: name it in also= to prune it too")
-    if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, [o.p for o in entries], model, 'sparsity')
+        warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: "
+            "name it in also= to prune it too")
+    if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, params, model, 'sparsity')
     plan = [Goal(o, t) for o,t in zip(entries, with_structure(model, entries, taken)) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and sparsity leaves all of them dense; also= brings in others")

@@ -13,7 +13,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import *
 from ..contract import dense_batches,masked_params,module_copy,module_of,need_number,needs_of
 from ..train.callback import DynamicSparseTrainingCallback
-from .flops import flop_profile,FlopProfile,FlopsCounter
+from .flops import flop_profile,FlopProfile,FlopsCounter,WeightView
 from .history import SparseHistory
 from ..masks.selection import count_live
 from ..train.engine import SparseEngine
@@ -243,5 +243,7 @@ def batch_flops(
     whole,masks = profile.total(),{v:v.root() for v in profile}
     masks = {v:mask for v,mask in masks.items() if mask is not None}
     if live is None and not (dense and masks): return profile.total(sparse=True),whole,0
-    saved = {v:profile[v]//v.numel*(v.numel-(v.live() if live is None else live(v))) for v in masks}
-    return whole-sum(saved.values()),whole,sum(round(dense.get(id(m), 0.)*saved[v]) for v,m in masks.items())
+    live = live or WeightView.live
+    saved = {v:profile[v]//v.numel*(v.numel-live(v)) for v in masks}
+    grads = [round(dense.get(id(mask), 0.)*saved[v]) for v,mask in masks.items()]
+    return whole-sum(saved.values()),whole,sum(grads)

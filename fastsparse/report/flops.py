@@ -317,8 +317,9 @@ def counted(self:FlopRecorder, m, forward, name=''):
         if not isinstance(m, nn.RNNBase): return out
         x = first([*args, *kwargs.values()])
         self.profile.packed |= isinstance(x, PackedSequence)
+        rows = prod(x.data.shape[:-1])
         for w in m._flat_weights:
-            if w is not None and w.ndim>1: self.add(2*prod(x.data.shape[:-1])*w.numel(), w)
+            if w is not None and w.ndim>1: self.add(2*rows*w.numel(), w)
         return out
     return _f
 

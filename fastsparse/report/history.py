@@ -219,7 +219,8 @@ def plot_survival(self:SparseHistory,
 @patch
 def plot(self:SparseHistory):
     "Schedules, layers, churn and survival"
-    if not self.params: raise ValueError("there was no fit yet, and there is nothing to plot: fit with this history first, as on_update=")
+    if not self.params: raise ValueError("there was no fit yet, and there is nothing to plot: "
+        "fit with this history first, as on_update=")
     fig,axs = plt.subplots(2, 2, figsize=(7,5.5), layout='constrained')
     for f,ax in zip((self.plot_schedules, self.plot_layers, self.plot_churn, self.plot_survival), axs.flat): f(ax)
     return fig

@@ -23,14 +23,15 @@ def plot_topology(
     "Plot the live connections of each input, the degrees of units, and the density of each layer"
     os = need_masks(model)
     fig,axs = _panels(os, history is not None)
-    def density(o): return count_live(o.shown_mask())/max(o.mask.numel(), 1)
-    _plot_inputs(axs['inputs'], first(o for o in os if density(o)<=.5) or min(os, key=density), image_shape)
+    _plot_inputs(axs['inputs'], first(o for o in os if _density(o)<=.5) or min(os, key=_density), image_shape)
     _plot_degrees(axs['degrees'], degrees(model))
     _plot_densities(axs['layers'], os)
     if history is not None: _plot_moves(axs['updates'], history)
     return fig
 
 # %% ../../nbs/624_report.pictures.ipynb #02667211
+def _density(o): return count_live(o.shown_mask())/max(o.mask.numel(), 1)
+
 def _as_matrix(o):
     "The mask of `o` as (outputs, inputs, places)"
     axes = axes_of(o.module, o.attr)
@@ -93,7 +94,7 @@ def _plot_degrees(ax, found):
 def _plot_densities(ax, os):
     "Density of each layer; at most 30 names have room"
     names = [_short(o.name) for o in os]
-    values = [count_live(o.shown_mask())/max(o.mask.numel(), 1) for o in os]
+    values = [*map(_density, os)]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
     shown = range(0, len(os), math.ceil(len(os)/30))
@@ -132,7 +133,8 @@ def animate_masks(
     fps:float=6., # Frames a second, above 0
 ) -> Path: # The file
     "Write the masks of one parameter over a run as a GIF"
-    if not history.masks: raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
+    if not history.masks: raise ValueError("the history kept no masks: "
+        "record with SparseHistory(keep_masks=True)")
     names = [n for n,_ in history.params]
     i = names.index(parameter) if isinstance(parameter, str) else parameter
     shape = history.params[i][1]

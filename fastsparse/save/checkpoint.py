@@ -92,7 +92,8 @@ def _check_run(run, model, opt, engine, others):
     for k,o in facts.items(): check_opt(others[k], o, model)
     for k,kind in about.get('kinds', {}).items():
         if k in others and k not in facts and kind!=type(others[k]).__name__:
-            raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: make it as in the run that was saved")
+            raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: "
+                "make it as in the run that was saved")
 
 # %% ../../nbs/605_save.checkpoint.ipynb #8b775466
 def _state_of(o): return dict(generator=o.get_state()) if isinstance(o, torch.Generator) else o.state_dict()
@@ -108,7 +109,8 @@ def _put_others(others, saved, undo):
     for k,o in others.items():
         undo.callback(_put_back, o, deepcopy(_state_of(o)))
         try: _put(o, saved[k])
-        except Exception as e: raise ValueError(f"{k} doesn't take its state in the file, and nothing was loaded: {e}") from e
+        except Exception as e: raise ValueError(f"{k} doesn't take its state in the file, "
+            f"and nothing was loaded: {e}") from e
 
 # %% ../../nbs/605_save.checkpoint.ipynb #76843b5c
 def _copied(state): return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, state)
@@ -294,12 +296,14 @@ def find(self:SparseCheckpoint):
             "give the path that the run had, or resume=None to start where there is none")
     run = read_run(self.path)
     if 'fit' not in run:
-        raise ValueError(f"{path!r} was written by save_run and can't be resumed by a fit: continue with load_run, or {_other_run}")
+        raise ValueError(f"{path!r} was written by save_run and can't be resumed by a fit: "
+            f"continue with load_run, or {_other_run}")
     with reading(self.path, file_of_run): self.check(run)
     if run.get('finished'):
         if not self.resume: return warn(f"the run of {path!r} has finished, so this fit starts at epoch 0 and overwrites it: "
             "load_run reads it, and resume=False trains anew without this warning")
-        raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None begins a new run")
+        raise ValueError(f"resume is True, and the run of {path!r} has finished: "
+            "load_run reads it, and resume=None begins a new run")
     if new_masks(model, run['model']) and not any(cb.method.sparsity is not None for cb in self.engines): put_model(model, run['model'])
     return run
 
@@ -329,9 +333,11 @@ def check(self:SparseCheckpoint, run):
     for k,v in self.facts().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
     if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs):
-        raise ValueError(f"start_epoch was given, and {path} has the epoch to continue from: leave start_epoch out, or {_other_run}")
+        raise ValueError(f"start_epoch was given, and {path} has the epoch to continue from: "
+            f"leave start_epoch out, or {_other_run}")
     n,mine = len(run['engines']),len(self.engines)
-    if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, and here are {mine}: {_other_run}")
+    if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, "
+        f"and here are {mine}: {_other_run}")
     try:
         check_model(model, run['model'])
         check_opt(self.learn.opt, run['about']['opt'], model)
@@ -436,4 +442,5 @@ def _lacks(group):
     "By how much the sparsity is below the final one of the schedule; 0 without a schedule"
     method,tallies = group.method,group.tallies
     if method.path is None: return 0.
-    return max(0., method.sparsity_at(method.n_steps, group.n_updates)-(1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)))
+    most = 1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)
+    return max(0., method.sparsity_at(method.n_steps, group.n_updates)-most)

@@ -66,7 +66,8 @@ def write_sparse(
     for n in sorted(state, key=lambda n: n not in masks):
         t = state[n]
         if not isinstance(t, torch.Tensor):
-            raise ValueError(f"{n} in the state dict is a {type(t).__name__}, and safetensors holds tensors only: take 'dense' or 'live'")
+            raise ValueError(f"{n} in the state dict is a {type(t).__name__}, "
+                "and safetensors holds tensors only: take 'dense' or 'live'")
         own = names.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride()), n)
         if own!=n: notes[n] = f'={own}'
         elif n in masks:
@@ -154,8 +155,10 @@ def _indexed(folder, index):
         cached = [folder.resolve().parents[1]/'blobs'] if folder.resolve().parent.name=='snapshots' else []
         for name in set(names):
             file = (folder/name).resolve()
-            if not file.is_file() or not any(file.is_relative_to(o) for o in (folder.resolve(), *cached)) or Path(name).is_absolute() or '..' in Path(name).parts:
-                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is not a file in its folder: download the model again")
+            leads_out = Path(name).is_absolute() or '..' in Path(name).parts
+            if leads_out or not file.is_file() or not any(map(file.is_relative_to, (folder.resolve(), *cached))):
+                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is not a file in its folder: "
+                    "download the model again")
         return [folder/name for name in sorted(set(names))]
 
 def _files_in(folder):
@@ -190,7 +193,8 @@ def _read_folder(folder, trust, most):
     res = {}
     for file in _files_in(folder):
         found = read_file(file, trust, most)
-        if not isinstance(found, dict): raise ValueError(f"{str(file)!r} holds a {type(found).__name__}, and in a folder it must hold weights by name: pass the file")
+        if not isinstance(found, dict): raise ValueError(f"{str(file)!r} holds a {type(found).__name__}, "
+            "and in a folder it must hold weights by name: pass the file")
         res |= found
     return res
 
@@ -244,7 +248,10 @@ def _are_masks(d):
     "Are all tensors in `d` masks? Not where `d` has a weight with its mask, or a bias"
     ts = {k:v for k,v in d.items() if isinstance(v, torch.Tensor) and not k.endswith('_sparsity')}
     if any(k.endswith('_mask') and k.removesuffix('_mask') in ts for k in ts): return False
-    return all(t.dtype==torch.bool or (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all()) for t in ts.values())
+    def is_mask(t):
+        if t.dtype==torch.bool: return True
+        return (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all())
+    return all(map(is_mask, ts.values()))
 
 # %% ../../nbs/606_save.load.ipynb #a722c258
 def _only(found, what):
@@ -272,7 +279,8 @@ def _need_no_larger(d, own):
     for k,t in d.items():
         n = first(n for n in _base_names(k) if n in own)
         if n is None or not isinstance(t, torch.Tensor) or t.numel()<=own[n].numel(): continue
-        raise ValueError(f"{k} has shape {tuple(t.shape)} in the file, and {tuple(own[n].shape)} in the model: build the architecture that was saved")
+        raise ValueError(f"{k} has shape {tuple(t.shape)} in the file, "
+            f"and {tuple(own[n].shape)} in the model: build the architecture that was saved")
 
 def _mask_name(k, own): return k if k.endswith('_mask') else f'{k}_mask' if k in own else f'{k}.weight_mask'
 
@@ -289,7 +297,8 @@ def _state_for(module, found, folder=None):
         elif not weights or where.count('[')==next(iter(weights)).count('['): weights[where] = d
     state,alone = _only(weights, 'the weights'),_only(masks, 'masks')
     if state is None and alone is None:
-        raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: build the architecture that was saved")
+        raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: "
+            "build the architecture that was saved")
     if folder is not None: state = _converted(module, folder, state, list(own))
     is_cut = state is not None and bool(cuts_for(module, state))
     return _with_masks(cut_copy(module, state) if is_cut else module, state, alone, is_cut)
@@ -299,10 +308,12 @@ def _as_bool(name, mask, shape):
     "`mask` as a bool tensor"
     if mask.dtype==torch.uint8 and mask.ndim==1 and mask.shape!=shape: return bits_to_mask(mask, shape)
     if mask.shape!=shape:
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: build the architecture that was saved")
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: "
+            "build the architecture that was saved")
     one = mask.max() if mask.dtype==torch.uint8 else 1
     if mask.dtype==torch.bool or bool(((mask==0)|(mask==one)).all()): return mask.ne(0)
-    raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: pass scores through top_k_mask")
+    raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: "
+        "pass scores through top_k_mask")
 
 # %% ../../nbs/606_save.load.ipynb #bf15ab21
 def _with_masks(module, state, alone, is_cut):
@@ -313,7 +324,8 @@ def _with_masks(module, state, alone, is_cut):
         new[n] = new[n].masked_fill(new[f'{n}_mask']==0, 0)
     for k,v in (alone or {}).items():
         if state is not None and k in new and not torch.equal(new[k].ne(0), v.ne(0)):
-            raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: leave one of them out")
+            raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: "
+                "leave one of them out")
         new[k] = v
     own,params = module.state_dict(),dict(module.named_parameters(remove_duplicate=False))
     held = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
@@ -335,7 +347,8 @@ def _zero_masks(module, state, is_cut=False, least=.05):
     for n,t in module.state_dict().items():
         new = getattr(state.get(n), 'shape', t.shape)
         if len(new)==t.ndim and all(a<=b for a,b in zip(new, t.shape)): continue
-        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: build the architecture that was saved")
+        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: "
+            "build the architecture that was saved")
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 
@@ -410,7 +423,8 @@ def load_sparse(
     if cuts:
         cut_like(module, state)
         n = max(cuts, key=lambda n: state[n].ndim)
-        warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: {n} is {tuple(state[n].shape)} now")
+        warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: "
+            f"{n} is {tuple(state[n].shape)} now")
     with taking_masks(module): load_checked(module, state)
     if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)

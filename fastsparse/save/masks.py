@@ -47,7 +47,8 @@ def refuse_unfit(
         if a is None or k not in state or a==b: continue
         bad.append(f'size mismatch for {k}: {b and tuple(b)} in the file, and {tuple(a)} in the model')
     lines = '\n\t'.join(bad)
-    if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, which is unchanged:\n\t{lines}")
+    if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, "
+        f"which is unchanged:\n\t{lines}")
 
 # %% ../../nbs/603_save.masks.ipynb #845927a9
 def _register(module, name, mask):

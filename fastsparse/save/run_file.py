@@ -292,7 +292,8 @@ def check_model(
     if masked_params(model): check_masks(own, state)
     new = {f'{n}{end}' for n in new_masks(model, state) for end in ('_mask','_sparsity')}
     odd = first(sorted((own.keys()^state.keys())-(new-own.keys())))
-    if odd: raise ValueError(f"{odd} is in the {'model' if odd in own else 'file'} only: build the model {_as_saved}")
+    if odd: raise ValueError(f"{odd} is in the {'model' if odd in own else 'file'} only: "
+        f"build the model {_as_saved}")
     for k,a in own.items():
         b = state[k]
         if not isinstance(a, torch.Tensor) or a.shape==b.shape and a.dtype==b.dtype: continue
@@ -306,16 +307,19 @@ def check_opt(
     model=None, # The model that it trains; None doesn't compare names
 ):
     "Raise a `ValueError` unless `opt` can load the saved state"
-    if about is None: raise ValueError("the file holds no optimizer: leave opt out, or take a file that was saved with one")
+    if about is None: raise ValueError("the file holds no optimizer: "
+        "leave opt out, or take a file that was saved with one")
     mine = opt_facts(opt, ifnone(model, nn.Module()))
     for k,what in dict(kind='optimizer', steps='steps of the optimizer', shapes='shapes of its parameters').items():
-        if mine[k]!=about[k]: raise ValueError(f"the {what} in the file: {about[k]}; here: {mine[k]}; make the optimizer {_as_saved}")
+        if mine[k]!=about[k]: raise ValueError(f"the {what} in the file: {about[k]}; here: "
+            f"{mine[k]}; make the optimizer {_as_saved}")
     if model is None: return
     names = param_names(model)
     for p,n in zip(_opt_params(opt), about['names']):
         here = names.get(id(p), ['no parameter of the model'])
         if n and n not in here:
-            raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: make the optimizer {_as_saved}")
+            raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: "
+                f"make the optimizer {_as_saved}")
 
 # %% ../../nbs/604_save.run_file.ipynb #bf385853
 def check_engine(
@@ -323,7 +327,8 @@ def check_engine(
     state:dict, # State in the file; None if there is none
 ):
     "Raise a `ValueError` unless the engine can load the state"
-    if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
+    if state is None: raise ValueError("the file holds no engine: "
+        "leave engine out, or take a file that was saved with one")
     mine = engine.state_dict()
     def names(state): return [o['name'] for o in state['slots']]
     if (mine.keys()^state.keys())-{'seen'} or names(mine)!=names(state):
@@ -340,7 +345,8 @@ def check_engine_masks(
     for slot in state['slots']:
         mask = masks.get(slot['name'])
         if mask is not None and checksum_of([mask])!=slot['masked']:
-            raise ValueError(f"the mask of {slot['name']} in the file is not the one that its engine had: take an older file")
+            raise ValueError(f"the mask of {slot['name']} in the file is not the one that its engine had: "
+                "take an older file")
 
 # %% ../../nbs/604_save.run_file.ipynb #2fcd5959
 def put_model(
@@ -398,7 +404,8 @@ def check_grads(
         def fits(term): return (tuple(map(len, term)) if isinstance(term, (tuple,list)) else term.shape)==shape
         given = {state['grad'].shape, state.get('live_grad', state['grad']).shape}
         if given<=sizes and all(map(fits, state.get('terms', ()))): continue
-        raise ValueError(f"the gradient of {n} in the file has another shape than its {tuple(p.shape)}: build the model {_as_saved}")
+        raise ValueError(f"the gradient of {n} in the file has another shape than its {tuple(p.shape)}: "
+            f"build the model {_as_saved}")
 
 # %% ../../nbs/604_save.run_file.ipynb #de391d50
 def _dense_grad(state, mask):

@@ -161,5 +161,6 @@ def cut_like(
 def cut_copy(model, state):
     "A copy that `cut_like` has cut, with the values of `model`; `model` itself if nothing is smaller"
     if not cuts_for(model, state): return model
-    if masked_params(model): raise ValueError("the file is of a smaller model, and this one has masks already: load it into a fresh dense one")
+    if masked_params(model): raise ValueError("the file is of a smaller model, "
+        "and this one has masks already: load it into a fresh dense one")
     return cut_like(shared_copy(model), state)

@@ -77,4 +77,5 @@ def load_checked(
         for child,part,inside in _parts(m, state, prefix): walk(child, part, inside)
         for hook in list(m._load_state_dict_post_hooks.values()): hook(m, _IncompatibleKeys(*found[:2]))
     with torch.no_grad(): walk(module, OrderedDict(state), '')
-    if any(found): raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}: {sum(found, [])}")
+    if any(found): raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}: "
+        f"{sum(found, [])}")

@@ -52,7 +52,8 @@ def need_whole(
 ):
     "Raise a `ValueError` if FSDP2 has sharded its weights"
     n = first(n for n,p in model.named_parameters() if is_sharded(p))
-    if n: raise ValueError(f"{n} is sharded over ranks, and only whole tensors are cut: cut the model before fully_shard")
+    if n: raise ValueError(f"{n} is sharded over ranks, and only whole tensors are cut: "
+        "cut the model before fully_shard")
 
 # %% ../../nbs/540_shards.weight.ipynb #4e37f640
 class Shard(Dense):
