@@ -105,11 +105,11 @@ register_part('guide', Guide)
 
 # %% ../../nbs/524_special.paths.ipynb #b4103b6f
 def warn_of_gap(
-    engine, # A `SparseEngine`, in the step after one that has updated masks
+    group, # A `Group`, in the step after one that has updated its masks
 ):
     "Warn if weights have a gradient of zeros; names those nearest to the outputs"
-    lost = [tally.name for tally in engine.moving if is_cut_off(tally)]
-    if lost: warn(f"no gradient reaches {lost[-1]} after the update at step {engine.last_t}: no path leads from its live weights "
+    lost = [tally.name for tally in group.tallies if is_cut_off(tally)]
+    if lost: warn(f"no gradient reaches {lost[-1]} after the update at step {group.updated_at}: no path leads from its live weights "
         "to the outputs, or what they feed is zero: take a lower sparsity, smaller blocks, or a method that grows by gradients, "
         "such as 'rigl'")
 

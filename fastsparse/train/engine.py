@@ -284,10 +284,6 @@ def before_step(self:SparseEngine,
     due = [group for group in self.groups if group.fall_due(self.last_t+1, t)]
     averages = [(group, average) for group in self.groups for average in group.collecting(t)]
     waiting = {group:group.pending for group in self.groups if group.pending is not None}
-    for group in self.groups:
-        if group.updated_at!=self.last_t: continue
-        parts_of('guide')['warn_of_gap'](self)
-        break
     self.last_t = t
     if due and not self.lost: self.lost = warn_if_lost(self)
     if not averages and not waiting: return False
@@ -304,6 +300,7 @@ def before_step(self:SparseEngine,
 @patch
 def fall_due(self:Group, begin, t):
     "Wait for the update of the last step from `begin` to `t` at which one is due; was there one?"
+    if self.updated_at==begin-1: parts_of('guide')['warn_of_gap'](self)
     due = max(filter(self.is_due, range(begin, t+1)), default=None)
     if due is not None: self.pending = due
     return due is not None

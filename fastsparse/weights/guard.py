@@ -44,8 +44,8 @@ class Guard:
         if self.handles:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
         else:
-            self.handles = [0, p.register_hook(partial(_coming, ref)),
-                p.register_post_accumulate_grad_hook(partial(_arrived, ref))]
+            arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
+            self.handles = [0, p.register_hook(partial(_coming, ref)), arrived]
         self.handles[0] = p._cdata
 
     def watch(self, p):
@@ -197,9 +197,9 @@ _hooks,_wrapped = [],[]  # functions that remove them
 def add_hooks():
     "Call the guards around each optimizer's step, and when parameters are assigned"
     if not _hooks:
-        _hooks.extend([register_optimizer_step_pre_hook(_disable_dynamo(_before_step)).remove,
-            register_optimizer_step_post_hook(_disable_dynamo(_after_step)).remove,
-            register_module_parameter_registration_hook(_assigned).remove])
+        _hooks.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)).remove)
+        _hooks.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)).remove)
+        _hooks.append(register_module_parameter_registration_hook(_assigned).remove)
     fastai = sys.modules.get('fastai.optimizer')
     if not _wrapped and hasattr(fastai, 'OptimWrapper'):  # imported, to its end
         _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))

@@ -221,7 +221,8 @@ def enforce_masks(
     only:tuple=None, # Module and attribute of a single parameter; None is all with masks
 ) -> HookHandle: # Its `remove()` ends enforcement; masks and zeros stay
     "Keep the dead weights of `model` at zero, in any training loop"
-    if (hook := first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))) is None:
+    hook = first(model._forward_pre_hooks.values(), risinstance(MaskHooks))
+    if hook is None:
         hook = MaskHooks()
         model.register_forward_pre_hook(hook)
         model.register_load_state_dict_post_hook(hook.project)
