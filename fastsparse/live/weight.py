@@ -64,10 +64,6 @@ class Rows(Dense):
 
     def live_part(self, grad): return self.live(grad).cell.values
 
-    def scaled_step(self, p):
-        before = self.values.clone()
-        return lambda rate: self.values.copy_(before.lerp_(self.values, rate))
-
     def terms(self, values):
         "The dense gradient of this step, changed as live ones were, which are `values` now; None if there is none"
         if not self.dense.fits(self.p.grad): return None

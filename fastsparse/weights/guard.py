@@ -31,7 +31,6 @@ def weight_of(p:torch.Tensor): # A `Weight`, or None
 class Guard:
     "The hooks on the parameter of a weight"
     rate = 1.  # factor of its learning rate, besides that of its group
-    before = None  # during a step that has a rate: a function that scales the step by it
     on_step = None  # a function of an optimizer that is about to step it, and of the weight
 
     def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]  # the place of the tensor with hooks, and theirs
@@ -61,15 +60,6 @@ class Guard:
         self.handles = []
         if _guards.get(id(self.p), noop)() is self: del _guards[id(self.p)]
         remove_hooks()
-
-    def mark(self):
-        "Keep the weight before a step"
-        self.before = self.weight.store.scaled_step(self.p)
-
-    def scale_step(self):
-        "Go `rate` of the way from the weight before the step"
-        scale,self.before = self.before,None
-        scale(self.rate)
 
 # %% ../../nbs/204_weights.guard.ipynb #6458ee81
 @patch
@@ -154,25 +144,43 @@ def _guards_of(opt):
     guards = [_guards.get(id(p), noop)() for group in opt.param_groups for p in group['params']]
     return [guard for guard in guards if guard is not None]
 
+_joins = {}  # by an optimizer's id, during its step: a function that joins the groups that were split
+
+def _split_groups(opt, guards):
+    "Give parameters that have a rate a group of their own during a step"
+    rates,groups = {id(guard.p):guard.rate for guard in guards if guard.rate!=1},opt.param_groups
+    if not rates or any('rate' in group for group in groups): return
+    params = [group['params'] for group in groups]
+    own = [dict(group, params=[p], rate=rates[id(p)]) for group in groups for p in group['params'] if id(p) in rates]
+    for group in own: group['lr'] = group['lr']*group['rate']
+    for group in groups: group['params'] = [p for p in group['params'] if id(p) not in rates]
+    groups += own
+    def join():
+        del groups[len(params):]
+        for group,ps in zip(groups, params): group['params'] = ps
+    if hasattr(opt, 'hypers'):  # one of fastai's
+        join = partial(vars(opt).update, param_lists=opt.param_lists, hypers=opt.hypers)
+        opt.param_lists,opt.hypers = [group['params'] for group in groups],groups
+    _joins[id(opt)] = join
+
 def _before_step(opt, *args):
     base = base_opt(opt)
     if _unsure: _look_again(base)
-    weights = [guard.weight for guard in _guards_of(base)]
+    guards = _guards_of(base)
+    weights = [guard.weight for guard in guards]
     if any([weight.passive for weight in weights]): wake(weights)
-    for weight in weights:
-        guard = weight.guard
-        if guard.rate!=1: guard.mark()
-        if guard.on_step is not None: guard.on_step(base, weight)
+    for guard in guards:
+        if guard.on_step is not None: guard.on_step(base, guard.weight)
     mask_grads(weights)
+    if opt is base: _split_groups(opt, guards)
     if known_state.get(opt) is base.state: return
     for weight in weights: weight.store.settle(opt)
 
 def _after_step(opt, *args):
     base = base_opt(opt)
+    _joins.pop(id(base), noop)()
     guards,known = _guards_of(base),keeps_zero(base)
-    for guard in guards:
-        if guard.before is not None: guard.scale_step()
-        guard.weight.store.after_step(guard.p, opt, known)
+    for guard in guards: guard.weight.store.after_step(guard.p, opt, known)
     if not guards or known_state.get(opt) is base.state: return
     for guard in guards: guard.weight.store.settle(opt)  # the step may have made it
     known_state[opt] = base.state
@@ -196,6 +204,7 @@ _hooks,_wrapped = [],[]  # functions that remove them
 
 def add_hooks():
     "Call the guards around each optimizer's step, and when parameters are assigned"
+    while _joins: _joins.popitem()[1]()  # of a step that was interrupted
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)).remove)
         _hooks.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)).remove)
