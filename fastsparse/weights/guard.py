@@ -39,7 +39,7 @@ class Guard:
     def hook(self):
         "Hook the gradient, if there will be one"
         p,ref = self.p,weakref.ref(self)
-        if not p.requires_grad or p._cdata in self.handles[:1]: return
+        if not p.requires_grad or p._cdata in self.handles: return
         if self.handles:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
         else:
