@@ -16,10 +16,11 @@ def project_(
     t:torch.Tensor, # A weight, its gradient or state, changed in place unseen by autograd
     mask:torch.Tensor, # Bool tensor of its shape on its device
 ) -> torch.Tensor: # `t`
-    "`zero_dead_`, or a way that was registered since it is faster for large tensors"
+    "`zero_dead_`, or a faster way that was registered"
     own = t.data
-    is_done = own.numel()>=2**13 and any([way(own, mask) for way in parts['projection'].values()])
-    if not is_done: zero_dead_(own, mask)
+    for is_done in parts['projection'].values():
+        if is_done(own, mask): return t
+    zero_dead_(own, mask)
     return t
 
 def mask_grad_(
