@@ -33,18 +33,19 @@ class Guard:
     rate = 1.  # factor of its learning rate, besides that of its group
     on_step = None  # a function of an optimizer that is about to step it, and of the weight
 
-    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]
+    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]  # the place of the tensor with hooks, and theirs
     def __getstate__(self): return dict(weight=self.weight, p=self.p, handles=[])
 
     def hook(self):
         "Hook the gradient, if there will be one"
         p,ref = self.p,weakref.ref(self)
-        if not p.requires_grad: return
-        if self.handles and p._post_accumulate_grad_hooks:  # `swap_tensors` loses them
+        if not p.requires_grad or p._cdata in self.handles: return
+        if self.handles:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
-            return
-        arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
-        self.handles = [p.register_hook(partial(_coming, ref)), arrived]
+        else:
+            arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
+            self.handles = [0, p.register_hook(partial(_coming, ref)), arrived]
+        self.handles[0] = p._cdata
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -55,7 +56,7 @@ class Guard:
 
     def remove(self):
         "Remove the hooks"
-        for h in self.handles: h.remove()
+        for h in self.handles[1:]: h.remove()
         self.handles = []
         if _guards.get(id(self.p), noop)() is self: del _guards[id(self.p)]
         remove_hooks()
@@ -130,8 +131,9 @@ def _look_again(opt):
         if '_parameters' not in vars(weight.module): continue  # a copy that failed half way
         p = weight.p
         if p is None and any(id(q) in stepped for q in weight.module.parameters()): guard.project()
-        if p is guard.p or id(p) in stepped: _unsure.discard(guard)
-        if p is guard.p or id(p) not in stepped: continue
+        if p is not guard.p and id(p) not in stepped: continue
+        _unsure.discard(guard)
+        if p is guard.p: continue
         weight.store.put_in(p)
         guard.watch(p)
         weight.project()
@@ -139,8 +141,12 @@ def _look_again(opt):
 # %% ../../nbs/204_weights.guard.ipynb #56daef26
 def _guards_of(opt):
     "The guards of the parameters that `opt` steps"
-    guards = [_guards.get(id(p), noop)() for group in opt.param_groups for p in group['params']]
-    return [guard for guard in guards if guard is not None]
+    guards = []
+    for group in opt.param_groups:
+        for p in group['params']:
+            guard = _guards.get(id(p), noop)()
+            if guard is not None: guards.append(guard)
+    return guards
 
 _joins = {}  # by an optimizer's id, during its step: a function that joins the groups that were split
 
@@ -204,10 +210,9 @@ def add_hooks():
     "Call the guards around each optimizer's step, and when parameters are assigned"
     while _joins: _joins.popitem()[1]()  # of a step that was interrupted
     if not _hooks:
-        before = register_optimizer_step_pre_hook(_disable_dynamo(_before_step))
-        after = register_optimizer_step_post_hook(_disable_dynamo(_after_step))
-        assigned = register_module_parameter_registration_hook(_assigned)
-        _hooks.extend(h.remove for h in (before,after,assigned))
+        _hooks.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)).remove)
+        _hooks.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)).remove)
+        _hooks.append(register_module_parameter_registration_hook(_assigned).remove)
     fastai = sys.modules.get('fastai.optimizer')
     if not _wrapped and hasattr(fastai, 'OptimWrapper'):  # imported, to its end
         _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))
