@@ -3877,6 +3877,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastsparse.weights.guard._wrap': ('weights.guard.html#_wrap', 'fastsparse/weights/guard.py'),
                                           'fastsparse.weights.guard.add_hooks': ( 'weights.guard.html#add_hooks',
                                                                                   'fastsparse/weights/guard.py'),
+                                          'fastsparse.weights.guard.join_groups': ( 'weights.guard.html#join_groups',
+                                                                                    'fastsparse/weights/guard.py'),
                                           'fastsparse.weights.guard.refuse_other_mask': ( 'weights.guard.html#refuse_other_mask',
                                                                                           'fastsparse/weights/guard.py'),
                                           'fastsparse.weights.guard.remove_hooks': ( 'weights.guard.html#remove_hooks',

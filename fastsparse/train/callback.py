@@ -24,6 +24,7 @@ from .engine import check_state,SparseEngine
 from .begin import check_run,storage_of_runs
 from .loop import warn_if_ended
 from .method import check_names,Method,run_settings,usual
+from ..weights.guard import join_groups
 from ..weights.hooks import share_masks
 from functools import partial
 from inspect import signature
@@ -226,6 +227,7 @@ def _let_go(self:DynamicSparseTrainingCallback):
     self.state,live = self.engine.state_dict(),self.engine.live
     self.report,self.why_masked = live.report,live.why_masked
     self._follow_rates(ends=True)
+    join_groups()
     self.engine.remove()
     self.engine = None
 
