@@ -16,14 +16,14 @@ from ..masks.distributions import as_distribution,usual_sparsity
 from ..weights.find import apply_masks,masked_params
 from ..masks.selection import count_live,n_live
 from .begin import storage_of_runs
-from .method import check_names,Method,method_settings
+from .method import check_names,Method,method_settings,read_setting
 from .plan import assign_methods,params_inside
 from ..model.choose import choose,need_values
 from ..model.sparsify import sparsify_model
 from ..model.starting import has_live,need_structure,plan_start,without_misfits
 from ..model.trained import shows_training
 from ..core.checks import need_fraction,need_number
-from ..core.registry import get_part
+
 from numbers import Real
 from typing import NamedTuple
 from warnings import warn
@@ -36,7 +36,8 @@ def fit_sparse(self:Learner,
     sparsity:float, # Final fraction of dead weights, in [0,1), or rules as in `sparsify_model`
     lr_max=None, # Highest learning rate of the cycle, above 0; None is the learner's
     method=None, # A preset, or the name of one such as 'rigl'; None is `auto_presets`
-    sparse_f=None, # The distribution, or its name; None is the method's, or 'erk', where `sparsify_model` alone is uniform
+    # The distribution, or its name; None is the method's, or 'erk', where `sparsify_model` alone is uniform
+    sparse_f=None,
     mask_init='random', # As in `sparsify_model`; 'magnitude' for pretrained weights
     seed:int=None, # Seed of the random choices; None draws one from torch's generator
     scale_rates:bool=True, # Raise learning rates of Adam in sparser layers?
@@ -81,8 +82,8 @@ class OwnHypers(Callback):
     "Remove hyperparameters that the optimizer doesn't have from the schedule"
     order,run_valid = ParamScheduler.order-1,False
     def before_fit(self):
-        for cb in self.learn.cbs.filter(risinstance(ParamScheduler)):
-            cb.scheds = {k:f for k,f in cb.scheds.items() if all(k in h for h in self.opt.hypers)}
+        known = set.intersection(*map(set, self.opt.hypers))
+        for cb in self.learn.cbs.filter(risinstance(ParamScheduler)): cb.scheds = filter_keys(cb.scheds, known.__contains__)
 
 cycle_settings = 'div','div_final','pct_start','wd','moms','reset_opt','start_epoch'
 
@@ -95,8 +96,8 @@ def warn_if_replaced(model, state):
     counts = [(slot['size'], slot['live'], live[slot['name']]) for slot in state['slots']]
     n,was,left = map(sum, zip(*counts))
     ended,now = 1-was/n,1-left/n
-    if now<ended-.01: warn(f"the model that was loaded at the end is {now:.3f} sparse instead of {ended:.3f}: "
-        "add WaitForSparsity() to cbs, so that the best model is one of the final sparsity")
+    if now<ended-.01: warn(f"the model that was loaded at the end is {now:.3f} sparse instead of "
+        f"{ended:.3f}: add WaitForSparsity() to cbs, so that the best model is one of the final sparsity")
 
 # %% ../../nbs/409_train.fit.ipynb #b378e452
 def check_cycle(n_epoch, lr_max=None, cbs=None, div=25., div_final=1e5, pct_start=.25, wd=None, moms=None, reset_opt=False, start_epoch=0):
@@ -105,11 +106,16 @@ def check_cycle(n_epoch, lr_max=None, cbs=None, div=25., div_final=1e5, pct_star
     need_number('start_epoch', start_epoch, 0, n_epoch-1, whole=True)
     need_number('wd', ifnone(wd, 0), 0)
     need_fraction('pct_start', pct_start, '[0,1)')
-    if isinstance(lr_max, str): raise ValueError(f"lr_max is {lr_max!r}, and must be a number above 0: a method is named by method={lr_max!r}")
+    if isinstance(lr_max, str): raise ValueError(f"lr_max is {lr_max!r}, and must be a number above 0: a "
+        f"method is named by method={lr_max!r}")
+    need_number('div', div, 0, above=True)
+    need_number('div_final', div_final, 0, above=True)
     rates = [lr_max.stop, ifnone(lr_max.start, lr_max.stop)] if isinstance(lr_max, slice) else [ifnone(lr_max, 1.)]
-    for name,x in [('div',div), ('div_final',div_final), *[('lr_max',rate) for rate in rates]]: need_number(name, x, 0, above=True)
-    if moms is not None and not (isinstance(moms, (list,tuple)) and len(moms)==3 and all(isinstance(mom, Real) for mom in moms)):
-        raise ValueError(f"moms is {moms!r:.80}, and must be three momentums: at the start, where the rate is highest, and at the end")
+    for rate in rates: need_number('lr_max', rate, 0, above=True)
+    are_moms = isinstance(moms, (list,tuple)) and len(moms)==3 and all(isinstance(mom, Real) for mom in moms)
+    if moms is not None and not are_moms:
+        raise ValueError(f"moms is {moms!r:.80}, and must be three momentums: at the start, where the rate "
+            "is highest, and at the end")
     bad = [cb for cb in L(cbs) if not issubclass(cb if isinstance(cb, type) else type(cb), Callback)]
     if bad: raise TypeError(f"cbs holds {bad[0]!r}, and must be a callback or a list of callbacks")
 
@@ -145,30 +151,36 @@ class FitPlan(NamedTuple):
 
 layer_settings,callback_settings = ('chosen','also','exclude'),('scale_rates','sparse_compute','repair')
 
-def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, sparse_f=None, mask_init='random', **kwargs) -> FitPlan:
+def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, sparse_f=None, mask_init='random', **kwargs):
     "Check all arguments of `fit_sparse`, and say what it does"
     check_names(kwargs, ('n_epoch','lr_max','cbs',*cycle_settings,*layer_settings,*callback_settings))
-    check_cycle(n_epoch, lr_max, cbs, **of_cycle(kwargs))
-    has_rules = isinstance(sparsity, (dict,list))
-    if not has_rules: need_fraction('sparsity', sparsity, '[0,1)')
-    if isinstance(mask_init, str): get_part('mask', mask_init, 'mask_init')
     kwargs = {k:v for k,v in kwargs.items() if v is not None or k not in (*layer_settings,'structure')}
     def take(names): return {k:kwargs.pop(k) for k in names if k in kwargs}
     own,layers,cycle = map(take, (method_settings,layer_settings,cycle_settings))
+    check_cycle(n_epoch, lr_max, cbs, **cycle)
+    has_rules = isinstance(sparsity, (dict,list))
+    if not has_rules: need_fraction('sparsity', sparsity, '[0,1)')
+    read_setting('mask_init', mask_init)
     n_steps,weights = n_epoch*len(learn.dls.train),masked_params(learn.model)
     method = Method.named(ifnone(method, 'auto'), n_steps, **own)
     rises = method.sparsity_path is not None
     if has_rules and (rises or weights):
-        raise ValueError("sparsity has rules, which only a dense model and a method of constant sparsity take: pass a number")
+        raise ValueError("sparsity has rules, which only a dense model and a method of constant "
+            "sparsity take: pass a number")
     if weights and layers:
-        raise ValueError(f"the model is sparse already, and {first(layers)} chooses layers of a dense one: call unsparsify(learn) first")
-    if weights: params,masks = weights,None
-    else: params,masks = masks_before(learn, n_steps, method, sparsity, sparse_f, mask_init, layers)
-    is_there = not rises
+        raise ValueError(f"the model is sparse already, and {first(layers)} chooses layers of a dense one: "
+            "call unsparsify(learn) first")
     if weights:
-        n,structure = sum(weight.mask.numel() for weight in weights),need_structure(method.structure, weights, sparsity)
+        params,masks = weights,None
+        n = sum(weight.mask.numel() for weight in weights)
+        structure = need_structure(method.structure, weights, sparsity)
         is_there = not rises and sparse_f is None and has_live(weights, structure, n_live(n, sparsity))
-    if not is_there: method = method(sparsity=sparsity) if sparse_f is None else method(sparsity=sparsity, sparse_f=sparse_f)
+    else:
+        params,masks = masks_before(learn, n_steps, method, sparsity, sparse_f, mask_init, layers)
+        is_there = not rises
+    if not is_there:
+        method = method(sparsity=sparsity)
+        if sparse_f is not None: method = method(sparse_f=sparse_f)
     rules = kwargs.get('rules')
     assign_methods(params_inside(params, kwargs.get('sparse_modules')), rules, method, learn.model)
     compute = kwargs.get('sparse_compute')
@@ -183,7 +195,8 @@ def plan_fit(learn, n_epoch, sparsity, lr_max=None, cbs=None, method=None, spars
 def fine_tune_sparse(self:Learner,
     epochs:int, # Epochs with all layers, 1 or more
     sparsity:float, # Final fraction of dead weights, in [0,1)
-    base_lr:float=2e-3, # Learning rate while the body is frozen, as in `fine_tune`; twice that is the highest after it
+    # Learning rate while the body is frozen, as in `fine_tune`; twice that is the highest after it
+    base_lr:float=2e-3,
     freeze_epochs:int=1, # Epochs with the body frozen, 0 or more
     lr_mult:float=1, # How many times lower the rate of the first layers is than that of the last ones
     pct_start:float=.3, # As in `fit_sparse`
@@ -195,7 +208,8 @@ def fine_tune_sparse(self:Learner,
     need_number('freeze_epochs', freeze_epochs, 0, whole=True)
     need_number('base_lr', base_lr, 0, above=True)
     need_number('lr_mult', lr_mult, 0, above=True)
-    if 'lr_max' in kwargs: raise TypeError("fine_tune_sparse has no lr_max: its highest rate is twice base_lr, so pass half of it as base_lr=")
+    if 'lr_max' in kwargs: raise TypeError("fine_tune_sparse has no lr_max: its highest rate is twice "
+        "base_lr, so pass half of it as base_lr=")
     rates = slice(2*base_lr/lr_mult, 2*base_lr)
     kwargs |= dict(mask_init=mask_init, pct_start=pct_start, div=div)
     plan = plan_fit(self, epochs, sparsity, rates, **kwargs)
