@@ -107,13 +107,15 @@ def summary_rows(
     for k,v in state.items():
         if not isinstance(v, torch.Tensor) or not v.is_floating_point() or k.endswith(buffers): continue
         if v.is_meta: raise CliError(f"{k} is on the meta device, and has no values")
-        n,values = v.numel(),(v if v.layout==torch.strided else v.to_dense())
+        n = v.numel()
+        values = v if v.layout==torch.strided else v.to_dense()
         n_zeros = n-int((values if v.element_size()>1 else values.float()).count_nonzero())
         mask = state.get(f'{k}_mask')
         live = n-n_zeros if v.ndim>1 else n
         if mask is not None: live = int(mask.sum())
         rows.append((k, ' x '.join(map(str, v.shape)), n, live, 1-live/n if n else 0., n_zeros))
-    n,live,n_zeros = [sum(o[i] for o in rows) for i in (2,3,5)]
+    def total(i): return sum(o[i] for o in rows)
+    n,live,n_zeros = total(2),total(3),total(5)
     return rows+[('all', '', n, live, 1-live/n if n else 0., n_zeros)]
 
 # %% ../nbs/990_cli.ipynb #ee8acf33
@@ -122,8 +124,9 @@ _head = ['parameter','shape','weights','live','sparsity','zeros']
 def show_rows(rows, head):
     "A table in plain text"
     formats = {int:'{:,}', float:'{:.4f}'}
-    cells = [head]+[[formats.get(type(o), '{}').format(o) for o in r] for r in rows]
-    widths = [max(len(r[i]) for r in cells) for i in range(len(head))]
+    def texts(r): return [formats.get(type(o), '{}').format(o) for o in r]
+    cells = [head, *map(texts, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     def line(r): return '  '.join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])])
     return '\n'.join(map(line, cells))
 
@@ -159,7 +162,8 @@ def prune_weights(
         if v.ndim<2 or not (v.is_floating_point() or v.is_quantized) or v.ndim==2 and at in aside: continue  # shared with an embedding
         if at is None or v.element_size()<2 or v.is_quantized:
             kind = 'a sparse tensor' if v.layout!=torch.strided else 'on the meta device' if v.is_meta else f'of {v.dtype}'
-            raise CliError(f"{k} is {kind}, which can't be pruned: write a file of dense tensors, of float32 or bfloat16")
+            raise CliError(f"{k} is {kind}, which can't be pruned: "
+                "write a file of dense tensors, of float32 or bfloat16")
         if at not in made:  # a tied tensor stays tied
             mask = top_k_mask(v.abs(), round((1-sparsity)*v.numel()))
             made[at] = mask,torch.where(mask, v, 0)
@@ -200,7 +204,8 @@ def prune(
     from fastsparse.save.disk import check_place
     need_fraction('--sparsity', sparsity, '[0,1)')
     if method=='wanda' and data is None:
-        raise CliError("--method wanda needs inputs: pass --data with a file of a batch, a tensor that torch.save wrote")
+        raise CliError("--method wanda needs inputs: "
+            "pass --data with a file of a batch, a tensor that torch.save wrote")
     out = check_place(out or Path(file).with_stem(f'{Path(file).stem}-pruned'))
     read = read_model(file, trust) if method=='wanda' else read_file(file, trust)
     if isinstance(read, dict): read = prune_weights(read, sparsity)
@@ -266,7 +271,8 @@ def _run_quietly(name, args):
             warnings.showwarning = lambda message, *args, **kwargs: print(f'fastsparse: {message}', file=sys.stderr)
             _run(name, args)
     except (CliError,ValueError,ImportError,OSError) as e: raise SystemExit(f'fastsparse: {e}') from None
-    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: {e} (--debug shows where)') from None
+    except Exception as e: raise SystemExit(f'fastsparse: {type(e).__name__}: '
+        f'{e} (--debug shows where)') from None
 
 # %% ../nbs/990_cli.ipynb #2c7551d7
 def main(

@@ -25,7 +25,8 @@ def digits_dls(
     "scikit-learn's handwritten digits, four fifths for training and a fifth for validation"
     from sklearn.datasets import load_digits
     digits = load_digits()
-    x,y = tensor(digits.data).float()/16,tensor(digits.target)
+    x = tensor(digits.data).float()/16
+    y = tensor(digits.target)
     idx = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     cut = int(.8*len(y))
     dsets = [TensorData(x[i],y[i]) for i in (idx[:cut],idx[cut:])]

@@ -41,10 +41,12 @@ def why_no_gain(
 ) -> str: # Empty if blocks are faster
     "Why live weights of blocks aren't faster than dense ones on a card"
     if block is None: return "its mask has no blocks of 32x32 or more, and without them masked is faster on a card: structure='block 64x64'"
-    if why := why_no_blocks(shape, block, getattr(torch, kind or 'float32'), device): return why
+    why = why_no_blocks(shape, block, getattr(torch, kind or 'float32'), device)
+    if why: return why
     n,what = torch.Size(shape).numel(),'blocks of {}x{}'.format(*block)
+    density = live/max(n, 1)
     if kind not in ('float16','bfloat16',None): return f'{what} in {kind}, which was not measured: use autocast, or sparse_compute=True'
-    if (fast := times_as_fast(min(block), 1-live/max(n, 1)))<1.1: return f'{what}, {live/max(n, 1):.2g} live, where masked is about as fast'
+    if times_as_fast(min(block), 1-density)<1.1: return f'{what}, {density:.2g} live, where masked is about as fast'
     if rows is not None and n*rows<measured_rows: return f'{n} weights and {rows} rows, fewer than were measured'
     return ''
 
@@ -54,6 +56,7 @@ def rows_of(
     x:torch.Tensor, # Its inputs
 ) -> tuple: # The rows of the product, and the type in which it is computed
     "The rows and the type of a layer's product"
-    n_in,kind = x.shape[1 if hasattr(module, 'kernel_size') and x.ndim>2 else -1] if x.ndim else 1,x.device.type
+    n_in = x.shape[1 if hasattr(module, 'kernel_size') and x.ndim>2 else -1] if x.ndim else 1
+    kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if kind!='meta' and torch.is_autocast_enabled(kind) else x.dtype
     return x.numel()//max(n_in, 1),str(dtype)[6:]

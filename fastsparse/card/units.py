@@ -49,7 +49,8 @@ def choose_units(tally, keep_score, grow_score, kept, target, budget=None):
     "As `choose` of `train.moves`, for a weight with blocks"
     structure,shape,mask = tally.structure,tally.shape,tally.weight.full_mask()
     live,(*_,n_entries) = structure.split(mask).any(-1),structure.layout(shape)[-1]
-    n,n_drop = structure.units_per_group(shape, target),0 if grow_score is None else (tally.live-kept)//n_entries
+    n = structure.units_per_group(shape, target)
+    n_drop = 0 if grow_score is None else (tally.live-kept)//n_entries
     def grow(stay): return grown_score(grow_score, structure, stay, n-count_live(stay))
     dropped,grown = Unstructured().move(live, lambda: structure.unit_scores(keep_score()), grow_score and grow, n_drop, n)
     stay = put_(live.clone(), dropped, False)

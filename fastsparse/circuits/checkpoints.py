@@ -8,7 +8,7 @@ __all__ = ['places', 'place_modules', 'PublishedBlock', 'PublishedDecoder', 'ren
 # %% ../../nbs/903_circuits.checkpoints.ipynb #a2fc3c42
 import json,torch
 from fastcore.basics import *
-from .model import AbsTopK,block_links,joined
+from .model import Block,block_links,distances,joined,node_modules
 from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
@@ -20,16 +20,19 @@ _acts = dict(relu=F.relu, gelu=F.gelu, identity=nn.Identity())
 
 def place_modules(c):
     "A module for each place of a block: `AbsTopK` where the settings `c` say so, and one that changes nothing elsewhere"
-    d,inner,more = c['d_model'],c['n_head']*c['d_head'],c['d_pos_emb'] or 0
+    d = c['d_model']
+    inner = c['n_head']*c['d_head']
+    more = c['d_pos_emb'] or 0
     sizes = dict(dict.fromkeys(places, d), q=inner, k=inner, v=inner, hidden=c['d_mlp'], read1=d+more, read2=d+more)
-    def place(o): return AbsTopK(max(1, int(c['afrac']*sizes[o]))) if c['afrac'] and places[o] in c['afrac_loctypes'] else nn.Identity()
-    return nn.ModuleDict({o:place(o) for o in places}|({o:nn.Identity() for o in ('pos1','pos2')} if more else {}))
+    if more: sizes |= dict(pos1=more, pos2=more)
+    return node_modules(sizes, c['afrac'], [o for o,name in places.items() if name in c['afrac_loctypes']])
 
 # %% ../../nbs/903_circuits.checkpoints.ipynb #d0943bab
 def _norm(c, d): return nn.RMSNorm(d) if c['rms_norm'] else nn.LayerNorm(d, bias=c['ln_bias'])
 
 class PublishedBlock(nn.Module):
     "Attention and an MLP; the outputs of the modules in `at` are nodes"
+    attend = Block.attend
     def __init__(self, c):
         super().__init__()
         self.c,d,inner,more = c,c['d_model'],c['n_head']*c['d_head'],c['d_pos_emb'] or 0
@@ -38,26 +41,18 @@ class PublishedBlock(nn.Module):
         if more: self.ln_p1,self.ln_p2 = _norm(c, more),_norm(c, more)
         self.q,self.k,self.v = (nn.Linear(d+more, inner, bias=c['bias']) for _ in range(3))
         self.o,self.up,self.down = (nn.Linear(*s, bias=c['bias']) for s in ((inner,d), (d+more,c['d_mlp']), (c['d_mlp'],d)))
-        if c['sink']: self.sink = nn.Parameter(torch.zeros(c['sink']))
+        self.n_heads,self.sink = c['n_head'],nn.Parameter(torch.zeros(c['sink'])) if c['sink'] else None
+        self.register_buffer('bias', distances((0.,), 1, c['block_size']), persistent=False)
 
     def forward(self, x, pos):
         at,act = self.at,_acts[self.c['residual_activation_type']]
         def placed(i): return at[f'pos{i}'](self.get_submodule(f'ln_p{i}')(pos).expand(len(x), -1, -1))
         def read(norm, i): return norm(x) if pos is None else torch.cat([norm(x), placed(i)], -1)
         y = at.read1(read(self.ln_1, 1))
-        x = at.stream1(act(x+at.write1(self.o(self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))))))
-        y = at.read2(read(self.ln_2, 2))
-        return at.stream2(act(x+at.write2(self.down(at.hidden(_acts[self.c['activation_type']](self.up(y)))))))
-
-# %% ../../nbs/903_circuits.checkpoints.ipynb #cd52088b
-@patch
-def attend(self:PublishedBlock, q, k, v):
-    "Attention of all heads, to earlier tokens and the sink"
-    n,t,_ = q.shape
-    q,k,v = [o.view(n, t, self.c['n_head'], -1).transpose(1, 2) for o in (q,k,v)]
-    a = (q@k.mT*q.shape[-1]**-.5).masked_fill(torch.ones(t, t, dtype=torch.bool, device=q.device).triu(1), -torch.inf)
-    if self.c['sink']: a = torch.cat([a, self.sink[:,None,None].expand(n, a.shape[1], t, 1)], -1)
-    return (a.softmax(-1)[...,:t]@v).transpose(1, 2).flatten(2)
+        heads = self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))
+        x = at.stream1(act(x+at.write1(self.o(heads))))
+        hidden = _acts[self.c['activation_type']](self.up(at.read2(read(self.ln_2, 2))))
+        return at.stream2(act(x+at.write2(self.down(at.hidden(hidden)))))
 
 # %% ../../nbs/903_circuits.checkpoints.ipynb #43510fe8
 class PublishedDecoder(nn.Module):
@@ -75,7 +70,8 @@ class PublishedDecoder(nn.Module):
         self.vocab = [str(i) for i in range(n)]
 
     def forward(self, x):
-        y,pos = self.wte(x),self.wpe.weight[:x.shape[1]] if self.c['positions'] else None
+        y = self.wte(x)
+        pos = self.wpe.weight[:x.shape[1]] if self.c['positions'] else None
         if pos is not None and not self.c['d_pos_emb']: y,pos = y+pos,None
         y = self.at.emb(y)
         for b in self.blocks: y = b(y, pos)
@@ -110,7 +106,8 @@ def links(self:PublishedDecoder):
 def _first_config(folder):
     "Settings in the layout of circuit_sparsity"
     c = json.loads((folder/'beeg_config.json').read_text())
-    if c.get('use_tied_aux_matrix'): raise ValueError(f"{str(folder)!r} has use_tied_aux_matrix, which isn't done here")
+    if c.get('use_tied_aux_matrix'): raise ValueError(f"{str(folder)!r} has use_tied_aux_matrix, "
+        "which isn't done here")
     usual = dict(bias=True, ln_bias=True, rms_norm=False, residual_activation_type='identity', activation_type='gelu', afrac=None,
         afrac_loctypes='attn_in,attn_out,mlp_in,mlp_out', tied_unembed=True, d_pos_emb=None, flash=True, sink=False)
     c = dict(usual, **c, positions=True, bigram=c.get('enable_bigram_table', False))
@@ -134,7 +131,8 @@ def _config(folder):
     "Settings of a folder, and its file of weights"
     if (folder/'beeg_config.json').exists(): c,file = _first_config(folder),'final_model.pt'
     elif (folder/'config.json').exists(): c,file = _second_config(folder),'pytorch_model.bin'
-    else: raise FileNotFoundError(f"{str(folder)!r} has neither beeg_config.json nor config.json: give the folder of a published network")
+    else: raise FileNotFoundError(f"{str(folder)!r} has neither beeg_config.json nor config.json: "
+        "give the folder of a published network")
     d_head = c.get('d_head') or c['d_model']//c['n_head']
     return dict(c, d_head=d_head, d_mlp=c['d_mlp'] or 4*c['d_model'], afrac_loctypes=c['afrac_loctypes'].split(',')),folder/file
 
@@ -160,7 +158,8 @@ def load_circuit_model(
     state.setdefault('final_logits_bias', torch.zeros(c['vocab_size']))
     if c['sink']: c['sink'] = len(state.get('blocks.0.sink', [0]))
     model = PublishedDecoder(c)
-    if odd := sorted(state.keys()^model.state_dict().keys()):
+    odd = sorted(state.keys()^model.state_dict().keys())
+    if odd:
         there,part = ('in','has no such part') if odd[0] in state else ('not in','has it')
         raise ValueError(f"{odd[0]} is {there} {str(file)!r}, and the network {part}")
     model.load_state_dict(state)

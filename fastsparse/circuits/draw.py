@@ -8,7 +8,7 @@ __all__ = ['roles', 'short_name', 'texts_of', 'farthest', 'node_words', 'columns
            'circuit_page', 'plot_edges']
 
 # %% ../../nbs/905_circuits.draw.ipynb #e1af461c
-import json,matplotlib.pyplot as plt,torch
+import itertools,json,matplotlib.pyplot as plt,torch
 from fastcore.basics import *
 from .language import programs,show_tokens,vocab
 from .search import node_values
@@ -79,10 +79,13 @@ def lines_of(
 ) -> list: # Tuples of two nodes and a strength in [-1,1]
     "The lines of a picture: links without a weight, those from tokens, and edges"
     first_site = first(circuit.means)
-    joins = [((l.source,c),(l.target,d)) for l in links if l.kind!='weight' for c in circuit.nodes.get(l.source, ())
-        for d in circuit.nodes.get(l.target, ()) if l.weight[d,c]!=0 and (l.source,c)!=(l.target,d)]
+    def between(l): return itertools.product(circuit.nodes.get(l.source, ()), circuit.nodes.get(l.target, ()))
+    joins = [((l.source,c),(l.target,d)) for l in links if l.kind!='weight' for c,d in between(l) if l.weight[d,c]!=0]
+    joins = [(a,b) for a,b in joins if a!=b]
     tokens = [(('token',o),(k,c),v) for (k,c),found in words.items() if k==first_site for v,o,_ in found if abs(v)>=abs(found[0][0])/2]
-    def scaled(lines): return [(a,b,w/max(abs(o[2]) for o in lines)) for a,b,w in lines]
+    def scaled(lines):
+        most = max((abs(w) for *_,w in lines), default=1.)
+        return [(a,b,w/most) for a,b,w in lines]
     return [(a,b,0.) for a,b in joins]+scaled(tokens)+scaled([(e[:2],e[2:4],e[4]) for e in circuit.edges])
 
 # %% ../../nbs/905_circuits.draw.ipynb #29b93038
@@ -94,11 +97,14 @@ def layout(
     "Positions of nodes, and lines between them"
     names,lines,at,feeds = columns_of(circuit, links),lines_of(circuit, links, words),{},{}
     tokens = list(dict.fromkeys(a for a,*_ in lines if a[0]=='token'))
-    columns = [[(k,c) for k in ks for c in circuit.nodes[k]] for ks in names]
-    answers = sorted({e[2:4] for e in circuit.edges if e[2] not in circuit.nodes})
+    columns = [tokens] if tokens else []
+    for ks in names: columns.append([(k,c) for k in ks for c in circuit.nodes[k]])
+    columns.append(sorted({e[2:4] for e in circuit.edges if e[2] not in circuit.nodes}))
     for a,b,_ in lines: feeds.setdefault(b, []).append(a)
-    for x,column in enumerate([tokens]*bool(tokens)+[*columns,answers]):
-        def height(o): return sum(at[a][1] for a in feeds.get(o, ()) if a in at)/max(sum(a in at for a in feeds.get(o, ())), 1)
+    for x,column in enumerate(columns):
+        def height(o):
+            ys = [at[a][1] for a in feeds.get(o, ()) if a in at]
+            return sum(ys)/max(len(ys), 1)
         for i,o in enumerate(sorted(column, key=height)): at[o] = x,i-(len(column)-1)/2
     return at,lines,['tokens']*bool(tokens)+[heading(k) for k in names]+['answer']
 
@@ -109,7 +115,8 @@ def bend(
 ) -> tuple: # Control point of a quadratic curve
     "Bend a line around the nodes that may lie between its ends; lines between neighbours stay straight"
     (x,y),(u,v) = a,b
-    mx,my = (x+u)/2,(y+v)/2
+    mx = (x+u)/2
+    my = (y+v)/2
     if u-x>1: my += (1 if my>=0 else -1)*(.5+.3*(u-x))
     if u==x and abs(v-y)>1: mx += .6
     return mx,my
@@ -121,8 +128,10 @@ def draw_lines(ax, at, lines, colors):
     s = torch.linspace(0, 1, 30)[:,None]
     for a,b,w in lines:
         p,q,r = (torch.tensor(o) for o in (at[a], bend(at[a], at[b]), at[b]))
-        color,style,wide = (plus,'-',.6+2.4*w) if w>0 else (minus,'--',.6-2.4*w) if w<0 else (grey,':',1.)
-        ax.plot(*((1-s)**2*p+2*s*(1-s)*q+s**2*r).T, color=color, ls=style, lw=wide, zorder=2 if w else 1)
+        color,style = (plus,'-') if w>0 else (minus,'--') if w<0 else (grey,':')
+        wide = .6+2.4*abs(w) if w else 1.
+        curve = (1-s)**2*p+2*s*(1-s)*q+s**2*r
+        ax.plot(*curve.T, color=color, ls=style, lw=wide, zorder=2 if w else 1)
 
 # %% ../../nbs/905_circuits.draw.ipynb #959ceb6b
 def label(name, c, circuit, texts=vocab):
@@ -157,11 +166,13 @@ def draw_circuit(
     at,lines,headings = layout(circuit, model.links(), words)
     colors = ('#131416 #e6e6e6 #8b9099 #56b4e9 #e69f00' if dark else 'white #222222 #8a8a8a #0072b2 #d55e00').split()
     (paper,ink,*_),n,ys = colors,len(headings),[y for _,y in at.values()]
-    fig,ax = plt.subplots(figsize=(max(7.2, .65*n),min(9, 2.4+.8*(max(ys)-min(ys)))), facecolor=paper, layout='constrained')
+    size = max(7.2, .65*n),min(9, 2.4+.8*(max(ys)-min(ys)))
+    fig,ax = plt.subplots(figsize=size, facecolor=paper, layout='constrained')
     draw_lines(ax, at, lines, colors)
     draw_nodes(ax, at, circuit, words, texts_of(model), colors, 'small' if n<=11 else 'x-small')
     ax.set_xticks(range(n), [fill(o, 10) for o in headings], rotation=0 if n<=11 else 90, fontsize='small', color=ink)
-    ax.set(yticks=[], xlim=(-.6,n-.4), facecolor=paper, ylim=[f([*ys, *(f(o.get_ydata()) for o in ax.lines)])+o for f,o in ((min,-.6), (max,.6))])
+    for o in ax.lines: ys += [min(o.get_ydata()), max(o.get_ydata())]
+    ax.set(yticks=[], xlim=(-.6,n-.4), ylim=(min(ys)-.6,max(ys)+.6), facecolor=paper)
     ax.set_title(f'{circuit.task}: {circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}', fontsize='medium', color=ink)
     for o in ax.spines.values(): o.set_visible(False)
     ax.tick_params(length=0, colors=ink)
@@ -192,28 +203,33 @@ g.onclick=open;g.onkeydown=e=>{if(e.key=='Enter'||e.key==' '){e.preventDefault()
 # %% ../../nbs/905_circuits.draw.ipynb #e9c3d4b3
 def node_details(o, circuit, lines, words, texts):
     "The details of a node that a click shows"
-    role = f'{heading([o[0]])}, channel {o[1]}' if o[0] in circuit.nodes else 'token' if o[0]=='token' else 'answer'
-    def name(o): return label(*o, circuit, texts)
-    fed = [f'{name(e[:2])} ({e[4]:+.2f})' for e in circuit.edges if e[2:4]==o]
-    feeds = [f'{name(e[2:4])} ({e[4]:+.2f})' for e in circuit.edges if e[:2]==o]
+    role = 'token' if o[0]=='token' else 'answer'
+    if o[0] in circuit.nodes: role = f'{heading([o[0]])}, channel {o[1]}'
+    def name(o): return escape(label(*o, circuit, texts))
+    def listed(word, ends): return [f"{word} {', '.join(f'{name(end)} ({w:+.2f})' for end,w in ends)}"] if ends else []
+    fed = [(e[:2],e[4]) for e in circuit.edges if e[2:4]==o]
+    feeds = [(e[2:4],e[4]) for e in circuit.edges if e[:2]==o]
     rows = ''.join(f'<tr><td>{v:+.2f}<td>{escape(before)} <code>{escape(t)}</code>' for v,t,before in words.get(o, ()))
-    told = [f'<b>{escape(name(o))}</b>: {role}', *(f'{k} {escape(", ".join(n))}' for k,n in (('reads',fed),('feeds',feeds)) if n)]
-    return f"{'<br>'.join(told)}<table>{rows}</table>"
+    lines = [f'<b>{name(o)}</b>: {role}', *listed('reads', fed), *listed('feeds', feeds)]
+    return f"{'<br>'.join(lines)}<table>{rows}</table>"
 
 # %% ../../nbs/905_circuits.draw.ipynb #ad2d5187
 def circuit_svg(circuit, at, lines, headings, texts, opened):
     "The picture of a circuit as SVG, with the node `opened` marked"
     x_step = 840/max(len(headings)-1, 1)
-    ys = [y for a,b,_ in lines for y in (at[a][1], at[b][1], (at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)]
+    ys = [y for _,y in at.values()]
+    for a,b,_ in lines: ys.append((at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)
     height = 64*(max(ys)-min(ys))+136
     def place(o): return f'{40+x_step*o[0]:.0f} {40+64*(max(ys)-o[1]):.0f}'
     def line(a, b, w):
         kind = 'plus' if w>0 else 'minus' if w<0 else 'same'
         return f'<path class="{kind}" d="M{place(at[a])}Q{place(bend(at[a], at[b]))} {place(at[b])}" stroke-width="{1+4*abs(w):.1f}"/>'
     def node(o):
-        text,name = escape(label(*o, circuit, texts).split('.')[-1]),escape(f'{o[0]}:{o[1]}')
+        text = escape(label(*o, circuit, texts).split('.')[-1])
+        name = escape(f'{o[0]}:{o[1]}')
         shape = '<circle r="9"/>' if o[0] in circuit.nodes else '<rect x="-9" y="-9" width="18" height="18"/>'
-        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" data-node="{name}" transform="translate({place(at[o])})">'
+        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" '
+        head += f'data-node="{name}" transform="translate({place(at[o])})">'
         return f'{head}{shape}<text y="-14">{text}</text></g>'
     def lines_below(i, o): return ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-50+17*j:.0f}">{escape(t)}</text>' for j,t in enumerate(wrap(o, 10)))
     below = ''.join(lines_below(i, o) for i,o in enumerate(headings))
@@ -256,10 +272,12 @@ def plot_edges(
 ):
     "Plot the edges of each task's circuit in each network; a cross means that no circuit was found"
     fig,ax = plt.subplots(figsize=(7,3.6), layout='constrained')
-    names,models = list(dict.fromkeys(table.task)),list(dict.fromkeys(table.model))
+    names = list(dict.fromkeys(table.task))
+    models = list(dict.fromkeys(table.model))
     for i,(m,marker,color) in enumerate(zip(models, 'osD^v', ['#0072b2','#d55e00','#009e73','#cc79a7','#e69f00'])):
         rows = table[table.model==m]
-        x,found = rows.task.map(names.index)+.12*(i-(len(models)-1)/2),rows.edges.notna()
+        x = rows.task.map(names.index)+.12*(i-(len(models)-1)/2)
+        found = rows.edges.notna()
         ax.plot(x[found], rows.edges[found].astype(float).clip(lower=.8), ls='', marker=marker, color=color, label=m)
         ax.plot(x[~found], [.6]*int((~found).sum()), ls='', marker='x', color=color)
     ax.set(yscale='log', ylabel='edges', xticks=range(len(names)))

@@ -10,6 +10,7 @@ __all__ = ['names', 'words', 'digits', 'vocab', 'token_ids', 'context', 'tasks',
 # %% ../../nbs/900_circuits.language.ipynb #c60e4c61
 import math,random,torch,zlib
 from fastcore.basics import *
+from torch import nn
 
 # %% ../../nbs/900_circuits.language.ipynb #68535a2c
 names,words,digits = list('abcdefgh'),'cat dog fox owl sun sea oak ivy tea ice'.split(),list('0123456789')
@@ -116,7 +117,8 @@ def programs(
         w = Writer(f'{seed}.{i}')
         while len(w.tokens)<=length: w.line()
         rows.append([token_ids[o] for o in w.tokens[:length+1]])
-        nats,count = nats+w.nats,count+len(w.tokens)-1
+        nats = nats+w.nats
+        count = count+len(w.tokens)-1
     return torch.tensor(rows),nats/count
 
 # %% ../../nbs/900_circuits.language.ipynb #6975d0cf
@@ -214,7 +216,7 @@ def make_task(
         (one,a),(two,b) = f(w)
         rows += [(w.tokens+one,a,b),(w.tokens+two,b,a)]
     if name=='nonsense_labels': rows = [(p,a,b) if zlib.crc32(' '.join(p).encode())&1 else (p,b,a) for p,a,b in rows]
-    longest = max(len(p) for p,*_ in rows)
-    ids = torch.tensor([[token_ids[o] for o in p]+[0]*(longest-len(p)) for p,*_ in rows])
-    right,wrong = [torch.tensor([token_ids[r[i]] for r in rows]) for i in (1,2)]
-    return Task(name, ids, right, wrong, torch.tensor([len(p)-1 for p,*_ in rows]))
+    prompts,right,wrong = zip(*rows)
+    def ids(tokens): return torch.tensor([token_ids[o] for o in tokens])
+    x = nn.utils.rnn.pad_sequence([*map(ids, prompts)], batch_first=True)
+    return Task(name, x, ids(right), ids(wrong), torch.tensor([len(p)-1 for p in prompts]))

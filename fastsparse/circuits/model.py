@@ -43,30 +43,33 @@ def distances(
 # %% ../../nbs/901_circuits.model.ipynb #765240cd
 sites = 'read1 q k v write1 read2 hidden write2'.split()
 
-def node_modules(names, d, top):
-    "A module for each name, `AbsTopK` or one that changes nothing"
-    def place(o): return AbsTopK(max(1, int(top*d*(4 if o=='hidden' else 1)))) if top else nn.Identity()
-    return nn.ModuleDict({o:place(o) for o in names})
+def node_modules(sizes, top, tops=sites):
+    "A module for each name: for those in `tops`, `AbsTopK` of the fraction `top` of its size, others change nothing"
+    found = nn.ModuleDict({o:nn.Identity() for o in sizes})
+    if top: found.update({o:AbsTopK(max(1, int(top*sizes[o]))) for o in tops if o in sizes})
+    return found
 
 # %% ../../nbs/901_circuits.model.ipynb #dafde816
 class Block(nn.Module):
     "Attention and an MLP; the outputs of the modules in `at` are nodes"
     def __init__(self, d, d_head, n_layers, slopes, sink, top, context):
         super().__init__()
-        self.n_heads,self.at = d//d_head,node_modules(sites, d, top)
+        self.n_heads,self.at = d//d_head,node_modules(dict.fromkeys(sites, d)|dict(hidden=4*d), top)
         self.q,self.k,self.v,self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
         self.up,self.down = nn.Linear(d, 4*d),nn.Linear(4*d, d, bias=False)
         self.sink = nn.Parameter(torch.zeros(self.n_heads)) if sink else None
-        for m in self.children():
-            if isinstance(m, nn.Linear): nn.init.normal_(m.weight, std=(m.in_features*(2*n_layers if m in (self.o,self.down) else 1))**-.5)
+        for m in (self.q,self.k,self.v,self.o,self.up,self.down):
+            nn.init.normal_(m.weight, std=(m.in_features*(2*n_layers if m in (self.o,self.down) else 1))**-.5)
         nn.init.zeros_(self.up.bias)
         self.register_buffer('bias', distances(slopes, self.n_heads, context), persistent=False)
 
     def forward(self, x):
         at = self.at
         y = at.read1(_rms(x))
-        x = x+at.write1(self.o(self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))))
-        return x+at.write2(self.down(at.hidden(self.up(at.read2(_rms(x))).relu())))
+        heads = self.attend(at.q(self.q(y)), at.k(self.k(y)), at.v(self.v(y)))
+        x = x+at.write1(self.o(heads))
+        hidden = self.up(at.read2(_rms(x))).relu()
+        return x+at.write2(self.down(at.hidden(hidden)))
 
 def _rms(x): return F.rms_norm(x, x.shape[-1:], eps=1e-5)
 
@@ -74,11 +77,11 @@ def _rms(x): return F.rms_norm(x, x.shape[-1:], eps=1e-5)
 @patch
 def attend(self:Block, q, k, v):
     "Attention of all heads"
-    n,t,d = q.shape
+    n,t,_ = q.shape
     q,k,v = [o.view(n, t, self.n_heads, -1).transpose(1, 2) for o in (q,k,v)]
     a = q@k.mT*q.shape[-1]**-.5+self.bias[:,:t,:t]
-    if self.sink is not None: a = torch.cat([a, self.sink[:,None,None].expand(n, -1, t, 1)], -1)
-    return (a.softmax(-1)[...,:t]@v).transpose(1, 2).reshape(n, t, d)
+    if self.sink is not None: a = torch.cat([a, self.sink[:,None,None].expand(n, a.shape[1], t, 1)], -1)
+    return (a.softmax(-1)[...,:t]@v).transpose(1, 2).flatten(2)
 
 # %% ../../nbs/901_circuits.model.ipynb #897939c7
 class Decoder(nn.Module):
@@ -97,12 +100,13 @@ class Decoder(nn.Module):
         super().__init__()
         if d%d_head: raise ValueError(f"d is {d}, and must be a multiple of d_head, {d_head}")
         vocab = [str(i) for i in range(vocab)] if isinstance(vocab, int) else list(vocab)
-        store_attr('d,n_layers,d_head,slopes,sink,bigram,top,vocab,context')
-        self.config,n = {k:getattr(self, k) for k in 'd n_layers d_head slopes sink bigram top vocab context'.split()},len(vocab)
+        self.config = dict(d=d, n_layers=n_layers, d_head=d_head, slopes=slopes, sink=sink, bigram=bigram, top=top, vocab=vocab, context=context)
+        vars(self).update(self.config)
+        n = len(vocab)
         self.emb,self.head = nn.Embedding(n, d),nn.Linear(d, n, bias=False)
         self.table = nn.Embedding(n, n) if bigram else None
         self.blocks = nn.Sequential(*(Block(d, d_head, n_layers, slopes, sink, top, context) for _ in range(n_layers)))
-        self.at = node_modules(['emb','read'], d, top)
+        self.at = node_modules(dict(emb=d, read=d), top, ['emb','read'])
         nn.init.normal_(self.head.weight, std=d**-.5)
         if bigram: nn.init.zeros_(self.table.weight)
 
@@ -150,19 +154,20 @@ def block_links(
 ) -> list: # Of `Link`
     "The links from `at.emb` through all blocks to `at.read`, by the present weights"
     same = torch.eye(blocks[0].q.weight.shape[1], dtype=torch.bool)  # positions come after the stream
-    stream,out,writes = same[:d,:d],[],['at.emb']
+    out,writes = [],['at.emb']
+    def read(name, weight=same[:d,:d]): return [Link(o, name, weight, 'same') for o in writes]
     for i,b in enumerate(blocks):
         def at(o): return f'blocks.{i}.at.{o}'
         for j in (1,2):
-            out += [Link(o, at(f'read{j}'), same[:,:d], 'same') for o in writes]
+            out += read(at(f'read{j}'), same[:,:d])
             if f'pos{j}' in sites: out.append(Link(at(f'pos{j}'), at(f'read{j}'), same[:,d:], 'same'))
             if j==1: out += attention_links(b, d_head, at)
             else: out += [joined(at('read2'), at('hidden'), b.up.weight), joined(at('hidden'), at('write2'), b.down.weight)]
             writes.append(at(f'write{j}'))
             if f'stream{j}' in sites:
-                out += [Link(o, at(f'stream{j}'), stream, 'same') for o in writes]
+                out += read(at(f'stream{j}'))
                 writes = [at(f'stream{j}')]
-    return out+[Link(o, 'at.read', stream, 'same') for o in writes]
+    return out+read('at.read')
 
 @patch
 def links(self:Decoder):
@@ -200,21 +205,18 @@ def gpt2_links(
 ) -> list: # Of `Link`; their sources are the names of the node modules
     "The links of GPT-2"
     d,n = model.config.n_embd,model.config.n_head
-    same,none,heads = torch.eye(d, dtype=torch.bool),torch.zeros(d, d, dtype=torch.bool),torch.arange(d)//(d//n)
-    of_head = heads[:,None]==heads
-    def in_qkv(*rows): return torch.cat([torch.cat(r, 1) for r in rows])
-    pair = in_qkv((none,same,none), (same,none,none), (none,none,none))
-    gate = in_qkv((none,none,none), (none,none,none), (of_head,of_head,none))
+    same,heads = torch.eye(d, dtype=torch.bool),torch.arange(d)//(d//n)
+    pair,gate = torch.zeros(2, 3*d, 3*d, dtype=torch.bool)
+    pair[:d,d:2*d] = pair[d:2*d,:d] = same
+    gate[2*d:,:2*d] = (heads[:,None]==heads).repeat(1, 2)
     out,writes = [],['transformer.drop']
+    def read(name): return [Link(o, name, same, 'same') for o in writes]
     for i,b in enumerate(model.transformer.h):
         parts = 'ln_1','attn.c_attn','attn.c_proj','ln_2','mlp.act','mlp.c_proj'
         read1,qkv,write1,read2,hidden,write2 = (f'transformer.h.{i}.{o}' for o in parts)
-        out += [Link(o, read1, same, 'same') for o in writes]
-        out += [joined(read1, qkv, b.attn.c_attn.weight.T), Link(qkv, qkv, pair, 'pair'), Link(qkv, qkv, gate, 'gate')]
-        out.append(Link(qkv, write1, torch.cat([none,none,b.attn.c_proj.weight.detach().T], 1)))
+        out += [*read(read1), joined(read1, qkv, b.attn.c_attn.weight.T), Link(qkv, qkv, pair, 'pair'), Link(qkv, qkv, gate, 'gate')]
+        out.append(joined(qkv, write1, F.pad(b.attn.c_proj.weight.T, (2*d,0))))
         writes.append(write1)
-        out += [Link(o, read2, same, 'same') for o in writes]
-        out += [joined(read2, hidden, b.mlp.c_fc.weight.T), joined(hidden, write2, b.mlp.c_proj.weight.T)]
+        out += [*read(read2), joined(read2, hidden, b.mlp.c_fc.weight.T), joined(hidden, write2, b.mlp.c_proj.weight.T)]
         writes.append(write2)
-    last = [Link(o, 'transformer.ln_f', same, 'same') for o in writes]
-    return [*out, *last, joined('transformer.ln_f', 'lm_head', model.lm_head.weight)]
+    return [*out, *read('transformer.ln_f'), joined('transformer.ln_f', 'lm_head', model.lm_head.weight)]

@@ -45,10 +45,12 @@ class Study:
         self.todo,self.search,self.out = todo or [*tasks, *nonsense],search or {},Path(out)
         self.decoder,self.rows,self.circuits,self.trained = decoder,[],{},{}
         self.out.mkdir(parents=True, exist_ok=True)
-        file,mine = self.out/'settings.json',json.dumps(dict(steps=steps, n_programs=n_programs, search=self.search, **decoder))
+        file = self.out/'settings.json'
+        mine = json.dumps(dict(steps=steps, n_programs=n_programs, search=self.search, **decoder))
         self.resumed = file.exists()
-        if self.resumed and (was := file.read_text())!=mine:
-            raise ValueError(f"{str(self.out)!r} holds a study of {was}, and this is one of {mine}: name another folder")
+        was = file.read_text() if self.resumed else mine
+        if was!=mine: raise ValueError(f"{str(self.out)!r} holds a study of {was}, "
+            f"and this is one of {mine}: name another folder")
         file.write_text(mine)
         if self.resumed and (self.out/'table.csv').exists(): self.rows = pd.read_csv(self.out/'table.csv').to_dict('records')
 
@@ -64,7 +66,8 @@ def equal_loss(self:Study, seed):
 # %% ../../nbs/906_circuits.run.ipynb #73ae2b2d
 def write_whole(save, file):
     "Let `save` write a file, whole or not at all"
-    save(part := file.with_name(f'.{file.name}.part'))
+    part = file.with_name(f'.{file.name}.part')
+    save(part)
     part.replace(file)
 
 @patch
@@ -73,7 +76,8 @@ def train(self:Study, name, seed):
     way,file = self.ways[name],self.out/f'{name}_{seed}.pt'
     if self.resumed and file.exists():
         t = self.trained[name,seed] = Trained.load(file)
-        if t.method!=way: raise ValueError(f"{str(file)!r} holds a network of {t.method!r}, and {name!r} is {way!r} here: name another folder")
+        if t.method!=way: raise ValueError(f"{str(file)!r} holds a network of {t.method!r}, "
+            f"and {name!r} is {way!r} here: name another folder")
         return
     if not hasattr(self, 'data'): self.data = load_programs(self.n_programs)
     stop = self.equal_loss(seed) if way=='dense' else None
@@ -85,7 +89,8 @@ def train(self:Study, name, seed):
 @patch
 def find(self:Study, name, seed, task, source=None):
     "Find and test a circuit, or read it from the folder"
-    file,t = self.out/f'{name}_{seed}_{task}.circuit.pt',self.trained[source or name,seed]
+    file = self.out/f'{name}_{seed}_{task}.circuit.pt'
+    t = self.trained[source or name,seed]
     if any((r['model'],r['seed'],r['task'])==(name,seed,task) for r in self.rows):
         if file.exists(): self.circuits[name,seed,task] = Circuit.load(file)
         return
@@ -158,7 +163,8 @@ def main(
     "Train a dense and a sparse decoder, find the circuits of eight tasks, test them, and draw them"
     ways,todo = ways.split(','),todo and todo.split(',')
     for names,known in ((ways,[*methods]), (todo or [],[*tasks, *nonsense])):
-        if odd := {*names}-{*known}: raise ValueError(f"{', '.join(odd)} is none of {', '.join(known)}")
+        odd = {*names}-{*known}
+        if odd: raise ValueError(f"{', '.join(odd)} is none of {', '.join(known)}")
     torch.set_num_threads(1)
     steps = dict(rigl=1500, set=1500, recipe=1500, dense=400)
     study = Study(out, {k:methods[k] for k in ways}, steps, seeds, todo=todo, search=dict(starts=1)).run()

@@ -8,7 +8,7 @@ __all__ = ['table_columns', 'hooked', 'node_means', 'node_values', 'margins', 't
            'check_circuit', 'disjoint_circuits', 'together', 'overlap', 'shuffled', 'faithfulness_table']
 
 # %% ../../nbs/904_circuits.search.ipynb #3041bc6e
-import math,pandas as pd,torch
+import itertools,math,pandas as pd,statistics,torch
 from contextlib import contextmanager
 from copy import deepcopy
 from fastcore.basics import *
@@ -84,10 +84,12 @@ def calibrate(
 ) -> tuple: # Scale and shift
     "The scale and shift that minimize `task_loss`"
     spread = margin.double().square().mean().sqrt()+1e-9
-    x,w = torch.stack([margin/spread, side], 1).double(),torch.zeros(2, dtype=torch.double)
+    x = torch.stack([margin/spread, side], 1).double()
+    w = torch.zeros(2, dtype=torch.double)
     for _ in range(12):
         p = torch.sigmoid(-x@w)
-        grad,hess = (p[:,None]*x).mean(0)-1e-4*w,(x*(p*(1-p))[:,None]).T@x/len(x)+1e-4*torch.eye(2)
+        grad = (p[:,None]*x).mean(0)-1e-4*w
+        hess = (x*(p*(1-p))[:,None]).T@x/len(x)+1e-4*torch.eye(2)
         w += torch.linalg.solve(hess, grad).clamp(-4, 4)
     return min(max(float(w[0]/spread), 0.), most),float(w[1])
 
@@ -120,8 +122,8 @@ def core(
 ) -> dict: # A bool vector for each name
     "The nodes that are left when dead ends are removed"
     while True:
-        n,masks = sum(int(v.sum()) for v in masks.values()),_pruned(masks, links)
-        if sum(int(v.sum()) for v in masks.values())==n: return masks
+        was,masks = masks,_pruned(masks, links)
+        if all(v.equal(was[k]) for k,v in masks.items()): return masks
 
 # %% ../../nbs/904_circuits.search.ipynb #255671be
 def edges_of(
@@ -132,9 +134,8 @@ def edges_of(
     out = []
     for source,target,w,kind in links:
         if kind!='weight': continue
-        s,t = masks[source].nonzero()[:,0],masks[target].nonzero()[:,0]
-        part = w[t][:,s]
-        out += [(source,int(s[j]),target,int(t[i]),float(part[i,j])) for i,j in part.nonzero().tolist()]
+        part = w*masks[target][:,None]*masks[source]
+        out += [(source,j,target,i,float(w[i,j])) for i,j in part.nonzero().tolist()]
     return out
 
 # %% ../../nbs/904_circuits.search.ipynb #56271440
@@ -281,9 +282,12 @@ def trim(self:Search, kept, numbers, aim):
     order = sorted((float(numbers[k][i]),k,i) for k,v in kept.items() for i in v.nonzero()[:,0].tolist())
     todo = [order[i:i+8] for i in range(0, len(order), 8)]
     while todo:
-        group,less = [o for o in todo.pop(0) if kept[o[1]][o[2]]],{k:v.clone() for k,v in kept.items()}
+        group = [o for o in todo.pop(0) if kept[o[1]][o[2]]]
+        less = {k:v.clone() for k,v in kept.items()}
         for _,k,i in group: less[k][i] = False
-        if not group or self.loss(less := self.core(less), self.look)<=aim: kept = less
+        if not group: continue
+        less = self.core(less)
+        if self.loss(less, self.look)<=aim: kept = less
         elif len(group)>1: todo[:0] = [group[:len(group)//2], group[len(group)//2:]]
     return kept
 
@@ -314,7 +318,8 @@ def frozen(model):
 @patch
 def passes(self:Search, starts, n_steps, prices, seed, goal, progress, **kwargs):
     "Circuits of several passes, and the lowest loss seen; one more at a tenth of the price, if none reaches the goal but the network does"
-    found,least,g,bar = [],math.inf,torch.Generator(),iter(shown(range((starts+1)*n_steps), progress))
+    found,least,g = [],math.inf,torch.Generator()
+    bar = iter(shown(range((starts+1)*n_steps), progress))
     knows = self.loss(self.may, self.look)<=goal
     for i in range(starts+knows):
         if i==starts:
@@ -363,8 +368,12 @@ def losses_without(model, circuit, task, n_random, seed):
     def half(): return {k:1-v*(torch.rand(v.shape, generator=g)<.5) for k,v in own.items()}
     def others():
         "As many nodes of each module that aren't in the circuit"
-        rank = {k:(torch.rand(v.shape, generator=g)+v).argsort() for k,v in own.items()}
-        return {k:torch.ones_like(v).index_fill_(0, rank[k][:int(min(v.sum(), len(v)-v.sum()))], 0.) for k,v in own.items()}
+        found = {}
+        for k,v in own.items():
+            rank = (torch.rand(v.shape, generator=g)+v).argsort()
+            n = int(min(v.sum(), len(v)-v.sum()))
+            found[k] = torch.ones_like(v).index_fill_(0, rank[:n], 0.)
+        return found
     pairs = node_values(model, list(own), task.x.view(-1, 2, *task.x.shape[1:]).flip(1).flatten(0, 1))
     return dict(necessity_loss=cut(inverse), random_loss=sum(cut(others()) for _ in range(n_random))/n_random,
         half_loss=sum(cut(half()) for _ in range(n_random))/n_random,
@@ -422,9 +431,8 @@ def overlap(
     circuits:list, # Circuits of one task in one network, found with different seeds
 ) -> float: # From 0, no node in common, to 1, the same nodes
     "Nodes that two circuits have in common, divided by the nodes of either, in the mean over all pairs"
-    sets = [{(k,i) for k,v in c.nodes.items() for i in v} for c in circuits]
-    pairs = [(a,b) for j,a in enumerate(sets) for b in sets[:j]]
-    return sum(len(a&b)/len(a|b) for a,b in pairs)/len(pairs)
+    def nodes(c): return {(k,i) for k,v in c.nodes.items() for i in v}
+    return statistics.mean(len(a&b)/len(a|b) for a,b in itertools.combinations(map(nodes, circuits), 2))
 
 # %% ../../nbs/904_circuits.search.ipynb #e5d618a9
 def shuffled(

@@ -26,7 +26,8 @@ def keep_largest_(
     floor:int=0, # In each row, at least this many entries of largest magnitude are kept
 ) -> torch.Tensor: # `w`
     "Set all of `w` to zero but the `round(fraction*n)` entries of largest magnitude, at least one"
-    size,n = w.detach().abs(),max(1, round(fraction*w.numel()))
+    size = w.detach().abs()
+    n = max(1, round(fraction*w.numel()))
     if floor: size.scatter_add_(1, size.topk(floor, 1).indices, size.max().expand(len(w), floor))
     if n<w.numel(): w.detach().mul_(top_k_mask(size, n))
     return w
@@ -62,7 +63,7 @@ class KeepLargest:
 def before(self:KeepLargest, opt, args, kwargs):
     "Before a step: scale gradients and rates"
     gs = [p.grad for g in opt.param_groups for p in g['params'] if p.grad is not None]
-    rms = (sum(g.square().sum() for g in gs)/sum(g.numel() for g in gs)).sqrt()
+    rms = (sum(g.square().sum() for g in gs)/sum(map(torch.numel, gs))).sqrt()
     torch._foreach_div_(gs, rms)
     for g in opt.param_groups: g['lr'] *= self.fraction**-.5
 
@@ -103,7 +104,8 @@ def lm_loss(
 
 @torch.no_grad()
 def valid_loss(model, ids):
-    with evaluating(model): return sum(lm_loss(model, o).item()*len(o) for o in ids.split(100))/len(ids)
+    with evaluating(model): total = sum(lm_loss(model, o).item()*len(o) for o in ids.split(100))
+    return total/len(ids)
 
 # %% ../../nbs/902_circuits.train.ipynb #3c0fe955
 class Trained:
@@ -133,7 +135,8 @@ def unpacked(v):
 def save(self:Trained, path):
     "Write decoder and facts to one file"
     if not isinstance(self.model, Decoder):
-        raise TypeError(f"the model is a {type(self.model).__name__}, and the file is that of a Decoder: save its state_dict()")
+        raise TypeError(f"the model is a {type(self.model).__name__}, and the file is that of a Decoder: "
+            "save its state_dict()")
     facts = {k:getattr(self, k) for k in 'method seed valid_loss train_seconds'.split()}
     torch.save(dict(facts, config=self.model.config, state={k:packed(v) for k,v in self.model.state_dict().items()}), path)
 
@@ -177,7 +180,8 @@ def from_pretrained(cls:Trained,
     **kwargs # Arguments of `huggingface_hub.hf_hub_download`, such as `revision`
 ):
     "A `Trained` that `save_pretrained` or `push_to_hub` wrote"
-    if (local := Path(name)/_file).exists(): return cls.load(local)
+    local = Path(name)/_file
+    if local.exists(): return cls.load(local)
     from huggingface_hub import hf_hub_download
     return cls.load(hf_hub_download(str(name), _file, **kwargs))
 
@@ -192,7 +196,8 @@ def batches_of(train, batch_size, seed):
     while True:
         before = n
         for n,o in enumerate(train() if callable(train) else train, n+1): yield o
-        if n==before: raise ValueError(f"there are no more batches after {n}: give a list, a DataLoader or a function, which begin again")
+        if n==before: raise ValueError(f"there are no more batches after {n}: "
+            "give a list, a DataLoader or a function, which begin again")
 
 # %% ../../nbs/902_circuits.train.ipynb #36a07961
 def as_ids(o):
@@ -202,24 +207,30 @@ def as_ids(o):
 
 def texts_in(data):
     "What trains and what validates"
-    if isinstance(data, list): raise TypeError("data is a list, and must be a tensor or a tuple (train, valid); train may be a list")
+    if isinstance(data, list): raise TypeError("data is a list, and must be a tensor or a tuple (train, "
+        "valid); train may be a list")
     pair = (*data,None)[:2] if isinstance(data, tuple) else (data,None)
     train,valid = [torch.as_tensor(o) if isinstance(o, np.ndarray) else o for o in pair]
     if not isinstance(valid, (torch.Tensor,type(None))): raise TypeError(f"valid is a {type(valid).__name__}, and must be a tensor of ids")
     for o in (train,valid):
         if isinstance(o, torch.Tensor) and (o.ndim!=2 or not len(o) or o.shape[1]<2):
-            raise ValueError(f"ids of shape {tuple(o.shape)} are no rows of two or more tokens: ids.unfold(0, 129, 128) cuts a long text")
+            raise ValueError(f"ids of shape {tuple(o.shape)} are no rows of two or more tokens: "
+                "ids.unfold(0, 129, 128) cuts a long text")
     return train,None if valid is None else as_ids(valid)
 
 # %% ../../nbs/902_circuits.train.ipynb #6974f1b7
 def model_for(ids, model, seed, kwargs):
     "`model`, or a new decoder for texts as long as `ids`; with all tokens that these have"
     torch.manual_seed(seed)
-    if model is not None and kwargs: raise TypeError(f"{first(kwargs)} is an argument of a new Decoder, and model is given")
-    if model is None: model = Decoder(**{**(dict(context=max(o.shape[1] for o in ids)-1) if ids else {}), **kwargs})
-    if isinstance(model, Decoder) and (most := max((int(o.max()) for o in ids), default=0))>=len(model.vocab):
-        raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: pass vocab=")
-    return model
+    if model is not None and kwargs: raise TypeError(f"{first(kwargs)} is an argument of a new Decoder, "
+        "and model is given")
+    if model is None and ids: kwargs = dict(context=max(o.shape[1] for o in ids)-1) | kwargs
+    if model is None: model = Decoder(**kwargs)
+    if not isinstance(model, Decoder): return model
+    most = max((int(o.max()) for o in ids), default=0)
+    if most<len(model.vocab): return model
+    raise ValueError(f"the data have a token {most}, and the decoder has {len(model.vocab)} tokens: "
+        "pass vocab=")
 
 # %% ../../nbs/902_circuits.train.ipynb #a6dd3ce2
 def resumed(file, facts):
@@ -227,8 +238,8 @@ def resumed(file, facts):
     new = dict(t=0, seconds=0., facts=facts)
     done = load_run(file, default=new) if file else new
     was = done['facts']
-    if odd := [k for k,v in facts.items() if was.get(k)!=v]:
-        raise ValueError(f"{str(file)!r} is of a run with {odd[0]}={was.get(odd[0])!r}, and this has {facts[odd[0]]!r}: "
+    for k,v in facts.items():
+        if was.get(k)!=v: raise ValueError(f"{str(file)!r} is of a run with {k}={was.get(k)!r}, and this has {v!r}: "
             "give the arguments of that run, or another file")
     return done
 
@@ -261,8 +272,10 @@ def sparsify(self:Training, density, seed, **_):
 @patch
 def make_opt(self:Training, method, lr, **_):
     "Make the optimizer, with a group of matrices and one of all else"
-    matrices,kw = list(matrices_of(self.model).values()),{**settings[method], **({} if lr is None else {'lr':lr})}
-    others = [p for p in self.model.parameters() if not any(p is o for o in matrices)]
+    matrices = list(matrices_of(self.model).values())
+    kw = {**settings[method], **({} if lr is None else {'lr':lr})}
+    known = {*map(id, matrices)}
+    others = [p for p in self.model.parameters() if id(p) not in known]
     groups = [dict(params=matrices, weight_decay=kw.pop('weight_decay')), dict(params=others, weight_decay=0.)]
     self.opt = torch.optim.AdamW(groups, betas=(.9,.95), **kw)
 
@@ -272,7 +285,8 @@ def rate_at(t, lr, n_steps): return lr*min(1, (t+1)/(.05*n_steps))*(1-t/n_steps)
 @patch
 def keep_sparse(self:Training, method, n_steps, density, every, seed, floor, anneal, bf16, **_):
     "Make what keeps the model sparse while it trains"
-    named,live = matrices_of(self.model),self.device.type=='cpu' and not bf16
+    named = matrices_of(self.model)
+    live = self.device.type=='cpu' and not bf16
     if method=='recipe': self.parts['keep_largest'] = KeepLargest(list(named.values()), self.opt, n_steps, density, anneal, floor)
     if method not in ('set','rigl'): return
     self.parts['engine'] = DynamicSparseTraining(self.model, self.opt, n_steps, method=method, batches_per_update=every, seed=seed,
@@ -328,13 +342,16 @@ def train(self:Training, valid, save_every, progress):
 # %% ../../nbs/902_circuits.train.ipynb #3702c76b
 def _check(method, density, n_steps, batch_size, save_every, file, stop_at, valid):
     "Refuse what would train something else than was asked for"
-    if method not in settings: raise ValueError(f"method is {method!r:.80}, and must be one of {', '.join(map(repr, settings))}")
+    if method not in settings: raise ValueError(f"method is {method!r:.80}, "
+        f"and must be one of {', '.join(map(repr, settings))}")
     if not 0<density<=1: raise ValueError(f"density is {density}, and must lie in (0,1]")
     for k,v in dict(n_steps=n_steps, batch_size=batch_size, save_every=save_every).items():
         if v<1: raise ValueError(f"{k} is {v}, and must be 1 or more")
-    if file and not Path(file).absolute().parent.is_dir(): raise ValueError(f"file is {str(file)!r}, and its folder isn't there")
+    if file and not Path(file).absolute().parent.is_dir(): raise ValueError(f"file is {str(file)!r}, "
+        "and its folder isn't there")
     if stop_at is not None and valid is None:
-        raise ValueError("stop_at is a validation loss, and there are no texts to validate with: pass (train, valid)")
+        raise ValueError("stop_at is a validation loss, and there are no texts to validate with: "
+            "pass (train, valid)")
 
 # %% ../../nbs/902_circuits.train.ipynb #8ecd6aed
 def train_decoder(

@@ -138,7 +138,9 @@ def mask_grow_maximum(
     _check_mask(score, mask)
     s,live = as_structure(structure),count_live(mask)
     wanted = n_live(mask.numel(), sparsity)
-    if live>wanted or (n := s.count(mask.shape, wanted))<=live: return mask.clone()
+    if live>wanted: return mask.clone()
+    n = s.count(mask.shape, wanted)
+    if n<=live: return mask.clone()
     dropped,grown = s.move(mask, mask.float, lambda stay: score.detach(), 0, n)
     if len(dropped) or live+len(grown)!=n:
         raise ValueError(f"the mask can't be completed to {s} with {n} live weights: drop some of them first")

@@ -49,7 +49,8 @@ def from_shorthand(
 ) -> Sparseness:
     "The sparseness that a shorthand names"
     for pattern,f in _shorthands.items():
-        if m := re.fullmatch(pattern, text, re.ASCII): return f(*m.groups())
+        m = re.fullmatch(pattern, text, re.ASCII)
+        if m: return f(*m.groups())
     raise ValueError(f"the shorthand is {text!r:.80}, and must be DENSE, TOPK{{density}}(U|M), BTOPK{{k:block,dim}}(U|M) or BERN[(M)], "
         f"such as 'TOPK{{0.5}}(U)'")
 
@@ -64,7 +65,8 @@ def to_shorthand(
     if isinstance(s, Unstructured): return f'TOPK{{{sparseness.density}}}({flag})'
     if type(sparseness) is Bernoulli: return 'BERN'+'(M)'*sparseness.mask_gradient
     if type(sparseness) is Dense and not sparseness.mask_gradient: return 'DENSE'
-    raise ValueError(f"{str(sparseness)!r} has no shorthand: those are of Dense, TopK, BlockTopK and Bernoulli")
+    raise ValueError(f"{str(sparseness)!r} has no shorthand: "
+        "those are of Dense, TopK, BlockTopK and Bernoulli")
 
 # %% ../../nbs/831_compat.dmx.ipynb #b348519b
 class _LazyMask(UninitializedBuffer):
@@ -126,7 +128,9 @@ def effective_weight(
     attr:str='weight', # Name of its parameter
 ) -> torch.Tensor: # The parameter itself if it has no mask
     "The weight that the forward uses, with the present mask"
-    p,sp,mask = module._parameters[attr],module._modules.get(f'{attr}_sparsifier'),module._buffers.get(f'{attr}_mask')
+    p = module._parameters[attr]
+    sp = module._modules.get(f'{attr}_sparsifier')
+    mask = module._buffers.get(f'{attr}_mask')
     return sp.masked(p) if sp is not None else p if mask is None else torch.where(mask, p, 0)
 
 # %% ../../nbs/831_compat.dmx.ipynb #68e9a313
@@ -164,4 +168,5 @@ def mask_picture(
     m = nn.functional.pad(m, (0,-m.shape[1]%2,0,-m.shape[0]%4))
     dots = torch.tensor([[1,8],[2,16],[4,32],[64,128]])[:,None]
     cells = (m.view(m.shape[0]//4, 4, m.shape[1]//2, 2)*dots).sum((1,3))
-    return '\n'.join([''.join(chr(0x2800+o) for o in row) for row in cells.tolist()] + ['…']*more)
+    def line(row): return ''.join(map(chr, row))
+    return '\n'.join([*map(line, (cells+0x2800).tolist()), *['…']*more])

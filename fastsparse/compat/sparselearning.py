@@ -41,7 +41,8 @@ def MagnitudePruneDecay(
     interval:int=None, # None: the time from one update to the next is the method's `batches_per_update`
 ): # For `sparsity=`
     "Gradual pruning: a cubic rise of the sparsity"
-    if interval is not None: raise ValueError(f"interval is {interval}: leave it out, and pass batches_per_update={interval} to the method")
+    if interval is not None: raise ValueError(f"interval is {interval}: "
+        f"leave it out, and pass batches_per_update={interval} to the method")
     return CubicSchedule(initial_sparsity, final_sparsity, stop=T_max, start=T_start)
 
 # %% ../../nbs/832_compat.sparselearning.ipynb #d66ab361
@@ -63,7 +64,8 @@ def masking_settings(
     "The settings of this library for arguments of `Masking`"
     if 'struct-' in sparse_init+prune_mode+growth_mode:
         raise ValueError("struct- modes are structures here: pass structure='kernels' to the method")
-    if sparse_init=='resume': raise ValueError("sparse_init is 'resume': load weights and masks with load_sparse(model, file) instead")
+    if sparse_init=='resume': raise ValueError("sparse_init is 'resume': "
+        "load weights and masks with load_sparse(model, file) instead")
     if prune_mode=='global-magnitude':
         raise ValueError("prune_mode is 'global-magnitude': "
             "take GMP_presets with sparse_f='global', which compares magnitudes of all layers")

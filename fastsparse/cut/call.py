@@ -20,12 +20,14 @@ class ModelCall(ModelConfig):
     open = False
     def __init__(self, build):
         self.build,self.given,self.tried = build,getattr(build, 'keywords', {}),{}
-        own,self.name = signature(build).parameters.values(),getattr(build, 'func', build).__name__
-        inner = signature(type(self.built({}))).parameters.values() if any(p.kind==Parameter.VAR_KEYWORD for p in own) else ()
-        self.told = {k:_plain(v) for k,v in ({p.name:p.default for p in (*inner,*own) if p.default is not Parameter.empty} | self.given).items()}
-        self.settings = dict(settings_of(self.told))
+        params,self.name = [*signature(build).parameters.values()],getattr(build, 'func', build).__name__
+        passes_on = any(p.kind==Parameter.VAR_KEYWORD for p in params)
+        if passes_on: params = [*signature(type(self.built({}))).parameters.values(), *params]
+        usual = {p.name:p.default for p in params if p.default is not Parameter.empty}
+        self.spec = {k:_plain(v) for k,v in (usual | self.given).items()}
+        self.settings = dict(settings_of(self.spec))
 
-    def arguments(self, new): return {k:self.changed(new)[k] for k in dict.fromkeys(p[0] for p in new)}
+    def arguments(self, new): return {p[0]:self.changed(new)[p[0]] for p in new}
     def made(self, new): return self.build(**self.arguments(new))
 
 # %% ../../nbs/721_cut.call.ipynb #ea205128
@@ -41,8 +43,11 @@ def _gone(counts, sizes):
     "Groups that a model of these sizes lacks: the first of each space stay"
     groups,gone = counts.groups,[]
     for s,gs in counts.spaces.items():
-        at = first(o for o in s if {*groups.axes[o].tolist()}=={*gs} and len(sizes.get(o[0], ()))>o[1])
-        if at: gone += gs[sizes[at[0]][at[1]]*len(gs)//len(groups.axes[at]):]
+        for name,d in s:
+            labels,size = groups.axes[name,d],sizes.get(name, ())
+            if {*labels.tolist()}!={*gs} or len(size)<=d: continue
+            gone += gs[size[d]*len(gs)//len(labels):]
+            break
     return groups.mask(gone)
 
 def rebuilding_line(
@@ -53,10 +58,11 @@ def rebuilding_line(
     "The line of Python that builds a cut network"
     call = ModelCall(build)
     counts = ConfigCounts(channel_groups(build(), xb), '', call)
-    new = counts.left(_gone(counts, sizes_of(small)))
-    if isinstance(new, str): why = new
-    elif sizes_of(like := call.built(new))!=sizes_of(small): why = f'{call.line(new)} has other sizes'
-    elif differs(outputs_of(small, xb), outputs_of(filled(like, small), xb)): why = f'{call.line(new)} computes something else'
-    else: return call.line(new)
+    new = why = counts.left(_gone(counts, sizes_of(small)))
+    if not isinstance(new, str):
+        line,like = call.line(new),call.built(new)
+        if sizes_of(like)!=sizes_of(small): why = f'{line} has other sizes'
+        elif differs(outputs_of(small, xb), outputs_of(filled(like, small), xb)): why = f'{line} computes something else'
+        else: return line
     raise ValueError(f"no call of {call.name} builds this {type(small).__name__}: {why}. Prune with even=build, or save its program by "
         "export_sparse(model, 'dense', xb, 'file.pt2')")

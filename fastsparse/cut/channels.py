@@ -23,7 +23,7 @@ from .config import keep_to_config
 from .groups import channel_groups,give_masks,outputs_of,Removed
 from .solve import paired_data,put_values,Reader,solved,unit_losses,warn_of_unsolved
 from ..prune.inputs import Calibration
-from ..save.shapes import cut_channels,shared_copy
+from ..save.shapes import shared_copy
 from ..prune.saliency import mean_grads,scores_by_loss
 from ..report.flops import count_flops
 from ..weights.optimizers import state_tensors
@@ -55,7 +55,9 @@ def group_scores(
     "The score of each group"
     res = torch.zeros(groups.n, dtype=torch.double)
     for (n,d),r in groups.axes.items():
-        if n in scores: res.index_add_(0, r, scores[n].detach().double().cpu().movedim(d, 0).reshape(len(r), -1).sum(1))
+        if n not in scores: continue
+        own = scores[n].detach().double().cpu().movedim(d, 0)
+        res.index_add_(0, r, own.reshape(len(r), -1).sum(1))
     return res.abs()
 
 # %% ../../nbs/722_cut.channels.ipynb #34373357
@@ -73,7 +75,7 @@ def choose_groups(
     multiple:int=1, # As in `prune_channels`
 ) -> torch.Tensor: # Bool tensor over all labels
     "The groups with the lowest scores"
-    free = groups.read()&~groups.mask(groups.held)
+    free = groups.free()
     if among is not None: free &= among
     share = torch.as_tensor(fraction).expand(groups.n)
     spaces = {tuple(ats): torch.tensor(gs)[free[gs]] for ats,gs in groups.spaces()}
@@ -81,8 +83,9 @@ def choose_groups(
     low = [round(float(share[gs[0]])*len(gs)) for gs in order.values()]
     if ranking=='global' and order:
         relative = torch.cat([score[gs]/score[gs].mean().clamp(min=1e-300) for gs in order.values()])
-        dies = torch.zeros(len(relative), dtype=torch.bool).index_fill(0, relative.argsort(stable=True)[:sum(low)], True)
-        low = [int(o.sum()) for o in dies.split([len(gs) for gs in order.values()])]
+        owner = torch.arange(len(order)).repeat_interleave(torch.tensor([*map(len, order.values())]))
+        lowest = relative.argsort(stable=True)[:sum(low)]
+        low = owner[lowest].bincount(minlength=len(order)).tolist()
     stay = {s:_rounded(len(gs)-n, len(gs), multiple) for (s,gs),n in zip(order.items(), low)}
     for own in groups.shared:
         if first(own.spaces) not in stay: continue
@@ -97,18 +100,18 @@ def _seconds(model, xb):
     small,xb = shared_copy(model, single),tree_map_only(torch.Tensor, single, xb)
     return sorted(times_in_turns([lambda: outputs_of(small, xb)], 5)[0])[2]
 
-_costs = dict(weights=lambda model, xb: sum(p.numel() for p in model.parameters()), flops=count_flops, seconds=_seconds)
+_costs = dict(weights=lambda model, xb: sum(map(torch.numel, model.parameters())), flops=count_flops, seconds=_seconds)
 
 # %% ../../nbs/722_cut.channels.ipynb #aae72b55
 def _fraction_for(choose, groups, cost, sparsity):
     "The smallest fraction of groups with which `cost` falls to `1-sparsity` of what it is"
-    def left(fraction):
-        cut_channels(small := shared_copy(groups.model), groups.cuts(choose(fraction)))
-        return cost(small, groups.xb)
-    goal,low,high = (1-sparsity)*cost(groups.model, groups.xb),0.,1.
-    if (least := left(1.))>goal:
+    def left(fraction): return cost(groups.cut(choose(fraction))[0], groups.xb)
+    goal = (1-sparsity)*cost(groups.model, groups.xb)
+    least = left(1.)
+    if least>goal:
         raise ValueError(f"sparsity is {sparsity}, and with one channel in each layer {least/goal*(1-sparsity):.3g} of the cost is left: "
             "take a lower one")
+    low,high = 0.,1.
     for _ in range(12):
         mid = (low+high)/2
         low,high = (mid,high) if left(mid)>goal else (low,mid)
@@ -122,7 +125,9 @@ def mask_groups(
     opt=None, # An optimizer whose state of dead weights becomes zero
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Give the parameters of dead groups masks; what was dead stays dead"
-    ps,had,masks = dict(model.named_parameters(remove_duplicate=False)),{w.name:w.mask for w in masked_params(model)},{}
+    ps = dict(model.named_parameters(remove_duplicate=False))
+    had = {w.name:w.mask for w in masked_params(model)}
+    masks = {}
     for (n,d),r in groups.axes.items():
         if n not in ps or not gone[r].any(): continue
         mask = masks.setdefault(n, had[n].clone() if n in had else torch.ones_like(ps[n], dtype=torch.bool))
@@ -153,9 +158,13 @@ def among_structure(groups, structure):
 
 def _writers(model, groups):
     "Space → the names of the weights whose outputs it is"
-    outputs = {f'{path}.{attr}'.lstrip('.'):axes_of(m, attr).outputs for path,m in model.named_modules() for attr in m._parameters}
-    ps = dict(model.named_parameters())
-    return {tuple(ats):[n for n,d in ats if n in ps and ps[n].ndim>1 and d==outputs[n]] for ats,_ in groups.spaces()}
+    ps,res = dict(model.named_parameters()),{}
+    def is_written(n, d):
+        if n not in ps or ps[n].ndim<2: return False
+        path,_,attr = n.rpartition('.')
+        return d==axes_of(model.get_submodule(path), attr).outputs
+    for ats,_ in groups.spaces(): res[tuple(ats)] = [n for n,d in ats if is_written(n, d)]
+    return res
 
 def fractions_of(
     model:nn.Module, # Any module
@@ -164,22 +173,24 @@ def fractions_of(
 ) -> torch.Tensor: # Over all labels
     "The fraction that rules ask for"
     writers,ps = _writers(model, groups),dict(model.named_parameters())
-    names = list(dict.fromkeys(n for own in writers.values() for n in own))
+    names = list(dict.fromkeys(concat(writers.values())))
     asked = dict(zip(names, settings_of(rules, names, [ps[n] for n in names], model, 'sparsity')))
     for n,v in asked.items():
         if v is not None: need_fraction(f'the sparsity of {n}', v, '[0,1)')
-    found = {s:{asked[n] for n in own if asked[n] is not None} for s,own in writers.items()}
+    found = {s:{*map(asked.get, own)}-{None} for s,own in writers.items()}
     for own in groups.shared:
         theirs = {s:found[s] or {0} for s in own.spaces}
         if len(set().union(*theirs.values()))>1:
             raise ValueError(f"{', '.join(str(p[-1]) for p in own.settings)} is one number for {', '.join(writers[s][0] for s in theirs)}, "
                 "and the rules ask for different ones: ask for the same, or pass even=False")
-    res = torch.zeros(groups.n).double()
-    free = groups.read()&~groups.mask(groups.held)
+    res,free = torch.zeros(groups.n).double(),groups.free()
     for ats,gs in groups.spaces():
         values = found[tuple(ats)]
         if not free[gs].any(): continue
-        if len(values)>1: raise ValueError(f"{', '.join(writers[tuple(ats)])} lose the same channels, and the rules ask for {sorted(values)}: ask for one")
+        if len(values)>1:
+            names = ', '.join(writers[tuple(ats)])
+            raise ValueError(f"{names} lose the same channels, and the rules ask for {sorted(values)}: "
+                "ask for one")
         res[gs] = ifnone(first(values), 0.)
     return res
 
@@ -188,17 +199,20 @@ def check_scores(model, scores):
     "Raise a `ValueError` unless `scores` are numbers of parameters, by name"
     params = dict(model.named_parameters())
     if not isinstance(scores, dict) or not scores:
-        raise ValueError(f"scores is {scores!r:.80}, and must be a function of a parameter, or a dict of tensors by name, as from taylor_scores")
+        raise ValueError(f"scores is {scores!r:.80}, and must be a function of a parameter, "
+            "or a dict of tensors by name, as from taylor_scores")
     for name,score in scores.items():
-        if name not in params: raise ValueError(f"scores names {name}, and the parameters are {', '.join(params)}")
+        if name not in params: raise ValueError(f"scores names {name}, "
+            f"and the parameters are {', '.join(params)}")
         check_score(score, params[name].shape, name)
-        if score.isnan().any(): raise ValueError(f"the score of {name} holds NaN: look at its gradient, or leave it out")
+        if score.isnan().any(): raise ValueError(f"the score of {name} holds NaN: "
+            "look at its gradient, or leave it out")
 
 def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='channels', budget='channels', ranking='space', multiple=1):
     "The groups that `prune_channels` prunes; `scores` may be a tensor over all labels"
     if callable(scores): scores = {n: scores(p.detach()) for n,p in model.named_parameters()}
-    if isinstance(scores, torch.Tensor): score = scores
-    else:
+    score = scores
+    if not isinstance(scores, torch.Tensor):
         check_scores(model, scores)
         score = group_scores(groups, scores)
     among = among_structure(groups, structure)
@@ -209,7 +223,8 @@ def lowest_groups(model, groups, sparsity, scores=weight_magnitude, structure='c
         why = '; '.join(dict.fromkeys(why for o,why in groups.held.items() if hidden[o]))
         raise ValueError(f"{type(model).__name__} has no {structure} that can go{why and f' ({why})'}: "
             "print(channel_groups(model, xb)) says what holds each")
-    if budget!='channels': sparsity = _fraction_for(choose, groups, budget if callable(budget) else _costs[budget], sparsity)
+    cost = _costs.get(budget, budget)
+    if cost!='channels': sparsity = _fraction_for(choose, groups, cost, sparsity)
     return choose(sparsity)
 
 # %% ../../nbs/722_cut.channels.ipynb #10b4c062
@@ -221,12 +236,12 @@ def readers_of(
 ) -> list: # Of `Reader`
     "The weights whose inputs are among `some` groups"
     read,res = {p.name for p in groups.products if p.cols is not None},[]
-    for path,m in model.named_modules():
-        for attr,p in m._parameters.items():
-            name = f'{path}.{attr}'.lstrip('.')
-            labels = groups.axes.get((name, axes_of(m, attr).inputs))
-            if name not in read or labels is None or not some[labels].any(): continue
-            res.append(Reader(name, m, attr, p, masks.get(name, torch.ones_like(p, dtype=torch.bool))))
+    for name,p in model.named_parameters(remove_duplicate=False):
+        path,_,attr = name.rpartition('.')
+        m = model.get_submodule(path)
+        labels = groups.axes.get((name, axes_of(m, attr).inputs))
+        if name not in read or labels is None or not some[labels].any(): continue
+        res.append(Reader(name, m, attr, p, masks.get(name, torch.ones_like(p, dtype=torch.bool))))
     return res
 
 def healing_data(model, heal, xb, n_samples, bs):
@@ -243,7 +258,7 @@ def solvable_scores(
     damp:float, # As in `prune_channels`
 ) -> torch.Tensor: # Over all labels
     "What the loss of each group costs once the others are fitted; magnitude where data don't say"
-    free = groups.read()&~groups.mask(groups.held)
+    free = groups.free()
     readers = readers_of(model, groups, free)
     labels = {o.name:groups.axes[o.name,axes_of(o.module, o.attr).inputs] for o in readers}
     res = unit_losses(calib, readers, labels, free, damp)
@@ -287,16 +302,20 @@ def prune_channels(
     need_number('multiple', multiple, 1, whole=True)
     need_number('damp', damp, 0)
     if not callable(budget): need_choice('budget', budget, ['channels',*_costs])
-    module,xb = module_of(model),batch_of(model) if xb is None else xb
+    module = module_of(model)
+    xb = batch_of(model) if xb is None else xb
     if xb is None: raise ValueError("xb is None, and only a Learner brings its own: pass a batch of inputs")
     if rules and (budget!='channels' or ranking!='space'):
-        raise ValueError("sparsity has rules, which say what goes of each layer: leave out budget and ranking, or pass one number")
-    groups,calib = removable_groups(module, xb, even),None if heal is None else healing_data(model, heal, xb, n_samples, bs)
+        raise ValueError("sparsity has rules, which say what goes of each layer: "
+            "leave out budget and ranking, or pass one number")
+    groups = removable_groups(module, xb, even)
+    calib = None if heal is None else healing_data(model, heal, xb, n_samples, bs)
     share = fractions_of(module, groups, sparsity) if rules else sparsity
     if scores is None: scores = weight_magnitude if calib is None else solvable_scores(module, groups, calib, damp)
     gone = lowest_groups(module, groups, share, scores, structure, budget, ranking, multiple)
     if sparsity and not gone.any():
-        warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: take a higher one")
+        warn(f"sparsity is {sparsity}, less than one of the {structure} of any layer, so nothing is pruned: "
+            "take a higher one")
     values = {} if calib is None or not gone.any() else healed_values(module, groups, gone, calib, damp)
     handle = mask_groups(module, groups, gone)
     put_values(module, values)

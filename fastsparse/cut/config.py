@@ -4,21 +4,22 @@
 
 # %% auto #0
 __all__ = ['unset', 'quiet', 'configured', 'settings_of', 'sizes_of', 'ModelConfig', 'SharedCount', 'ConfigCounts', 'filled',
-           'tell', 'tell_cuts', 'keep_to_config']
+           'put_settings', 'describe_cuts', 'keep_to_config']
 
 # %% ../../nbs/720_cut.config.ipynb #b6de3781
-import logging,torch,warnings
+import logging,re,torch,warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from fastcore.basics import *
 from .groups import differs,outputs_of
-from ..save.shapes import cut_channels,shared_copy
+from ..save.shapes import shared_copy
 from functools import partial,reduce
 from .load import load_cut
 from inspect import getsource
 from itertools import combinations
 from math import gcd
+from operator import getitem
 from pathlib import Path
 from torch import nn
 
@@ -39,13 +40,14 @@ def configured(
     "The outermost models of transformers in a module"
     res = {}
     for name,m in model.named_modules():
-        if hasattr(type(m), 'config_class') and 'config' in vars(m) and not any(not o or name.startswith(f'{o}.') for o in res): res[name] = m
+        is_inside = any(not o or name.startswith(f'{o}.') for o in res)
+        if hasattr(type(m), 'config_class') and 'config' in vars(m) and not is_inside: res[name] = m
     return res
 
 # %% ../../nbs/720_cut.config.ipynb #1b94208c
-def settings_of(told, at=()):
+def settings_of(spec, at=()):
     "Path and value of each setting"
-    for k,v in told.items() if isinstance(told, dict) else enumerate(told):
+    for k,v in spec.items() if isinstance(spec, dict) else enumerate(spec):
         if isinstance(v, (dict,list)): yield from settings_of(v, (*at,k))
         else: yield (*at,k),v
 
@@ -56,21 +58,20 @@ unset = object()  # the value of a setting that the class works out from others
 
 class ModelConfig:
     "The configuration of a model, and the shapes of models with other numbers in it"
-    open = True  # May a setting be told that isn't among those told?
+    open = True  # May a setting be given that is not among these?
     def __init__(self, model):
-        self.cls,self.config,self.told,self.tried = type(model),model.config,model.config.to_dict(),{}
+        self.cls,self.config,self.spec,self.tried = type(model),model.config,model.config.to_dict(),{}
         self.why = ''  # what the class last said against new values
-        self.name,self.settings = type(self.config).__name__,dict(settings_of(self.told))
+        self.name,self.settings = type(self.config).__name__,dict(settings_of(self.spec))
 
     def changed(self, new:dict): # Path → value
-        "All that is told, with `new` values"
-        told = deepcopy(self.told)
+        "All settings, with `new` values"
+        spec = deepcopy(self.spec)
         for (*path,k),v in new.items():
-            at = told
-            for p in path: at = at[p]
+            at = reduce(getitem, path, spec)
             if v is unset: at.pop(k, None)
             else: at[k] = v
-        return told
+        return spec
 
     def made(self, new): return self.cls(type(self.config).from_dict(self.changed(new)))
 
@@ -93,9 +94,9 @@ def shapes(self:ModelConfig, new={}) -> dict: # Name of a parameter or buffer �
 @patch
 def stages(self:ModelConfig):
     "Settings of a backbone that follow from its number of layers, as pairs of path and `unset`"
-    names,out = self.told.get('stage_names'),self.told.get('out_features')
+    names,out = self.spec.get('stage_names'),self.spec.get('out_features')
     if not names or out not in (None,names[-1:]): return []
-    return [((k,),unset) for k in ('stage_names','out_features','out_indices') if k in self.told]
+    return [((k,),unset) for k in ('stage_names','out_features','out_indices') if k in self.spec]
 
 # %% ../../nbs/720_cut.config.ipynb #304a3e92
 @patch
@@ -105,14 +106,14 @@ def of_shapes(self:ModelConfig,
     stay:list, # Indices of those that stay
 ) -> dict: # Path → value; None if no settings give these shapes
     "New values without some of `n` experts or layers"
-    def lists(told, at=()):
-        for k,v in told.items():
+    def lists(spec, at=()):
+        for k,v in spec.items():
             if isinstance(v, dict): yield from lists(v, (*at,k))
             elif isinstance(v, list) and len(v)==n: yield (*at,k),[v[i] for i in stay]
     one = [p for p,v in self.settings.items() if type(v) is int and v==n]
     for k in (1,2,3):
         for ps in combinations(one, k):
-            for own in ([*lists(self.told)], [], self.stages()):
+            for own in ([*lists(self.spec)], [], self.stages()):
                 new = dict.fromkeys(ps, len(stay)) | dict(own)
                 if self.shapes(new)==shapes: return new
 
@@ -123,16 +124,25 @@ class SharedCount:
     counts:object # `ConfigCounts`
     n:int # Units in each of the spaces
     settings:dict # Path → value; the number of groups if it isn't set
-    fixed:dict # Path → value that has to be told
+    fixed:dict # Path → value that has to be given
     spaces:dict # Each a tuple of axes → groups, a multiple of `n`
 
     def values(self, m):
         "Path → value for `m` units; None if they are no whole numbers"
-        new = {p: v*m/self.n if isinstance(v, float) else v*m//self.n for p,v in self.settings.items()}
-        return None if any(new[p]*self.n!=v*m for p,v in self.settings.items() if type(v) is int) else new | self.fixed
+        new = {}
+        for p,v in self.settings.items():
+            if type(v) is int and v*m%self.n: return None
+            new[p] = v*m/self.n if isinstance(v, float) else v*m//self.n
+        return new | self.fixed
 
-    def gone(self, m): return self.counts.groups.mask([o for s,k in self.spaces.items() for o in self.counts.spaces[s][k//self.n*m:]])
-    def takes(self, m): return (new := self.values(m)) is not None and self.counts.fits(new, self.gone(m))
+    def gone(self, m):
+        "The groups that are gone where `m` units stay"
+        return self.counts.groups.mask([o for s,k in self.spaces.items() for o in self.counts.spaces[s][k//self.n*m:]])
+
+    def takes(self, m):
+        new = self.values(m)
+        return new is not None and self.counts.fits(new, self.gone(m))
+
     def nearest(self, m): return first(sorted(range(1, self.n+1), key=lambda k: (abs(k-m), -k)), self.takes)
 
 # %% ../../nbs/720_cut.config.ipynb #b6710c6a
@@ -160,14 +170,16 @@ class ConfigCounts:
 def moved(self:ConfigCounts, new):
     "The spaces that `new` values change; None if there is no such model"
     shapes = self.config.shapes(new)
-    return shapes and {s:len(gs) for s,gs in self.spaces.items() if any(self.size(at, shapes)!=self.size(at, self.base) for at in s)}
+    if shapes is None: return None
+    def changes(space): return any(self.size(at, shapes)!=self.size(at, self.base) for at in space)
+    return {s:len(gs) for s,gs in self.spaces.items() if changes(s)}
 
 @patch
 def fits(self:ConfigCounts, new, gone):
     "Do `new` values give the shapes of the model without the groups `gone`?"
-    lost,shapes = {at:int(gone[own].sum()) for at,own in self.groups.axes.items()},self.config.shapes(new)
+    lost = {at:int(gone[own].sum()) for at,own in self.groups.axes.items()}
     def left(name, shape): return tuple(k-lost.get((self.prefix+name,d), 0) for d,k in enumerate(shape))
-    return shapes=={n:left(n, s) for n,s in self.base.items()}
+    return self.config.shapes(new)=={n:left(n, s) for n,s in self.base.items()}
 
 # %% ../../nbs/720_cut.config.ipynb #788fdea0
 def filled(
@@ -194,8 +206,8 @@ def rebuilt(self:ConfigCounts, new, small):
 @patch
 def computes(self:ConfigCounts, new, gone):
     "Does a model of `new` values compute what the one with zeros for the groups `gone` does?"
-    cut_channels(small := shared_copy(self.groups.model), self.groups.cuts(gone))
-    try: return not differs(outputs_of(self.groups.zeroed(gone).model, self.groups.xb), outputs_of(self.rebuilt(new, small), self.groups.xb))
+    groups,(small,_) = self.groups,self.groups.cut(gone)
+    try: return not differs(outputs_of(groups.zeroed(gone).model, groups.xb), outputs_of(self.rebuilt(new, small), groups.xb))
     except Exception: return False
 
 # %% ../../nbs/720_cut.config.ipynb #76ac4229
@@ -212,10 +224,13 @@ def attributes(self:ConfigCounts, space):
 def candidates(self:ConfigCounts, space):
     "Settings that may hold the number of groups of a space, the likely ones first"
     n,own = len(self.spaces[space]),self.attributes(space).values()
-    near = {n, *own, *(k for at in space for size in [self.size(at, self.base)] for k in (size, *(size//o for o in own)))}
-    usable = {p:v for p,v in self.config.settings.items() if v is None or type(v) in (int,float) and v>0 and (v%n==0 or n%v==0)}
-    def rank(p): return usable[p]!=n,usable[p] not in near,usable[p] is None,type(usable[p]) is float
-    return {p:usable[p] for p in sorted(usable, key=rank)}
+    sizes = [self.size(at, self.base) for at in space]
+    near = {n, *own, *sizes, *(size//o for size in sizes for o in own)}
+    def usable(v): return v is None or type(v) in (int,float) and v>0 and (v%n==0 or n%v==0)
+    def rank(pair):
+        v = pair[1]
+        return v!=n,v not in near,v is None,type(v) is float
+    return dict(sorted(((p, v) for p,v in self.config.settings.items() if usable(v)), key=rank))
 
 # %% ../../nbs/720_cut.config.ipynb #7d49deb2
 @patch
@@ -223,10 +238,12 @@ def shared(self:ConfigCounts, space, settings, fixed, m):
     "A `SharedCount` of `settings`, if they are right for `m` groups in a space; else whether they change it"
     n,spaces = len(self.spaces[space]),{}
     own = SharedCount(self, n, {p:ifnone(v, n) for p,v in settings.items()}, fixed, spaces)
-    if (new := own.values(m)) is None: return False
-    if (moved := self.moved(new)) is None: return None not in settings.values()
+    new = own.values(m)
+    if new is None: return False
+    moved = self.moved(new)
+    if moved is None: return None not in settings.values()
     if space not in moved: return False
-    if any(s in moved for o in self.known.values() if o for s in o.spaces): return True  # they have another number already
+    if any(not moved.keys().isdisjoint(o.spaces) for o in self.known.values() if o): return True  # they have another number already
     spaces |= moved
     own.n = gcd(*spaces.values())
     units = m*own.n//n
@@ -235,31 +252,37 @@ def shared(self:ConfigCounts, space, settings, fixed, m):
 @patch
 def search(self:ConfigCounts, space):
     "The `SharedCount` of a space; None if there is none"
-    settings,n,near = self.candidates(space),len(self.spaces[space]),[]
+    settings,n,near = self.candidates(space),len(self.spaces[space]),{}
     for p,v in settings.items():
-        for m in [k for k in {max(int(n//(v or n)), 1), n//2, 8} if 0<k<n]:
-            if isinstance(found := self.shared(space, {p:v}, {}, m), SharedCount): return found
-            if found and p not in near: near.append(p)
-    fixed = [{}]+[{(k,):v} for k,v in self.attributes(space).items() if self.config.told.get(k, None if self.config.open else k) is None]
+        for m in {max(int(n//(v or n)), 1), n//2, 8}:
+            found = 0<m<n and self.shared(space, {p:v}, {}, m)
+            if isinstance(found, SharedCount): return found
+            if found: near[p] = v
+    untold = None if self.config.open else 0
+    fixed = [{}]+[{(k,):v} for k,v in self.attributes(space).items() if self.config.spec.get(k, untold) is None]
     for k in (1,2,3):
-        for ps,own in ((ps, own) for ps in combinations(near[:6], k) for own in fixed[k<2:]):
-            if isinstance(found := self.shared(space, {p:settings[p] for p in ps}, own, 1), SharedCount): return found
+        for pairs in combinations([*near.items()][:6], k):
+            for own in fixed[k<2:]:
+                found = self.shared(space, dict(pairs), own, 1)
+                if isinstance(found, SharedCount): return found
 
 # %% ../../nbs/720_cut.config.ipynb #db20db64
 @patch
 def of(self:ConfigCounts, space):
     "The `SharedCount` with a space; None if there is none"
     if space not in self.spaces: return
-    if (res := first(o for o in self.known.values() if o and space in o.spaces)): return res
-    kind = len(self.spaces[space]),*((''.join(c for c in name if not c.isdigit()),d) for name,d in space)
-    if kind not in self.known: self.known[kind] = self.search(space)
-    return self.known[kind] if self.known[kind] and space in self.known[kind].spaces else None
+    def known(): return first(o for o in self.known.values() if o and space in o.spaces)
+    kind = len(self.spaces[space]),*((re.sub(r'\d', '', name), d) for name,d in space)
+    if known() is None and kind not in self.known: self.known[kind] = self.search(space)
+    return known()
 
 # %% ../../nbs/720_cut.config.ipynb #a197085b
 @patch
 def why_uneven(self:ConfigCounts, space, left):
     "Why no setting gives what is `left` of a space, where it is less; None if one does"
-    n,m,own,kind = len(self.spaces[space]),left[space],self.of(space),self.config.name
+    n = len(self.spaces[space])
+    m = left[space]
+    own,kind = self.of(space),self.config.name
     keeps = f"{space[0][0].rpartition('.')[0]} keeps {m} of {n} groups"
     if own is None: return f"{keeps}, and {kind} has no number for it"
     for other,k in own.spaces.items():
@@ -272,18 +295,20 @@ def why_uneven(self:ConfigCounts, space, left):
 @patch
 def left(self:ConfigCounts, gone):
     "New values without the groups `gone`, or a text that says why there are none"
-    new,counts = {},{space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
+    new = {}
+    counts = {space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
     if not self.describes(): return f"{self.config.name} didn't describe the model before the cut"
     for space,gs in self.spaces.items():
         if counts[space]==len(gs): continue
-        if why := self.why_uneven(space, counts): return why
+        why = self.why_uneven(space, counts)
+        if why: return why
         own = self.of(space)
         new |= own.values(counts[space]*own.n//len(gs))
     if self.fits(new, gone) and self.computes(new, gone): return new
     return f"no {self.config.name} that was tried gives this model"
 
 # %% ../../nbs/720_cut.config.ipynb #c878e88f
-def tell(
+def put_settings(
     host:nn.Module, # A model of transformers, changed in place
     new:dict, # Path → value
     like:nn.Module, # A model of these values, as from `ModelConfig.built`
@@ -294,28 +319,29 @@ def tell(
         for k,v in vars(o).items():
             if type(v) is int and type(vars(m).get(k)) is int: setattr(m, k, v)
 
+def _setting(o, k): return o[k] if isinstance(o, (dict,list)) else getattr(o, k)
+
 def _take(config, like, paths):
     "Put the settings `paths` of one configuration into another"
     for *path,k in paths:
-        at,own = config,like
-        for p in path: at,own = [o[p] if isinstance(o, (dict,list)) else getattr(o, p) for o in (at,own)]
-        if isinstance(at, (dict,list)): at[k] = own[k]
-        else: setattr(at, k, getattr(own, k))
+        at,value = reduce(_setting, path, config),reduce(_setting, [*path,k], like)
+        if isinstance(at, (dict,list)): at[k] = value
+        else: setattr(at, k, value)
 
 # %% ../../nbs/720_cut.config.ipynb #96612de1
 @patch
 def by_layer(self:ConfigCounts, gone) -> dict: # Path of a `per_layer_config` → number of a layer → its settings
     "Settings of single layers without the groups `gone`"
     res = {}
-    if self.config.told.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
+    if self.config.spec.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
     for space,gs in self.spaces.items():
-        m,own = int((~gone[gs]).sum()),self.of(space)
+        m = int((~gone[gs]).sum())
+        own = self.of(space)
         if m==len(gs) or own is None or m*own.n%len(gs): continue
         layer = int(first(k for k in space[0][0].split('.') if k.isdigit()) or 0)
         for (*path,k),v in own.values(m*own.n//len(gs)).items():
-            told = self.config.told
-            for key in path: told = told[key]
-            was = {int(i):dict(o) for i,o in told.get('per_layer_config', {}).items()}
+            spec = reduce(getitem, path, self.config.spec)
+            was = {int(i):dict(o) for i,o in spec.get('per_layer_config', {}).items()}
             layers = res.setdefault((*path,'per_layer_config'), was)
             layers.setdefault(layer, {})[k] = v
     return res
@@ -344,14 +370,14 @@ def _refuse(kind, why, *args, **kwargs):
         "shrink, or prune with even=True")
 
 # %% ../../nbs/720_cut.config.ipynb #421bd420
-def _tell_cut(counts, small, gone):
+def _describe_cut(counts, small, gone):
     "Let the configuration that `counts` are of, in the copy `small`, say what is left"
     host,new = small.get_submodule(counts.host),counts.left(gone)
     if not counts.describes():
         host.save_pretrained = partial(_refuse, type(host).__name__, new)
         return
     opens = isinstance(new, dict)
-    if opens: tell(host, new, counts.config.built(new))
+    if opens: put_settings(host, new, counts.config.built(new))
     else:
         layers = counts.by_layer(gone)
         opens = counts.config.shapes(layers)==sizes_of(host)
@@ -361,16 +387,16 @@ def _tell_cut(counts, small, gone):
             setattr(config, k, v)
     host.save_pretrained = partial(_save, host, _readme(counts, gone, opens))
 
-def tell_cuts(
-    groups, # `Groups` of a model; copies cut by them are told from now on
+def describe_cuts(
+    groups, # `Groups` of a model; from now on their cut copies have a configuration, too
 ) -> list: # A `ConfigCounts` for each configuration
     "Let the configurations of cut copies say what is left"
     counts = [ConfigCounts(groups, name, ModelConfig(host)) for name,host in configured(groups.model).items()]
-    def told(small, gone):
+    def describe(small, gone):
         for c in counts:
             lost = any(gone[own].any() for (n,_),own in groups.axes.items() if n.startswith(c.prefix))
-            if lost: _tell_cut(c, small, gone)
-    groups.tell = told
+            if lost: _describe_cut(c, small, gone)
+    groups.describe = describe
     return counts
 
 # %% ../../nbs/720_cut.config.ipynb #7dc32954
@@ -380,7 +406,7 @@ def keep_to_config(
 ):
     "Hold the groups whose number no configuration says, and note in `groups.shared` the numbers that several spaces share"
     if even is False: return
-    found,free = tell_cuts(groups),groups.read()&~groups.mask(groups.held)
+    found,free = describe_cuts(groups),groups.free()
     if isinstance(even, ModelConfig): found = [ConfigCounts(groups, '', even)]
     counts = [c for c in found if c.describes()]
     if even and not (found and len(counts)==len(found)):

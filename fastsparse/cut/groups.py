@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['joined_labels', 'Groups', 'outputs_of', 'exact_copy', 'follow_groups', 'channel_groups', 'differs', 'Removed',
-           'give_masks']
+           'need_plain', 'give_masks']
 
 # %% ../../nbs/719_cut.groups.ipynb #760b96bf
 import torch
 from collections import defaultdict
-from copy import copy,deepcopy
+from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.timing import cant_run,float_outputs,fresh,output_error
-from ..contract import call_model,enforce_masks,evaluating,keep_from_broadcast,module_copy,module_of,Param,register_mask
+from ..contract import call_model,enforce_masks,evaluating,keep_from_broadcast,masked_params,module_copy,module_of,Param,register_mask
 from ..model.sparsify import unsparsify
 from ..save.shapes import cut_channels,shared_copy
 from ..shards.weight import need_whole
@@ -29,11 +29,12 @@ def joined_labels(
     "One number for all labels that are joined"
     root = torch.arange(n)
     while True:
-        a,b = root[pairs[0]],root[pairs[1]]
+        a = root[pairs[0]]
+        b = root[pairs[1]]
         if a.equal(b): return root
         low = torch.minimum(a, b)
         root = root.scatter_reduce(0, a, low, 'amin').scatter_reduce(0, b, low, 'amin')
-        while not root.equal(up := root[root]): root = up
+        while not root.equal(root[root]): root = root[root]
 
 # %% ../../nbs/719_cut.groups.ipynb #8310478a
 class Groups:
@@ -45,7 +46,7 @@ class Groups:
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
         self.moving = {group:why for labels,why in walk.moving for group in self.root[labels].unique().tolist()}  # in training no constant
         self.held = {}  # group → what holds it
-        self.shared,self.tell = [],noop  # numbers that several spaces share, and what tells a cut copy its own: from `cut.config`
+        self.shared,self.describe = [],noop  # numbers that several spaces share, and what puts them into the configuration of a cut copy: from `cut.config`
         for labels,why in walk.pinned:
             for group in self.root[labels].unique().tolist(): self.held.setdefault(group, why)
 
@@ -80,6 +81,11 @@ def __repr__(self:Groups):
 def read(self:Groups):
     "Which groups are read by a product"
     return self.mask({o for p in self.products if p.cols is not None for o in self.root[p.cols].unique().tolist()})
+
+@patch
+def free(self:Groups):
+    "Which groups are read, and held by nothing"
+    return self.read()&~self.mask(self.held)
 
 @patch
 def read_by(self:Groups, p:Product, hit):
@@ -131,14 +137,14 @@ def exact_copy(
     xb, # A batch of inputs
 ) -> tuple: # The copy and inputs for it
     "A copy in float64 on the CPU; it keeps its types if the forward needs them"
-    def copied(double):
-        def own(t): return t.detach().to('cpu', torch.double if double and t.is_floating_point() else t.dtype, copy=True)
-        new = shared_copy(model, lambda t: nn.Parameter(own(t), t.requires_grad) if isinstance(t, nn.Parameter) else own(t))
-        return new,tree_map_only(torch.Tensor, own, xb)
-    if off := first(n for n,t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta):
-        raise ValueError(f"{off} has no values, it is on meta or elsewhere: load the model into memory, and cut it there")
+    off = first(n for n,t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta)
+    if off: raise ValueError(f"{off} has no values, it is on meta or elsewhere: "
+        "load the model into memory, and cut it there")
     for double in (True,False):
-        try: outputs_of(*(exact := copied(double)))
+        def own(t): return t.detach().to('cpu', torch.double if double and t.is_floating_point() else t.dtype, copy=True)
+        try:
+            exact = shared_copy(model, own),tree_map_only(torch.Tensor, own, xb)
+            outputs_of(*exact)
         except Exception as e: why = e
         else: return exact
     raise cant_run(model, xb, why) from why
@@ -163,7 +169,8 @@ def channel_groups(
 ) -> Groups:
     "What goes together with each channel, neuron, head or hidden unit"
     need_whole(module_of(model))
-    unsparsify(new := module_copy(module_of(model)))
+    new = module_copy(module_of(model))
+    unsparsify(new)
     return follow_groups(*exact_copy(new, xb))
 
 # %% ../../nbs/719_cut.groups.ipynb #b3d4017f
@@ -179,19 +186,28 @@ def cuts(self:Groups, gone):
 def differs(want, got) -> float: # 0 if it is within rounding
     "The largest difference of two outputs"
     sizes = [t[t.isfinite()].abs().max() for t in float_outputs(want) if t.isfinite().any()]
-    off,tol = output_error(want, got),max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
+    off = output_error(want, got)
+    tol = max((torch.finfo(t.dtype).eps**.5 for t in float_outputs(want)), default=0.)
     return 0. if off<=tol*float(max(sizes, default=0.)) else off
 
 # %% ../../nbs/719_cut.groups.ipynb #f1d60556
+@patch
+def cut(self:Groups, gone):
+    "A copy without the groups `gone`, and outputs removed by layer"
+    small = shared_copy(self.model)
+    return small,cut_channels(small, self.cuts(gone))
+
 @patch
 def without(self:Groups,
     gone:torch.Tensor, # Bool tensor over all labels
     want=None, # Outputs that the copy must have
 ) -> tuple: # The copy, outputs removed by layer, and why it doesn't run as it should, or None
-    "A copy without the groups `gone`"
-    removed = cut_channels(small := shared_copy(self.model), self.cuts(gone))
-    self.tell(small, gone)
-    try: off = differs(want, got) if (got := outputs_of(small, self.xb)) is not None and want is not None else 0
+    "A copy without the groups `gone`, with its configuration, that was run"
+    small,removed = self.cut(gone)
+    self.describe(small, gone)
+    try:
+        got = outputs_of(small, self.xb)
+        off = 0. if want is None else differs(want, got)
     except Exception as e: return small,removed,f"the forward fails without them: {first(str(e).splitlines())}"
     return small,removed,f"the outputs would differ by {off:.2g}: the forward reads their number" if off else None
 
@@ -199,7 +215,7 @@ class Removed(dict):
     "Channels removed by layer; it prints how many weights there were and are"
     def __init__(self, removed, *models):
         super().__init__(removed)
-        self.before,self.after = [sum(p.numel() for p in m.parameters()) for m in models]
+        self.before,self.after = [sum(map(torch.numel, m.parameters())) for m in models]
 
     def __repr__(self): return f'{self.before/1e6:.3g} → {self.after/1e6:.3g} million weights, channels removed: {dict.__repr__(self)}'
 
@@ -209,7 +225,8 @@ def zeroed(self:Groups, gone):
     "A copy with a model whose groups `gone` are dead: all their parameters are zero, and the others are the same"
     new,ps = copy(self),dict(self.model.named_parameters())
     own = {id(ps[n]) for (n,_),groups in self.axes.items() if n in ps and gone[groups].any()}
-    new.model,new.held = shared_copy(self.model, lambda t: deepcopy(t) if id(t) in own else t),dict(self.held)
+    new.model = shared_copy(self.model, lambda t: t.detach().clone() if id(t) in own else t)
+    new.held = dict(self.held)
     for (n,d),groups in self.axes.items():
         if id(ps.get(n)) in own: new.model.get_parameter(n).data.movedim(d, 0)[gone[groups]] = 0
     return new
@@ -218,8 +235,9 @@ def zeroed(self:Groups, gone):
 @patch
 def together(self:Groups) -> list: # Of lists of groups
     "Groups with the same axes, or with one number in a configuration"
-    spaces = {tuple(ats):gs for ats,gs in self.spaces()}
-    return [[o for s in own.spaces for o in spaces.pop(s, [])] for own in self.shared]+[*spaces.values()]
+    spaces,joined = {tuple(ats):gs for ats,gs in self.spaces()},[]
+    for own in self.shared: joined.append([o for s in own.spaces for o in spaces.pop(s, [])])
+    return joined+[*spaces.values()]
 
 @patch
 def can_go(self:Groups, gone, want=None) -> torch.Tensor: # Without groups with which the model fails, which are held from now on
@@ -227,19 +245,32 @@ def can_go(self:Groups, gone, want=None) -> torch.Tensor: # Without groups with 
     if not self.without(gone, want)[-1]: return gone
     for gs in self.together():
         own = gone&self.mask(gs)
-        if not own.any() or not (why := self.without(own, want)[-1]): continue
+        why = self.without(own, want)[-1] if own.any() else None
+        if why is None: continue
         gone = gone&~own
         self.held |= dict.fromkeys(gs, why)
-    if why := self.without(gone, want)[-1]: raise ValueError(f"without some of its channels the model fails ({why}): leave it as it is")
+    why = self.without(gone, want)[-1]
+    if why: raise ValueError(f"without some of its channels the model fails ({why}): leave it as it is")
     return gone
 
 # %% ../../nbs/719_cut.groups.ipynb #abaaf5d9
+def need_plain(
+    model:nn.Module, # To be cut
+    what:str, # What is cut
+):
+    "Raise a `ValueError` if `model` has masks or is sharded"
+    need_whole(model)
+    if masked_params(model): raise ValueError("the model is sparse: "
+        f"call unsparsify first, cut {what}, and make it sparse again")
+
 def give_masks(
     model:nn.Module, # Changed in place
     masks:dict, # Name → bool tensor of the parameter's shape; of any parameter
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Give parameters masks, in place of those that they have"
-    params = {n:Param(n, m, k, p) for path,m in model.named_modules() for k,p in m._parameters.items() for n in [f'{path}.{k}'.lstrip('.')]}
-    for n,mask in masks.items(): register_mask(params[n], mask)
+    for n,mask in masks.items():
+        path,_,k = n.rpartition('.')
+        m = model.get_submodule(path)
+        register_mask(Param(n, m, k, m._parameters[k]), mask)
     keep_from_broadcast(model)
     return enforce_masks(model)

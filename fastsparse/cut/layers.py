@@ -9,17 +9,16 @@ __all__ = ['layer_angles', 'sample_inputs', 'added_layer', 'healed_layers', 'pru
 import math,torch
 from copy import copy,deepcopy
 from fastcore.basics import *
-from .config import filled,tell
-from .groups import differs
+from .config import filled
+from .groups import differs,need_plain
 from ..save.shapes import shared_copy
-from ..contract import evaluating,masked_params,module_of,need_choice,need_number
+from ..contract import evaluating,module_of,need_choice,need_number
 from ..kernels.timing import float_outputs
-from .experts import retold
+from .experts import cut_described,new_settings
 from .solve import fit_outputs,paired_data,put_values,Reader,seen_in
 from ..prune.inputs import Calibration,listening,product_of,without_padding
 from ..prune.saliency import scores_by_loss
 from ..prune.shards import blocks_of,other_forwards
-from ..shards.weight import need_whole
 from functools import partial
 from torch import nn
 
@@ -35,7 +34,8 @@ def layer_angles(
     bs:int=32, # Batch size for a dataset
 ) -> list: # For each first block of `n`, from 0 (no change) to 1 (turned around)
     "The mean angle between the input of a block and the output of the last of `n`"
-    calib,ms,seen,sums,tokens = Calibration(model, data, n_samples, bs),[*blocks.values()],[],[0.]*(len(blocks)-n+1),0
+    calib,ms = Calibration(model, data, n_samples, bs),[*blocks.values()]
+    seen,sums,tokens = [],torch.zeros(len(ms)-n+1, dtype=torch.double),0
     def before(m, args, kwargs):
         if m is ms[0]: seen.clear()
         seen.append(_stream(args, kwargs).double())
@@ -44,9 +44,11 @@ def layer_angles(
         if m is not ms[-1]: return
         seen.append(first(float_outputs(out)).double())
         tokens += seen[0].shape[:-1].numel()
-        for i in range_of(sums): sums[i] += float(torch.cosine_similarity(seen[i], seen[i+n], -1).clamp(-1, 1).arccos().sum())/math.pi
+        for i in range_of(sums):
+            cosine = torch.cosine_similarity(seen[i], seen[i+n], -1)
+            sums[i] += cosine.clamp(-1, 1).arccos().sum().cpu()/math.pi
     with listening(ms, before, after): calib.run()
-    return [s/tokens for s in sums]
+    return (sums/tokens).tolist()
 
 # %% ../../nbs/724_cut.layers.ipynb #826e7bf2
 def _skipping(m):
@@ -58,13 +60,16 @@ def _skipping(m):
     return skip
 
 def _mean_loss(model, skipped, ps, losses):
-    with evaluating(model), other_forwards({m:_skipping(m) for m in skipped}): found = [(float(loss)*n,n) for loss,n in losses()]
+    forwards = {m:_skipping(m) for m in skipped}
+    with evaluating(model), other_forwards(forwards): found = [(float(loss)*n,n) for loss,n in losses()]
     return sum(o for o,_ in found)/sum(n for _,n in found)
 
 def _least_loss(model, blocks, n, data, loss_func, n_samples, bs):
     "The `n` blocks without which the loss is lowest, chosen one by one"
     gone,ms = [],[*blocks.values()]
-    def loss(i): return scores_by_loss(partial(_mean_loss, module_of(model), [ms[j] for j in (*gone,i)]), model, [], data, loss_func, n_samples, bs, False)
+    def loss(i):
+        mean = partial(_mean_loss, module_of(model), [ms[j] for j in (*gone,i)])
+        return scores_by_loss(mean, model, [], data, loss_func, n_samples, bs, False)
     for _ in range(n): gone.append(min((i for i in range_of(ms) if i not in gone), key=loss))
     return sorted(gone)
 
@@ -73,10 +78,13 @@ def sample_inputs(
     model:nn.Module, # A model of transformers
 ) -> dict: # Inputs by name
     "A batch of random tokens or pictures, as the configuration says"
-    config,name,draw = getattr(model, 'config', None),getattr(model, 'main_input_name', ''),torch.Generator().manual_seed(0)
-    def tokens(): return torch.randint(config.get_text_config().vocab_size, (2,9), generator=draw)
-    if name=='input_ids' and hasattr(config, 'get_text_config') and hasattr(config.get_text_config(), 'vocab_size'):
-        return dict(input_ids=tokens(), **(dict(decoder_input_ids=tokens()) if config.is_encoder_decoder else {}))
+    config = getattr(model, 'config', None)
+    name = getattr(model, 'main_input_name', '')
+    draw = torch.Generator().manual_seed(0)
+    n_tokens = getattr(config.get_text_config(), 'vocab_size', None) if hasattr(config, 'get_text_config') else None
+    if name=='input_ids' and n_tokens:
+        names = ['input_ids','decoder_input_ids'] if config.is_encoder_decoder else ['input_ids']
+        return {k:torch.randint(n_tokens, (2,9), generator=draw) for k in names}
     if name=='pixel_values' and hasattr(config, 'image_size'):
         size = config.image_size if isinstance(config.image_size, (list,tuple)) else [config.image_size]*2
         return dict(pixel_values=torch.randn(2, getattr(config, 'num_channels', 3), *size, generator=draw))
@@ -90,34 +98,36 @@ def _cut(model, name, stay):
     for new,i in enumerate(stay):
         for m in blocks[i].modules():
             for attr,v in vars(m).items():
-                if type(v) is int and v==i and attr.startswith('layer_'): setattr(m, attr, new)
+                if attr.startswith('layer_') and type(v) is int and v==i: setattr(m, attr, new)
     model.get_submodule(path)._modules[k] = nn.ModuleList(blocks[i] for i in stay)
 
 # %% ../../nbs/724_cut.layers.ipynb #0f6c1ce8
 def _says(model, name, stay, calib):
-    "What `retold` returns; a `ValueError` if the configuration gives another model"
+    "What `new_settings` returns; a `ValueError` if the configuration gives another model"
     blocks = model.get_submodule(name)
-    new = retold(model, partial(_cut, name=name, stay=stay), len(blocks), stay)
+    new = new_settings(model, partial(_cut, name=name, stay=stay), len(blocks), stay)
     if not new: return new
     xs,kwargs = calib.batch(0)[:2] if calib else ((), sample_inputs(model))
     skipped = [m for i,m in enumerate(blocks) if i not in stay]
     with evaluating(model), other_forwards({m:_skipping(m) for m in skipped}): want = model(*xs, **kwargs)
-    _cut(small := shared_copy(model), name, stay)
+    small = shared_copy(model)
+    _cut(small, name, stay)
     for path,(_,like) in new.items():
         host = filled(like, small.get_submodule(path))
         if path: small.set_submodule(path, host)
         else: small = host
     with evaluating(small): got = small(*xs, **kwargs)
     if differs(float_outputs(want)[:1], float_outputs(got)[:1]):
-        raise ValueError(f"{', '.join(type(model.get_submodule(o).config).__name__ for o in new)} gives another model without these blocks: take others")
+        names = ', '.join(type(model.get_submodule(o).config).__name__ for o in new)
+        raise ValueError(f"{names} gives another model without these blocks: take others")
     return new
 
 # %% ../../nbs/724_cut.layers.ipynb #4f670006
 def _first_said(model, name, tries, calib):
     "The first of `tries` that configurations can say, and what `_says` returns"
-    why = None
+    why,n = None,len(model.get_submodule(name))
     for gone in tries:
-        try: return gone,_says(model, name, [i for i in range(len(model.get_submodule(name))) if i not in gone], calib)
+        try: return gone,_says(model, name, [i for i in range(n) if i not in gone], calib)
         except ValueError as e: why = why or e
     raise why
 
@@ -129,13 +139,16 @@ def added_layer(
     "The last linear layer whose output a block adds to its stream"
     def stream(args, kwargs, out): return first(float_outputs(out)).flatten(0, -2)
     def zero(m, args, kwargs, out): return torch.zeros_like(out)
-    for m in reversed([m for m in block.modules() if product_of(m)=='linear']):
+    for m in reversed([*block.modules()]):
+        if product_of(m)!='linear': continue
         added = []
         def keep(m, args, kwargs, out): added.append(out.flatten(0, -2))
         with listening([m], after=keep): whole = seen_in(calib, 0, block, stream)
         with listening([m], after=zero): rest = seen_in(calib, 0, block, stream)
-        if added and added[0].shape==whole.shape and (whole-rest-added[0]).norm()<=1e-3*added[0].norm(): return m
-    raise ValueError(f"{type(block).__name__} adds no linear layer to its stream, as where a norm comes last: leave out heal, and tune")
+        fits = added and added[0].shape==whole.shape
+        if fits and (whole-rest-added[0]).norm()<=1e-3*added[0].norm(): return m
+    raise ValueError(f"{type(block).__name__} adds no linear layer to its stream, "
+        "as where a norm comes last: leave out heal, and tune")
 
 # %% ../../nbs/724_cut.layers.ipynb #1d705339
 def healed_layers(
@@ -147,20 +160,23 @@ def healed_layers(
     damp:float, # As in `prune_layers`
 ) -> dict: # Name of a parameter → its value in the cut model
     "Fit the block before each gap to the stream behind it"
-    if 0 in gone: raise ValueError(f"{name}.0 goes, and heal fits the block before: leave out heal, or keep block 0")
+    if 0 in gone: raise ValueError(f"{name}.0 goes, and heal fits the block before: "
+        "leave out heal, or keep block 0")
     small,own = deepcopy(model),copy(calib)
     cut(small)
     own.model = small
-    stay = [i for i in range_of(model.get_submodule(name)) if i not in gone]
-    for last in (i for i in gone if i+1 not in gone):
-        at = sum(i<last for i in stay)-1
-        _fit_block(own, small.get_submodule(name)[at], calib, model.get_submodule(name)[last], damp)
+    blocks,left = model.get_submodule(name),small.get_submodule(name)
+    for last in gone:
+        if last+1 in gone: continue
+        before = last-sum(i<=last for i in gone)
+        _fit_block(own, left[before], calib, blocks[last], damp)
     return dict(small.named_parameters())
 
 def _fit_block(own, block, calib, last, damp):
     "Fit the layer that a block adds to the stream behind the block `last` of the dense network"
     layer = added_layer(own, block)
-    reader,seen = Reader('', layer, 'weight', layer.weight, torch.ones_like(layer.weight, dtype=torch.bool)),[]
+    reader = Reader('', layer, 'weight', layer.weight, torch.ones_like(layer.weight, dtype=torch.bool))
+    seen = []
     def rows(t, calib): return without_padding(t, calib.tokens()).reshape(-1, t.shape[-1])
     def keep(m, args, kwargs, out): seen[:] = [rows(args[0], own),rows(out, own)]
     def look(args, kwargs, out):
@@ -186,25 +202,24 @@ def prune_layers(
     "Cut the blocks that change least, and let the configuration follow (arXiv:2403.17887)"
     need_choice('by', by, ['angle','loss'])
     need_number('damp', damp, 0)
-    need_whole(module := module_of(model))
-    if masked_params(module): raise ValueError("the model is sparse: call unsparsify first, cut layers, and make it sparse again")
+    module,counted = module_of(model),isinstance(n, int)
+    need_plain(module, 'layers')
     name = blocks or first(blocks_of(module)).rpartition('.')[0]
     own = {f'{name}.{i}':m for i,m in enumerate(module.get_submodule(name))}
-    if isinstance(n, int): need_number('n', n, 1, whole=True)
-    if (many := n if isinstance(n, int) else len({*n}))>=len(own): raise ValueError(f"{name} has {len(own)} blocks, and {many} are to go: one stays at least")
-    if not isinstance(n, int):
-        if bad := [i for i in n if i not in range_of(own)]: raise ValueError(f"{name} has {len(own)} blocks, numbered from 0, and {bad} are to go")
-        tries,calib = [sorted({*n})],None if data is None else Calibration(model, data, n_samples, bs)
+    if counted: need_number('n', n, 1, whole=True)
+    many = n if counted else len({*n})
+    if many>=len(own): raise ValueError(f"{name} has {len(own)} blocks, and {many} are to go: "
+        "one stays at least")
+    bad = [] if counted else sorted({*n}-{*range_of(own)})
+    if bad: raise ValueError(f"{name} has {len(own)} blocks, numbered from 0, and {bad} are to go")
+    calib = None if data is None and not counted else Calibration(model, data, n_samples, bs)
+    if not counted: tries = [sorted({*n})]
+    elif by=='loss': tries = [_least_loss(model, own, n, data, loss_func, n_samples, bs)]
     else:
-        calib = Calibration(model, data, n_samples, bs)
-        if by=='loss': tries = [_least_loss(model, own, n, data, loss_func, n_samples, bs)]
-        else:
-            angles = layer_angles(model, own, n, data, n_samples, bs)
-            tries = [[*range(i, i+n)] for i in sorted(range_of(angles), key=angles.__getitem__)]
+        angles = layer_angles(model, own, n, data, n_samples, bs)
+        tries = [[*range(i, i+n)] for i in sorted(range_of(angles), key=angles.__getitem__)]
     gone,new = _first_said(module, name, tries, calib)
-    def cut(model):
-        _cut(model, name, [i for i in range_of(own) if i not in gone])
-        for path,(values,like) in new.items(): tell(model.get_submodule(path), values, like)
+    cut = partial(cut_described, cut=partial(_cut, name=name, stay=[i for i in range_of(own) if i not in gone]), new=new)
     healed = {}
     if heal is not None: healed = healed_layers(module, name, gone, cut, paired_data(model, data if heal is True else heal, n_samples, bs), damp)
     cut(module)

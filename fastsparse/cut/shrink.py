@@ -14,7 +14,7 @@ from fastcore.basics import *
 from ..live.compute import store_dense
 from ..contract import before_state,masked_params,module_copy,module_of
 from ..weights.find import apply_masks
-from .config import tell_cuts
+from .config import describe_cuts
 from .groups import exact_copy,follow_groups,give_masks,outputs_of,Removed
 from ..save.shapes import cut_tensor
 from ..model.sparsify import unsparsify
@@ -38,7 +38,8 @@ def shrink(
     if opt is not None and not isinstance(opt, torch.optim.Optimizer):
         raise ValueError(f"opt is a {type(opt).__name__}, and must be a torch optimizer")
     if opt is not None and not {*module_of(model).parameters()}&{p for g in opt.param_groups for p in g['params']}:
-        raise ValueError(f"opt has none of the parameters of {type(module_of(model)).__name__}: pass the optimizer that trains it")
+        raise ValueError(f"opt has none of the parameters of {type(module_of(model)).__name__}: "
+            "pass the optimizer that trains it")
     new,removed,cuts,folded = _smaller(module_of(model), xb, fold)
     if not isinstance(model, nn.Module): return _shrunk_learner(model, new, removed, cuts, folded)
     return (new,removed) if opt is None else (new,removed,_carried(opt, model, new, cuts, folded))
@@ -50,7 +51,8 @@ def _smaller(model, xb, fold):
     if stay: warn('dead channels stay:\n'+'\n'.join(stay))
     ps = dict(new.named_parameters(remove_duplicate=False))
     masks = {k: cut_tensor(m, cuts.get(k))|(ps[k]!=0) for k,m in masks.items() if k in ps}  # a folded norm has none
-    if masks := {k:m for k,m in masks.items() if not m.all()}: give_masks(new, masks)
+    masks = {k:m for k,m in masks.items() if not m.all()}
+    if masks: give_masks(new, masks)
     return new,removed,cuts,folded
 
 # %% ../../nbs/725_cut.shrink.ipynb #45184e33
@@ -78,26 +80,29 @@ def learner_with(
 # %% ../../nbs/725_cut.shrink.ipynb #497e2c25
 def _shrunk_learner(learn, small, removed, cuts, folded):
     "The smaller `Learner`, whose optimizer has the state of what is left, and what was removed"
-    opt,model,new,removed = learn.opt,learn.model,learner_with(learn, small),Removed(removed, learn.model, small)
+    opt,model,new = learn.opt,learn.model,learner_with(learn, small)
+    removed = Removed(removed, learn.model, small)
     if opt is None: return new,removed
     new.create_opt()
     for mine,own in zip(new.opt.hypers, opt.hypers): mine.update(own)
-    if isinstance(inner := getattr(opt, 'opt', opt), torch.optim.Optimizer):
+    inner,ps = getattr(opt, 'opt', opt),dict(small.named_parameters())
+    if isinstance(inner, torch.optim.Optimizer):
         new.opt.opt.state = _carried(inner, model, small, cuts, folded).state
         return new,removed
-    ps = dict(small.named_parameters())
     for n,p in model.named_parameters():
         if p not in opt.state or n not in ps or n.rpartition('.')[0] in folded: continue
-        new.opt.state[ps[n]] = {k:_cut_along(t, cuts.get(n)) if isinstance(t, torch.Tensor) else t for k,t in opt.state[p].items()}
+        new.opt.state[ps[n]] = _state_along(opt.state[p], cuts.get(n))
     return new,removed
 
 # %% ../../nbs/725_cut.shrink.ipynb #94ecc3e6
 def _carried(opt, model, new, cuts, folded):
-    """An optimizer like `opt` for the parameters of `new`. A bias that was made is trained as the weight beside it. State of other shapes than
-    its parameter's, such as LBFGS's, begins anew, and so does that of folded layers"""
+    """An optimizer like `opt` for the parameters of `new`. A bias that was added is trained as its weight. State of other shapes than
+    its parameter's, such as LBFGS's, is dropped, and so is that of folded layers"""
     names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
     made = {k.removesuffix('bias')+'weight':k for k in ps if k not in names.values()}
-    def left(p): return [(k, ps[k]) for n in [names[p]] for k in (n, made.get(n)) if k in ps] if p in names else [('', p)]
+    def left(p):
+        if p not in names: return [('', p)]
+        return [(k, ps[k]) for k in (names[p], made.get(names[p])) if k in ps]
     def group(g):
         own = [pair for p in g['params'] for pair in left(p)]
         return {**g, 'params':own if 'param_names' in g else [p for _,p in own]}
@@ -105,7 +110,7 @@ def _carried(opt, model, new, cuts, folded):
     for p,state in opt.state.items():
         n,own = names.get(p),cuts.get(names.get(p))
         if n and n.rpartition('.')[0] in folded or cuts and not all(_is_along(t, p) for t in state.values()): continue
-        res.state[ps.get(n, p)] = {k:_cut_along(t, own) if isinstance(t, torch.Tensor) else t for k,t in state.items()}
+        res.state[ps.get(n, p)] = _state_along(state, own)
     return res
 
 # %% ../../nbs/725_cut.shrink.ipynb #5c708934
@@ -114,9 +119,13 @@ def _is_along(t, p):
     if isinstance(t, (list,dict)): return not t
     return not isinstance(t, torch.Tensor) or not t.ndim or t.ndim==p.ndim and all(n in (1,k) for n,k in zip(t.shape, p.shape))
 
-def _cut_along(t, cuts):
-    t = t.cell.dense() if hasattr(t, 'cell') else t
-    return cut_tensor(t, [(d, stay) for d,stay in cuts or () if t.ndim and t.shape[d]>1]).clone()
+def _state_along(state, cuts):
+    "The state of a parameter after `cuts`"
+    def cut(t):
+        if not isinstance(t, torch.Tensor): return t
+        if hasattr(t, 'cell'): t = t.cell.dense()
+        return cut_tensor(t, [(d, stay) for d,stay in cuts or () if t.ndim and t.shape[d]>1]).clone()
+    return {k:cut(t) for k,t in state.items()}
 
 # %% ../../nbs/725_cut.shrink.ipynb #a244f689
 def _shrunk(plain, xb, fold=False):
@@ -125,7 +134,7 @@ def _shrunk(plain, xb, fold=False):
     want,groups = outputs_of(new, xb),follow_groups(new, xb, training=not fold)
     folded = fold_norms(new, groups.walk) if fold else []
     if folded: groups = follow_groups(new, xb)
-    tell_cuts(groups)
+    describe_cuts(groups)
     dead = groups.dead()
     move_constants(groups)
     gone = groups.can_go(groups.unneeded(), want)
@@ -135,15 +144,14 @@ def _shrunk(plain, xb, fold=False):
 # %% ../../nbs/725_cut.shrink.ipynb #32fa0e91
 def _staying(groups, dead):
     "A line for each reason why dead channels stay"
-    counts,layers = Counter(),defaultdict(list)
+    found = defaultdict(Counter)  # reason → layer → how many
+    whys = groups.moving | groups.held
     for ats,gs in groups.spaces():
+        layer = ats[0][0].rpartition('.')[0] or ats[0][0]
         for o in gs:
-            if not dead[o]: continue
-            why = groups.held.get(o, groups.moving.get(o, 'zeros are put around their constant, or nothing else is left'))
-            counts[why] += 1
-            layer = ats[0][0].rpartition('.')[0] or ats[0][0]
-            if layer not in layers[why]: layers[why].append(layer)
-    return [f"{n} of {', '.join(layers[why][:3])}{' ...' if len(layers[why])>3 else ''}: {why}" for why,n in counts.items()]
+            if dead[o]: found[whys.get(o, 'zeros are put around their constant, or nothing else is left')][layer] += 1
+    def layers(own): return ', '.join([*own][:3])+' ...'*(len(own)>3)
+    return [f"{sum(own.values())} of {layers(own)}: {why}" for why,own in found.items()]
 
 # %% ../../nbs/725_cut.shrink.ipynb #66bffd96
 @torch.inference_mode(False)
@@ -151,8 +159,10 @@ def masked_copy(
     model, # A sparse module or a `Learner` of one
 ) -> nn.Module: # In evaluation mode, with dense weights
     "A copy with masks, and zeros where weights are dead"
-    before_state(model := module_of(model))
-    new,masks = module_copy(model).eval(),[w.shown_mask() for w in masked_params(model)]
+    model = module_of(model)
+    before_state(model)
+    new = module_copy(model).eval()
+    masks = [w.shown_mask() for w in masked_params(model)]
     store_dense(new)
     for w,mask in zip(masked_params(new), masks): w.mask.copy_(mask)
     apply_masks(new)
@@ -195,12 +205,16 @@ def fold_norms(
     walk, # A `Walk` over it
 ) -> list: # Names of these layers
     "Fold each BatchNorm into the convolution or linear layer before it, if nothing else uses that layer"
-    products,norms,new,names = Counter(p.name for p in walk.products),Counter(n for *_,n in walk.normed),{},[]
+    products = Counter(p.name for p in walk.products)
+    norms = Counter(n for *_,n in walk.normed)
+    new,names = {},[]
     for x,weight,name in walk.normed:
         if weight is None or walk.uses[x]>1 or products[weight]>1 or norms[name]>1: continue
-        layer,bn = model.get_submodule(weight.rpartition('.')[0]),model.get_submodule(name)
+        layer = model.get_submodule(weight.rpartition('.')[0])
+        bn = model.get_submodule(name)
         if not isinstance(bn, _BatchNorm) or bn.running_mean is None or has_hooks(layer) or has_hooks(bn): continue
-        if (fused := _fused(layer, bn, x.ndim)) is None: continue
+        fused = _fused(layer, bn, x.ndim)
+        if fused is None: continue
         new |= {layer:fused, bn:nn.Identity()}
         names.append(weight.rpartition('.')[0])
     replace_layers(model, new)
@@ -245,7 +259,8 @@ def move_constants(
     ps,inner = _by_weight(groups.products),~groups.mask(groups.held)
     free,fixed = inner.clone(),inner.clone()
     for p in ps:
-        cols,bias = groups.root[p.cols],not p.padded and _bias_of(p.name, groups.model) is not None
+        cols = groups.root[p.cols]
+        bias = not p.padded and _bias_of(p.name, groups.model) is not None
         free[cols[p.reads()&~(p.const&((p.value==0)|bias))]] = False
         fixed[cols[p.reads()&~p.const]] = False
     for p in ps:
@@ -261,17 +276,20 @@ def _gather(groups, ps, gs):
     for p in ps:
         cols = groups.root[p.cols].flatten()
         if not among[cols].any(): continue
-        places,axis = {o:i for i,o in enumerate(cols.tolist()) if among[o]},[d for d,n in enumerate(p.cols.shape) if n>1]
+        places = {o:i for i,o in enumerate(cols.tolist()) if among[o]}
+        axis = [d for d,n in enumerate(p.cols.shape) if n>1]
         if len(axis)>1 or p.rows is not None and p.rows.shape[axis[0]]>1: return  # a depthwise one adds nothing up
         if len(places)<len(gs) or among[cols].sum()>len(gs): return
         idx = torch.tensor([places[o] for o in gs])
         found.append((p.w.data.movedim(axis[0], 0), idx, (p.value*p.const).expand(p.cols.shape).flatten()[idx]))
-    fits = [k for k in range(len(gs)) if all(v[k]!=0 or not v.any() for *_,v in found)]
-    if not fits: return
+    fits = torch.ones(len(gs), dtype=torch.bool)
+    for *_,v in found: fits &= (v!=0)|~v.any()
+    if not fits.any(): return
+    k = int(fits.int().argmax())
     for w,idx,v in found:
         total = (w[idx]*v.view(-1, *[1]*(w.ndim-1))).sum(0)
         w[idx] = 0
-        if v.any(): w[idx[fits[0]]] = total/v[fits[0]]
+        if v.any(): w[idx[k]] = total/v[k]
 
 # %% ../../nbs/725_cut.shrink.ipynb #b0f6244b
 def _like(new, plain):

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from fastcore.basics import *
 from ..contract import axes_of
-from ..prune.inputs import Calibration,Dense,EndForward,holds_experts,layer_calls,layers_in_order,listening,product_of,Unreached
+from ..prune.inputs import Calibration,Dense,EndForward,holds_experts,layer_calls,layers_in_order,listening,owners_of,product_of,Unreached
 from ..prune.layerwise import eager_experts,gram,in_own_order,least_squares,prunable
 from functools import partial
 from torch import nn
@@ -111,9 +111,8 @@ def solvable(
     reader:Reader, # One of its weights
 ) -> bool:
     "Is the weight multiplied by inputs that can be seen?"
-    owners = [m for m in model.modules() if any(p is reader.p for p in m._parameters.values())]
-    if any(product_of(m)!=product_of(reader.module) for m in owners): return False
-    return prunable(reader)
+    if not prunable(reader): return False
+    return all(product_of(m)==product_of(reader.module) for m in owners_of(model, reader.p))
 
 # %% ../../nbs/718_cut.solve.ipynb #9fa3438b
 def solved(
@@ -144,7 +143,8 @@ def solved(
 def paired_data(model, data, n_samples, bs):
     "A `Calibration` of data that run through the cut and the dense network"
     calib = Calibration(model, data, n_samples, bs)
-    if calib.loop is not None: raise ValueError("heal is a function, and the cut and the dense network need the same batches: pass these")
+    if calib.loop is not None: raise ValueError("heal is a function, "
+        "and the cut and the dense network need the same batches: pass these")
     return calib
 
 def seen_in(calib, i, module, look):
@@ -169,13 +169,16 @@ def fit_outputs(
     total,n = 0,w.shape[1]
     try: torch.empty(3, n, n, dtype=w.dtype, device=w.device)
     except RuntimeError as e:
-        raise ValueError(f"heal fits {n} columns at once, and its matrices of {n} by {n} don't fit in memory: leave out heal, and tune") from e
+        raise ValueError(f"heal fits {n} columns at once, "
+            f"and its matrices of {n} by {n} don't fit in memory: leave out heal, and tune") from e
     for i in range_of(calib.batches):
         (x,more),y = seen_in(calib, i, *mine),seen_in(dense, i, *theirs)
         if len(x)!=len(y): raise Unreached('it sees other tokens than in the dense network')
         total = total+gram(torch.cat([x, y-more], 1)[None])[0,0]
-    if not total.isfinite().all(): raise ValueError("what a layer reads or returns is not finite: look at data and model first")
-    eye,live = torch.eye(len(w)).to(w),torch.ones_like(w, dtype=torch.bool)
+    if not total.isfinite().all(): raise ValueError("what a layer reads or returns is not finite: "
+        "look at data and model first")
+    eye = torch.eye(len(w)).to(w)
+    live = torch.ones_like(w, dtype=torch.bool)
     new = solve_rows(w, eye, live, total[:n,:n], total[n:,:n], damp)
     if not new.isfinite().all(): raise torch.linalg.LinAlgError(_singular)
     return new
@@ -208,19 +211,25 @@ def elimination_losses(
     "The squared error of outputs when a unit goes, after all that are needed less"
     damped = H+damp*H.diagonal().mean()*torch.eye(len(H)).to(H)
     inv,w = torch.cholesky_inverse(torch.linalg.cholesky(damped)),w.clone()
-    res,left,lost = torch.zeros(len(parts)).to(H),torch.arange(len(parts)),0.
+    res = torch.zeros(len(parts)).to(H)
+    left = torch.arange(len(parts))
+    lost = 0.
     step = max(len(parts)//100, 1)
     while len(left):
         cols = parts[left]
-        inner,own = inv[cols[:,:,None],cols[:,None]],w[:,cols].permute(1, 2, 0)
+        inner = inv[cols[:,:,None],cols[:,None]]
+        own = w[:,cols].permute(1, 2, 0)
         alone = (own*torch.linalg.solve(inner, own)).sum((1,2))
-        out = alone.argsort(stable=True)[:step]
+        order = alone.argsort(stable=True).cpu()
+        out = order[:step]
         at = cols[out].flatten()
-        shares = torch.linalg.solve(inv[at][:,at], inv[at])
-        lost += (w[:,at]@torch.linalg.solve(inv[at][:,at], w[:,at].T)).trace()
-        w,inv = w-w[:,at]@shares,inv-inv[:,at]@shares
+        inner = inv[at][:,at]
+        shares = torch.linalg.solve(inner, inv[at])
+        lost += (w[:,at]@torch.linalg.solve(inner, w[:,at].T)).trace()
+        w = w-w[:,at]@shares
+        inv = inv-inv[:,at]@shares
         res[left[out]] = lost
-        left = torch.cat([left[:0], left[torch.ones(len(left), dtype=torch.bool).index_fill(0, out.cpu(), False)]])
+        left = left[order[step:].sort().values]
     return res
 
 # %% ../../nbs/718_cut.solve.ipynb #972da38d
@@ -232,7 +241,8 @@ def unit_losses(
     damp:float=.001, # As in `solved`
 ) -> torch.Tensor: # Over all units; NaN for those that no reader sees
     "What each unit costs after the others were fitted, added up over all weights that read it"
-    todo,res = [o for o in readers if solvable(calib.model, o)],torch.full((len(free),), torch.nan).double()
+    todo = [o for o in readers if solvable(calib.model, o)]
+    res = torch.full((len(free),), torch.nan).double()
     with eager_experts(calib.model):
         reached,calls = layer_calls(calib, todo)
         for reader,statistic in layers_in_order(calib, reached, calls):
@@ -245,11 +255,9 @@ def unit_losses(
 
 def _by_group(reader, found):
     "Rows of a weight and products of its inputs: for each expert that tokens reach, or for each group of a convolution"
-    if isinstance(found, dict):
-        ws = reader.rows(reader.p.detach().double(), len(found))
-        return [(ws[e],both[0,0]) for e,(both,_) in found.items()]
-    H = found[0][0]
-    return zip(reader.rows(reader.p.detach().double(), len(H)), H)
+    sums = {e:both[0,0] for e,(both,_) in found.items()} if isinstance(found, dict) else dict(enumerate(found[0][0]))
+    ws = reader.rows(reader.p.detach().double(), len(sums))
+    return [(ws[e],H) for e,H in sums.items()]
 
 def _columns(labels, n, free):
     "The free units among `labels`, and the columns of each; none where units have different numbers of them"

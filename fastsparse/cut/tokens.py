@@ -8,31 +8,36 @@ __all__ = ['needed_tokens', 'prune_tokens']
 # %% ../../nbs/726_cut.tokens.ipynb #238d7f68
 import json,torch
 from fastcore.basics import *
-from ..contract import masked_params,module_of
+from ..contract import module_of
+from .groups import need_plain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from torch import nn
 
 # %% ../../nbs/726_cut.tokens.ipynb #4f654cae
-def _told(tokenizer):
+def _spec_of(tokenizer):
     "The description of a WordPiece tokenizer"
     backend = getattr(tokenizer, 'backend_tokenizer', None)
-    told = None if backend is None else json.loads(backend.to_str())
-    kind = type(tokenizer).__name__ if told is None else told['model']['type']
-    if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and WordPiece, as BERT's, and fastai's Numericalize can lose tokens: keep its tokens")
-    return told
+    spec = None if backend is None else json.loads(backend.to_str())
+    kind = type(tokenizer).__name__ if spec is None else spec['model']['type']
+    if kind!='WordPiece': raise ValueError(f"the tokenizer is of kind {kind}, and WordPiece, as BERT's, and fastai's Numericalize "
+        "can lose tokens: keep its tokens")
+    return spec
 
 def needed_tokens(
     tokenizer, # Of transformers, of kind WordPiece
     texts, # Texts, as a list
 ) -> list: # Numbers of the tokens that stay, ascending
     "The tokens of texts, single characters, and special tokens"
-    told = _told(tokenizer)
-    if isinstance(texts, str): raise ValueError("texts is one text, and must be a list of texts: pass [texts]")
-    vocab,mark = told['model']['vocab'],told['model']['continuing_subword_prefix']
+    spec = _spec_of(tokenizer)
+    if isinstance(texts, str): raise ValueError("texts is one text, and must be a list of texts: "
+        "pass [texts]")
+    vocab = spec['model']['vocab']
+    mark = spec['model']['continuing_subword_prefix']
     found = {i for text in texts for i in tokenizer(text)['input_ids']}
-    special = {o['id'] for o in told['added_tokens']} | {*tokenizer.all_special_ids} | {vocab[told['model']['unk_token']]}
-    return sorted(found | special | {i for t,i in vocab.items() if len(t.removeprefix(mark))==1})
+    special = {vocab[spec['model']['unk_token']], *tokenizer.all_special_ids, *(o['id'] for o in spec['added_tokens'])}
+    single = {i for t,i in vocab.items() if len(t.removeprefix(mark))==1}
+    return sorted(found | special | single)
 
 # %% ../../nbs/726_cut.tokens.ipynb #e5bc8c72
 def _renumbered(o, new):
@@ -46,18 +51,18 @@ def _renumbered(o, new):
     if isinstance(o.get('ids'), list): res['ids'] = [new[i] for i in o['ids']]
     return res
 
-def _smaller(tokenizer, stay):
-    "A tokenizer with the tokens `stay`"
-    new = {old:i for i,old in enumerate(stay)}
+def _smaller(tokenizer, new):
+    "A tokenizer with `new` numbers of tokens"
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        file,settings = Path(folder)/'tokenizer.json',Path(folder)/'tokenizer_config.json'
-        told = json.loads(file.read_text(encoding='utf-8'))
-        vocab = told['model'].pop('vocab')
-        told = {k:_renumbered(v, new) if k in ('added_tokens','post_processor') else v for k,v in told.items()}
-        told['model']['vocab'] = {t:new[i] for t,i in sorted(vocab.items(), key=lambda o: o[1]) if i in new}
-        if told.get('padding'): told['padding']['pad_id'] = new[told['padding']['pad_id']]
-        file.write_text(json.dumps(told, ensure_ascii=False), encoding='utf-8')
+        file = Path(folder)/'tokenizer.json'
+        settings = Path(folder)/'tokenizer_config.json'
+        spec = json.loads(file.read_text(encoding='utf-8'))
+        vocab = spec['model'].pop('vocab')
+        spec = {k:_renumbered(v, new) if k in ('added_tokens','post_processor') else v for k,v in spec.items()}
+        spec['model']['vocab'] = {t:new[i] for t,i in sorted(vocab.items(), key=lambda o: o[1]) if i in new}
+        if spec.get('padding'): spec['padding']['pad_id'] = new[spec['padding']['pad_id']]
+        file.write_text(json.dumps(spec, ensure_ascii=False), encoding='utf-8')
         own = json.loads(settings.read_text(encoding='utf-8'))
         decoder = own.get('added_tokens_decoder', {})
         own |= dict(added_tokens_decoder={str(new[int(i)]):v for i,v in decoder.items()})
@@ -84,14 +89,17 @@ def _cut_rows(model, tables, head, stay):
 def _prune_vocab(model, numericalize, texts):
     "What `prune_tokens` does with a vocabulary of fastai"
     if not isinstance(model, nn.Module):
-        raise ValueError("the loaders of a Learner would keep the old numbers: pass learn.model, and build loaders with the Numericalize that is returned")
-    if masked_params(model): raise ValueError("the model is sparse: call unsparsify first, prune tokens, and make it sparse again")
-    if isinstance(texts, str) or any(isinstance(o, str) for o in texts): raise ValueError("texts holds strings, and Numericalize reads lists of tokens: tokenize them first")
+        raise ValueError("the loaders of a Learner would keep the old numbers: "
+            "pass learn.model, and build loaders with the Numericalize that is returned")
+    need_plain(model, 'tokens')
+    if any(isinstance(o, str) for o in texts):
+        raise ValueError("texts holds strings, and Numericalize reads lists of tokens: tokenize them first")
     from fastai.text.core import defaults
     from fastai.text.models.core import LinearDecoder
     vocab,needed = [*numericalize.vocab],{t for text in texts for t in text}.union(defaults.text_spec_tok)
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings==len(vocab)]
-    if not tables: raise ValueError(f"no embedding of {type(model).__name__} has {len(vocab)} rows, one for each token: pass the Numericalize of this model")
+    if not tables: raise ValueError(f"no embedding of {type(model).__name__} has {len(vocab)} rows, one for each token: "
+        "pass the Numericalize of this model")
     stay = [i for i,t in enumerate(vocab) if t in needed]
     new = {old:i for i,old in enumerate(stay)}
     _cut_rows(model, tables, first(m.decoder for m in model.modules() if isinstance(m, LinearDecoder)), stay)
@@ -109,13 +117,16 @@ def prune_tokens(
     "Leave out tokens that texts don't need, with their rows of the embedding"
     if hasattr(tokenizer, 'o2i'): return _prune_vocab(model, tokenizer, texts)
     model = module_of(model)
-    if masked_params(model): raise ValueError("the model is sparse: call unsparsify first, prune tokens, and make it sparse again")
+    need_plain(model, 'tokens')
     if not hasattr(model, 'get_input_embeddings'):
-        raise ValueError(f"{type(model).__name__} is no model of transformers, whose embedding is known: keep its tokens")
+        raise ValueError(f"{type(model).__name__} is no model of transformers, whose embedding is known: "
+            "keep its tokens")
     stay,table = needed_tokens(tokenizer, texts),model.get_input_embeddings()
     if stay[-1]>=table.num_embeddings:
-        raise ValueError(f"the tokenizer has a token of number {stay[-1]}, and the model {table.num_embeddings} of them: pass the tokenizer of this model")
-    new,small = {old:i for i,old in enumerate(stay)},_smaller(tokenizer, stay)
+        raise ValueError(f"the tokenizer has a token of number {stay[-1]}, and the model {table.num_embeddings} of them: "
+            "pass the tokenizer of this model")
+    new = {old:i for i,old in enumerate(stay)}
+    small = _smaller(tokenizer, new)
     _cut_rows(model, [table], model.get_output_embeddings(), stay)
     if table.padding_idx is not None: table.padding_idx = new.get(table.padding_idx)
     config = model.config.get_text_config()

@@ -7,6 +7,8 @@ import torch
 from collections import namedtuple
 from dataclasses import dataclass
 from fastcore.basics import *
+from fastcore.imports import noop
+from functools import partial
 from itertools import repeat
 from torch.nn.attention import SDPBackend,sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -36,6 +38,7 @@ def _without(varies, dims):
     for d in dims: varies = varies.any(d, keepdim=True)
     return varies
 
+def _tensors(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
 def _settled(varies): return varies if isinstance(varies, bool) else bool(varies.any()) and (bool(varies.all()) or compact(varies))
 def _at_rank(t, n): return t[(None,)*(n-t.ndim)]
 def _as_tensor(varies): return torch.tensor(varies) if isinstance(varies, bool) else varies
@@ -80,9 +83,8 @@ class Walk(TorchDispatchMode):
         modules,xb = {m:n for n,m in self.model.named_modules()},fresh(xb)
         def push(m, *_): self.stack.append(modules[m])
         def pop(*_): del self.stack[-1]
-        handles = [h for m in modules for h in (m.register_forward_pre_hook(push), m.register_forward_hook(pop, always_call=True))]
-        for t in tree_leaves(xb):
-            if isinstance(t, torch.Tensor): self.known[t] = Known([], True, t.is_floating_point())
+        handles = [m.register_forward_pre_hook(push) for m in modules]+[m.register_forward_hook(pop, always_call=True) for m in modules]
+        for t in _tensors(xb): self.known[t] = Known([], True, t.is_floating_point())
         try:
             with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), _Chances(self), self: out = call_model(self.model, xb)
         finally:
@@ -93,24 +95,24 @@ class Walk(TorchDispatchMode):
     def __torch_dispatch__(self, f, types, args=(), kw=None):
         "Each operation has a rule: a function of the walk and the call, that gives what is known of each result"
         kw,name = kw or {},f.overloadpacket.__name__
-        call = Call(f, name.rstrip('_'), args, kw, [t for t in tree_leaves((args, kw)) if isinstance(t, torch.Tensor)])
+        call = Call(f, name.rstrip('_'), args, kw, _tensors((args, kw)))
         decides = any(self.of(t).decides for t in call.tensors)
         for t in call.tensors: self.uses[t] = self.uses.get(t, 0)+1
         rule = _rules.get(call.op) or (_pointwise if torch.Tag.pointwise in f.tags else _moved if f.is_view else _unknown)
         known = rule(self, call)
         res = f(*args, **kw)
-        results = [t for t in tree_leaves(res) if isinstance(t, torch.Tensor)]
-        for t,k in zip(results, known): self.keep(t, k, call.op, decides, name!=call.op)
+        for t,k in zip(_tensors(res), known): self.keep(t, k, call.op, decides, name!=call.op)
         return res
 
     # What is neither parameter nor result, such as an input, has no labels: its size is given, so what meets it is pinned
     def of(self, t):
         "What is known of `t`; a parameter gets its labels when it is first read"
-        if (known := self.known.get(t)) is not None: return known
-        name = self.names.get(id(t))
-        known = self.known[t] = Known(self.new_labels(t.shape) if name is not None and t.is_floating_point() else [], False)
-        if known.layers: self.axes[name] = {d:o.flatten() for o in known.layers for d in varying(o)}
-        return known
+        if t in self.known: return self.known[t]
+        name,layers = self.names.get(id(t)),[]
+        if name is not None and t.is_floating_point(): layers = self.new_labels(t.shape)
+        if layers: self.axes[name] = {d:o.flatten() for o in layers for d in varying(o)}
+        self.known[t] = Known(layers, False)
+        return self.known[t]
 
     def new_labels(self, shape):
         "A layer for each axis"
@@ -158,7 +160,12 @@ class Walk(TorchDispatchMode):
             a,b = [self.uncut(o, varying(o)-both, op) for o in (a,b)]
             self.join(a, b)
             return [b]
-        return [o for o in (self.uncut(o, both, op) for o in (a,b)) if not varying(o)&both]
+        return self.solid([a,b], both, op)
+
+    def solid(self, layers, axes, op):
+        "The layers that don't vary along `axes` where nothing can be cut along these"
+        whole = [self.uncut(o, axes, op) for o in layers]
+        return [o for o in whole if not varying(o)&axes]
 
     def combine(self, operands, op):
         "The layers of a pointwise result of `operands`: pairs of layers and shape, all of the same rank"
@@ -186,9 +193,11 @@ def _any_of(found):
     n = max(o.ndim for o in found)
     return sum(_at_rank(o, n).int() for o in found)>0
 
+def _operand(walk, t, at=noop): return [at(o) for o in walk.of(t).layers],at(t).shape
+
 def _pointwise(walk, call):
     n = max((t.ndim for t in call.tensors), default=0)
-    ranked = [([_at_rank(o, n) for o in walk.of(t).layers], (1,)*(n-t.ndim)+tuple(t.shape)) for t in call.tensors]
+    ranked = [_operand(walk, t, partial(_at_rank, n=n)) for t in call.tensors]
     varies = _any_of([walk.of(t).varies for t in call.tensors])
     if call.op=='mul' and len(call.tensors)==2 and varies is not False:
         for t in call.tensors:
@@ -202,21 +211,21 @@ def _moved(walk, call):
         def label(t): return layer.expand(x.shape).clone(memory_format=torch.contiguous_format) if t is x else t
         args,kwargs = tree_map_only(torch.Tensor, label, (call.args, call.kwargs))
         return tree_leaves(call.f(*args, **kwargs))
-    layers,varies = [move(o) for o in known.layers],[] if isinstance(known.varies, bool) else move(known.varies)
-    if not (layers or varies): return repeat(Known([], known.varies))
-    return [Known(own, o) for o,*own in zip(varies or repeat(known.varies), *layers)]
+    varies = repeat(known.varies) if isinstance(known.varies, bool) else move(known.varies)
+    layers = [move(o) for o in known.layers]
+    if not layers and isinstance(known.varies, bool): return repeat(Known([], known.varies))
+    return [Known(own, o) for o,*own in zip(varies, *layers)]
 
 def _cat(walk, call):
     stacked = call.op=='stack'
     ts = [t for t in call.tensors if t.numel() or stacked] or call.tensors[:1]
     d = call.kwargs.get('dim', call.args[1] if len(call.args)>1 else 0)%(ts[0].ndim+stacked)
     def lift(t): return t.unsqueeze(d) if stacked else t
-    shapes = [lift(t).shape for t in ts]
-    own = [[lift(o) for o in walk.of(t).layers] for t in ts]
+    own,shapes = zip(*[_operand(walk, t, lift) for t in ts])
     if any(shape[d] and not _those_along(layers, d) for layers,shape in zip(own, shapes)):
-        own = [[_as_a_whole(walk, o, d, call.op) for o in layers] for layers in own]
-    others = [([o for o in layers if d not in varying(o)], shape) for layers,shape in zip(own, shapes)]
-    layers = walk.combine(others, call.op)
+        own = [_as_a_whole(walk, layers, d, call.op) for layers in own]
+    others = [_those_along(layers, d, False) for layers in own]
+    layers = walk.combine([*zip(others, shapes)], call.op)
     along = [_those_along(layers, d) for layers in own]
     if any(along): layers.append(_in_a_row(walk, along, shapes, d, call.op))
     found = [walk.of(t).varies for t in ts]
@@ -224,12 +233,12 @@ def _cat(walk, call):
     parts = [lift(_as_tensor(o).expand(t.shape)) for o,t in zip(found, ts)]
     return [Known(layers, torch.cat(parts, d))]
 
-def _those_along(layers, d): return [o for o in layers if d in varying(o)]
+def _those_along(layers, d, yes=True): return [o for o in layers if (d in varying(o))==yes]
 
-def _as_a_whole(walk, layer, d, op):
+def _as_a_whole(walk, layers, d, op):
     "Heads with a part that has no labels go as a whole"
-    inner = d in varying(layer) and min(varying(layer))!=d
-    return walk.uncut(layer, {d}, op) if inner else layer
+    def is_inner(layer): return d in varying(layer) and min(varying(layer))!=d
+    return [walk.uncut(o, {d}, op) if is_inner(o) else o for o in layers]
 
 def _in_a_row(walk, along, shapes, d, op):
     "The layers `along` the axis `d` one after another, with pinned labels for tensors that have none"
@@ -243,7 +252,8 @@ def _in_a_row(walk, along, shapes, d, op):
     return torch.cat(parts, d)
 
 def _reduced(walk, call):
-    x,given = call.args[0],dict(zip(('dim','keepdim'), call.args[1:])) | call.kwargs
+    x = call.args[0]
+    given = dict(zip(('dim','keepdim'), call.args[1:])) | call.kwargs
     asked,keeps = given.get('dim'),given.get('keepdim', False)
     if isinstance(asked, int): asked = [asked]
     dims = {d%max(x.ndim, 1) for d in asked or range(x.ndim)}
@@ -252,27 +262,27 @@ def _reduced(walk, call):
             t = t.select(d, 0)
             if keeps: t = t.unsqueeze(d)
         return t
-    layers = [walk.uncut(o, dims, call.op) for o in walk.of(x).layers]
+    layers = walk.solid(walk.of(x).layers, dims, call.op)
     varies = _without(walk.of(x).varies, dims)
     if not isinstance(varies, bool): varies = cut(varies)
-    return repeat(Known([cut(o) for o in layers if not varying(o)&dims], varies))
+    return repeat(Known([*map(cut, layers)], varies))
 
 def _along(walk, call):
-    x,dim = call.args[0],{call.args[1]%max(call.args[0].ndim, 1)}
+    x = call.args[0]
+    dim = {call.args[1]%max(call.args[0].ndim, 1)}
     return [Known([walk.uncut(o, dim, call.op) for o in walk.of(x).layers], _without(walk.of(x).varies, dim))]
 
 def _resized(walk, call):
     x,op = call.args[0],call.op
     if op=='constant_pad_nd': last = {x.ndim-1-i//2 for i,n in enumerate(call.args[1]) if n}
-    else: last = {x.ndim-1-i for i in range(next(int(c) for c in op if c.isdigit()))}
-    layers = [walk.uncut(o, last, op) for o in walk.of(x).layers]
-    return repeat(Known([o for o in layers if not varying(o)&last], _without(walk.of(x).varies, last)))
+    else: last = {*range(x.ndim-int(first(filter(str.isdigit, op))), x.ndim)}
+    return repeat(Known(walk.solid(walk.of(x).layers, last, op), _without(walk.of(x).varies, last)))
 
 def _batch_norm(walk, call):
     x,w = call.args[:2]
     def at(t): return t.view(1, -1, *[1]*(x.ndim-2))
-    more = [([at(o) for o in walk.of(t).layers], at(t).shape) for t in call.tensors[1:]]
-    layers = walk.combine([(walk.of(x).layers, x.shape), *more], 'batch_norm')
+    more = [_operand(walk, t, at) for t in call.tensors[1:]]
+    layers = walk.combine([_operand(walk, x), *more], 'batch_norm')
     varies = walk.of(x).varies
     if walk.training and varies is not True:
         moves,const,value = _constants(walk, x, 1)
@@ -295,7 +305,8 @@ class _Chances(TorchFunctionMode):
 
     def __torch_function__(self, f, types, args=(), kwargs=None):
         own,name = kwargs or {},getattr(f, '__name__', '')
-        res,p = f(*args, **own),own.get('p', [*args[1:2], .5][0])
+        res = f(*args, **own)
+        p = own.get('p', [*args[1:2], .5][0])
         if self.walk.training and 'dropout' in name and p: self.scale(res, 'alpha' in name)
         return res
 
@@ -322,10 +333,13 @@ def _embedding(walk, call):
     return [Known([_at_rank(o[0], idx.ndim+1) for o in walk.of(w).layers if 1 in varying(o)])]
 
 def _index(walk, call):
-    x,idx,axes,varies = call.args[0],call.args[1],set(),[walk.of(t).varies for t in call.tensors]
+    x = call.args[0]
+    idx = call.args[1]
+    axes = set()
+    varies = [walk.of(t).varies for t in call.tensors]
     for i in idx: axes |= {*range(len(axes), len(axes)+(i.ndim if i is not None and i.dtype in (torch.bool,torch.uint8) else 1))}
     axes = {d for d in axes if d>=len(idx) or idx[d] is not None}
-    layers = [o for o in (walk.uncut(o, axes, call.op) for o in walk.of(x).layers) if not varying(o)&axes]
+    layers = walk.solid(walk.of(x).layers, axes, call.op)
     return [Known([call.f(o.expand(x.shape), idx) for o in layers], any(o is not False for o in varies))]
 
 def _item(walk, call):
@@ -352,18 +366,17 @@ def _summed(walk, layers, k, op, kept):
     for layer in layers:
         if varying(layer)=={k} and not kept: walk.pin(layer, walk.at(op))
         elif k in varying(layer) and not kept: walk.heads.append(layer.unique())
-    left = [walk.uncut(o, {k}, op) for o in layers if varying(o)!={k}]
-    return [o for o in left if k not in varying(o)]
+    return walk.solid([o for o in layers if varying(o)!={k}], {k}, op)
 
 def _with_bias(walk, layers, shape, bias, op, at):
     if bias is None: return layers
-    return walk.combine([(layers, shape), ([at(o) for o in walk.of(bias).layers], at(bias).shape)], op)
+    return walk.combine([(layers, shape), _operand(walk, bias, at)], op)
 
 def _mm(walk, call):
     bias,a,b = call.args[:3] if 'add' in call.op else (None,*call.args[:2])
     k = a.ndim-1  # the axis of the sum, behind the rows of `a` and before the columns of `b`
-    left = [o.unsqueeze(-1) for o in walk.of(a).layers],(*a.shape,1)
-    right = [o.unsqueeze(-3) for o in walk.of(b).layers],(*b.shape[:-2],1,*b.shape[-2:])
+    left = _operand(walk, a, lambda t: t.unsqueeze(-1))
+    right = _operand(walk, b, lambda t: t.unsqueeze(-3))
     layers = walk.combine([left, right], call.op)
     fixed = walk.of(b).varies is False
     kept = fixed and (b.ndim==2 or not b.stride(0))
@@ -374,14 +387,16 @@ def _mm(walk, call):
     def at(t): return _at_rank(t, len(shape))
     return [Known(_with_bias(walk, out, shape, bias, call.op, at), varies)]
 
+def _only_along(layers, d): return first(o for o in layers if varying(o)=={d})
+
 def _by_weight(walk, x, weight, layers):
     "Keep a product with a weight that the inputs don't change; which of its outputs depend on them?"
     k = x.ndim-1
     w = weight if weight.ndim==2 else weight[0]
     moves,const,value = [t[:,None] for t in _constants(walk, x, k)]
-    cols,rows = [next((o.flatten() for o in layers if varying(o)=={d}), None) for d in (k,k+1)]
-    if cols is not None: cols = cols[:,None]
-    if rows is not None: rows = rows[None]
+    cols,rows = _only_along(layers, k),_only_along(layers, k+1)
+    if cols is not None: cols = cols.view(-1, 1)
+    if rows is not None: rows = rows.view(1, -1)
     _multiplied(walk, w, rows, cols, const, value)
     return ((w!=0)&moves).any(0).view(*[1]*k, -1)
 
@@ -389,11 +404,13 @@ def _grouped_mm(walk, call):
     "Tokens (T,k), sorted by expert, times a weight (E,k,n) of all experts"
     a,w = call.args[:2]
     if a.ndim!=2 or w.ndim!=3 or walk.of(w).varies is not False: return _unknown(walk, call)
-    tokens = [o[:,None,:,None] for o in walk.of(a).layers],(len(a),1,a.shape[1],1)
-    experts = [o[None] for o in walk.of(w).layers],(1,*w.shape)
+    tokens = _operand(walk, a, lambda t: t[:,None,:,None])
+    experts = _operand(walk, w, lambda t: t[None])
     layers = walk.combine([tokens, experts], call.op)
     _,const,value = _constants(walk, a, 1)
-    cols,rows = [next((o[0] for o in layers if varying(o)=={d}), None) for d in (2,3)]
+    cols,rows = _only_along(layers, 2),_only_along(layers, 3)
+    if cols is not None: cols = cols[0]
+    if rows is not None: rows = rows[0]
     _multiplied(walk, w, rows, cols, const[:,None], value[:,None])
     for o in layers:
         if 1 in varying(o): walk.pin(o, walk.at(call.op))
@@ -429,8 +446,8 @@ class _ConvSpace:
 
     def weight_labels(self, layers, d):
         "Labels along the axis `d`, or along the groups, as they broadcast to the weight; None if there are none"
-        found = [*_those_along(layers, d), *_those_along(layers, 1)]
-        return self.to_w(found[0]) if found else None
+        found = first([*_those_along(layers, d), *_those_along(layers, 1)])
+        return None if found is None else self.to_w(found)
 
     def to_y(self, t): return t.expand(-1, self.g, self.O, *t.shape[3:]).flatten(1, 3) if varying(t)&{1,2} else t.flatten(1, 3)
 
@@ -440,7 +457,8 @@ def _convolution(walk, call):
     ones,positions = [1]*(x.ndim-2),{*range(4, 2+x.ndim)}
     space = _ConvSpace(g, w.shape[1] if turned else len(w)//g, x.shape[1]//g, len(ones), turned)
     def at(t): return t.view(1, -1, *ones)
-    inputs = [walk.uncut(space.of_x(o), positions, call.op) for o in walk.of(x).layers],space.of_x(x).shape
+    layers,shape = _operand(walk, x, space.of_x)
+    inputs = [walk.uncut(o, positions, call.op) for o in layers],shape
     weights = [space.of_w(o) for o in walk.of(w).layers if varying(o)<={0,1}],(1,g,space.O,space.I,*ones)
     layers = walk.combine([inputs, weights], call.op)
     kept,varies = walk.of(w).varies is False,True
@@ -454,7 +472,7 @@ def _convolution(walk, call):
     out = [space.to_y(o) for o in _summed(walk, layers, 3, call.op, kept) if not varying(o)&positions]
     return [Known(_with_bias(walk, out, (len(x),g*space.O,*ones), bias, call.op, at), varies)]
 
-# What stands in none of these lines is pointwise or a view by torch's own account of it, or unknown, and then all that it reads is pinned
+# An operation in none of these lines is pointwise or a view if torch says so, or else unknown, and then all that it reads is pinned
 _table = {
     _factory: 'zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty',
     _pointwise: '_to_copy copy clone hardswish native_dropout lift_fresh detach alias',  # labels at the same place go together

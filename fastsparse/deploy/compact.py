@@ -23,7 +23,8 @@ def pack(
     plan:dict, # Name of a layer → one of `storages`
 ) -> nn.Module: # `model`, or the new layer if that is all there is
     "Replace layers by ones that store live weights only"
-    layers,plan = storable(model, kernels=True),{n:renamed(how, 'rows') for n,how in plan.items()}
+    layers = storable(model, kernels=True)
+    plan = {n:renamed(how, 'rows') for n,how in plan.items()}
     for n,how in plan.items():
         need_choice('a layer of plan', n, layers)
         need_choice(f'the storage of {n}', how, storages)
@@ -73,7 +74,8 @@ def _kind_of(n_columns): return torch.short if n_columns<=2**15 else torch.int
 def _in_fours(crow, col):
     "Do rows 0 to 3 have the same columns, and rows 4 to 7, and so on?"
     counts = crow.diff()
-    if len(counts)%4 or not len(col) or bool((counts.view(-1, 4)!=counts[::4,None]).any()): return False
+    if len(counts)%4 or not len(col): return False
+    if (counts.view(-1, 4)!=counts[::4,None]).any(): return False
     shift = crow[:-1]-crow[:-1:4].repeat_interleave(4)  # from the first row of four
     first = torch.arange(len(col), device=col.device)-shift.repeat_interleave(counts)
     return col.equal(col[first])
@@ -99,10 +101,13 @@ class StoredMatrix(nn.Module):
 
     def checked(self):
         "A `SparseIndex` of copies of the buffers; a `RuntimeError` if kernels would read past the ends of the matrix"
-        shape,crow,col = [n//self.size for n in self.shape],self.crow.long(),self.col.view(-1).long()
+        shape = [n//self.size for n in self.shape]
+        crow = self.crow.long()
+        col = self.col.view(-1).long()
         fits = self.values.shape[:self.col.ndim]==self.col.shape and not self.col.is_floating_point()
-        ends = len(crow)==shape[0]+1 and not crow[0] and crow[-1]==len(col) and bool((crow.diff()>=0).all())
-        if not (fits and ends and bool(((col>=0)&(col<shape[1])).all())):
+        ends = len(crow)==shape[0]+1 and not crow[0] and crow[-1]==len(col) and (crow.diff()>=0).all()
+        inside = (col>=0)&(col<shape[1])
+        if not (fits and ends and inside.all()):
             raise RuntimeError(f"the places of live weights don't fit a {type(self).__name__} of {self.shape[0]} x {self.shape[1]}, "
                 "as after to_empty or a load of another file: load the state_dict() that it was saved with, or export the model again")
         return SparseIndex.of_parts(tuple(shape), crow.int(), col.to(_kind_of(shape[1])), _in_fours(crow, col))
@@ -142,7 +147,8 @@ class BlockMatrix(StoredMatrix):
         _check_type(w)
         w,live = w.detach().flatten(1),_live(w, live)
         self.shape,self.size = tuple(w.shape),min(_group_size(live), _group_size(live.t()))
-        if self.size==1: raise ValueError("the live weights form no square blocks: sparsify with structure='block 4x4'")
+        if self.size==1: raise ValueError("the live weights form no square blocks: "
+            "sparsify with structure='block 4x4'")
         bsr = w.to_sparse_bsr((self.size, self.size))
         self.values = _fixed(bsr.values())
         for name,t in dict(col=bsr.col_indices(), crow=bsr.crow_indices()).items(): self.register_buffer(name, t.int())
@@ -206,8 +212,9 @@ class PackedConv(PackedLayer):
 
     def forward(self, input):
         if input.ndim==len(self.stride)+1: return self(input[None])[0]
-        x = input[(slice(None),)*2+tuple(slice(None, None, s) for s in self.stride)].movedim(1, -1)
-        return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.matrix.shape[0]).movedim(-1, 1).contiguous()
+        x = input[...,*(slice(None, None, s) for s in self.stride)].movedim(1, -1)
+        y = self.product(x.reshape(-1, x.shape[-1]))
+        return y.view(*x.shape[:-1], self.matrix.shape[0]).movedim(-1, 1).contiguous()
 
 # %% ../../nbs/800_deploy.compact.ipynb #45f15a12
 class PackedKernel(nn.Module):
@@ -220,7 +227,8 @@ class PackedKernel(nn.Module):
         fits = isinstance(m, nn.Conv2d) and fits_kernel(m.weight)
         why = why_no_kernel(m) if fits else 'only a Conv2d has a product, of float32 or float64 on the CPU'
         if why: raise ValueError(f"{type(m).__name__} can't be stored as 'kernel': {why}")
-        w,live = m.weight.detach(),_live(m.weight.detach(), m._buffers.get('weight_mask'))
+        w = m.weight.detach()
+        live = _live(m.weight.detach(), m._buffers.get('weight_mask'))
         self.shape,self.stride,self.padding,self.dilation = tuple(w.shape),m.stride,padding_of(m),m.dilation
         self.values,self.bias = _fixed(w.flatten(1)[live]),None if m.bias is None else _fixed(m.bias)
         self.register_buffer('places', live.flatten().nonzero()[:,0].int())

@@ -25,6 +25,7 @@ from ..save.shapes import shared_copy
 from ..save.load import read_file,warn_if_unfinished,write_sparse
 from ..model.sparsify import unsparsify
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from torch import nn
@@ -120,7 +121,7 @@ def _live_places(plain):
     return zeros|{w.name:w.mask for w in masked_params(plain)}
 
 def _sparse_layers(plain, kernels=False):
-    return {n:m for n,m in storable(plain, kernels).items() if masked_params(m) or any(_many_zeros(p) for p in m.parameters())}
+    return {n:m for n,m in storable(plain, kernels).items() if masked_params(m) or any(map(_many_zeros, m.parameters()))}
 
 # %% ../../nbs/802_deploy.export.ipynb #166c2ecf
 @dataclass
@@ -184,7 +185,8 @@ def _mnn(job, path):
     with TemporaryDirectory() as folder:
         file = Path(folder)/'model.onnx'
         limits = save_onnx(job.plain, file, job.xb, job.dynamic_shapes)
-        layers,rivals = save_mnn(file, path, bool(job.int8)),dict(onnx=open_onnx(file.read_bytes()))
+        layers = save_mnn(file, path, bool(job.int8))
+        rivals = dict(onnx=open_onnx(file.read_bytes()))
         quantize_onnx(file, file, job.plain, [job.xb])
         rivals |= dict(int8=open_onnx(file.read_bytes()), torch=job.plain)
     run = open_mnn(path, *_names(job))
@@ -211,10 +213,12 @@ _files = dict(safetensors=('safetensors',), **dict.fromkeys(('onnx','mnn'), ('on
 
 def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
     if format not in [*_formats]:
-        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, _formats))}: {closest_name(format, _formats)}")
+        raise ValueError(f"format is {format!r:.80}, and must be one of {', '.join(map(repr, _formats))}: "
+            f"{closest_name(format, _formats)}")
     if format in _storages and not _sparse_layers(module_of(model)): need_masks(model)
     if sample is not None or format!='safetensors': need_batch(sample, 'sample')
-    if path is None and format in _files: raise ValueError(f"path is missing: the format {format!r} writes a file")
+    if path is None and format in _files: raise ValueError("path is missing: "
+        f"the format {format!r} writes a file")
     suffix = '' if path is None else check_place(path).suffix
     if suffix=='.pt2' and format in ('block','2:4'):
         raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
@@ -224,8 +228,10 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
             f"take another suffix, or format={suffix[1:]!r}")
     for n in batch_sizes or (): need_number('a size in batch_sizes', n, 1, whole=True)
     if dynamic_shapes is not None and format not in ('onnx','mnn') and suffix!='.pt2':
-        raise ValueError("dynamic_shapes is for 'onnx', 'mnn' and .pt2 files, and this export takes inputs of any size")
-    if int8 is not None and format not in ('onnx','mnn'): raise ValueError(f"int8 is for 'onnx' and 'mnn', and format is {format!r}")
+        raise ValueError("dynamic_shapes is for 'onnx', 'mnn' and .pt2 files, "
+            "and this export takes inputs of any size")
+    if int8 is not None and format not in ('onnx','mnn'): raise ValueError("int8 is for 'onnx' and 'mnn', "
+        f"and format is {format!r}")
     for name in _files.get(format, ()): need_package(name)
     if format=='mnn': engine_and_converter()
 
@@ -244,15 +250,17 @@ class ExportReport:
             setattr(self, name, {n:1e3*middle for n,(middle,_,_) in found.items()})
             self.quartiles[name] = {n:(1e3*low,1e3*high) for n,(_,low,high) in found.items()}
         rival = first(o for o in seconds if o not in ('ms','torch_ms'))
-        if rival: self.speedup = {n:statistics.median(b/a for a,b in zip(ts, seconds[rival][n])) for n,ts in seconds['ms'].items()}
+        def gain(n): return statistics.median(map(truediv, seconds[rival][n], seconds['ms'][n]))
+        if rival: self.speedup = {n:gain(n) for n in self.ms}
 
     @property
     def df(self):
         "A table with one row for each batch size"
         row = dict(format=self.format, bytes=self.bytes, share=round(self.bytes/self.dense_bytes, 4), error=self.error)
-        rows = [dict(row, batch=n, **{k:round(getattr(self, k)[n], 3) for k in self.quartiles}) for n in self.ms]
-        if self.speedup: rows = [dict(o, speedup=round(self.speedup[o['batch']], 2)) for o in rows]
-        return pd.DataFrame(rows or [row])
+        if not self.ms: return pd.DataFrame([row])
+        times = {k:[round(getattr(self, k)[n], 3) for n in self.ms] for k in self.quartiles}
+        if self.speedup: times['speedup'] = [round(self.speedup[n], 2) for n in self.ms]
+        return pd.DataFrame(dict(row, batch=[*self.ms], **times))
 
     def _shown(self):
         "The table with quartiles"
@@ -274,7 +282,8 @@ class _ByteCount:
 def _n_bytes(o):
     "Bytes of the file `o`, or of what `torch.save` writes of a module"
     if not isinstance(o, nn.Module): return Path(o).stat().st_size
-    torch.save(o.state_dict(), count := _ByteCount())
+    count = _ByteCount()
+    torch.save(o.state_dict(), count)
     return count.n
 
 # %% ../../nbs/802_deploy.export.ipynb #29c3146a
@@ -317,7 +326,8 @@ def _auto(job, path):
     plain,xb = job.plain,fresh(job.xb)
     try: new,_ = shrink_plain(plain, xb)
     except ValueError: new = shared_copy(plain)  # its graph can't be followed
-    layers,calls,best = {n:m for n,m in storable(new, kernels=True).items() if n in job.layers},{},{}
+    layers = {n:m for n,m in storable(new, kernels=True).items() if n in job.layers}
+    calls,best = {},{}
     with evaluating(new):  # removes the hooks
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): calls.setdefault(n, (args,kwargs))
@@ -329,8 +339,8 @@ def _auto(job, path):
         if k not in best: best[k] = _fastest(layers[n], *calls[n], ['rows'] if pt2 else ['rows','block','kernel'])
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
     new = pack(new, plan)
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (new,plain)]
-    if plan or sizes[0]!=sizes[1]:
+    n_new,n_plain = [sum(map(torch.numel, m.parameters())) for m in (new,plain)]
+    if plan or n_new!=n_plain:
         with evaluating(new), evaluating(plain): gain = speedup(lambda: call_model(plain, xb), lambda: call_model(new, xb))
         note = ' '.join(_held('for this batch size', [n for n in kinds if n not in plan]))
         if gain>1: return _Form(new.requires_grad_(False), plan, note, dict(dense=plain))
@@ -340,7 +350,7 @@ def _auto(job, path):
 def _timing_key(m, args, kwargs):
     "Of layers with equal keys one is timed"
     def size(a): return a.shape if isinstance(a, torch.Tensor) and not a.is_nested else type(a)
-    live,n = [sum(f(p) for p in m.parameters()) for f in (torch.count_nonzero, torch.numel)]
+    live,n = [sum(map(count, m.parameters())) for count in (torch.count_nonzero, torch.numel)]
     inputs = *map(size, args),*((k,size(a)) for k,a in kwargs.items())
     return type(m),*(p.shape for p in m.parameters()),inputs,getattr(m, 'stride', None),round(20*int(live)/max(n, 1))
 

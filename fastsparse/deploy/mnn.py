@@ -39,7 +39,8 @@ def mark_layers(
     helper,weights,layers = need_package('onnx.numpy_helper'),{t.name:t for t in model.graph.initializer},{}
     for node in model.graph.node:
         if node.op_type not in ('Conv','Gemm','MatMul') or node.input[1] not in weights: continue
-        w = helper.to_array(t := weights[node.input[1]])
+        t = weights[node.input[1]]
+        w = helper.to_array(t)
         sparsity = 1-np.count_nonzero(w)/w.size
         shape = w.shape if node.op_type=='Conv' or _is_turned(node) else w.shape[::-1]
         sparse = w.ndim>1 and not _has_groups(node) and sparsity>=pays_from(shape)
@@ -93,10 +94,12 @@ def refuse_for_mnn(
     "A `ValueError` that names a layer or a type of number which MNN can't run"
     for n,m in model.named_modules():
         if isinstance(m, nn.RNNBase):
-            raise ValueError(f"{n or 'the model'} is an nn.{type(m).__name__}, and 'mnn' takes no recurrent layers: export to 'onnx'")
+            raise ValueError(f"{n or 'the model'} is an nn.{type(m).__name__}, "
+                "and 'mnn' takes no recurrent layers: export to 'onnx'")
     for n,p in model.named_parameters():
         if p.is_floating_point() and p.dtype!=torch.float:
-            raise ValueError(f"{n} is of type {p.dtype}, and 'mnn' computes in float32: call .float() on the model and the sample")
+            raise ValueError(f"{n} is of type {p.dtype}, and 'mnn' computes in float32: "
+                "call .float() on the model and the sample")
 
 def _refuse_branches(model):
     for node in model.graph.node:
@@ -162,7 +165,8 @@ def save_mnn(
     model = _rewrite(onnx.load(onnx_file))
     _refuse_branches(model)
     layers = mark_layers(model, fill=not int8)
-    onnx.save(model, marked := Path(path).with_suffix('.onnx'))
+    marked = Path(path).with_suffix('.onnx')
+    onnx.save(model, marked)
     options = ['--detectSparseSpeedUp', *(['--weightQuantBits','8'] if int8 else [])]
     _,converter = engine_and_converter()
     try:
@@ -170,9 +174,11 @@ def save_mnn(
             converter.mnnconvert(['mnnconvert', '-f','ONNX', '--modelFile',str(marked), '--MNNModel',str(path), '--bizCode','x', *options])
             said = text()
     finally: marked.unlink()
-    if missing := re.search(r'Not Support: (.*)', said):
-        raise ValueError(f"MNN has no operator {missing[1].replace('ONNX::', '').strip()}: export to 'onnx', or change the forward")
-    if 'Converted Success' not in said: raise ValueError(f"MNN's converter failed, and wrote: {said.strip()[-300:]}")
+    missing = re.search(r'Not Support: (.*)', said)
+    missing = missing and missing[1].replace('ONNX::', '').strip()
+    if missing: raise ValueError(f"MNN has no operator {missing}: export to 'onnx', or change the forward")
+    if 'Converted Success' not in said: raise ValueError("MNN's converter failed, and wrote: "
+        f"{said.strip()[-300:]}")
     return layers
 
 # %% ../../nbs/807_deploy.mnn.ipynb #c099d649
@@ -187,7 +193,9 @@ def open_mnn(
     "Run a file in MNN on the CPU, with torch's number of threads"
     engine,_ = engine_and_converter()
     with silenced(): net = engine.nn.load_module_from_file(str(path), inputs, outputs, thread_num=torch.get_num_threads())
-    def variable(x): return engine.expr.const(a := _as_numbers(x), list(a.shape), engine.expr.NCHW, _kinds(engine)[a.dtype])
+    def variable(x):
+        a = _as_numbers(x)
+        return engine.expr.const(a, list(a.shape), engine.expr.NCHW, _kinds(engine)[a.dtype])
     def run(*args, **kwargs):
         found = net.forward([variable(x) for x in feeds(inputs, args, kwargs).values()])
         if not found: raise RuntimeError("MNN can't compute these shapes")

@@ -11,8 +11,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fastai.basics import *
 from fastai.callback.schedule import *
-from ..cut.groups import exact_copy,follow_groups,outputs_of
-from ..save.shapes import cut_channels,shared_copy
+from ..cut.groups import exact_copy,follow_groups
+from ..save.shapes import cut_channels
 from ..kernels.timing import shown
 from ..contract import masked_params,module_copy,need_batch,need_dense,need_fraction,same_random_state,shows_training
 from ..masks.selection import count_live,keyed_generator
@@ -36,8 +36,8 @@ def narrow_like(
 # %% ../../nbs/804_deploy.narrow.ipynb #359a8aad
 def _narrow_graph(model, fraction, xb, seed):
     "Keep a fraction of the channels of each space between layers"
-    exact,xb = exact_copy(new := module_copy(model), xb)
-    groups,written = follow_groups(exact, xb, norms=True),{}
+    new = module_copy(model)
+    groups,written = follow_groups(*exact_copy(new, xb), norms=True),{}
     for p in groups.products:
         if p.rows is not None and p.name: written |= dict.fromkeys(groups.root[p.rows].flatten().tolist(), p.name.rpartition('.')[0])
     gone,i = groups.mask([]),0
@@ -45,7 +45,7 @@ def _narrow_graph(model, fraction, xb, seed):
         if gs[0] not in written or groups.held.get(gs[0])=='it leaves the model': continue
         n = max(round(fraction*len(gs)), 1)
         own = groups.mask([gs[j] for j in torch.randperm(len(gs), generator=keyed_generator(seed, i))[n:]])
-        if gs[0] in groups.held or not _runs_without(exact, xb, groups.cuts(own)):
+        if gs[0] in groups.held or groups.without(own)[-1]:
             raise ValueError(f"the channels that {written[gs[0]]!r} writes can't be followed to the layers that read them: "
                 "make narrower models yourself, and pass them as widths, a dict of models by name")
         gone,i = gone|own,i+1
@@ -55,13 +55,6 @@ def _narrow_graph(model, fraction, xb, seed):
             new.get_parameter(name).data *= (cols.numel()/float((~gone[cols]).sum()))**.5
     cut_channels(new, groups.cuts(gone))
     return new.train()
-
-# %% ../../nbs/804_deploy.narrow.ipynb #e6a459f1
-def _runs_without(model, xb, cuts):
-    cut_channels(small := shared_copy(model), cuts)
-    try: outputs_of(small, xb)
-    except Exception: return False
-    return True
 
 # %% ../../nbs/804_deploy.narrow.ipynb #7b59f5c7
 def _narrow_config(model, fraction):
@@ -89,9 +82,8 @@ def n_weights(
     model:nn.Module, # Any module, also one with sparse compute
 ) -> int:
     "The number of parameters of `model`, without dead weights"
-    os = masked_params(model)
-    sparse = {id(o.p) for o in os}
-    return sum(p.numel() for p in model.parameters() if id(p) not in sparse)+sum(count_live(o.shown_mask()) for o in os)
+    live = {id(o.p):count_live(o.shown_mask()) for o in masked_params(model)}
+    return sum(live.get(id(p), p.numel()) for p in model.parameters())
 
 # %% ../../nbs/804_deploy.narrow.ipynb #4856a19f
 def train_timed(learn, n_epoch, lr, seed, sparsity, **kwargs):
@@ -127,8 +119,9 @@ class NarrowComparison:
 def better(self:NarrowComparison, a, b):
     "Is network `a` better than network `b`?"
     x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
-    if not (np.isfinite(x).all() and np.isfinite(y).all()): return bool(np.isfinite(x).all())  # one that diverges is the worse
-    error = sum(o.var()/len(o) if len(o)>1 else 0. for o in (x,y))**.5
+    if not np.isfinite(x).all(): return False  # one that diverges is the worse
+    if not np.isfinite(y).all(): return True
+    error = sum(o.var()/len(o) for o in (x,y) if len(o)>1)**.5
     return self.sign*(x.mean()-y.mean())>2*error
 
 # %% ../../nbs/804_deploy.narrow.ipynb #d47297cd
@@ -138,7 +131,8 @@ def finding(self:NarrowComparison):
     t = self.table
     dense = t.index[1:]
     best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
-    sparse,time = f'sparse at {self.sparsity:g}',f"in {t.seconds['sparse']:.2g} s of training"
+    sparse = f'sparse at {self.sparsity:g}'
+    time = f"in {t.seconds['sparse']:.2g} s of training"
     def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
     def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
     if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
@@ -184,12 +178,14 @@ def compare_with_narrow(
 ) -> NarrowComparison: # `finding`, `table` and `plot()`
     "Train a sparse network and narrower dense ones for the same time, and compare their validation scores"
     need_dense(learn)
-    if shows_training(learn): raise ValueError("the model is trained already: pass a learner with a new dense model")
+    if shows_training(learn): raise ValueError("the model is trained already: "
+        "pass a learner with a new dense model")
     need_fraction('sparsity', sparsity, '(0,1)')
     lrs = L(lrs) if lrs is not None else L(learn.lr/3, learn.lr, learn.lr*3)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1
     if not isinstance(widths, dict):
-        widths,xb = L(widths) if widths is not None else sorted({round((1-sparsity)**.5, 2), .5, 1.}),inputs_of(learn)
+        widths = L(widths) if widths is not None else sorted({round((1-sparsity)**.5, 2), .5, 1.})
+        xb = inputs_of(learn)
         widths = {f'dense of width {w:g}':learn.model if w==1 else narrow_like(learn.model, w, xb) for w in widths}
     models = {'sparse':learn.model, **widths}
     bar = iter(shown(range(len(models)*(len(lrs)+seeds)), progress))

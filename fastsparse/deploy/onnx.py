@@ -16,6 +16,7 @@ from ..cut.config import quiet
 from ..contract import call_model,evaluating,need_package,preserved,unfused
 from ..kernels.timing import float_outputs,fresh,output_error
 from ..model.running import inputs_in
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from torch import nn
@@ -75,7 +76,8 @@ def _two_rows(model, xb):
         axis = min(axis, x.ndim-1)
         return torch.cat([x,x], axis) if x.shape[axis]==1 else x
     (x,*others),spec = tree_flatten(xb)
-    for new in (resized(xb, 2), *(tree_unflatten([twice(x, 0), *(twice(o, axis) for o in others)], spec) for axis in (0,1))):
+    def doubled(axis): return tree_unflatten([twice(x, 0), *(twice(o, axis) for o in others)], spec)
+    for new in (resized(xb, 2), doubled(0), doubled(1)):
         try: run_once(model, new)
         except (RuntimeError,ValueError): continue
         return new
@@ -193,14 +195,16 @@ def _in_words():
         said = ' '.join(str(o) for o in (e, e.__cause__, getattr(e.__cause__, '__cause__', None)))
         found = re.search(r"<OpOverload\(op='([\w.]+)'", said)
         what = f'operator {found[1]}' if found else f"form of this model ({str(e.__cause__ or e).splitlines()[0]})"
-        raise ValueError(f"ONNX has no {what}, and nothing was written: change the forward, or export to a .pt2 file") from e
+        raise ValueError(f"ONNX has no {what}, and nothing was written: "
+            "change the forward, or export to a .pt2 file") from e
 
 # %% ../../nbs/806_deploy.onnx.ipynb #a522da67
 def _trace(model, path, xb, outputs):
     "Write what a forward does, for recurrent layers, whose lengths `torch.export` would fix, and return its limits"
     args,kwargs,inputs = arguments_of(model, fresh(xb))
     inputs = by_name(inputs)
-    axes = {k:{i:f'{k}_axis_{i}' for i in range(x.ndim)} for k,x in inputs.items()}
+    def names_of(k): return {i:f'{k}_axis_{i}' for i in range(inputs[k].ndim)}
+    axes = {k:names_of(k) for k in inputs}
     with preserved(model), quiet(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always', torch.jit.TracerWarning)
         names = dict(input_names=[*inputs], output_names=outputs)
@@ -219,11 +223,13 @@ _turned = {'>':'<', '<':'>', '>=':'<=', '<=':'>='}
 def _limit(guard, model, xb):
     "The sentence for a condition of `torch.export`; None if it isn't on one size, or if the model itself can't run beyond it"
     size = r"L\['(?P<name>\w+)'\]\S*?\.size\(\)\[(?P<axis>\d+)\]"
-    found = re.fullmatch(rf"{size} (?P<how>[=<>]+) (?P<n>\d+)", guard)
-    turned = None if found else re.fullmatch(rf"(?P<n>\d+) (?P<how>[=<>]+) {size}", guard)
-    if not (found := found or turned): return None
+    plain,turned = [re.fullmatch(o, guard) for o in (rf"{size} (?P<how>[=<>]+) (?P<n>\d+)", rf"(?P<n>\d+) (?P<how>[=<>]+) {size}")]
+    found = plain or turned
+    if found is None: return None
     how = _turned.get(found['how'], found['how']) if turned else found['how']
-    inputs,axis,n = arguments_of(model, xb)[2],int(found['axis']),int(found['n'])
+    inputs = arguments_of(model, xb)[2]
+    axis = int(found['axis'])
+    n = int(found['n'])
     text,step = _comparisons[how]
     if how!='==' and not _can_run(model, xb, axis, inputs[found['name']].shape[axis], n+step): return None
     return _valid('ONNX', [_axis_text(found['name'], inputs, axis, text.format(n))])
@@ -260,8 +266,9 @@ def fixed_sizes(
     with evaluating(model):
         for (axis,n),name in sorted(places.items()):
             text = _axis_text(name, inputs, axis, str(n))
-            known = any(f'axis {axis}' in o or text in o for o in limits)
-            if not known and not all(_takes(model, run, xb, axis, n, new, kind if exact else None) for new in {n+1, max(n//2, 1)}-{n}): texts.append(text)
+            if any(f'axis {axis}' in o or text in o for o in limits): continue
+            takes = partial(_takes, model, run, xb, axis, n, kind=kind if exact else None)
+            if not all(map(takes, {n+1, max(n//2, 1)}-{n})): texts.append(text)
     return [_valid(kind, texts)] if texts else []
 
 def _takes(model, run, xb, axis, n, new, kind):
@@ -365,10 +372,12 @@ def quantize_onnx(
     from onnxruntime.quantization import CalibrationDataReader,QuantFormat,QuantType,quantize_dynamic,quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
     if is_static(graph) and data in (None, True):
-        raise ValueError("int8 is True, and a network with convolutions needs data to choose its ranges: pass int8=dls.valid, or a list of batches")
+        raise ValueError("int8 is True, and a network with convolutions needs data to choose its ranges: "
+            "pass int8=dls.valid, or a list of batches")
     CalibrationDataReader.register(_Reader)
     with TemporaryDirectory() as folder, quiet():
-        quant_pre_process(file, ready := Path(folder)/'ready.onnx', skip_symbolic_shape=True)
+        ready = Path(folder)/'ready.onnx'
+        quant_pre_process(file, ready, skip_symbolic_shape=True)
         if not is_static(graph):
             convolutions = [n.name for n in graph.node if n.op_type=='Conv']
             quantize_dynamic(ready, path, per_channel=True, weight_type=QuantType.QInt8, nodes_to_exclude=convolutions)

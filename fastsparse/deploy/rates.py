@@ -28,8 +28,8 @@ def copy_of(learn, model=None):
     same = {k:getattr(learn, k) for k in ('loss_func','opt_func','lr','wd','splitter','wd_bn_bias','train_bn','moms')}
     cbs = [cb for cb in learn.cbs if type(cb) not in defaults.callbacks]
     trains = [cb for cb in cbs if type(cb).__module__ in _of_training]
-    if left := [cb for cb in cbs if cb not in trains and not isinstance(cb, DynamicSparseTrainingCallback)]:
-        warn(f"networks are compared without the learner's {', '.join(type(cb).__name__ for cb in left)}")
+    left = [type(cb).__name__ for cb in cbs if cb not in trains and not isinstance(cb, DynamicSparseTrainingCallback)]
+    if left: warn(f"networks are compared without the learner's {', '.join(left)}")
     return Learner(learn.dls, module_copy(ifnone(model, learn.model)), metrics=list(learn.metrics), cbs=[copy(cb) for cb in trains], **same)
 
 # %% ../../nbs/803_deploy.rates.ipynb #15ef98a8
@@ -88,8 +88,9 @@ def sweep_rates(learn, start_lr, end_lr, num_it):
     with as_was(learn):
         learn.create_opt()
         rates = [h['lr'] for h in learn.opt.hypers]
-        scale = bool(masked_params(learn.model)) and len(set(rates))==1  # groups such as SμPar's have rates of their own
-        scaled = [DynamicSparseTrainingCallback(method='static', scale_rates=True, repair=False, seed=0)] if scale else []
+        scaled = []
+        if masked_params(learn.model) and len(set(rates))==1:  # groups may have rates of their own
+            scaled.append(DynamicSparseTrainingCallback(method='static', scale_rates=True, repair=False, seed=0))
         sweep = Sweep([start_lr*r/rates[0] for r in rates], mults, scaled)
         with learn.no_logging(): learn.fit(num_it//len(learn.dls.train)+1, cbs=[sweep, *scaled])
     losses = pd.Series(sweep.losses).ewm(alpha=.1).mean()
@@ -118,7 +119,8 @@ def sparse_lr_find(self:Learner,
     need_number('num_it', num_it, 10, whole=True)
     is_sparse = bool(masked_params(self.model))
     if is_sparse and sparsity is not None:
-        raise ValueError(f"sparsity is {sparsity}, and the model has masks: leave sparsity out, or call unsparsify(learn) first")
+        raise ValueError(f"sparsity is {sparsity}, and the model has masks: "
+            "leave sparsity out, or call unsparsify(learn) first")
     if not is_sparse and sparsity is None: raise ValueError("the model is dense, and a sparse one takes other rates: "
         "pass sparsity=0.9, as fit_sparse will have, or call lr_find for a dense fit")
     if sparsity is not None:

@@ -23,7 +23,7 @@ class SparsityFound:
     "What `find_sparsity` measured"
     suggested:float # The highest sparsity at most `tolerance` worse than dense; 0 is dense
     runs:pd.DataFrame # A row for each training
-    narrow:NarrowComparison=None # The suggested network beside a narrow dense one that trained as long
+    narrow:NarrowComparison=None # The suggested network compared with a narrow dense one that trained as long
     why_no_narrow:str='' # Why `narrow` is None
     too_short:str='' # Why the trainings say nothing yet
 
@@ -92,7 +92,7 @@ def _add_narrow(found, learn, lr, seeds, sign, progress):
 def find_sparsity(
     learn:Learner, # A learner with a dense model; it isn't changed
     budget:int=40, # Epochs of all trainings together, without those of the narrow network
-    sparsities=(.8,.9,.95,.98), # Sparsities to try besides dense, each in (0,1)
+    sparsities=(.8,.9,.95,.98), # Sparsities to compare with dense, each in (0,1)
     seeds:int=2, # Trainings of each, 1 or more
     tolerance:float=.01, # How much worse than dense the metric may be, 0 or more
     lr_max=None, # The highest learning rate of the cycle; None is the learner's
@@ -115,7 +115,9 @@ def find_sparsity(
             f"pass budget={5*len(runs)} or more, or fewer sparsities"
         warn(too_short)
     with as_was(learn):  # refuses wrong settings
-        for s in sparsities: plan_fit(copy := copy_of(learn), n_epoch, s, lr_max, seed=0, **kwargs).start(copy)
+        for s in sparsities:
+            own = copy_of(learn)
+            plan_fit(own, n_epoch, s, lr_max, seed=0, **kwargs).start(own)
     with as_was(learn): rows = [_trial(learn, s, seed, n_epoch, lr_max, kwargs) for s,seed in shown(runs, progress)]
     res = SparsityFound(0., pd.DataFrame(rows), too_short=too_short)
     sign = 1 if higher_is_better or not len(learn.metrics) else -1

@@ -15,7 +15,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from ..contract import axes_of,call_with,closest_name,decide,draw_seed,enforce_masks,masked_params,module_of,need_bools
 from ..contract import need_choice,need_number,need_values,weight_of
-from ..core.patterns import assign,read_rules
+from ..core.patterns import settings_of
 from ..masks.schedules import Schedule
 from .sparseness import as_sparseness,Dense,Sparseness
 from ..masks.selection import count_live,keyed_generator,sparsity_from_tensor,zero_dead_
@@ -93,7 +93,8 @@ def _chosen(settings, score, x, seed, step, axes):
     score,f = score.detach(),settings['score_func']
     if f is not None and x is not None:
         new = f(score.clone(), x.detach())
-        if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, and must return {tuple(score.shape)}")
+        if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, "
+            f"and must return {tuple(score.shape)}")
         score = new.detach().to(score)
     def mask_of(sparseness, i): return sparseness.for_axes(axes).mask(score, keyed_generator(seed, i, step))
     mask,back = mask_of(settings['sparseness'], 0),settings['backward_sparseness']
@@ -116,7 +117,8 @@ def update_mask(self:Sparsify,
 ):
     "Store `score`, and choose a new mask by it"
     shape = tuple(self.score.shape)
-    if score.shape!=shape: raise ValueError(f"the score has shape {tuple(score.shape)}, and must have {shape}")
+    if score.shape!=shape: raise ValueError(f"the score has shape {tuple(score.shape)}, "
+        f"and must have {shape}")
     self.set_mask(*self.choose(self.settings, score.to(self.score)))
 
 @patch
@@ -145,7 +147,8 @@ def forward(self:Sparsify, x):
     "`x` where the mask is `True`, zero elsewhere; in training the mask is updated first"
     shape = self.score.shape
     if x.shape[x.ndim-len(shape):]!=shape or x.ndim<len(shape):
-        raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, {tuple(shape)}")
+        raise ValueError(f"the tensor has shape {tuple(x.shape)}, and must end in the score's, "
+            f"{tuple(shape)}")
     in_backward = torch._C._current_graph_task_id()!=-1
     if self.training and not self.used and not in_backward:
         self.warn_if_untrained()
@@ -170,7 +173,7 @@ def update_settings(self:Sparsify,
     sparseness=None, # A text, a `Structure` or a `Sparseness`; None leaves it
     **changes # Other settings, or fields of the sparseness
 ):
-    "Change settings; nothing is changed if one is refused"
+    "Change settings; nothing is changed if one raises an error"
     update_all([self], **({} if sparseness is None else dict(sparseness=sparseness)), **changes)
 
 @patch
@@ -179,8 +182,10 @@ def changed(self:Sparsify, **changes):
     new = {k: changes.pop(k, v) for k,v in self.settings.items()}
     sparseness = as_sparseness(new['sparseness'])
     known = [o.name for o in fields(sparseness)]
-    if bad := first(k for k in changes if k not in known): raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
-    new = _checked(**new | dict(sparseness=sparseness.with_fields(**changes) if changes else sparseness))
+    bad = first(k for k in changes if k not in known)
+    if bad: raise ValueError(f"{bad!r} can't be set: choose from {', '.join([*new, *known])}")
+    if changes: sparseness = sparseness.with_fields(**changes)
+    new = _checked(**new | dict(sparseness=sparseness))
     return None if new==self.settings else (new, self.choose(new, self.score, self.scored()))
 
 def update_all(
@@ -203,9 +208,9 @@ def apply_settings(self:Sparsify, settings, choice):
 # %% ../../nbs/551_learned.masks.ipynb #ca260be5
 @patch
 def get_extra_state(self:Sparsify):
-    "What the state dict holds besides tensors: settings and counts"
-    names = 'sparseness','backward_mode','backward_sparseness','every','seed','step'
-    return {k: str(v) if isinstance(v, Sparseness) else v for k,v in ((k, getattr(self, k)) for k in names)}
+    "Settings and counts for the state dict"
+    def plain(v): return str(v) if isinstance(v, Sparseness) else v
+    return {k:plain(getattr(self, k)) for k in ('sparseness','backward_mode','backward_sparseness','every','seed','step')}
 
 @patch
 def set_extra_state(self:Sparsify, state):
@@ -299,15 +304,14 @@ def _learnable(model, sparseness, include):
     "Name, module, attribute and sparseness of each weight that is to learn"
     entries = decide(model, include)
     if not isinstance(sparseness, (dict,list)):
-        usual = [o for o in entries if not o.dense_reason]
         if include is None: warn_if_missed(entries)
-        return [(*o[:3], as_sparseness(sparseness)) for o in usual]
+        return [(*o[:3], as_sparseness(sparseness)) for o in entries if not o.dense_reason]
     def may_learn(o):
         if not o.dense_reason or isinstance(o.module, (nn.Embedding,nn.EmbeddingBag)): return True
         return o.p.ndim>1 and o.p.is_floating_point() and o.dense_reason.startswith('in ')
-    entries,rules = [o for o in entries if may_learn(o)],read_rules(sparseness, 'sparseness')
-    taken = assign(rules, [o.name for o in entries], [o.p for o in entries], model)
-    return [(*o[:3], as_sparseness(rules[k][1])) for o,k in zip(entries, taken) if k is not None and rules[k][1] is not None]
+    entries = [o for o in entries if may_learn(o)]
+    found = settings_of(sparseness, [o.name for o in entries], [o.p for o in entries], model, 'sparseness')
+    return [(*o[:3], as_sparseness(own)) for o,own in zip(entries, found) if own is not None]
 
 # %% ../../nbs/551_learned.masks.ipynb #c22a2a73
 @delegates(Sparsify, but=['shape','sparseness','backward_mode','seed'])
@@ -323,8 +327,10 @@ def learn_masks(
     "Give weights of `model` learned masks, which are chosen again at each training step"
     learn,model = (None,model) if isinstance(model, nn.Module) else (model,module_of(model))
     need_bools(rescale=rescale)
-    if bad := first(k for k in settings if k not in _setting_names):
-        raise TypeError(f"{bad!r} is no setting of learned masks: {closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))}")
+    bad = first(k for k in settings if k not in _setting_names)
+    if bad:
+        near = closest_name(bad, _setting_names, 'take one of '+', '.join(_setting_names))
+        raise TypeError(f"{bad!r} is no setting of learned masks: {near}")
     if masked_params(model): raise ValueError("the model has masks already: change learned ones with update_settings, or remove masks first, "
         "with fold_masks(model) and unsparsify(model)")
     weights = _learnable(model, sparseness, also)
@@ -401,7 +407,8 @@ class LearnedMaskCallback(Callback):
         "Bind the schedules, and lower `every` in a short fit"
         self.sps,n = sparsifiers(self.learn.model),len(self.dls.train)
         if not self.sps:
-            raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: call learn_masks(learn) before the fit")
+            raise ValueError(f"{type(self.learn.model).__name__} has no learned masks to change: "
+                "call learn_masks(learn) before the fit")
         run = dict(n_steps=self.n_epoch*n, batch_size=self.dls.train.bs, steps_per_epoch=n)
         most = max(self.n_epoch*n//self.refreshes, 1) if self.refreshes and 'every' not in self.schedules else None
         self.was = {sp:sp.every for sp in self.sps if most and sp.every>most}

@@ -31,7 +31,8 @@ class Sparseness:
         "Make a mask from `score`"
         mask = call_with(self.choose, score.detach(), generator=generator)
         if mask.shape==score.shape and mask.dtype==torch.bool: return mask
-        raise ValueError(f"{self} made a mask of {mask.dtype} and shape {tuple(mask.shape)}, and must make bools of shape {tuple(score.shape)}")
+        raise ValueError(f"{self} made a mask of {mask.dtype} and shape {tuple(mask.shape)}, "
+            f"and must make bools of shape {tuple(score.shape)}")
 
 # %% ../../nbs/550_learned.sparseness.ipynb #49c36e31
 class Dense(Sparseness):
@@ -53,8 +54,10 @@ class TopOf(Sparseness):
         structure,density = as_structure(self.structure),self.density
         if isinstance(structure, Unstructured): structure,density = Unstructured(),structure.density if density is None else density
         if density is None and structure.sparsity is None:
-            raise ValueError(f"the structure {str(structure)!r} has no density: write one before it, as in 'top 0.1 {structure}'")
-        if density is not None and not 0<=density<=1: raise ValueError(f"density is {density}, and must lie in [0,1]")
+            raise ValueError(f"the structure {str(structure)!r} has no density: "
+                f"write one before it, as in 'top 0.1 {structure}'")
+        if density is not None and not 0<=density<=1: raise ValueError(f"density is {density}, "
+            "and must lie in [0,1]")
         object.__setattr__(self, 'structure', structure)
         object.__setattr__(self, 'density', density if density is None else float(density))
 

@@ -31,8 +31,6 @@ class Rows(Dense):
     "Live values only, in the order of the mask"
     kind,copied,plain = 'rows',Dense,False
     note,locked = 'live weights only',f'is stored sparse: {_way_out}, first'
-    places = None  # of the gradient, as an average of gradients reads them
-
     p = property(lambda self: self.weight.p)
     shape = property(lambda self: self.weight.shape)
     index = property(lambda self: self.p.cell.index)
@@ -65,6 +63,10 @@ class Rows(Dense):
         return LiveTensor(cell)
 
     def live_part(self, grad): return self.live(grad).cell.values
+
+    def scaled_step(self, p):
+        before = self.values.clone()
+        return lambda rate: self.values.copy_(before.lerp_(self.values, rate))
 
     def terms(self, values):
         "The dense gradient of this step, changed as live ones were, which are `values` now; None if there is none"
@@ -303,11 +305,9 @@ def read_grad(self:Rows, places=None):
     return out.index_copy_(0, lives, values.index_select(0, self.index.find(places.index_select(0, lives))))
 
 @patch
-def gradient(self:Rows, dense):
-    "What an average of gradients adds: the dense one, or live values and their places"
-    if dense: return self.read_grad(),
-    if self.places is None or self.places[0] is not self.index: self.places = self.index,Places(self.index.places, self.shape)
-    return self.live_part(self.p.grad),self.places[1]
+def live_places(self:Rows):
+    if self.found[0] is not self.index: self.found = self.index,Places(self.index.places, self.shape)
+    return self.found[1]
 
 # %% ../../nbs/516_live.weight.ipynb #b3f95925
 @patch

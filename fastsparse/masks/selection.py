@@ -195,7 +195,7 @@ def put_(
     own = t if type(t) in _plain else local_part(t)
     if isinstance(value, torch.Tensor): values = value.to(own)
     else: values = torch.full(idx.shape, value, dtype=own.dtype, device=own.device)
-    if own.is_contiguous(): own.view(-1).index_copy_(0, idx, values)
+    if own.is_contiguous(): own.view(-1).scatter_(0, idx, values)
     else: own.index_put_(torch.unravel_index(idx, own.shape), values)  # `Tensor.put_` isn't deterministic
     return t
 

@@ -46,7 +46,7 @@ def preserved(
 ):
     "Restore `model` and the random states after the `with` block"
     modules = list(model.modules())
-    for m in modules: before_state(m)
+    before_state(model)
     modes = [(m, m.training) for m in modules]
     attributes = []
     for m in modules:

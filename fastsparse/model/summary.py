@@ -102,6 +102,6 @@ def sparse_summary(model) -> SparseSummary:
     sparse_summary(model).df['sparsity']
     """
     model = module_of(model)
-    for m in model.modules(): before_state(m)
+    before_state(model)
     weights = {o.name:o for o in masked_params(model)}
     return SparseSummary([line_of(o, weights.get(o.name)) for o in decide(model)])

@@ -56,7 +56,8 @@ def merge_sparse(
     "Merge LoRA's adapters into a sparse base, with dead weights exactly zero"
     need_masks(model)
     if not hasattr(model, 'merge_and_unload'):
-        raise ValueError(f"model is a {type(model).__name__} without adapters of peft: pass what get_peft_model(base, config) returned")
+        raise ValueError(f"model is a {type(model).__name__} without adapters of peft: "
+            "pass what get_peft_model(base, config) returned")
     before = None if xb is None else _outputs(model, xb)
     merged = model.merge_and_unload()
     apply_masks(merged)
@@ -66,7 +67,8 @@ def merge_sparse(
 
 # %% ../../nbs/716_prune.finetune.ipynb #73deec3f
 def refuse_adapter(what):
-    raise ValueError(f"an adapter is {what}, and mask_adapters takes LoRA, rsLoRA and DoRA on linear and convolutional layers")
+    raise ValueError(f"an adapter is {what}, and mask_adapters takes LoRA, "
+        "rsLoRA and DoRA on linear and convolutional layers")
 
 class MaskedLora:
     "A variant of peft's LoRA that moves live weights only"
@@ -125,13 +127,16 @@ def unmerge(self:MaskedLora, layer, name, weight):
 # %% ../../nbs/716_prune.finetune.ipynb #518dbae3
 @patch
 def forward(self:MaskedLora, layer, active_adapter, x, result, **kwargs):
-    base,delta,x = layer.get_base_layer(),self.delta(layer, active_adapter),layer.lora_dropout[active_adapter](x)
+    base = layer.get_base_layer()
+    delta = self.delta(layer, active_adapter)
+    x = layer.lora_dropout[active_adapter](x)
     conv = hasattr(base, '_conv_forward')
     more = layer.lora_B[active_adapter].bias
     if more is not None: more = more*layer.scaling[active_adapter]
     own = base._conv_forward(x, delta, more) if conv else nn.functional.linear(x, delta.T if layer.fan_in_fan_out else delta, more)
     if self.was is None: return result+own
-    factor,bias = self.factor(layer, active_adapter, base.weight+delta).flatten(),0 if base.bias is None else base.bias
+    factor = self.factor(layer, active_adapter, base.weight+delta).flatten()
+    bias = 0 if base.bias is None else base.bias
     if conv: factor,bias = [t.view(-1, *[1]*(base.weight.ndim-2)) if torch.is_tensor(t) else t for t in (factor, bias)]
     return factor*(result-bias+own)+bias
 
@@ -164,9 +169,11 @@ def mask_adapters(
 ): # `model`
     "Let LoRA's adapters move live weights only, so that they merge into a sparse base exactly"
     layers,masked = adapted_layers(model)
-    if not masked: raise ValueError(f"of {len(layers)} layers with adapters none has a mask: call keep_zeros(base) before get_peft_model")
+    if not masked: raise ValueError(f"of {len(layers)} layers with adapters none has a mask: "
+        "call keep_zeros(base) before get_peft_model")
     mask_all(model)
-    root = first(m for m in model.modules() if any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())) or model
+    def is_root(m): return any(isinstance(h, MaskHooks) for h in m._forward_pre_hooks.values())
+    root = first(model.modules(), is_root) or model
     if mask_all not in root._forward_pre_hooks.values(): root.register_forward_pre_hook(mask_all)
     return model
 
@@ -181,14 +188,17 @@ def save_delta(
 ) -> Path: # The file
     "Save only the values that fine-tuning has changed"
     if not isinstance(base, Mapping):
-        raise ValueError(f"base is a {type(base).__name__}, and must be a state_dict() from before fine-tuning: save_delta(model, base, path)")
+        raise ValueError(f"base is a {type(base).__name__}, "
+            "and must be a state_dict() from before fine-tuning: save_delta(model, base, path)")
     state,delta = module_of(model).state_dict(),{}
     need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():
         mask = state.get(f'{k}_mask')
         if mask is not None and not torch.equal(mask.cpu(), base[f'{k}_mask'].cpu()):
-            raise ValueError(f"the mask of {k} has changed since base, and save_delta needs equal masks: fine-tune with fixed masks")
-        a,b = [t.cpu().reshape(-1) if mask is None else t.cpu()[mask.cpu()] for t in (v, base[k])]
+            raise ValueError(f"the mask of {k} has changed since base, and save_delta needs equal masks: "
+                "fine-tune with fixed masks")
+        live = ... if mask is None else mask.cpu()
+        a,b = [t.cpu()[live].reshape(-1) for t in (v, base[k])]
         places = (a!=b).nonzero().squeeze(1)
         short = places.to(torch.int32 if len(a)>=2**15 else torch.int16)
         if not torch.equal(v.cpu(), base[k].cpu()): delta[k] = None if len(places)==len(a) else short,a[places]
@@ -213,7 +223,8 @@ def load_delta(
             live = torch.arange(t.numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
             at = live if places is None else live[places.long()]
             if values.dtype!=t.dtype or values.shape!=at.shape:
-                raise ValueError(f"{k} has {values.numel()} values of {values.dtype}, and its base needs {len(at)} of {t.dtype}")
+                raise ValueError(f"{k} has {values.numel()} values of {values.dtype}, "
+                    f"and its base needs {len(at)} of {t.dtype}")
             found[k] = at,values
     for k,(at,values) in found.items(): put_(state[k], at.to(state[k].device), values)
     module.load_state_dict(state)  # values of layers with sparse compute are copies in the state

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['n_items', 'attended', 'Calibration', 'EndForward', 'product_of', 'layer_patches', 'without_padding', 'Products',
-           'holds_experts', 'listening', 'Unreached', 'layer_statistic', 'layer_calls', 'tensors_in', 'Part', 'Dense',
-           'layers_in_order']
+           'holds_experts', 'listening', 'owners_of', 'Unreached', 'layer_statistic', 'layer_calls', 'tensors_in',
+           'Part', 'Dense', 'layers_in_order']
 
 # %% ../../nbs/711_prune.inputs.ipynb #dc060810
 import math,re,torch
@@ -68,7 +68,8 @@ def read(self:Calibration, data, n_samples, bs, n_inp=None):
     "Keep batches until there are `n_samples` examples"
     batches,n = data,0
     if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
-        raise ValueError("data holds tensors of several types, as one batch does: pass a list of batches, such as [(xb, yb)]")
+        raise ValueError("data holds tensors of several types, as one batch does: "
+            "pass a list of batches, such as [(xb, yb)]")
     if isinstance(data, DataLoaders): batches = data.train
     elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
         batches = torch.utils.data.DataLoader(data, batch_size=bs)
@@ -158,7 +159,8 @@ def _data_of(x): return x.data if isinstance(x, nn.utils.rnn.PackedSequence) els
 
 def _recurrent_input(m, goal, args, kwargs):
     "What the layer of `m` that `goal` belongs to sees"
-    x,hx = _first(args, kwargs),args[1] if len(args)>1 else kwargs.get('hx')
+    x = _first(args, kwargs)
+    hx = args[1] if len(args)>1 else kwargs.get('hx')
     n_dirs = 1+m.bidirectional
     for k in range(int(re.search(r'_l(\d+)', goal.attr)[1])):
         below = [n for n in m._flat_weights_names if re.search(rf'_l{k}(_reverse)?$', n)]
@@ -226,10 +228,14 @@ def listening(modules, before=None, after=None, **kwargs):
     finally:
         for h in hooks: h.remove()
 
+def owners_of(model, p):
+    "The modules that hold the parameter `p`"
+    return [m for m in model.modules() if any(own is p for own in m._parameters.values())]
+
 def _owners(model, goal):
     "The modules whose forward shows what meets the weight of `goal`"
     host = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    return [host.get(m, m) for m in model.modules() if any(p is goal.p for p in m._parameters.values())]
+    return [host.get(m, m) for m in owners_of(model, goal.p)]
 
 # %% ../../nbs/711_prune.inputs.ipynb #119b451e
 class _Unaligned(Exception): "Rows of the two models aren't of the same examples, as where tokens are routed"
@@ -311,7 +317,8 @@ def layer_calls(
         if m not in goals: return
         x = _data_of(_first(args, kwargs))
         if not x.isfinite().all():
-            raise ValueError(f"the input of {', '.join(o.name for o in goals[m])} is not finite: look at data and model first")
+            raise ValueError(f"the input of {', '.join(o.name for o in goals[m])} is not finite: "
+                "look at data and model first")
         if x.numel(): found.update(dict.fromkeys(goals[m]))
     with listening([m for m in calib.model.modules() if not isinstance(m, torch.jit.ScriptModule)], before, chain.after): calib.run()
     return [*found],chain.calls
@@ -383,7 +390,8 @@ def _close(a, b): return a.shape==b.shape and (a.double()-b.double()).norm()<=.0
 def _inside(calib, m, before=None, path=None):
     "The `Part` that `m` is when `calib` runs, or that it is behind the part `before`; None if it depends on more than its arguments"
     try:
-        i,part = (calib.i+1)%len(calib.batches),before.after(path) if path else None
+        i = (calib.i+1)%len(calib.batches)
+        part = before.after(path) if path else None
         if path and _in_a_row(calib.model, path): return part
         mine = part and part.outputs(i)
         kept,outs = _kept_calls(calib, m, part and [i])

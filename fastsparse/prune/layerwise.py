@@ -46,7 +46,8 @@ def row_masks(
     live=None, # Which weights may live; None is all
 ) -> torch.Tensor: # Bool tensor of `score`'s shape
     "Keep the highest scores of each output, the same fraction of each; the first outputs keep one more if needed"
-    s,live = score.flatten(1),(torch.ones_like(score, dtype=torch.bool) if live is None else live).flatten(1)
+    s = score.flatten(1)
+    live = (torch.ones_like(score, dtype=torch.bool) if live is None else live).flatten(1)
     each = live.sum(1).tolist()
     k = torch.tensor(share_out([n*a/max(sum(each), 1) for a in each], n), device=s.device)
     return highest_in_rows(s, k[:,None], live).view(score.shape)
@@ -109,11 +110,15 @@ def obs_prune(
     "Prune column by column, and adjust later columns to compensate"
     w,mask,d = w.clone(),torch.zeros(w.shape, dtype=torch.bool, device=w.device),U.diagonal(dim1=-2, dim2=-1)[:,None]
     for runs in _blocks(lengths, block):
-        a,b = runs[0][1],runs[-1][2]
+        a = runs[0][1]
+        b = runs[-1][2]
         err = torch.zeros_like(w[...,a:b])
         for k,i,j in runs:
             score = (w/d)[...,i:j].square()
-            mask[...,i:j] = choose(score, k) if live is None else choose(score.masked_fill(~live[...,i:j], -1), k) & live[...,i:j]
+            if live is None: mask[...,i:j] = choose(score, k)
+            else:
+                own = live[...,i:j]
+                mask[...,i:j] = choose(score.masked_fill(~own, -1), k) & own
             for q in range(i,j):
                 e = err[...,q-a] = torch.where(mask[...,q], 0, w[...,q]/d[...,q])
                 w[...,q:b] -= e[...,None]*U[:,None,q,q:b]
@@ -140,7 +145,10 @@ def _runs(goal, block, shape, live):
 
 # %% ../../nbs/713_prune.layerwise.ipynb #e7b3ef63
 def _sparsegpt(block, damp, goal, statistic):
-    H,rows = statistic(lambda x: (x := x.double()).mT@x)
+    def products(x):
+        x = x.double()
+        return x.mT@x
+    H,rows = statistic(products)
     weight = _outputs_first(goal, goal.p.detach().double())
     w = weight.reshape(len(H), -1, H.shape[-1])
     live = None if goal.live is None else _outputs_first(goal, goal.live).reshape(w.shape)
@@ -148,7 +156,8 @@ def _sparsegpt(block, damp, goal, statistic):
     order = order.to(w.device)
     try: U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
     except torch.linalg.LinAlgError as e:
-        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: take damp=0.01 or more") from e
+        raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: "
+            "take damp=0.01 or more") from e
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block, None if live is None else live[...,order])
     return tuple(_own_order(goal, t[...,order.argsort()].reshape(weight.shape)) for t in (mask,new))
 
@@ -160,8 +169,9 @@ def _check_finite(goal):
 
 # %% ../../nbs/713_prune.layerwise.ipynb #e410399d
 def _check_sparsegpt(goal):
-    ok = goal.free or not prunable(goal) or isinstance(s := getattr(goal.structure, 'inner', goal.structure), NM) and s.axis==1
-    if not ok: raise ValueError(f"{goal.name} is to be {goal.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
+    s = getattr(goal.structure, 'inner', goal.structure)
+    along_inputs = isinstance(s, NM) and s.axis==1
+    if not (goal.free or along_inputs) and prunable(goal): raise ValueError(f"{goal.name} is to be {goal.structure}, and SparseGPT takes a sparsity or N:M along inputs, e.g. '2:4'")
     _check_finite(goal)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f209db6
@@ -194,7 +204,9 @@ def fitting_mask(
     "A mask with which a layer can fit its outputs"
     s = H.diagonal(dim1=-2, dim2=-1).sqrt()[:,None]
     L,Q = torch.linalg.eigh(H/s/s.mT)
-    v,rq,u,rho = w*s,R/s@Q,torch.zeros_like(w),.1
+    v = w*s
+    rq = R/s@Q
+    u,rho = torch.zeros_like(w),.1
     mask = top(v.abs())
     v = torch.where(mask, v, 0)
     for i in range(most):
@@ -202,7 +214,8 @@ def fitting_mask(
         was,v = mask,fit+u/rho
         mask = top(v.abs())
         v = torch.where(mask, v, 0)
-        u,rho = u+rho*(fit-v),rho*1.1
+        u = u+rho*(fit-v)
+        rho = rho*1.1
         if i>9 and mask.equal(was): break
     return mask,v/s
 
@@ -219,14 +232,16 @@ def least_squares(
     d = H.diagonal(dim1=-2, dim2=-1)[:,None]
     def live(t): return torch.where(mask, t, 0)
     def dot(a, b): return (a*b).sum(-1, keepdim=True)
-    v,end = live(v),tol**2*dot(live(R)/d, live(R))
+    v = live(v)
+    end = tol**2*dot(live(R)/d, live(R))
     r = live(R-v@H)
     p,size = r/d,dot(r/d, r)
     for _ in range(most):
         if (size<=end).all(): break
         hp = live(p@H)
         a = size/dot(p, hp).clamp(min=torch.finfo(p.dtype).tiny)
-        v,r = v+a*p,r-a*hp
+        v = v+a*p
+        r = r-a*hp
         was,size = size,dot(r/d, r)
         p = r/d+size/was.clamp(min=torch.finfo(p.dtype).tiny)*p
     return v
@@ -245,9 +260,11 @@ def gram(
 # %% ../../nbs/713_prune.layerwise.ipynb #e20ce723
 def _refit(damp, goal, statistic):
     both,_ = statistic(gram)
-    H,weight = both[0].clone(),_outputs_first(goal, goal.p.detach().double())
+    H = both[0].clone()
+    weight = _outputs_first(goal, goal.p.detach().double())
     w,diag = weight.reshape(len(H), -1, H.shape[-1]),H.diagonal(dim1=-2, dim2=-1)
-    dead,ridge = diag==0,damp*diag.mean(-1)[:,None]
+    dead = diag==0
+    ridge = damp*diag.mean(-1)[:,None]
     w = torch.where(dead[:,None], 0, w)
     R = w@both[-1]+ridge[:,None]*w
     del both  # each is as large as the square of a layer's inputs
@@ -312,13 +329,12 @@ def eager_experts(
     model:nn.Module, # Any module
 ):
     "Experts of transformers multiply one after the other during the `with` block"
-    configs = {id(c):c for c in [getattr(m, 'config', None) for m in model.modules()]}.values()
-    configs = [c for c in configs if hasattr(c, '_experts_implementation')]
-    was = [(c, c._experts_implementation) for c in configs]
+    configs = [m.config for m in model.modules() if hasattr(getattr(m, 'config', None), '_experts_implementation')]
+    was = [c._experts_implementation for c in configs]
     for c in configs: c._experts_implementation = 'eager'
     try: yield
     finally:
-        for c,o in was: c._experts_implementation = o
+        for c,o in zip(configs, was): c._experts_implementation = o
 
 # %% ../../nbs/713_prune.layerwise.ipynb #33c92436
 def prunable(goal):
@@ -354,12 +370,14 @@ def _solved(plan, calib, dense, solve, progress=False):
 # %% ../../nbs/713_prune.layerwise.ipynb #3c05ea95
 def _warn_of_dense(plan, done):
     if not done: raise ValueError("no layer to prune was reached by the data: check data and sparsity")
-    if left := [o.name for o in plan if o.name not in done]:
-        wanted,got = sum(o.n for o in plan),sum(o.n if o.name in done else o.p.numel() for o in plan)
-        total = sum(o.p.numel() for o in plan)
-        warn(f"{', '.join(left)} can't be pruned by inputs, and stay dense "
-            "(linear, convolutional and attention layers, input weights of recurrent ones and experts can, if data reach them): "
-            f"the planned weights reach a sparsity of {1-got/total:.4g} instead of {1-wanted/total:.4g}")
+    left = [o for o in plan if o.name not in done]
+    if not left: return
+    wanted = sum(o.n for o in plan)
+    total = sum(o.p.numel() for o in plan)
+    more = sum(o.p.numel()-o.n for o in left)
+    warn(f"{', '.join(o.name for o in left)} can't be pruned by inputs, and stay dense "
+        "(linear, convolutional and attention layers, input weights of recurrent ones and experts can, if data reach them): "
+        f"the planned weights reach a sparsity of {1-(wanted+more)/total:.4g} instead of {1-wanted/total:.4g}")
 
 # %% ../../nbs/713_prune.layerwise.ipynb #d0a375b3
 @unfused()
@@ -384,7 +402,8 @@ def _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, 
         raise ValueError("weights of the model are on disk or offloaded, so that they can't be pruned in place: "
             "pass to=, a folder for the pruned model")
     with shapes_only(model): plan = plan_pruning(model, sparsity, **kwargs)
-    done = {o.name for o in plan if o.name.startswith(tuple(f'{b}.' for b in blocks_of(model)))}
+    inside = tuple(f'{b}.' for b in blocks_of(model))
+    done = {o.name for o in plan if o.name.startswith(inside)}
     method,settings = getattr(solve, 'func', solve).__name__,getattr(solve, 'args', ())
     counts = zlib.crc32(repr([(o.name, o.n, str(o.structure)) for o in plan]).encode())  # a function has another repr in each process
     about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity)[:200], counts=f'{counts:08x}')

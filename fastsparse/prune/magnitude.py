@@ -36,10 +36,12 @@ def global_masks(
     plan:list, # From `plan_pruning`
 ) -> dict: # Name → mask
     "Masks of the highest scores of the whole model; layers with a structure are ranked alone"
-    masks,free = layer_masks(scores, [o for o in plan if not o.free]),[o for o in plan if o.free]
+    masks = layer_masks(scores, [o for o in plan if not o.free])
+    free = [o for o in plan if o.free]
     if not free: return masks
     mask = top_k_mask(torch.cat([o.among_live(scores[o.name]).reshape(-1) for o in free]), sum(o.n for o in free))
-    return masks | {o.name: m.view(o.p.shape) for o,m in zip(free, mask.split([o.p.numel() for o in free]))}
+    parts = mask.split([o.p.numel() for o in free])
+    return masks | {o.name: part.view(o.p.shape) for o,part in zip(free, parts)}
 
 _rankings = {'layer':layer_masks, 'global':global_masks}
 
@@ -153,8 +155,9 @@ def plan_pruning(
     heads = [i for i,n in enumerate(names) if 'lm_head' in n and i not in asked]
     taken = [None if i in heads else sparsity for i in range_of(names)]
     if heads and not isinstance(sparsity, (dict,list)):
-        warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: name it in also= to prune it too")
-    if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, [o.p for o in entries], model, 'sparsity')
+        warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: "
+            "name it in also= to prune it too")
+    if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, params, model, 'sparsity')
     plan = [Goal(o, t) for o,t in zip(entries, with_structure(model, entries, taken)) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and sparsity leaves all of them dense; also= brings in others")

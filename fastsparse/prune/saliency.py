@@ -82,17 +82,21 @@ def _synflow(net, plan, xs, rounds, progress):
     "`abs(w*dR/dw)` in the last round, with R the sum of outputs; -1 for weights pruned before"
     ps = [net.get_parameter(o.name) for o in plan]
     free = [i for i,o in enumerate(plan) if o.free]
-    N,n = sum(ps[i].numel() for i in free),sum(o.n for o in plan if o.free)
+    N = sum(ps[i].numel() for i in free)
+    n = sum(o.n for o in plan if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
     for r in shown(range(rounds), progress, leave=False):
         R = sum(o.sum() for o in tree_leaves(call_model(net, xs)) if isinstance(o, torch.Tensor) and o.is_floating_point())
         if not R.isfinite():
-            raise ValueError("the flow through the model is not finite in float64: it is too deep for SynFlow without normalisation")
+            raise ValueError("the flow through the model is not finite in float64: "
+                "it is too deep for SynFlow without normalisation")
         grads = torch.autograd.grad(R, ps, allow_unused=True, materialize_grads=True)
         scores = [(p*g).abs().detach().masked_fill(~m, -1) for p,g,m in zip(ps, grads, masks)]
         if not free: break
-        keep = top_k_mask(torch.cat([scores[i].reshape(-1) for i in free]), round(N*(n/N)**((r+1)/rounds)))
-        for i,m in zip(free, keep.split([ps[i].numel() for i in free])): zero_dead_(ps[i], masks[i].copy_(m.view(ps[i].shape)))
+        n_keep = round(N*(n/N)**((r+1)/rounds))
+        keep = top_k_mask(torch.cat([scores[i].reshape(-1) for i in free]), n_keep)
+        parts = keep.split([ps[i].numel() for i in free])
+        for i,part in zip(free, parts): zero_dead_(ps[i], masks[i].copy_(part.view(ps[i].shape)))
     return {o.name: s for o,s in zip(plan, scores)}
 
 # %% ../../nbs/714_prune.saliency.ipynb #12cec2d8
@@ -122,7 +126,8 @@ def mean_grads(
     "Gradients of the weighted mean of `losses`, one graph held at a time"
     total,n = [torch.zeros_like(p) for p in ps],0
     for loss,k in losses:
-        if not loss.isfinite(): raise ValueError(f"the loss of a batch is {loss.item()}, and must be finite: look at data and model first")
+        if not loss.isfinite(): raise ValueError(f"the loss of a batch is {loss.item()}, and must be finite: "
+            "look at data and model first")
         for t,g in zip(total, torch.autograd.grad(loss, ps, allow_unused=True, materialize_grads=True)): t += k*g
         n += k
     if not n: raise ValueError("data has no losses: the function must yield one for each batch")
@@ -146,7 +151,8 @@ def _losses(calib, loss_func, progress):
             raise ValueError(f"the model returns a {type(out).__name__}, which has no loss: "
                 "pass loss_func=, such as F.cross_entropy, and batches with targets, such as [(xb, yb)]")
         if loss_func is not None and not ys and not _takes_one(loss_func):
-            raise ValueError("a batch has inputs and no targets, which loss_func takes: pass pairs, such as [(xb, yb)]")
+            raise ValueError("a batch has inputs and no targets, which loss_func takes: "
+                "pass pairs, such as [(xb, yb)]")
         yield (out.loss if loss_func is None else loss_func(out, *ys)),n_items(b[0] or b[1])
 
 # %% ../../nbs/714_prune.saliency.ipynb #7f280b49

@@ -37,11 +37,10 @@ def open_model(
         with reading(file, 'whole file of safetensors'), need_package('safetensors').safe_open(file, 'pt'): pass
     config = tf.AutoConfig.from_pretrained(folder)
     kind = getattr(tf, first(config.architectures or ()) or '', tf.AutoModelForCausalLM)
-    log = logging.getLogger('accelerate.big_modeling')  # says what was asked for
+    log,new = logging.getLogger('accelerate.big_modeling'),mkdtemp()  # which says what was asked for
     level = log.level
-    try:
-        log.setLevel(logging.ERROR)
-        model = kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=(new := mkdtemp()))
+    log.setLevel(logging.ERROR)
+    try: model = kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=new)
     finally: log.setLevel(level)
     weakref.finalize(model, shutil.rmtree, new, ignore_errors=True)
     return model
@@ -51,7 +50,8 @@ def is_elsewhere(
     model, # A module, or a `Learner`
 ) -> bool:
     "Are weights of `model` on disk or in another memory, and read when they are needed?"
-    return any(p is not None and p.is_meta and hasattr(m, '_hf_hook') for m in module_of(model).modules() for p in m._parameters.values())
+    hooked = [m for m in module_of(model).modules() if hasattr(m, '_hf_hook')]
+    return any(p.is_meta for m in hooked for p in m.parameters(recurse=False))
 
 # %% ../../nbs/712_prune.shards.ipynb #0d0e0e36
 def value_of(
@@ -135,10 +135,12 @@ def arguments_of(
             now = outs[i] if outs else None
             calib.run([i])
         if len(found)!=len(calib.batches):
-            raise ValueError(f"each batch must call each block once, and {len(found)} calls came of {len(calib.batches)}: {_whole}")
+            raise ValueError("each batch must call each block once, "
+                f"and {len(found)} calls came of {len(calib.batches)}: {_whole}")
         now,earlier = outs and outs[0],partial(tree_map, lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t)
         calib.run([0])
-    if not all(map(torch.equal, tensors_in(found.pop()), tensors_in(found[0]))): raise ValueError(f"a block reads more than what the block before it returns: {_whole}")
+    alike = map(torch.equal, tensors_in(found.pop()), tensors_in(found[0]))
+    if not all(alike): raise ValueError(f"a block reads more than what the block before it returns: {_whole}")
     return found
 
 # %% ../../nbs/712_prune.shards.ipynb #ea6e4f2f
@@ -153,7 +155,8 @@ def walk_blocks(
         args = arguments_of(calib, upto, outs)
         dense_args = arguments_of(calib, upto, dense_outs) if beside and dense_outs else args
         own = in_memory(block)
-        part,dense = Part(own, args),Part(deepcopy(own), dense_args) if beside else None
+        part = Part(own, args)
+        dense = Part(deepcopy(own), dense_args) if beside else None
         yield name,part,dense
         outs,dense_outs = part.all(),dense.all() if beside else []
 
@@ -174,7 +177,8 @@ def _read(file, source):
     "The tensors of a file of `_write`; a `ValueError` if these are of another source"
     tensors,notes = read_sealed(file, must=True)
     if notes.get('source')==str(source): return tensors
-    raise ValueError(f"{str(file)!r} was made of another model: repeat the call with that model, or name another folder")
+    raise ValueError(f"{str(file)!r} was made of another model: "
+        "repeat the call with that model, or name another folder")
 
 # %% ../../nbs/712_prune.shards.ipynb #b75d71dd
 def _write_index(to, files):
@@ -186,7 +190,8 @@ def _write_index(to, files):
 # %% ../../nbs/712_prune.shards.ipynb #1f33f18f
 def _fingerprint(model, files, blocks):
     "The kind of a model, and a checksum of its settings and of all weights that are in no block"
-    modules,config = dict(model.named_modules()),{k:v for k,v in model.config.to_dict().items() if k not in ('_name_or_path','transformers_version')}
+    modules = dict(model.named_modules())
+    config = {k:v for k,v in model.config.to_dict().items() if k not in ('_name_or_path','transformers_version')}
     rest = (value_of(modules[o], n.rpartition('.')[2]) for o,(_,names) in files.items() if o not in blocks for n in names)
     return f'{type(model).__name__} {zlib.crc32(json.dumps(config, sort_keys=True, default=str).encode(), checksum_of(rest)):08x}'
 
@@ -198,10 +203,13 @@ def _begin(to, about, files):
     if note.is_file():
         with reading(note, 'note of a run that was stopped'): was = json.loads(note.read_text())
         if was!=about:
-            a,b = [{k:v for k,v in o.items() if v!=other.get(k)} for o,other in ((was,about), (about,was))]
-            raise ValueError(f"{str(to)!r} was begun as {a}, and this is {b}: repeat that call, or name another folder")
-    if odd := first(o.name for o in to.glob('[!.]*.safetensors') if o.name not in files):
-        raise ValueError(f"{str(to/odd)!r} is no file of this run, and from_pretrained may read it: remove it, or name another folder")
+            odd = {k for k in was.keys()|about.keys() if was.get(k)!=about.get(k)}
+            a,b = [filter_keys(o, odd.__contains__) for o in (was,about)]
+            raise ValueError(f"{str(to)!r} was begun as {a}, and this is {b}: "
+                "repeat that call, or name another folder")
+    odd = first(o.name for o in to.glob('[!.]*.safetensors') if o.name not in files)
+    if odd: raise ValueError(f"{str(to/odd)!r} is no file of this run, and from_pretrained may read it: "
+        "remove it, or name another folder")
     with whole_file(note) as part: part.write_text(json.dumps(about))
 
 # %% ../../nbs/712_prune.shards.ipynb #2c098a6d
@@ -216,7 +224,8 @@ def prune_blocks(
 ) -> Path: # `to`
     "Prune the blocks of a model, one after the other, and write each"
     to,blocks = as_path(to),blocks_of(model)
-    if calib.loop is not None: raise ValueError("data is a function, and each block needs the same batches: pass these")
+    if calib.loop is not None: raise ValueError("data is a function, and each block needs the same batches: "
+        "pass these")
     files = _files_of(model, blocks)
     about = {**about, 'batches':checksum_of(tensors_in(calib.batches)), 'model':_fingerprint(model, files, blocks)}
     to.mkdir(exist_ok=True)

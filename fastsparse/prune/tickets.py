@@ -41,7 +41,7 @@ def find_ticket(
     sparse_f = as_distribution(sparse_f)
     need_fraction('rate', rate, '(0,1)')
     masks = [o.mask for o in masked_params(model)]
-    density = sum(count_live(o) for o in masks)/sum(o.numel() for o in masks) if masks else 1.
+    density = sum(map(count_live, masks))/sum(map(torch.numel, masks)) if masks else 1.
     if sparsity<1-density-1e-9:
         raise ValueError(f"sparsity is {sparsity}, and the model has one of {1-density:.4g}, which pruning can't lower: "
             "pass a higher one, or call unsparsify first")
@@ -56,7 +56,8 @@ def find_ticket(
 # %% ../../nbs/715_prune.tickets.ipynb #2582ed38
 def _prune(o, score, n, sparsity, structure):
     "The mask of the best `n` live weights that `structure` allows"
-    live = count_live(mask := o.shown_mask())
+    mask = o.shown_mask()
+    live = count_live(mask)
     if n>live:
         raise ValueError(f"sparsity {sparsity} asks for {n} live weights in {o.name}, which has {live}: "
             "pass a higher sparsity, or another sparse_f")
@@ -90,7 +91,8 @@ def prune_to(
     need_fraction('sparsity', sparsity, '[0,1)')
     structure = structure_to_keep(os, sparsity) if structure is None else as_structure(structure)
     for o in os: refuse_locked(o)
-    sparse_f,score_f = as_distribution(sparse_f),score_f if callable(score_f) else get_part('score', score_f, 'score_f')
+    sparse_f = as_distribution(sparse_f)
+    score_f = score_f if callable(score_f) else get_part('score', score_f, 'score_f')
     masks = [_prune(o, score, n, sparsity, structure) for o,score,n in zip(os, *_ranked(os, sparsity, sparse_f, score_f, structure))]
     before = sum(count_live(o.shown_mask()) for o in os)
     for o,mask in zip(os, masks):
@@ -107,7 +109,8 @@ def rewind(
     masks = {f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity')}
     mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
     bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
-    if bad: raise ValueError(f"state has no {bad} of this model's shape: pass an earlier state_dict() of the same model")
+    if bad: raise ValueError(f"state has no {bad} of this model's shape: "
+        "pass an earlier state_dict() of the same model")
     dead = {o.name:~o.mask for o in masked_params(model) if not o.learned}
     model.load_state_dict({k:state[k].masked_fill(dead[k].to(state[k].device), 0) if k in dead else state[k] for k in mine}, strict=False)
     apply_masks(model)

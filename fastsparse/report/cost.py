@@ -13,7 +13,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import *
 from ..contract import dense_batches,masked_params,module_copy,module_of,need_number,needs_of
 from ..train.callback import DynamicSparseTrainingCallback
-from .flops import flop_profile,FlopProfile,FlopsCounter
+from .flops import flop_profile,FlopProfile,FlopsCounter,WeightView
 from .history import SparseHistory
 from ..masks.selection import count_live
 from ..train.engine import SparseEngine
@@ -72,7 +72,10 @@ _free = 'on_update','grow_init_f','grow_state_f'
 
 def _costing(settings):
     "`settings`, those in rules included, without what moves no count"
-    return settings and {k:[(p, _costing(kw)) for p,kw in o] if k=='rules' and o else o for k,o in settings.items() if k not in _free}
+    if settings is None: return None
+    res = {k:o for k,o in settings.items() if k not in _free}
+    if res.get('rules'): res['rules'] = [(pattern, _costing(own)) for pattern,own in res['rules']]
+    return res
 
 def _foresee(engine, group, t):
     "Set the counts that an update of `group` at step `t` would leave"
@@ -94,10 +97,13 @@ def predict_cost(
         flops = batch_flops(flop_profile(model, xb))
         for _ in range(n_steps): cost.add(*flops)
         return cost
-    model,settings = module_copy(model, memo := {}),deepcopy(_costing(settings), memo)
+    memo = {}
+    model,settings = module_copy(model, memo),deepcopy(_costing(settings), memo)
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0., momentum=.9), n_steps, **{'seed':0, **settings})
     profile,slots = flop_profile(model, xb),{id(o.mask):o for o in engine.tallies}
-    def live(v): return round(v.numel*(s := slots[id(v.root())]).live/s.n)
+    def live(v):
+        tally = slots[id(v.root())]
+        return round(v.numel*tally.live/tally.n)
     for t in range(n_steps):
         engine.prepare(t)
         cost.add(*batch_flops(profile, dead_read(engine), live))
@@ -158,7 +164,8 @@ def after_train(self:Ledger):
 def look(self:Ledger) -> dict:
     "The numbers of the report, as they are now"
     os = masked_params(self.model)
-    n,live = sum(o.mask.numel() for o in os),sum(count_live(o.shown_mask()) for o in os)
+    n = sum(o.mask.numel() for o in os)
+    live = sum(count_live(o.shown_mask()) for o in os)
     ever = self.history.ever_live if self.history.params else live/n if n else 1.
     profile = getattr(self, 'profile', None)
     now = profile.total(sparse=True)/profile.total() if profile else float('nan')
@@ -197,10 +204,13 @@ def model_bits(
 ) -> int:
     "Bits of all parameters"
     model = module_of(model)
-    masks = {id(o.p):o.mask for o in masked_params(model)}
-    sizes = [(p, masks.get(id(p), p)) for p in model.parameters()]
-    n_live = lambda p,m: count_live(m) if sparse and m is not p else m.numel()
-    return sum(param_bits(m.numel(), n_live(p, m), ifnone(bits, 8*p.element_size())) for p,m in sizes)
+    masks,total = {id(o.p):o.mask for o in masked_params(model)},0
+    for p in model.parameters():
+        mask = masks.get(id(p))
+        n = p.numel() if mask is None else mask.numel()
+        live = count_live(mask) if sparse and mask is not None else n
+        total += param_bits(n, live, ifnone(bits, 8*p.element_size()))
+    return total
 
 # %% ../../nbs/623_report.cost.ipynb #78867d7c
 def _part_read(engine, group):
@@ -233,5 +243,7 @@ def batch_flops(
     whole,masks = profile.total(),{v:v.root() for v in profile}
     masks = {v:mask for v,mask in masks.items() if mask is not None}
     if live is None and not (dense and masks): return profile.total(sparse=True),whole,0
-    saved = {v:profile[v]//v.numel*(v.numel-(v.live() if live is None else live(v))) for v in masks}
-    return whole-sum(saved.values()),whole,sum(round(dense.get(id(m), 0.)*saved[v]) for v,m in masks.items())
+    live = live or WeightView.live
+    saved = {v:profile[v]//v.numel*(v.numel-live(v)) for v in masks}
+    grads = [round(dense.get(id(mask), 0.)*saved[v]) for v,mask in masks.items()]
+    return whole-sum(saved.values()),whole,sum(grads)

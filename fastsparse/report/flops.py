@@ -53,7 +53,7 @@ def count_flops(
 
 # %% ../../nbs/621_report.flops.ipynb #f1b7d419
 def _own_forward(m, forward):
-    "Give the module `m` a `forward` of its own; None takes it away. Returns the one that it had"
+    "Set the attribute `forward` of the module `m`, or remove it for None; returns the one before"
     own = vars(m).pop('forward', None)
     if forward is not None: vars(m)['forward'] = forward
     return own
@@ -73,7 +73,9 @@ class _Tap:
         for f in self.fs: f(args, rec.profile)
         return out
 
-def _tap(model): return o if isinstance(o := vars(model).get('forward'), _Tap) else None
+def _tap(model):
+    own = vars(model).get('forward')
+    return own if isinstance(own, _Tap) else None
 
 # %% ../../nbs/621_report.flops.ipynb #6d8ec843
 def _shapes(x):
@@ -136,7 +138,8 @@ def after_train(self:FlopsCounter):
 @patch
 def after_fit(self:FlopsCounter):
     "Don't wait for a forward that was cancelled"
-    if tap := _tap(self.model): tap.remove()
+    tap = _tap(self.model)
+    if tap: tap.remove()
 
 # %% ../../nbs/621_report.flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}
@@ -184,14 +187,16 @@ def numel(self:WeightView):
 @patch
 def mask(self:WeightView):
     "The mask of the entries read, or None if the parameter has no mask"
-    if (m := self.src()) is None: return
+    m = self.src()
+    if m is None: return
     if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
     return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
 
 @patch
 def live(self:WeightView) -> int:
     "Number of live entries now; all of them if the parameter has no mask"
-    return self.numel if (m := self.mask()) is None else count_live(m)
+    mask = self.mask()
+    return self.numel if mask is None else count_live(mask)
 
 # %% ../../nbs/621_report.flops.ipynb #c9e524f5
 class FlopProfile(dict):
@@ -204,7 +209,8 @@ class FlopProfile(dict):
     ) -> int: # FLOPs of the whole batch
         "The forward's FLOPs, with the masks as they are now"
         if not sparse: return sum(self.values())
-        masks = [root() for root in dict.fromkeys(v.root for v in self)]
+        roots = dict.fromkeys(v.root for v in self)
+        masks = [root() for root in roots]
         stamp = [m is not None and (id(m), object() if m.is_inference() else m._version) for m in masks]
         if stamp!=self._stamp:
             self._masks,self._stamp = masks,stamp  # a mask that is held keeps its id
@@ -270,7 +276,8 @@ class FlopRecorder(TorchDispatchMode):
 @patch
 def follow(self:FlopRecorder, t, name, root, src):
     "Know views of `t` from now on; arguments as in `WeightView`"
-    if (key := _storage(t)) is not None: self.followed[key].append((name, root, src, t))
+    key = _storage(t)
+    if key is not None: self.followed[key].append((name, root, src, t))
 
 @patch
 def view(self:FlopRecorder, t):
@@ -310,8 +317,9 @@ def counted(self:FlopRecorder, m, forward, name=''):
         if not isinstance(m, nn.RNNBase): return out
         x = first([*args, *kwargs.values()])
         self.profile.packed |= isinstance(x, PackedSequence)
+        rows = prod(x.data.shape[:-1])
         for w in m._flat_weights:
-            if w is not None and w.ndim>1: self.add(2*prod(x.data.shape[:-1])*w.numel(), w)
+            if w is not None and w.ndim>1: self.add(2*rows*w.numel(), w)
         return out
     return _f
 

@@ -219,7 +219,8 @@ def plot_survival(self:SparseHistory,
 @patch
 def plot(self:SparseHistory):
     "Schedules, layers, churn and survival"
-    if not self.params: raise ValueError("there was no fit yet, and there is nothing to plot: fit with this history first, as on_update=")
+    if not self.params: raise ValueError("there was no fit yet, and there is nothing to plot: "
+        "fit with this history first, as on_update=")
     fig,axs = plt.subplots(2, 2, figsize=(7,5.5), layout='constrained')
     for f,ax in zip((self.plot_schedules, self.plot_layers, self.plot_churn, self.plot_survival), axs.flat): f(ax)
     return fig
@@ -298,5 +299,5 @@ def unpack_mask(
     bits:int, # From `pack_mask`
     shape, # The mask's shape
 ) -> torch.Tensor: # Bool tensor on the CPU
-    "The mask that `bits` stands for"
+    "The mask of these `bits`"
     return bits_to_mask(torch.tensor(_bytes(bits, math.prod(shape))), tuple(shape))

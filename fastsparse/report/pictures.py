@@ -23,14 +23,15 @@ def plot_topology(
     "Plot the live connections of each input, the degrees of units, and the density of each layer"
     os = need_masks(model)
     fig,axs = _panels(os, history is not None)
-    density = lambda o: count_live(mask := o.shown_mask())/max(mask.numel(), 1)
-    _plot_inputs(axs['inputs'], first(o for o in os if density(o)<=.5) or min(os, key=density), image_shape)
+    _plot_inputs(axs['inputs'], first(o for o in os if _density(o)<=.5) or min(os, key=_density), image_shape)
     _plot_degrees(axs['degrees'], degrees(model))
     _plot_densities(axs['layers'], os)
     if history is not None: _plot_moves(axs['updates'], history)
     return fig
 
 # %% ../../nbs/624_report.pictures.ipynb #02667211
+def _density(o): return count_live(o.shown_mask())/max(o.mask.numel(), 1)
+
 def _as_matrix(o):
     "The mask of `o` as (outputs, inputs, places)"
     axes = axes_of(o.module, o.attr)
@@ -46,7 +47,7 @@ def degrees(
     return {o.name:(m.sum((1,2)), m.sum((0,2))) for o in need_masks(model) for m in [_as_matrix(o)]}
 
 # %% ../../nbs/624_report.pictures.ipynb #d34451f6
-colors = ['#0072b2','#d55e00','#009e73','#cc79a7','#e69f00','#56b4e9']  # Okabe and Ito's, which the colour-blind can tell apart
+colors = ['#0072b2','#d55e00','#009e73','#cc79a7','#e69f00','#56b4e9']  # Okabe and Ito's, which are safe for the colour-blind
 markers = 'osD^vP'
 
 def _image_shape(n, shape):
@@ -57,7 +58,7 @@ def _image_shape(n, shape):
 
 # %% ../../nbs/624_report.pictures.ipynb #ab8102c5
 def _short(name, n=22):
-    "The last `n` characters of `name`, which tell layers apart, without the word that ends most names"
+    "The last `n` characters of `name`, which differ between layers, without the word that ends most names"
     name = name.removesuffix('.weight')
     return name if len(name)<=n else f'…{name[1-n:]}'
 
@@ -92,7 +93,8 @@ def _plot_degrees(ax, found):
 # %% ../../nbs/624_report.pictures.ipynb #d3c74be7
 def _plot_densities(ax, os):
     "Density of each layer; at most 30 names have room"
-    names,values = [_short(o.name) for o in os],[count_live(o.shown_mask())/max(o.mask.numel(), 1) for o in os]
+    names = [_short(o.name) for o in os]
+    values = [*map(_density, os)]
     ax.barh(range(len(os)), values, color=colors[0])
     ax.set(xlabel='density', ylim=(len(os)-.5, -.5))
     shown = range(0, len(os), math.ceil(len(os)/30))
@@ -115,7 +117,8 @@ def _panels(os, with_updates):
         rows = [['inputs','degrees'],['layers','updates']] if with_updates else [['inputs','degrees','layers']]
         heights = [2.6]*(1+with_updates)
     else:
-        rows,heights = [['inputs','degrees','degrees'],['layers']],[2.6, max(2., .7+.14*min(len(os), 30))]
+        rows = [['inputs','degrees','degrees'],['layers']]
+        heights = [2.6, max(2., .7+.14*min(len(os), 30))]
         if with_updates: rows,heights = [*rows, ['updates']],[*heights, 2.2]
     fig = plt.figure(figsize=(7,sum(heights)), layout='constrained')
     parts = fig.subfigures(len(rows), 1, height_ratios=heights, squeeze=False).flat
@@ -130,7 +133,8 @@ def animate_masks(
     fps:float=6., # Frames a second, above 0
 ) -> Path: # The file
     "Write the masks of one parameter over a run as a GIF"
-    if not history.masks: raise ValueError("the history kept no masks: record with SparseHistory(keep_masks=True)")
+    if not history.masks: raise ValueError("the history kept no masks: "
+        "record with SparseHistory(keep_masks=True)")
     names = [n for n,_ in history.params]
     i = names.index(parameter) if isinstance(parameter, str) else parameter
     shape = history.params[i][1]

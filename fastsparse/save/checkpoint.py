@@ -45,7 +45,8 @@ def save_run(
     "Save the state of a run to one file, completely or not at all"
     need_number('keep', keep, 1, whole=True)
     need_bools(grads=grads)
-    refuse_sharded(model := get_model(module_of(model)))
+    model = get_model(module_of(model))
+    refuse_sharded(model)
     engines = [] if engine is None else [engine_part(engine, engine.state_dict())]
     states = {k:plain(_state_of(o), k) for k,o in others.items()}
     run = collect_run(model, opt, engines, grads, position=plain(position, 'position'), others=states)
@@ -65,7 +66,8 @@ def load_run(
 ): # The position that was saved
     "Load the state of a run from a file; if a part doesn't fit, nothing is changed"
     if default is not None and not as_path(path).is_file(): return default
-    run,model = read_run(path),None if model is None else get_model(module_of(model))
+    run = read_run(path)
+    model = None if model is None else get_model(module_of(model))
     with reading(path, file_of_run):
         _check_run(run, model, opt, engine, others)
         _put_run(run, model, opt, engine, others)
@@ -82,14 +84,16 @@ def _check_run(run, model, opt, engine, others):
     if engine is not None: check_engine(engine, run['engine'])
     if engine is not None and model is not None: check_engine_masks(run['engine'], run['model'])
     if opt is not None and model is not None: check_grads(model, run['grads'] or {}, masks_in(run['model']))
-    if (others or opt is not None) and (odd := sorted(others.keys()^saved.keys())):
-        raise ValueError(f"{odd[0]} is {'not in the file' if odd[0] in others else 'in the file and was not given'}: "
+    odd = first(sorted(others.keys()^saved.keys()))
+    if odd and (others or opt is not None):
+        raise ValueError(f"{odd} is {'not in the file' if odd in others else 'in the file and was not given'}: "
             f"name the same things as in save_run, {sorted(saved) or 'none'}")
     facts = {k:o for k,o in about.get('others', {}).items() if k in others and _is_opt(others[k])}
     for k,o in facts.items(): check_opt(others[k], o, model)
     for k,kind in about.get('kinds', {}).items():
         if k in others and k not in facts and kind!=type(others[k]).__name__:
-            raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: make it as in the run that was saved")
+            raise ValueError(f"{k} is a {kind} in the file, and a {type(others[k]).__name__} here: "
+                "make it as in the run that was saved")
 
 # %% ../../nbs/605_save.checkpoint.ipynb #8b775466
 def _state_of(o): return dict(generator=o.get_state()) if isinstance(o, torch.Generator) else o.state_dict()
@@ -105,7 +109,8 @@ def _put_others(others, saved, undo):
     for k,o in others.items():
         undo.callback(_put_back, o, deepcopy(_state_of(o)))
         try: _put(o, saved[k])
-        except Exception as e: raise ValueError(f"{k} doesn't take its state in the file, and nothing was loaded: {e}") from e
+        except Exception as e: raise ValueError(f"{k} doesn't take its state in the file, "
+            f"and nothing was loaded: {e}") from e
 
 # %% ../../nbs/605_save.checkpoint.ipynb #76843b5c
 def _copied(state): return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, state)
@@ -138,7 +143,7 @@ def _sources(dls):
 
 # %% ../../nbs/605_save.checkpoint.ipynb #09b8843b
 def _orders(dls):
-    "The order in which each loader's next shuffle finds its items, or None: a language model's goes on from epoch to epoch"
+    "The order in which each loader's next shuffle finds its items, or None: a language model's changes from epoch to epoch"
     return [nested_attr(dl, 'items.idxs') for dl in dls.loaders]
 
 def _loader_state(dls):
@@ -171,11 +176,12 @@ class _Replay(GetAttr):
 # %% ../../nbs/605_save.checkpoint.ipynb #300715c9
 def _memory(model):
     "The hidden states that fastai's recurrent language models take from one batch to the next"
-    own = 'hidden','bs'
-    return {n:{k:vars(m)[k] for k in own} for n,m in model.named_modules() if all(k in vars(m) for k in own)}
+    found = {n:vars(m) for n,m in model.named_modules()}
+    return {n:dict(hidden=own['hidden'], bs=own['bs']) for n,own in found.items() if 'hidden' in own and 'bs' in own}
 
 def _set_memory(model, state):
-    modules,device = dict(model.named_modules()),first(p.device for p in model.parameters())
+    modules = dict(model.named_modules())
+    device = first(p.device for p in model.parameters())
     for n,o in state.items(): vars(modules[n]).update(to_device(o, device))
 
 # %% ../../nbs/605_save.checkpoint.ipynb #b39a3e23
@@ -203,7 +209,7 @@ class SparseCheckpoint(Callback):
         path, # File to write, in an existing folder; `.pt` is added if it has no suffix
         every:int=None, # Also write after this many batches; None writes at each epoch's end only
         keep:int=1, # How many of the latest files to keep, from 1; the one before `run.pt` is `run.1.pt`
-        # True: there must be a file to resume from; False: start anew; None: resume if there is a file of an unfinished run
+        # True: there must be a file to resume from; False: start a new run; None: resume if there is a file of an unfinished run
         resume:bool=None,
     ):
         path = as_path(path)
@@ -290,19 +296,22 @@ def find(self:SparseCheckpoint):
             "give the path that the run had, or resume=None to start where there is none")
     run = read_run(self.path)
     if 'fit' not in run:
-        raise ValueError(f"{path!r} was written by save_run and can't be resumed by a fit: continue with load_run, or {_other_run}")
+        raise ValueError(f"{path!r} was written by save_run and can't be resumed by a fit: "
+            f"continue with load_run, or {_other_run}")
     with reading(self.path, file_of_run): self.check(run)
     if run.get('finished'):
         if not self.resume: return warn(f"the run of {path!r} has finished, so this fit starts at epoch 0 and overwrites it: "
             "load_run reads it, and resume=False trains anew without this warning")
-        raise ValueError(f"resume is True, and the run of {path!r} has finished: load_run reads it, and resume=None begins a new run")
+        raise ValueError(f"resume is True, and the run of {path!r} has finished: "
+            "load_run reads it, and resume=None begins a new run")
     if new_masks(model, run['model']) and not any(cb.method.sparsity is not None for cb in self.engines): put_model(model, run['model'])
     return run
 
 # %% ../../nbs/605_save.checkpoint.ipynb #704dd604
 def _sparsity_of(masks):
     "The fraction of dead weights under `masks`, None without any"
-    return 1-sum(map(count_live, masks.values()))/n if (n := sum(m.numel() for m in masks.values())) else None
+    n = sum(map(torch.numel, masks.values()))
+    return 1-sum(map(count_live, masks.values()))/n if n else None
 
 def _moves_count(method):
     "May an update leave another number of live weights?"
@@ -324,16 +333,19 @@ def check(self:SparseCheckpoint, run):
     for k,v in self.facts().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
     if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs):
-        raise ValueError(f"start_epoch was given, and {path} has the epoch to continue from: leave start_epoch out, or {_other_run}")
+        raise ValueError(f"start_epoch was given, and {path} has the epoch to continue from: "
+            f"leave start_epoch out, or {_other_run}")
     n,mine = len(run['engines']),len(self.engines)
-    if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, and here are {mine}: {_other_run}")
+    if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, "
+        f"and here are {mine}: {_other_run}")
     try:
         check_model(model, run['model'])
         check_opt(self.learn.opt, run['about']['opt'], model)
         for state in (run['random'],run['start']): check_random_state(state)
         check_grads(model, run['grads'], masks_in(run['model']))
     except ValueError as e: raise ValueError(f"{path} is of another run. {e}; or {_other_run}") from e
-    theirs,mine = _sparsity_of(masks_in(run['model'])),_sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
+    theirs = _sparsity_of(masks_in(run['model']))
+    mine = _sparsity_of({o.name:o.mask for o in masked_params(model) if not o.learned})
     if None not in (theirs, mine) and theirs!=mine and not any(_moves_count(cb.method) for cb in self.engines):
         raise ValueError(f"the sparsity is {theirs:.4f} in {path}, and {mine:.4f} here: {_other_run}")
 
@@ -375,7 +387,8 @@ def take(self:SparseCheckpoint):
     for cb,o in zip(self.engines, run['engines']): cb.load_state_dict(o['state'])
     put_grads(model, run['grads'])
     for cb in self.learn.cbs:
-        if state := run['callbacks'].get(cb.name): _set_cb_state(cb, state)
+        state = run['callbacks'].get(cb.name)
+        if state: _set_cb_state(cb, state)
     if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
     self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
     _set_memory(model, run.get('memory', {}))
@@ -429,4 +442,5 @@ def _lacks(group):
     "By how much the sparsity is below the final one of the schedule; 0 without a schedule"
     method,tallies = group.method,group.tallies
     if method.path is None: return 0.
-    return max(0., method.sparsity_at(method.n_steps, group.n_updates)-(1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)))
+    most = 1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)
+    return max(0., method.sparsity_at(method.n_steps, group.n_updates)-most)

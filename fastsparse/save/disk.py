@@ -23,9 +23,11 @@ def check_place(
     "`path` as a `Path`; a `ValueError` if something else than a file is there, or its folder doesn't exist"
     path = as_path(path)
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"path is {str(path)!r}, and must be a file in an existing folder: make {str(path.parent)!r}, or name a file")
+        raise ValueError(f"path is {str(path)!r}, and must be a file in an existing folder: "
+            f"make {str(path.parent)!r}, or name a file")
     if path.exists() and not path.is_file():
-        raise ValueError(f"path is {str(path)!r}, a device, pipe or socket, and must be a file or a new name: it isn't replaced")
+        raise ValueError(f"path is {str(path)!r}, a device, pipe or socket, "
+            "and must be a file or a new name: it isn't replaced")
     return path
 
 # %% ../../nbs/600_save.disk.ipynb #b64eeb3f
@@ -41,7 +43,8 @@ def _held(part, wait=True):
     "Lock the empty file `part` for the `with` block; `wait` for another process, or raise a `BlockingIOError`?"
     while True:
         if os.path.lexists(part) and (not stat.S_ISREG(os.lstat(part).st_mode) or os.lstat(part).st_nlink>1):
-            raise ValueError(f"{str(part)!r} is a link or no file, and what is written there would go elsewhere: remove it")
+            raise ValueError(f"{str(part)!r} is a link or no file, "
+                "and what is written there would go elsewhere: remove it")
         fd = os.open(part, os.O_RDWR|os.O_CREAT|getattr(os, 'O_NOFOLLOW', 0), 0o666)
         try:
             if flock: flock(fd, LOCK_EX if wait else LOCK_EX|LOCK_NB)
@@ -68,7 +71,8 @@ def alone_in(
         try: stack.enter_context(_held(file, wait=False))
         except BlockingIOError as e:
             other = file.read_text() or 'which has just begun'
-            raise ValueError(f"{str(place)!r} is being written by process {other}: wait until that ends, or name another {kind}") from e
+            raise ValueError(f"{str(place)!r} is being written by process {other}: "
+                f"wait until that ends, or name another {kind}") from e
         file.write_text(str(os.getpid()))
         try: yield
         finally: file.unlink(missing_ok=True)
@@ -98,7 +102,8 @@ def whole_file(
     "A context manager that gives the path of a new file; the new file replaces `path` at the end unless the block fails"
     path = check_place(path)
     for i in range(1, keep): check_place(older_file(path, i))
-    with _held(part := part_of(path)):
+    part = part_of(path)
+    with _held(part):
         try:
             yield part
             _to_disk(part)
@@ -142,15 +147,18 @@ def check_archive(
     with zipfile.ZipFile(path) as z:
         entries = z.infolist()
         bad = None if sealed else z.testzip() or next((entry.filename for entry in entries if entry.external_attr&16), None)
-    if bad: raise ValueError(f"{str(path)!r} is damaged: the bytes of {bad} have changed since it was written")
+    if bad: raise ValueError(f"{str(path)!r} is damaged: "
+        f"the bytes of {bad} have changed since it was written")
     if sum(entry.file_size for entry in entries)<=Path(path).stat().st_size: return
-    raise ValueError(f"{str(path)!r} is compressed, or its entries overlap, which torch.save never writes: unpack it, and pack it without compression")
+    raise ValueError(f"{str(path)!r} is compressed, or its entries overlap, which torch.save never writes: "
+        "unpack it, and pack it without compression")
 
 _small = 2**20
 
 def is_stored(t):
     "Does the tensor `t` have memory for each of its entries, or few of them?"
-    return t.numel()<=_small or t.layout==torch.strided and not t.is_meta and t.untyped_storage().nbytes()>=t.numel()*t.element_size()
+    if t.numel()<=_small: return True
+    return t.layout==torch.strided and not t.is_meta and t.untyped_storage().nbytes()>=t.nbytes
 
 def need_stored(
     found, # What was read from a file
@@ -163,7 +171,8 @@ def need_stored(
             seen.add(id(o))
             todo += o.values() if isinstance(o, dict) else o
         if isinstance(o, torch.Tensor) and not is_stored(o):
-            raise ValueError(f"a tensor of shape {tuple(o.shape)} has fewer entries in the file: write it with .contiguous(), and a sparse one with .to_dense()")
+            raise ValueError(f"a tensor of shape {tuple(o.shape)} has fewer entries in the file: "
+                "write it with .contiguous(), and a sparse one with .to_dense()")
 
 # %% ../../nbs/600_save.disk.ipynb #ae30fd57
 def read_tensors(

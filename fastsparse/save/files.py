@@ -16,7 +16,11 @@ _piece,_rows = 2**20,256
 def _pieces(f, n):
     "The next `n` bytes of the open file `f` in pieces, which share one buffer"
     place = memoryview(bytearray(min(n, _piece)))
-    while n and (k := f.readinto(place[:min(n, _piece)])): yield (n := n-k, place[:k])[1]
+    while n:
+        k = f.readinto(place[:min(n, _piece)])
+        if not k: return
+        n -= k
+        yield place[:k]
 
 # %% ../../nbs/601_save.files.ipynb #3fa9c29c
 def _fold(piece, crc):

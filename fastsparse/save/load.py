@@ -66,7 +66,8 @@ def write_sparse(
     for n in sorted(state, key=lambda n: n not in masks):
         t = state[n]
         if not isinstance(t, torch.Tensor):
-            raise ValueError(f"{n} in the state dict is a {type(t).__name__}, and safetensors holds tensors only: take 'dense' or 'live'")
+            raise ValueError(f"{n} in the state dict is a {type(t).__name__}, "
+                "and safetensors holds tensors only: take 'dense' or 'live'")
         own = names.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride()), n)
         if own!=n: notes[n] = f'={own}'
         elif n in masks:
@@ -88,7 +89,8 @@ def save_sparse(
 ) -> Path:
     "Save live values and packed masks to a safetensors file"
     refuse_learned(need_masks(model))
-    before_state(module := module_of(model))
+    module = module_of(model)
+    before_state(module)
     warn_if_unfinished(module, 'saved')
     masks = {o.name:o.shown_mask() for o in masked_params(module)}
     marks = {f'{n}_{kind}' for n in masks for kind in ('mask','sparsity')}
@@ -97,7 +99,7 @@ def save_sparse(
 
 # %% ../../nbs/606_save.load.ipynb #b47c52c3
 def _read_torch(path, head, trust):
-    "What `torch.save` wrote; with fastai's lists and numpy's numbers, which stand in the optimizer's state of `learn.save`"
+    "What `torch.save` wrote; with fastai's lists and numpy's numbers, which the optimizer's state of `learn.save` has"
     number = np.float64(0).__reduce__()[0]
     with reading(path, 'file of weights or of a model'):
         if head[:2]==b'PK': check_archive(path)
@@ -153,13 +155,16 @@ def _indexed(folder, index):
         cached = [folder.resolve().parents[1]/'blobs'] if folder.resolve().parent.name=='snapshots' else []
         for name in set(names):
             file = (folder/name).resolve()
-            if not file.is_file() or not any(file.is_relative_to(o) for o in (folder.resolve(), *cached)) or Path(name).is_absolute() or '..' in Path(name).parts:
-                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is not a file in its folder: download the model again")
+            leads_out = Path(name).is_absolute() or '..' in Path(name).parts
+            if leads_out or not file.is_file() or not any(map(file.is_relative_to, (folder.resolve(), *cached))):
+                raise ValueError(f"{str(index)!r} names {name!r:.80}, which is not a file in its folder: "
+                    "download the model again")
         return [folder/name for name in sorted(set(names))]
 
 def _files_in(folder):
     "The files with the weights of a model that was saved to `folder`"
-    if index := first(sorted(folder.glob('*.index.json'))): return _indexed(folder, index)
+    index = first(sorted(folder.glob('*.index.json')))
+    if index: return _indexed(folder, index)
     files = [o for o in (folder/'model.safetensors', *sorted(folder.glob('*.safetensors')), *folder.glob('*model.bin')) if o.is_file()]
     if files: return files[:1]
     raise ValueError(f"{str(folder)!r} is not a file, and has no model.safetensors and no index of several files: "
@@ -171,7 +176,7 @@ def read_file(
     trust:bool=False, # Open a whole model, which can run any code?
     most:int=None, # Number of entries of the largest tensor that may be made; None is no limit
 ): # A dict of tensors, perhaps inside others, or a whole model
-    "Read a file of weights, or a whole model, whoever wrote it"
+    "Read a file of weights, or a whole model, of any library"
     path = as_path(path)
     if path.is_dir(): return _read_folder(path, trust, most)
     if path.suffix in ('.onnx','.pt2'): raise ValueError(f"{path} is an exported graph, and no file of weights by name: "
@@ -188,7 +193,8 @@ def _read_folder(folder, trust, most):
     res = {}
     for file in _files_in(folder):
         found = read_file(file, trust, most)
-        if not isinstance(found, dict): raise ValueError(f"{str(file)!r} holds a {type(found).__name__}, and in a folder it must hold weights by name: pass the file")
+        if not isinstance(found, dict): raise ValueError(f"{str(file)!r} holds a {type(found).__name__}, "
+            "and in a folder it must hold weights by name: pass the file")
         res |= found
     return res
 
@@ -220,27 +226,32 @@ def _most_frequent(d, own):
     return [prefix for prefix,n in hits.items() if n==max(hits.values())]
 
 def _prefix(d, own, where):
-    "What stands before each name of the parameters `own` in `d`; None if none of them does"
+    "The prefix of the names of the parameters `own` in `d`; None if it has none of them"
     best = _most_frequent(d, own)
     if not best: return None
     if '' in best: return ''
     if len(best)==1: return best[0]
-    def pairs(prefix): return [(n, d[prefix+n], p) for n,p in own.items() if isinstance(d.get(prefix+n), torch.Tensor)]
-    fits = [prefix for prefix in best if all(t.shape==p.shape for _,t,p in pairs(prefix))]
+    def misfit(prefix):
+        "The first name whose tensor has another shape"
+        return first(n for n,p in own.items() if isinstance(d.get(prefix+n), torch.Tensor) and d[prefix+n].shape!=p.shape)
+    fits = [prefix for prefix in best if misfit(prefix) is None]
     if len(fits)==1: return fits[0]
     if not fits:
-        n,t,p = first((n, t, p) for n,t,p in pairs(best[0]) if t.shape!=p.shape)
-        raise ValueError(f"the file{where} is of a different network: its {best[0]}{n} is {tuple(t.shape)}, and {n} of the model is "
-            f"{tuple(p.shape)}; build the architecture that was saved")
+        n = misfit(best[0])
+        raise ValueError(f"the file{where} is of a different network: its {best[0]}{n} is {tuple(d[best[0]+n].shape)}, "
+            f"and {n} of the model is {tuple(own[n].shape)}; build the architecture that was saved")
     raise ValueError(f"the file{where} has the model's names after each of {', '.join(map(repr, best[:4]))}: pass those of one, "
         f"load_sparse(model, {{k.removeprefix({best[0]!r}):v for k,v in state.items() if k.startswith({best[0]!r})}})")
 
 # %% ../../nbs/606_save.load.ipynb #ed2eceb2
 def _are_masks(d):
-    "Are all tensors in `d` masks? Not where a weight stands beside its mask, or a bias among them"
+    "Are all tensors in `d` masks? Not where `d` has a weight with its mask, or a bias"
     ts = {k:v for k,v in d.items() if isinstance(v, torch.Tensor) and not k.endswith('_sparsity')}
     if any(k.endswith('_mask') and k.removesuffix('_mask') in ts for k in ts): return False
-    return all(t.dtype==torch.bool or (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all()) for t in ts.values())
+    def is_mask(t):
+        if t.dtype==torch.bool: return True
+        return (t.ndim>1 or not t.is_floating_point()) and bool(((t==0)|(t==1)).all())
+    return all(map(is_mask, ts.values()))
 
 # %% ../../nbs/606_save.load.ipynb #a722c258
 def _only(found, what):
@@ -268,7 +279,8 @@ def _need_no_larger(d, own):
     for k,t in d.items():
         n = first(n for n in _base_names(k) if n in own)
         if n is None or not isinstance(t, torch.Tensor) or t.numel()<=own[n].numel(): continue
-        raise ValueError(f"{k} has shape {tuple(t.shape)} in the file, and {tuple(own[n].shape)} in the model: build the architecture that was saved")
+        raise ValueError(f"{k} has shape {tuple(t.shape)} in the file, "
+            f"and {tuple(own[n].shape)} in the model: build the architecture that was saved")
 
 def _mask_name(k, own): return k if k.endswith('_mask') else f'{k}_mask' if k in own else f'{k}.weight_mask'
 
@@ -285,7 +297,8 @@ def _state_for(module, found, folder=None):
         elif not weights or where.count('[')==next(iter(weights)).count('['): weights[where] = d
     state,alone = _only(weights, 'the weights'),_only(masks, 'masks')
     if state is None and alone is None:
-        raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: build the architecture that was saved")
+        raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: "
+            "build the architecture that was saved")
     if folder is not None: state = _converted(module, folder, state, list(own))
     is_cut = state is not None and bool(cuts_for(module, state))
     return _with_masks(cut_copy(module, state) if is_cut else module, state, alone, is_cut)
@@ -295,10 +308,12 @@ def _as_bool(name, mask, shape):
     "`mask` as a bool tensor"
     if mask.dtype==torch.uint8 and mask.ndim==1 and mask.shape!=shape: return bits_to_mask(mask, shape)
     if mask.shape!=shape:
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: build the architecture that was saved")
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, and its weight {tuple(shape)}: "
+            "build the architecture that was saved")
     one = mask.max() if mask.dtype==torch.uint8 else 1
     if mask.dtype==torch.bool or bool(((mask==0)|(mask==one)).all()): return mask.ne(0)
-    raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: pass scores through top_k_mask")
+    raise ValueError(f"{name} holds values other than 0 and 1, and a mask is True where a weight lives: "
+        "pass scores through top_k_mask")
 
 # %% ../../nbs/606_save.load.ipynb #bf15ab21
 def _with_masks(module, state, alone, is_cut):
@@ -309,12 +324,13 @@ def _with_masks(module, state, alone, is_cut):
         new[n] = new[n].masked_fill(new[f'{n}_mask']==0, 0)
     for k,v in (alone or {}).items():
         if state is not None and k in new and not torch.equal(new[k].ne(0), v.ne(0)):
-            raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: leave one of them out")
+            raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: "
+                "leave one of them out")
         new[k] = v
     names = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
     new.update({k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names})
     if not masks_in(new): new.update(_zero_masks(module, new, is_cut))
-    own = module.state_dict()  # learned masks have no sparsity beside them
+    own = module.state_dict()  # learned masks have no sparsity
     shown = {n:m for n,m in masks_in(new).items() if f'{n}_mask' not in own or f'{n}_sparsity' in own}
     for n,m in shown.items(): new.setdefault(f'{n}_sparsity', torch.tensor(sparsity_from_tensor(m)))
     return new
@@ -328,7 +344,8 @@ def _zero_masks(module, state, is_cut=False, least=.05):
     for n,t in module.state_dict().items():
         new = getattr(state.get(n), 'shape', t.shape)
         if len(new)==t.ndim and all(a<=b for a,b in zip(new, t.shape)): continue
-        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: build the architecture that was saved")
+        raise ValueError(f"{n} is {tuple(new)} in the file, and {tuple(t.shape)} in the model: "
+            "build the architecture that was saved")
     raise ValueError(f"the file has no masks for this model, such as {first(names)}_mask, and no zeros: it is of a dense model, "
         "which model.load_state_dict reads, and prune_magnitude prunes")
 
@@ -392,16 +409,19 @@ def load_sparse(
     sparsify_model(model := nn.Linear(64, 10), .9)
     load_sparse(nn.Linear(64, 10), model.state_dict())
     """
-    decide(module := module_of(model))  # refuses weights that are computed, by name
+    module = module_of(model)
+    decide(module)  # refuses weights that are computed, by name
     need_memory(module)
     path = as_path(file) if isinstance(file, (str,Path)) else None
     most = max([2**20, *[t.numel() for t in module.state_dict().values() if isinstance(t, torch.Tensor)]])  # a million is no matter
     found = file if path is None else read_file(path, trust, most)
     with nullcontext() if path is None else reading(path, 'file of weights'): state = _checked_state(module, found, path)
-    if cuts := cuts_for(module, state):
+    cuts = cuts_for(module, state)
+    if cuts:
         cut_like(module, state)
         n = max(cuts, key=lambda n: state[n].ndim)
-        warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: {n} is {tuple(state[n].shape)} now")
+        warn(f"{len({k.rpartition('.')[0] for k in cuts})} layers were cut to the shapes of the file: "
+            f"{n} is {tuple(state[n].shape)} now")
     with taking_masks(module): load_checked(module, state)
     if not masked_params(module): return HookHandle()  # of a dense model that was cut
     apply_masks(module)

@@ -42,15 +42,18 @@ def refuse_unfit(
         unexpected = [k for k in state if k not in own and k not in also]
         bad += [f"Missing key(s) in state_dict: {', '.join(missing)}"]*bool(missing)
         bad += [f"Unexpected key(s) in state_dict: {', '.join(unexpected)}"]*bool(unexpected)
-    shapes = {k:[getattr(o.get(k), 'shape', None) for o in (own,state)] for k in own if isinstance(own[k], torch.Tensor) and k in state}
-    bad += [f'size mismatch for {k}: {b and tuple(b)} in the file, and {tuple(a)} in the model' for k,(a,b) in shapes.items() if a!=b]
+    for k,t in own.items():
+        a,b = getattr(t, 'shape', None),getattr(state.get(k), 'shape', None)
+        if a is None or k not in state or a==b: continue
+        bad.append(f'size mismatch for {k}: {b and tuple(b)} in the file, and {tuple(a)} in the model')
     lines = '\n\t'.join(bad)
-    if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, which is unchanged:\n\t{lines}")
+    if bad: raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}, "
+        f"which is unchanged:\n\t{lines}")
 
 # %% ../../nbs/603_save.masks.ipynb #845927a9
 def _register(module, name, mask):
     where,_,attr = name.rpartition('.')
-    p = getattr(m := module.get_submodule(where), attr)
+    m,p = module.get_submodule(where),module.get_parameter(name)
     register_mask(Param(name, m, attr, p), mask.to(p.device))
 
 # %% ../../nbs/603_save.masks.ipynb #26828ac2

@@ -49,8 +49,9 @@ def _build(key, name, kwargs):
     known = signature(f).parameters
     is_part = first(known) in _passed
     free = [k for k,o in known.items() if not is_part or o.default is not o.empty and k not in _passed]
-    if bad := set(kwargs)-set(free):
-        raise ValueError(f"{key} has the argument {sorted(bad)[0]!r}, and {name} takes {', '.join(free) or 'none'}")
+    bad = sorted({*kwargs}-{*free})
+    if bad: raise ValueError(f"{key} has the argument {bad[0]!r}, "
+        f"and {name} takes {', '.join(free) or 'none'}")
     if not is_part: return f(**kwargs)
     return partial(f, **kwargs) if kwargs else f
 
@@ -67,22 +68,26 @@ def part(
     if isinstance(spec, dict) and isinstance(spec.get('type'), str):
         return _build(key, spec['type'], {k:v for k,v in spec.items() if k!='type'})
     names = ', '.join(parts_of(part_kinds[key]))
-    raise ValueError(f"{key} is {spec!r:.80}, and must be a name, or a dict with a name as its type and its arguments: the names are {names}")
+    raise ValueError(f"{key} is {spec!r:.80}, and must be a name, "
+        f"or a dict with a name as its type and its arguments: the names are {names}")
 
 # %% ../../nbs/607_save.rules.ipynb #31164de8
 def _rule(spec):
     "A pair of pattern and settings"
     if not isinstance(spec, dict):
-        raise ValueError(f"a rule is {spec!r:.80}, and must be a dict such as {{'params': '*.mlp.*', 'method': 'rigl'}}")
+        raise ValueError(f"a rule is {spec!r:.80}, and must be a dict such as {{'params': "
+            f"'*.mlp.*', 'method': 'rigl'}}")
     spec = dict(spec)
     pattern,method = spec.pop('params', default_filter),spec.pop('method', 'static')
     if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
-        raise ValueError(f"params is {pattern!r:.80}, and must be a glob, a list of globs or a function of name and parameter")
+        raise ValueError(f"params is {pattern!r:.80}, and must be a glob, "
+            "a list of globs or a function of name and parameter")
     if method in (None,'dense') and spec:
         raise ValueError(f"a rule has {first(spec)!r}, and one whose method is dense may only have params")
     if method in (None,'dense'): return pattern,None
-    if bad := set(spec)-set(method_settings):
-        raise ValueError(f"a rule has {sorted(bad)[0]!r}, and may have params, method, {', '.join(method_settings)}")
+    bad = sorted({*spec}-{*method_settings})
+    if bad: raise ValueError(f"a rule has {bad[0]!r}, and may have params, method, "
+        f"{', '.join(method_settings)}")
     return pattern,find_method(method)(**{k: part(k, v) for k,v in spec.items()})
 
 def _rules(data):
@@ -109,12 +114,14 @@ def rules_table(
     if not (isinstance(rules, list) and rules and isinstance(rules[0], tuple)): rules = configure(rules)
     params = decide(model)
     free = [param for param in params if not param.dense_reason]
-    hits = [{free[i].name for i in indices_of(pattern, [o.name for o in free], [o.p for o in free], model)} for pattern,_ in rules]
+    names,weights,rule_of = [o.name for o in free],[o.p for o in free],{}
+    for k,(pattern,_) in enumerate(rules):
+        for i in indices_of(pattern, names, weights, model): rule_of.setdefault(names[i], k)
     def row(param):
         shape = ' x '.join(map(str, param.p.shape))
         res = dict(parameter=param.name, shape=shape, rule='', method='', sparsity='', structure='', note=param.dense_reason)
         if param.dense_reason: return res
-        k = first(k for k,hit in enumerate(hits) if param.name in hit)
+        k = rule_of.get(param.name)
         if k is None: return dict(res, note='no rule')
         pattern,settings = rules[k]
         res['rule'] = 'default' if pattern is default_filter else getattr(pattern, '__name__', str(pattern))

@@ -8,7 +8,7 @@ __all__ = ['file_of_run', 'collect_run', 'plain', 'opt_facts', 'random_state', '
            'check_engine_masks', 'put_model', 'put_opt', 'put_grads', 'check_grads']
 
 # %% ../../nbs/604_save.run_file.ipynb #726717d8
-import numpy as np,random,torch
+import itertools,numpy as np,random,torch
 from collections import OrderedDict
 from fastcore.basics import *
 from fastcore.foundation import L
@@ -34,8 +34,10 @@ def collect_run(
     **more # Other parts, of plain values
 ) -> dict:
     "The state of a run, for a file"
-    for m in model.modules(): before_state(m)
-    pack,one,state = _Packer(),first(engines) or dict(state=None, methods=None),model.state_dict()
+    before_state(model)
+    pack = _Packer()
+    one = first(engines) or dict(state=None, methods=None)
+    state = model.state_dict()
     return dict(
         about=dict(  # must be equal in the resumed run
             model=type(model).__name__,
@@ -87,7 +89,8 @@ class _Packer:
 def packed(self:_Packer, t, mask):
     at = self.at(mask)
     if at is None: return t
-    values,dead = t.detach().reshape(-1).index_select(0, at.to(t.device)),~mask.to(t.device)
+    values = t.detach().reshape(-1).index_select(0, at.to(t.device))
+    dead = ~mask.to(t.device)
     fill = t.detach()[dead][:1].clone()
     if not _bits(t)[dead].eq(_bits(fill)).all(): return t
     return dict(live=values, shape=list(t.shape), fill=fill)
@@ -127,8 +130,9 @@ def _each_state(state, f):
     def one(i, s): return {k:f(v, i) for k,v in s.items()} if isinstance(s, dict) else s
     new = {**state, 'state':{i:one(i, s) for i,s in inner.items()} if isinstance(inner, dict) else [one(i, s) for i,s in enumerate(inner)]}
     if state.get('slow_weights') is not None:
-        places = iter(range(10**9))
-        new['slow_weights'] = [[f(t, next(places)) for t in ts] for ts in state['slow_weights']]
+        places = itertools.count()
+        def group(ts): return [f(t, next(places)) for t in ts]
+        new['slow_weights'] = [*map(group, state['slow_weights'])]
     return new
 
 # %% ../../nbs/604_save.run_file.ipynb #30c252b5
@@ -152,7 +156,8 @@ def opt_facts(
     kinds,o = [],opt
     while o is not None: kinds,o = kinds+[type(o).__name__],vars(o).get('opt')
     steps = [getattr(getattr(f, 'func', f), '__name__', str(f)) for f in getattr(base_opt(opt), 'cbs', [])]
-    shapes = [[list(p.shape) for p in g['params']] for g in base_opt(opt).param_groups]
+    def shapes_in(group): return [list(p.shape) for p in group['params']]
+    shapes = [*map(shapes_in, base_opt(opt).param_groups)]
     return dict(kind=' of '.join(kinds), steps=steps, shapes=shapes, names=_param_names(model, opt))
 
 # %% ../../nbs/604_save.run_file.ipynb #dc273a16
@@ -224,7 +229,8 @@ def refuse_sharded(
     model:nn.Module, # The model
 ):
     "Raise a `ValueError` if FSDP2 has sharded its weights"
-    if n := first(n for n,p in model.named_parameters() if is_sharded(p)):
+    n = first(n for n,p in model.named_parameters() if is_sharded(p))
+    if n:
         raise ValueError(f"{n} is sharded over ranks, and a file of a run holds whole tensors: write one of torch.distributed.checkpoint, "
             "from all ranks, with get_state_dict(model, opt) and engine.state_dict()")
 
@@ -266,7 +272,8 @@ def _unpacked(run):
     run['model'] = OrderedDict(_unpack_model(run['model']))
     run['model']._metadata = run.pop('versions', {})
     if run['opt'] is None: return run
-    masks,names = masks_in(run['model']),run['opt']['names']
+    masks = masks_in(run['model'])
+    names = run['opt']['names']
     run['opt'] = _each_state(run['opt']['state'], lambda t,i: _unpack(t, masks.get(names[i])))
     run['about']['opt']['names'] = names
     return run
@@ -280,13 +287,16 @@ def check_model(
 ):
     "Raise a `ValueError` unless `model` can load `state`; a dense one can load that of a sparse one"
     need_memory(model)
-    refuse_learned_masks(own := model.state_dict(), state)
+    own = model.state_dict()
+    refuse_learned_masks(own, state)
     if masked_params(model): check_masks(own, state)
     new = {f'{n}{end}' for n in new_masks(model, state) for end in ('_mask','_sparsity')}
-    if odd := sorted((own.keys()^state.keys())-(new-own.keys())):
-        raise ValueError(f"{odd[0]} is in the {'model' if odd[0] in own else 'file'} only: build the model {_as_saved}")
+    odd = first(sorted((own.keys()^state.keys())-(new-own.keys())))
+    if odd: raise ValueError(f"{odd} is in the {'model' if odd in own else 'file'} only: "
+        f"build the model {_as_saved}")
     for k,a in own.items():
-        if not isinstance(a, torch.Tensor) or a.shape==(b := state[k]).shape and a.dtype==b.dtype: continue
+        b = state[k]
+        if not isinstance(a, torch.Tensor) or a.shape==b.shape and a.dtype==b.dtype: continue
         raise ValueError(f"{k} is {b.dtype} of shape {tuple(b.shape)} in the file, and {a.dtype} of shape {tuple(a.shape)} in the model: "
             f"build the model {_as_saved}")
 
@@ -297,16 +307,19 @@ def check_opt(
     model=None, # The model that it trains; None doesn't compare names
 ):
     "Raise a `ValueError` unless `opt` can load the saved state"
-    if about is None: raise ValueError("the file holds no optimizer: leave opt out, or take a file that was saved with one")
+    if about is None: raise ValueError("the file holds no optimizer: "
+        "leave opt out, or take a file that was saved with one")
     mine = opt_facts(opt, ifnone(model, nn.Module()))
     for k,what in dict(kind='optimizer', steps='steps of the optimizer', shapes='shapes of its parameters').items():
-        if mine[k]!=about[k]: raise ValueError(f"the {what} in the file: {about[k]}; here: {mine[k]}; make the optimizer {_as_saved}")
+        if mine[k]!=about[k]: raise ValueError(f"the {what} in the file: {about[k]}; here: "
+            f"{mine[k]}; make the optimizer {_as_saved}")
     if model is None: return
     names = param_names(model)
     for p,n in zip(_opt_params(opt), about['names']):
         here = names.get(id(p), ['no parameter of the model'])
         if n and n not in here:
-            raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: make the optimizer {_as_saved}")
+            raise ValueError(f"the optimizer in the file has {n} where this one has {here[0]}: "
+                f"make the optimizer {_as_saved}")
 
 # %% ../../nbs/604_save.run_file.ipynb #bf385853
 def check_engine(
@@ -314,12 +327,13 @@ def check_engine(
     state:dict, # State in the file; None if there is none
 ):
     "Raise a `ValueError` unless the engine can load the state"
-    if state is None: raise ValueError("the file holds no engine: leave engine out, or take a file that was saved with one")
+    if state is None: raise ValueError("the file holds no engine: "
+        "leave engine out, or take a file that was saved with one")
     mine = engine.state_dict()
-    names = [[o['name'] for o in s['slots']] for s in (mine,state)]
-    if (mine.keys()^state.keys())-{'seen'} or names[0]!=names[1]:
-        raise ValueError(f"the engine's state in the file is of {type(engine).__name__}s with {names[1]}, and this one has {names[0]}: "
-            f"build and sparsify the model {_as_saved}, and make the same engine")
+    def names(state): return [o['name'] for o in state['slots']]
+    if (mine.keys()^state.keys())-{'seen'} or names(mine)!=names(state):
+        raise ValueError(f"the engine's state in the file is of {type(engine).__name__}s with {names(state)}, "
+            f"and this one has {names(mine)}: build and sparsify the model {_as_saved}, and make the same engine")
     check_same_run(engine, state)
 
 def check_engine_masks(
@@ -331,7 +345,8 @@ def check_engine_masks(
     for slot in state['slots']:
         mask = masks.get(slot['name'])
         if mask is not None and checksum_of([mask])!=slot['masked']:
-            raise ValueError(f"the mask of {slot['name']} in the file is not the one that its engine had: take an older file")
+            raise ValueError(f"the mask of {slot['name']} in the file is not the one that its engine had: "
+                "take an older file")
 
 # %% ../../nbs/604_save.run_file.ipynb #2fcd5959
 def put_model(
@@ -383,11 +398,14 @@ def check_grads(
     "Raise a `ValueError` unless gradients have the shapes of parameters, or of live weights and of factors of their gradient"
     for n,p in model.named_parameters():
         if grads.get(n) is None: continue
-        state,shape = grads[n],p.flatten(1).shape if p.ndim>1 else p.shape
-        sizes = {p.shape} if n not in masks else {p.shape, torch.Size([count_live(masks[n])])}
-        of_factors = [torch.Size([len(o) for o in term]) if isinstance(term, (tuple,list)) else term.shape for term in state.get('terms', ())]
-        if state['grad'].shape in sizes and state.get('live_grad', state['grad']).shape in sizes and all(o==shape for o in of_factors): continue
-        raise ValueError(f"the gradient of {n} in the file has another shape than its {tuple(p.shape)}: build the model {_as_saved}")
+        state = grads[n]
+        shape = p.flatten(1).shape if p.ndim>1 else p.shape
+        sizes = {p.shape, torch.Size([count_live(masks[n])])} if n in masks else {p.shape}
+        def fits(term): return (tuple(map(len, term)) if isinstance(term, (tuple,list)) else term.shape)==shape
+        given = {state['grad'].shape, state.get('live_grad', state['grad']).shape}
+        if given<=sizes and all(map(fits, state.get('terms', ()))): continue
+        raise ValueError(f"the gradient of {n} in the file has another shape than its {tuple(p.shape)}: "
+            f"build the model {_as_saved}")
 
 # %% ../../nbs/604_save.run_file.ipynb #de391d50
 def _dense_grad(state, mask):

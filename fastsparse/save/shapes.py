@@ -6,7 +6,7 @@
 __all__ = ['cut_tensor', 'cut_channels', 'shared_copy', 'need_cuts', 'renumber', 'cuts_for', 'cut_like', 'cut_copy']
 
 # %% ../../nbs/599_save.shapes.ipynb #5d84e564
-import torch
+import re,torch
 from collections import defaultdict
 from copy import deepcopy
 from fastcore.basics import *
@@ -21,24 +21,18 @@ def cut_tensor(t, cuts):
     return t
 
 # %% ../../nbs/599_save.shapes.ipynb #94762fc1
-_sizes = '''Linear: out_features weight 0, in_features weight 1
-_ConvNd: out_channels weight 0, in_channels weight 1
-_ConvTransposeNd: out_channels weight 1, in_channels weight 0
-_NormBase: num_features weight 0
-LayerNorm: normalized_shape weight 0
-Embedding: embedding_dim weight 1
-RNNBase: hidden_size weight_hh_l0 1, input_size weight_ih_l0 1
-RNNCellBase: hidden_size weight_hh 1, input_size weight_ih 1
-Conv1D: nf weight 1, nx weight 0'''
-_sizes = {kind:[o.split(' ') for o in own.split(', ')] for kind,own in (line.split(': ') for line in _sizes.splitlines())}
+_sizes = dict(Linear='out_features weight 0, in_features weight 1', LayerNorm='normalized_shape weight 0',
+    _ConvNd='out_channels weight 0, in_channels weight 1', _ConvTransposeNd='out_channels weight 1, in_channels weight 0',
+    _NormBase='num_features weight 0', Embedding='embedding_dim weight 1', Conv1D='nf weight 1, nx weight 0',
+    RNNBase='hidden_size weight_hh_l0 1, input_size weight_ih_l0 1', RNNCellBase='hidden_size weight_hh 1, input_size weight_ih 1')
 
 def _sizes_of(m):
     "Name → size of each attribute that says how large `m` is, that of its outputs first"
-    own = next((_sizes[c.__name__] for c in type(m).__mro__ if c.__name__ in _sizes), [])
+    own = next((_sizes[c.__name__] for c in type(m).__mro__ if c.__name__ in _sizes), '')
     def size(attr, d):
         t = getattr(m, attr, None)
         return len(m.running_mean) if t is None else t.shape[d]*(getattr(m, 'groups', 1) if d else 1)
-    return {k: size(attr, int(d)) for k,attr,d in own}
+    return {k:size(attr, int(d)) for k,attr,d in re.findall(r'(\w+) (\w+) (\d)', own)}
 
 # %% ../../nbs/599_save.shapes.ipynb #28fda113
 def _resize(m, old):
@@ -57,11 +51,14 @@ def cut_channels(
     cuts:dict, # From `Groups.cuts`
 ) -> dict: # Name of a layer → how many outputs it has lost
     "Cut parameters and buffers"
-    owners,tensors,old = defaultdict(list),dict([*model.named_buffers(), *model.named_parameters()]),defaultdict(dict)
+    owners = defaultdict(list)
+    tensors = dict([*model.named_buffers(), *model.named_parameters()])
+    old = defaultdict(dict)
     for m in model.modules():
         for k,t in [*m._parameters.items(), *m._buffers.items()]: owners[id(t)].append((m, k))
     for name,own in cuts.items():
-        t,new = tensors[name],cut_tensor(tensors[name].detach(), own)
+        t = tensors[name]
+        new = cut_tensor(tensors[name].detach(), own)
         if isinstance(t, nn.Parameter): new = nn.Parameter(new, requires_grad=t.requires_grad)
         for m,k in owners[id(t)]:
             old[m][k] = t.shape
@@ -75,8 +72,11 @@ def shared_copy(
     model:nn.Module, # A module without masks
     to=noop, # Function of a parameter or buffer; without it both models have the same
 ) -> nn.Module:
-    "A copy of `model` with the same parameters and buffers, or with what `to` makes of them"
-    return deepcopy(model, {id(t):to(t) for t in (*model.parameters(), *model.buffers())})
+    "A copy of `model` with the same parameters and buffers, or with what `to` makes of them; parameters stay parameters"
+    def copied(t):
+        new = to(t)
+        return nn.Parameter(new, t.requires_grad) if isinstance(t, nn.Parameter) and new is not t else new
+    return deepcopy(model, {id(t):copied(t) for t in (*model.parameters(), *model.buffers())})
 
 # %% ../../nbs/599_save.shapes.ipynb #1dcf1230
 def need_cuts(
@@ -91,7 +91,8 @@ def need_cuts(
             if p is None or p.ndim<2: continue
             lookup = isinstance(m, (nn.Embedding,nn.EmbeddingBag))
             for d,stay in cuts.get(name, ()):
-                at,share = (name,tuple(p.shape),d,len(stay)),len(stay)/p.shape[d]
+                at = (name,tuple(p.shape),d,len(stay))
+                share = len(stay)/p.shape[d]
                 if d in (axes.outputs,axes.experts) or lookup: written[at] = share
                 if d!=axes.outputs and not lookup: read[at] = share
     for some,others in ((written,read), (read,written)):
@@ -146,17 +147,20 @@ def cut_like(
     state:dict, # Name → tensor, of a cut one
 ) -> nn.Module: # `model`
     "Cut layers to the shapes of `state`, with biases where it has some"
-    if not (cuts := cuts_for(model, state)): return model
+    cuts = cuts_for(model, state)
+    if not cuts: return model
     experts = _experts_in(model, cuts)
     cut_channels(model, cuts)
     for ms,n,k in experts: renumber(ms, n, k)
     for path,m in model.named_modules():
-        if (b := state.get(f'{path}.bias'.lstrip('.'))) is None or 'bias' not in m._parameters or m.bias is not None: continue
+        b = state.get(f'{path}.bias'.lstrip('.'))
+        if b is None or m._parameters.get('bias', b) is not None: continue
         m.bias = nn.Parameter(torch.zeros_like(b, device=m.weight.device, dtype=m.weight.dtype), m.weight.requires_grad)
     return model
 
 def cut_copy(model, state):
     "A copy that `cut_like` has cut, with the values of `model`; `model` itself if nothing is smaller"
     if not cuts_for(model, state): return model
-    if masked_params(model): raise ValueError("the file is of a smaller model, and this one has masks already: load it into a fresh dense one")
+    if masked_params(model): raise ValueError("the file is of a smaller model, "
+        "and this one has masks already: load it into a fresh dense one")
     return cut_like(shared_copy(model), state)

@@ -18,7 +18,8 @@ def check_masks(
     state:dict, # The one that it is to load
 ):
     "Raise a `ValueError` if `state` has masks for other parameters"
-    mine,theirs = set(masks_in(own)),set(masks_in(state))
+    mine = set(masks_in(own))
+    theirs = set(masks_in(state))
     if mine==theirs: return
     if not theirs: raise ValueError("the file is of a dense model, and this one is sparse, so trained weights would be lost: "
         "load into a dense model (unsparsify(model) makes room), then prune_magnitude finds masks; "
@@ -76,4 +77,5 @@ def load_checked(
         for child,part,inside in _parts(m, state, prefix): walk(child, part, inside)
         for hook in list(m._load_state_dict_post_hooks.values()): hook(m, _IncompatibleKeys(*found[:2]))
     with torch.no_grad(): walk(module, OrderedDict(state), '')
-    if any(found): raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}: {sum(found, [])}")
+    if any(found): raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}: "
+        f"{sum(found, [])}")

@@ -8,6 +8,7 @@ __all__ = ['is_sharded', 'sharded_dim', 'as_sharded', 'rows_here', 'need_whole',
 # %% ../../nbs/540_shards.weight.ipynb #aae2ab40
 import sys,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
+from fastcore.imports import noop
 from ..masks.selection import local_part,zero_dead_
 from ..contract import Dense,register_store
 from ..weights.weight import gathered
@@ -40,7 +41,8 @@ def rows_here(
     p:torch.Tensor, # A sharded parameter
 ) -> range: # Of its rows
     "The rows of `p` that this process holds"
-    each = -(-p.shape[0]//p.device_mesh.size(dim := sharded_dim(p)))
+    dim = sharded_dim(p)
+    each = -(-p.shape[0]//p.device_mesh.size(dim))
     first = min(p.device_mesh.get_local_rank(dim)*each, p.shape[0])
     return range(first, first+len(local_part(p)))
 
@@ -49,8 +51,9 @@ def need_whole(
     model:nn.Module, # One that is to be cut
 ):
     "Raise a `ValueError` if FSDP2 has sharded its weights"
-    if n := first(n for n,p in model.named_parameters() if is_sharded(p)):
-        raise ValueError(f"{n} is sharded over ranks, and only whole tensors are cut: cut the model before fully_shard")
+    n = first(n for n,p in model.named_parameters() if is_sharded(p))
+    if n: raise ValueError(f"{n} is sharded over ranks, and only whole tensors are cut: "
+        "cut the model before fully_shard")
 
 # %% ../../nbs/540_shards.weight.ipynb #4e37f640
 class Shard(Dense):
@@ -105,9 +108,12 @@ class Shard(Dense):
 def read_grad(self:Shard, places=None):
     p = self.weight.p
     if p.grad is None: return None
-    if self.wants_dense and not self.weight.dense_history and not self.dense.terms: self.take(p.grad)
+    if self.wants_dense and not self.dense.terms: self.take(p.grad)
     grad = gathered(as_sharded(self.dense.terms[0], p) if self.dense.terms else p.grad)
     return grad if places is None else grad.reshape(-1).index_select(0, places)
+
+@patch
+def gradient(self:Shard, dense): return self.read_grad() if dense else gathered(self.weight.p.grad),
 
 @patch
 def take(self:Shard, grad):
@@ -166,7 +172,6 @@ def sharded_param(
     "The parameter that the optimizer steps: the module's own, or the sharded one behind it"
     p = module._parameters.get(attr)
     if not _rows or p is None or is_sharded(p): return p
-    ref = _rows.get((id(module), attr))
-    return p if ref is None or (rows := ref()) is None else rows
+    return ifnone(_rows.get((id(module), attr), noop)(), p)
 
 register_store(Shard)

@@ -34,7 +34,8 @@ def log_chance(
     entries:float=1, # Entries of a unit
 ) -> float:
     "Logarithm of the chance that a random mask has these groups and units"
-    units,k = n/groups/entries,live/groups/entries
+    units = n/groups/entries
+    k = live/groups/entries
     return groups*log_choices(units, k)-log_choices(n, live)
 
 # %% ../../nbs/523_special.recognition.ipynb #7809f0e4

@@ -147,7 +147,8 @@ def active_outputs(self:AblatingFanIn, mask, keep, grow, n_drop, n, on):
     salient = put_(torch.zeros_like(mask), highest(keep, n_keep, among=mask), True)
     free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
     put_(salient, highest(grow, min(n-n_keep, count_live(free)), among=free), True)
-    each,k = salient.flatten(1).sum(1, keepdim=True),int(self.share(mask.shape, n, on, count_live(on)).max())
+    each = salient.flatten(1).sum(1, keepdim=True)
+    k = int(self.share(mask.shape, n, on, count_live(on)).max())
     active = on & (each>=max(1, math.ceil(k*self.ablate-1e-9)))
     return active if active.any() else put_(active, each.argmax().view(1), True)
 

@@ -95,8 +95,9 @@ class DynamicSparseTrainingCallback(Callback):
     def __repr__(self): return f"{type(self).__name__}({self.method!r})"
 
     def __call__(self, event_name):
-        "A fit without an engine has a beginning and an end only"
-        if self.engine is not None or event_name in ('before_fit','after_fit'): super().__call__(event_name)
+        "Without an engine, a fit has a beginning and an end only"
+        is_ours = event_name in ('before_fit','after_fit') or self.engine is not None and hasattr(type(self), event_name)
+        if is_ours: super().__call__(event_name)
 
     @property
     def learn(self): return vars(self).get('_learn')
@@ -144,12 +145,13 @@ def before_train(self:DynamicSparseTrainingCallback):
 
 @patch
 def before_batch(self:DynamicSparseTrainingCallback):
-    self.engine.opt = self.learn.opt  # `learn.export` makes a new one
-    self.engine.prepare(self.t0+self.iter, self.accumulates)
+    learn = self.learn
+    self.engine.opt = learn.opt  # `learn.export` makes a new one
+    self.engine.prepare(self.t0+learn.iter, self.accumulates)
 
 @patch
 def before_step(self:DynamicSparseTrainingCallback):
-    if self.engine.before_step(self.t0+self.iter): raise CancelStepException()
+    if self.engine.before_step(self.t0+self.learn.iter): raise CancelStepException()
 
 @patch
 def after_step(self:DynamicSparseTrainingCallback):

@@ -19,9 +19,9 @@ from ..model.starting import draw_seed
 from . import begin,plan
 from .plan import Group
 from .method import check_names,Method,usual_settings
-from .moves import choose_all,finite_grads,redistributed,Score,unscaled_grads
+from .moves import all_finite,choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
-from ..weights.hooks import enforce_masks,mask_hooks,share_masks
+from ..weights.hooks import enforce_masks,mask_hooks,share_masks,weights_in
 from ..weights.optimizers import grad_history
 from ..weights.weight import follow_all,mask_grads,wake
 from numbers import Real
@@ -204,15 +204,22 @@ def uninterrupted():
 @patch
 @torch.no_grad()
 def update(self:SparseEngine,
-    times, # A dict from group to the step whose settings it uses, or one step for all
+    t:int, # The step whose drop fraction and sparsity are taken, from 0
 ) -> list: # The groups that changed a mask
-    "Drop and grow now, with drop fraction and sparsity of the given step"
-    if not isinstance(times, dict):
-        need_number('t', times, 0, whole=True)
-        for group in self.groups: refuse_masked(group)
-        times = dict.fromkeys(self.groups, times)
+    "Drop and grow now"
+    need_number('t', t, 0, whole=True)
+    for group in self.groups: refuse_masked(group)
+    return self.update_groups(dict.fromkeys(self.groups, t), mask_grads(self.weights))
+
+@patch
+@torch.no_grad()
+def update_groups(self:SparseEngine,
+    times:dict, # From group to the step whose drop fraction and sparsity are taken
+    held:list, # What `mask_grads` returned
+) -> list: # The groups that changed a mask
+    "Drop and grow in some groups"
     with unscaled_grads(self.opt):
-        follow_all(self.weights)
+        follow_all(held)
         moves = {group:self.moves(group, t) for group,t in times.items()}
     moved = [group for group,own in moves.items() if own]
     with uninterrupted():
@@ -272,7 +279,6 @@ def ask_dense(self:Group, wanted):
 
 # %% ../../nbs/404_train.engine.ipynb #17ef17a7
 @patch
-@torch.no_grad()
 def before_step(self:SparseEngine,
     t:int, # The step that is about to be made, from 0
 ) -> bool: # Was the step replaced by an update?
@@ -283,14 +289,14 @@ def before_step(self:SparseEngine,
     self.last_t = t
     if due and not self.lost: self.lost = warn_if_lost(self)
     if not averages and not waiting: return False
-    mask_grads([weight for weight in self.weights if weight.store.wants_dense and not weight.dense_history])  # they may have been replaced
-    if not finite_grads(self.opt, self.weights):
+    held = mask_grads(self.weights if waiting else [weight for weight in self.weights if weight.store.wants_dense])  # gradients may have been replaced
+    if waiting and not finite_grads(self.opt, self.weights):
         for group in due: group.miss(self.model)
         return False
     if averages: self.collect(averages)
     self.later = {group:t for group,t in waiting.items() if group.method.update_after_step}
     now = {group:t for group,t in waiting.items() if group not in self.later}
-    updated = self.update(now) if now else []
+    updated = self.update_groups(now, held) if now else []
     return any([group.method.replaces for group in updated])
 
 @patch
@@ -301,18 +307,16 @@ def fall_due(self:Group, begin, t):
     return due is not None
 
 @patch
-@torch.no_grad()
 def after_step(self:SparseEngine):
     "Do the updates that come after the optimizer's step, with the gradient of that step"
     later,self.later = self.later,{}
-    if later: self.update(later)
+    if later: self.update_groups(later, mask_grads(self.weights))
 
 # %% ../../nbs/404_train.engine.ipynb #eb051e4b
 def warn_if_lost(engine):
     "Warn if the model or the optimizer no longer holds a parameter; was there a warning?"
-    now = {weight.name:weight.p for weight in masked_params(engine.model)}
-    weights = [tally.weight for tally in engine.moving]
-    gone = [weight.name for weight in weights if now.get(weight.name, weight.p) is not weight.p]
+    weights,now = [tally.weight for tally in engine.moving],{weight.name:weight for weight in weights_in(engine.model)}
+    gone = [weight.name for weight in weights if now.get(weight.name, weight) is not weight]
     lost = first(gone+plan.not_held(engine.opt, weights))
     kind,opt = type(engine).__name__,type(base_opt(engine.opt)).__name__
     if lost: warn(f"{lost} is no longer part of the model and its {opt}, so updates don't reach it: "
@@ -321,14 +325,16 @@ def warn_if_lost(engine):
 
 # %% ../../nbs/404_train.engine.ipynb #a5193de2
 @patch
+@torch.no_grad()
 def collect(self:SparseEngine, averages):
-    "Add the gradients of this batch to `averages`, pairs of a group and a `GradAverage`"
+    "Add the gradients of this batch, if they are finite, to `averages`, pairs of a group and a `GradAverage`"
     with unscaled_grads(self.opt):
-        for group,average in averages:
-            for tally in group.tallies:
-                if tally.p.grad is None: continue
-                memo = tally.grad_accumulators.get(average.name)
-                tally.grad_accumulators[average.name] = average.add(memo, *tally.weight.store.gradient(average.dense))
+        jobs = [(tally, average) for group,average in averages for tally in group.tallies if tally.p.grad is not None]
+        found = [tally.weight.store.gradient(average.dense) for tally,average in jobs]
+        if not all_finite([grad for grad,*_ in found]): return
+        for (tally,average),parts in zip(jobs, found):
+            memo = tally.grad_accumulators.get(average.name)
+            tally.grad_accumulators[average.name] = average.add(memo, *parts)
 
 # %% ../../nbs/404_train.engine.ipynb #25a47f3c
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Score', 'Move', 'choose', 'has_choices', 'refuse_choices', 'choose_all', 'redistributed', 'grads_of',
-           'unscaled_grads', 'finite_grads', 'stored_values']
+           'unscaled_grads', 'finite_grads', 'all_finite', 'stored_values']
 
 # %% ../../nbs/403_train.moves.ipynb #05744aa5
 import math,torch
@@ -110,7 +110,9 @@ def choose(tally, keep_score, grow_score, kept, target, budget=None):
     n_drop = 0 if grow_score is None else tally.live-kept
     dropped,grown = tally.structure.move(mask, keep_score, grow_score, n_drop, target)
     if has_choices(*scores): refuse_choices(tally, *scores, mask, put_(mask.clone(), dropped, False), grown)
-    return Move(tally, dropped[~torch.isin(dropped, grown)], grown[~mask.take(grown)], ifnone(budget, target))
+    was_live = mask.take(grown)
+    gone = dropped[~torch.isin(dropped, grown[was_live])]
+    return Move(tally, gone, grown[~was_live], ifnone(budget, target))
 
 def has_choices(*scores): return any([score is not None and score.is_choice for score in scores])
 
@@ -187,11 +189,15 @@ def finite_grads(opt, weights=()):
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = grads_of(base)
     if not in_many(): grads += [t for weight in weights if weight.store.wants_dense for term in weight.store.dense.terms for t in listify(term)]
-    values = [t for g in grads if (t := stored_values(g)).numel()]
-    ends = [t.to(values[0].device) for g in values for t in g.aminmax()]
-    finite = not ends or bool(torch.stack(ends).isfinite().all())
+    finite = all_finite(grads)
     for store in {type(weight.store):weight.store for weight in weights}.values(): finite = store.agree(finite)
     return finite
+
+def all_finite(grads):
+    "Are all values of some tensors finite?"
+    values = [t for g in grads if (t := stored_values(g)).numel()]
+    ends = [t.to(values[0].device) for g in values for t in g.aminmax()]
+    return not ends or bool(torch.stack(ends).isfinite().all())
 
 def stored_values(g):
     "The values that `g` stores, as a plain tensor of real numbers"

@@ -34,7 +34,17 @@ class _Driver:
         _,*params = inspect.signature(cls.__init__).parameters.values()
         cls.__signature__ = inspect.Signature(params)
 
-    def __init__(self, sparsity=None, sparse_f=None, seed=None, sparsify=None, method=None, sparse_compute=None, n_steps=None, **settings):
+    @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
+    def __init__(self,
+        sparsity:float=None, # Fraction dead, in [0,1); None takes a model that has masks as it is
+        sparse_f=None, # The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
+        seed:int=None, # Seed of the random choices; None draws one from torch's generator
+        sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
+        sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
+        n_steps:int=None, # Steps after which masks are fixed, to train a saved run longer; None is all steps of the trainer
+        **settings
+    ):
+        method = settings.pop('method', None)
         check_names(settings)
         if sparse_compute not in (None,False):
             raise ValueError(f"sparse_compute is {sparse_compute!r:.80}, and must be None (by a fixed rule) or False here: "
@@ -82,12 +92,13 @@ def stop(self:_Driver):
     self.engine.remove()
     self.engine = None
 
+def _sparsity(engine): return 1-sum(o.live for o in engine.tallies)/sum(o.n for o in engine.tallies)
+
 @patch
 def numbers(self:_Driver):
     "What a log shows"
     if self.engine is None: return {}
-    n,live = [sum(o) for o in zip(*[(tally.n, tally.live) for tally in self.engine.tallies])]
-    return dict(sparsity=1-live/n, topology_updates=self.engine.n_updates)
+    return dict(sparsity=_sparsity(self.engine), topology_updates=self.engine.n_updates)
 
 # %% ../../nbs/610_trainers.callbacks.ipynb #501043f2
 _file = 'sparse_engine.pt'
@@ -112,7 +123,7 @@ class SparseTrainerCallback(_Driver):
         n_steps:int=None, # Steps after which masks are fixed, to train a saved run longer; None is all steps of the trainer
         **kwargs
     ):
-        super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, n_steps=n_steps, **kwargs)
+        super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute, n_steps, **kwargs)
         self.resume_from = resume_from
 
     def on_init_end(self, args, state, control, model=None, **kwargs):
@@ -137,7 +148,7 @@ class SparseTrainerCallback(_Driver):
     def on_train_end(self, args, state, control, **kwargs): self.stop()
 
     def _saved(self, args, state):
-        "The engine's state beside the checkpoint that training goes on from"
+        "The engine's state in the checkpoint from which training continues"
         path = Path(self.resume_from or Path(args.output_dir)/f'checkpoint-{state.global_step}')/_file
         if path.exists(): return read_tensors(path, 'state of an engine')
         raise ValueError(f"training resumes at step {state.global_step}, but {path} is missing: "
@@ -157,7 +168,8 @@ def _expect_masks(module):
     def on_load_checkpoint(checkpoint):
         vars(module).pop('on_load_checkpoint')
         module.on_load_checkpoint(checkpoint)
-        if not new_masks(module, state := checkpoint['state_dict']): return
+        state = checkpoint['state_dict']
+        if not new_masks(module, state): return
         with taking_masks(module, module.strict_loading): module.load_state_dict(state, module.strict_loading)
     if not masked_params(module): vars(module)['on_load_checkpoint'] = on_load_checkpoint
 
@@ -165,17 +177,6 @@ def _expect_masks(module):
 class SparseLightningCallback(_Driver):
     "Sparse training under Lightning's `Trainer`"
     def __new__(cls, *args, **kwargs): return _made(cls, need_package('lightning.pytorch', 'lightning').Callback)
-
-    @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
-    def __init__(self,
-        sparsity:float=None, # Fraction dead, in [0,1); None takes a model that has masks as it is
-        sparse_f=None, # The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
-        seed:int=None, # Seed of the random choices; None draws one from torch's generator
-        sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
-        sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
-        n_steps:int=None, # Steps after which masks are fixed, to train a saved run longer; None is all steps of the trainer
-        **kwargs
-    ): super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute=sparse_compute, n_steps=n_steps, **kwargs)
 
     def setup(self, trainer, pl_module, stage):
         if stage!='fit': return _expect_masks(pl_module)
@@ -236,8 +237,8 @@ def log_updates(
     "Log each update to a tracker: sparsity, weights dropped and grown, and the number of updates"
     write = _writer(tracker)
     def _log(engine, t):
-        n,live,dropped,grown = [sum(o) for o in zip(*[(tally.n, tally.live, *tally.last_update) for tally in engine.tallies])]
-        numbers = dict(sparsity=1-live/n, dropped=dropped, grown=grown, updates=engine.n_updates)
+        dropped,grown = map(sum, zip(*[tally.last_update for tally in engine.tallies]))
+        numbers = dict(sparsity=_sparsity(engine), dropped=dropped, grown=grown, updates=engine.n_updates)
         if layers: numbers |= {f'density/{tally.name}':tally.live/tally.n for tally in engine.tallies}
         write({prefix+k:v for k,v in numbers.items()}, t)
     return _log

@@ -31,7 +31,7 @@ def weight_of(p:torch.Tensor): # A `Weight`, or None
 class Guard:
     "The hooks on the parameter of a weight"
     rate = 1.  # factor of its learning rate, besides that of its group
-    before = None  # the weight before a step, if it has a rate
+    before = None  # during a step that has a rate: a function that scales the step by it
     on_step = None  # a function of an optimizer that is about to step it, and of the weight
 
     def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]
@@ -63,13 +63,12 @@ class Guard:
 
     def mark(self):
         "Keep the weight before a step"
-        self.before = self.p.detach().clone()
+        self.before = self.weight.store.scaled_step(self.p)
 
-    @torch.no_grad()
     def scale_step(self):
         "Go `rate` of the way from the weight before the step"
-        before,self.before = self.before,None
-        self.p.copy_(before.lerp_(self.p.detach(), self.rate))
+        scale,self.before = self.before,None
+        scale(self.rate)
 
 # %% ../../nbs/204_weights.guard.ipynb #6458ee81
 @patch

@@ -63,10 +63,11 @@ class MaskHooks:
         for w in ws:
             if w.guard is not None and w.guard.project(): return self.attach(model)
 
-def before_state(module:nn.Module): # One whose state is about to be read
+def before_state(model:nn.Module): # One whose state is about to be read
     "Mask what others wrote"
-    for h in list(module._forward_pre_hooks.values()):
-        if isinstance(h, MaskHooks): h.project(module)
+    for m in model.modules():
+        for h in list(m._forward_pre_hooks.values()):
+            if isinstance(h, MaskHooks): h.project(m)
 
 # %% ../../nbs/205_weights.hooks.ipynb #88d088a0
 @patch

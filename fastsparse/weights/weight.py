@@ -12,7 +12,8 @@ from copy import deepcopy
 from fastcore.basics import *
 from ..core.optimizers import base_opt
 from ..core.registry import plug_in
-from ..masks.selection import count_live,put_,zero_dead_
+from ..masks.scores import Live
+from ..masks.selection import count_live,live_places,local_part,put_,zero_dead_
 from .gradient import DenseGradient,mask_grad_,project_,scale_since
 from .optimizers import grad_history,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
 from functools import partial
@@ -38,7 +39,7 @@ class Weight:
         return find(self.module, self.attr) if find else self.module._parameters.get(self.attr)
 
     @property
-    def mask(self): return vars(self.module).get('_buffers', {}).get(f'{self.attr}_mask')
+    def mask(self): return getattr(self.module, '_buffers', {}).get(f'{self.attr}_mask')
 
     @property
     def learned(self):
@@ -77,6 +78,7 @@ class Dense:
         self.wants_dense = False  # will an update read the next dense gradient?
         self.came = None  # what a backward pass is about to add
         self.followed = None  # the stamp of the mask that optimizer state follows
+        self.found = None,None  # a stamp of the mask, and its live places
 
     check = staticmethod(lambda p: None)  # a `ValueError` if masks of `p` can't be moved
     own_part = staticmethod(lambda p, t: t)  # the entries of `t`, a tensor of the whole shape, that `p` holds
@@ -100,19 +102,19 @@ class Dense:
     def read_grad(self, places=None):
         "The gradient, or its entries at some places; that of dead weights too if it was asked for"
         grad = self.weight.p.grad
-        if grad is not None and self.dense.terms and not self.weight.dense_history:
+        if grad is not None and self.dense.terms:
             grad = torch.where(self.weight.mask, grad, self.dense.summed().view_as(grad).to(grad.dtype))
         return grad if places is None else grad.reshape(-1).index_select(0, places)
 
     def ask_dense(self, wanted):
         "Will an update read the dense gradient of the next batch?"
         if not wanted: self.dense.clear()
-        self.wants_dense = wanted
+        self.wants_dense = wanted and not self.weight.dense_history  # which is dense itself
 
     def gradient(self, dense):
-        "The arguments of `GradAverage.add`"
-        if not dense: return gathered(self.weight.p.grad),
-        follow_all([self.weight])
+        "The arguments of `GradAverage.add`: the dense gradient, or live values and their places"
+        if not dense: return self.live_part(self.weight.p.grad),self.live_places()
+        follow_all(mask_grads([self.weight]))
         return self.read_grad(),
 
 # %% ../../nbs/202_weights.weight.ipynb #1c4f5f63
@@ -192,6 +194,14 @@ def stamp(self:Dense, p, mask):
     return id(p),mask.data_ptr(),version,self.weight.dense_history
 
 @patch
+def live_places(self:Dense):
+    "The `Live` places of this process's part of the mask"
+    mask = self.weight.mask
+    now = self.stamp(self.weight.p, mask)
+    if self.found[0]!=now: self.found = now,Live(live_places(local_part(mask).reshape(-1)), mask.shape)
+    return self.found[1]
+
+@patch
 def project(self:Dense, p, mask):
     "Zero dead weights; if the mask moved, their optimizer state too"
     project_(p, mask)
@@ -220,9 +230,8 @@ def zero_dead(self:Dense, inplace=True):
 @patch
 def traced(self:Dense):
     "Project in operations that a compiler follows"
-    module,attr = self.weight.module,self.weight.attr
-    p,mask = module._parameters[attr],module._buffers[attr+'_mask']
-    p.copy_(torch.where(mask, p, 0.))
+    p = self.weight.p
+    p.copy_(torch.where(self.weight.mask, p, 0.))
 
 @patch
 def project(self:Weight):
@@ -232,7 +241,7 @@ def project(self:Weight):
 def wake(weights:list): # `Weight`s
     "Enforce masks, those of copies too"
     lost = {weight.name or weight.attr:n_outside(weight) for weight in weights if weight.passive}
-    if any(lost.values()): warn_of_lost({name:n for name,n in lost.items() if n})
+    warn_of_lost({name:n for name,n in lost.items() if n})
     for weight in weights:
         weight.passive = False
         weight.project()
@@ -254,6 +263,7 @@ def n_outside(weight) -> int:
 
 def warn_of_lost(lost):
     "Warn that training a copy zeroes values; `lost` counts them by the parameter's name"
+    if not lost: return
     name,*others = lost
     more = f" and {len(others)} more parameter{'s'*(len(others)>1)}" if others else ''
     warn(f"{sum(lost.values())} values of {name}{more} are set to zero, since a copy of a model is trained "
@@ -287,31 +297,25 @@ def keep_term(self:Dense, term, grad):
 @patch
 def live_part(self:Dense, grad):
     "The live values, or the whole masked gradient on a GPU, which would wait for their number"
-    return grad.detach()[self.weight.mask] if grad.is_cpu else grad.detach().reshape(-1)
+    values = grad.detach().reshape(-1)
+    return values.index_select(0, self.live_places().places) if grad.is_cpu else values
 
 # %% ../../nbs/202_weights.weight.ipynb #6aa56403
 def mask_grads(
     weights:list, # `Weight`s
 ) -> list: # Triples of a weight, its gradient and its mask, if they are plain tensors and the gradient is masked
     "Mask the gradients of the coming step; keep dense ones that were assigned if an update will read them"
-    held,asked = [],[]
+    held = []
     for weight in weights:
         store,p = weight.store,weight.p
         if not store.plain: store.mask_grad()
         elif p is None: refuse_lost(weight.module, weight.attr, weight.name)
         elif p.grad is not None and not weight.dense_history and (mask := weight.mask) is not None:
             held.append((weight, p.grad, mask))
-            if store.wants_dense and store.dense.place!=p.grad.data_ptr(): asked.append(held[-1])
-    if asked: _take_assigned(asked)
+            is_assigned = store.wants_dense and store.dense.place!=p.grad.data_ptr()
+            if is_assigned and (p.grad.detach().ne(0)&~mask).any(): store.take(p.grad)
     for _,grad,mask in held: project_(grad, mask)
     return held
-
-def _take_assigned(held):
-    "Keep the dense ones among gradients that were assigned"
-    for same in groupby(held, lambda o: o[1].device).values():
-        found = [(grad.detach().ne(0)&~mask).any() for _,grad,mask in same]
-        for (weight,grad,_),is_dense in zip(same, torch.stack(found).tolist()):
-            if is_dense: weight.store.take(grad)
 
 @patch
 def take(self:Dense, grad):
@@ -321,6 +325,13 @@ def take(self:Dense, grad):
     self.keep_term(term, project_(grad, self.weight.mask))
 
 # %% ../../nbs/202_weights.weight.ipynb #508e4539
+@patch
+def scaled_step(self:Dense, p):
+    "Keep the live weights; returns a function that goes a part of the way from them to those after a step"
+    t,places = local_part(p.detach()),self.live_places().places
+    before = t.reshape(-1).index_select(0, places)
+    return lambda rate: put_(t, places, before.lerp_(t.reshape(-1).index_select(0, places), rate))
+
 @patch
 def after_step(self:Dense, p, opt, known):
     "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
@@ -332,9 +343,8 @@ def after_step(self:Dense, p, opt, known):
     self.settle(opt)
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
-def follow_all(weights:list): # `Weight`s
+def follow_all(held:list): # What `mask_grads` returned
     "Let the dense gradients follow what was done to the masked ones; `read_grad` reads them then"
-    held = mask_grads([weight for weight in weights if weight.store.plain])
     stores = [(weight.store, grad) for weight,grad,_ in held if weight.store.dense.terms]
     pairs_of = groupby([(store, store.live_part(grad)) for store,grad in stores], lambda pair: pair[1].device)
     for pairs in pairs_of.values():
@@ -395,7 +405,7 @@ def put(self:Weight, gone, new, opt, start=None):
 @patch
 def state(self:Dense):
     "The gradient, dense if an update will read it"
-    follow_all([self.weight])
+    follow_all(mask_grads([self.weight]))
     return dict(grad=self.read_grad())
 
 @patch
@@ -405,7 +415,7 @@ def load(self:Dense, state):
     if grad is not None and grad._is_view(): grad = grad.clone()  # fastai detaches gradients in place
     self.weight.p.grad = grad
     if grad is None: return
-    if self.wants_dense and not self.weight.dense_history: self.take(grad)
+    if self.wants_dense: self.take(grad)
     mask_grads([self.weight])
 
 # %% ../../nbs/202_weights.weight.ipynb #b59203e5
