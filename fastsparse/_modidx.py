@@ -3523,7 +3523,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastsparse/train/fit.py'),
                                       'fastsparse.train.fit.check_cycle': ('train.fit.html#check_cycle', 'fastsparse/train/fit.py'),
                                       'fastsparse.train.fit.masks_before': ('train.fit.html#masks_before', 'fastsparse/train/fit.py'),
-                                      'fastsparse.train.fit.of_cycle': ('train.fit.html#of_cycle', 'fastsparse/train/fit.py'),
                                       'fastsparse.train.fit.plan_fit': ('train.fit.html#plan_fit', 'fastsparse/train/fit.py'),
                                       'fastsparse.train.fit.warn_if_replaced': ( 'train.fit.html#warn_if_replaced',
                                                                                  'fastsparse/train/fit.py')},

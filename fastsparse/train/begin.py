@@ -69,13 +69,13 @@ def initial_values(groups):
         values |= {id(param.p):gathered(param.p.detach()).clone() for param in group.params}
     return values
 
-def make_sparse(model, groups, seed):
-    "Give the parameters of `groups` of a dense `model` masks at the sparsity at which each method begins"
+def make_sparse(model, groups, seed, params=None):
+    "Give a dense `model` masks at the sparsity at which each method begins; one method may give all `params` masks, and move some"
     masks = {}
     for group in groups:
-        method,params = group.method,group.params
-        found = plan_masks(params, method.sparsity_at(0), method.sparse_f, method.mask_init, seed, method.structure).masks()
-        masks |= {param.name:mask for param,mask in zip(params, found)}
+        method,own = group.method,params or group.params
+        plan = plan_masks(own, method.sparsity_at(0), method.sparse_f, method.mask_init, seed, method.structure)
+        masks |= {param.name:mask for param,mask in zip(own, plan.masks())}
     untouched = all(group.method.mask_init=='random' for group in groups) and not shows_training(model)
     sparsify_model(model, 0., mask_init=masks, sparse_init_mode=None, chosen=[*masks], seed=seed)
     if untouched: mark_fresh(model)

@@ -126,7 +126,6 @@ def before_fit(self:DynamicSparseTrainingCallback):
     else: self._start_training()
     self.engine.store_live(self.sparse_compute, self.state['seen'] if self.resumes else None)
     self.t0,self.report,self.why_masked = None,None,''
-    self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
 # %% ../../nbs/408_train.callback.ipynb #4cdbb0bb
 @patch
@@ -147,7 +146,8 @@ def before_train(self:DynamicSparseTrainingCallback):
 def before_batch(self:DynamicSparseTrainingCallback):
     learn = self.learn
     self.engine.opt = learn.opt  # `learn.export` makes a new one
-    self.engine.prepare(self.t0+learn.iter, self.accumulates)
+    accumulates = any([isinstance(cb, GradientAccumulation) for cb in learn.cbs])
+    self.engine.prepare(self.t0+learn.iter, accumulates)
 
 @patch
 def before_step(self:DynamicSparseTrainingCallback):

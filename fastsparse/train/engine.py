@@ -67,7 +67,7 @@ class SparseEngine:
             if hasattr(f, 'begin'): f.begin(self)
 
     def __repr__(self):
-        n,live = [sum([getattr(tally, k) for tally in self.moving]) for k in ('n','live')]
+        n,live = map(sum, zip(*[(tally.n, tally.live) for tally in self.moving]))
         kind,sparsity = type(self).__name__,1-live/max(n, 1)
         return f"{kind}({self.method!r}, sparsity={sparsity:.4g}, updates so far={self.n_updates})"
 
@@ -85,15 +85,14 @@ def _begin(self:SparseEngine, modules, rules, keeps_shares):
     self.groups = []
     for method,own in plan.assign_methods(plan.params_inside(params, modules), rules, self.method, model):
         if weights: method = begin.with_structure(method, own)
-        self.groups.append(Group(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), own))
+        fixed = [weight for weight in weights if rules is None and weight not in own]
+        self.groups.append(Group(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), own, fixed))
     movers = {id(param.p):group for group in self.groups for param in group.params}
-    if rules is None: self.groups[0].fixed = [weight for weight in weights if id(weight.p) not in movers]
     for group in self.groups: plan.check_plan(group, self.opt, not weights)
     initial = begin.initial_values(self.groups)
+    if not weights: begin.make_sparse(model, self.groups, self.seed, None if rules else params)
     for group in self.groups:
         if weights: targets |= begin.requested_counts(group, keeps_shares)
-        elif rules is None: group.params = params
-    if not weights: begin.make_sparse(model, self.groups, self.seed)
     masked = masked_params(model)
     enforced = {id(weight) for hook in mask_hooks(model) for weight in hook.weights}
     self.own = None if all(id(weight) in enforced for weight in masked) else enforce_masks(model)
@@ -318,9 +317,9 @@ def warn_if_lost(engine):
     weights,now = [tally.weight for tally in engine.moving],{weight.name:weight for weight in weights_in(engine.model)}
     gone = [weight.name for weight in weights if now.get(weight.name, weight) is not weight]
     lost = first(gone+plan.not_held(engine.opt, weights))
-    kind,opt = type(engine).__name__,type(base_opt(engine.opt)).__name__
-    if lost: warn(f"{lost} is no longer part of the model and its {opt}, so updates don't reach it: "
-        f"call remove() of this {kind} and make a new one for the model and optimizer as they are now")
+    opt = type(base_opt(engine.opt)).__name__
+    if lost: warn(f"{lost} is no longer part of the model and its {opt}, so updates don't reach it: call remove() "
+        f"of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
     return lost is not None
 
 # %% ../../nbs/404_train.engine.ipynb #a5193de2
@@ -371,18 +370,16 @@ _in_checksum = 'schema',*_of_engine,'methods','plan','seen','others'
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and texts; tensors only if a method needs them
     "The engine's own state, without the model's and the optimizer's"
-    own = {k:getattr(self, k) for k in _of_engine}
     kinds = {weight.name:weight.store.kind for weight in self.weights if weight.store.kind}
     others = [dict(tally.growth_state) for tally in self.tallies if tally.method is None]
-    state = dict(schema=_schema, **own, slots=[tally.state for tally in self.moving],
+    state = dict(schema=_schema, **{k:getattr(self, k) for k in _of_engine}, slots=[tally.state for tally in self.moving],
         methods=[group.state for group in self.groups], plan=kinds, seen=self.live.seen, others=others)
     return dict(state, checksum=state_checksum(state))
 
 def state_checksum(state, keys=_in_checksum):
     "A checksum of all numbers and texts in the state"
     tensors = 'grad_accumulators','initial','growth_state'
-    def numbers(slot): return {k:v for k,v in slot.items() if k not in tensors}
-    slots = [*map(numbers, state['slots'])]
+    slots = [{k:v for k,v in slot.items() if k not in tensors} for slot in state['slots']]
     text = json.dumps([{k:state.get(k) for k in keys}, slots], sort_keys=True, default=lambda tensor: '')
     return zlib.crc32(text.encode())
 
@@ -390,8 +387,7 @@ def state_checksum(state, keys=_in_checksum):
 def facts(state):
     "What a run must have in common with one that continues it"
     settings = [method['settings'] for method in state['methods']]
-    def texts(k): return ', '.join([str(own.get(k)) for own in settings])
-    each = {k:texts(k) for k in merge(*settings) if k!='mask_init'}
+    each = {k:', '.join([str(own.get(k)) for own in settings]) for k in merge(*settings) if k!='mask_init'}
     parameters = [(slot['name'], slot['size']) for slot in state['slots']]
     return dict(each, n_steps=state['n_steps'], parameters=parameters, methods=len(settings))
 

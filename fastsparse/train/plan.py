@@ -369,12 +369,9 @@ def warn_if_short(self:Group, ended):
     "Warn if the weights are less sparse than the method leads to; `ended` says why no more updates follow"
     method,tallies = self.method,self.tallies
     if method.n_steps is None: return
-    n = sum([tally.n for tally in tallies])
-    sparsity = 1-sum([tally.live for tally in tallies])/n
-    if method.path is None:
-        wanted = 1-sum([tally.target for tally in tallies])/n
-        hint = "train up to an update"
-    else:
+    n,live,target = map(sum, zip(*[(tally.n, tally.live, tally.target) for tally in tallies]))
+    sparsity,wanted,hint = 1-live/n,1-target/n,"train up to an update"
+    if method.path is not None:
         wanted = method.sparsity_at(method.n_steps, self.n_updates)
         hint = "let the schedule end earlier, and stop or choose the best model after that"
     if sparsity>=wanted-.01: return
@@ -417,8 +414,7 @@ def state(self:Group): return dict({k:getattr(self, k) for k in _of_group}, sett
 
 @patch(as_prop=True)
 def state(self:Tally):
-    def average(memo): return dict(total=densify(memo)['total'], n=memo['n'])
-    averages = {name:average(memo) for name,memo in self.grad_accumulators.items()}
+    averages = {name:dict(total=densify(memo)['total'], n=memo['n']) for name,memo in self.grad_accumulators.items()}
     own = {k:getattr(self, k) for k in _of_tally}
     return dict(own, name=self.name, size=self.n, last_update=list(self.last_update),
         masked=self.weight.store.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
