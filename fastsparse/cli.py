@@ -88,13 +88,15 @@ def write_weights(
     from fastsparse.core.checks import need_package
     from fastsparse.save.disk import whole_file
     from fastsparse.save.load import write_sparse
+    from fastsparse.save.rules import is_layer_weight
     if Path(path).suffix!='.safetensors':
         with whole_file(path) as new: return torch.save(state, new)
     need_package('safetensors')
-    weights = {k:v for k,v in state.items() if not k.endswith(('_mask','_sparsity'))}
+    masks = {k:state[f'{k}_mask'].bool() for k,v in state.items() if getattr(state.get(f'{k}_mask'), 'shape', None)==v.shape}
+    marks = {f'{k}_{kind}' for k in masks for kind in ('mask','sparsity')}
+    weights = {k:v for k,v in state.items() if k not in marks}
     # a bit a weight is cheaper than these
-    zeros = {k:v!=0 for k,v in weights.items() if v.ndim>1 and v.count_nonzero()<.9*v.numel()}
-    masks = {k:state[f'{k}_mask'].bool() for k in weights if f'{k}_mask' in state}
+    zeros = {k:v!=0 for k,v in weights.items() if is_layer_weight(k, v) and v.count_nonzero()<.9*v.numel()}
     with whole_file(path) as new: write_sparse(weights, zeros|masks, new)
 
 # %% ../nbs/990_cli.ipynb #bda61d32

@@ -1,5 +1,6 @@
 "The methods of room 06 in float64 NumPy, one update each, from the papers' rules as the notebook gives them, on the small pieces of `reference`"
 import math, numpy as np
+from functools import cache
 from reference import best, gradients
 
 class Run:
@@ -73,12 +74,13 @@ def gse(every, alpha, stop, draws, times=1., of='live'):
     "RigL's rule, but what grows is chosen among dead weights that were drawn, `times` as many as live ones (or as those that grow); too few are drawn again, twice as many"
     def rule(run, gs):
         if not due(run.t, every, run.n, stop): return None
-        n_keep,throws = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)],{}
+        n_keep = [n-int(cosine(run.t, stop*run.n, alpha)*n) for n in live(run)]
+        @cache
         def grow(i):
             stays,n = best(abs(run.ws[i]), n_keep[i], run.masks[i]).ravel(),run.masks[i].sum()
             dead = stays.size-stays.sum()
             n_draws = math.ceil(min(max(times*(n if of=='live' else n-n_keep[i]), n-n_keep[i]), dead)*stays.size/dead)
-            throw = throws.setdefault(i, draws(i, run.n_updates+1))
+            throw = draws(i, run.n_updates+1)
             while True:
                 drawn = set(range(stays.size)) if n_draws>=stays.size else set(throw(stays.size, n_draws))
                 found = [j for j in drawn if not stays[j]]

@@ -263,3 +263,24 @@ def test_tied_tensors_are_written_once(tmp_path, monkeypatch):
         assert n.a.weight is n.b.weight and torch.equal(n.a.weight[n.a.weight!=0], m.a.weight[n.a.weight!=0]) and n.a.weight.count_nonzero()==32
     out = torch.load('c.pt')
     assert out['a.weight'].data_ptr()==out['b.weight'].data_ptr() and out['a.weight'].count_nonzero()==32
+
+class WithBuffers(nn.Module):
+    "A causal mask with more zeros than most weights have, and a mask of the model's own"
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.Linear(8, 16)
+        self.register_buffer('bias', torch.ones(1,1,8,8).tril())
+        self.register_buffer('pad', torch.ones(8))
+        self.register_buffer('pad_mask', torch.ones(3).bool())
+
+@pytest.mark.parametrize('sparse', [False,True])
+def test_buffers_are_written_as_they_are(sparse, tmp_path, monkeypatch):
+    "Zeros of a buffer are no mask, and a buffer called so isn't one either: the file opens in the model"
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip('safetensors')
+    m,new = WithBuffers(),WithBuffers()
+    if sparse: prune_magnitude(m, .25)
+    torch.save(m.state_dict(), 'm.pt')
+    main(['prune', 'm.pt', '--sparsity', '.5', '--out', 'm.safetensors'])
+    load_sparse(new, 'm.safetensors')
+    assert new.attn.weight_mask.sum()==64 and all(t.equal(m.get_buffer(k)) for k,t in new.named_buffers() if not k.startswith('attn'))

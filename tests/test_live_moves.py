@@ -1,6 +1,6 @@
 """Whatever moves, copies, converts or saves a live weight ends right or with one clear error, never with a crash, and its index fits afterwards.
 Cases run in another process; those that may ruin memory in forks of it, so that a crash is told as one"""
-import copy,ctypes,io,json,os,pickle,pytest,re,signal,tempfile
+import copy,ctypes,io,json,os,pickle,pytest,re,signal,sys,tempfile,threading
 import numpy as np,torch,torch.nn.functional as F
 from fastsparse.all import *
 from fastsparse.live import products
@@ -691,3 +691,34 @@ def test_a_product_reads_values_and_index_of_the_same_moment(make, product, monk
     with torch.no_grad(): y = product(layer.weight)
     assert y.reshape(8, -1).equal(before.view(8, -1)) and not layer.weight.cell.dense().equal(before)
     assert layer.weight.cell.dense().equal(numbers*layer.weight_mask)
+
+def trained_beside_forwards(live, others):
+    "The state of a network after 60 steps and 30 updates; with `others`, another thread makes forwards in training mode all the while"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    sparsify_model(m, .9, seed=0)
+    opt,done,errors,x = torch.optim.AdamW(m.parameters(), 1e-2),threading.Event(),[],torch.randn(32, 64)
+    DynamicSparseTraining(m, opt, 61, method='rigl', seed=0, batches_per_update=2, grow_init_f=.01, sparse_compute={'2.weight':'rows'} if live else False)
+    def forwards():
+        while not done.is_set():
+            try:
+                with torch.no_grad(): m(x)
+            except Exception as e: errors.append(e)
+    thread = threading.Thread(target=forwards)
+    if others: thread.start()
+    for _ in range(60):
+        m(x).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    done.set()
+    if others: thread.join()
+    assert not errors
+    return [t+0 for t in m.state_dict().values()]
+
+@pytest.mark.parametrize('live', [False,True])
+def test_a_forward_in_another_thread_changes_nothing(live):
+    "It projects weights while they are stepped, moved and differentiated: no step is lost, no move made twice, and no hook taken from under a backward"
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try: assert all(a.equal(b) for a,b in zip(trained_beside_forwards(live, True), trained_beside_forwards(live, False)))
+    finally: sys.setswitchinterval(old)

@@ -1,5 +1,5 @@
 "Live weights can live: a start has a path from inputs to outputs, and no weight is put where no gradient can come"
-import pytest,torch
+import pytest,torch,warnings
 from fastsparse.all import *
 from fastsparse.special.paths import meets_padding
 from fastsparse.weights.find import masked_params
@@ -104,3 +104,26 @@ def test_the_summary_says_how_many_live_weights_are_zero():
     m.weight.data[0] = 0
     n = int(m.weight_mask[0].sum())
     assert f'{n} of 32 live weights are zero' in sparse_summary(m).df.note[0]
+
+@pytest.mark.parametrize('live', [False,True])
+@pytest.mark.parametrize('first_row', [True,False])
+def test_an_update_that_loses_the_last_path_says_so(first_row, live):
+    "By scores that move all of one layer to an output, and all of the next to an input, that output's or another; said once, of the layer before the gap"
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(32,32), nn.Tanh(), nn.Linear(32,32), nn.Tanh(), nn.Linear(32,8))
+    sparsify_model(m, .97, 'uniform', seed=0, exclude='4')
+    opt = torch.optim.Adam(m.parameters(), 1e-3)
+    def to_output(p, **kwargs): return (32-torch.arange(32.))[:,None].expand_as(p).clone()
+    def to_input(p, **kwargs): return (32-torch.arange(32.) if first_row else 1+torch.arange(32.)).expand_as(p).clone()
+    rules = [('0', dict(grow_score_f=to_output)), ('2', dict(grow_score_f=to_input))]
+    plan = {'2.weight':'rows'} if live else False
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        DynamicSparseTraining(m, opt, 40, method='set', rules=rules, batches_per_update=3, initial_drop_grow_pct=1., seed=0, sparse_compute=plan)
+        for _ in range(9):
+            m(torch.randn(8,32)).square().sum().backward()
+            opt.step()
+            opt.zero_grad()
+    texts = [str(o.message) for o in found if 'no gradient reaches' in str(o.message)]
+    assert bool(n_reached(m))==first_row and bool(texts)==(not first_row)
+    if texts: assert all('no gradient reaches 0.weight after the update at step' in o for o in texts)

@@ -293,6 +293,23 @@ def test_frozen_and_unused_parameters():
     same = [torch.equal(a, o.p) and torch.equal(b, o.mask) for (a,b),o in zip(before, masked_params(m))]
     assert dst.n_updates>0 and same==[False,True,True,False] and sum(live(m))==n
 
+@pytest.mark.parametrize('method,structure', [('rigl',None), ('rigl','block 4x4'), ('rigl','kernels'), ('gse',None), ('gse','block 4x4')])
+def test_nothing_grows_where_no_gradient_comes(method, structure):
+    "Law 2: inputs that are always zero get no new weights, so fewer are dropped"
+    torch.manual_seed(0)
+    m = nn.Conv2d(32, 8, 2) if structure=='kernels' else nn.Linear(32, 32)
+    x = torch.randn(8, 32, *(2,2)[:m.weight.ndim-2])
+    x[:,12:] = 0
+    sparsify_model(m, .5, structure=structure, seed=0)
+    opt,before,n = torch.optim.SGD(m.parameters(), .1),m.weight_mask.clone(),live(m)
+    DynamicSparseTraining(m, opt, 40, method=method, structure=structure, batches_per_update=2, initial_drop_grow_pct=.9, seed=0, sparse_compute=False)
+    for _ in range(7):
+        opt.zero_grad()
+        m(x).square().sum().backward()
+        opt.step()
+    new = m.weight_mask & ~before
+    assert new.any() and live(m)==n and not new[:,12:].any()
+
 def test_momentum_that_is_not_there_yet():
     "A parameter whose first gradient comes at an update is left as it is; without momentum anywhere the error names what is missing"
     m,opt,batch = two_layers()

@@ -1,9 +1,11 @@
 "A weight as others see it: whoever reads, writes, copies, averages or steps a masked or a live weight meets the dense weight, with zeros where it is dead"
 import copy,io,math,pickle,pytest,warnings
 from fastai.optimizer import Adam,Lamb,Larc,Lookahead,OptimWrapper,QHAdam,RAdam,RMSProp,SGD,ranger
+from fastcore.imports import noop
 from fastsparse.all import *
 from fastsparse.masks.selection import zero_dead_
 from fastsparse.weights.gradient import mask_grad_
+from fastsparse.weights import guard
 from fastsparse.weights.hooks import enforce_masks
 from functools import partial
 from helpers import *
@@ -612,3 +614,33 @@ def test_the_summary_sees_what_is_enforced():
     m[0].weight.data.fill_(1)
     sparse_summary(m)
     assert not m[0].weight[~m[0].weight_mask].any()
+
+# --- rates
+
+def by_groups(make, ps, scaled, rate):
+    "An optimizer of two groups: `scaled` parameters learn at `rate` times the other rate"
+    lists = [[p for p in ps if id(p) in scaled], [p for p in ps if id(p) not in scaled]]
+    if make is not Adam: return make([dict(params=lists[0], lr=.01*rate), dict(params=lists[1])], lr=.01)
+    opt = Adam(lists, lr=.01)
+    opt.set_hyper('lr', [.01*rate, .01])
+    return opt
+
+@pytest.mark.parametrize('make,around', [(t.AdamW,noop), (t.AdamW,lambda opt: OptimWrapper(opt=opt)), (Adam,noop), (Adam,Lookahead)],
+    ids=['torch','OptimWrapper','fastai','Lookahead'])
+def test_a_weight_with_a_rate_learns_as_in_a_group_of_its_own(make, around):
+    "Bit for bit; the optimizer has its own groups again after each step, even after one that was interrupted"
+    a,b = [mlp((12,32,4)) for _ in range(2)]
+    b.load_state_dict(a.state_dict())
+    for m in (a,b): sparsify_model(m, .7, seed=0)
+    for w in masked_params(a): w.guard.rate = 3.
+    one,two = around(make(a.parameters(), lr=.01)),around(by_groups(make, [*b.parameters()], {id(w.p) for w in masked_params(b)}, 3.))
+    names,batch = [len(group['params']) for group in one.param_groups],(torch.randn(8, 12), torch.randint(4, (8,)))
+    for i in range(6):
+        for m,opt in ((a,one), (b,two)):
+            F.cross_entropy(m(batch[0]), batch[1]).backward()
+            if i==3 and m is a: guard._before_step(getattr(opt, 'opt', opt))  # and the step was interrupted
+            a(batch[0])
+            opt.step()
+            opt.zero_grad()
+        assert [(len(group['params']),group['lr']) for group in one.param_groups]==[(n,.01) for n in names]
+    assert all(map(torch.equal, a.parameters(), b.parameters()))

@@ -18,7 +18,8 @@ from .experts import cut_described,new_settings
 from .solve import fit_outputs,paired_data,put_values,Reader,seen_in
 from ..prune.inputs import Calibration,listening,product_of,without_padding
 from ..prune.saliency import scores_by_loss
-from ..prune.shards import blocks_of,other_forwards
+from ..prune.shards import blocks_of
+from ..report.flops import other_forwards
 from functools import partial
 from torch import nn
 

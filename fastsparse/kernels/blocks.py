@@ -70,14 +70,6 @@ class BlockIndex:
 
 # %% ../../nbs/501_kernels.blocks.ipynb #c45c2796
 @patch
-def block_mask(self:BlockIndex):
-    "A bool matrix with an entry for each block"
-    (n_out,n_in),(o,i) = self.shape,self.block
-    blocks = torch.zeros(n_out//o, n_in//i, dtype=torch.bool, device=self.rows.device)
-    blocks[self.rows.long(),self.cols.long()] = True
-    return blocks
-
-@patch
 def dense(self:BlockIndex, values): # `[blocks, outputs, inputs]`
     "The matrix as a dense tensor"
     (n_out,n_in),(o,i) = self.shape,self.block

@@ -8,8 +8,9 @@ __all__ = ['F', 'keep_live', 'project_by_kernel']
 # %% ../../nbs/515_live.projection.ipynb #f8b15271
 import numpy as np,torch
 from ..contract import register_part
-from ..kernels.linear import call,split_work
+from ..kernels.linear import split_work
 from ..kernels.vectors import at,kernel,numbers,put,why_not
+from functools import cache,partial
 
 # %% ../../nbs/515_live.projection.ipynb #8b439b2f
 F = np.int32
@@ -18,20 +19,29 @@ F = np.int32
 def keep_live(t, mask, start, stop):
     "Zero the integers `start` to `stop` of `t` where `mask` is 0"
     t,mask = numbers(F, t),numbers(np.uint8, mask)
-    for i in range(start, stop): put(t, i, at(t, i)*at(mask, i))
+    for i in range(start, stop):
+        if at(mask, i)==0: put(t, i, 0)
 
 # %% ../../nbs/515_live.projection.ipynb #92befcaf
 _ints = {2:np.int16, 4:np.int32, 8:np.int64}
 
+@cache
+def _kernel_for(size):
+    "The compiled kernel for numbers of `size` bytes; None if there is none"
+    return keep_live.compiled(F=_ints[size]) if size in _ints and not why_not() else None
+
 def project_by_kernel(
     t:torch.Tensor, # Tensor of floats, changed in place
     mask:torch.Tensor, # Bool tensor of its shape
-) -> bool: # Was it done? Not for small tensors, and only on the CPU
+) -> bool: # Was it done? Only on the CPU
     "Zero `t` where `mask` is False"
-    n,plain = t.numel(),type(t) is type(mask) is torch.Tensor and t.is_cpu and t.is_contiguous() and mask.is_contiguous()
-    if n<2**13 or not plain or t.element_size() not in _ints or why_not(): return False
-    f = keep_live.compiled(F=_ints[t.element_size()])
-    split_work(lambda start, stop: call(f, t, mask, start, stop), n, 2**14, 8*n)  # memory takes as long as eight multiplications
+    is_plain = type(t) is type(mask) is torch.Tensor and t.is_cpu
+    fits = t.shape==mask.shape and t.is_contiguous() and mask.is_contiguous()
+    f,n = is_plain and fits and _kernel_for(t.element_size()),t.numel()
+    if not f: return False
+    own = partial(f, t.data_ptr(), mask.data_ptr())
+    if n<2**14: own(0, n)
+    else: split_work(own, n, 2**14, 8*n)  # memory takes as long as eight multiplications
     return True
 
 register_part('projection', project_by_kernel)

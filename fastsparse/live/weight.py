@@ -6,7 +6,7 @@
 __all__ = ['Rows', 'store_live', 'store_masked', 'summed_at', 'average_live']
 
 # %% ../../nbs/516_live.weight.ipynb #8c8877bf
-import torch,torch.distributed as dist,weakref
+import threading,torch,torch.distributed as dist,weakref
 from fastcore.basics import *
 from ..contract import base_opt,Dense
 from ..core.ranks import in_many
@@ -63,10 +63,6 @@ class Rows(Dense):
         return LiveTensor(cell)
 
     def live_part(self, grad): return self.live(grad).cell.values
-
-    def scaled_step(self, p):
-        before = self.values.clone()
-        return lambda rate: self.values.copy_(before.lerp_(self.values, rate))
 
     def terms(self, values):
         "The dense gradient of this step, changed as live ones were, which are `values` now; None if there is none"
@@ -181,15 +177,18 @@ def grow_grad(self:Rows, new):
     self.index.put_new(values, is_new, lambda index: summed_at(self.dense, index))
     self.dense.fit_to(values)
 
+_moving = threading.RLock()  # a forward in another thread doesn't repeat a move that is being made
+
 @patch
 @torch.inference_mode(False)
 @torch.no_grad()
 def put(self:Rows, gone, new, opts, start=None):
-    old = self.index
-    super(Rows, self).put(gone, new, opts, start)
-    if old is self.index: return
-    old.forget()  # a graph may keep it
-    self.lead()
+    with _moving:
+        old = self.index
+        super(Rows, self).put(gone, new, opts, start)
+        if old is self.index: return
+        old.forget()  # a graph may keep it
+        self.lead()
 
 # %% ../../nbs/516_live.weight.ipynb #cd1ec14e
 def average_live(group, bucket):
@@ -213,9 +212,10 @@ def project(self:Rows, p, mask):
     self.lead()
     ddp = DistributedDataParallel._active_ddp_module
     if ddp is not None and not ddp._comm_hooks: ddp.register_comm_hook(ddp.process_group, average_live)
-    if self.followed==self.stamp(p, mask): return
-    was,now = p.cell.mask().view(-1),mask.reshape(-1)
-    self.put(live_places(was&~now), live_places(now&~was), optimizers_of(p))
+    with _moving:
+        if self.followed==self.stamp(p, mask): return
+        was,now = p.cell.mask().view(-1),mask.reshape(-1)
+        self.put(live_places(was&~now), live_places(now&~was), optimizers_of(p))
 
 @patch
 def store_again(self:Rows, p):

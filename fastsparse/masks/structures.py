@@ -287,7 +287,6 @@ def move_units(self:Unstructured, mask, keep_f, grow_f, n_drop, k):
         lows = lowest(keep_score, max(n_most, least), among=mask.take(dropped))
         dropped = dropped[lows]
         stay = put_(mask.clone(), dropped, False)
-        if sample_f: places,score = sample_f(stay, len(dropped)-least)
     grown = highest(score, len(dropped)-least, among=~stay.reshape(-1)[places])
     return dropped,places[grown] if sample_f else grown
 

@@ -16,6 +16,7 @@ from ..core.ranks import in_many,joined_batch,of_first_rank
 from ..masks.selection import count_live,mask_from_tensor,zero_dead_
 from .running import call_model,evaluating
 from ..weights.find import masked_params
+from ..weights.weight import gathered
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves,tree_map
@@ -117,9 +118,9 @@ def fingerprints(model):
     "By its name, how often a masked parameter was written to, and a sum of its values; None if only live values are stored"
     found = {}
     for weight in masked_params(model):
-        if not weight.store.plain: return None  # its dead weights can't be filled
+        if weight.store.pieces: return None  # its dead weights can't be filled
         p = weight.p.detach()
-        found[weight.name] = p._version,p.double().abs().sum().item()
+        found[weight.name] = p._version,gathered(p.double().abs().sum()).item()
     return found
 
 def mark_fresh(
@@ -167,7 +168,7 @@ def dead_signal(
     xb, # Inputs, as for `output_spread`; None is none
 ): # A `Signal`; None if the signal is fine or weights have been written to
     "Measure whether random masks have killed the signal of the initial weights"
-    if xb is None or not is_fresh(model): return None
+    if xb is None or not is_fresh(model) or not first(masked_params(model)).store.plain: return None
     signal = Signal(dense_spread(model, xb), output_spread(model, xb))
     return signal if signal.died else None
 

@@ -151,13 +151,13 @@ def plan_pruning(
     entries = choose(model, chosen, also, exclude)
     need_values(**{o.name:o.p for o in entries})
     names,params = [o.name for o in entries],[o.p for o in entries]
-    asked = {*range_of(names)} if chosen is not None else {*indices_of(also, names, params, model)} if also is not None else ()
-    heads = [i for i,n in enumerate(names) if 'lm_head' in n and i not in asked]
-    taken = [None if i in heads else sparsity for i in range_of(names)]
-    if heads and not isinstance(sparsity, (dict,list)):
-        warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: "
-            "name it in also= to prune it too")
     if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, params, model, 'sparsity')
+    else:
+        asked = () if also is None else indices_of(also, names, params, model)
+        heads = [i for i,n in enumerate(names) if 'lm_head' in n and chosen is None and i not in asked]
+        taken = [None if i in heads else sparsity for i in range_of(names)]
+        if heads: warn(f"{names[heads[0]]} stays dense, as the head of a language model usually does: "
+            "name it in also= to prune it too")
     plan = [Goal(o, t) for o,t in zip(entries, with_structure(model, entries, taken)) if t is not None]
     if not plan: raise ValueError(f"{type(model).__name__} has nothing to prune: the weights are {', '.join(names) or 'none'}, "
         "and sparsity leaves all of them dense; also= brings in others")

@@ -327,10 +327,13 @@ def _with_masks(module, state, alone, is_cut):
             raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: "
                 "leave one of them out")
         new[k] = v
-    names = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
+    own,params = module.state_dict(),dict(module.named_parameters(remove_duplicate=False))
+    held = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
+    names = [k for k in held if k.removesuffix('_mask') in params]
+    for k in set(held)-set(names)-set(own): del new[k]  # of a buffer with zeros
     new.update({k:_as_bool(k, new[k], new[k.removesuffix('_mask')].shape) for k in names})
     if not masks_in(new): new.update(_zero_masks(module, new, is_cut))
-    own = module.state_dict()  # learned masks have no sparsity
+    # learned masks have no sparsity beside them
     shown = {n:m for n,m in masks_in(new).items() if f'{n}_mask' not in own or f'{n}_sparsity' in own}
     for n,m in shown.items(): new.setdefault(f'{n}_sparsity', torch.tensor(sparsity_from_tensor(m)))
     return new

@@ -13,6 +13,7 @@ from fastcore.basics import *
 from fastcore.meta import delegates
 from ..core.checks import need_number
 from ..core.optimizers import base_opt
+from ..core.registry import parts_of
 from ..masks.distributions import usual_sparsity
 from ..masks.selection import keyed_generator
 from ..model.starting import draw_seed
@@ -301,6 +302,7 @@ def before_step(self:SparseEngine,
 @patch
 def fall_due(self:Group, begin, t):
     "Wait for the update of the last step from `begin` to `t` at which one is due; was there one?"
+    if self.updated_at==begin-1: parts_of('guide')['warn_of_gap'](self)
     due = max(filter(self.is_due, range(begin, t+1)), default=None)
     if due is not None: self.pending = due
     return due is not None

@@ -31,21 +31,21 @@ def weight_of(p:torch.Tensor): # A `Weight`, or None
 class Guard:
     "The hooks on the parameter of a weight"
     rate = 1.  # factor of its learning rate, besides that of its group
-    before = None  # during a step that has a rate: a function that scales the step by it
     on_step = None  # a function of an optimizer that is about to step it, and of the weight
 
-    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]
+    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]  # the place of the tensor with hooks, and theirs
     def __getstate__(self): return dict(weight=self.weight, p=self.p, handles=[])
 
     def hook(self):
         "Hook the gradient, if there will be one"
         p,ref = self.p,weakref.ref(self)
-        if not p.requires_grad: return
-        if self.handles and p._post_accumulate_grad_hooks:  # `swap_tensors` loses them
+        if not p.requires_grad or p._cdata in self.handles: return
+        if self.handles:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
-            return
-        arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
-        self.handles = [p.register_hook(partial(_coming, ref)), arrived]
+        else:
+            arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
+            self.handles = [0, p.register_hook(partial(_coming, ref)), arrived]
+        self.handles[0] = p._cdata
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -56,19 +56,10 @@ class Guard:
 
     def remove(self):
         "Remove the hooks"
-        for h in self.handles: h.remove()
+        for h in self.handles[1:]: h.remove()
         self.handles = []
         if _guards.get(id(self.p), noop)() is self: del _guards[id(self.p)]
         remove_hooks()
-
-    def mark(self):
-        "Keep the weight before a step"
-        self.before = self.weight.store.scaled_step(self.p)
-
-    def scale_step(self):
-        "Go `rate` of the way from the weight before the step"
-        scale,self.before = self.before,None
-        scale(self.rate)
 
 # %% ../../nbs/204_weights.guard.ipynb #6458ee81
 @patch
@@ -140,8 +131,9 @@ def _look_again(opt):
         if '_parameters' not in vars(weight.module): continue  # a copy that failed half way
         p = weight.p
         if p is None and any(id(q) in stepped for q in weight.module.parameters()): guard.project()
-        if p is guard.p or id(p) in stepped: _unsure.discard(guard)
-        if p is guard.p or id(p) not in stepped: continue
+        if p is not guard.p and id(p) not in stepped: continue
+        _unsure.discard(guard)
+        if p is guard.p: continue
         weight.store.put_in(p)
         guard.watch(p)
         weight.project()
@@ -152,25 +144,43 @@ def _guards_of(opt):
     guards = [_guards.get(id(p), noop)() for group in opt.param_groups for p in group['params']]
     return [guard for guard in guards if guard is not None]
 
+_joins = {}  # by an optimizer's id, during its step: a function that joins the groups that were split
+
+def _split_groups(opt, guards):
+    "Give parameters that have a rate a group of their own during a step"
+    rates,groups = {id(guard.p):guard.rate for guard in guards if guard.rate!=1},opt.param_groups
+    if not rates or any('rate' in group for group in groups): return
+    params = [group['params'] for group in groups]
+    own = [dict(group, params=[p], rate=rates[id(p)]) for group in groups for p in group['params'] if id(p) in rates]
+    for group in own: group['lr'] = group['lr']*group['rate']
+    for group in groups: group['params'] = [p for p in group['params'] if id(p) not in rates]
+    groups += own
+    def join():
+        del groups[len(params):]
+        for group,ps in zip(groups, params): group['params'] = ps
+    if hasattr(opt, 'hypers'):  # one of fastai's
+        join = partial(vars(opt).update, param_lists=opt.param_lists, hypers=opt.hypers)
+        opt.param_lists,opt.hypers = [group['params'] for group in groups],groups
+    _joins[id(opt)] = join
+
 def _before_step(opt, *args):
     base = base_opt(opt)
     if _unsure: _look_again(base)
-    weights = [guard.weight for guard in _guards_of(base)]
+    guards = _guards_of(base)
+    weights = [guard.weight for guard in guards]
     if any([weight.passive for weight in weights]): wake(weights)
-    for weight in weights:
-        guard = weight.guard
-        if guard.rate!=1: guard.mark()
-        if guard.on_step is not None: guard.on_step(base, weight)
+    for guard in guards:
+        if guard.on_step is not None: guard.on_step(base, guard.weight)
     mask_grads(weights)
+    if opt is base: _split_groups(opt, guards)
     if known_state.get(opt) is base.state: return
     for weight in weights: weight.store.settle(opt)
 
 def _after_step(opt, *args):
     base = base_opt(opt)
+    _joins.pop(id(base), noop)()
     guards,known = _guards_of(base),keeps_zero(base)
-    for guard in guards:
-        if guard.before is not None: guard.scale_step()
-        guard.weight.store.after_step(guard.p, opt, known)
+    for guard in guards: guard.weight.store.after_step(guard.p, opt, known)
     if not guards or known_state.get(opt) is base.state: return
     for guard in guards: guard.weight.store.settle(opt)  # the step may have made it
     known_state[opt] = base.state
@@ -194,11 +204,11 @@ _hooks,_wrapped = [],[]  # functions that remove them
 
 def add_hooks():
     "Call the guards around each optimizer's step, and when parameters are assigned"
+    while _joins: _joins.popitem()[1]()  # of a step that was interrupted
     if not _hooks:
-        before = register_optimizer_step_pre_hook(_disable_dynamo(_before_step))
-        after = register_optimizer_step_post_hook(_disable_dynamo(_after_step))
-        assigned = register_module_parameter_registration_hook(_assigned)
-        _hooks.extend(h.remove for h in (before,after,assigned))
+        _hooks.append(register_optimizer_step_pre_hook(_disable_dynamo(_before_step)).remove)
+        _hooks.append(register_optimizer_step_post_hook(_disable_dynamo(_after_step)).remove)
+        _hooks.append(register_module_parameter_registration_hook(_assigned).remove)
     fastai = sys.modules.get('fastai.optimizer')
     if not _wrapped and hasattr(fastai, 'OptimWrapper'):  # imported, to its end
         _wrapped.extend(map(_wrap, (fastai.Optimizer, fastai.Lookahead)))

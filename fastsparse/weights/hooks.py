@@ -85,7 +85,7 @@ def attach(self:MaskHooks, model):
         for k,p in m._parameters.items():
             w = weight_of(p)
             if w is not None and w.module is not m: vars(m).setdefault('_weights', {})[k] = w
-        if not weights_in(m) or any(owner(h) is self for h in m._load_state_dict_pre_hooks.values()): continue
+        if not weights_in(m) or self in map(owner, m._load_state_dict_pre_hooks.values()): continue
         m._register_state_dict_hook(self.show)
         handle = m.register_load_state_dict_pre_hook(self.check_load)
         m._load_state_dict_pre_hooks.move_to_end(handle.id, last=False)
@@ -118,7 +118,8 @@ def warn_of_dense(model, names):
     "Warn if one of the sparse parameters `names` is dense now"
     masked = {id(p) for w in masked_params(model) for p in (w.p, w.module._parameters.get(w.attr))}
     now = dict(model.named_parameters(remove_duplicate=False))
-    for n in (n for n in sorted(names) if n in now and id(now[n]) not in masked):
+    for n in sorted(names):
+        if n not in now or id(now[n]) in masked: continue
         warn(f"{n} was sparse, and is dense now, since its layer was replaced by one without a mask: "
             f"sparsify_parameter(model, '{n}', ...) makes it sparse; call unsparsify_parameter(model, '{n}') "
             "before you replace a layer by a dense one")
@@ -149,7 +150,7 @@ def refuse_load(
 @patch
 def check_load(self:MaskHooks, module, state, prefix, about, *args):
     "Raise if values would be lost, and prepare the weights for the file"
-    if prefix and all(h is not self for h in module._forward_pre_hooks.values()): return
+    if prefix and self not in module._forward_pre_hooks.values(): return
     weights = [w for w in masked_params(module) if self.is_held(w) and not w.learned]
     names,assigns = param_names(module),about.get('assign_to_params_buffers')
     for w in weights:
@@ -204,7 +205,8 @@ class HookHandle:
         if hook is None or self not in hook.handles: return
         model,ws = hook.root(),hook.weights
         hook.handles.remove(self)
-        for w in (w for w in ws if not hook.handles or not hook.is_held(w)):
+        for w in ws:
+            if hook.handles and hook.is_held(w): continue
             w.remove()
             hook.names.discard(w.name)
         if not hook.handles and model is not None: unhook(model, hook)
@@ -219,7 +221,8 @@ def enforce_masks(
     only:tuple=None, # Module and attribute of a single parameter; None is all with masks
 ) -> HookHandle: # Its `remove()` ends enforcement; masks and zeros stay
     "Keep the dead weights of `model` at zero, in any training loop"
-    if (hook := first(h for h in model._forward_pre_hooks.values() if isinstance(h, MaskHooks))) is None:
+    hook = first(model._forward_pre_hooks.values(), risinstance(MaskHooks))
+    if hook is None:
         hook = MaskHooks()
         model.register_forward_pre_hook(hook)
         model.register_load_state_dict_post_hook(hook.project)

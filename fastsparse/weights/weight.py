@@ -326,13 +326,6 @@ def take(self:Dense, grad):
 
 # %% ../../nbs/202_weights.weight.ipynb #508e4539
 @patch
-def scaled_step(self:Dense, p):
-    "Keep the live weights; returns a function that goes a part of the way from them to those after a step"
-    t,places = local_part(p.detach()),self.live_places().places
-    before = t.reshape(-1).index_select(0, places)
-    return lambda rate: put_(t, places, before.lerp_(t.reshape(-1).index_select(0, places), rate))
-
-@patch
 def after_step(self:Dense, p, opt, known):
     "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
     mask = self.weight.mask
@@ -399,7 +392,6 @@ def put(self:Dense, gone, new, opts, start=None):
 def put(self:Weight, gone, new, opt, start=None):
     "Move the mask from the places `gone` to `new`, and all tensors; grown weights start at 0 or at `start`"
     self.store.put(gone, new, optimizers_of(self.p, opt), start)
-    if self.guard is not None and self.guard.before is not None: self.guard.mark()
 
 # %% ../../nbs/202_weights.weight.ipynb #9cee0003
 @patch
