@@ -275,6 +275,8 @@ def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
 def _spec_of(spec):
     "Checked sparsities, read from a file if `spec` is a path"
     if not isinstance(spec, (str,Path)): return _checked(spec)
+    if Path(spec).suffix.lower()=='.csv': raise ValueError(f"{spec} is a table: give a JSON or YAML file, "
+        "or a dict such as {'0.weight': .9}")
     with reading(spec, 'file of sparsities'): return _checked(read_data(spec, 'file of sparsities'))
 
 def given_sparsity(

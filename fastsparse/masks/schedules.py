@@ -148,9 +148,8 @@ class Schedule:
     @cached_property
     def unbound(self):
         "The first time that is not in steps and its name, or None"
-        for k,ts in self.time_fields().items():
-            t = first(t for t in tuplify(ts) if type(t) in _needs)
-            if t is not None: return t,self._name(k)
+        times = [(t, self._name(k)) for k,ts in self.time_fields().items() for t in tuplify(ts)]
+        return first(times, lambda pair: type(pair[0]) in _needs)
 
 # %% ../../nbs/102_masks.schedules.ipynb #dc0603ab
 @patch

@@ -174,14 +174,15 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
         self.seed = of_first_rank(self.seed)
     dl,n_steps = self.dls.train,self.n_epoch*n_iter
     batch_size = getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's
-    run = dict(dict(batch_size=batch_size, steps_per_epoch=n_iter), **self.of_run)
+    run = dict(batch_size=batch_size, steps_per_epoch=n_iter)|self.of_run
     self.method = self.method_of(n_steps)
     with catch_warnings():
         if is_first_part(self.learn): simplefilter('ignore')  # the second part warns of what is still fixed
         engine = SparseEngine(self.learn.model, self.learn.opt, n_steps, seed=self.seed, method=self.method, **run)
     taken = set()  # by earlier callbacks
     for cb in takewhile(lambda cb: cb is not self, self.learn.cbs):
-        if getattr(cb, 'engine', None): taken |= {id(tally.p) for tally in cb.engine.moving}
+        is_ours = isinstance(cb, DynamicSparseTrainingCallback) and cb.engine
+        if is_ours: taken |= {id(tally.p) for tally in cb.engine.moving}
     shared = first(tally.name for tally in engine.moving if id(tally.p) in taken)
     try:
         if self.resumes: engine.load_state_dict(self.state)
@@ -195,8 +196,8 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
 
 # %% ../../nbs/408_train.callback.ipynb #0f3365d5
 def _schedule(learn):
-    scheds = [cb.scheds for cb in learn.cbs if isinstance(cb, ParamScheduler)]
-    return first(sched['lr'] for sched in scheds if 'lr' in sched)
+    cbs = [cb for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds]
+    return cbs[0].scheds['lr'] if cbs else None
 
 def is_first_part(learn):
     "Is the body frozen while the learning rate rises to the end of the fit, as in the first part of `fine_tune`?"

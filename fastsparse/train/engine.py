@@ -109,7 +109,7 @@ def _begin(self:SparseEngine, modules, rules, keeps_shares):
     self._serve()
     self.store_live()
     for group in self.groups:
-        for text in plan.advice(group, bool(weights)): warn(text)
+        for text in plan.advice(group, weights): warn(text)
 
 # %% ../../nbs/404_train.engine.ipynb #785fc709
 @patch
@@ -373,9 +373,9 @@ _in_checksum = 'schema',*_of_engine,'methods','plan','seen','others'
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and texts; tensors only if a method needs them
     "The engine's own state, without the model's and the optimizer's"
     kinds = {weight.name:weight.store.kind for weight in self.weights if weight.store.kind}
-    others = [dict(tally.growth_state) for tally in self.tallies if tally.method is None]
     state = dict(schema=_schema, **{k:getattr(self, k) for k in _of_engine}, slots=[tally.state for tally in self.moving],
-        methods=[group.state for group in self.groups], plan=kinds, seen=self.live.seen, others=others)
+        methods=[group.state for group in self.groups], plan=kinds, seen=self.live.seen,
+        others=[dict(tally.growth_state) for tally in self.tallies if tally.method is None])
     return dict(state, checksum=state_checksum(state))
 
 def state_checksum(state, keys=_in_checksum):

@@ -415,9 +415,8 @@ def state(self:Group): return dict({k:getattr(self, k) for k in _of_group}, sett
 @patch(as_prop=True)
 def state(self:Tally):
     averages = {name:dict(total=densify(memo)['total'], n=memo['n']) for name,memo in self.grad_accumulators.items()}
-    own = {k:getattr(self, k) for k in _of_tally}
-    return dict(own, name=self.name, size=self.n, last_update=list(self.last_update),
-        masked=self.weight.store.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
+    return dict({k:getattr(self, k) for k in _of_tally}, name=self.name, size=self.n,
+        last_update=list(self.last_update), masked=self.weight.store.checksum(), grad_accumulators=averages, growth_state=dict(self.growth_state))
 
 @patch
 def load(self:Group, saved): vars(self).update({k:saved[k] for k in _of_group})
