@@ -135,7 +135,9 @@ class Page:
         "Title and description as markdown; a module is called by what it does, with its name below"
         fm = nb_frontmatter(self.nb)
         title,about = contents.titles.get(self.name, fm['title']),fm.get('description', '')
-        return '\n\n'.join([f'# {title}', about] if self.is_guide else [f'# {short(about)}', f'`{cfg.lib_path.name}.{title}`', about])
+        if self.is_guide: return f'# {title}\n\n{about}'
+        lines = [f'# {short(about)}', f'`{cfg.lib_path.name}.{title}`']
+        return '\n\n'.join(lines if short(about)==about else [*lines, about])
 
     def save(self, *extra):
         "Write the page, with markdown `extra` at its end"

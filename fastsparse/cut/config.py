@@ -277,18 +277,21 @@ def of(self:ConfigCounts, space):
     return known()
 
 # %% ../../nbs/720_cut.config.ipynb #a197085b
+def _layer_of(space): return space[0][0].rpartition('.')[0]
+def _n_left(gone, groups): return int((~gone[groups]).sum())
+
 @patch
 def why_uneven(self:ConfigCounts, space, left):
     "Why no setting gives what is `left` of a space, where it is less; None if one does"
     n = len(self.spaces[space])
     m = left[space]
     own,kind = self.of(space),self.config.name
-    keeps = f"{space[0][0].rpartition('.')[0]} keeps {m} of {n} groups"
+    keeps = f'{_layer_of(space)} keeps {m} of {n} groups'
     if own is None: return f"{keeps}, and {kind} has no number for it"
     for other,k in own.spaces.items():
         if left[other]*n==m*k: continue
         names = ', '.join(str(p[-1]) for p in own.settings)
-        there = f"{other[0][0].rpartition('.')[0]} {left[other]} of {k}"
+        there = f'{_layer_of(other)} {left[other]} of {k}'
         return f"{keeps}, {there}, and {kind} has one {names} for both"
     if m*own.n%n or not own.takes(m*own.n//n): return f"{keeps}, and {kind} doesn't take that"
 
@@ -296,7 +299,7 @@ def why_uneven(self:ConfigCounts, space, left):
 def left(self:ConfigCounts, gone):
     "New values without the groups `gone`, or a text that says why there are none"
     new = {}
-    counts = {space:int((~gone[gs]).sum()) for space,gs in self.spaces.items()}
+    counts = {space:_n_left(gone, gs) for space,gs in self.spaces.items()}
     if not self.describes(): return f"{self.config.name} didn't describe the model before the cut"
     for space,gs in self.spaces.items():
         if counts[space]==len(gs): continue
@@ -335,7 +338,7 @@ def by_layer(self:ConfigCounts, gone) -> dict: # Path of a `per_layer_config` â†
     res = {}
     if self.config.spec.get('is_encoder_decoder'): return res  # two stacks of layers have the same numbers
     for space,gs in self.spaces.items():
-        m = int((~gone[gs]).sum())
+        m = _n_left(gone, gs)
         own = self.of(space)
         if m==len(gs) or own is None or m*own.n%len(gs): continue
         layer = int(first(k for k in space[0][0].split('.') if k.isdigit()) or 0)
@@ -353,8 +356,8 @@ def _readme(counts, gone, opens):
     "The text about the folder of a cut model"
     name,lines = counts.config.cls.__name__,[]
     for space,gs in counts.spaces.items():
-        m = int((~gone[gs]).sum())
-        if m<len(gs): lines.append(f"- `{space[0][0].rpartition('.')[0]}`: {m} of {len(gs)} left")
+        m = _n_left(gone, gs)
+        if m<len(gs): lines.append(f'- `{_layer_of(space)}`: {m} of {len(gs)} left')
     ways = f"`{name}.from_pretrained(folder)` opens it."
     if not opens: ways = f"`from fastsparse.all import load_cut` and `load_cut(folder)` open it, and so does this:\n\n```python\n{getsource(load_cut)}```"
     return '\n'.join([_title, f'# A {name} that was cut', '', ways, '', *lines, ''])

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode,_disable_current_modes
 from torch.utils._pytree import tree_leaves,tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
-from ..kernels.timing import fresh,output_tensors
+from ..kernels.timing import fresh,output_tensors,tensors_in
 from ..contract import call_model,evaluating,unfused
 
 def varying(layer):
@@ -38,7 +38,6 @@ def _without(varies, dims):
     for d in dims: varies = varies.any(d, keepdim=True)
     return varies
 
-def _tensors(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
 def _settled(varies): return varies if isinstance(varies, bool) else bool(varies.any()) and (bool(varies.all()) or compact(varies))
 def _at_rank(t, n): return t[(None,)*(n-t.ndim)]
 def _as_tensor(varies): return torch.tensor(varies) if isinstance(varies, bool) else varies
@@ -84,7 +83,7 @@ class Walk(TorchDispatchMode):
         def push(m, *_): self.stack.append(modules[m])
         def pop(*_): del self.stack[-1]
         handles = [m.register_forward_pre_hook(push) for m in modules]+[m.register_forward_hook(pop, always_call=True) for m in modules]
-        for t in _tensors(xb): self.known[t] = Known([], True, t.is_floating_point())
+        for t in tensors_in(xb): self.known[t] = Known([], True, t.is_floating_point())
         try:
             with evaluating(self.model), unfused(), sdpa_kernel(SDPBackend.MATH), _Chances(self), self: out = call_model(self.model, xb)
         finally:
@@ -95,13 +94,13 @@ class Walk(TorchDispatchMode):
     def __torch_dispatch__(self, f, types, args=(), kw=None):
         "Each operation has a rule: a function of the walk and the call, that gives what is known of each result"
         kw,name = kw or {},f.overloadpacket.__name__
-        call = Call(f, name.rstrip('_'), args, kw, _tensors((args, kw)))
+        call = Call(f, name.rstrip('_'), args, kw, tensors_in((args, kw)))
         decides = any(self.of(t).decides for t in call.tensors)
         for t in call.tensors: self.uses[t] = self.uses.get(t, 0)+1
         rule = _rules.get(call.op) or (_pointwise if torch.Tag.pointwise in f.tags else _moved if f.is_view else _unknown)
         known = rule(self, call)
         res = f(*args, **kw)
-        for t,k in zip(_tensors(res), known): self.keep(t, k, call.op, decides, name!=call.op)
+        for t,k in zip(tensors_in(res), known): self.keep(t, k, call.op, decides, name!=call.op)
         return res
 
     # What is neither parameter nor result, such as an input, has no labels: its size is given, so what meets it is pinned

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from fastcore.basics import *
 from ..cut.config import quiet
 from ..contract import call_model,evaluating,need_package,preserved,unfused
-from ..kernels.timing import float_outputs,fresh,output_error
+from ..kernels.timing import float_outputs,fresh,output_error,tensors_in
 from ..model.running import inputs_in
 from functools import partial
 from pathlib import Path
@@ -145,8 +145,7 @@ def program_of(
 def by_name(
     arguments:dict, # Arguments by name: tensors, and containers of tensors
 ) -> dict: # Tensors by the names that they have in an ONNX file; several of one argument are numbered
-    def tensors(v): return [o for o in tree_leaves(v) if isinstance(o, torch.Tensor)]
-    return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors(v))}
+    return {k if isinstance(v, torch.Tensor) else f'{k}_{i}':o for k,v in arguments.items() for i,o in enumerate(tensors_in(v))}
 
 # %% ../../nbs/806_deploy.onnx.ipynb #dd0d181d
 def output_names(
@@ -158,7 +157,7 @@ def _input_names(model, args, kwargs):
     "The names of the inputs in the order of a program's"
     named = by_name(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     names = {id(t):k for k,t in named.items()}
-    return [names[id(t)] for t in tree_leaves((args,kwargs)) if isinstance(t, torch.Tensor)]
+    return [names[id(t)] for t in tensors_in((args,kwargs))]
 
 # %% ../../nbs/806_deploy.onnx.ipynb #0ab98d95
 def save_onnx(
@@ -311,7 +310,7 @@ def feeds(
     "The inputs of a file: by their names if these fit, else in order"
     named = by_name(kwargs)
     if set(names)<=set(named): return {k:named[k] for k in names}
-    return dict(zip(names, [x for x in tree_leaves((args,kwargs)) if isinstance(x, torch.Tensor)]))
+    return dict(zip(names, tensors_in((args,kwargs))))
 
 def open_onnx(
     file, # A path, or the bytes of a file

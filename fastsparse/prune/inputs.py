@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['n_items', 'attended', 'Calibration', 'EndForward', 'product_of', 'layer_patches', 'without_padding', 'Products',
-           'holds_experts', 'listening', 'owners_of', 'Unreached', 'layer_statistic', 'layer_calls', 'tensors_in',
-           'Part', 'Dense', 'layers_in_order']
+           'holds_experts', 'listening', 'owners_of', 'Unreached', 'layer_statistic', 'layer_calls', 'Part', 'Dense',
+           'layers_in_order']
 
 # %% ../../nbs/711_prune.inputs.ipynb #dc060810
 import math,re,torch
@@ -18,6 +18,7 @@ from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
 from fastcore.basics import *
 from ..contract import axes_of,evaluating,module_of,need_number
+from ..kernels.timing import tensors_in
 from ..model.layers import layer_of
 from ..model.running import split_batch
 from functools import partial
@@ -25,7 +26,6 @@ from itertools import zip_longest
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from types import SimpleNamespace
 
@@ -338,8 +338,6 @@ def _beside(a, m, calls):
     return len(calls[a])==len(calls[m]) and product_of(a)==product_of(m)=='linear' and all(o is a for *_,o in calls[m])
 
 # %% ../../nbs/711_prune.inputs.ipynb #962fa9de
-def tensors_in(out): return [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-
 class Part(Calibration):
     "A module inside a model, to be run on the arguments of its calls, with the tokens of each batch behind them"
     def __init__(self, model, batches): self.model,self.batches,self.loop,self.i = model,batches,None,0

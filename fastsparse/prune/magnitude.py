@@ -106,6 +106,11 @@ class Goal(GetAttr):
         # the mask that it has already, or None
         self.live = masked.shown_mask() if hasattr(masked, 'shown_mask') else masked.module._buffers.get(f'{masked.attr}_mask')
 
+    @property
+    def room(self):
+        "How many values may live"
+        return self.p.numel() if self.live is None else count_live(self.live)
+
 # %% ../../nbs/710_prune.magnitude.ipynb #27f6c846
 @patch
 def among_live(self:Goal, score): return score if self.live is None else torch.where(self.live, score, -torch.inf)
@@ -121,7 +126,7 @@ def top(self:Goal, score):
 def _set_counts(free):
     "Set the number of live values of goals without a structure"
     for o,n in zip(free, live_counts([o.p.numel() for o in free], [o.sparsity for o in free])): o.n = n
-    live = [o.p.numel() if o.live is None else count_live(o.live) for o in free]
+    live = [o.room for o in free]
     if sum(o.n for o in free)>sum(live):
         raise ValueError(f"sparsity asks for {sum(o.n for o in free)} live weights, and the model has {sum(live)}: "
             "take a higher sparsity, or call unsparsify(model) first")

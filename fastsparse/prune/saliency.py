@@ -9,7 +9,7 @@ __all__ = ['snip_scores', 'prune_snip', 'grasp_scores', 'prune_grasp', 'prune_sy
 import inspect,torch
 from fastai.torch_core import to_device
 from fastcore.basics import *
-from ..kernels.timing import shown
+from ..kernels.timing import shown,tensors_in
 from ..contract import call_model,module_copy,module_of,need_number,preserved
 from fastcore.meta import delegates
 from ..masks.selection import top_k_mask,zero_dead_
@@ -18,7 +18,7 @@ from .magnitude import global_masks,plan_pruning,prune_by
 from functools import partial
 from torch import nn
 from torch.nn.attention import SDPBackend,sdpa_kernel
-from torch.utils._pytree import tree_leaves,tree_map
+from torch.utils._pytree import tree_map
 
 # %% ../../nbs/714_prune.saliency.ipynb #c192f972
 def snip_scores(ps, losses):
@@ -86,7 +86,7 @@ def _synflow(net, plan, xs, rounds, progress):
     n = sum(o.n for o in plan if o.free)
     masks = [torch.ones_like(p, dtype=torch.bool) for p in ps]
     for r in shown(range(rounds), progress, leave=False):
-        R = sum(o.sum() for o in tree_leaves(call_model(net, xs)) if isinstance(o, torch.Tensor) and o.is_floating_point())
+        R = sum(o.sum() for o in tensors_in(call_model(net, xs)) if o.is_floating_point())
         if not R.isfinite():
             raise ValueError("the flow through the model is not finite in float64: "
                 "it is too deep for SynFlow without normalisation")

@@ -16,9 +16,9 @@ from ..contract import as_path,module_copy,module_of,need_package,reading
 from ..save.disk import alone_in,whole_file
 from ..save.files import checksum_of
 from ..save.load import read_sealed,write_sealed
-from ..kernels.timing import shown
+from ..kernels.timing import shown,tensors_in
 from ..report.flops import other_forwards
-from .inputs import Calibration,EndForward,listening,Part,tensors_in
+from .inputs import Calibration,EndForward,listening,Part
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp

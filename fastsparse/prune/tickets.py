@@ -15,6 +15,7 @@ from ..methods.parts import output_magnitude
 from ..masks.selection import count_live,put_,zero_dead_
 from ..masks.structures import as_structure
 from ..weights.find import apply_masks
+from ..save.masks import marks_of
 from ..model.buffers import show_sparsity
 from ..model.sparsify import sparsify_model
 from ..model.starting import layer_counts,structure_to_keep
@@ -106,7 +107,7 @@ def rewind(
     state:dict, # An earlier `state_dict()` of it
 ):
     "Set parameters and buffers, but not masks, to an earlier state"
-    masks = {f'{o.name}_{kind}' for o in masked_params(model) for kind in ('mask','sparsity')}
+    masks = marks_of(o.name for o in masked_params(model))
     mine = {k:getattr(v, 'shape', None) for k,v in model.state_dict().items() if k not in masks}
     bad = first(k for k,shape in mine.items() if k not in state or getattr(state[k], 'shape', None)!=shape)
     if bad: raise ValueError(f"state has no {bad} of this model's shape: "

@@ -229,8 +229,6 @@ class FlopProfile(dict):
 
 # %% ../../nbs/621_report.flops.ipynb #385f3b09
 _aten = torch.ops.aten
-_operands = {_aten.mm:(0,1), _aten.bmm:(0,1), _aten.mv:(0,1), _aten.dot:(0,1), _aten.addmm:(1,2), _aten.baddbmm:(1,2), _aten.addbmm:(1,2),
-    _aten.addmv:(1,2), _aten.convolution:(0,1), _aten._trilinear:(1,)}
 _keeps_zeros = {_aten._to_copy, _aten.clone, _aten.mul, _aten.div, _aten.where, _aten.masked_fill, _aten.native_dropout}
 
 @cache
@@ -277,7 +275,7 @@ class FlopRecorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.paused: return out
         if op in _formulas():
-            weight = first(args[i] for i in reversed(_operands.get(op, ())) if self.view(args[i]))
+            weight = first(reversed(args), self.view)
             self.add(_formulas()[op](*args, **kwargs, out_val=out), weight)
         elif op in _keeps_zeros: self.follow_result(out[0] if isinstance(out, tuple) else out, args)
         return out

@@ -19,7 +19,7 @@ from .disk import check_archive,need_stored,whole_file
 from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
 from ..weights.find import apply_masks,refuse_learned
 from ..weights.hooks import HookHandle
-from .masks import masks_in,taking_masks
+from .masks import marks_of,masks_in,taking_masks
 from .files import checksum
 from .state import check_masks,load_checked,need_memory,need_same_tensors,refuse_learned_masks
 from .run_file import read_run
@@ -93,7 +93,7 @@ def save_sparse(
     before_state(module)
     warn_if_unfinished(module, 'saved')
     masks = {o.name:o.shown_mask() for o in masked_params(module)}
-    marks = {f'{n}_{kind}' for n in masks for kind in ('mask','sparsity')}
+    marks = marks_of(masks)
     with whole_file(path) as new: write_sparse({k:v for k,v in module.state_dict().items() if k not in marks}, masks, new)
     return Path(path)
 
@@ -367,7 +367,7 @@ def _with_places(cls, names):
 def _converted(module, path, state, names):
     "The `state` at `path` under the names of `module`, if it is a transformer's under others"
     if not hasattr(type(module), 'from_pretrained') or not any(k.endswith('_mask') for k in state): return state
-    if state.keys()<=module.state_dict().keys()|{f'{n}_{o}' for n in names for o in ('mask','sparsity')}: return state
+    if state.keys()<=module.state_dict().keys()|marks_of(names): return state
     model,info = _with_places(type(module), names).from_pretrained(path, config=module.config, output_loading_info=True)
     return {k:v for k,v in model.state_dict().items() if k not in info['missing_keys']}
 
@@ -385,7 +385,7 @@ def _checked_state(module, found, path):
     state = _with_ties(module, _state_for(module, found, path if path and path.is_dir() else None))
     if masked_params(module): check_masks(module.state_dict(), state)
     refuse_learned_masks(module.state_dict(), state)
-    theirs = {f'{n}_{kind}' for n in masks_in(state) for kind in ('mask','sparsity')}
+    theirs = marks_of(masks_in(state))
     own = cut_copy(module, state).state_dict()
     need_same_tensors(own, {k:v for k,v in state.items() if k in own or k not in theirs}, 'build the architecture that was saved')
     return state

@@ -14,15 +14,16 @@ from fastcore.basics import *
 from fastcore.foundation import L
 from ..contract import as_path,base_opt,before_state,masked_params,reading,weight_of
 from .disk import read_tensors,whole_file
+from ..kernels.timing import tensors_in
 from ..masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
 from ..weights.find import apply_masks,param_names
 from ..shards.weight import is_sharded
-from .masks import masks_in,new_masks,taking_masks
+from .masks import marks_of,masks_in,new_masks,taking_masks
 from .files import check_seal,checksum_of,seal
 from .state import check_masks,load_checked,need_memory,refuse_learned_masks
 from ..train.engine import check_same_run
 from torch import nn
-from torch.utils._pytree import tree_leaves,tree_map
+from torch.utils._pytree import tree_map
 from warnings import catch_warnings,filterwarnings
 
 # %% ../../nbs/604_save.run_file.ipynb #601b5c98
@@ -222,7 +223,7 @@ def _grad_part(p):
     "What the next step and update need of the gradient of `p`; None if it is zero, for dead weights too"
     w = weight_of(p)
     state = dict(grad=p.grad) if w is None else w.store.state()
-    return plain(state, 'the gradient') if any(t.any() for t in tree_leaves(state) if isinstance(t, torch.Tensor)) else None
+    return plain(state, 'the gradient') if any(t.any() for t in tensors_in(state)) else None
 
 # %% ../../nbs/604_save.run_file.ipynb #a2eb16c2
 def refuse_sharded(
@@ -290,7 +291,7 @@ def check_model(
     own = model.state_dict()
     refuse_learned_masks(own, state)
     if masked_params(model): check_masks(own, state)
-    new = {f'{n}{end}' for n in new_masks(model, state) for end in ('_mask','_sparsity')}
+    new = marks_of(new_masks(model, state))
     odd = first(sorted((own.keys()^state.keys())-(new-own.keys())))
     if odd: raise ValueError(f"{odd} is in the {'model' if odd in own else 'file'} only: "
         f"build the model {_as_saved}")

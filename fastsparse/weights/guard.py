@@ -141,8 +141,12 @@ def _look_again(opt):
 # %% ../../nbs/204_weights.guard.ipynb #56daef26
 def _guards_of(opt):
     "The guards of the parameters that `opt` steps"
-    guards = [_guards.get(id(p), noop)() for group in opt.param_groups for p in group['params']]
-    return [guard for guard in guards if guard is not None]
+    guards = []
+    for group in opt.param_groups:
+        for p in group['params']:
+            guard = _guards.get(id(p), noop)()
+            if guard is not None: guards.append(guard)
+    return guards
 
 _joins = {}  # by an optimizer's id, during its step: a function that joins the groups that were split
 

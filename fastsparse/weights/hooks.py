@@ -77,7 +77,8 @@ def attach(self:MaskHooks, model):
     refuse_computed(model)
     hooks = model._forward_pre_hooks
     for k in [k for k,h in hooks.items() if h is self]: hooks.move_to_end(k, last=False)
-    held = [w for w in masked_params(model) if self.is_held(w)]
+    weights = masked_params(model)
+    held = [w for w in weights if self.is_held(w)]
     for w in held:
         if w.guard is None: watch(w)
         w.guard.project()
@@ -89,7 +90,7 @@ def attach(self:MaskHooks, model):
         m._register_state_dict_hook(self.show)
         handle = m.register_load_state_dict_pre_hook(self.check_load)
         m._load_state_dict_pre_hooks.move_to_end(handle.id, last=False)
-    warn_of_dense(model, self.names)
+    warn_of_dense(model, weights, self.names)
     self.names = {w.name for w in held}
     self.root,self.found = weakref.ref(model),[type(model), *weights_in(model)]
 
@@ -114,9 +115,9 @@ def weights(self:MaskHooks):
     model = self.root and self.root()
     return [w for w in weights_in(model) if w.guard is not None and self.is_held(w)] if model is not None else []
 
-def warn_of_dense(model, names):
-    "Warn if one of the sparse parameters `names` is dense now"
-    masked = {id(p) for w in masked_params(model) for p in (w.p, w.module._parameters.get(w.attr))}
+def warn_of_dense(model, weights, names):
+    "Warn if one of the parameters `names`, which were sparse, isn't among the `weights` of `model`"
+    masked = {id(p) for w in weights for p in (w.p, w.module._parameters.get(w.attr))}
     now = dict(model.named_parameters(remove_duplicate=False))
     for n in sorted(names):
         if n not in now or id(now[n]) in masked: continue

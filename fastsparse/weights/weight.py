@@ -128,7 +128,9 @@ def register_store(
 
 def store_of(module, attr):
     "The class of the store of a parameter that is a plain or a sharded tensor"
-    return first(_stores, lambda o: o.matches(module, attr)) or Dense
+    for store in _stores:
+        if store.matches(module, attr): return store
+    return Dense
 
 def notice(model:nn.Module):
     "Let each kind of store look for parameters that match it"
