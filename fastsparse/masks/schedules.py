@@ -148,8 +148,8 @@ class Schedule:
     @cached_property
     def unbound(self):
         "The first time that is not in steps and its name, or None"
-        times = [(t, self._name(k)) for k,ts in self.time_fields().items() for t in tuplify(ts)]
-        return first(times, lambda pair: type(pair[0]) in _needs)
+        times = self.time_fields().items()
+        return first((t, self._name(k)) for k,ts in times for t in tuplify(ts) if type(t) in _needs)
 
 # %% ../../nbs/102_masks.schedules.ipynb #dc0603ab
 @patch

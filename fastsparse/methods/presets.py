@@ -50,6 +50,6 @@ for _preset in (GraNet_presets,MEST_presets,SoftMEST_presets,SRigL_presets,ACDC_
 def methods_table(): # A `DataFrame`, a row for each method
     "The methods that can be asked for by name"
     import pandas as pd  # takes long to import, and only tables need it
-    def row(m): return f'{m.name}_presets'*bool(m.name),m.about or repr(m),f'arXiv:{m.paper}'*bool(m.paper)
-    rows = [(k, *row(m)) for k,m in parts_of('method').items()]
+    methods = parts_of('method').items()
+    rows = [(k, f'{m.name}_presets'*bool(m.name), m.about or repr(m), f'arXiv:{m.paper}'*bool(m.paper)) for k,m in methods]
     return pd.DataFrame(rows, columns=['method','preset','what it does','paper']).set_index('method')

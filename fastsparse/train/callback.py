@@ -181,8 +181,8 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
         engine = SparseEngine(self.learn.model, self.learn.opt, n_steps, seed=self.seed, method=self.method, **run)
     taken = set()  # by earlier callbacks
     for cb in takewhile(lambda cb: cb is not self, self.learn.cbs):
-        is_ours = isinstance(cb, DynamicSparseTrainingCallback) and cb.engine
-        if is_ours: taken |= {id(tally.p) for tally in cb.engine.moving}
+        if not isinstance(cb, DynamicSparseTrainingCallback) or cb.engine is None: continue
+        taken |= {id(tally.p) for tally in cb.engine.moving}
     shared = first(tally.name for tally in engine.moving if id(tally.p) in taken)
     try:
         if self.resumes: engine.load_state_dict(self.state)
@@ -195,9 +195,7 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
     return engine
 
 # %% ../../nbs/408_train.callback.ipynb #0f3365d5
-def _schedule(learn):
-    cbs = [cb for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds]
-    return cbs[0].scheds['lr'] if cbs else None
+def _schedule(learn): return first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
 
 def is_first_part(learn):
     "Is the body frozen while the learning rate rises to the end of the fit, as in the first part of `fine_tune`?"

@@ -181,8 +181,8 @@ def moves(self:SparseEngine, group, t):
     jobs,f = self.jobs(group, t),group.method.redistribute_f
     if jobs and f is not None and group.method.grow_score_f is not None:
         jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, group, t, n))
-    def scored(tally, kept, target, budget): return tally,*self.scores(tally, group, t, kept, target),kept,target,budget
-    moves = choose_all([scored(*job) for job in jobs])
+    moves = choose_all([(tally, *self.scores(tally, group, t, kept, target), kept, target, budget)
+        for tally,kept,target,budget in jobs])
     for move in moves: plan.refuse_stored(group.method, move.tally.weight)
     return [move.started(self.seed, self.n_updates) for move in moves]
 
