@@ -319,10 +319,11 @@ def warn_if_lost(engine):
     weights,now = [tally.weight for tally in engine.moving],{weight.name:weight for weight in weights_in(engine.model)}
     gone = [weight.name for weight in weights if now.get(weight.name, weight) is not weight]
     lost = first(gone+plan.not_held(engine.opt, weights))
+    if lost is None: return False
     opt = type(base_opt(engine.opt)).__name__
-    if lost: warn(f"{lost} is no longer part of the model and its {opt}, so updates don't reach it: call remove() "
+    warn(f"{lost} is no longer part of the model and its {opt}, so updates don't reach it: call remove() "
         f"of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
-    return lost is not None
+    return True
 
 # %% ../../nbs/404_train.engine.ipynb #a5193de2
 @patch
