@@ -302,3 +302,15 @@ def test_what_was_written_to_since_is_not_judged(change):
     else:
         with (learn := learner(m)).no_bar(), learn.no_logging(): learn.fit(1, .1)
     eq(loop(m)[0], 0)
+
+def test_a_layer_without_weights_takes_part():
+    "Its mask takes nothing from the signal"
+    m = nn.Sequential(nn.Linear(16, 0), nn.Linear(0, 8), nn.ReLU(), nn.Linear(8, 4))
+    sparsify_model(m, .5, seed=0)
+    opt = torch.optim.Adam(m.parameters(), 1e-2)
+    dst = DynamicSparseTraining(m, opt, 20, method='rigl', batches_per_update=3, seed=0)
+    for _ in range(8):
+        m(torch.randn(8, 16)).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    assert dst.n_updates and [o.n_live() for o in masked_params(m)]==[0,0,16]

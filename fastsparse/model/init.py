@@ -187,7 +187,7 @@ def repair_alone(
 ) -> bool: # Were they rescaled?
     "Rescale live weights without a batch, if no norm does, and the layers' densities leave too little of the signal"
     if any(['norm' in type(m).__name__.lower() for m in model.modules()]): return False
-    died = math.prod(1/weight_factor(weight) for weight in masked_params(model))<least_signal
+    died = math.prod(map(weight_factor, masked_params(model)))>1/least_signal
     if died: rescale_live_(model)
     return died
 

@@ -67,7 +67,7 @@ def second_moments(
     state,found = opt_state(opt, p),[]
     for k in _under_root:
         v = state.get(k)
-        if type(v) is not torch.Tensor or v.shape!=p.shape: continue
+        if type(v) is not torch.Tensor or v.shape!=p.shape or not v.numel(): continue
         if v.device.type=='cpu' and v.dtype in (torch.float,torch.double): found.append(v)
     return found
 
@@ -81,4 +81,4 @@ def lift_dead(
     for v in second_moments(opt, p):
         tiny = torch.finfo(v.dtype).tiny
         if place is None: place = int(mask.numpy().argmin())
-        if v.numel() and v.numpy().item(place)<1e7*tiny: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*tiny), out=v)
+        if v.numpy().item(place)<1e7*tiny: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*tiny), out=v)
