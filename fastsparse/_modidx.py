@@ -570,6 +570,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'fastsparse/core/ranks.py')},
             'fastsparse.core.registry': { 'fastsparse.core.registry.Requirements': ( 'core.registry.html#requirements',
                                                                                      'fastsparse/core/registry.py'),
+                                          'fastsparse.core.registry._cached_params': ( 'core.registry.html#_cached_params',
+                                                                                       'fastsparse/core/registry.py'),
                                           'fastsparse.core.registry._params_of': ( 'core.registry.html#_params_of',
                                                                                    'fastsparse/core/registry.py'),
                                           'fastsparse.core.registry.call_with': ( 'core.registry.html#call_with',

@@ -11,7 +11,7 @@ from dataclasses import dataclass,replace
 from difflib import get_close_matches
 from fastcore.basics import *
 from fastcore.meta import delegates
-from functools import cache,partial
+from functools import cache,lru_cache,partial
 from importlib import import_module
 from inspect import Parameter,signature
 from itertools import product
@@ -120,10 +120,15 @@ def get_part(
         f"{', '.join(map(repr, sorted(known)))}{other}: {closest_name(name, [*known, *short])}")
 
 # %% ../../nbs/001_core.registry.ipynb #5fe70e93
-def _params_of(f):
-    "The parameters of `f` by name; none for torch's own functions, which have no signature"
+@lru_cache
+def _cached_params(f):
     try: return signature(f).parameters
     except ValueError: return {}
+
+def _params_of(f):
+    "The parameters of `f` by name; none for torch's own functions, which have no signature"
+    try: return _cached_params(f)
+    except TypeError: return _cached_params.__wrapped__(f)  # it has no hash
 
 def wants(
     f, # Any function

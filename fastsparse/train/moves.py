@@ -110,9 +110,8 @@ def choose(tally, keep_score, grow_score, kept, target, budget=None):
     n_drop = 0 if grow_score is None else tally.live-kept
     dropped,grown = tally.structure.move(mask, keep_score, grow_score, n_drop, target)
     if has_choices(*scores): refuse_choices(tally, *scores, mask, put_(mask.clone(), dropped, False), grown)
-    was_live = mask.take(grown)
-    gone = dropped[~torch.isin(dropped, grown[was_live])]
-    return Move(tally, gone, grown[~was_live], ifnone(budget, target))
+    is_grown = put_(torch.zeros_like(mask), grown, True)
+    return Move(tally, dropped[~is_grown.take(dropped)], grown[~mask.take(grown)], ifnone(budget, target))
 
 def has_choices(*scores): return any([score is not None and score.is_choice for score in scores])
 
