@@ -21,7 +21,7 @@ from .train.engine import SparseEngine
 from .train.loop import DynamicSparseTraining
 from .train.growth import given_value
 from .train.presets import SET_presets,SNFS_presets,RigL_presets
-from .train.presets import methods_table
+from .methods.presets import methods_table
 from .methods.parts import MagnitudePlusGradient
 from .save.rules import configure
 from .save.load import load_sparse,save_sparse

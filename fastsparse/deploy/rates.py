@@ -17,7 +17,7 @@ from ..model.init import output_spread
 from ..contract import batch_of,call_model,masked_params,module_copy,need_number,same_random_state
 from ..model.sparsify import sparsify_model
 from ..train.callback import DynamicSparseTrainingCallback
-from ..train.fit import of_cycle,OwnHypers
+from ..train.fit import cycle_settings,OwnHypers
 from warnings import warn
 
 # %% ../../nbs/803_deploy.rates.ipynb #e3074a42
@@ -38,7 +38,7 @@ def train_quietly(learn, n_epoch, lr, seed, sparsity, **kwargs):
     torch.manual_seed(seed)
     with learn.no_bar(), learn.no_logging():
         if sparsity: learn.fit_sparse(n_epoch, sparsity, lr, seed=seed, **kwargs)
-        else: learn.fit_one_cycle(n_epoch, lr, cbs=OwnHypers(), **of_cycle(kwargs))
+        else: learn.fit_one_cycle(n_epoch, lr, cbs=OwnHypers(), **filter_keys(kwargs, cycle_settings.__contains__))
         found = learn.validate()
     return found[1] if len(found)>1 else -found[0]
 

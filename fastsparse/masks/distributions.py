@@ -100,7 +100,8 @@ def reads_scores(f) -> bool:
     return wants(f, 'scores') or any(map(reads_scores, inner))
 
 def as_distribution(
-    spec, # 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk', 'global', the name of a declared one, or a distribution
+    # 'uniform', 'first-dense', 'first-last-dense', 'er', 'erk', 'global', a declared name, or a distribution
+    spec,
     what='the distribution', # What the error calls it, such as the name of the setting
 ): # A distribution: `f(params, sparsity)` → a sparsity for each parameter
     "Look up a distribution; the error for an unknown name lists all names"
@@ -115,7 +116,8 @@ def as_distribution(
 def _one_each(values, params, what):
     "`values` as a list; a `ValueError` unless there is one for each of `params`"
     n = 0 if values is None else len(values)
-    if n!=len(params): raise ValueError(f"{n} {what} are given for {len(params)} parameters: give one for each")
+    if n!=len(params): raise ValueError(f"{n} {what} are given for {len(params)} "
+        "parameters: give one for each")
     return list(values)
 
 # %% ../../nbs/105_masks.distributions.ipynb #a809d7c7
@@ -149,7 +151,9 @@ def _layers_dense(params, sparsity, names=None, patterns=(), sparse_f=uniform_sp
     return _with_rest(params, sparsity, dict.fromkeys(dense, 0.), sparse_f, names, **kwargs)
 
 def layers_dense(
-    patterns, # The dense layers: a name of a parameter or module, a glob, a function of name and parameter, an index, or a list of these
+    # The dense layers: a name of a parameter or module, a glob, a function of name and parameter, an index,
+    # or a list of these
+    patterns,
     sparse_f=uniform_sparsity, # The distribution of the others, or its name
 ): # A distribution
     "Keep some layers dense, and make the others so sparse that the model has its sparsity"
@@ -198,9 +202,9 @@ def warn_of_floors(counts, alone, budget):
     "Warn if floors move more than a hundredth of the live weights"
     moved = sum([max(n-n_alone, 0) for n,n_alone in zip(counts, alone)])
     if moved<=.01*budget: return
-    warn("scores alone would leave some layers almost no live weights: "
-        "min_live, live weights for each output, decides about more than a hundredth of them; "
-        "take a distribution such as erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
+    warn("scores alone would leave some layers almost no live weights: min_live, live weights for each "
+        "output, decides about more than a hundredth of them; take a distribution such as "
+        "erdos_renyi_sparsity, or partial(global_sparsity, min_live=0) for the scores alone")
 
 # %% ../../nbs/105_masks.distributions.ipynb #3a6000ab
 @renamed(model_sparsity='sparsity')
@@ -262,8 +266,8 @@ def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
     if rest is not None: return _with_rest(params, sparsity, given, rest, names, **kwargs)
     missing = [i for i in range_of(params) if i not in given]
     if not missing: return found
-    raise ValueError(f"no sparsity is given for {names[missing[0]]}: add it, 0 for dense, '*' for all others, "
-        "or rest= for a distribution that shares what is left")
+    raise ValueError(f"no sparsity is given for {names[missing[0]]}: add it, 0 for dense, "
+        "'*' for all others, or rest= for a distribution that shares what is left")
 
 
 
@@ -271,13 +275,16 @@ def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
 def _spec_of(spec):
     "Checked sparsities, read from a file if `spec` is a path"
     if not isinstance(spec, (str,Path)): return _checked(spec)
-    if Path(spec).suffix.lower()=='.csv':
-        raise ValueError(f"{spec} is a table: give a JSON or YAML file, or a dict such as {{'0.weight': .9}}")
+    if Path(spec).suffix.lower()=='.csv': raise ValueError(f"{spec} is a table: give a JSON or YAML file, "
+        "or a dict such as {'0.weight': .9}")
     with reading(spec, 'file of sparsities'): return _checked(read_data(spec, 'file of sparsities'))
 
 def given_sparsity(
-    spec, # Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a JSON or YAML file of these
-    rest=None, # A distribution, or its name, for parameters that `spec` doesn't name; None if it must name all
+    # Sparsities in [0,1]: a list, rules (a dict or pairs of pattern and sparsity), or the path of a JSON or
+    # YAML file of these
+    spec,
+    # A distribution, or its name, for parameters that `spec` doesn't name; None if it must name all
+    rest=None,
 ): # A distribution
     "Exactly these sparsities; with `rest`, the other parameters bring the model to its sparsity"
     spec = _spec_of(spec)

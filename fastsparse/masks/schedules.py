@@ -87,8 +87,8 @@ def as_time(x, name='time'):
     if isinstance(x, dict) and len(x)==1 and first(x) in _units: return _units[first(x)](x[first(x)])
     if isinstance(x, Integral) and not isinstance(x, bool) and x>=0: return int(x)
     if isinstance(x, Real) and not isinstance(x, Integral) and 0<=x<=1: return float(x)
-    raise ValueError(f"{name} is {x!r:.80}, and must be a time: an int of steps, a float in [0,1] of the run, "
-        "samples(n) or epochs(n) of fastsparse.masks.schedules")
+    raise ValueError(f"{name} is {x!r:.80}, and must be a time: an int of steps, "
+        "a float in [0,1] of the run, samples(n) or epochs(n) of fastsparse.masks.schedules")
 
 # %% ../../nbs/102_masks.schedules.ipynb #da89d45a
 _needs = {float:'n_steps', samples:'batch_size', epochs:'steps_per_epoch'}
@@ -96,7 +96,8 @@ _needs = {float:'n_steps', samples:'batch_size', epochs:'steps_per_epoch'}
 def in_steps(t, name='time', **run):
     "The time `t` as an int, or as `steps` if it is not whole; `run` has `n_steps`, `batch_size` and `steps_per_epoch`, as far as known"
     t = as_time(t, name)
-    if (need := _needs.get(type(t))) is None: return t
+    need = _needs.get(type(t))
+    if need is None: return t
     n = run.get(need)
     if n is None: raise ValueError(f"{name} is {t!r}, which is not in steps yet: pass {need}, "
         f"or call bind({need}=...) first")
@@ -110,8 +111,8 @@ def first_step(t): return math.ceil(t-1e-6)
 def check_order(ts, name):
     "Raise a `ValueError` if one of `ts` is later than the next, where their units show it"
     for a,b in zip(ts, ts[1:]):
-        if _needs.get(type(a))==_needs.get(type(b)) and a>b: raise ValueError(f"{name} are {a!r} and "
-            f"{b!r}, and must be in order")
+        if _needs.get(type(a))==_needs.get(type(b)) and a>b: raise ValueError(f"{name} are {a!r} and {b!r}, "
+            "and must be in order")
 
 # %% ../../nbs/102_masks.schedules.ipynb #5da96a1f
 _times,_lengths = tuple[Time,...],('freq','period','half_period','phase')  # lengths must be above 0
@@ -134,7 +135,8 @@ class Schedule:
             if f.name in _lengths: need_number(self._name(f.name), x, 0, above=True)
             object.__setattr__(self, f.name, x)
         times = self.time_fields()
-        if self.returns is float and {'start','stop'}<=set(times): check_order((times['start'],times['stop']), self._name('start and stop'))
+        if self.returns is bool or not {'start','stop'}<=set(times): return
+        check_order((times['start'],times['stop']), self._name('start and stop'))
 
     def _name(self, k): return f"{type(self).__name__}'s {k}"
 
@@ -146,7 +148,8 @@ class Schedule:
     @cached_property
     def unbound(self):
         "The first time that is not in steps and its name, or None"
-        return first([(t, self._name(k)) for k,ts in self.time_fields().items() for t in tuplify(ts) if type(t) in _needs])
+        times = self.time_fields().items()
+        return first((t, self._name(k)) for k,ts in times for t in tuplify(ts) if type(t) in _needs)
 
 # %% ../../nbs/102_masks.schedules.ipynb #dc0603ab
 @patch
@@ -157,8 +160,8 @@ def bind(self:Schedule,
 ): # The same schedule with all times in steps, not rounded
     "Convert all times to steps"
     run = dict(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
-    def _steps(t, name): return tuple(_steps(o, name) for o in t) if isinstance(t, tuple) else in_steps(t, name, **run)
-    return replace(self, **{k: _steps(t, self._name(k)) for k,t in self.time_fields().items()})
+    def in_run(t, name): return tuple(in_run(o, name) for o in t) if isinstance(t, tuple) else in_steps(t, name, **run)
+    return replace(self, **{k:in_run(t, self._name(k)) for k,t in self.time_fields().items()})
 
 # %% ../../nbs/102_masks.schedules.ipynb #d16fa32a
 @patch
@@ -170,7 +173,8 @@ def __call__(self:Schedule,
     if self.unbound: in_steps(*self.unbound)  # an error that says what to bind
     try: res = self.returns(self.at(step, n_updates))
     except OverflowError: res = math.inf
-    if not math.isfinite(res): raise ValueError(f"{self} gives {res} at step {step}, and must give a finite number")
+    if not math.isfinite(res): raise ValueError(f"{self} gives {res} at step {step}, "
+        "and must give a finite number")
     return res
 
 # %% ../../nbs/102_masks.schedules.ipynb #0928e7a9
@@ -267,8 +271,9 @@ def make_schedule(
 # %% ../../nbs/102_masks.schedules.ipynb #dcb8ebe0
 def min_max_end(schedule, begin, end) -> tuple:
     "Smallest, largest and last value of `schedule` from step `begin` to `end`"
-    vs = schedule.values if isinstance(schedule, CyclingSchedule) else [schedule(t) for t in range(begin, end+1)]
-    return min(vs),max(vs),vs[-1]
+    if isinstance(schedule, CyclingSchedule): values = schedule.values
+    else: values = [schedule(t) for t in range(begin, end+1)]
+    return min(values),max(values),values[-1]
 
 def fraction_at(schedule, step, n_updates=0) -> float:
     "The value of `schedule`, clamped to [0,1]"

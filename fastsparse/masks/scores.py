@@ -55,8 +55,9 @@ def need_momentum(name, opt=None):
     found = [group[k] for group in getattr(base, 'param_groups', ()) for k in names if k in group]
     is_known = opt is None or type(base).__module__.startswith('torch.')
     if any(found) or not (found or is_known): return
-    raise ValueError(f"the optimizer keeps no average of `{name}`'s gradients, which `gradient_momentum` reads: "
-        "set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), or take an optimizer that has it, such as Adam")
+    raise ValueError(f"the optimizer keeps no average of `{name}`'s gradients, which `gradient_momentum` "
+        "reads: set momentum (fastai: `mom=0.9`, torch: `momentum=0.9`), "
+        "or take an optimizer that has it, such as Adam")
 
 @declares(dense_history=True)
 def gradient_momentum(
@@ -223,7 +224,8 @@ class SampledGradient(BasicRepr):
     "The gradient's magnitude at a random sample of the dead weights (arXiv:2401.06898); other weights come last, in random order"
     def __init__(self,
         candidates:float=1., # Size of the sample as a multiple of `of`, above 0
-        of:str='live', # A multiple of the 'live' weights, as in the paper, the 'dead' ones, or those 'grown' in an update
+        # A multiple of the 'live' weights, as in the paper, the 'dead' ones, or those 'grown' in an update
+        of:str='live',
     ):
         need_number('candidates', candidates, 0, above=True)
         need_choice('of', of, ['live','dead','grown'])

@@ -64,8 +64,9 @@ def sparsity_from_tensor(
     t:torch.Tensor, # Tensor of any shape; a mask will do
 ) -> float: # Fraction of `t` that is zero; 0 if `t` is empty
     "The fraction of zeros in `t`"
+    if not t.numel(): return 0.
     n = count_live(t) if t.dtype==torch.bool else t.count_nonzero().item()
-    return 1-n/t.numel() if t.numel() else 0.
+    return 1-n/t.numel()
 
 # %% ../../nbs/100_masks.selection.ipynb #f065c59d
 def maybe_float(
@@ -139,7 +140,9 @@ def cut_above(
     v = s[::step]*sign
     v = _pick(v if v.dtype==torch.double else v.float(), among[::step])
     j = math.ceil(len(v)*k/n+4*math.sqrt(len(v)*k/n)+4)
-    return _kth_smallest(v.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf), len(v)-j+1) if j<len(v) else None
+    if j>=len(v): return
+    v = v.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    return _kth_smallest(v, len(v)-j+1)
 
 # %% ../../nbs/100_masks.selection.ipynb #cfe745f8
 def highest(
@@ -190,7 +193,8 @@ def put_(
 ) -> torch.Tensor: # `t`
     "Write `value` at the places `idx` of `t`, or of its local part; all places differ"
     own = t if type(t) in _plain else local_part(t)
-    values = value.to(own) if isinstance(value, torch.Tensor) else torch.full(idx.shape, value, dtype=own.dtype, device=own.device)
+    if isinstance(value, torch.Tensor): values = value.to(own)
+    else: values = torch.full(idx.shape, value, dtype=own.dtype, device=own.device)
     if own.is_contiguous(): own.view(-1).scatter_(0, idx, values)
     else: own.index_put_(torch.unravel_index(idx, own.shape), values)  # `Tensor.put_` isn't deterministic
     return t
@@ -238,8 +242,8 @@ def zero_dead_(
 def _pieces(*ts, size=2**18):
     "Split tensors into pieces in memory order; on other devices, or if their layouts differ, the only piece is the whole"
     t = ts[0]
-    dense = t.is_contiguous() or any(t.is_contiguous(memory_format=o) for n,o in {4:torch.channels_last, 5:torch.channels_last_3d}.items()
-        if n==t.ndim)
+    format = {4:torch.channels_last, 5:torch.channels_last_3d}.get(t.ndim, torch.contiguous_format)
+    dense = t.is_contiguous() or t.is_contiguous(memory_format=format)
     if t.device.type!='cpu' or not dense or any(o.stride()!=t.stride() for o in ts): return [ts]
     return zip(*[o.as_strided((o.numel(),), (1,)).split(size) for o in ts])
 
@@ -266,6 +270,6 @@ def bits_to_mask(
     n = math.prod(shape)
     if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),):
         raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(bits.shape)}, "
-            f"and those of a mask of shape {tuple(shape)} must be one of uint8 of shape ({-(-n//8)},)")
+            f"{tuple(bits.shape)}, and those of a mask of shape {tuple(shape)} must be one of "
+            f"uint8 of shape ({-(-n//8)},)")
     return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=n)).bool().view(shape).to(bits.device)

@@ -37,8 +37,8 @@ class Structure:
 
     def need(self, shape, fits, what):
         "Raise a `ValueError` that says what a parameter of `shape` needs, unless it `fits`"
-        if not fits: raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: "
-            "take another structure")
+        if fits: return
+        raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: take another structure")
 
 # %% ../../nbs/103_masks.structures.ipynb #f4ca5b20
 @patch
@@ -428,8 +428,8 @@ class Block(WholeUnits):
 def axes(self:Block, shape):
     sides = self.sides(shape)
     fits = not any([n%side for n,side in zip(shape, sides)])
-    self.need(shape, fits, f"a number of outputs that {self.rows} divides, and of inputs that {self.cols} divides "
-        f"(or 'block {self.rows}x{self.cols} pad')")
+    self.need(shape, fits, f"a number of outputs that {self.rows} divides, "
+        f"and of inputs that {self.cols} divides (or 'block {self.rows}x{self.cols} pad')")
     sizes = []
     for n,side in zip(shape, sides): sizes += [n//side, side]
     n_counted = len(shape) if self.experts else len(sides)
@@ -479,8 +479,14 @@ class Permuted(Structure):
     outputs:int # The axis that counts outputs
     inputs:int # The axis that counts inputs
     experts:int=None # The axis that counts experts, if there are any
-    sparsity,least,across = [property(lambda self, k=k: getattr(self.inner, k)) for k in ('sparsity','least','across')]
-    joined = property(lambda self: dict(outputs=0, inputs=1, kernel=2)[self.inner.experts_join])
+    @property
+    def sparsity(self): return self.inner.sparsity
+    @property
+    def least(self): return self.inner.least
+    @property
+    def across(self): return self.inner.across
+    @property
+    def joined(self): return dict(outputs=0, inputs=1, kernel=2)[self.inner.experts_join]
     def __str__(self): return str(self.inner)
 
     def order(self, ndim):
@@ -562,7 +568,9 @@ def move(self:Permuted, mask, keep_f, grow_f, n_drop, n):
     permuted = self.permute(mask).contiguous()
     def keep(): return self.permute(keep_f())
     def grow(stay): return self.permute(grow_f(self.unpermute(stay, mask.shape)))
-    def unpermuted(places): return places_of(self.unpermute(put_(torch.zeros_like(permuted), places, True), mask.shape))
+    def unpermuted(places):
+        moved = put_(torch.zeros_like(permuted), places, True)
+        return places_of(self.unpermute(moved, mask.shape))
     dropped,grown = inner.move(permuted, keep, None if grow_f is None else grow, n_drop, n)
     return unpermuted(dropped),unpermuted(grown)
 

@@ -59,26 +59,31 @@ class DynamicSparseTrainingCallback(Callback):
     @delegates(SparseEngine.__init__, but=['n_steps'])
     def __init__(self,
         sparse_modules=None, # Modules whose masks may change; all by default
-        batches_per_update:int=None, # Batches from one update to the next; None is the method's, or once an epoch, more often in a short fit
-        initial_drop_grow_pct:float=..., # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
+        # Batches between updates; None is the method's, or once an epoch, more often in a short fit
+        batches_per_update:int=None,
+        # Fraction of live weights dropped and grown at first, in [0,1]; it falls along a cosine
+        initial_drop_grow_pct:float=...,
         stop_pct:float=..., # Fraction of the fit after which there are no updates, in (0,1]
         keep_score_f=..., # Score of live weights, or its name: the lowest are dropped
         grow_score_f=..., # Score of dead weights, or its name: the highest grow; None only drops
-        redistribute_f=..., # A parameter's share of what grows in the model; None regrows what each has dropped
+        # A parameter's share of what grows in the model; None regrows what each has dropped
+        redistribute_f=...,
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
         # Compute with live weights only? None: in layers that a fixed rule chooses, True: in layers that are faster in a measurement,
         # a dict: by a plan, False: never
         sparse_compute=None,
         method=None, # A preset, or the name of one such as 'rigl'; settings that are given override its own
         repair:bool=True, # Rescale initial live weights if random masks have killed their signal?
-        scale_rates:bool=None, # Raise learning rates of Adam in sparser layers? None: by as much as a repair rescaled weights
+        # Raise learning rates of Adam in sparser layers? None: by as much as a repair rescaled weights
+        scale_rates:bool=None,
         **kwargs
     ):
         need_bools(repair=repair)
         need_choice('scale_rates', scale_rates, (None,True,False))
         storage_of_runs().check_way(sparse_compute)
+        every = ifnone(batches_per_update, ...)
         kwargs |= dict(initial_drop_grow_pct=initial_drop_grow_pct, stop_pct=stop_pct, keep_score_f=keep_score_f,
-            grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=ifnone(batches_per_update, ...))
+            grow_score_f=grow_score_f, redistribute_f=redistribute_f, batches_per_update=every)
         given = {k:v for k,v in kwargs.items() if v is not ...}
         check_names(given)
         of_run = {k:given.pop(k) for k in run_settings if k in given}
@@ -113,14 +118,15 @@ def before_fit(self:DynamicSparseTrainingCallback):
     "Make an engine for this fit"
     if self.learn.lock.locked(): return
     self._let_go()
-    if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None: return  # `learn.summary` has no optimizer
+    if hasattr(self.learn, 'lr_finder') or not self.n_epoch or self.learn.opt is None:
+        return  # `learn.summary` has no optimizer
     settings = dict(self.method, rules=self.of_run.get('rules'))
     if self.sparse_compute: storage_of_runs().check_settings(settings, self.learn.model, self.sparse_compute)
     self.engine = self._new_engine(len(self.dls.train))
-    self._follow_rates() if self.resumes else self._start_training()
+    if self.resumes: self._follow_rates()
+    else: self._start_training()
     self.engine.store_live(self.sparse_compute, self.state['seen'] if self.resumes else None)
     self.t0,self.report,self.why_masked = None,None,''
-    self.accumulates = any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs)
 
 # %% ../../nbs/408_train.callback.ipynb #4cdbb0bb
 @patch
@@ -131,16 +137,18 @@ def before_train(self:DynamicSparseTrainingCallback):
     if self.resumes:
         epoch,batches = divmod(self.engine.last_t+1, len(self.dls.train))
         if epoch!=self.epoch:
-            raise ValueError(f"the state continues in epoch {epoch}, and this fit starts in epoch {self.epoch}: pass start_epoch={epoch}")
-        if batches: warn(f"the state is from the middle of epoch {epoch}, and its first {batches} batches are trained on again: "
-            "save at the end of an epoch")
+            raise ValueError(f"the state continues in epoch {epoch}, and this fit starts in epoch "
+                f"{self.epoch}: pass start_epoch={epoch}")
+        if batches: warn(f"the state is from the middle of epoch {epoch}, "
+            f"and its first {batches} batches are trained on again: save at the end of an epoch")
     self.engine.last_t,self.resumes = self.t0-1,False
 
 @patch
 def before_batch(self:DynamicSparseTrainingCallback):
     learn = self.learn
     self.engine.opt = learn.opt  # `learn.export` makes a new one
-    self.engine.prepare(self.t0+learn.iter, self.accumulates)
+    accumulates = any([isinstance(cb, GradientAccumulation) for cb in learn.cbs])
+    self.engine.prepare(self.t0+learn.iter, accumulates)
 
 @patch
 def before_step(self:DynamicSparseTrainingCallback):
@@ -166,18 +174,22 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
         share_masks(self.learn.model)
         self.seed = of_first_rank(self.seed)
     dl,n_steps = self.dls.train,self.n_epoch*n_iter
-    run = dict(batch_size=getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None), steps_per_epoch=n_iter)|self.of_run  # fastai's, torch's
+    batch_size = getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)  # fastai's, torch's
+    run = dict(batch_size=batch_size, steps_per_epoch=n_iter)|self.of_run
     self.method = self.method_of(n_steps)
     with catch_warnings():
-        if is_first_part(self.learn): simplefilter('ignore')  # the second part says the same of what still rests
+        if is_first_part(self.learn): simplefilter('ignore')  # the second part warns of what is still fixed
         engine = SparseEngine(self.learn.model, self.learn.opt, n_steps, seed=self.seed, method=self.method, **run)
-    earlier = [cb for cb in takewhile(lambda cb: cb is not self, self.learn.cbs) if isinstance(cb, DynamicSparseTrainingCallback)]
-    taken = {id(tally.p) for cb in earlier if cb.engine for tally in cb.engine.moving}
+    taken = set()  # by earlier callbacks
+    for cb in takewhile(lambda cb: cb is not self, self.learn.cbs):
+        if not isinstance(cb, DynamicSparseTrainingCallback) or cb.engine is None: continue
+        taken |= {id(tally.p) for tally in cb.engine.moving}
+    shared = first(tally.name for tally in engine.moving if id(tally.p) in taken)
     try:
         if self.resumes: engine.load_state_dict(self.state)
         elif self.state: engine.n_updates = self.state['n_updates']
-        if shared := first(tally.name for tally in engine.moving if id(tally.p) in taken):
-            raise ValueError(f"two callbacks would move the connections of {shared}: remove one with remove_cb, or give each its sparse_modules")
+        if shared: raise ValueError(f"two callbacks would move the connections of {shared}: "
+            "remove one with remove_cb, or give each its sparse_modules")
     except ValueError:
         engine.remove()
         raise
@@ -185,9 +197,11 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
 
 # %% ../../nbs/408_train.callback.ipynb #0f3365d5
 def _schedule(learn): return first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
+
 def is_first_part(learn):
     "Is the body frozen while the learning rate rises to the end of the fit, as in the first part of `fine_tune`?"
-    return getattr(learn.opt, 'frozen_idx', 0)>0 and (sched := _schedule(learn)) is not None and np.mean(sched(.9))>np.mean(sched(.5))
+    is_frozen,sched = getattr(learn.opt, 'frozen_idx', 0)>0,_schedule(learn)
+    return is_frozen and sched is not None and np.mean(sched(.9))>np.mean(sched(.5))
 
 def _highest_rates(learn):
     "The highest learning rate of each parameter in this fit, by its id"
@@ -199,8 +213,8 @@ def _highest_rates(learn):
 @patch
 def _start_training(self:DynamicSparseTrainingCallback):
     "Rescale initial live weights if their signal has died, and scale rates"
-    model = get_model(self.learn.model)
-    self.signal = repair_on_ranks(model, batch_of(self.learn)) if self.repair and (in_many() or is_fresh(model)) else None
+    model,self.signal = get_model(self.learn.model),None
+    if self.repair and (in_many() or is_fresh(model)): self.signal = repair_on_ranks(model, batch_of(self.learn))
     self._take_rates()
 
 @patch
@@ -234,7 +248,7 @@ def _let_go(self:DynamicSparseTrainingCallback):
 # %% ../../nbs/408_train.callback.ipynb #1ed50014
 @patch
 def state_dict(self:DynamicSparseTrainingCallback) -> dict:
-    "The state to resume a fit with, besides `learn.save`"
+    "The state to resume a fit with, in addition to `learn.save`"
     return self.engine.state_dict() if self.engine is not None else self.state
 
 @patch

@@ -43,22 +43,24 @@ class SparseEngine:
         rules=None, # Pairs of a pattern and settings for these parameters; the first that matches decides
         batch_size:int=None, # Samples of a batch; needed for times in samples
         steps_per_epoch:int=None, # Needed for times in epochs
-        on_update=(), # Functions of engine and step, called after each update; a method `begin` gets the new engine
+        # Functions of engine and step, called after each update; a method `begin` gets the new engine
+        on_update=(),
         # A preset, or the name of one such as 'rigl'; other settings override its own. Without a time for updates, there is one
         # each epoch, or every 100 steps if `steps_per_epoch` isn't given
         method=None,
         **kwargs
     ):
         check_names(kwargs)
-        is_timed = any(value is not None for value in (method, rules, kwargs.get('batches_per_update'), kwargs.get('updates')))
-        if kwargs or not isinstance(method, Method): method = Method.named(method if is_timed else 'auto', n_steps, **kwargs)
+        times = method,rules,kwargs.get('batches_per_update'),kwargs.get('updates')
+        if times==(None,)*4: method = 'auto'
+        if kwargs or not isinstance(method, Method): method = Method.named(method, n_steps, **kwargs)
         begin.check_run(method, sparse_modules, on_update, rules)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
         self.seed,self.on_update = draw_seed(seed),listify(on_update)
         self.n_updates,self.last_t,self.later = 0,-1,{}
         self.attached,self.lost = True,False
-        moves = method.sparsity_path is not None or not isinstance(method.sparsity, Real)
-        keeps_shares = rules is None and not moves and 'sparse_f' not in method
+        is_steady = method.sparsity_path is None and isinstance(method.sparsity, Real)
+        keeps_shares = rules is None and is_steady and 'sparse_f' not in method
         self.method = method(sparse_f=usual_sparsity) if keeps_shares else method
         if isinstance(model, DistributedDataParallel): share_masks(model, model.process_group)
         self._begin(sparse_modules, rules, keeps_shares)
@@ -66,8 +68,9 @@ class SparseEngine:
             if hasattr(f, 'begin'): f.begin(self)
 
     def __repr__(self):
-        n,live = sum(tally.n for tally in self.moving),sum(tally.live for tally in self.moving)
-        return f"{type(self).__name__}({self.method!r}, sparsity={1-live/max(n, 1):.4g}, updates so far={self.n_updates})"
+        n,live = map(sum, zip(*[(tally.n, tally.live) for tally in self.moving]))
+        kind,sparsity = type(self).__name__,1-live/max(n, 1)
+        return f"{kind}({self.method!r}, sparsity={sparsity:.4g}, updates so far={self.n_updates})"
 
     @property
     def methods(self): return [group.method for group in self.groups]
@@ -77,34 +80,26 @@ class SparseEngine:
 # %% ../../nbs/404_train.engine.ipynb #8a632cca
 @patch
 def _begin(self:SparseEngine, modules, rules, keeps_shares):
-    "Check everything, give a dense model masks, and make tallies and groups"
-    model,was_sparse = self.model,bool(masked_params(self.model))
+    "Check everything, give a dense model masks, and make groups and tallies"
+    model,weights,targets = self.model,masked_params(self.model),{}
     params = plan.movable_params(model, None if rules else self.method.structure)
-    pairs = plan.assign_methods(plan.params_inside(params, modules), rules, self.method, model)
-    if was_sparse: pairs = [(begin.with_structure(method, own), own) for method,own in pairs]
-    pairs = [(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), own) for method,own in pairs]
-    moved,beside,targets = {id(param.p) for _,own in pairs for param in own},[],{}
-    if rules is None: beside = [weight for weight in masked_params(model) if id(weight.p) not in moved]
-    for method,own in pairs: plan.check_plan(method, own, beside, self.opt, not was_sparse)
-    initial = begin.initial_values(pairs)
-    if was_sparse:
-        for method,own in pairs: targets |= begin.requested_counts(method, own, beside, keeps_shares)
-    else: begin.make_sparse(model, [(method, params if rules is None else own) for method,own in pairs], self.seed)
-    self._attach(pairs, beside, initial, targets)
-    self.store_live()
+    self.groups = []
+    for method,own in plan.assign_methods(plan.params_inside(params, modules), rules, self.method, model):
+        if weights: method = begin.with_structure(method, own)
+        fixed = [weight for weight in weights if rules is None and weight not in own]
+        self.groups.append(Group(method.bind(self.n_steps, self.batch_size, self.steps_per_epoch), own, fixed))
+    movers = {id(param.p):group for group in self.groups for param in group.params}
+    for group in self.groups: plan.check_plan(group, self.opt, not weights)
+    initial = begin.initial_values(self.groups)
+    if not weights: begin.make_sparse(model, self.groups, self.seed, None if rules else params)
     for group in self.groups:
-        for text in plan.advice(group, was_sparse): warn(text)
-
-@patch
-def _attach(self:SparseEngine, pairs, beside, initial, targets):
-    "Make the tallies and groups"
-    weights = masked_params(self.model)
-    enforced = {id(weight) for hook in mask_hooks(self.model) for weight in hook.weights}
-    self.own = None if all(id(weight) in enforced for weight in weights) else enforce_masks(self.model)
-    wake(weights)
-    self.groups,self.tallies,movers = [Group(method, beside) for method,_ in pairs],[],{}
-    for group,(_,own) in zip(self.groups, pairs): movers |= {id(param.p):group for param in own}
-    for i,weight in enumerate(weights):
+        if weights: targets |= begin.requested_counts(group, keeps_shares)
+    masked = masked_params(model)
+    enforced = {id(weight) for hook in mask_hooks(model) for weight in hook.weights}
+    self.own = None if all(id(weight) in enforced for weight in masked) else enforce_masks(model)
+    wake(masked)
+    self.tallies = []
+    for i,weight in enumerate(masked):
         k = id(weight.p)
         self.tallies.append(plan.Tally(weight, i, movers.get(k), initial=initial.get(k)))
     self.moving = [tally for tally in self.tallies if tally.group]
@@ -112,20 +107,26 @@ def _attach(self:SparseEngine, pairs, beside, initial, targets):
         is_steady = tally.method.sparsity is not None and tally.method.path is None
         if is_steady: tally.request(targets.get(id(tally.p), tally.live))
     self._serve()
+    self.store_live()
+    for group in self.groups:
+        for text in plan.advice(group, weights): warn(text)
 
 # %% ../../nbs/404_train.engine.ipynb #785fc709
 @patch
 def _serve(self:SparseEngine):
-    "Let the weights serve this engine, until it is garbage collected or the process ends"
+    "Attach the weights to this engine, until it is garbage collected or the process ends"
     for tally in self.moving:
         tally.weight.serve(tally)
         if not tally.weight.store.plain: tally.weight.store.checksum()  # all ranks gather it now
     weakref.finalize(self, _let_go, [weakref.ref(tally) for tally in self.moving])
 
 def _let_go(refs):
-    tallies = [tally for tally in [ref() for ref in refs] if tally and tally.weight.guard and tally.weight.tally is tally]  # not another engine's
-    for tally in tallies: tally.weight.serve()
-    groups = {tally.group:None for tally in tallies if any(tally.last_update)}
+    groups = {}
+    for ref in refs:
+        tally = ref()
+        if not (tally and tally.weight.guard and tally.weight.tally is tally): continue  # another engine has it
+        tally.weight.serve()
+        if any(tally.last_update): groups[tally.group] = None
     for group in groups: group.warn_if_short('the engine was left before its end')
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
@@ -180,7 +181,8 @@ def moves(self:SparseEngine, group, t):
     jobs,f = self.jobs(group, t),group.method.redistribute_f
     if jobs and f is not None and group.method.grow_score_f is not None:
         jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, group, t, n))
-    moves = choose_all([(tally, *self.scores(tally, group, t, kept, target), kept, target, budget) for tally,kept,target,budget in jobs])
+    moves = choose_all([(tally, *self.scores(tally, group, t, kept, target), kept, target, budget)
+        for tally,kept,target,budget in jobs])
     for move in moves: plan.refuse_stored(group.method, move.tally.weight)
     return [move.started(self.seed, self.n_updates) for move in moves]
 
@@ -232,11 +234,11 @@ def update_groups(self:SparseEngine,
     return moved
 
 def refuse_masked(group):
-    "Raise a `ValueError` if an update would read gradients of dead weights that nobody asked for before the backward"
+    "Raise a `ValueError` if an update would read gradients of dead weights that were not requested before the backward"
     if group.method.dense_history or not group.method.n_dense or group.wants_dense: return
     if bad := first(tally for tally in group.tallies if tally.p.grad is not None):
-        raise ValueError(f"the gradient of {bad.name} is masked, and this method grows by the gradients of dead weights: "
-            "call prepare(t, update=True) of the engine before the backward")
+        raise ValueError(f"the gradient of {bad.name} is masked, and this method grows by the gradients of "
+            "dead weights: call prepare(t, update=True) of the engine before the backward")
 
 @patch
 def close(self:Group, t, moved):
@@ -317,9 +319,11 @@ def warn_if_lost(engine):
     weights,now = [tally.weight for tally in engine.moving],{weight.name:weight for weight in weights_in(engine.model)}
     gone = [weight.name for weight in weights if now.get(weight.name, weight) is not weight]
     lost = first(gone+plan.not_held(engine.opt, weights))
-    if lost: warn(f"{lost} is no longer part of the model and its {type(base_opt(engine.opt)).__name__}, so updates don't reach it: "
-        f"call remove() of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
-    return lost is not None
+    if lost is None: return False
+    opt = type(base_opt(engine.opt)).__name__
+    warn(f"{lost} is no longer part of the model and its {opt}, so updates don't reach it: call remove() "
+        f"of this {type(engine).__name__} and make a new one for the model and optimizer as they are now")
+    return True
 
 # %% ../../nbs/404_train.engine.ipynb #a5193de2
 @patch
@@ -369,9 +373,10 @@ _in_checksum = 'schema',*_of_engine,'methods','plan','seen','others'
 @patch
 def state_dict(self:SparseEngine) -> dict: # Numbers, lists and texts; tensors only if a method needs them
     "The engine's own state, without the model's and the optimizer's"
+    kinds = {weight.name:weight.store.kind for weight in self.weights if weight.store.kind}
     state = dict(schema=_schema, **{k:getattr(self, k) for k in _of_engine}, slots=[tally.state for tally in self.moving],
-        methods=[group.state for group in self.groups], plan={weight.name:weight.store.kind for weight in self.weights if weight.store.kind},
-        seen=self.live.seen, others=[dict(tally.growth_state) for tally in self.tallies if tally.method is None])
+        methods=[group.state for group in self.groups], plan=kinds, seen=self.live.seen,
+        others=[dict(tally.growth_state) for tally in self.tallies if tally.method is None])
     return dict(state, checksum=state_checksum(state))
 
 def state_checksum(state, keys=_in_checksum):
@@ -385,26 +390,30 @@ def state_checksum(state, keys=_in_checksum):
 def facts(state):
     "What a run must have in common with one that continues it"
     settings = [method['settings'] for method in state['methods']]
-    each = {k:', '.join([str(own.get(k)) for own in settings]) for own in settings for k in own if k!='mask_init'}
-    return dict(each, n_steps=state['n_steps'], parameters=[(slot['name'], slot['size']) for slot in state['slots']], methods=len(settings))
+    each = {k:', '.join([str(own.get(k)) for own in settings]) for k in merge(*settings) if k!='mask_init'}
+    parameters = [(slot['name'], slot['size']) for slot in state['slots']]
+    return dict(each, n_steps=state['n_steps'], parameters=parameters, methods=len(settings))
 
 
 def check_state(state):
     "Raise a `ValueError` unless `state` is of an engine of this version"
-    if isinstance(state, dict) and {'schema','checksum','methods','slots',*_of_engine}<=set(state) and state['schema']==_schema: return
-    raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback of this version: "
-        "save the run again, or begin a new one")
+    needed = {'schema','checksum','methods','slots',*_of_engine}
+    if isinstance(state, dict) and needed<=set(state) and state['schema']==_schema: return
+    raise ValueError(f"the state is {state!r:.80}, and must come from state_dict() of an engine or callback "
+        "of this version: save the run again, or begin a new one")
 
 def check_same_run(engine, state):
     "Raise a `ValueError` unless `state` is of a run with the same parameters, methods and settings"
     check_state(state)
     theirs,mine = facts(state),facts(engine.state_dict())
     bad = first(k for k in {**mine, **theirs} if mine.get(k)!=theirs.get(k))
-    if bad: raise ValueError(f"the state is of a run with {bad}={theirs.get(bad)}, and this one has {bad}={mine.get(bad)}: "
+    if bad: raise ValueError(f"the state is of a run with {bad}={theirs.get(bad)}, and this one has "
+        f"{bad}={mine.get(bad)}: "
         "build and sparsify the model, and make the engine, as in the run that was saved, or begin a new run")
-    sums,last = [state_checksum(state), state_checksum(state, _in_checksum[:-3])],state['last_t']  # now, and of earlier versions
-    if state['checksum'] not in sums or state.get('t', last+1) not in (max(last, 0), last+1):
-        raise ValueError("the state was changed after it was saved: its checksum or its numbers don't fit")
+    last = state['last_t']
+    sums = [state_checksum(state), state_checksum(state, _in_checksum[:-3])]  # the second was that of earlier versions
+    if state['checksum'] not in sums or state.get('t', last+1) not in (max(last, 0), last+1): raise ValueError("the "
+        "state was changed after it was saved: its checksum or its numbers don't fit")
 
 # %% ../../nbs/404_train.engine.ipynb #14108ba8
 @patch
@@ -416,11 +425,13 @@ def load_state_dict(self:SparseEngine,
     saved = [*zip(self.moving, state['slots'])]
     for tally,slot in saved:
         if slot['masked']!=tally.weight.store.checksum():
-            raise ValueError(f"the saved masks don't match the model's (first: {tally.name}): load the checkpoint's weights before the engine's state")
+            raise ValueError(f"the saved masks don't match the model's (first: {tally.name}): load the "
+                "checkpoint's weights before the engine's state")
     vars(self).update({k:state[k] for k in _of_engine})
     for group,own in zip(self.groups, state['methods']):
         group.load(own)
         group.ask_dense(group.wants_dense)
+    for tally,slot in saved: tally.load(slot)
     others = [tally for tally in self.tallies if tally.method is None]
-    for tally,slot in saved+[(tally, dict(growth_state=own)) for tally,own in zip(others, state.get('others', ()))]: tally.load(slot)
+    for tally,own in zip(others, state.get('others', ())): tally.load(dict(growth_state=own))
     self.live.restart(state.get('seen'))

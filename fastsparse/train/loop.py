@@ -46,7 +46,8 @@ class DynamicSparseTraining(SparseEngine):
     def __init__(self,
         model, # A module with masks, or a dense one with `sparsity`
         opt, # The torch optimizer that trains it
-        n_steps:int=None, # Steps of the whole run; needed for settings that are fractions of it, and for live weights
+        # Steps of the whole run; needed for settings that are fractions of it, and for live weights
+        n_steps:int=None,
         # Compute with live weights only, up to step `n_steps`? None: in layers that a fixed rule chooses, True: in layers that are
         # faster in a measurement, a dict: by a plan, False: never
         sparse_compute=None,
@@ -55,7 +56,8 @@ class DynamicSparseTraining(SparseEngine):
         storage_of_runs().check_way(sparse_compute)
         refuse_opt(base_opt(opt))
         super().__init__(model, opt, n_steps, **kwargs)
-        self.t,self.inside,self.by_engine,self.n_others = 0,False,None,0  # who calls step; steps of other optimizers since its last
+        self.t,self.n_others = 0,0  # steps of its optimizer, and of others since the last one
+        self.inside,self.by_engine = False,None  # who calls step
         try: self._start(sparse_compute)
         except ValueError:
             super().remove()
@@ -66,12 +68,14 @@ def refuse_opt(opt):
     "Raise a `ValueError` unless `opt` is a torch optimizer that takes one gradient a step, and has no engine yet"
     name = type(opt).__name__
     if not isinstance(opt, torch.optim.Optimizer):
-        raise ValueError(f"opt is a {name}, and must be a torch optimizer; with fastai use DynamicSparseTrainingCallback")
+        raise ValueError(f"opt is a {name}, and must be a torch optimizer; with fastai use "
+            "DynamicSparseTrainingCallback")
     closure = inspect.signature(type(opt).step).parameters.get('closure')
     if closure is not None and closure.default is closure.empty and not hasattr(opt, 'base_optimizer'):
         raise ValueError(f"{name} calls a closure many times in a step, which leaves no gradient to grow by: "
             "take SGD, Adam or another optimizer without one")
-    if any(isinstance(getattr(h, '__self__', None), DynamicSparseTraining) for h in opt._optimizer_step_pre_hooks.values()):
+    owners = [getattr(hook, '__self__', None) for hook in opt._optimizer_step_pre_hooks.values()]
+    if any(isinstance(owner, DynamicSparseTraining) for owner in owners):
         raise ValueError("a DynamicSparseTraining is attached to this optimizer already: call its remove() first")
 
 # %% ../../nbs/405_train.loop.ipynb #1780e127
@@ -80,7 +84,8 @@ def _start(self:DynamicSparseTraining, sparse_compute):
     base,endless = base_opt(self.opt),sparse_compute is None and self.n_steps is None
     inner = first(k for k,v in vars(base).items() if getattr(v, 'param_groups', None) is base.param_groups)  # as in SAM
     if inner and any(m.replaces and m.updates not in ([],()) for m in self.methods):
-        raise ValueError(f"an update of this method replaces the step, and a step of {type(base).__name__} is two of its {inner}: "
+        raise ValueError(f"an update of this method replaces the step, and a step of {type(base).__name__} "
+            f"is two of its {inner}: "
             f"make the engine with opt.{inner}, or pass replace_step=False")
     if not base.state and is_fresh(self.model) and not repair_alone(self.model): FirstLook(self.model)
     self.store_live(False if endless else sparse_compute)
@@ -92,7 +97,10 @@ def _start(self:DynamicSparseTraining, sparse_compute):
 def _listen(self:DynamicSparseTraining):
     base,ref = base_opt(self.opt),weakref.ref(self)
     self.watched = first(self.moving, lambda o: o.p.requires_grad) or self.moving[0]
-    self.watched.weight.guard.on_step = lambda opt, weight: (engine := ref()) and engine._warn_of_others(opt, weight)
+    def on_step(opt, weight):
+        engine = ref()
+        if engine is not None: engine._warn_of_others(opt, weight)
+    self.watched.weight.guard.on_step = on_step
     self.handles = [base.register_step_pre_hook(self._before), base.register_step_post_hook(self._after)]
 
 # %% ../../nbs/405_train.loop.ipynb #ed655391
@@ -101,7 +109,8 @@ def _before(self:DynamicSparseTraining, opt, args, kwargs):
     closure = kwargs.get('closure', args[1] if len(args)>1 else None)
     if closure is not None: return args[:1],dict(kwargs, closure=self._wrapped(closure))
     if self.by_engine not in (None, self.inside):
-        raise ValueError("opt.step() and step() of the engine are the same, and both were called: leave one of them out")
+        raise ValueError("opt.step() and step() of the engine are the same, and both were "
+            "called: leave one of them out")
     self.by_engine = self.inside
     if self.before_step(self.t): drop_grads(opt)
 
@@ -124,8 +133,10 @@ def drop_grads(opt): torch.optim.Optimizer.zero_grad(opt, set_to_none=True)  # s
 def _after(self:DynamicSparseTraining, opt, args, kwargs):
     self.after_step()
     self.t += 1
-    self.live.end() if self.t==self.n_steps else self.live.after_step()
-    if self.t==self.n_steps: warn_if_ended(self)
+    if self.t!=self.n_steps: self.live.after_step()
+    else:
+        self.live.end()
+        warn_if_ended(self)
     self.n_others = 0
     self.prepare(self.t)
 
@@ -144,15 +155,17 @@ def _warn_of_others(self:DynamicSparseTraining, opt, weight):
     if opt is base_opt(self.opt): return
     self.n_others += 1
     if self.n_others!=2: return
-    warn(f"the engine has not seen a step of its {type(base_opt(self.opt)).__name__} while {type(opt).__name__} stepped {weight.name}, so "
-        "connections rest: call its remove(), and make a new one with the optimizer whose step() trains the model "
-        "(of a wrapper such as SAM, the one inside)")
+    warn(f"the engine has not seen a step of its {type(base_opt(self.opt)).__name__} while "
+        f"{type(opt).__name__} stepped {weight.name}, so connections rest: call its remove(), and make a new "
+        "one with the optimizer whose step() trains the model (of a wrapper such as SAM, the one inside)")
 
 # %% ../../nbs/405_train.loop.ipynb #dfd90ffb
 def warn_if_ended(engine):
     "Warn if a run is over, and the model is less sparse than its schedule leads to"
-    for tally in [tally for tally in engine.moving if tally.method.path is not None]: tally.recount()  # another mask may have been loaded
-    for group in engine.groups: group.warn_if_short(f"training ended after {engine.last_t+1} of {engine.n_steps} steps")
+    for tally in engine.moving:
+        if tally.method.path is not None: tally.recount()  # another mask may have been loaded
+    ended = f"training ended after {engine.last_t+1} of {engine.n_steps} steps"
+    for group in engine.groups: group.warn_if_short(ended)
 
 @patch
 def remove(self:DynamicSparseTraining):
@@ -164,7 +177,9 @@ def remove(self:DynamicSparseTraining):
 
 # %% ../../nbs/405_train.loop.ipynb #fd9feabd
 @patch
-def __getstate__(self:DynamicSparseTraining): return {k:v for k,v in vars(self).items() if k!='handles'}|dict(by_engine=None)
+def __getstate__(self:DynamicSparseTraining):
+    kept = {k:v for k,v in vars(self).items() if k!='handles'}
+    return dict(kept, by_engine=None)
 
 @patch
 def __setstate__(self:DynamicSparseTraining, state):

@@ -26,13 +26,13 @@ from numbers import Real
 class Score:
     "The score `f` of a weight, as a function of the mask"
     piece = 2**18  # places whose scores are made at a time, if only live ones are stored
-    given = None  # the scores that were asked for last
+    given = None  # the last scores
 
-    def __init__(self, f, tally, generator=None, **asked): # what `f` may ask for
+    def __init__(self, f, tally, generator=None, **asked): # more arguments of `f`
         weight,needs = tally.weight,needs_of(f)
         store_attr('f,tally,generator,weight,needs')
-        self.asked = dict(asked, generator=generator, name=weight.name, module=weight.module, axes=axes_of(weight.module, weight.attr),
-            initial=tally.initial, structure=tally.structure)
+        self.asked = dict(asked, generator=generator, name=weight.name, module=weight.module,
+            axes=axes_of(weight.module, weight.attr), initial=tally.initial, structure=tally.structure)
         # a keep score that says nothing of itself may read the gradient too
         self.reads = needs.reads_grad or needs.dense_history or f is tally.method.keep_score_f and not needs.elementwise
         self.at = self.of_places if needs.elementwise else None
@@ -47,7 +47,9 @@ class Score:
     def is_choice(self): return self.given is not None and self.given.dtype==torch.bool
     def whole(self): return self.weight.read(grad=self.reads)
 
-    def of_places(self, places): return self.checked(self.weight.full_mask(), self.weight.read(places, self.needs.reads_grad), places)
+    def of_places(self, places):
+        p = self.weight.read(places, self.needs.reads_grad)
+        return self.checked(self.weight.full_mask(), p, places)
 
 # %% ../../nbs/403_train.moves.ipynb #d8a86451
 @patch
@@ -59,7 +61,8 @@ def value(self:Score, mask, p, places=None):
     try: return call_with(self.f, p, mask=mask, history=history, **self.asked)
     except AttributeError as e:
         if p.grad is not None or 'NoneType' not in str(e): raise
-        raise ValueError("a score or a redistribution reads p.grad and hasn't said so, so that no dense gradient was kept for it: "
+        raise ValueError("a score or a redistribution reads p.grad and hasn't said so, so that no dense "
+            "gradient was kept for it: "
             "write @declares(reads_grad=True) above it, or pass declares(reads_grad=True)(f)") from e
 
 @patch
@@ -77,7 +80,7 @@ def of_sample(self:Score, mask, n):
 
 @patch
 def best(self:Score, mask, n):
-    "Indices of dead weights of `mask` and their scores, the `n` highest among them: those above a cut, which the first piece tells"
+    "Indices of dead weights of `mask` and their scores, the `n` highest among them: those above a cut, estimated from the first piece"
     share = 1.5*n/(self.tally.n-count_live(mask))
     while True:
         found,cut = [],None
@@ -103,10 +106,10 @@ class Move:
 
 def choose(tally, keep_score, grow_score, kept, target, budget=None):
     "The move that drops all but `kept` live connections, and grows to `target`"
-    mask = tally.weight.full_mask()
+    mask,scores = tally.weight.full_mask(),(keep_score,grow_score)
     n_drop = 0 if grow_score is None else tally.live-kept
     dropped,grown = tally.structure.move(mask, keep_score, grow_score, n_drop, target)
-    if has_choices(keep_score, grow_score): refuse_choices(tally, keep_score, grow_score, mask, put_(mask.clone(), dropped, False), grown)
+    if has_choices(*scores): refuse_choices(tally, *scores, mask, put_(mask.clone(), dropped, False), grown)
     is_grown = put_(torch.zeros_like(mask), grown, True)
     return Move(tally, dropped[~is_grown.take(dropped)], grown[~mask.take(grown)], ifnone(budget, target))
 
@@ -114,12 +117,13 @@ def has_choices(*scores): return any([score is not None and score.is_choice for 
 
 def refuse_choices(tally, keep_score, grow_score, mask, stays, grown):
     "Raise a `ValueError` unless scores that are bool masks are what was chosen"
-    for score,among,chosen in ((keep_score, mask, stays), (grow_score, ~stays, put_(torch.zeros_like(mask), grown, True))):
+    grows = put_(torch.zeros_like(mask), grown, True)
+    for score,among,chosen in ((keep_score, mask, stays), (grow_score, ~stays, grows)):
         if not has_choices(score): continue
         mine = score.given.view_as(among) & among
         if torch.equal(mine, chosen): continue
-        raise ValueError(f"a mask for {tally.name} has {count_live(mine)} live weights, and must have {count_live(chosen)}: "
-            "return a score instead, or a mask with that many")
+        raise ValueError(f"a mask for {tally.name} has {count_live(mine)} live weights, "
+            f"and must have {count_live(chosen)}: return a score instead, or a mask with that many")
 
 # %% ../../nbs/403_train.moves.ipynb #45021cff
 def choose_all(jobs):
