@@ -152,6 +152,7 @@ _joins = {}  # by an optimizer's id, during its step: a function that joins the 
 
 def _split_groups(opt, guards):
     "Give parameters that have a rate a group of their own during a step"
+    _joins.pop(id(opt), noop)()  # the last step was interrupted
     rates,groups = {id(guard.p):guard.rate for guard in guards if guard.rate!=1},opt.param_groups
     if not rates or any('rate' in group for group in groups): return
     params = [group['params'] for group in groups]
@@ -173,7 +174,6 @@ def join_groups():
 
 def _before_step(opt, *args):
     base = base_opt(opt)
-    if opt is base: _joins.pop(id(base), noop)()
     if _unsure: _look_again(base)
     guards = _guards_of(base)
     weights = [guard.weight for guard in guards]
