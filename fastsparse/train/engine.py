@@ -131,24 +131,25 @@ def _let_go(refs):
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
 @patch
-def score(self:SparseEngine, f, tally, group, t, n, generator=None):
+def score(self:SparseEngine, f, tally, t, n, generator=None):
     "The score `f` of a weight in an update at step `t`, to choose `n` weights"
     return Score(f, tally, generator, opt=self.opt, step=t, n=n, n_steps=self.n_steps, batch_size=self.batch_size,
-        steps_per_epoch=self.steps_per_epoch, n_updates=group.n_updates)
+        steps_per_epoch=self.steps_per_epoch, n_updates=tally.group.n_updates)
 
 @patch
-def scores(self:SparseEngine, tally, group, t, kept, target):
+def scores(self:SparseEngine, tally, t, kept, target):
     "Keep and grow score of a weight in an update at step `t`; None for the latter if nothing grows"
-    draw,grow_f = keyed_generator(self.seed, tally.index, self.n_updates+1),tally.method.grow_score_f
-    grow = None if grow_f is None else self.score(grow_f, tally, group, t, max(target-kept, 0), draw)
-    return self.score(tally.method.keep_score_f, tally, group, t, kept, draw),grow
+    method,draw = tally.method,keyed_generator(self.seed, tally.index, self.n_updates+1)
+    keep = self.score(method.keep_score_f, tally, t, kept, draw)
+    if method.grow_score_f is None: return keep,None
+    return keep,self.score(method.grow_score_f, tally, t, max(target-kept, 0), draw)
 
 # %% ../../nbs/404_train.engine.ipynb #d4b7a675
 @patch
 def targets(self:SparseEngine, group, t):
     "The number of live weights of each parameter of `group` after an update at step `t`"
     def scored(tally):  # for a distribution that compares layers; dead weights come last
-        mask,(keep,_) = tally.weight.full_mask(),self.scores(tally, group, t, tally.n, 0)
+        mask,(keep,_) = tally.weight.full_mask(),self.scores(tally, t, tally.n, 0)
         score = keep.value(mask, keep.whole())
         return (score if score.dtype==torch.double else score.float()).masked_fill(~mask, -math.inf)
     return group.targets(t, scored)
@@ -160,7 +161,7 @@ def jobs(self:SparseEngine, group, t):
     for tally in group.tallies: tally.recount()
     method,targets = group.method,self.targets(group, t)
     row,grows = group.row(t, targets),method.grow_score_f is not None
-    ready = [tally for tally in group.tallies if tally.p.grad is not None and tally.p.requires_grad]
+    ready = [tally for tally in group.tallies if tally.can_move()]
     if method.dense_history:
         remembered = [tally for tally in ready if grad_history(self.opt, tally.p)]
         ready = remembered or (ready if t else [])  # none at first
@@ -180,9 +181,8 @@ def moves(self:SparseEngine, group, t):
     "What an update at step `t` changes in the weights of `group`"
     jobs,f = self.jobs(group, t),group.method.redistribute_f
     if jobs and f is not None and group.method.grow_score_f is not None:
-        jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, group, t, n))
-    moves = choose_all([(tally, *self.scores(tally, group, t, kept, target), kept, target, budget)
-        for tally,kept,target,budget in jobs])
+        jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, t, n))
+    moves = choose_all([(tally, *self.scores(tally, t, kept, target), kept, target, budget) for tally,kept,target,budget in jobs])
     for move in moves: plan.refuse_stored(group.method, move.tally.weight)
     return [move.started(self.seed, self.n_updates) for move in moves]
 
@@ -266,7 +266,7 @@ def prepare(self:SparseEngine,
     "Ask for the dense gradients of the next batch if an update will read them"
     for group in self.groups:
         method = group.method
-        soon = update or accumulating or group.pending is not None or any(map(group.is_due, range(self.last_t+1, t+1)))
+        soon = update or accumulating or group.pending is not None or any(map(method.is_time, range(self.last_t+1, t+1)))
         needed = soon and method.grow_score_f is not None and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
         needed = needed or any([average.dense for average in group.collecting(t)])
         if needed or group.wants_dense is not False: group.ask_dense(needed)
@@ -294,16 +294,18 @@ def before_step(self:SparseEngine,
         for group in due: group.miss(self.model)
         return False
     if averages: self.collect(averages)
-    self.later = {group:t for group,t in waiting.items() if group.method.update_after_step}
-    now = {group:t for group,t in waiting.items() if group not in self.later}
+    later = {group:t for group,t in waiting.items() if group.method.update_after_step}
+    now = {group:t for group,t in waiting.items() if group not in later}
     updated = self.update_groups(now, held) if now else []
-    return any([group.method.replaces for group in updated])
+    replaced = any([group.method.replaces for group in updated])
+    if not replaced: self.later = later  # a step that is replaced leaves no gradient, so these wait for the next one
+    return replaced
 
 @patch
 def fall_due(self:Group, begin, t):
-    "Wait for the update of the last step from `begin` to `t` at which one is due; was there one?"
+    "Wait for the update of the last step from `begin` to `t` that is time for one; was there one?"
     if self.updated_at==begin-1: parts_of('guide')['warn_of_gap'](self)
-    due = max(filter(self.is_due, range(begin, t+1)), default=None)
+    due = max(filter(self.method.is_time, range(begin, t+1)), default=None)
     if due is not None: self.pending = due
     return due is not None
 

@@ -17,7 +17,6 @@ from ..core.registry import call_with,needs_of,parts_of
 from ..masks.apportion import legal_counts,regrow_counts
 from ..masks.selection import above,count_live,cut_above,keyed_generator,live_places,local_part,put_
 
-from ..model.layers import axes_of
 from ..model.starting import check_score
 from .plan import Tally
 from numbers import Real
@@ -32,7 +31,7 @@ class Score:
         weight,needs = tally.weight,needs_of(f)
         store_attr('f,tally,generator,weight,needs')
         self.asked = dict(asked, generator=generator, name=weight.name, module=weight.module,
-            axes=axes_of(weight.module, weight.attr), initial=tally.initial, structure=tally.structure)
+            axes=tally.axes, initial=tally.initial, structure=tally.structure)
         # a keep score that says nothing of itself may read the gradient too
         self.reads = needs.reads_grad or needs.dense_history or f is tally.method.keep_score_f and not needs.elementwise
         self.at = self.of_places if needs.elementwise else None

@@ -21,6 +21,7 @@ from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
 from ..model.buffers import show_sparsity
 from ..model.choose import candidates,need_values
+from ..model.layers import axes_of
 from ..model.starting import layer_counts,need_structure,structure_of,warn_of_counts,without_misfits
 from .method import Method,Timetable,why_dense
 from ..weights.find import asked_sparsity,masked_params,refuse_computed,refuse_learned
@@ -66,6 +67,13 @@ class Tally:
     def n(self): return self.shape.numel()
     @cached_property
     def structure(self): return structure_of(self.method.structure, self.weight)
+    @cached_property
+    def axes(self): return axes_of(self.weight.module, self.weight.attr)
+
+    def can_move(self):
+        "Has a backward pass reached the parameter, and is it trained?"
+        p = self.p
+        return p.grad is not None and p.requires_grad
 
 # %% ../../nbs/401_train.plan.ipynb #ab334c37
 def mask_version(weight):
