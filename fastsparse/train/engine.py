@@ -51,8 +51,8 @@ class SparseEngine:
         **kwargs
     ):
         check_names(kwargs)
-        times = method,rules,kwargs.get('batches_per_update'),kwargs.get('updates')
-        if times==(None,)*4: method = 'auto'
+        has_times = rules is not None or any(kwargs.get(k) is not None for k in ('batches_per_update','updates'))
+        if method is None and not has_times: method = 'auto'
         if kwargs or not isinstance(method, Method): method = Method.named(method, n_steps, **kwargs)
         begin.check_run(method, sparse_modules, on_update, rules)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
@@ -68,9 +68,9 @@ class SparseEngine:
             if hasattr(f, 'begin'): f.begin(self)
 
     def __repr__(self):
-        n,live = map(sum, zip(*[(tally.n, tally.live) for tally in self.moving]))
-        kind,sparsity = type(self).__name__,1-live/max(n, 1)
-        return f"{kind}({self.method!r}, sparsity={sparsity:.4g}, updates so far={self.n_updates})"
+        n,live = sum(tally.n for tally in self.moving),sum(tally.live for tally in self.moving)
+        sparsity = 1-live/max(n, 1)
+        return f"{type(self).__name__}({self.method!r}, sparsity={sparsity:.4g}, updates so far={self.n_updates})"
 
     @property
     def methods(self): return [group.method for group in self.groups]
@@ -104,7 +104,7 @@ def _begin(self:SparseEngine, modules, rules, keeps_shares):
         self.tallies.append(plan.Tally(weight, i, movers.get(k), initial=initial.get(k)))
     self.moving = [tally for tally in self.tallies if tally.group]
     for tally in self.moving:
-        is_steady = tally.method.sparsity is not None and tally.method.path is None
+        is_steady = tally.method.sparsity is not None and not tally.method.path
         if is_steady: tally.request(targets.get(id(tally.p), tally.live))
     self._serve()
     self.store_live()
@@ -141,7 +141,7 @@ def scores(self:SparseEngine, tally, t, kept, target):
     "Keep and grow score of a weight in an update at step `t`; None for the latter if nothing grows"
     method,draw = tally.method,keyed_generator(self.seed, tally.index, self.n_updates+1)
     keep = self.score(method.keep_score_f, tally, t, kept, draw)
-    if method.grow_score_f is None: return keep,None
+    if not method.grows: return keep,None
     return keep,self.score(method.grow_score_f, tally, t, max(target-kept, 0), draw)
 
 # %% ../../nbs/404_train.engine.ipynb #d4b7a675
@@ -149,9 +149,10 @@ def scores(self:SparseEngine, tally, t, kept, target):
 def targets(self:SparseEngine, group, t):
     "The number of live weights of each parameter of `group` after an update at step `t`"
     def scored(tally):  # for a distribution that compares layers; dead weights come last
-        mask,(keep,_) = tally.weight.full_mask(),self.scores(tally, t, tally.n, 0)
-        score = keep.value(mask, keep.whole())
-        return (score if score.dtype==torch.double else score.float()).masked_fill(~mask, -math.inf)
+        keep,_ = self.scores(tally, t, tally.n, 0)
+        score = keep.value(keep.mask, tally.weight.read(None, keep.reads))
+        if score.dtype!=torch.double: score = score.float()
+        return score.masked_fill(~keep.mask, -math.inf)
     return group.targets(t, scored)
 
 # %% ../../nbs/404_train.engine.ipynb #7a3b0cdc
@@ -160,18 +161,18 @@ def jobs(self:SparseEngine, group, t):
     "Tuples of a tally, how many of its connections an update at step `t` keeps, its target, and the number meant to live"
     for tally in group.tallies: tally.recount()
     method,targets = group.method,self.targets(group, t)
-    row,grows = group.row(t, targets),method.grow_score_f is not None
+    row = group.row(t, targets)
     ready = [tally for tally in group.tallies if tally.can_move()]
     if method.dense_history:
         remembered = [tally for tally in ready if grad_history(self.opt, tally.p)]
         ready = remembered or (ready if t else [])  # none at first
     moving = [tally for tally,moves in zip(group.tallies, row.moves) if moves and tally in ready]
-    if moving and grows and method.redistribute_f is not None: moving = ready
+    if moving and method.grows and method.redistribute_f is not None: moving = ready
     jobs = []
     for tally,kept,target in zip(group.tallies, row.kept, targets):
         if tally not in moving: continue
-        if not grows: target = kept
-        elif method.path is None and target==tally.live: target = tally.budget
+        if not method.grows: target = kept
+        elif not method.path and target==tally.live: target = tally.budget
         jobs.append((tally, kept, target, target))
     return jobs
 
@@ -180,7 +181,7 @@ def jobs(self:SparseEngine, group, t):
 def moves(self:SparseEngine, group, t):
     "What an update at step `t` changes in the weights of `group`"
     jobs,f = self.jobs(group, t),group.method.redistribute_f
-    if jobs and f is not None and group.method.grow_score_f is not None:
+    if jobs and f is not None and group.method.grows:
         jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, t, n))
     moves = choose_all([(tally, *self.scores(tally, t, kept, target), kept, target, budget) for tally,kept,target,budget in jobs])
     for move in moves: plan.refuse_stored(group.method, move.tally.weight)
@@ -266,8 +267,8 @@ def prepare(self:SparseEngine,
     "Ask for the dense gradients of the next batch if an update will read them"
     for group in self.groups:
         method = group.method
-        soon = update or accumulating or group.pending is not None or any(map(method.is_time, range(self.last_t+1, t+1)))
-        needed = soon and method.grow_score_f is not None and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
+        soon = update or accumulating or group.pending is not None or any(map(group.is_due, range(self.last_t+1, t+1)))
+        needed = soon and method.grows and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
         needed = needed or any([average.dense for average in group.collecting(t)])
         if needed or group.wants_dense is not False: group.ask_dense(needed)
 
