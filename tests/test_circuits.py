@@ -1,5 +1,5 @@
 "Circuits: the little language, its decoder, three ways to train it, the search, its tests, and the pictures"
-import ast,fastsparse.circuits,json,math,matplotlib.pyplot as plt,pandas as pd,pytest,re,shutil,subprocess,torch
+import ast,fastsparse.circuits,json,math,pandas as pd,pytest,re,shutil,subprocess,torch
 from fastsparse.circuits import *
 from fastsparse.circuits.draw import bend,layout
 from fastsparse.circuits.language import context,words
