@@ -9,7 +9,8 @@ from fastsparse.weights.optimizers import state_tensors
 from fastsparse.compat.cerebras import LinearSchedule
 from fastsparse.train.presets import Static_presets
 from fastsparse.masks.scores import fisher_saliency,gradient_redistribution,MeanGradient,SampledGradient
-from fastsparse.masks.distributions import first_layer_dense_uniform,global_sparsity
+from fastsparse.masks.distributions import first_layer_dense_uniform
+from fastsparse.special.distributions import global_sparsity
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.selection import local_part
 from forks import on_processes

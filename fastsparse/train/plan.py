@@ -165,13 +165,13 @@ def counts(self:Group, sparsity, sparse_f=None, **extras):
     method,weights,own = self.method,self.weights,sparsity
     if self.fixed:
         n = sum([weight.shape.numel() for weight in weights])
-        n_fixed = sum([weight.shape.numel() for weight in self.fixed])
-        live = sum([weight.n_live() for weight in self.fixed])
-        own = 1-((1-sparsity)*(n+n_fixed)-live)/n
-        if method.path: own = min(max(own, 0.), 1.)
-    if not method.path and not 0<=own<1:
+        surplus = sum([weight.n_live()-(1-sparsity)*weight.shape.numel() for weight in self.fixed])
+        own += surplus/n
+    if method.path: own = min(max(own, 0.), 1.)
+    elif not 0<=own<1:
         raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: "
             f"they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
+    if own>ifnone(method.structure.sparsity, 1)+1e-3: need_structure(method.structure, weights, own)
     return layer_counts(weights, own, ifnone(sparse_f, method.sparse_f), method.structure, **extras)
 
 @patch(as_prop=True)
