@@ -181,8 +181,8 @@ def jobs(self:SparseEngine, group, t):
 def moves(self:SparseEngine, group, t):
     "What an update at step `t` changes in the weights of `group`"
     jobs,f = self.jobs(group, t),group.method.redistribute_f
-    if jobs and f is not None and group.method.grows:
-        jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, t, n))
+    def share_of(tally, n): return self.score(f, tally, t, n)
+    if jobs and f is not None and group.method.grows: jobs = redistributed(jobs, share_of)
     moves = choose_all([(tally, *self.scores(tally, t, kept, target), kept, target, budget) for tally,kept,target,budget in jobs])
     for move in moves: plan.refuse_stored(group.method, move.tally.weight)
     return [move.started(self.seed, self.n_updates) for move in moves]

@@ -102,10 +102,10 @@ class Move:
 
 def choose(tally, keep_score, grow_score, kept, target, budget=None):
     "The move that drops all but `kept` live connections, and grows to `target`"
-    mask,n_drop = keep_score.mask,0 if grow_score is None else tally.live-kept
-    dropped,grown = tally.structure.move(mask, keep_score, grow_score, n_drop, target)
-    if has_choices(keep_score, grow_score):
-        refuse_choices(tally, keep_score, grow_score, mask, put_(mask.clone(), dropped, False), grown)
+    mask,scores = keep_score.mask,(keep_score,grow_score)
+    n_drop = 0 if grow_score is None else tally.live-kept
+    dropped,grown = tally.structure.move(mask, *scores, n_drop, target)
+    if has_choices(*scores): refuse_choices(tally, *scores, mask, put_(mask.clone(), dropped, False), grown)
     is_grown = put_(torch.zeros_like(mask), grown, True)
     return Move(tally, dropped[~is_grown.take(dropped)], grown[~mask.take(grown)], ifnone(budget, target))
 
