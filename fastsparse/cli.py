@@ -220,7 +220,7 @@ def prune(
 @call_parse
 def export(
     file:str, # File of a whole sparse model
-    format:str='auto', # auto, dense, shrunk, live, block, 2:4, safetensors, onnx or mnn
+    format:str='auto', # auto, dense, shrunk, live, 2:4, safetensors, onnx or mnn
     out:str=None, # File to write; without it the model is only measured
     sample:str=None, # File of a batch of inputs, a tensor that torch.save wrote; only safetensors needs none
     int8:bool=False, # Write an ONNX file in 8 bits, with ranges from the sample, or one for MNN with weights in 8 bits

@@ -123,12 +123,11 @@ def draw(self:Study):
     mine = {k[2]:c for k,c in self.circuits.items() if k[:2]==(name,0) and c.found and k[2] in tasks}
     model = self.trained[name,0].model
     words = {k:node_words(model, c) for k,c in mine.items()}
-    figs = {f'{k}{"_dark"*dark}':draw_circuit(model, c, words[k], dark) for k,c in mine.items() if c.n_edges<=120
-        for dark in (False,True)}
-    figs['edges'] = plot_edges(self.table)
-    for k,fig in figs.items():
-        fig.savefig(self.out/f'{k}.png', dpi=150, facecolor=fig.get_facecolor())
-        plt.close(fig)
+    for k,c in mine.items():
+        if c.n_edges<=120: (self.out/f'{k}.svg').write_text(draw_circuit(model, c, words[k]), encoding='utf-8')
+    fig = plot_edges(self.table)
+    fig.savefig(self.out/'edges.png', dpi=150)
+    plt.close(fig)
     circuit_page(model, list(mine.values()), self.out/'index.html', self.table, words)
 
 # %% ../../nbs/906_circuits.run.ipynb #23ea9d67

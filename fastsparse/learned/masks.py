@@ -226,10 +226,7 @@ def _load_from_state_dict(self:Sparsify, *args, **kwargs):
 def extra_repr(self:Sparsify):
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
-    return ', '.join([self.shape_text(), str(self.sparseness), *mode, *back])
-
-@patch
-def shape_text(self:Sparsify): return str(tuple(self.score.shape))
+    return ', '.join([str(tuple(self.score.shape)), str(self.sparseness), *mode, *back])
 
 # %% ../../nbs/551_learned.masks.ipynb #d85d17f4
 class WeightSparsify(Sparsify):
