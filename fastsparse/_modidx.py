@@ -59,6 +59,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                  'fastsparse.circuits.checkpoints.renamed': ( 'circuits.checkpoints.html#renamed',
                                                                                               'fastsparse/circuits/checkpoints.py')},
             'fastsparse.circuits.draw': { 'fastsparse.circuits.draw.Drawing': ('circuits.draw.html#drawing', 'fastsparse/circuits/draw.py'),
+                                          'fastsparse.circuits.draw.Drawing.__repr__': ( 'circuits.draw.html#drawing.__repr__',
+                                                                                         'fastsparse/circuits/draw.py'),
                                           'fastsparse.circuits.draw.Drawing._repr_svg_': ( 'circuits.draw.html#drawing._repr_svg_',
                                                                                            'fastsparse/circuits/draw.py'),
                                           'fastsparse.circuits.draw.bend': ('circuits.draw.html#bend', 'fastsparse/circuits/draw.py'),

@@ -168,6 +168,7 @@ def circuit_svg(circuit, at, lines, headings, words, texts, opened=None, style=N
 # %% ../../nbs/905_circuits.draw.ipynb #3c9749cf
 class Drawing(str):
     "The text of an SVG file, which notebooks show as a picture"
+    def __repr__(self): return f'Drawing of {len(self)} characters'
     def _repr_svg_(self): return str(self)
 
 def draw_circuit(

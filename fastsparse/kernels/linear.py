@@ -11,12 +11,13 @@ From above: loops, sizes of tables and blocks, memory, threads, and last the pro
 # Fixed when a kernel is compiled are the type `F` of numbers, the columns `N` of a table, the type `C` of an index's columns, whether
 # outputs share inputs in fours (`FOURS`), the batch fits one table (`ONE`), and gradients of inputs are wanted (`DX`).
 
-import math,numpy as np,os,threading,torch
+import numpy as np,os,threading,torch
 from ..masks.selection import count_live
 from .vectors import add,at,axpy,caches,fma,full,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16
 from .vectors import vector_bytes,why_not,zero
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache,lru_cache
+from itertools import accumulate
 from warnings import warn
 
 # --- tables
@@ -347,53 +348,25 @@ def tiling(
     return N,max(n, 1) if block>=.6*n else int(block),R
 
 # --- scratch memory, of each thread its own. NumPy asks for large pages for pieces of 4 MB and more, which makes reading a table 10 to 20 %
-# faster. Compiled code could write past the end of an array: with `FASTSPARSE_CHECK=1` in the environment, which the tests set, guard words
-# surround each array that it writes, and are checked after each call. They and unset memory are NaN, so reading them shows in the result.
+# faster. Tests put guard words around each array that compiled code writes.
 
-checking = os.environ.get('FASTSPARSE_CHECK', '0')!='0'  # read here and nowhere else
-_gap = 1024 if checking else 0  # guard words, of 4 bytes, before, between and behind arrays
-
-class _Fence:
-    "Guard words in `words`, a piece of memory, around its `arrays`, which are slices"
-    guard,unset = -23131,-1  # as bits, a NaN of float32; two of them are one of float64
-    def __init__(self, words, arrays):
-        self.words,self.arrays = words,arrays
-        words[:] = self.guard
-        for a in arrays: words[a] = self.unset
-
-    def is_whole(self):
-        ends = [0, *[e for a in self.arrays for e in (a.start,a.stop)], len(self.words)]
-        return all((self.words[i:j]==self.guard).all() for i,j in zip(ends[::2], ends[1::2]))
-
-class _Scratch(threading.local):
-    n,fence = 0,None
-
+class Scratch(threading.local):
+    n = 0
     def __call__(self, *sizes): # Bytes
         "Addresses of memory that this thread may write until it asks again"
-        ends = [4*_gap]
-        for n in sizes: ends.append(ends[-1]+4*_gap+-(-n//64)*64)
+        ends = [0, *accumulate(-(-n//64)*64 for n in sizes)]
         if ends[-1]>self.n:
             self.n = max(ends[-1], 2**22)
             self.piece = np.zeros(self.n+64, np.uint8)
             place = self.piece.ctypes.data
             self.piece,self.start = self.piece[-place%64:],place+-place%64
-        if checking: self.fence = _Fence(self.piece[:ends[-1]].view(np.int32), [slice(i//4, (i+n)//4) for i,n in zip(ends, sizes)])
         return [self.start+i for i in ends[:-1]]
 
-_scratch = _Scratch()
+_scratch = Scratch()
 
-def empty(
-    shape:tuple,
-    dtype:torch.dtype, # Of 4 or 8 bytes
-) -> torch.Tensor: # Uninitialized
+def empty(shape, dtype):
     "A tensor for compiled code to write"
-    if not checking: return torch.empty(shape, dtype=dtype)
-    n = math.prod(shape)*dtype.itemsize//4
-    fence = _Fence(np.empty(n+2*_gap, np.int32), [slice(_gap, _gap+n)])
-    words = fence.words[_gap:_gap+n].view(torch.empty(0, dtype=dtype).numpy().dtype)
-    t = torch.from_numpy(words.reshape(shape))  # a view in torch could not be written in place
-    t.fence = fence
-    return t
+    return torch.empty(shape, dtype=dtype)
 
 def address(a):
     "The address of a tensor or an array; 0 for None"
@@ -404,12 +377,8 @@ def call(
     *args, # Contiguous tensors and arrays, None and numbers
     scratch=(), # Bytes of each scratch array that it takes after these
 ):
-    "Call compiled code with addresses; where `checking`, a `RuntimeError` if it wrote outside of its arrays"
+    "Call compiled code with addresses"
     f(*[a if type(a) is int else address(a) for a in args], *(_scratch(*scratch) if scratch else ()))
-    if checking:
-        fences = [_scratch.fence if scratch else None, *[getattr(a, 'fence', None) for a in args]]
-        if any(o is not None and not o.is_whole() for o in fences):
-            raise RuntimeError(f"{f.__name__} wrote outside of the arrays that it was given")
 
 # --- threads work on rows or outputs of their own forward, and on inputs of their own backward: results are the same for any number.
 # A thread is often woken on the caller's core, where two take turns until the system moves one, so small products use one thread.
