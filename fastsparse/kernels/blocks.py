@@ -46,10 +46,10 @@ class BlockIndex:
         self._set(blocks, block, n)
 
     @classmethod
-    def of_blocks(cls, blocks, block, n=None):
+    def of_blocks(cls, blocks, block):
         "The index of a mask of blocks, a bool matrix with an entry for each block"
         new = object.__new__(cls)
-        new._set(blocks, block, n)
+        new._set(blocks, block, None)
         return new
 
     def _set(self, blocks, block, n):
@@ -144,17 +144,9 @@ def _tile_of(p, tiles, R, GROUP:tl.constexpr):
     some = min(tiles-first, GROUP)
     return first+p%(GROUP*R)%some,p%(GROUP*R)//some
 
-# %% ../../nbs/501_kernels.blocks.ipynb #92c3b33a
-@_kernel
-def _activated(y, ACT:tl.constexpr):
-    "ReLU or GELU; NaN stays NaN"
-    if ACT=='relu': y = tl.where(y<0, 0., y)
-    if ACT=='gelu': y = .5*y*(1+tl.erf(y*.7071067811865476))
-    return y
-
 # %% ../../nbs/501_kernels.blocks.ipynb #745590a8
 @_kernel
-def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:tl.constexpr, ACT:tl.constexpr, PRECISION:tl.constexpr, BM:tl.constexpr,
+def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:tl.constexpr, PRECISION:tl.constexpr, BM:tl.constexpr,
     BK:tl.constexpr, GROUP:tl.constexpr):
     "`BM` rows of `x` times the live blocks of one row of blocks, or of one column if `at` lists the blocks by columns"
     m,r = _tile_of(tl.program_id(0), tl.cdiv(M, BM), R, GROUP)
@@ -173,17 +165,17 @@ def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:t
         acc = tl.dot(xs, tl.load(w, mask=live[:,None], other=0.), acc, input_precision=PRECISION)
     if bias is not None: acc += tl.load(bias+r*N+outs).to(tl.float32)[None,:]
     to = y+(s.to(tl.int64)*M+rows)[:,None]*R*N+(r*N+outs)[None,:]
-    tl.store(to, _activated(acc, ACT).to(y.dtype.element_ty), mask=(rows<M)[:,None])
+    tl.store(to, acc.to(y.dtype.element_ty), mask=(rows<M)[:,None])
 
 # %% ../../nbs/501_kernels.blocks.ipynb #094b65f6
 @_kernel
-def _add_parts(a, bias, y, n, width, parts, ACT:tl.constexpr, BLOCK:tl.constexpr):
+def _add_parts(a, bias, y, n, width, parts, BLOCK:tl.constexpr):
     "The sums of `parts` partial sums of `n` numbers, in their order"
     k = tl.program_id(0).to(tl.int64)*BLOCK+tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)
     for s in range(parts): acc += tl.load(a+tl.cast(s, tl.int64)*n+k, mask=k<n, other=0.)
     if bias is not None: acc += tl.load(bias+k%width, mask=k<n, other=0.).to(tl.float32)
-    tl.store(y+k, _activated(acc, ACT).to(y.dtype.element_ty), mask=k<n)
+    tl.store(y+k, acc.to(y.dtype.element_ty), mask=k<n)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #6331db03
 @_kernel
@@ -226,7 +218,7 @@ def _trial(kind, block, dtype, rows, device):
     x,values,(rows,cols,ptr,tptr,tidx,tat,_) = rand(rows, n),rand(index.n, *block),index.tensors
     if kind=='values': return lambda tile: _live_blocks(x, x, index.tensors, block, tile)
     at = (ptr,cols,None) if kind=='rows' else (tptr,tidx,tat)
-    return lambda tile: _products(x, values, None, '', *at, tile)
+    return lambda tile: _products(x, values, None, *at, tile)
 
 def _seconds(run, tile):
     "The time of a kernel with a tile; infinite if the card has too little memory for it"
@@ -282,12 +274,12 @@ def _start(kernel, grid, *args, **kwargs):
     with torch.cuda.device_of(args[0]): kernel[grid](*args, **kwargs, enable_fp_fusion=True)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #d6db5ab6
-def _add(parts, bias, out, activation=''):
+def _add(parts, bias, out):
     "Write the sums of `parts` to `out`"
-    _start(_add_parts, (triton.cdiv(out.numel(), 1024),), parts, bias, out, out.numel(), out.shape[-1], len(parts), ACT=activation, BLOCK=1024)
+    _start(_add_parts, (triton.cdiv(out.numel(), 1024),), parts, bias, out, out.numel(), out.shape[-1], len(parts), BLOCK=1024)
     return out
 
-def _products(x, values, bias, activation, ptr, idx, at=None, tile=None):
+def _products(x, values, bias, ptr, idx, at=None, tile=None):
     "`x` times the transposed weight; times the weight, if `at` lists its blocks by columns"
     x,M,R,(o,i) = _in_rows(x),len(x),len(ptr)-1,values.shape[1:]
     K,N = (i,o) if at is None else (o,i)
@@ -297,10 +289,10 @@ def _products(x, values, bias, activation, ptr, idx, at=None, tile=None):
     tiles = triton.cdiv(M, tile['BM'])
     parts = max(min(_programs(x.device)//(tiles*R), len(idx)//R//2, 16), 1)
     sums = y if parts==1 else x.new_empty(parts, M, R*N, dtype=torch.float)
-    now = (bias,activation) if parts==1 else (None,'')
-    _start(_walk_rows, (tiles*R,parts), x, values.contiguous(), now[0], sums, ptr, idx, at, M, R, x.stride(0), parts, K=K, N=N, ACT=now[1],
+    now = bias if parts==1 else None
+    _start(_walk_rows, (tiles*R,parts), x, values.contiguous(), now, sums, ptr, idx, at, M, R, x.stride(0), parts, K=K, N=N,
         PRECISION=_precision(x), **tile)
-    return y if parts==1 else _add(sums, bias, y, activation)
+    return y if parts==1 else _add(sums, bias, y)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #b7fe7133
 def _live_blocks(g, x, index, block, tile=None):
@@ -320,22 +312,20 @@ def _live_blocks(g, x, index, block, tile=None):
     return dv if parts==1 else _add(sums, None, dv)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #83b9e09f
-def _activate(y, activation): return y.relu() if activation=='relu' else F.gelu(y) if activation=='gelu' else y
-
 @cache
 def _by_kernels(block, dtype, device): return not why_no_blocks(block, block, dtype, device)
 
-def _rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor], activation:str) -> torch.Tensor:
-    "`x` times the transposed weight, plus `bias`, through an activation"
+def _rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor]) -> torch.Tensor:
+    "`x` times the transposed weight, plus `bias`"
     _,cols,ptr,*_ = index
-    if _by_kernels(tuple(values.shape[1:]), x.dtype, x.device): return _products(x, values, bias, activation, ptr, cols)
+    if _by_kernels(tuple(values.shape[1:]), x.dtype, x.device): return _products(x, values, bias, ptr, cols)
     y = _torch_rows(x, values, ptr, cols)
-    return _activate(y if bias is None else y+bias, activation)
+    return y if bias is None else y+bias
 
 def _inputs(g:torch.Tensor, values:torch.Tensor, index:list[torch.Tensor]) -> torch.Tensor:
     "`g` times the weight"
     *_,tptr,tidx,tat,_ = index
-    if _by_kernels(tuple(values.shape[1:]), g.dtype, g.device): return _products(g, values, None, '', tptr, tidx, tat)
+    if _by_kernels(tuple(values.shape[1:]), g.dtype, g.device): return _products(g, values, None, tptr, tidx, tat)
     return _torch_rows(g, values[tat].transpose(1, 2), tptr, tidx)
 
 def _values(g:torch.Tensor, x:torch.Tensor, index:list[torch.Tensor]) -> torch.Tensor:
@@ -345,7 +335,7 @@ def _values(g:torch.Tensor, x:torch.Tensor, index:list[torch.Tensor]) -> torch.T
     return _live_blocks(g, x, index, block) if _by_kernels(block, x.dtype, x.device) else _torch_values(g, x, ptr, cols, *block)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #22c22abc
-def _rows_shape(x, values, bias, index, activation): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
+def _rows_shape(x, values, bias, index): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
 
 def _inputs_shape(g, values, index): return g.new_empty(g.shape[0], (index[3].shape[0]-1)*values.shape[2])
 
@@ -355,23 +345,21 @@ def _values_shape(g, x, index):
 
 # %% ../../nbs/501_kernels.blocks.ipynb #fe007c37
 def _save(ctx, inputs, output):
-    a,b,*_ = inputs
-    index,ctx.activation = (inputs[3],inputs[4]) if len(inputs)>3 else (inputs[2],'')
-    ctx.save_for_backward(a, b, output if ctx.activation else None, *index)
+    a,b,*_,index = inputs
+    ctx.save_for_backward(a, b, *index)
 
 def _rows_back(ctx, g):
-    (x,values,y,*index),(of_x,of_values,of_bias,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    if ctx.activation=='relu': g = g.masked_fill(y<=0, 0)
+    (x,values,*index),(of_x,of_values,of_bias,*_) = ctx.saved_tensors,ctx.needs_input_grad
     gx = block_inputs(g, values, index) if of_x else None
-    return gx,block_values(g, x, index) if of_values else None,g.sum(0) if of_bias else None,[None]*len(index),None
+    return gx,block_values(g, x, index) if of_values else None,g.sum(0) if of_bias else None,[None]*len(index)
 
 def _inputs_back(ctx, h):
-    (g,values,_,*index),(of_g,of_values,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(h, values, None, index, '') if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
+    (g,values,*index),(of_g,of_values,*_) = ctx.saved_tensors,ctx.needs_input_grad
+    return block_rows(h, values, None, index) if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
 
 def _values_back(ctx, u):
-    (g,x,_,*index),(of_g,of_x,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(x, u, None, index, '') if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
+    (g,x,*index),(of_g,of_x,*_) = ctx.saved_tensors,ctx.needs_input_grad
+    return block_rows(x, u, None, index) if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
 
 block_rows = Operator('block_rows', _rows, _rows_shape, _rows_back, _save)
 block_inputs = Operator('block_inputs', _inputs, _inputs_shape, _inputs_back, _save)
@@ -384,16 +372,14 @@ def block_linear(
     values:torch.Tensor, # The live blocks, `[blocks, outputs, inputs]`, in the index's order
     index:BlockIndex, # Where they are
     bias:torch.Tensor=None, # One number for each output
-    activation:str=None, # 'relu', 'gelu' or None
 ) -> torch.Tensor: # Outputs of shape `(..., outputs)`
-    "`F.linear` with live blocks only, then `activation`"
+    "`F.linear` with live blocks only"
     x,values,bias = _autocast(x, values, bias)
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
     values = values.reshape(-1, *index.block)
-    later = activation=='gelu' and torch.is_grad_enabled()  # its gradient needs the numbers before it
-    y = block_rows(x.reshape(-1, x.shape[-1]), values, bias, index.tensors, '' if later else activation or '')
-    return (F.gelu(y) if later else y).view(*x.shape[:-1], index.shape[0])
+    y = block_rows(x.reshape(-1, x.shape[-1]), values, bias, index.tensors)
+    return y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../../nbs/501_kernels.blocks.ipynb #5b270166
 _orders = dict(mean=1, l2=2, max=torch.inf, min=-torch.inf)
