@@ -78,8 +78,8 @@ def test_every_tile_gives_the_product(kind, block):
     rows,cols,ptr,tptr,tidx,tat,_ = index.tensors
     tiles = {str(t):t for n in (16,64,256,8192) for t in kernels._tiles(kind, block, x.dtype, n)}
     for tile in tiles.values():
-        if kind=='rows': got = kernels._products(x, values, None, '', ptr, cols, None, tile)
-        elif kind=='inputs': got = kernels._products(g, values, None, '', tptr, tidx, tat, tile)
+        if kind=='rows': got = kernels._products(x, values, None, ptr, cols, None, tile)
+        elif kind=='inputs': got = kernels._products(g, values, None, tptr, tidx, tat, tile)
         else: got = kernels._live_blocks(g, x, index.tensors, block, tile)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
