@@ -2547,6 +2547,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastsparse/prune/layerwise.py'),
                                             'fastsparse.prune.layerwise._check_sparsegpt': ( 'prune.layerwise.html#_check_sparsegpt',
                                                                                              'fastsparse/prune/layerwise.py'),
+                                            'fastsparse.prune.layerwise._in_groups': ( 'prune.layerwise.html#_in_groups',
+                                                                                       'fastsparse/prune/layerwise.py'),
                                             'fastsparse.prune.layerwise._outputs_first': ( 'prune.layerwise.html#_outputs_first',
                                                                                            'fastsparse/prune/layerwise.py'),
                                             'fastsparse.prune.layerwise._own_order': ( 'prune.layerwise.html#_own_order',

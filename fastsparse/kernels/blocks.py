@@ -25,7 +25,8 @@ def run_length(i): return max(128//i, 1)
 def _runs(ptr, n, length):
     "The first block of each run of up to `length` neighbours in a row of blocks, then `n`: as many as there could be, which needs no wait"
     runs = (ptr.diff()+length-1).div(length, rounding_mode='floor')
-    ends,k = runs.cumsum(0),torch.arange((n+len(runs)*(length-1))//length, device=ptr.device)
+    ends = runs.cumsum(0)
+    k = torch.arange((n+len(runs)*(length-1))//length, device=ptr.device)
     row = torch.searchsorted(ends, k, right=True)
     return F.pad(ptr[:-1]-(ends-runs)*length, (0,1))[row].add(k*length).where(row<len(runs), n).int()
 
@@ -55,12 +56,17 @@ class BlockIndex:
     def _set(self, blocks, block, n):
         for op in self.operators: op.register()  # before compilers follow them
         (R,C),self.block = blocks.shape,tuple(block)
-        self.shape,self._places = (R*block[0], C*block[1]),None
+        self.shape = (R*block[0], C*block[1])
+        self._places = None
         at = blocks.nonzero() if n is None else torch.nonzero_static(blocks, size=n)
         rows,cols = at.unbind(1)
         by_col,order = cols.sort(stable=True)
-        self.rows,self.cols,self.ptr = rows.int(),cols.int(),_starts(rows, R)
-        self.tptr,self.tidx,self.tat = _starts(by_col, C),rows[order].int(),order.int()
+        self.rows = rows.int()
+        self.cols = cols.int()
+        self.ptr = _starts(rows, R)
+        self.tptr = _starts(by_col, C)
+        self.tidx = rows[order].int()
+        self.tat = order.int()
         self.runs = _runs(self.ptr, len(rows), run_length(block[1]))
 
     n = property(lambda self: len(self.rows))
@@ -89,7 +95,8 @@ def places(self:BlockIndex):
     found = self._places
     if found is None:
         o,i = [torch.arange(b, device=self.rows.device) for b in self.block]
-        row,col = self.rows[:,None].long()*self.block[0]+o,self.cols[:,None].long()*self.block[1]+i
+        row = self.rows[:,None].long()*self.block[0]+o
+        col = self.cols[:,None].long()*self.block[1]+i
         found = self._places = (row[:,:,None]*self.shape[1]+col[:,None]).view(-1)
     return found
 
@@ -98,7 +105,9 @@ def to(self:BlockIndex, device):
     "The index on `device`"
     if self.rows.device==torch.device(device): return self
     new = object.__new__(BlockIndex)
-    new.shape,new.block,new._places = self.shape,self.block,None
+    new.shape = self.shape
+    new.block = self.block
+    new._places = None
     new.rows,new.cols,new.ptr,new.tptr,new.tidx,new.tat,new.runs = [t.to(device) for t in self.tensors]
     return new
 
@@ -107,8 +116,10 @@ def _walk(starts): return enumerate(zip((starts := starts.tolist()), starts[1:])
 
 def _torch_rows(x, values, ptr, cols):
     "`x` times the transposed weight"
-    n,(o,i) = len(x),values.shape[1:]
-    xs,y = x.reshape(n, -1, i),x.new_zeros(n, len(ptr)-1, o)
+    n = len(x)
+    (o,i) = values.shape[1:]
+    xs = x.reshape(n, -1, i)
+    y = x.new_zeros(n, len(ptr)-1, o)
     for r,(lo,hi) in _walk(ptr):
         if hi>lo: y[:,r] = xs[:,cols[lo:hi]].reshape(n, -1)@values[lo:hi].transpose(1, 2).reshape(-1, o)
     return y.view(n, -1)
@@ -116,13 +127,18 @@ def _torch_rows(x, values, ptr, cols):
 # %% ../../nbs/501_kernels.blocks.ipynb #4eb1db0a
 def _torch_values(g, x, ptr, cols, o, i):
     "The live blocks of `g.t() @ x`"
-    n,gs,xs,dv = len(g),g.reshape(len(g), -1, o),x.reshape(len(x), -1, i),g.new_zeros(len(cols), o, i)
+    n = len(g)
+    gs = g.reshape(len(g), -1, o)
+    xs = x.reshape(len(x), -1, i)
+    dv = g.new_zeros(len(cols), o, i)
     for r,(lo,hi) in _walk(ptr):
         if hi>lo: dv[lo:hi] = (gs[:,r].t()@xs[:,cols[lo:hi]].reshape(n, -1)).view(o, hi-lo, i).transpose(0, 1)
     return dv
 
 # %% ../../nbs/501_kernels.blocks.ipynb #edd09b18
-triton,tl,_kernels = None,SimpleNamespace(constexpr='constexpr'),[]
+triton = None
+tl = SimpleNamespace(constexpr='constexpr')
+_kernels = []
 def _kernel(f):
     _kernels.append(f)
     return f
@@ -150,14 +166,18 @@ def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:t
     BK:tl.constexpr, GROUP:tl.constexpr):
     "`BM` rows of `x` times the live blocks of one row of blocks, or of one column if `at` lists the blocks by columns"
     m,r = _tile_of(tl.program_id(0), tl.cdiv(M, BM), R, GROUP)
-    s,rows,outs = tl.program_id(1),m*BM+tl.arange(0, BM).to(tl.int64),tl.arange(0, N)
-    lo,end = tl.load(ptr+r),tl.load(ptr+r+1)
+    s = tl.program_id(1)
+    rows = m*BM+tl.arange(0, BM).to(tl.int64)
+    outs = tl.arange(0, N)
+    lo = tl.load(ptr+r)
+    end = tl.load(ptr+r+1)
     per = tl.cdiv(end-lo, parts)
     lo,hi = lo+s*per,min(lo+(s+1)*per, end)
     acc = tl.zeros((BM,N), tl.float32)
     for k in range(lo*K, hi*K, BK):
         ks = k+tl.arange(0, BK)
-        b,live = k//K if BK<=K else ks//K,ks<hi*K
+        b = k//K if BK<=K else ks//K
+        live = ks<hi*K
         c = tl.load(idx+b, mask=b<hi, other=0)
         xs = tl.load(x+rows[:,None]*sx+(c*K+ks%K)[None,:], mask=(rows<M)[:,None] & live[None,:], other=0.)
         if at is None: w = v+(tl.cast(b, tl.int64)*K*N+ks%K)[:,None]+outs[None,:]*K
@@ -181,10 +201,12 @@ def _add_parts(a, bias, y, n, width, parts, BLOCK:tl.constexpr):
 @_kernel
 def _walk_values(g, x, dv, runs, rows, cols, ptr, n, M, sg, sx, per, O:tl.constexpr, I:tl.constexpr, PRECISION:tl.constexpr, P:tl.constexpr, BM:tl.constexpr):
     "Up to `P` neighbouring blocks of `g.t() @ x`, summed over part `program_id(1)` of the rows"
-    p,s = tl.program_id(0),tl.program_id(1)
+    p = tl.program_id(0)
+    s = tl.program_id(1)
     start = p if P==1 else tl.load(runs+p)
     r = tl.load(rows+start, mask=start<n, other=0)
-    ks,outs = tl.arange(0, P*I),tl.arange(0, O)
+    ks = tl.arange(0, P*I)
+    outs = tl.arange(0, O)
     live = start+ks//I<tl.load(ptr+r+1)
     c = tl.load(cols+(start if P==1 else start+ks//I), mask=start<n if P==1 else live, other=0)
     acc = tl.zeros((P*I,O), tl.float32)
@@ -199,7 +221,8 @@ def _walk_values(g, x, dv, runs, rows, cols, ptr, n, M, sg, sx, per, O:tl.conste
 # %% ../../nbs/501_kernels.blocks.ipynb #a72d933a
 def _tiles(kind, block, dtype, rows):
     "Tiles of a kernel to choose among, the default first"
-    bk,wide = 128//dtype.itemsize,max(block)==128
+    bk = 128//dtype.itemsize
+    wide = max(block)==128
     if kind=='values':
         run = run_length(block[1])
         made = [(128 if bk==64 else 32, 1, 4, 3), (bk, 1, 8 if wide else 4, 4), (bk, run, 4, 4), (bk, run, 4, 3), (bk, run, 8, 4)]
@@ -212,10 +235,13 @@ def _tiles(kind, block, dtype, rows):
 # %% ../../nbs/501_kernels.blocks.ipynb #efd5b1a1
 def _trial(kind, block, dtype, rows, device):
     "A function of a tile that runs a kernel on a weight of 4096 x 4096 at .9"
-    gen,n = torch.Generator(device).manual_seed(0),4096
+    gen = torch.Generator(device).manual_seed(0)
+    n = 4096
     def rand(*shape): return torch.randn(shape, generator=gen, device=device).to(dtype)
     index = BlockIndex.of_blocks(torch.rand(n//block[0], n//block[1], generator=gen, device=device)<.1, block)
-    x,values,(rows,cols,ptr,tptr,tidx,tat,_) = rand(rows, n),rand(index.n, *block),index.tensors
+    x = rand(rows, n)
+    values = rand(index.n, *block)
+    (rows,cols,ptr,tptr,tidx,tat,_) = index.tensors
     if kind=='values': return lambda tile: _live_blocks(x, x, index.tensors, block, tile)
     at = (ptr,cols,None) if kind=='rows' else (tptr,tidx,tat)
     return lambda tile: _products(x, values, None, *at, tile)
@@ -302,7 +328,8 @@ def _live_blocks(g, x, index, block, tile=None):
     dv = x.new_empty(n, *block)
     if not (n and M): return dv.zero_()
     tile = tile or _tile('values', block, x)
-    p,bm = n if tile['P']==1 else len(runs),tile['BM']
+    p = n if tile['P']==1 else len(runs)
+    bm = tile['BM']
     parts = max(min(M//(8*bm), triton.cdiv(_programs(x.device), p)), 1)
     per = triton.cdiv(triton.cdiv(M, parts), bm)*bm
     parts = triton.cdiv(M, per)
@@ -397,7 +424,9 @@ def block_norms(
 ) -> torch.Tensor: # `[rows of blocks, columns of blocks]`, float32
     "One number for each block of the dense gradient `g.t() @ x`, or of the sum of these products"
     gs,xs = [[t] if isinstance(t, torch.Tensor) else t for t in (g, x)]
-    (o,i),n_out,n_in = block,gs[0].shape[1],xs[0].shape[1]
+    (o,i) = block
+    n_out = gs[0].shape[1]
+    n_in = xs[0].shape[1]
     step = max(2**22//n_in//o, 1)*o
     parts = []
     for a in range(0, n_out, step):
@@ -419,7 +448,10 @@ def linear(self:BlockIndex, x, values, bias=None, grad_hook=None):
 @patch
 def find(self:BlockIndex, places): # Of live weights
     "Where the values at some places are"
-    (_,n_in),(o,i),row,col = self.shape,self.block,places//self.shape[1],places%self.shape[1]
+    (_,n_in) = self.shape
+    (o,i) = self.block
+    row = places//self.shape[1]
+    col = places%self.shape[1]
     at = torch.zeros(self.shape[0]//o, n_in//i, dtype=torch.long, device=places.device)
     at[self.rows.long(),self.cols.long()] = torch.arange(self.n, device=places.device)
     return (at[row//o,col//i]*o+row%o)*i+col%i
@@ -427,7 +459,9 @@ def find(self:BlockIndex, places): # Of live weights
 @patch
 def bands(self:BlockIndex, n):
     "Tuples of the first row of a band of some `n` entries, the first one after it, and a slice of its values"
-    (n_out,n_in),(o,i),starts = self.shape,self.block,self.ptr.tolist()
+    (n_out,n_in) = self.shape
+    (o,i) = self.block
+    starts = self.ptr.tolist()
     rows = range(0, n_out, max(n//n_in//o, 1)*o)
     for a,z in zip(rows, [*rows[1:], n_out]): yield a,z,slice(starts[a//o]*o*i, starts[z//o]*o*i)
 
@@ -462,7 +496,8 @@ def why_no_blocks(
 ) -> str: # Empty if kernels can
     "Why kernels can't compute the products of blocks there, and what to do"
     device,(o,i) = torch.device(device),block
-    n_out,n_in = shape[0],torch.Size(shape[1:]).numel()
+    n_out = shape[0]
+    n_in = torch.Size(shape[1:]).numel()
     if n_out%o or n_in%i: return f"blocks of {o}x{i} don't divide a weight of shape {tuple(shape)}: take sides that divide {n_out} and {n_in}"
     if not {o,i}<={16,32,64,128}: return f"blocks of {o}x{i}: take sides of 16, 32, 64 or 128"
     if dtype not in (torch.half,torch.bfloat16,torch.float): return f"kernels for blocks compute in float16, bfloat16 or float32, not in {dtype}"

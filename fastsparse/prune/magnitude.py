@@ -84,7 +84,8 @@ def prune_random(
     **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
 ): # A `HookHandle`
     "Prune at random"
-    plan,seed = plan_pruning(model, sparsity, **kwargs),draw_seed(seed)
+    plan = plan_pruning(model, sparsity, **kwargs)
+    seed = draw_seed(seed)
     return prune_by(model, {o.name: random_score(o.p, keyed_generator(seed, i)) for i,o in enumerate(plan)}, plan)
 
 # %% ../../nbs/710_prune.magnitude.ipynb #11c41bed
@@ -100,7 +101,10 @@ class Goal(GetAttr):
         if sparsity is None or not 0<=sparsity<1:
             raise ValueError(f"sparsity is {target!r:.80}, and must be a fraction in [0,1), a structure that has one, or both: "
                 "0.8, '2:4' or (0.8, 'block 4x4')")
-        self.masked,self.target,self.sparsity,self.structure = masked,target,sparsity,structure_of(need_structure(s, [masked], sparsity), masked)
+        self.masked = masked
+        self.target = target
+        self.sparsity = sparsity
+        self.structure = structure_of(need_structure(s, [masked], sparsity), masked)
         self.free = isinstance(self.structure, Unstructured)
         if not self.free: self.n = self.structure.count(masked.p.shape, n_live(masked.p.numel(), sparsity))  # else plan_pruning sets it
         # the mask that it has already, or None
@@ -155,7 +159,8 @@ def plan_pruning(
     for w in masked_params(model): refuse_locked(w)
     entries = choose(model, chosen, also, exclude)
     need_values(**{o.name:o.p for o in entries})
-    names,params = [o.name for o in entries],[o.p for o in entries]
+    names = [o.name for o in entries]
+    params = [o.p for o in entries]
     if isinstance(sparsity, (dict,list)): taken = settings_of(sparsity, names, params, model, 'sparsity')
     else:
         asked = () if also is None else indices_of(also, names, params, model)

@@ -124,7 +124,8 @@ def mean_grads(
     losses, # Iterable of losses and their weights
 ) -> list: # Zeros for a parameter that no loss depends on
     "Gradients of the weighted mean of `losses`, one graph held at a time"
-    total,n = [torch.zeros_like(p) for p in ps],0
+    total = [torch.zeros_like(p) for p in ps]
+    n = 0
     for loss,k in losses:
         if not loss.isfinite(): raise ValueError(f"the loss of a batch is {loss.item()}, and must be finite: "
             "look at data and model first")
