@@ -53,6 +53,15 @@ def test_waits_for_finite_gradients(spoil, done):
         due = 8 if done==8 else 4
         assert dst.n_updates==1 and int(m.weight_mask.sum())==100-int(.5*(1+math.cos(math.pi*due/20))*100)
 
+def test_an_update_after_the_step_waits_where_another_group_replaces_it():
+    "The step is left out, and with it the gradient; the second update is made after the next step"
+    m,opt,_ = two_layers(lr=0.)
+    rules = {'0':dict(replace_step=True), '2':dict(update_after_step=True)}
+    dst = engine(m, opt, n_steps=12, every=4, rules=rules)
+    first,second = dst.groups
+    for t in range(6): step(dst, *[torch.ones_like(o.p) for o in masked_params(m)])
+    assert first.updated_at==4 and (second.n_updates,second.pending)==(1,None)
+
 def test_a_delayed_update_reads_dense_gradients():
     "Those of the step at which it is done"
     m,opt = by_hand([4.,3.,2.,1.,0.,0.,0.,0.], [True]*4+[False]*4, None, torch.optim.SGD, lr=0.)

@@ -37,10 +37,10 @@ def grown_score(
     n:int, # How many blocks will grow
 ) -> torch.Tensor: # One row
     "The grow score of each block"
-    if score.f is random_score: return torch.rand(kept.shape, generator=score.generator, device='cpu').to(kept.device)
+    if score.f is random_score: return torch.rand(kept.shape, generator=score.asked['generator'], device='cpu').to(kept.device)
     size = gradients_of(score.weight, structure)
     if score.f is gradient_magnitude: return size
-    at = score.f._needs.sample.draw(kept, n, score.generator)
+    at = score.needs.sample.draw(kept, n, score.asked['generator'])
     return put_(torch.zeros_like(size), at, size.take(at))
 
 # %% ../../nbs/507_card.units.ipynb #f1b2f009

@@ -238,7 +238,7 @@ def dead_read(
     "The fraction of dead weights whose gradients this batch computes, for each mask"
     res = {id(o.mask):1. for o in engine.moving if o.method.dense_history}
     for group in engine.groups:
-        if not (group.wants_dense and dense_batches(*group.method.score_parts)): continue
+        if not (group.wants_dense and group.method.n_dense): continue
         res |= {id(o.mask):min(x, 1.) for o,x in zip(group.tallies, _part_read(engine, group)) if x}
     return res
 

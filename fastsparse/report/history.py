@@ -287,7 +287,7 @@ def status(self:SparseEngine,
     targets = {}
     for group in self.groups:
         for o in group.tallies: o.recount()
-        known = group.method.path is not None and not reads_scores(group.method.sparse_f)
+        known = group.method.path and not reads_scores(group.method.sparse_f)
         targets |= zip(map(id, group.tallies), group.targets(t) if known else [o.target for o in group.tallies])
     fractions = {id(o):group.fraction(t) for group in self.groups for o in group.tallies}
     rows = []

@@ -452,6 +452,6 @@ class WaitForSparsity(Callback):
 def _lacks(group):
     "By how much the sparsity is below the final one of the schedule; 0 without a schedule"
     method,tallies = group.method,group.tallies
-    if method.path is None: return 0.
+    if not method.path: return 0.
     most = 1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)
     return max(0., method.sparsity_at(method.n_steps, group.n_updates)-most)
