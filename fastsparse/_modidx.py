@@ -2617,8 +2617,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastsparse/prune/magnitude.py'),
                                             'fastsparse.prune.magnitude.prune_magnitude': ( 'prune.magnitude.html#prune_magnitude',
                                                                                             'fastsparse/prune/magnitude.py'),
-                                            'fastsparse.prune.magnitude.prune_random': ( 'prune.magnitude.html#prune_random',
-                                                                                         'fastsparse/prune/magnitude.py'),
                                             'fastsparse.prune.magnitude.set_masks': ( 'prune.magnitude.html#set_masks',
                                                                                       'fastsparse/prune/magnitude.py'),
                                             'fastsparse.prune.magnitude.with_structure': ( 'prune.magnitude.html#with_structure',
