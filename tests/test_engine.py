@@ -9,6 +9,7 @@ from forks import run_code
 from functools import partial
 from helpers import *
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from unittest import mock
 
 inf,nan = math.inf,math.nan
@@ -578,3 +579,19 @@ def test_an_engine_that_is_collected_after_its_masks_went_says_nothing():
         del dst
         gc.collect()
     assert not told.called and len(slots)==1
+
+def test_an_engine_that_is_collected_while_torch_traces_lets_its_weights_go():
+    "Garbage is collected anywhere: in `FakeTensorMode` a tensor of the model can't be computed with, and its weights kept dense gradients"
+    m,opt = mlp((8,12,4)),None
+    sparsify_model(m, .5, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    dst = DynamicSparseTraining(m, opt, 20, method='snfs', batches_per_update=2, replace_step=False)
+    train(m, opt, 5, *data(m))
+    weights = masked_params(m)
+    assert all(weight.tally and weight.dense_history for weight in weights)
+    del dst,opt
+    gc.disable()
+    try:
+        with FakeTensorMode(): gc.collect()
+    finally: gc.enable()
+    assert not any(weight.tally or weight.dense_history or weight.store.wants_dense for weight in weights)

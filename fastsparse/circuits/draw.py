@@ -56,7 +56,8 @@ def node_words(
 # %% ../../nbs/905_circuits.draw.ipynb #11fe9932
 def columns_of(circuit, links):
     "The modules of a circuit, a list for each column"
-    feeding,names = {(l.source,l.target) for l in links if l.kind in ('weight','same')},[[]]
+    feeding = {(l.source,l.target) for l in links if l.kind in ('weight','same')}
+    names = [[]]
     for k in circuit.means:
         if k not in circuit.nodes: continue
         if any((o,k) in feeding for o in names[-1]): names.append([])
@@ -94,7 +95,10 @@ def layout(
     words:dict, # From `node_words`
 ) -> tuple: # Positions by (name, channel), lines of `lines_of`, and labels of the columns
     "Positions of nodes, and lines between them"
-    names,lines,at,feeds = columns_of(circuit, links),lines_of(circuit, links, words),{},{}
+    names = columns_of(circuit, links)
+    lines = lines_of(circuit, links, words)
+    at = {}
+    feeds = {}
     tokens = list(dict.fromkeys(a for a,*_ in lines if a[0]=='token'))
     columns = [tokens] if tokens else []
     for ks in names: columns.append([(k,c) for k in ks for c in circuit.nodes[k]])
@@ -168,6 +172,7 @@ def circuit_svg(circuit, at, lines, headings, words, texts, opened=None, style=N
 # %% ../../nbs/905_circuits.draw.ipynb #3c9749cf
 class Drawing(str):
     "The text of an SVG file, which notebooks show as a picture"
+    def __repr__(self): return f'Drawing of {len(self)} characters'
     def _repr_svg_(self): return str(self)
 
 def draw_circuit(
@@ -212,7 +217,8 @@ def node_details(o, circuit, lines, words, texts):
 # %% ../../nbs/905_circuits.draw.ipynb #1ee60e15
 def circuit_section(model, circuit, words):
     "Picture and details of a circuit"
-    (at,lines,headings),texts = layout(circuit, model.links(), words),texts_of(model)
+    (at,lines,headings) = layout(circuit, model.links(), words)
+    texts = texts_of(model)
     told = {o:node_details(o, circuit, lines, words, texts) for o in at}
     opened = next(o for o in at if o[0] in circuit.nodes)
     rest = json.dumps({f'{k}:{c}':t for (k,c),t in told.items()}).replace('</', '<\\/')

@@ -55,7 +55,8 @@ def to_shorthand(
     sparseness:Sparseness, # What `from_shorthand` returns
 ) -> str:
     "The shorthand of a sparseness; a `ValueError` if it has none"
-    flag,s = 'M' if sparseness.mask_gradient else 'U',getattr(sparseness, 'structure', None)
+    flag = 'M' if sparseness.mask_gradient else 'U'
+    s = getattr(sparseness, 'structure', None)
     if isinstance(s, NM) and s==NM(s.n, s.m, axis=s.axis) and sparseness.as_written and sparseness.density is None:
         return f'BTOPK{{{s.n}:{s.m},{s.axis}}}({flag})'
     if isinstance(s, Unstructured): return f'TOPK{{{sparseness.density}}}({flag})'

@@ -137,7 +137,8 @@ class PackedLayer(nn.Module):
     "The base class of layers with a stored matrix"
     def __init__(self, matrix, bias):
         super().__init__()
-        self.matrix,self.bias = matrix,None if bias is None else _fixed(bias)
+        self.matrix = matrix
+        self.bias = None if bias is None else _fixed(bias)
 
     def product(self, x):
         "The product of a batch of shape `(batch, features)`; with autocast it is computed in the type of the stored values"
@@ -153,7 +154,8 @@ class PackedLayer(nn.Module):
 # %% ../../nbs/800_deploy.compact.ipynb #22f13f22
 class PackedLinear(PackedLayer):
     "A linear layer with a stored matrix"
-    in_features,out_features = property(lambda self: self.matrix.shape[1]),property(lambda self: self.matrix.shape[0])
+    in_features = property(lambda self: self.matrix.shape[1])
+    out_features = property(lambda self: self.matrix.shape[0])
     def forward(self, input):
         if input.ndim==2: return self.product(input).contiguous()
         out = self.product(input.reshape(-1, input.shape[-1]))
@@ -185,8 +187,12 @@ class PackedKernel(nn.Module):
         if why: raise ValueError(f"{type(m).__name__} can't be stored as 'kernel': {why}")
         w = m.weight.detach()
         live = _live(m.weight.detach(), m._buffers.get('weight_mask'))
-        self.shape,self.stride,self.padding,self.dilation = tuple(w.shape),m.stride,padding_of(m),m.dilation
-        self.values,self.bias = _fixed(w.flatten(1)[live]),None if m.bias is None else _fixed(m.bias)
+        self.shape = tuple(w.shape)
+        self.stride = m.stride
+        self.padding = padding_of(m)
+        self.dilation = m.dilation
+        self.values = _fixed(w.flatten(1)[live])
+        self.bias = None if m.bias is None else _fixed(m.bias)
         self.register_buffer('places', live.flatten().nonzero()[:,0].int())
 
     @property
@@ -238,7 +244,8 @@ class Attends:
         is_causal=False):
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal=True is a hint about attn_mask, which is None: pass attn_mask too")
-        batched,rows = query.ndim==3,self.batch_first or query.ndim==2
+        batched = query.ndim==3
+        rows = self.batch_first or query.ndim==2
         def batch_first(x): return x[None] if not batched else x if rows else x.transpose(0, 1)
         q = batch_first(query)
         k = q if key is query else batch_first(key)
@@ -256,7 +263,12 @@ class PackedAttention(Attends, nn.Module):
     in_proj_bias = None  # torch's encoder layer reads it; None keeps it off its fused path
     def __init__(self, q, k, v, out, num_heads, batch_first):
         super().__init__()
-        self.q,self.k,self.v,self.out_proj,self.num_heads,self.batch_first = q,k,v,out,num_heads,batch_first
+        self.q = q
+        self.k = k
+        self.v = v
+        self.out_proj = out
+        self.num_heads = num_heads
+        self.batch_first = batch_first
 
     def projected(self, q, k, v): return self.q(q),self.k(k),self.v(v)
 
@@ -281,7 +293,8 @@ def storable(
 def _projections(m):
     "Weights, masks and biases of queries, keys and values"
     def thirds(t): return [None]*3 if t is None else t.chunk(3)
-    one,names = m._qkv_same_embed_dim,[f'{o}_proj_weight' for o in 'qkv']
+    one = m._qkv_same_embed_dim
+    names = [f'{o}_proj_weight' for o in 'qkv']
     ws = thirds(m.in_proj_weight) if one else [getattr(m, n) for n in names]
     masks = thirds(m._buffers.get('in_proj_weight_mask')) if one else [m._buffers.get(f'{n}_mask') for n in names]
     return list(zip(ws, masks, thirds(m.in_proj_bias)))

@@ -90,7 +90,9 @@ def _job(model, format, sample, dynamic_shapes, int8):
     if xb is not None:
         with evaluating(module_of(model)) as m: answers = run_once(m, xb)
     masks = _live_places(plain)
-    layers,stored,note = _sparse_layers(plain, format=='auto'),{},''
+    layers = _sparse_layers(plain, format=='auto')
+    stored = {}
+    note = ''
     if format in _storages: stored,note = _packed_layers(layers, format)
     unsparsify(plain)
     return SimpleNamespace(plain=plain, xb=xb, answers=answers, masks=masks, layers=layers, stored=stored, note=note, format=format,
@@ -241,7 +243,12 @@ class ExportReport:
 
     `bytes`, `dense_bytes`, `error`, `plan` and `note`; by batch size `ms`, `speedup`, and `dense_ms`, `onnx_ms`, `int8_ms` or `torch_ms` if
     the dense model was timed so. `quartiles` has the lower and upper quartile of each time, and `df` all in a table."""
-    ms,dense_ms,onnx_ms,int8_ms,torch_ms,speedup = {},None,None,None,None,None
+    ms = {}
+    dense_ms = None
+    onnx_ms = None
+    int8_ms = None
+    torch_ms = None
+    speedup = None
     def __init__(self, format, bytes, dense_bytes, error, seconds, plan, note):
         store_attr('format,bytes,dense_bytes,error,plan,note')
         self.quartiles = {}

@@ -17,7 +17,8 @@ def idle_outputs(
     weight, # A `Weight`
 ) -> str: # Empty if none or all
     "A note on how many outputs have no live input"
-    axes,mask = axes_of(weight.module, weight.attr),weight.shown_mask()
+    axes = axes_of(weight.module, weight.attr)
+    mask = weight.shown_mask()
     if mask.ndim<2 or mask is not local_part(mask): return ''
     rows = mask.permute(axes.order(mask.ndim)).flatten(1 if axes.experts is None else 2)
     return part_of(count_live(~rows.any(-1)), rows[...,0].numel(), 'outputs without input')
@@ -26,7 +27,8 @@ def part_of(n, total, what): return f'{n:,} of {total:,} {what}' if 0<n<total el
 
 def zero_weights(weight) -> str:
     "A note on how many live weights are exactly zero; empty if none or all are"
-    p,live = weight.p,count_live(local_part(weight.shown_mask()))
+    p = weight.p
+    live = count_live(local_part(weight.shown_mask()))
     if p.is_meta or weight.learned: return ''
     values = getattr(p, 'stored', local_part(p.detach()))
     return part_of(live-count_live(values!=0), live, 'live weights are zero')

@@ -33,7 +33,8 @@ def with_rest(params, sparsity, given, sparse_f, **kwargs):
     "The sparsities `given` by index, and those of `sparse_f` for the others, which bring the model to its sparsity"
     sizes = sizes_of(params)
     rest = [i for i in range_of(params) if i not in given]
-    n_all,n_rest = sum(sizes),sum([sizes[i] for i in rest])
+    n_all = sum(sizes)
+    n_rest = sum([sizes[i] for i in rest])
     taken = math.fsum([(1-own)*sizes[i] for i,own in given.items()])
     left = (1-sparsity)*n_all-taken
     if left>n_rest+1e-6 or left<1e-6 and sparsity>0:
@@ -119,7 +120,8 @@ def global_sparsity(
     "Each parameter's sparsity if the highest scores of the whole model are kept"
     need_fraction('sparsity', sparsity)
     if scores is None: scores = [p.detach().abs() for p in params]
-    sizes,n_scores = sizes_of(params),sizes_of(scores)
+    sizes = sizes_of(params)
+    n_scores = sizes_of(scores)
     if n_scores!=sizes: raise ValueError(f"scores have {n_scores} entries for parameters of {sizes}, "
         "and must have one for each weight")
     need_number('min_live', min_live, 0)
@@ -161,7 +163,8 @@ def read_spec(spec):
 
 # %% ../../nbs/525_special.distributions.ipynb #68459884
 def _given(params, sparsity, names=None, spec=(), rest=None, **kwargs):
-    names,found = one_each(names, params),list(spec)
+    names = one_each(names, params)
+    found = list(spec)
     has_rules = isinstance(spec, dict) or any([isinstance(each, (list,tuple)) for each in spec])
     if has_rules: found = settings_of(spec, names, params, each='given sparsity')
     given = {i:own for i,own in enumerate(found) if own is not None}
