@@ -175,10 +175,9 @@ def move(self:Structure,
     n:int, # Live weights afterwards, a legal number; without `grow_f` there may be fewer
 ) -> tuple: # Indices of the dropped and of the grown weights, row-major and ascending
     "One update: drop `n_drop` live weights and any that a group has above its share, then grow until `n` live"
-    if n_drop or n!=count_live(mask):
-        return self.move_units(mask, keep_f, grow_f, n_drop, self.units_per_group(mask.shape, n))
-    none = mask.new_empty(0, dtype=torch.long)
-    return none,none
+    k,none = self.units_per_group(mask.shape, n),mask.new_empty(0, dtype=torch.long)
+    if not n_drop and n==count_live(mask): return none,none
+    return self.move_units(mask, keep_f, grow_f, n_drop, k)
 
 # %% ../../nbs/103_masks.structures.ipynb #afbb73e8
 def places_of(mask): return live_places(mask.reshape(-1))
