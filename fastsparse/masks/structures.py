@@ -252,12 +252,8 @@ class Unstructured(Structure):
     def top(self, score, n): return top_k_mask(score.detach(), n)
 
 # %% ../../nbs/103_masks.structures.ipynb #578594ad
-def lowest_live(mask, live, keep_f, n):
-    "The places of the `n` lowest of `live` weights, and their scores; if these are few, no others are computed"
-    if 4*live>mask.numel():
-        score = keep_f().reshape(-1)
-        lows = lowest(score, n, among=mask)
-        return lows,score[lows]
+def lowest_live(mask, keep_f, n):
+    "The places of the `n` lowest live weights, and their scores; no others are computed if a score has a method `at`"
     places,score_f = places_of(mask),getattr(keep_f, 'at', None)
     score = score_f(places) if score_f else keep_f().reshape(-1)[places]
     lows = lowest(score, n, among=torch.ones_like(places, dtype=torch.bool))
@@ -265,11 +261,10 @@ def lowest_live(mask, live, keep_f, n):
 
 # %% ../../nbs/103_masks.structures.ipynb #6d1b3214
 @patch
-def move_units(self:Unstructured, mask, keep_f, grow_f, n_drop, k):
-    live,none = count_live(mask),mask.new_empty(0, dtype=torch.long)
-    least = live-k
+def move(self:Unstructured, mask, keep_f, grow_f, n_drop, n):
+    none,least = mask.new_empty(0, dtype=torch.long),count_live(mask)-n
     n_drop = max(n_drop, least)
-    dropped,keep_score = lowest_live(mask, live, keep_f, n_drop) if n_drop else (none,none)
+    dropped,keep_score = lowest_live(mask, keep_f, n_drop) if n_drop else (none,none)
     if grow_f is None or n_drop==least: return dropped,none
     stay = put_(mask.clone(), dropped, False)
     sample_f = getattr(grow_f, 'drawn', None)
