@@ -531,8 +531,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastsparse.core.patterns._by_type': ( 'core.patterns.html#_by_type',
                                                                                  'fastsparse/core/patterns.py'),
                                           'fastsparse.core.patterns.assign': ('core.patterns.html#assign', 'fastsparse/core/patterns.py'),
-                                          'fastsparse.core.patterns.check_pattern': ( 'core.patterns.html#check_pattern',
-                                                                                      'fastsparse/core/patterns.py'),
                                           'fastsparse.core.patterns.indices_of': ( 'core.patterns.html#indices_of',
                                                                                    'fastsparse/core/patterns.py'),
                                           'fastsparse.core.patterns.need_named': ( 'core.patterns.html#need_named',

@@ -80,18 +80,10 @@ def regrow_counts(
 ) -> list: # How many each grows; they add up to `total`, and none exceeds its room
     "How many weights each parameter regrows, in proportion to `shares`"
     for s in shares: need_number('a share that a redistribution returned', float(s), 0)
-    wanted,left = [0.]*len(room),total
     raw = [share/n if n else 0. for share,n in zip(shares, room)]
-    with_share = [i for i,x in enumerate(raw) if x>0]
-    without = [i for i,x in enumerate(raw) if x==0 and room[i]]
-    for group in (with_share,without):
-        sizes = [room[i] for i in group]
-        n = min(left, sum(sizes))
-        if not n: continue
-        densities = fill_budget([raw[i] or 1. for i in group], sizes, n)
-        for i,density in zip(group, densities): wanted[i] = min(density*room[i], room[i])
-        left -= n
-    return share_out(wanted, total)
+    least = 1e-12*max(raw, default=0.) or 1.
+    densities = fill_budget([max(x, least) for x in raw], room, total)
+    return share_out([density*n for density,n in zip(densities, room)], total)
 
 # %% ../../nbs/101_masks.apportion.ipynb #57e68037
 def legal_counts(

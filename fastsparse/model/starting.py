@@ -115,8 +115,6 @@ def warn_if_other(live, params, sparsity, what):
     if abs(live-(1-sparsity)*n)<=1: return
     warn(f"{what} a sparsity of {1-live/n:.4g}, and {sparsity:.4g} was asked for")
 
-
-
 def warn_of_counts(counts, params, sparsity, sparse_f, structure):
     "Warn if a distribution misses the sparsity, or rounding to the structure's units changes it a lot"
     live,free = sum(counts),as_structure(None)
