@@ -122,15 +122,16 @@ def take(self:Shard, grad):
     self.dense.terms = [local_part(grad).detach().clone()]
 
 @patch
-def mask_grad(self:Shard):
-    grad,weight = self.weight.p.grad,self.weight
-    if grad is None or weight.mask is None or weight.dense_history: return
-    if self.wants_dense and not self.dense.terms: self.take(grad)
-    zero_dead_(grad, weight.mask)
+def follow(self:Shard, grad): return torch.ones((), dtype=torch.bool)
 
 @patch
-def after_step(self:Shard, p, opt, known):
-    super(Shard, self).after_step(p, opt, known)
+def mask_grad(self:Shard, grad, mask):
+    if self.wants_dense and not self.dense.terms: self.take(grad)
+    if mask is not None: zero_dead_(grad, mask)
+
+@patch
+def after_step(self:Shard, p, opt, state):
+    super(Shard, self).after_step(p, opt, state)
     self.dense.clear()
 
 @patch

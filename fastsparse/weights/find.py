@@ -34,7 +34,10 @@ def masked_params(
             held = vars(m).setdefault('_weights', {})
             if attr not in held: held[attr] = Weight(m, attr)
             weight = found[id(p)] = held[attr]
-            weight.place(f'{prefix}.{attr}'.lstrip('.'), store)
+            weight.name = f'{prefix}.{attr}'.lstrip('.')
+            if type(weight.store) is not store and not weight.store.copied:  # it was sharded in the meantime
+                weight.store = store(weight)
+                if weight.guard is not None: weight.guard.watch(weight.p)
             if weight.mask.shape!=p.shape or weight.mask.dtype!=torch.bool: mend_mask(weight)
     return list(found.values())
 
@@ -75,8 +78,10 @@ def apply_masks(
 ):
     "Set every dead weight of `module` to zero, except under learned masks, where dead weights keep values"
     need_bools(inplace=inplace)
-    for o in masked_params(module):
-        if not o.learned: o.store.zero_dead(inplace)
+    for w in masked_params(module):
+        if w.learned: continue
+        if not inplace: w.p.data = w.p.data.clone()
+        w.store.project(w.p, w.mask)
 
 # %% ../../nbs/203_weights.find.ipynb #6236c3e6
 @torch.no_grad()
